@@ -1,4 +1,4 @@
-"""Prompts in chunks of several lengths, on a GPU: what `model.running.programs.wide_chunk` is chosen by.
+"""Prompts in chunks of several lengths, on a GPU: what `model.running.programs.wide_chunks` is chosen by.
 
 python -m benchmarks.prompt_chunks [--shape llama-3.1-8b] [--quantize q8] [--json FILE]
 

@@ -92,7 +92,8 @@ class Api:
         prompts = await self._prompts_of(body)
         rules = await self._rules(self._for_texts, body)
         most = DEFAULT_COMPLETION if body.max_tokens is None else body.max_tokens
-        answering = self._answering(body, prompts, most, logprobs, rules, tenant=tenant, echo=bool(body.echo))
+        about = {"tenant": tenant, "echo": bool(body.echo), "shows_end": logprobs is not None}
+        answering = self._answering(body, prompts, most, logprobs, rules, **about)
         usage = _wants_usage(body)
         form = CompletionForm(self._head("cmpl"), self._prompts.tokenizer, logprobs=logprobs, usage=usage)
         return Answer(answering, form, bool(body.stream), usage)
@@ -222,11 +223,13 @@ class Api:
         *,
         tenant: str,
         echo: bool = False,
+        shows_end: bool = False,
         channels: Callable[[], Channels | None] = lambda: None,
     ) -> Answering:
         """Make and start the engine's requests: for each prompt `n`, whose seeds follow each other.
 
-        `channels` makes what tells the thoughts of an answer from its text.
+        The token that ends a text is among its tokens if `shows_end`. `channels` makes what tells the thoughts of an
+        answer from its text.
         """
         if body.stream_options is not None and not body.stream:
             raise Refusal("stream_options needs stream to be true", param="stream_options")
@@ -238,7 +241,7 @@ class Api:
                 raise Refusal("prompt: an empty text needs a model that begins texts with BOS", param="prompt")
             requests = self._requests(body, prompt, most, logprobs, rules, tenant, echo=echo)
             for request in requests:
-                ends = {"stop_texts": texts, "stops": request.stop_ids}
+                ends = {"stop_texts": texts, "stops": request.stop_ids, "shows_end": shows_end}
                 spelled = prompt.calls.spelled(tokenizer.special) if prompt.calls else None
                 apart = {"spelled": spelled, "channels": channels()}
                 reader = TextReader(tokenizer, begins=prompt.begins, begun=prompt.begun, **apart, **ends)

@@ -35,9 +35,8 @@ def engine_chunk(config: Config, platform: str) -> int:
     """Choose how many tokens of a prompt a plan reads: the same number for every prompt and every part of it.
 
     A product of other sizes may give a token's keys and values other bits, and where a part of a prompt begins depends
-    on what others have left in the prefix cache. A plan takes as long as a chunk and a burst, of up to 80 ms. So a GPU,
-    which reads 512 tokens of Llama 3.1 8B in 16 ms and 256 in 9 (H100; 24 and 19 with codes of 8 bits), reads a long
-    prompt in half the plans.
+    on what others have left in the prefix cache. A GPU reads 512 tokens of Llama 3.1 8B in 16 ms and 256 in 9 (H100; 24
+    and 19 with codes of 8 bits), so it reads a long prompt in half the plans.
     """
     return prompt_chunk(config, platform) if platform == "cpu" else MIDDLE
 

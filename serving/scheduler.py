@@ -13,8 +13,8 @@ the device computes next, and `done` takes what it drew. The rules:
    same row. The first never gives way, and all pages together hold a context, so something always moves.
 5. A request that gives way keeps nothing but its tokens. They are fed again, its prompt by prefill and the rest by
    decoding, at the positions where they were drawn. What comes after is then what would have come.
-6. A plan has at most one chunk of one prompt, and a burst of steps for every request whose prompt is read. The chunk is
-   of the first request that has one. A text therefore waits no longer for its next token than a chunk and a burst take.
+6. A plan has at most one chunk, of the first prompt to read, and steps for every request whose prompt is read: one
+   beside a chunk, since others wait for the next, else a burst. A text waits as long as a burst, or a chunk and a step.
 7. Decoding feeds the last token of a prompt. The rest of a prompt may therefore be found in the prefix cache whole.
 
 **A bound on waiting.** Let C = ceil(context / chunk) + context, and take the first of all unfinished requests. While it
@@ -205,8 +205,8 @@ class Scheduler:
         self._end_what_draws_nothing()
         decoding = [job for job in self._ranked() if not job.to_read]
         most = min(burst or self.limits.burst, self.limits.burst)
-        if any(job.request.allowed for job in decoding):
-            most = 1  # the host must see a token before it can say which may follow
+        if reading or any(job.request.allowed for job in decoding):
+            most = 1  # for a rule, the host must see a token before it can say which may follow
         steps = {job.number: self._steps(job, most) for job in decoding}
         for job in self._ranked():
             if job.number not in self.running:

@@ -65,13 +65,15 @@ class TextReader:
         begun: Sequence[int] = (),
         stop_texts: Sequence[str] = (),
         stops: frozenset[int] = frozenset(),
+        shows_end: bool = False,
         spelled: Mapping[int, str] | None = None,
         channels: Channels | None = None,
     ):
         """Begin an answer, which `begins` a text or continues one.
 
-        The answer may have `begun` with tokens whose text is known. `stops` are ids that end it and have no text.
-        `spelled` are control tokens that are part of the text here. `channels` tells thoughts and calls from text.
+        The answer may have `begun` with tokens whose text is known. `stops` are ids that end it and have no text; the
+        one that does is its last token if `shows_end`. `spelled` are control tokens that are part of the text here.
+        `channels` tells thoughts and calls from text.
         """
         self.count = 0  # tokens that were drawn for the text, a stopping one included
         self.stopped = False  # whether a stop text has ended the answer
@@ -79,6 +81,8 @@ class TextReader:
         self._filter = StopTexts(stop_texts)
         self._tokenizer = tokenizer
         self._stops = stops
+        self._shows_end = shows_end
+        self._end: Drawn | None = None  # the token that has ended the answer
         self._spelled = spelled or {}
         self._first = begins  # whether the next token with a text begins it
         self._decoded = 0  # characters that are known, whether certain or not
@@ -108,7 +112,9 @@ class TextReader:
             placed = Placed(token, self._decoded, self._first)
             heard = self._hear(token.id)
             self._decoded += len(heard.text)
-            if heard.said and token.id not in self._stops:
+            if token.id in self._stops:
+                self._end = token
+            elif heard.said:
                 self._held.append((placed, self._decoded))
             self._out(self._filter.feed(heard.text))
 
@@ -121,6 +127,8 @@ class TextReader:
         self._decoded += len(rest)
         self._out(self._filter.feed(rest))
         self._out(self._filter.finish())
+        if self._shows_end and self._end and not self.stopped:  # after the bytes of an unfinished character
+            self._tokens.append(Placed(self._end, self._decoded, self._first))
 
     def piece(self) -> Piece:
         """Give the text and the tokens that have come out since the last call."""

@@ -132,11 +132,13 @@ def the_page_used_longest_ago_goes_first(make: Made) -> None:
 
 
 def a_reader_does_not_stop_texts(make: Made) -> None:
-    """While a long prompt is read, a text goes on by a burst for each chunk."""
+    """While a long prompt is read, a text goes on by one step for each chunk, so that the next chunk comes soon."""
     run = make(Limits(pages=64, page=2, rows=2, chunk=2, burst=2, context=40))
     run.submit(long_answer((1,), 16))
     run.submit(Request((0,) * 38, 1))
-    serve(run, 8)
+    serve(run, 2)
+    assert len(run.texts[0]) <= 2
+    serve(run, 16)
     assert 0 in run.ended and 1 not in run.ended
 
 

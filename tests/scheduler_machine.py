@@ -106,8 +106,8 @@ class Watched:
         for row in plan.rows:
             request, drawn = self.requests[row.number], len(self.texts[row.number])
             left = len(request.prompt) + request.max_tokens - 1 - row.start  # tokens to feed until the answer is full
-            steps = min(1 if masked else most, left, self.limits.context - row.start)
-            # A request with a mask that gives way in this plan may leave the others with one step.
+            steps = min(1 if masked or plan.chunk else most, left, self.limits.context - row.start)
+            # A request with a mask or a prompt to read that gives way in this plan may leave the others with one step.
             assert row.steps == steps or (self.gave_way and row.steps == 1), "too many steps or too few"
             assert len(row.fed) == min(len(request.prompt) + drawn - row.start, row.steps)
             at = row.start + row.steps - len(request.prompt)  # of the token after the last step, in the answer

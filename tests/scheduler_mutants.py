@@ -242,8 +242,11 @@ more steps than the burst (vLLM #39146)
     - return min(burst, again + left, self.limits.context - job.computed)
     + return min(self.limits.burst, again + left, self.limits.context - job.computed)
 a text with a mask runs ahead of it
-    - if any(job.request.allowed for job in decoding):
-    + if all(job.request.allowed for job in decoding):
+    - if reading or any(job.request.allowed for job in decoding):
+    + if reading or all(job.request.allowed for job in decoding):
+prompts wait while others draw a whole burst (ours)
+    - if reading or any(job.request.allowed for job in decoding):
+    + if any(job.request.allowed for job in decoding):
 prefill comes first, and texts stand still (nano-vllm, mini-sglang)
     - rows = tuple(self._row(job, steps[job.number]) for job in decoding if job.number in self.running)
     + rows = tuple(self._row(job, steps[job.number]) for job in decoding if job.number in self.running and not chunk)

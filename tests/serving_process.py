@@ -51,16 +51,18 @@ def main() -> None:
     """Serve until a signal comes. Exits with 0 where all ended well."""
     from dataclasses import replace
 
+    from commands.interrupt import answered_at_once
     from commands.serve import _bound, _run
     from serving.connections import ClientLimits, allow_files
 
     port, files = map(int, sys.argv[1:])
     if files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-    limits = ClientLimits()
+    limits = ClientLimits(drain_seconds=3600.0)
     limits = replace(limits, connections=allow_files(limits.connections))
     engine = FakeEngine(lambda request: words_of(request) * 1000, seconds=0.001, context=100_000)
-    with _bound("127.0.0.1", port) as bound:
+    engine.pause = 1000  # so a long request never ends by itself
+    with answered_at_once(), _bound("127.0.0.1", port) as bound:
         print(f"port {bound.getsockname()[1]}", flush=True)
         sys.exit(0 if _run(make_site(engine, limits=limits), bound, "fake") else 1)
 

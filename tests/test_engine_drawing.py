@@ -47,7 +47,7 @@ def test_the_run_has_one_of_everything(steps):
     assert set(steps[-1].states) <= set(ASKED) and len(COLORS) == len(ASKED)
     # docs/engine.md tells these.
     assert [*steps[0].states] == ["A", "B"] and [step.states["A"] for step in steps[:4]].count("reads") == 3
-    assert steps[4].found == {"C": 12} and steps[7].gave_way == ("C",) and "C" in steps[11].found
+    assert steps[4].found == {"C": 12} and steps[7].gave_way == ("C",) and "C" in steps[12].found
     assert LIMITS.page * 3 == 12 and (LIMITS.rows, LIMITS.pages - 1, LIMITS.chunk, LIMITS.burst) == (3, 13, 8, 2)
 
 

@@ -97,7 +97,7 @@ def test_a_command_compiles_the_one_that_it_decodes_by(run, compiled, monkeypatc
     assert code == 0 and out, err
     decoder = "decode_greedy" if temperature == "0" else "decode"
     names = sorted(re.sub("_[0-9a-f]{16}", "", name) for name in compiled)
-    assert names == [f"jit({decoder})", *(["jit(prefill)"] if command == "chat" else [])]
+    assert names == [f"jit({decoder})", *(["jit(prefill_128)"] if command == "chat" else [])]
 
 
 def test_layers_alike_are_traced_once():

@@ -30,7 +30,15 @@ def test_only_a_gpu_with_room_for_them_has_wide_chunks(codes):
     assert wide_chunks("cpu", 4096, codes=codes) == wide_chunks("gpu", 511, codes=codes) == ()
     assert wide_chunks("gpu", 1023, codes=codes) == (512,) and prompt_chunk(SMALL, "gpu") < 512
     assert wide_chunks("gpu", 1024, codes=codes) == (512, 1024)
-    assert wide_chunks("gpu", 2048, codes=codes) == (512, 2048 if codes else 1024)
+    assert wide_chunks("gpu", 2047, codes=codes) == (512, 1024)
+    assert wide_chunks("gpu", 2048, codes=codes) == ((512, 1024, 2048) if codes else (512, 1024))
+
+
+def test_codes_of_medium_prompts_are_decoded_once_for_a_thousand_tokens():
+    layout = Layout(1, 8192, 256, 1, np.dtype(np.float32), wide=wide_chunks("gpu", 8192, codes=True))
+    due = {1023: [1024], 1535: [1024, 512], 1792: [1024, 512, 256], 1793: [2048], 4095: [2048, 2048]}
+    due |= {512: [512], 768: [512, 256], 769: [1024]}
+    assert {tokens: [width for width, _ in layout.parts(tokens)] for tokens in due} == due
 
 
 @pytest.fixture

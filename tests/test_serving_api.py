@@ -1,6 +1,5 @@
 """OpenAI's client, and what its answers must hold."""
 
-import json
 import math
 import re
 
@@ -113,67 +112,6 @@ def test_characters_are_whole_in_every_piece():
             pieces = [chunk.choices[0].text for chunk in client.completions.create(model="stories", **body)]
         assert "".join(pieces) == "a 狐 🦊 fox"
         assert not any("�" in piece for piece in pieces)
-
-
-def test_logprobs_of_a_chat(client):
-    arguments = {"model": "stories", "messages": ASK, "seed": 3, "logprobs": True, "top_logprobs": 4, "max_tokens": 6}
-    answer = client.chat.completions.create(**arguments).choices[0]
-    assert "".join(token.token for token in answer.logprobs.content) == answer.message.content
-    assert b"".join(bytes(token.bytes) for token in answer.logprobs.content).decode() == answer.message.content
-    assert [token.logprob for token in answer.logprobs.content] == [-(i + 1) / 16 for i in range(6)]
-    assert all(len(token.top_logprobs) == 4 for token in answer.logprobs.content)
-    chunks = [*client.chat.completions.create(**arguments, stream=True)]
-    streamed = [token for chunk in chunks if (found := chunk.choices[0].logprobs) for token in found.content]
-    assert streamed == answer.logprobs.content
-
-
-def test_no_logprobs_of_an_end_of_text():
-    with running(FakeEngine(spelling("fox"))) as site:
-        body = {"messages": ASK, "logprobs": True}
-        choice = site.ask("/v1/chat/completions", body).json["choices"][0]
-        assert "".join(token["token"] for token in choice["logprobs"]["content"]) == "fox"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_echo_with_logprobs_of_the_prompt(site, stream):
-    """lm-eval reads the log-probabilities of a text in this way."""
-    text = "the fox sang"
-    body = {"prompt": text, "echo": True, "logprobs": 2, "max_tokens": 2, "seed": 4, "stream": stream}
-    reply = site.ask("/v1/completions", body)
-    if stream:
-        chunks = [json.loads(line[6:]) for line in reply.body.decode().split("\n\n")[:-2]]
-        choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
-    else:
-        choices = reply.json["choices"]
-    known = [choice["logprobs"] for choice in choices if choice["logprobs"]]
-    tokens = [token for part in known for token in part["tokens"]]
-    logprobs = [logprob for part in known for logprob in part["token_logprobs"]]
-    tops = [top for part in known for top in part["top_logprobs"]]
-    offsets = [offset for part in known for offset in part["text_offset"]]
-    whole = "".join(choice["text"] for choice in choices)
-    ids = [1, *TOKENIZER.encode(text)]
-    assert whole.startswith(text) and len(tokens) == len(ids) + 2 == len(logprobs) == len(tops)
-    assert logprobs[0] is None and tops[0] is None
-    assert logprobs[1 : len(ids)] == [-i / 8 for i in range(len(ids) - 1)]
-    assert logprobs[len(ids) :] == [-1 / 16, -2 / 16]
-    assert all(len(top) == 2 for top in tops[1:])
-    assert "".join(tokens[1:]) == whole
-    assert all(whole[start:].startswith(token) for start, token in zip(offsets[1:], tokens[1:], strict=True))
-
-
-def test_echo_alone(site):
-    body = {"prompt": "the fox", "echo": True, "max_tokens": 0}
-    choice = site.ask("/v1/completions", body).json["choices"][0]
-    assert (choice["text"], choice["finish_reason"], choice["logprobs"]) == ("the fox", "length", None)
-
-
-def test_a_prompt_of_one_token_is_echoed(site):
-    """The engine reports on tokens after the first alone, and said nothing here: the prompt was left out."""
-    body = {"prompt": TOKENIZER.encode("fox")[:1], "echo": True, "logprobs": 1, "max_tokens": 1}
-    choice = site.ask("/v1/completions", body).json["choices"][0]
-    assert site.engine.requests[-1].prompt_logprobs is None
-    assert len(choice["logprobs"]["tokens"]) == 2 and choice["text"].startswith(choice["logprobs"]["tokens"][0])
-    assert choice["logprobs"]["token_logprobs"] == [None, -1 / 16]
 
 
 def test_options_reach_the_engine(site):

@@ -11,7 +11,6 @@ from aiohttp.test_utils import make_mocked_request
 
 from serving.connections import ClientLimits
 from serving.openai import Refusal
-from tests.processes import run_python
 from tests.serving_site import (
     TOKENIZER,
     FakeEngine,
@@ -189,27 +188,6 @@ def test_prompts_that_wait_to_be_read_have_a_limit_too(monkeypatch):
             connection.close()
 
 
-def test_connections_beyond_the_limit_are_refused():
-    with running(FakeEngine(), limits=ClientLimits(connections=3)) as site:
-        idle = [connect(site) for _ in range(3)]
-        until(lambda: site.ask("/health").status == 503)
-        reply = site.ask("/health")
-        assert (reply.status, reply.error["code"]) == (503, "too_many_connections")
-        for connection in idle:
-            connection.close()
-        until(lambda: site.ask("/health").status == 200)
-
-
-def test_connections_fit_the_files_that_a_process_may_open():
-    script = """
-import resource
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, 300))
-from serving.connections import allow_files
-print(allow_files(100), resource.getrlimit(resource.RLIMIT_NOFILE), allow_files(1000))
-"""
-    assert run_python(script).out == "100 (228, 300) 172\n"
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_poisoned_request_fails_alone(stream):
     engine = FakeEngine(seconds=0.005)
@@ -330,16 +308,3 @@ def test_a_failed_engine_ends_the_server():
         until(lambda: site.ended() is False)
         with pytest.raises(Refusal, match=r"^the engine has failed: the server's log says why$"):
             asyncio.run(site.site._ready(make_mocked_request("GET", "/ready")))
-
-
-def test_idle_connections_cost_others_nothing():
-    with running(FakeEngine()) as site:
-        alone = text_of(site)
-        idle = [connect(site) for _ in range(200)]
-        readers = [connect(site) for _ in range(20)]
-        for reader in readers:
-            reader.sendall(request_bytes("/v1/completions", FOX | {"stream": True}))
-        assert [text_of(site) for _ in range(5)] == [alone] * 5
-        for connection in (*idle, *readers):
-            connection.close()
-        until(lambda: site.engine.open == 0)

@@ -91,6 +91,24 @@ def test_killed_and_started_again_at_the_same_port(few):
         assert second.process.wait(60) == 0
 
 
+def test_a_second_signal_ends_at_once_what_the_first_lets_run(tmp_path):
+    with served(log=tmp_path / "log") as server, connect(server.port) as connection:
+        connection.sendall(request_bytes("/v1/completions", LONG))
+        rest = connection.recv(1 << 16)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: "once more ends them at once" in server.log.read_text())
+        with connect(server.port) as probe:
+            probe.sendall(request_bytes("/health"))
+            assert read_reply(probe).status == 200  # It goes on.
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 128 + signal.SIGTERM
+        with suppress(ConnectionResetError):
+            while received := connection.recv(1 << 16):
+                rest += received
+        assert rest.startswith(b"HTTP/1.1 200") and b"[DONE]" not in rest and not rest.endswith(b"0\r\n\r\n")
+    assert "Traceback" not in server.log.read_text()
+
+
 @pytest.mark.parametrize(
     ("outcomes", "later", "wrong"),
     [

@@ -16,7 +16,7 @@ from serving.scheduler import Draws, Limits, Plan, Scheduler
 
 OUT = Path(__file__).parents[2] / "docs/images/engine.svg"
 SECONDS = 1.6  # that a plan is shown for
-STILL = 11  # the plan that is shown to who asks for less motion: two begin, two wait, pages are shared and kept
+STILL = 12  # the plan that is shown to who asks for less motion: two begin, two wait, pages are shared and kept
 LIMITS = Limits(pages=14, page=4, rows=3, chunk=8, burst=2, context=36)
 PREFIX = tuple(range(100, 112))  # three pages
 

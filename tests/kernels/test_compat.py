@@ -1,7 +1,10 @@
-"""The target that a kernel is built for."""
+"""The target that a kernel is built for, and options of XLA, for every supported jax."""
 
 import jax
+import numpy as np
+import pytest
 
+from model.running.compile import compiler_options
 from pallas_kernels.parts.compat import Target, current_target, use_target
 
 
@@ -15,3 +18,12 @@ def test_what_was_traced_for_one_target_is_not_run_for_another():
     step(1.0)
     assert traced == [Target(), without]
     assert current_target() == Target()
+
+
+def test_xla_knows_the_options_of_a_gpu():
+    """On a CPU, too, which has no use for them."""
+    x = np.ones((4, 4), np.float32)
+    lowered = jax.jit(lambda x: x @ x).lower(x)
+    assert (np.asarray(lowered.compile(compiler_options("gpu"))(x)) == 4).all()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
+        lowered.compile({"xla_gpu_command_buffers": 0})
