@@ -16,7 +16,7 @@ from commands.loading import cache_folder
 from commands.options import Verb, devices_option, json_option, parallel_option
 from commands.output import write, write_json, write_rows
 from commands.verify_model import verify_model, walk_random_models
-from commands.verifying import heeded, verify_progress
+from commands.verifying import for_terminal, heeded, verify_progress
 
 if TYPE_CHECKING:
     from verify.campaign import Campaign, Job
@@ -216,7 +216,7 @@ def _verify(
 ):
     from commands.verify_page import page
     from verify.campaign import again, run, run_side_by_side
-    from verify.report import as_annotations, as_json, as_junit, for_terminal
+    from verify.report import as_annotations, as_json, as_junit
 
     candidate, replay, as_json_text = options["candidate"], options["replay"], options["as_json"]
     campaign = _campaign(options, contracts)

@@ -1,17 +1,20 @@
-"""Signals and progress of `verify`: a run that is told to end has no verdict, and one that goes on shows a bar."""
+"""Signals, progress and lines of `verify`: a run that is told to end has no verdict, one that goes on shows a bar."""
 
 from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
+from textwrap import wrap
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from verify.campaign import Stage
+
+UNBROKEN: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 
 
 @contextmanager
@@ -76,3 +79,17 @@ def verify_progress(examples: int, heed: Callable[[], None]) -> Iterator[tuple[S
             bar.start()
 
         yield begin, aside
+
+
+def for_terminal(lines: Sequence[str], columns: int) -> list[str]:
+    """Break lines between words, and move what is broken off to the right. A command stays whole, to be copied.
+
+    >>> for_terminal(["  value: at [0]: 1 where 2 is due", "  llamaspec verify --replay a.json"], 24)
+    ['  value: at [0]: 1 where', '      2 is due', '  llamaspec verify --replay a.json']
+    """
+    broken = []
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        whole = line.lstrip().startswith("llamaspec ")
+        broken += [line] if whole else wrap(line, columns, subsequent_indent=indent, **UNBROKEN) or [line]
+    return broken

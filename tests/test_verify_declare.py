@@ -8,6 +8,7 @@ from typing import Any
 import click
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from cli import llamaspec
 from verify.candidate import Direct
@@ -152,6 +153,21 @@ def test_a_declaration_that_leaves_something_open():
     wrong = Direct(lambda x, weight, *, factor: (x * weight * factor)[:1040])
     report = verify(contract, wrong, precision=precision("float32"), examples=200, seed=0, shrink=False)
     assert report.outcome == "violated" and report.worst.draw["rows"] > 1040
+
+
+@pytest.mark.parametrize(
+    ("n", "beside", "large"),
+    [
+        (st.integers(8, 1500), [8], [66, 1041]),
+        (st.integers(1, 8).map(lambda half: 2 * half), [4], [66, 1041, 8321]),
+        (sizes(8, most=17), [5], [66, 1041, 8321]),
+        ([1, 4], [4], [66, 1041, 8321]),
+    ],
+)
+def test_a_range_of_sizes_is_kept(n, beside, large):
+    """A definition may need as many, or an even number; large ones of a list are any."""
+    contract = declare(lambda x: x, arrays={"x": "rows n"}, sizes={"rows": [2], "n": n})
+    assert (contract.large.beside["n"], contract.large.sizes["n"]) == (beside, large)
 
 
 def run(*arguments: str) -> None:

@@ -4,14 +4,20 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from verify.candidate import Direct
 from verify.catalogue import CONTRACTS
 from verify.contract import Contract, Large
+from verify.declare import declare, sizes
+from verify.domain import parsed
+from verify.drawing import uniform
 from verify.precision import precision
 from verify.reach import FAR, reaches, table
-from verify.report import counterexample
+from verify.replay import Replay, check, digest, load, save
+from verify.report import counterexample, describe
 from verify.runner import verify
 
 
@@ -33,8 +39,8 @@ def test_a_user_draws_the_largest_of_every_dimension():
     """200 draws have room for 20 large shapes, and the smallest of each dimension are left out first."""
     for op, contract in CONTRACTS.items():
         drawn = contract.large.narrowings({}, most=20)
-        for name, sizes in contract.large.sizes.items():
-            assert any(shape.get(name) == [sizes[-1]] for shape in drawn), (op, name)
+        for name, larger in contract.large.sizes.items():
+            assert any(shape.get(name) == [larger[-1]] for shape in drawn), (op, name)
 
 
 def test_a_dimension_that_ends_early_is_seen():
@@ -65,3 +71,43 @@ def test_rows_beyond_4096_are_found_at_default_settings(op: str):
     (hint,) = [line for line in counterexample(report, contract) if "a shape beyond a tile" in line]
     assert re.search(r"nothing was wrong in the draws before it, of \w+ up to \d$", hint)
     assert not any(hint in line for line in counterexample(replace(report, seed=None), contract))
+
+
+@pytest.mark.parametrize(
+    ("op", "name"), [("attention_decode", "lengths"), ("norm_qkv", "positions"), ("moe", "chosen")]
+)
+def test_a_large_counterexample_can_be_replayed(op: str, name: str, tmp_path: Path):
+    """Its list may be longer than one that is typed, and numbers beside it smaller than most draws have."""
+    contract = CONTRACTS[op]
+    largest = max(contract.large.sizes[name], key=lambda size: len(size) if isinstance(size, tuple) else size)
+    only = {**contract.large.beside, **contract.large.closer.get(name, {}), name: [largest]}
+    draw = next(uniform(contract, None, parsed(only), seed=0))
+    digested = digest(contract, "float32", draw)
+    path = save(Replay(op, "mine.py", "numpy", "float32", draw, digested, "value"), tmp_path)
+    check(load(path), contract, path)
+    draw = {**draw, name: (2,) * 1040 if isinstance(largest, tuple) else -1}
+    with pytest.raises(ValueError, match=f"{op}: {name} is one of"):
+        check(Replay(op, "mine.py", "numpy", "float32", draw, digested, "value"), contract, path)
+
+
+@pytest.mark.parametrize("rows", [st.integers(1, 4), st.one_of(st.just(1), st.just(4)), [1, 4]])
+def test_sizes_of_a_contract_of_ones_own_have_a_reach(rows):
+    def total(x):
+        return np.sum(x, axis=-1)
+
+    contract = declare(total, arrays={"x": "rows n"}, sizes={"rows": rows, "n": sizes(8, most=17)}, large={"n": [99]})
+    assert [one[:3] for one in reaches(contract)] == [("rows", 4, 4), ("n", 17, 99)]
+    assert "  large   one at a time: n to 99" in describe(contract, [])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "due"),
+    [
+        (st.sampled_from([(1, 7), (2,)]), [("lengths", 7, 7), ("lengths, how many", 2, 2)]),
+        (st.lists(st.integers(1, 9), min_size=1).map(tuple), [("lengths", 9, 9), ("lengths, how many", 1024, 1024)]),
+        (st.sampled_from(["rows", "columns"]), []),
+    ],
+)
+def test_other_draws_of_ones_own_have_a_reach(strategy, due):
+    contract = replace(CONTRACTS["add"], shapes={"lengths": strategy}, large=Large())
+    assert [one[:3] for one in reaches(contract)] == due

@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 
 from verify.carried import FLOAT32, Carried, Rounding
 from verify.contract import Arguments, Contract, Expected, Large, Law, as_float64, beyond
+from verify.domain import domain as domain_of
 from verify.draw import integers, seeds, sizes, values
 from verify.precision import TINY, Precision
 from verify.reach import FAR
@@ -144,7 +145,7 @@ def _beyond(
     sizes: Mapping[str, Any], arrays: Mapping[str, str | Whole], large: Mapping[str, Sequence[int]] | None
 ) -> Large:
     """Large sizes as they were given, or some for every size that may be any number; others stay small meanwhile."""
-    beside = {name: [SMALL if not isinstance(size, Sequence) else list(size)[-1]] for name, size in sizes.items()}
+    beside = {name: [_small(size)] for name, size in sizes.items()}
     if large is None:
         large = {}
         for name in sizes:
@@ -153,8 +154,23 @@ def _beyond(
                 for shape in arrays.values()
                 if isinstance(shape, str) and name in shape.split()
             ]
-            large[name] = [size for size in BEYOND if size * max(others, default=1) <= MOST]
+            most = min(_most(sizes[name]), MOST // max(others, default=1))
+            large[name] = [size for size in BEYOND if size <= most]
     return Large(large, beside={name: choice for name, choice in beside.items()})
 
 
-SMALL = 5  # other sizes while one is large
+SMALL = 5  # about as large are other sizes while one is large
+
+
+def _small(size: Sequence[int] | st.SearchStrategy) -> int:
+    if isinstance(size, Sequence):
+        return list(size)[-1]
+    values = domain_of(size)
+    low, high = values.whole or (SMALL, SMALL)
+    return min(values.drawn or range(low, high + 1), key=lambda value: (abs(value - SMALL), value))
+
+
+def _most(size: Sequence[int] | st.SearchStrategy) -> int:
+    """The end of a range. A size that is drawn from a list may be any number."""
+    values = None if isinstance(size, Sequence) else domain_of(size)
+    return values.whole[1] if values and values.whole else MOST

@@ -3,13 +3,15 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from hypothesis import strategies as st
+
 from verify.contract import Contract
-from verify.domain import domain, unwrapped
+from verify.domain import LONGEST, domain, sampled, unwrapped
 
 FAR = 8192  # a dimension without a natural end is drawn beyond this
 
 # Ends of several contracts, for `Large.ends`.
-WIDTH = "heads of published models have at most 256 features"
+WIDTH = "heads of published models have at most 512 features"
 HEADS = "published models have at most 232 heads, and attention of each is a program of its own"
 SEQUENCES = "a server decodes at most about a thousand sequences at once"
 
@@ -30,17 +32,34 @@ def reaches(contract: Contract) -> list[Reach]:
 
 
 def _reaches(contract: Contract, name: str) -> Iterator[Reach]:
+    """Yield how far a draw goes, unless it is no size, such as the name of a layout."""
     strategy, large = contract.draws[name], contract.large.sizes.get(name, ())
 
     def reach(dimension: str, usual: int, larger: list[int]) -> Reach:
         return Reach(dimension, usual, max([usual, *larger]), contract.large.ends.get(dimension, ""))
 
-    if not domain(strategy).lists:
-        yield reach(name, max(value for value in domain(strategy).drawn if isinstance(value, int)), list(large))
-        return
-    entries: Any = unwrapped(unwrapped(strategy).mapped_strategy)
-    yield reach(name, max(domain(entries.element_strategy).drawn), [max(value) for value in large])
-    yield reach(f"{name}, how many", int(entries.max_size), [len(value) for value in large])
+    if domain(strategy).lists:
+        most, entries = _lists(unwrapped(strategy))
+        yield reach(name, most, [max(value) for value in large])
+        yield reach(f"{name}, how many", entries, [len(value) for value in large])
+    elif (usual := _usual(strategy)) is not None:
+        yield reach(name, usual, list(large))
+
+
+def _usual(strategy: st.SearchStrategy) -> int | None:
+    """The largest whole number that is drawn."""
+    values = domain(strategy)
+    drawn = [value for value in values.drawn if isinstance(value, int)] or list(values.whole or ())
+    return max(drawn, default=None)
+
+
+def _lists(strategy: Any) -> tuple[int, int]:
+    """The largest entry and the most entries of a draw of lists."""
+    if getattr(strategy, "pack", None) is tuple:
+        lists = unwrapped(strategy.mapped_strategy)
+        return _usual(lists.element_strategy) or 0, min(lists.max_size, LONGEST)
+    values = [value for value in sampled(strategy) if isinstance(value, tuple)]
+    return max(max(value) for value in values), max(map(len, values))
 
 
 def table(contracts: Mapping[str, Contract]) -> list[str]:
@@ -48,7 +67,7 @@ def table(contracts: Mapping[str, Contract]) -> list[str]:
 
     >>> from verify.catalogue import CONTRACTS
     >>> table({"rope_halves": CONTRACTS["rope_halves"]})[-2]
-    '| rope_halves | pairs | 64 | 129 | heads of published models have at most 256 features |'
+    '| rope_halves | pairs | 64 | 129 | heads of published models have at most 512 features |'
     """
     lines = [
         "| op | dimension | most draws, up to | large draws, up to | ends there because |",

@@ -5,7 +5,6 @@ import re
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 from xml.etree import ElementTree
 
@@ -23,7 +22,6 @@ from verify.timing import Timing
 WIDTH = 110
 FEW = 16  # numbers that are shown themselves
 MOST_KINDS = 6  # kinds of input that a line shows
-UNBROKEN: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 
 
 def headline(report: Report) -> str:
@@ -136,23 +134,9 @@ def _large(contract: Contract, report: Report) -> str:
         if name in report.shares:
             continue
         value = report.worst.draw.get(name)
-        if value in sizes and isinstance(value, int) and value > usual[name]:
+        if value in sizes and isinstance(value, int) and value > usual.get(name, value):
             return f"a shape beyond a tile: nothing was wrong in the draws before it, of {name} up to {usual[name]:,}"
     return ""
-
-
-def for_terminal(lines: Sequence[str], columns: int) -> list[str]:
-    """Break lines between words, and move what is broken off to the right. A command stays whole, to be copied.
-
-    >>> for_terminal(["  value: at [0]: 1 where 2 is due", "  llamaspec verify --replay a.json"], 24)
-    ['  value: at [0]: 1 where', '      2 is due', '  llamaspec verify --replay a.json']
-    """
-    broken = []
-    for line in lines:
-        indent = " " * (len(line) - len(line.lstrip()) + 4)
-        whole = line.lstrip().startswith("llamaspec ")
-        broken += [line] if whole else wrap(line, columns, subsequent_indent=indent, **UNBROKEN)
-    return broken
 
 
 def _draw(draw: Draw) -> str:
@@ -160,7 +144,17 @@ def _draw(draw: Draw) -> str:
 
 
 def short(value: Any) -> str:
-    """A drawn value as a person types it."""
+    """A drawn value as a person types it, but for a long list of one number.
+
+    >>> short((5, 5, 3)), short((2,) * 1041)
+    ('(5,5,3)', '(2,)*1041')
+    """
+    if isinstance(value, tuple) and len(value) > FEW and len(set(value)) == 1:
+        return f"({value[0]},)*{len(value)}"
+    return _whole(value)
+
+
+def _whole(value: Any) -> str:
     return repr(value) if isinstance(value, str) else str(value).replace(" ", "")
 
 
@@ -226,7 +220,7 @@ def as_json(reports: Sequence[Report]) -> dict[str, Any]:
                 "seed": report.seed,
                 "hard": _finite(report.worst.hard),
                 "alarm": _finite(report.worst.alarm),
-                "draw": {name: short(value) for name, value in report.worst.draw.items()},
+                "draw": {name: _whole(value) for name, value in report.worst.draw.items()},
                 "finding": report.worst.finding._asdict() if report.worst.finding else None,
             }
             for report in reports

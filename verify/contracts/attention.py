@@ -306,7 +306,7 @@ DRAWN = {
 }
 PADDING = st.sampled_from([0.0, 100.0, float("nan")])
 WINDOW = st.sampled_from([None, 1, 3, 8, 16])
-MANY_HEADS = {"kv_heads": beyond(8, 32, 1024), "group": beyond(8, 32, 1024), "head_dim": (65, 96, 128, 257)}
+MANY_HEADS = {"kv_heads": beyond(8, 32, 1024), "group": beyond(8, 32, 1024), "head_dim": (65, 96, 128, 513)}
 HEADS_ENDS = {"kv_heads": reach.HEADS, "group": reach.HEADS, "head_dim": reach.WIDTH}
 BESIDE = {"kv_heads": [2], "group": [2], "head_dim": [8], "spare": [3]}
 FEW_SEQUENCES = {
@@ -448,16 +448,12 @@ PAGED = Contract(
     large=Large(
         {
             "lengths": [(67,), (131, 5), (5,) * 17, (521,), (2,) * 66, (1041, 3), (2,) * 1041, (33_281,)],
-            "page": (32, 64, 96, 128, 257),
+            "page": (32, 64, 96, 257, 8321),
             "spare": (65, 8321),
             **MANY_HEADS,
         },
         beside={**BESIDE, "lengths": [(291, 5)], "page": [4]},  # 33,281 positions are 8,321 pages
-        closer=FEW_SEQUENCES,
-        ends={
-            "page": "pages of engines have at most 256 positions",
-            "lengths, how many": reach.SEQUENCES,
-            **HEADS_ENDS,
-        },
+        closer={**FEW_SEQUENCES, "page": {"lengths": [(8400, 5)]}},
+        ends={"lengths, how many": reach.SEQUENCES, **HEADS_ENDS},
     ),
 )

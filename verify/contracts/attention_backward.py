@@ -151,7 +151,7 @@ CONTRACT = Contract(
             "keys": beyond(128, 512, 8192),
             "kv_heads": beyond(8, 1024),
             "group": beyond(8, 1024),
-            "head_dim": (128, 257),
+            "head_dim": (128, 513),
         },
         beside={
             "batch": [1],

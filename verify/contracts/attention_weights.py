@@ -114,7 +114,7 @@ CONTRACT = Contract(
             "keys": beyond(64, 128, 1024, 8192),
             "group": beyond(8, 1024),
             "kv_heads": beyond(8, 1024),
-            "head_dim": (65, 128, 257),
+            "head_dim": (65, 128, 513),
         },
         beside={"batch": [2], "queries": [3], "keys": [9], "kv_heads": [2], "group": [2], "head_dim": [24]},
         closer={

@@ -291,7 +291,7 @@ NORM_QKV = Contract(
             "positions": [(1023,), (1024, 5), (3,) * 66, (8192,), (2,) * 1041, (133_153,)],
             "kv_heads": beyond(8, 64, 8192),
             "group": beyond(8, 32, 8192),
-            "pairs": [64, 65, 128],
+            "pairs": [64, 65, 257],
             "spare": [8321],
         },
         beside={"positions": [(3, 1)], "spare": [1], "kv_heads": [2], "group": [3], "pairs": [4], "cols": [17]},

@@ -161,9 +161,9 @@ SHAPES = {
     "dim": sizes(8, 16, most=33),
     "experts": st.sampled_from([1, 2, 3, 4, 5, 8]),
 }
-LARGE = {"tokens": beyond(8, 64, 8192), "dim": beyond(64, 1024, 8192), "chosen": (4, 6, 8, 12)}
-CLOSER = {"tokens": {"chosen": [1]}, "dim": {"experts": [5]}, "chosen": {"experts": [17]}}
-ENDS = {"chosen": "published mixtures choose at most 10 experts for a token"}
+LARGE = {"tokens": beyond(8, 64, 8192), "dim": beyond(64, 1024, 8192), "chosen": (4, 8, 12, 23)}
+CLOSER = {"tokens": {"chosen": [1]}, "dim": {"experts": [5]}, "chosen": {"experts": [33]}}
+ENDS = {"chosen": "published mixtures choose at most 22 experts for a token"}
 BESIDE = {
     "tokens": [3],
     "dim": [24],

@@ -73,7 +73,7 @@ LARGE = Large(
         "seq": beyond(16, 128, 1024, 8192),
         "group": beyond(8, 32, 8192),
         "kv_heads": beyond(8, 64, 8192),
-        "head_dim": (192, 256, 257),
+        "head_dim": (192, 257, 513),
     },
     beside={"batch": [2], "seq": [3], "group": [2], "kv_heads": [2], "head_dim": [9]},
     closer={"batch": {"seq": [1]}, "seq": {"batch": [1]}},

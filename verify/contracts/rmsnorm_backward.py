@@ -149,7 +149,7 @@ QK_NORM = Contract(
             "seq": beyond(64, 1024, 8192),
             "group": beyond(8, 1024, 8192),
             "kv_heads": beyond(8, 1024, 8192),
-            "head_dim": (128, 257),
+            "head_dim": (128, 513),
         },
         beside={"seq": [2], "group": [2], "kv_heads": [2], "head_dim": [9]},
         ends={"head_dim": reach.WIDTH},

@@ -107,7 +107,7 @@ def _contract(rope: Callable[..., np.ndarray], pairs: str) -> Contract:
                 "batch": beyond(8, 64, 8192),
                 "seq": beyond(16, 128, 1024, 8192),
                 "heads": beyond(8, 32, 8192),
-                "pairs": (65, 96, 129),
+                "pairs": (65, 96, 257),
                 "start": (131_072, 500_000, 1_048_576),
             },
             beside={"batch": [2], "seq": [3], "heads": [2], "pairs": [8]},
