@@ -4,8 +4,8 @@ From the root of the repository,
 
     python -m tests.goldens.make_story
 
-The card gets twenty stories, a chat of nine more, and twice thirty questions that people ask, with their answers. The
-questions were written before the grammar that answers or declines them, and none of them, as it is typed, is in it.
+The card gets twenty stories, a chat of nine more, and thirty questions that people ask, with their answers. The
+questions were written before the grammar that answers or declines them, and nothing of the grammar was taken from them.
 """
 
 import hashlib
