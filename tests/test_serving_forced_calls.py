@@ -47,7 +47,7 @@ def test_calls_keep_to_their_schemas_one_or_several(served):
     several = calls_of(site, tool_choice="required")
     assert {name for names in several for name in names} == {"weather", "add"}
     assert max(map(len, several)) > 1 and all(1 <= len(names) <= MOST_FORCED for names in several)
-    assert decode(TOKENIZER, site.engine.requests[-1].prompt).endswith(FORMS[name].beginning())
+    assert decode(TOKENIZER, site.engine.requests[-1].prompt).endswith(FORMS[name].beginning(()))
     single = calls_of(site, tool_choice="required", parallel_tool_calls=False)
     assert all(len(names) == 1 for names in single)
     assert calls_of(site, tool_choice=ADD) == [["add"]] * 8

@@ -42,7 +42,7 @@ def check(one: Exercise, folder: Path, *, seed: int = 0) -> Outcome:
         return _own(one.judge, file, function_of(one))
     campaign = Campaign(seed=seed, arrays="numpy", examples=EXAMPLES, seconds=SECONDS)
     job = Job(one.op, f"{file}:{function_of(one)}", arrays="numpy", only=only(one))
-    [(report, lines)] = run([job], campaign, progress=lambda stage: lambda done: None)
+    [(report, lines)] = run([job], campaign, progress=lambda stage, total=None: lambda done: None)
     finding = report.worst.finding
     if finding is None:
         return Outcome(True, [lines[0], f"Solved: {report.compared:,} numbers were compared."])
