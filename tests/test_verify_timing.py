@@ -76,6 +76,14 @@ def subclass(x, y):
     return (x + y).view(Subclass)
 
 
+class Named(np.ndarray):
+    __module__ = "numpy"
+
+
+def subclass_that_says_numpy(x, y):
+    return (x + y).view(Named)
+
+
 def raises_if_large(x, y):
     if x.size >= 10_000:
         raise MemoryError("too much")
@@ -185,6 +193,7 @@ def test_what_is_wrong_is_not_timed(capsys):
             "no time, since a timed call raised: TypeError: returned Later, which may compute when it is",
         ),
         ("subclass", "no time, since a timed call raised: TypeError: returned Subclass, which may"),
+        ("subclass_that_says_numpy", "no time, since a timed call raised: TypeError: returned Named, which may"),
     ],
 )
 def test_results_of_timed_calls_are_judged(capsys, name, why):

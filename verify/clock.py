@@ -7,6 +7,7 @@ streams still do after it counts too. jax has no events: there a call is timed u
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from sys import modules
 from time import perf_counter
 from typing import Any
 
@@ -107,5 +108,10 @@ def timed(caller: Any, positional: list, keyword: dict[str, Any], seconds: float
 
 
 def _settled(value: Any) -> bool:
-    """Whether a result is of a type of a library of arrays, and of none of the candidate's own."""
-    return isinstance(value, np.generic | float | int) or type(value).__module__.partition(".")[0] in SETTLED
+    """Whether a result is of a type of a library of arrays, and of none of the candidate's own.
+
+    A type can say that it is of any module, so it must be found there.
+    """
+    kind = type(value)
+    module = modules.get(kind.__module__) if kind.__module__.partition(".")[0] in SETTLED else None
+    return isinstance(value, np.generic | float | int) or getattr(module, kind.__qualname__, None) is kind
