@@ -135,7 +135,7 @@ def _large(contract: Contract, report: Report) -> str:
             continue
         value = report.worst.draw.get(name)
         if value in sizes and isinstance(value, int) and value > usual.get(name, value):
-            return f"a shape beyond a tile: nothing was wrong in the draws before it, of {name} up to {usual[name]:,}"
+            return f"a large draw: nothing was wrong in those before it, of {name} up to {usual[name]:,}"
     return ""
 
 
