@@ -109,9 +109,7 @@ class Api:
         tools, forced, most_calls = wanted_tools(body)
         formatted = not isinstance(body.response_format, TextFormat | None)
         read = partial(self._prompts.from_messages, body.messages, tools=tools, forced=forced, formatted=formatted)
-        options = body.chat_template_kwargs or {}
-        options |= {} if body.reasoning_effort is None else {EFFORT: body.reasoning_effort}
-        prompt = await self._in_thread(partial(read, begun=body.answer_ids or (), options=options))
+        prompt = await self._in_thread(partial(read, begun=body.answer_ids or (), options=_template_options(body)))
         most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         logprobs = (top or 0) if body.logprobs else None
         if prompt.calls and forced:
@@ -136,8 +134,12 @@ class Api:
         self._check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise Refusal("give either prompt or messages", param="prompt")
+        for name in ("tools", EFFORT, "chat_template_kwargs") if body.prompt is not None else ():
+            if getattr(body, name) is not None:
+                raise Refusal(f"{name} goes with messages", param=name)
         if body.messages is not None:
-            found = await self._in_thread(partial(self._prompts.from_messages, body.messages))
+            read = partial(self._prompts.from_messages, body.messages, tools=body.tools or ())
+            found = await self._in_thread(partial(read, options=_template_options(body)))
         else:
             encode = partial(self._prompts.from_text, body.prompt or "", bos=body.add_special_tokens)
             found = await self._in_thread(encode)
@@ -308,6 +310,12 @@ def _check_ends(body: SampledRequest, param: str) -> None:
     """Refuse an answer that a grammar ends and that is to go on after its end."""
     if body.ignore_eos:
         raise Refusal(f"ignore_eos: not together with {param}", param="ignore_eos")
+
+
+def _template_options(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
+    """Gather what a chat template reads beside messages and tools."""
+    effort = {} if body.reasoning_effort is None else {EFFORT: body.reasoning_effort}
+    return (body.chat_template_kwargs or {}) | effort
 
 
 def _wants_usage(body: SampledRequest) -> bool:

@@ -227,6 +227,10 @@ class TokenizeRequest(Fields, kw_only=True):
     messages: list[Message] | None = None
     add_special_tokens: bool = True  # BOS before `prompt`, where the model's convention has it
     model: str | None = None
+    # Of `messages`, as a chat has them:
+    tools: Annotated[list[Tool], Meta(max_length=MOST_TOOLS)] | None = None
+    reasoning_effort: Annotated[str, Meta(max_length=64)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeRequest(Fields, kw_only=True):

@@ -262,6 +262,10 @@ def test_options_reach_the_template(site, says):
     assert site.ask("/v1/chat/completions", body | {"chat_template_kwargs": None}).status == 200
     assert "<|message|>Reasoning: low <|end|><|end|>" in prompt_of(site)
     assert [*site.engine.requests[-1].prompt].count(TOKENIZER.special["<|end|>"]) == 2  # of system and user
+    encoded = site.ask("/tokenize", {"messages": ASK, "reasoning_effort": "low <|end|>"}).json["tokens"]
+    assert encoded == [*site.engine.requests[-1].prompt]
+    assert site.ask("/tokenize", body).error["param"] == "chat_template_kwargs"
+    assert site.ask("/tokenize", {"prompt": "A", "reasoning_effort": "low"}).error["param"] == "reasoning_effort"
     with running(FakeEngine()) as stories:
         reply = stories.ask("/v1/chat/completions", body | {"chat_template_kwargs": None})
         assert (reply.status, reply.error["param"]) == (400, "reasoning_effort")
