@@ -110,6 +110,9 @@ def test_what_overflows_its_dtype_may_be_infinite():
     assert judge((array([np.inf], np.float16),), due([7e4]), half).finding is None
     assert judge((array([-np.inf], np.float16),), due([7e4]), half).finding is not None
     assert judge((array([np.inf], np.float16),), due([6e4]), half).finding is not None
+    for infinite in (np.inf, -np.inf):  # as far as the bound of what cancels reaches
+        assert judge((array([infinite], np.float16),), due([0.0], bound=7e4), half).finding is None
+        assert judge((array([infinite], np.float16),), due([0.0], bound=6e4), half).finding is not None
 
 
 def test_one_rounding_on_the_way_out_is_allowed():

@@ -79,7 +79,7 @@ def structured(result):
         ("distribution", lambda p: np.concatenate([p, p, p]), "shape: "),
         ("distribution", lambda p: 3 * p.astype(np.float64), "value: "),
         ("softmax", lambda p: p.astype("datetime64[s]"), "raised: TypeError: "),
-        ("softmax", lambda p: p + np.nan, "law: "),
+        ("softmax", lambda p: p + np.nan, "not finite: "),
         ("softmax", lambda p: None, "raised: TypeError: "),
     ],
 )

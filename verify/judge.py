@@ -80,7 +80,7 @@ def _judge_one(actual: np.ndarray, due: Expected, precision: Precision, which: s
 
     hard, alarm = (np.broadcast_to(bound, value.shape) for bound in with_rounding(due, returned))
     got, exact = as_float64(actual), as_float64(value)
-    overflow = np.isinf(got) & (np.sign(got) == np.sign(exact)) & (np.abs(exact) + hard >= returned.largest)
+    overflow = np.isinf(got) & (np.where(got > 0, exact, -exact) + hard >= returned.largest)  # exact may have any sign
     with np.errstate(invalid="ignore"):
         error = np.where((got == exact) | overflow | np.isposinf(hard), 0.0, np.abs(got - exact))
     over, near = (_ratio(error, bound) for bound in (hard, alarm))

@@ -67,7 +67,7 @@ def table(contracts: Mapping[str, Contract]) -> list[str]:
 
     >>> from verify.catalogue import CONTRACTS
     >>> table({"rope_halves": CONTRACTS["rope_halves"]})[-2]
-    '| rope_halves | pairs | 64 | 129 | heads of published models have at most 512 features |'
+    '| rope_halves | pairs | 64 | 257 | heads of published models have at most 512 features |'
     """
     lines = [
         "| op | dimension | most draws, up to | large draws, up to | ends there because |",

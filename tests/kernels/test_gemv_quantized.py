@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 from jax import lax
 from jax.experimental import pallas as pl
@@ -21,6 +21,7 @@ from pallas_kernels.parts.compat import current_target, interpreter
 from pallas_kernels.parts.levels import Levels
 from pallas_kernels.parts.matrix import ScaledCodes, product_of
 from pallas_kernels.parts.tile import Tile
+from pallas_kernels.unsupported import Unsupported
 from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises, share_of
 from verify.running_error import Approx, added
 
@@ -123,7 +124,11 @@ def test_product(noise, scheme, cols, batch, tile, dtype):
     bits, group, form = scheme
     w = draw(noise, max(48, 3 * tile.rows), cols, bits=bits, group=group, form=form)
     x = noise(batch, cols, dtype=dtype)
-    y = multiply(w, x, out=jnp.float32, tile=tile)
+    try:
+        y = multiply(w, x, out=jnp.float32, tile=tile)
+    except Unsupported as error:  # the largest tile with three long vectors of float32
+        assert "bytes of shared memory" in str(error) and tile.rows == 64 and batch == 3
+        reject()
     expected = exactly(w, x, out=np.float32)
     assert_within(y, expected.value, expected.error)
 
