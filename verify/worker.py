@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from importlib import import_module
+from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from io import TextIOWrapper
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -238,13 +239,25 @@ def _module_in(path: str) -> Any:
     if not os.path.isfile(path):
         raise FileNotFoundError(f"there is no file {path}")
     name = file.removesuffix(".py")
-    spec = spec_from_file_location(name, path)
+    spec = spec_from_file_location(name, path, loader=_AsWritten(name, path))
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     sys.path.insert(0, folder)
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+class _AsWritten(SourceFileLoader):
+    """A loader that compiles the file as it is now.
+
+    Python takes compiled code for that of a file whose size and second of change are the same, which may be another:
+    a kernel that was judged, mended by a program and judged again.
+    """
+
+    def get_code(self, fullname: str) -> Any:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
 
 
 def write_frame(stream: Writable, message: Any) -> None:
