@@ -81,6 +81,11 @@ def agreed(number: int) -> int:
     return int(multihost_utils.broadcast_one_to_all(np.uint32(number)))
 
 
+def fewest(number: int) -> int:
+    """Give the least of the numbers of all processes to all."""
+    return int(multihost_utils.process_allgather(np.uint32(number)).min())
+
+
 class Watch:
     """A thread that holds connections to the other processes: process 0 to all, every other one to process 0."""
 
