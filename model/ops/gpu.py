@@ -42,7 +42,7 @@ from pallas_kernels.unsupported import Unsupported
 from reference.config import Config
 
 # Kernels take this many sequences at once where weights are floats: for four, XLA's tensor cores are faster
-# (docs/performance-gpu.md).
+# (docs/lessons-gpu.md).
 MOST_SEQUENCES = 2
 # For more sequences than these, codes that `coded_gemm` takes are multiplied by all of them at once.
 MOST_ONE_BY_ONE = 2
