@@ -41,7 +41,7 @@ DEFAULT = click.core.ParameterSource.DEFAULT
     type=click.IntRange(1),
     default=1,
     show_default="1; 16 for serve",
-    help="Run so many sequences at once; models: only decoding is timed.",
+    help="Run so many sequences at once; of several, the suite models times decoding alone.",
 )
 @click.option(
     "--rate",

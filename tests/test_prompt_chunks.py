@@ -77,7 +77,9 @@ class Planned(Exception):
     ("room_for", "less", "wide"), [(32, 0, (16, 32)), (32, 1, (16,)), (16, 1, ()), (8, 0, ()), (8, 1, None)]
 )
 @pytest.mark.parametrize("in_other_processes", [9, 1])
-def test_several_devices_read_by_the_widest_chunks_that_have_room(monkeypatch, room_for, less, wide, in_other_processes):
+def test_several_devices_read_by_the_widest_chunks_that_have_room(
+    monkeypatch, room_for, less, wide, in_other_processes
+):
     """The one with the least memory decides for all of them. A plan that only counts narrow chunks is too small."""
     dtype = np.dtype(np.float32)
     layout = Layout(1, 200, 8, 1, dtype, wide=(16, 32))

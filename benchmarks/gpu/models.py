@@ -48,7 +48,11 @@ def time_models(scale: Scale, clock: Clock, *, batch: int = 1) -> Iterator[Row]:
                 continue
             with scale.running() if table == "kernels" else nullcontext():  # the interpreter needs a kernel
                 programs = programs_of(
-                    model, params, XLA if table == "XLA" else by_kernels(model, params, scale, batch), scale, batch=batch
+                    model,
+                    params,
+                    XLA if table == "XLA" else by_kernels(model, params, scale, batch),
+                    scale,
+                    batch=batch,
                 )
                 about = {"case": model.title, "by": table, "compiling": programs.seconds}
                 for row in _rows(model, params, programs, scale):
