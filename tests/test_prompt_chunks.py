@@ -15,7 +15,7 @@ from model.llama import load_backend
 from model.options import SamplingOptions
 from model.parallel.load import load_parallel
 from model.parallel.way import TENSOR
-from model.running.device import Device
+from model.running.device import Device, Room
 from model.running.jax_backend import JaxBackend
 from model.running.memory import memory_of
 from model.running.programs import Layout, first_programs, prompt_chunk, wide_chunks
@@ -92,7 +92,7 @@ def test_several_devices_read_by_the_widest_chunks_that_have_room(
         layouts.append(layout)
         raise Planned
 
-    monkeypatch.setattr("model.parallel.load.free_bytes", lambda: free)
+    monkeypatch.setattr("model.parallel.load.room", lambda: Room(free))
     monkeypatch.setattr("model.parallel.load.fewest", lambda number: min(number, in_other_processes))
     monkeypatch.setattr("model.parallel.load.compile_programs", plan_only)
     with pytest.raises(MemoryError if wide is None else Planned):

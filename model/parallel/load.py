@@ -12,7 +12,7 @@ from model.parallel.backend import ParallelBackend, load_shares
 from model.parallel.partition import Partition, mesh
 from model.parallel.processes import fewest
 from model.parallel.way import TENSOR, Parts, Way
-from model.running.device import Device, free_bytes
+from model.running.device import Device, room
 from model.running.memory import Memory, check_fits, gigabytes, memory_of, shortage_named
 from model.running.process import give_back_compilers_memory, keep_heaps_small
 from model.running.programs import Layout, compile_programs
@@ -66,11 +66,11 @@ def load_parallel(
             memory = memory._replace(cache=cache, activations=memory.activations + scores)
         return in_one_memory(memory, len(mine), device)
 
-    free = free_bytes()
+    free, others = room()
     layout = layout.fitted(plan, free)
     layout = layout._replace(wide=layout.wide[: fewest(len(layout.wide))])  # all processes run the same programs
     memory = plan(layout.widest)
-    check_fits(memory, context=capacity, available=free)
+    check_fits(memory, context=capacity, available=free, others=others)
     if len(mine) == devices:
         check_weights(checkpoint, progress=progress)
     else:
