@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from model.parallel.processes import Watch
 
 OF_ONE = {"coordinator", "process", "silence"}  # options that each process has in its own words
+FILES = {"model", "tokenizer", "template", "text", "against", "evaluate", "out"}  # options that name a file or a folder
 LONGEST = 60  # characters of an option that are shown
 VIRTUAL = "--xla_force_host_platform_device_count"  # the flag of XLA that makes several devices of a CPU
 
@@ -72,19 +73,19 @@ def _asked(params: dict[str, Any], command: click.Command) -> dict[str, str]:
     A file counts by its name, since machines may have it in other folders.
     """
     options = [param for param in command.params if param.name in params and param.name not in OF_ONE]
-    said = {max(param.opts, key=len): _said(params[str(param.name)]) for param in options}
+    said = {max(param.opts, key=len): _said(params[str(param.name)], file=param.name in FILES) for param in options}
     return {"the command": str(command.name), **said}
 
 
-def _said(value: Any) -> str:
+def _said(value: Any, *, file: bool = False) -> str:
     """Write an option's value; a long one is cut, and told from others by a hash.
 
-    >>> _said(None), _said(7), _said("models/tiny"), _said("a" * 99)[55:]
+    >>> _said(None), _said(7), _said("models/tiny", file=True), _said("a" * 99)[55:]
     ('not given', '7', 'tiny', 'aaaaa... (99 characters, 13284468)')
     """
     if value is None:
         return "not given"
-    text = PurePath(value).name if isinstance(value, str) and " " not in value else str(value)
+    text = PurePath(value).name if file else str(value)
     if len(text) <= LONGEST:
         return text
     return f"{text[:LONGEST]}... ({len(text)} characters, {hashlib.sha256(text.encode()).hexdigest()[:8]})"

@@ -1,4 +1,4 @@
-"""What each field of `Config` means to the ops that have kernels: which they handle, and which they refuse."""
+"""The meaning of each field of `Config` for the ops that have kernels: which they handle, and which they refuse."""
 
 from dataclasses import MISSING, fields
 from typing import NamedTuple

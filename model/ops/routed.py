@@ -1,4 +1,4 @@
-"""An op that has a kernel: it is routed by the shapes of its arguments, which were asked about before."""
+"""An op that has a kernel, routed by the shapes of its arguments, about which the kernel was asked before."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
