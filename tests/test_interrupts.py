@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from learn.lab.folder import ALL, KERNEL, function_of
+from learn.lab.folder import write as write_exercise
 from tests.processes import REPOSITORY
 from tests.terminals import CTRL_C, at_terminal
 
@@ -97,6 +99,8 @@ PHASES = [
     (["inspect", "--plan"], ("measuring the machine",)),
     (["profile", "--trace=out.json"], ("compiling",)),
     (["serve", "--port=0"], ("starting JAX",)),
+    (["xray", "Once", "--out=page"], ("telling",)),
+    (["bench", "--suite=serve", "--json=out.json"], ("starting the server",)),
 ]
 
 
@@ -114,6 +118,35 @@ def test_ctrl_c_ends_a_command_in_the_phase_that_it_shows(tmp_path, arguments, p
     assert status == 130
     assert not any(word in shown for word in ("Traceback", "Error", "Interrupt", "Exception", "fault")), shown
     assert not list(tmp_path.iterdir())
+
+
+HOLDS = """
+import time
+
+def {}(*arguments, **settings):
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("verb", ["lab", "verify"])
+def test_ctrl_c_ends_a_judge_whose_kernel_never_answers(tmp_path, verb):
+    """The bar names what is judged, also in `lab check`; no verdict, page or replay file is left."""
+    if verb == "lab":
+        write_exercise(ALL[1], tmp_path / "lab-01")
+        file, arguments = tmp_path / "lab-01" / KERNEL, ["lab", "check", "1"]
+    else:
+        file = tmp_path / "mine.py"
+        arguments = ["verify", ALL[1].op, f"--candidate=mine.py:{function_of(ALL[1])}", "--arrays=numpy"]
+        arguments += ["--time", "--html=page.html", "--dtype=float32"]
+    file.write_text(HOLDS.format(function_of(ALL[1])))
+    before = {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts}
+    with at_terminal(*arguments, cwd=tmp_path) as terminal:
+        terminal.wait_for(f"{ALL[1].op} float32")
+        terminal.type(CTRL_C)
+        status, shown = terminal.wait()
+    assert status == 130
+    assert not any(word in shown for word in ("Traceback", "Error", "Interrupt", "hung", "not yet", "violated")), shown
+    assert {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts} == before
 
 
 def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
