@@ -1,6 +1,8 @@
 """Ctrl-C at any moment: the prompt is back at once, with one line at most, and nothing is half-written."""
 
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
@@ -11,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from commands import interrupt
+from commands.interrupt import unechoed
 from learn.lab.folder import ALL, KERNEL, function_of
 from learn.lab.folder import write as write_exercise
 from tests.processes import REPOSITORY
@@ -147,6 +151,29 @@ def test_ctrl_c_ends_a_judge_whose_kernel_never_answers(tmp_path, verb):
     assert status == 130
     assert not any(word in shown for word in ("Traceback", "Error", "Interrupt", "hung", "not yet", "violated")), shown
     assert {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts} == before
+
+
+def test_what_is_typed_during_an_answer_is_not_shown_within_it(monkeypatch):
+    """And the terminal is given back, also where a signal ends the process within the answer."""
+    ours, theirs = pty.openpty()
+    with open(theirs) as stdin, open(ours, "rb", buffering=0):
+        monkeypatch.setattr(sys, "stdin", stdin)
+
+        def echoes() -> bool:
+            os.write(ours, b"typed\n")
+            assert stdin.readline() == "typed\n"  # it is not lost
+            shown = bool(select.select([ours], [], [], 0)[0])
+            if shown:
+                os.read(ours, 100)
+            return shown
+
+        assert echoes()
+        with unechoed():
+            assert not echoes()
+            [give_back] = interrupt.AT_THE_END
+            give_back()
+            assert echoes()
+        assert echoes() and not interrupt.AT_THE_END
 
 
 def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
