@@ -276,16 +276,15 @@ def test_a_candidate_that_writes_to_its_inputs(worker):
     ("name", "message"),
     [
         ("candidates:missing", "candidates:missing cannot be imported: AttributeError"),
-        ("nowhere:right", "nowhere:right cannot be imported: ModuleNotFoundError: No module named 'nowhere'"),
+        ("nowhere:right", "nowhere:right cannot be imported: ModuleNotFoundError: No module named 'nowhere'$"),
         ("candidates", "a candidate is named package.module:function or file.py:function, got candidates"),
         ("candidates:number", "candidates:number is no function, but a int"),
     ],
 )
 def test_what_cannot_be_imported(worker, name, message):
     worker("right")
-    with pytest.raises(ImportError, match=message) as refused:
+    with pytest.raises(ImportError, match=message):
         Worker(name, arrays="numpy").start()
-    assert "frozen" not in str(refused.value)
 
 
 def test_a_module_that_ends_the_process(worker, tmp_path):
