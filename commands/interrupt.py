@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
@@ -161,7 +161,11 @@ def unechoed() -> Iterator[None]:
     before = termios.tcgetattr(terminal)
     quiet = list(before)
     quiet[3] &= ~termios.ECHO
-    give_back = partial(termios.tcsetattr, terminal, termios.TCSANOW, before)
+
+    def give_back() -> None:
+        with suppress(termios.error):  # where the terminal is gone, nobody misses it
+            termios.tcsetattr(terminal, termios.TCSANOW, before)
+
     AT_THE_END.append(give_back)
     termios.tcsetattr(terminal, termios.TCSANOW, quiet)
     try:
