@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import sys
 import zlib
+from importlib import import_module
 from xml.etree import ElementTree
 
 import ml_dtypes
@@ -164,6 +166,29 @@ def test_the_same_seed_draws_the_same():
     assert [run(eps_outside, seed=5, shrink=False).worst.draw for _ in range(2)] == [
         run(eps_outside, seed=5, shrink=False).worst.draw
     ] * 2
+
+
+def test_a_seed_draws_the_same_whatever_is_imported(tmp_path, monkeypatch):
+    """Hypothesis would draw numbers that stand in the source of what is imported and is not installed."""
+
+    def drawn() -> list[str]:
+        draws: list[str] = []
+
+        class Watched(Direct):
+            def call(self, positional, keyword):
+                draws.append(f"{positional} {keyword}")
+                return super().call(positional, keyword)
+
+        candidate = Watched(lambda x, y: x + y)
+        verify(CONTRACTS["add"], candidate, precision=FLOAT32, examples=100, seed=5, shrink=False)
+        return draws
+
+    before = drawn()
+    (tmp_path / "odd.py").write_text(f"NUMBERS = {list(range(1000))}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "odd", raising=False)
+    import_module("odd")
+    assert drawn() == before
 
 
 def test_what_is_wrong_only_once_is_not_the_same_twice():

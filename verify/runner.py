@@ -20,6 +20,7 @@ from verify.drawing import all_draws, leaves, narrowed_draws, pool_of_shapes, si
 from verify.examination import LAW, NOT_TWICE, Draw, Examination, Unjudged, examine
 from verify.judge import Finding, Point
 from verify.precision import Precision
+from verify.seeded import by_the_seed_alone
 from verify.timing import Timing
 
 LARGE = 5  # one shape in so many is a large one
@@ -165,7 +166,7 @@ class _Search:
             suppress_health_check=tuple(HealthCheck),  # type: ignore
         )
         test = hypothesis.seed(seed)(decorate(hypothesis.given(strategy)(self.examine)))
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), by_the_seed_alone():
             warnings.simplefilter("ignore", errors.HypothesisWarning)
             try:
                 _run(test)
