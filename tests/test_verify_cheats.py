@@ -4,16 +4,19 @@ The patterns are those of published catalogues of reward hacks in generated kern
 """
 
 import re
+from inspect import unwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from verify import judge
 from verify.candidate import Direct, Worker
 from verify.catalogue import CONTRACTS
-from verify.guard import Guarded, snapshot
+from verify.examination import Examination
+from verify.guard import Guarded, changes, snapshot
 from verify.precision import precision
-from verify.runner import verify
+from verify.runner import _Search, verify
 
 PAGE = Path(__file__).parents[1] / "docs" / "cheats.md"
 CHEATS = r"""
@@ -225,20 +228,45 @@ def test_the_right_function_among_them_passes(cheats):
     assert report.outcome == "within bounds"
 
 
-def test_a_patched_definition_is_refused_in_a_test(monkeypatch):
-    """A candidate in the judge's own process could reach the definition; its patch is seen and taken back."""
+def patches_the_definition():
     import reference.softmax
 
-    before, definition = snapshot(), reference.softmax.softmax
+    reference.softmax.softmax = lambda x: np.zeros_like(x)
+
+
+def patches_code():
+    unwrap(judge._ratio).__code__ = (lambda error, bound: np.zeros_like(error)).__code__
+
+
+def patches_a_class():
+    Examination.violated = property(lambda self: False)
+
+
+def patches_a_method():
+    unwrap(_Search._examine).__code__ = (lambda self, draw: None).__code__
+
+
+@pytest.mark.parametrize(
+    ("patch", "name"),
+    [
+        (patches_the_definition, "reference.softmax.softmax"),
+        (patches_code, "verify.judge._ratio.__code__"),
+        (patches_a_class, "verify.examination.Examination.violated"),
+        (patches_a_method, "verify.runner._Search._examine.__code__"),
+    ],
+)
+def test_a_patched_judge_is_refused_in_a_test(patch, name):
+    """A candidate in the judge's own process could reach what it is judged by; its patch is seen and taken back."""
+    before = snapshot()
 
     def patches(x):
-        reference.softmax.softmax = lambda x: np.zeros_like(x)
+        patch()
         return np.zeros_like(x)
 
     candidate = Guarded(Direct(patches), before)
     report = verify(CONTRACTS["softmax"], candidate, precision=precision("float32"), examples=9, seed=0, shrink=False)
-    assert report.worst.finding and report.worst.finding.kind == "definition"
-    assert reference.softmax.softmax is definition
+    assert report.worst.finding == ("definition", f"{name} was changed, which the candidate is judged by", "")
+    assert not changes(before)
 
 
 def test_the_page_names_every_pattern():

@@ -7,12 +7,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import cli
 from verify import examination, runner
 from verify.candidate import Direct, Failure, Worker
 from verify.catalogue import CONTRACTS, IMPLEMENTATIONS
@@ -51,8 +54,9 @@ def folder(tmp_path, monkeypatch):
 
 
 def run(op: str, candidate: Callable[..., Any], **options: Any):
+    """Verify `candidate` without laws: a fault is then found by the values that are due, whatever draw it comes at."""
     options = {"examples": 60, "seed": 0, "precision": precision("float32"), **options}
-    return verify(CONTRACTS[op], Direct(candidate), **options)
+    return verify(replace(CONTRACTS[op], laws=()), Direct(candidate), **options)
 
 
 def at_the_fifth(op: str, change: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -122,6 +126,21 @@ def test_an_exception_of_the_judge_is_no_pass(monkeypatch, kind):
         "the first result could not be judged (KeyError: 'no such thing'), the second one, of the same inputs, could",
         "",
     )
+
+
+@pytest.mark.parametrize("fault", [Unjudged("add"), OSError(28, "No space left on device"), KeyError("x"), None])
+def test_what_fails_is_not_taken_for_a_violation(monkeypatch, capsys, fault):
+    def verify(*_: Any, **__: Any):
+        raise fault
+
+    monkeypatch.setattr(import_module("commands.verify"), "_verify", verify)
+    monkeypatch.setattr(sys, "argv", ["llamaspec", "verify", "add"])
+    if fault is None:
+        monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("error: ")
 
 
 @pytest.mark.parametrize("ending", [SystemExit(143), KeyboardInterrupt(), GeneratorExit()])

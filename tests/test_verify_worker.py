@@ -13,7 +13,7 @@ from verify.candidate import Direct, Failure, NoVerdict, Outputs, Worker, check_
 from verify.worker import load_file
 
 CANDIDATES = r"""
-import ctypes, os, sys, time
+import ctypes, os, subprocess, sys, time
 import numpy as np
 
 def right(x, *, factor):
@@ -70,6 +70,12 @@ def into_the_pipe(data):
             os.write(descriptor, data)
         except OSError:
             pass
+
+def reads_stdin(x, *, factor):
+    assert sys.stdin.read() == ""
+    subprocess.run(["cat"], check=True)
+    os.close(0)
+    return x * factor
 
 def garbage(x, *, factor):
     into_the_pipe(b"garbage, garbage, garbage")
@@ -211,6 +217,11 @@ def test_a_candidate_that_answers_and_reads_no_more(worker):
     large = np.zeros((1000, 1000), np.float32)
     assert isinstance(call(one, large), Outputs)
     assert call(one, large) == Failure("hung", "no answer within 1 s")
+
+
+def test_requests_are_not_on_a_candidates_stdin(worker):
+    """A kernel may start a program that reads it, such as a compiler."""
+    np.testing.assert_array_equal(call(worker("reads_stdin", timeout=20.0)).arrays[0], 2 * X)
 
 
 def test_a_second_reply_is_not_taken_for_that_of_the_next_call(worker):
