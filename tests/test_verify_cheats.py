@@ -1,6 +1,7 @@
 """Ways to pass without being right, each refused, and the table of docs/cheats.md, which names them all.
 
-The patterns are those of published catalogues of reward hacks in generated kernels.
+The patterns are those of published catalogues of reward hacks in generated kernels. Those of timing are in
+tests/test_verify_timing.py.
 """
 
 import re
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests import test_verify_timing
 from verify import judge
 from verify.candidate import Direct, Worker
 from verify.catalogue import CONTRACTS
@@ -269,6 +271,21 @@ def test_a_patched_judge_is_refused_in_a_test(patch, name):
     assert not changes(before)
 
 
-def test_the_page_names_every_pattern():
-    rows = re.findall(r"^\| ([^|]+) \| `([^`]+)` \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert rows == [(what, kind) for _, kind, what in PATTERNS]
+def test_the_page_names_every_pattern_and_what_shows_it():
+    rows = re.findall(r"^\| ([^|]+) \| `([^`]+)` \| `([^`]+)` \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows == [(what, function, kind) for function, kind, what in PATTERNS]
+
+
+def test_every_pattern_of_timing_is_shown_or_out_of_scope():
+    """A row of the page's second table names a function or a test of another file, or is out of scope."""
+    *_, table = PAGE.read_text(encoding="utf-8").partition(
+        "| pattern | shown by | what becomes of it |\n|---|---|---|\n"
+    )
+    rows = [[cell.strip(" `") for cell in row.split("|")[1:4]] for row in table.partition("\n\n")[0].splitlines()]
+    shown = {name: outcome for _, name, outcome in rows if name}
+    assert all(outcome.startswith("out of scope: not seen") for _, name, outcome in rows if not name)
+    assert {name for name, outcome in shown.items() if outcome.startswith("no time")} == {
+        name for name, why in test_verify_timing.UNTIMED if name != "raises_if_large"
+    }
+    others = [name for name, outcome in shown.items() if not outcome.startswith("no time")]
+    assert others and all(hasattr(test_verify_timing, name) for name in others)
