@@ -228,8 +228,11 @@ def test_shapes_can_be_few():
         seen.add(x.shape)
         return right(x, weight, eps=eps)
 
-    run(watched, shapes=3)
+    report = run(watched, shapes=3)
     assert len({dim for _, dim in seen}) <= 3
+    assert "(50 examples of 3 shapes, " in counterexample(report, RMSNORM)[0]  # what it says nothing of otherwise
+    assert "(50 examples of 1 shape, " in counterexample(run(right, shapes=1), RMSNORM)[0]
+    assert "(50 examples, " in counterexample(run(right), RMSNORM)[0]
 
 
 def test_a_counterexample_may_be_smaller_than_the_few_shapes():

@@ -23,6 +23,7 @@ from verify.drawing import uniform
 from verify.examination import Unjudged, takes
 from verify.precision import precision
 from verify.runner import verify
+from verify.worker import load_file
 
 CANDIDATES = """
 import os, time
@@ -239,3 +240,11 @@ def test_a_candidate_that_hangs_in_a_dtype_is_waited_for_once():
     draws = itertools.islice(uniform(contract, None, {}, seed=0), 16)
     assert takes(contract, candidate, precision("bfloat16"), draws)
     assert candidate.calls == 1
+
+
+def test_a_file_that_changed_within_a_second_at_the_same_size_is_read_again(tmp_path):
+    file = tmp_path / "kernel.py"
+    for text, due in (("def add(a, b): return a - b\n", -1.0), ("def add(a, b): return a + b\n", 3.0)):
+        file.write_text(text, encoding="utf-8")
+        os.utime(file, (1e9, 1e9))  # one second of change for both
+        assert load_file(str(file)).add(1.0, 2.0) == due

@@ -33,7 +33,7 @@ def snapshot() -> Snapshot:
 
 
 def _within(name: str, value: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """What a class or a function that may be changed is made of, and the function that a decorator put it around."""
+    """The parts of a class or a function that may be changed, and of what a decorator put it around."""
     if isinstance(value, FunctionType):
         yield name, value, {key: getattr(value, key) for key in CODE}
     if hasattr(value, "__wrapped__"):
