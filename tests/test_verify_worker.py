@@ -70,11 +70,6 @@ def into_the_pipe(data):
         except OSError:
             pass
 
-def reads_stdin(x, *, factor):
-    assert sys.stdin.read() == ""
-    subprocess.run(["cat"], check=True)  # as a compiler may, which must find no requests there
-    return x * factor
-
 def garbage(x, *, factor):
     into_the_pipe(b"garbage, garbage, garbage")
     return x
@@ -126,6 +121,11 @@ def prints_escapes(x, *, factor):
 def imports(x, *, factor):
     import no_such_library_here
     return x
+
+def reads_stdin(x, *, factor):
+    assert sys.stdin.read() == ""
+    subprocess.run(["cat"], check=True)  # as a compiler may, which must find no requests there
+    return x * factor
 
 class Namespace:
     right = staticmethod(right)

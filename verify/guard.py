@@ -36,8 +36,8 @@ def _within(name: str, value: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
     """The parts of a class or a function that may be changed, and of what a decorator put it around."""
     if isinstance(value, FunctionType):
         yield name, value, {key: getattr(value, key) for key in CODE}
-    if hasattr(value, "__wrapped__"):
-        yield from _within(name, value.__wrapped__)
+    if (wrapped := getattr(value, "__wrapped__", None)) is not None:
+        yield from _within(name, wrapped)
     if isinstance(value, type):
         attributes = dict(vars(value))
         yield name, value, attributes
