@@ -14,7 +14,6 @@ REASONS = {
     "model/llama.py": "one model, from its options to its texts",
     "model/weights/params.py": "one tree of weights, from its shapes to its arrays",
     "pallas_kernels/parts/integer_mma.py": "one product on the tensor cores' integers, for every form of codes",
-    "verify/worker.py": "one file alone, which runs in Pythons that have nothing of this project",
     "tests/test_ops_choice.py": "every reason for which an op is a kernel or is not",
     "tests/families.py": "one model of each family, as files",
     "tests/test_bench.py": "one command",
