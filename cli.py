@@ -116,11 +116,15 @@ def llamaspec():
 
 
 def main() -> NoReturn:
-    """Run the command line. 0: done; 1: the work failed; 2: wrong usage; 130: interrupted; 128 + n: by signal n."""
+    """Run the command line. 0: done; 1: the work failed; 2: wrong usage; 130: interrupted; 128 + n: by signal n.
+
+    Of `verify`, 1 says that a bound is violated: where its work fails there is no verdict, which is 2.
+    """
+    failed = 2 if next((word for word in sys.argv[1:] if not word.startswith("-")), "") == "verify" else 1
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")
     if sys.stdout is None:
-        fail("standard output is closed", 1)
+        fail("standard output is closed", failed)
     with answered_at_once() as interrupts:
         try:
             width = min(shutil.get_terminal_size().columns, WIDEST) - 2  # click would not go below 50
@@ -138,13 +142,13 @@ def main() -> NoReturn:
                 hint = f" (see {error.ctx.command_path} --help)" if error.ctx else ""
                 fail(f"{error.format_message()}{hint}", 2)
             if isinstance(error, click.ClickException):
-                fail(error.format_message(), 1)
+                fail(error.format_message(), failed)
             if isinstance(error, BrokenPipeError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains as it flushes
-                sys.exit(1)
+                sys.exit(failed)
             if "--debug" in sys.argv:
                 raise
-            fail(_one_line(error), 1)
+            fail(_one_line(error), failed)
     sys.exit(0)
 
 

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import sys
 import zlib
+from importlib import import_module
 from xml.etree import ElementTree
 
 import ml_dtypes
@@ -166,6 +168,29 @@ def test_the_same_seed_draws_the_same():
     ] * 2
 
 
+def test_a_seed_draws_the_same_whatever_is_imported(tmp_path, monkeypatch):
+    """Hypothesis would draw numbers that stand in the source of what is imported and is not installed."""
+
+    def drawn() -> list[str]:
+        draws: list[str] = []
+
+        class Watched(Direct):
+            def call(self, positional, keyword):
+                draws.append(f"{positional} {keyword}")
+                return super().call(positional, keyword)
+
+        candidate = Watched(lambda x, y: x + y)
+        verify(CONTRACTS["add"], candidate, precision=FLOAT32, examples=100, seed=5, shrink=False)
+        return draws
+
+    before = drawn()
+    (tmp_path / "odd.py").write_text(f"NUMBERS = {list(range(1000))}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "odd", raising=False)
+    import_module("odd")
+    assert drawn() == before
+
+
 def test_what_is_wrong_only_once_is_not_the_same_twice():
     calls = []
 
@@ -203,8 +228,11 @@ def test_shapes_can_be_few():
         seen.add(x.shape)
         return right(x, weight, eps=eps)
 
-    run(watched, shapes=3)
+    report = run(watched, shapes=3)
     assert len({dim for _, dim in seen}) <= 3
+    assert "(50 examples of 3 shapes, " in counterexample(report, RMSNORM)[0]  # what it says nothing of otherwise
+    assert "(50 examples of 1 shape, " in counterexample(run(right, shapes=1), RMSNORM)[0]
+    assert "(50 examples, " in counterexample(run(right), RMSNORM)[0]
 
 
 def test_a_counterexample_may_be_smaller_than_the_few_shapes():

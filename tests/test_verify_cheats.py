@@ -1,19 +1,24 @@
 """Ways to pass without being right, each refused, and the table of docs/cheats.md, which names them all.
 
-The patterns are those of published catalogues of reward hacks in generated kernels.
+The patterns are those of published catalogues of reward hacks in generated kernels. Those of timing are in
+tests/test_verify_timing.py.
 """
 
 import re
+from inspect import unwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests import test_verify_timing
+from verify import judge
 from verify.candidate import Direct, Worker
 from verify.catalogue import CONTRACTS
-from verify.guard import Guarded, snapshot
+from verify.examination import Examination
+from verify.guard import Guarded, changes, snapshot
 from verify.precision import precision
-from verify.runner import verify
+from verify.runner import _Search, verify
 
 PAGE = Path(__file__).parents[1] / "docs" / "cheats.md"
 CHEATS = r"""
@@ -225,22 +230,62 @@ def test_the_right_function_among_them_passes(cheats):
     assert report.outcome == "within bounds"
 
 
-def test_a_patched_definition_is_refused_in_a_test(monkeypatch):
-    """A candidate in the judge's own process could reach the definition; its patch is seen and taken back."""
+def patches_the_definition():
     import reference.softmax
 
-    before, definition = snapshot(), reference.softmax.softmax
+    reference.softmax.softmax = lambda x: np.zeros_like(x)
+
+
+def patches_code():
+    unwrap(judge._ratio).__code__ = (lambda error, bound: np.zeros_like(error)).__code__
+
+
+def patches_a_class():
+    Examination.violated = property(lambda self: False)  # type: ignore
+
+
+def patches_a_method():
+    unwrap(_Search._examine).__code__ = (lambda self, draw: None).__code__
+
+
+@pytest.mark.parametrize(
+    ("patch", "name"),
+    [
+        (patches_the_definition, "reference.softmax.softmax"),
+        (patches_code, "verify.judge._ratio.__code__"),
+        (patches_a_class, "verify.examination.Examination.violated"),
+        (patches_a_method, "verify.runner._Search._examine.__code__"),
+    ],
+)
+def test_a_patched_judge_is_refused_in_a_test(patch, name):
+    """A candidate in the judge's own process could reach what it is judged by; its patch is seen and taken back."""
+    before = snapshot()
 
     def patches(x):
-        reference.softmax.softmax = lambda x: np.zeros_like(x)
+        patch()
         return np.zeros_like(x)
 
     candidate = Guarded(Direct(patches), before)
     report = verify(CONTRACTS["softmax"], candidate, precision=precision("float32"), examples=9, seed=0, shrink=False)
-    assert report.worst.finding and report.worst.finding.kind == "definition"
-    assert reference.softmax.softmax is definition
+    assert report.worst.finding == ("definition", f"{name} was changed, which the candidate is judged by", "")
+    assert not changes(before)
 
 
-def test_the_page_names_every_pattern():
-    rows = re.findall(r"^\| ([^|]+) \| `([^`]+)` \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert rows == [(what, kind) for _, kind, what in PATTERNS]
+def test_the_page_names_every_pattern_and_what_shows_it():
+    rows = re.findall(r"^\| ([^|]+) \| `([^`]+)` \| `([^`]+)` \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows == [(what, function, kind) for function, kind, what in PATTERNS]
+
+
+def test_every_pattern_of_timing_is_shown_or_out_of_scope():
+    """A row of the page's second table names a function or a test of another file, or is out of scope."""
+    *_, table = PAGE.read_text(encoding="utf-8").partition(
+        "| pattern | shown by | what becomes of it |\n|---|---|---|\n"
+    )
+    rows = [[cell.strip(" `") for cell in row.split("|")[1:4]] for row in table.partition("\n\n")[0].splitlines()]
+    shown = {name: outcome for _, name, outcome in rows if name}
+    assert all(outcome.startswith("out of scope: not seen") for _, name, outcome in rows if not name)
+    assert {name for name, outcome in shown.items() if outcome.startswith("no time")} == {
+        name for name, why in test_verify_timing.UNTIMED if name != "raises_if_large"
+    }
+    others = [name for name, outcome in shown.items() if not outcome.startswith("no time")]
+    assert others and all(hasattr(test_verify_timing, name) for name in others)

@@ -219,6 +219,17 @@ def test_inputs_that_cannot_be_made_are_no_verdict():
         run(always_nan, ["rows=1048576", "n=1048576"])
 
 
+def test_a_definition_that_is_not_finite_is_no_verdict():
+    """It is raised, not asserted: `python -O` drops what is asserted."""
+
+    def expect(x, y):
+        return Expected(*[np.full(x.shape, np.nan)] * 4)
+
+    broken = replace(CONTRACTS["add"], expect=expect)
+    with pytest.raises(NoVerdict, match="ValueError: the definition is not finite, or its bound is no number"):
+        verify(broken, Direct(lambda x, y: x + y), precision=precision("float32"), examples=9, seed=0)
+
+
 def test_the_list_has_every_value():
     text = "\n".join(describe(SOFTMAX, []))
     assert "hidden  none, first row, second half, every other, all but the last, all" in text

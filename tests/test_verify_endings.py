@@ -7,12 +7,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import cli
 from verify import examination, runner
 from verify.candidate import Direct, Failure, Worker
 from verify.catalogue import CONTRACTS, IMPLEMENTATIONS
@@ -20,6 +23,7 @@ from verify.drawing import uniform
 from verify.examination import Unjudged, takes
 from verify.precision import precision
 from verify.runner import verify
+from verify.worker import load_file
 
 CANDIDATES = """
 import os, time
@@ -51,8 +55,9 @@ def folder(tmp_path, monkeypatch):
 
 
 def run(op: str, candidate: Callable[..., Any], **options: Any):
+    """Verify `candidate` without laws: a fault is then found by the values that are due, whatever draw it comes at."""
     options = {"examples": 60, "seed": 0, "precision": precision("float32"), **options}
-    return verify(CONTRACTS[op], Direct(candidate), **options)
+    return verify(replace(CONTRACTS[op], laws=()), Direct(candidate), **options)
 
 
 def at_the_fifth(op: str, change: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -122,6 +127,21 @@ def test_an_exception_of_the_judge_is_no_pass(monkeypatch, kind):
         "the first result could not be judged (KeyError: 'no such thing'), the second one, of the same inputs, could",
         "",
     )
+
+
+@pytest.mark.parametrize("fault", [Unjudged("add"), OSError(28, "No space left on device"), KeyError("x"), None])
+def test_what_fails_is_not_taken_for_a_violation(monkeypatch, capsys, fault):
+    def verify(*_: Any, **__: Any):
+        raise fault
+
+    monkeypatch.setattr(import_module("commands.verify"), "_verify", verify)
+    monkeypatch.setattr(sys, "argv", ["llamaspec", "verify", "add"])
+    if fault is None:
+        monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("error: ")
 
 
 @pytest.mark.parametrize("ending", [SystemExit(143), KeyboardInterrupt(), GeneratorExit()])
@@ -220,3 +240,11 @@ def test_a_candidate_that_hangs_in_a_dtype_is_waited_for_once():
     draws = itertools.islice(uniform(contract, None, {}, seed=0), 16)
     assert takes(contract, candidate, precision("bfloat16"), draws)
     assert candidate.calls == 1
+
+
+def test_a_file_that_changed_within_a_second_at_the_same_size_is_read_again(tmp_path):
+    file = tmp_path / "kernel.py"
+    for text, due in (("def add(a, b): return a - b\n", -1.0), ("def add(a, b): return a + b\n", 3.0)):
+        file.write_text(text, encoding="utf-8")
+        os.utime(file, (1e9, 1e9))  # one second of change for both
+        assert load_file(str(file)).add(1.0, 2.0) == due

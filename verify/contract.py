@@ -121,11 +121,15 @@ class Contract:
         )
 
     def expected(self, arguments: Arguments) -> tuple[Expected, ...]:
-        """Compute the exact outputs for `arguments` and their bounds."""
+        """Compute the exact outputs for `arguments` and their bounds.
+
+        Raises ValueError for an output that is not finite, and for a bound that is no number.
+        """
         positional, keyword = self.split(arguments)
         expected = self.expect(*positional.values(), **keyword)
         expected = (expected,) if isinstance(expected, Expected) else expected
-        assert all(np.all(np.isfinite(due.value)) and not np.any(np.isnan(due.hard)) for due in expected), self.name
+        if not all(np.all(np.isfinite(due.value)) and not np.any(np.isnan(due.hard)) for due in expected):
+            raise ValueError("the definition is not finite, or its bound is no number")  # also where -O drops asserts
         return expected
 
 

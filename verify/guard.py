@@ -1,37 +1,61 @@
 """A guard over what a candidate in this process is judged by: definitions, bounds, and the functions under them.
 
 A candidate in a process of its own cannot reach them. One in a test can, by a patch of `reference.softmax.softmax`,
-say, that a test library or a shortcut made: then both sides agree, whatever the kernel does.
+say, that a test library or a shortcut made: then both sides agree, whatever the kernel does. Seen are names of modules,
+attributes of classes, and the code of functions. A candidate that searches the memory of the process is not stopped.
 """
 
 import sys
+from collections.abc import Iterator
+from types import FunctionType
 from typing import Any
 
 from verify.candidate import Candidate, Failure, Outputs
 
 JUDGES = ("reference", "verify", "numpy", "math")  # modules, and for the first two those under them
 
-Snapshot = dict[str, dict[str, Any]]  # by module and name
+CODE = ("__code__", "__defaults__", "__kwdefaults__")
+
+Snapshot = list[tuple[str, Any, dict[str, Any]]]  # what is looked at: its name, itself, and attributes that it has
 
 
 def snapshot() -> Snapshot:
-    """The names of all modules that a verdict rests on, and their values."""
-    return {
-        name: dict(vars(module))
-        for name, module in list(sys.modules.items())
-        if name in JUDGES or name.partition(".")[0] in JUDGES[:2]
-    }
+    """The attributes of all modules that a verdict rests on, of their classes, and the code of their functions."""
+    found: Snapshot = []
+    for name, module in list(sys.modules.items()):
+        if name in JUDGES or name.partition(".")[0] in JUDGES[:2]:
+            attributes = {key: value for key, value in vars(module).items() if not key.startswith("__")}
+            found.append((name, module, attributes))
+            for key, value in attributes.items():
+                if getattr(value, "__module__", None) == name:
+                    found += _within(f"{name}.{key}", value)
+    return found
+
+
+def _within(name: str, value: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """The parts of a class or a function that may be changed, and of what a decorator put it around."""
+    if isinstance(value, FunctionType):
+        yield name, value, {key: getattr(value, key) for key in CODE}
+    if (wrapped := getattr(value, "__wrapped__", None)) is not None:
+        yield from _within(name, wrapped)
+    if isinstance(value, type):
+        attributes = dict(vars(value))
+        yield name, value, attributes
+        for key, part in attributes.items():
+            part = part.fget if isinstance(part, property) else getattr(part, "__func__", part)
+            if isinstance(part, FunctionType):
+                yield from _within(f"{name}.{key}", part)
 
 
 def changes(before: Snapshot) -> list[str]:
     """Names that have another value than `before`, as module.name. They get their old one again."""
     found = []
-    for module, names in before.items():
-        now = vars(sys.modules[module]) if module in sys.modules else names
-        for name, value in names.items():
-            if not name.startswith("__") and now.get(name) is not value:
-                found.append(f"{module}.{name}")
-                now[name] = value
+    for name, holder, attributes in before:
+        now = {key: getattr(holder, key) for key in attributes} if isinstance(holder, FunctionType) else vars(holder)
+        for key, value in attributes.items():
+            if now.get(key) is not value:
+                found.append(f"{name}.{key}")
+                setattr(holder, key, value)
     return found
 
 
@@ -47,12 +71,9 @@ class Guarded:
         return self.candidate.name
 
     def call(self, positional: dict[str, Any], keyword: dict[str, Any]) -> Outputs | Failure:
-        """Call the candidate, unless it was changed before, and look again afterwards."""
-        if found := changes(self.before):
-            return self._failure(found)
+        """Call the candidate, and look whether anything was changed by then: by it, or before it."""
         outcome = self.candidate.call(positional, keyword)
         found = changes(self.before)
-        return self._failure(found) if found else outcome
-
-    def _failure(self, found: list[str]) -> Failure:
+        if not found:
+            return outcome
         return Failure("definition", f"{', '.join(found[:3])} was changed, which the candidate is judged by")

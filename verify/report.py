@@ -30,6 +30,8 @@ def headline(report: Report) -> str:
         why = f"{report.not_taken}; --dtype {report.dtype} asks for a verdict"
         return f"{report.outcome:14}{report.op} {report.dtype}  {report.candidate}  ({why})"
     number = "1 example" if report.examples == 1 else f"{report.examples} examples"
+    if report.shapes and report.outcome != "violated":
+        number += " of 1 shape" if report.shapes == 1 else f" of {report.shapes} shapes"
     if report.cut_short:
         number += " until the time was up"
     if report.outcome != "violated":
@@ -208,6 +210,7 @@ def as_json(reports: Sequence[Report]) -> dict[str, Any]:
                 "outcome": report.outcome,
                 "examples": report.examples,
                 "compared": report.compared,
+                "shapes": report.shapes,
                 "narrowed": {name: list(share) for name, share in report.shares.items()},
                 "weaker_contract": report.weaker,
                 "cut_short": report.cut_short,

@@ -20,6 +20,7 @@ from verify.drawing import all_draws, leaves, narrowed_draws, pool_of_shapes, si
 from verify.examination import LAW, NOT_TWICE, Draw, Examination, Unjudged, examine
 from verify.judge import Finding, Point
 from verify.precision import Precision
+from verify.seeded import by_the_seed_alone
 from verify.timing import Timing
 
 LARGE = 5  # one shape in so many is a large one
@@ -50,6 +51,7 @@ class Report:
     weaker: str = ""  # contract, in words
     timing: Timing | None = None  # where it was asked for, and the contract holds
     points: Sequence[Point] = ()  # numbers of the results, until the first that is wrong
+    shapes: int | None = None  # different ones that were drawn, where their number was limited
     not_taken: str = ""  # why a dtype that nobody asked for is not judged
 
     @property
@@ -133,6 +135,7 @@ def verify(
         differs=search.differs,
         weaker=contract.weaker,
         points=search.points,
+        shapes=None if shapes is None else len(search.shapes),
     )
 
 
@@ -151,6 +154,7 @@ class _Search:
         self.shares_used: dict[str, dict[str, float]] = {}
         self.differs = ""
         self.points: list[Point] = []
+        self.shapes: set[str] = set()
         self.smallest: Examination | None = None  # that is wrong
         self.cut_short = False
 
@@ -165,7 +169,7 @@ class _Search:
             suppress_health_check=tuple(HealthCheck),  # type: ignore
         )
         test = hypothesis.seed(seed)(decorate(hypothesis.given(strategy)(self.examine)))
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), by_the_seed_alone():
             warnings.simplefilter("ignore", errors.HypothesisWarning)
             try:
                 _run(test)
@@ -258,6 +262,7 @@ class _Search:
         """Keep how much of the bound was used, for each kind of input."""
         self.differs = self.differs or examination.differs
         self.points += examination.points
+        self.shapes.add(str([examination.draw[name] for name in self.contract.shapes]))
         self.nearest = max(self.nearest, examination, key=lambda one: one.hard)
         for name, value in examination.draw.items():
             if isinstance(value, Values | str) and name != LAW:

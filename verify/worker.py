@@ -328,9 +328,10 @@ def serve(candidate: str, library: str, device: str | None, prints: int) -> None
     """Answer requests until stdin ends.
 
     The first frame out is None, or a pair: why the candidate cannot be called, and whether it was imported. The file
-    descriptor `prints` takes what the candidate writes to stdout.
+    descriptor `prints` takes what the candidate writes to stdout. Its stdin, and that of what it starts, is empty.
     """
-    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(prints, 1)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # so that what was printed outlives a crash
