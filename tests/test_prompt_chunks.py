@@ -21,6 +21,7 @@ from model.weights import quantizing
 from model.weights.params import load_params
 from tests.random_models import SMALL, random_checkpoint
 
+pytestmark = pytest.mark.usefixtures("compiled_once", "compiled_fast")
 CONFIG = replace(SMALL, context=200)
 GREEDY = SamplingOptions(temperature=0.0)
 
