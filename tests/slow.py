@@ -92,6 +92,11 @@ SLOW: dict[str, int] = {
     "tests/test_verify_others.py::test_functions_of_jax": 6,  # 1 each
     "tests/test_verify_ours.py::test_plain_ops": 4,  # 1 each
     "tests/test_verify_mutants.py::test_right_implementations_pass": 0,  # 13
+    # Each op stays in one dtype, swiglu in both.
+    "tests/test_verify_backward.py::test_automatic_differentiation_is_within_bounds[linear_backward-float32]": 0,  # 2
+    "tests/test_verify_backward.py::test_automatic_differentiation_is_within_bounds[rmsnorm_backward-float32]": 0,  # 3
+    "tests/test_verify_backward.py::test_automatic_differentiation_is_within_bounds[embedding_backward-bfloat16]": 0,
+    "tests/test_verify_backward.py::test_automatic_differentiation_is_within_bounds[cross_entropy_backward-float32]": 0,
     "tests/test_verify_backward.py::test_automatic_differentiation_is_within_bounds[attention_backward-float32]": 0,
     "tests/test_verify_mutants.py::test_every_mutant_is_found_out[long ops]": 0,  # 70
     "tests/test_verify_backward.py::test_automatic_differentiation_is_within_bounds[attention_backward-bfloat16]": 0,
@@ -131,7 +136,7 @@ SLOW: dict[str, int] = {
     "tests/test_memory.py::test_only_a_process_of_the_models_own_is_changed": 1,  # 2 each
     "tests/test_cli.py::test_doctor_for_a_program": 0,  # 8
     "tests/test_interrupts.py::test_ctrl_c_ends_a_command_in_the_phase_that_it_shows": 2,  # 1 each
-    "tests/test_lab.py::test_an_empty_function_is_refused_and_a_right_one_accepted": 3,  # 1 each
+    "tests/test_lab.py::test_an_empty_function_is_refused_and_a_right_one_accepted": 2,  # 1 each
     "tests/test_verify_triton.py::test_what_is_drawn_and_found_is_what_the_guide_shows": 1,  # 2 each
     "tests/test_system.py::test_a_model_tells_the_same_without_linux": 0,  # 11
     "tests/test_system.py::test_commands_run_without_linux": 0,  # 17
@@ -204,7 +209,7 @@ SLOW: dict[str, int] = {
     "tests/test_calibration.py::test_both_backends_tell_the_same_story_with_a_model_that_was_converted": 0,  # 18
     "tests/test_calibration.py::test_in_a_model_no_error_is_above_that_of_rounding_to_nearest": 0,  # 4 to 7 each
     "tests/test_calibration.py::test_a_calibrated_model_is_written_and_read": 0,  # 4 each
-    "tests/test_lab.py::test_broken_is_refused_and_mended_is_accepted": 3,  # 2 each, some 14
+    "tests/test_lab.py::test_broken_is_refused_and_mended_is_accepted": 2,  # 2 each, some 14
     "tests/test_calibration.py::test_tensors_are_the_same_whenever_they_are_read": 1,  # 3 each
     "tests/test_bench.py::test_random_weights_are_numbers_in_every_scheme": 1,  # 1 to 2 each
     "tests/test_tokenizers.py::test_long_texts": 1,  # 1 to 2 each
@@ -212,10 +217,8 @@ SLOW: dict[str, int] = {
     "tests/test_quantized_products.py::test_a_product_on_a_cpu_leaves_partial_sums_in_memory_and_no_copy": 8,  # 24 in 9
     "tests/test_trace.py::test_distances_are_those_of_the_walk_and_the_logits_those_of_the_reference": 3,  # 7 in 6
     "tests/test_quantized_models.py::test_a_model_that_is_written_quantized_runs_as_one_that_is_quantized_at_load": 1,
-    "tests/test_training.py::test_a_step_goes_down_the_references_gradient": 1,  # 2 each
     "tests/test_checkpoint_writing.py::test_hugging_face_goes_there_and_back": 15,  # 45 in 3
     "tests/test_family_goldens.py::test_a_golden_sees_every_switch_of_its_family": 9,  # 25 in 2
-    "tests/test_decode_hlo.py::test_no_branch_asks_for_the_temperature": 1,  # 1 each
     # Several devices and processes: one test of each kind stays.
     "tests/test_parallel_commands.py::test_what_is_measured_is_planned_with_and_what_cannot_be_is_refused": 0,  # 10
     "tests/test_parallel.py::test_a_story_does_not_depend_on_the_number_of_devices": 0,  # 31
