@@ -312,7 +312,7 @@ def test_convert_there_and_back(run, stories, tmp_path):
 
 
 def test_doctor(run, monkeypatch):
-    """Of one model's ops; the next test chooses those of all."""
+    """Choose the ops of one model; the next test chooses those of all."""
     monkeypatch.setattr("model.insight.doctor.SHAPES", {TYPICAL: SHAPES[TYPICAL]})
     code, out, err = run("doctor")
     assert code == 0, err
