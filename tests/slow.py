@@ -93,7 +93,7 @@ SLOW: dict[str, int] = {
     "tests/test_verify_ours.py::test_plain_ops": 4,  # 1 each
     "tests/test_verify_mutants.py::test_right_implementations_pass": 0,  # 13
     "tests/test_verify_kernelbench.py::test_a_right_one_is_within_bounds": 1,  # 1 and 7
-    "tests/test_verify_narrowed.py::test_a_causal_kernel_is_right_where_the_mask_is_causal_and_wrong_elsewhere": 0,  # 10
+    "tests/test_verify_narrowed.py::test_a_causal_kernel_is_right_where_the_mask_is_causal_and_wrong_elsewhere": 0,
     "tests/test_verify_sizes.py::test_rows_beyond_4096_are_found_at_default_settings": 2,  # 1 to 2 each
     "tests/test_verify_declare.py::test_an_example_accepts_its_right_function": 5,  # 9 in 6
     "tests/test_verify_loose.py::test_the_mutants_that_live_are_those_that_claim_less": 1,  # 2 to 3 each
