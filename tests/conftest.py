@@ -7,6 +7,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,38 @@ def compiled_once(caches) -> Iterator[None]:
     for name, value in before.items():
         jax.config.update(name, value)
     compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def compiled_fast() -> Iterator[None]:
+    """Have LLVM optimize little in `make test`, also in other processes: for files whose claims are about no numbers.
+
+    XLA's own passes are as ever. `make test-all` optimizes everything.
+    """
+    import jax
+
+    if os.environ.get("HYPOTHESIS_PROFILE") != "brief":
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        before = jax.config.read("jax_disable_most_optimizations")
+        jax.config.update("jax_disable_most_optimizations", True)
+        yield
+        jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture(scope="module")
+def workers_stay() -> Iterator[None]:
+    """Have the tests of a file render chat templates by processes that stay, as a server does."""
+    from model.chat.template_process import Workers
+
+    workers = Workers()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("model.chat.template.Workers", lambda: workers)
+        patch.setattr("model.chat.template.closing", nullcontext)
+        yield
+    workers.close()
 
 
 @pytest.fixture(scope="module")  # not longer: while it runs, no other test can run an event loop

@@ -56,10 +56,10 @@ WALKS = [
     Walk("wide", 2, table="cpu", quantize="q4"),
     Walk("broad", 4, way="context"),
     Walk("even", 4, way="FSDP"),
-    Walk(GPT_OSS, 4),
-    Walk(STABLELM_2, 4, "bfloat16"),
 ]
 MORE = [
+    Walk(GPT_OSS, 4),
+    Walk(STABLELM_2, 4, "bfloat16"),
     Walk(STARCODER_2, 2),
     Walk(NEMOTRON, 4),
     Walk(GPT_OSS, 4, "bfloat16", way="context"),

@@ -26,6 +26,7 @@ from reference.config import Config
 from tests import tiny_tokenizers
 from tests.families import FAMILIES, write_checkpoint
 
+pytestmark = pytest.mark.usefixtures("workers_stay")
 TOKENIZERS = {
     "llama2": read_llama2c(tiny_tokenizers.llama2c(), path="tokenizer.bin"),
     "llama3": read_tiktoken(tiny_tokenizers.llama3(), path="tokenizer.model"),

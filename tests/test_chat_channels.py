@@ -9,6 +9,7 @@ from model.chat.channels import channels_of
 from model.chat.template import ChatTemplate
 from tests.test_chat import HARMONY, TOKENIZERS, Talk
 
+pytestmark = pytest.mark.usefixtures("workers_stay")
 TEMPLATE = ChatTemplate(
     "harmony",
     "{% for message in messages %}{% if message.role == 'assistant' %}"

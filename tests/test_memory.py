@@ -16,6 +16,8 @@ from reference.config import Config
 from tests.processes import run_python
 from tests.random_models import SMALL, random_checkpoint
 
+pytestmark = pytest.mark.usefixtures("compiled_fast")
+
 # We free every other block after a larger one, so that glibc keeps the smaller blocks.
 BLOCKS = """
 import numpy as np

@@ -8,6 +8,7 @@ import pytest
 from model.running.process import prepare_process
 from tests.processes import run_python
 
+pytestmark = pytest.mark.usefixtures("compiled_fast")
 SETTINGS = ("XLA_PYTHON_CLIENT_PREALLOCATE", "TF_CPP_MIN_LOG_LEVEL", "TF_CPP_MAX_VLOG_LEVEL")
 
 

@@ -28,7 +28,7 @@ from tests.processes import run_python
 from tests.random_models import SMALL, random_checkpoint
 from tests.test_generation import VOCAB, Alphabet
 
-pytestmark = pytest.mark.usefixtures("compiled_once")
+pytestmark = pytest.mark.usefixtures("compiled_once", "compiled_fast")
 CONFIG = replace(SMALL, vocab=VOCAB, context=700)
 
 

@@ -25,6 +25,7 @@ from model.weights import quantizing
 from model.weights.params import abstract_params, load_params, no_progress
 from tests.random_models import SMALL, random_checkpoint
 
+pytestmark = pytest.mark.usefixtures("compiled_once", "compiled_fast")
 CONFIG = replace(SMALL, context=200)
 GREEDY = SamplingOptions(temperature=0.0)
 

@@ -18,6 +18,7 @@ from model.system import process_age
 from tests.processes import run_llamaspec, run_python
 from tests.random_models import SMALL, random_checkpoint
 
+pytestmark = pytest.mark.usefixtures("compiled_fast")
 PHASES = ["import", "device", "read", "compile", "upload", "first_token"]
 
 

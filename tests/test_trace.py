@@ -14,7 +14,7 @@ from model.running.reference_backend import load_reference_params
 from model.tensors import tensor_shapes
 from reference.llama import empty_cache, forward
 from reference.softmax import softmax
-from tests.processes import REPOSITORY, run_llamaspec
+from tests.processes import REPOSITORY
 from verify.walk import BEYOND, CONFIGS, walk, weights
 
 TOKENS = [3, 14, 15, 9, 26, 5, 35]
@@ -143,12 +143,12 @@ def test_definitions_are_named_with_their_formula_and_line():
     assert [layer.name for layer in definitions(CONFIGS["experts"])["moe_add"]] == ["rmsnorm", "moe", "add"]
 
 
-def test_the_command_shows_a_token_as_text_and_as_json():
-    shown = run_llamaspec("trace", "Once upon a time", "--layer", "9")
-    assert shown.code == 0 and "token 6 of 7: ' time'" in shown.err
-    assert "layer 9" in shown.out and "layer 0" not in shown.out and "head 3" in shown.out
-    assert max(map(len, shown.out.splitlines())) <= 80
-    value = json.loads(run_llamaspec("trace", "Once upon a time", "--layer", "9", "--position", "1", "--json").out)
+def test_the_command_shows_a_token_as_text_and_as_json(run):
+    code, out, err = run("trace", "Once upon a time", "--layer", "9")
+    assert code == 0 and "token 6 of 7: ' time'" in err
+    assert "layer 9" in out and "layer 0" not in out and "head 3" in out
+    assert max(map(len, out.splitlines())) <= 80
+    value = json.loads(run("trace", "Once upon a time", "--layer", "9", "--position", "1", "--json")[1])
     assert value["position"] == 1 and value["tokens"][6]["text"] == " time"
     assert {visit["op"] for visit in value["visits"]} == set(value["definitions"])
     assert np.shape(value["attention"][0]["weights"]) == (4, 2)
@@ -161,6 +161,6 @@ def test_the_command_shows_a_token_as_text_and_as_json():
         (["Once", "--layer", "10"], "--layer 10: the model has layers 0 to 9"),
     ],
 )
-def test_the_command_refuses_what_is_not_there(arguments, message):
-    failed = run_llamaspec("trace", *arguments)
-    assert failed.code == 2 and message in failed.err and failed.out == ""
+def test_the_command_refuses_what_is_not_there(run, arguments, message):
+    code, out, err = run("trace", *arguments)
+    assert code == 2 and message in err and out == ""

@@ -8,6 +8,7 @@ import pytest
 
 from model import candidates
 from model.candidates import table
+from tests.strategies import share_of
 from verify import contracts, mutants
 from verify.candidate import Direct
 from verify.catalogue import CONTRACTS, IMPLEMENTATIONS, by_op, contract_for, found
@@ -149,7 +150,7 @@ def test_weights_rounded_to_float16_pass_in_float16():
     for scale in range(-8, 3):
         examination = examine(contract, Direct(attention), half, {**draw, "v": Values("wide", 3, scale)})
         assert examination.finding is None, examination
-    report = verify(contract, Direct(attention), precision=half, examples=100, seed=0)
+    report = verify(contract, Direct(attention), precision=half, examples=share_of(100), seed=0)
     assert report.outcome == "within bounds", report.worst
 
 

@@ -18,12 +18,14 @@ from verify.mutant import implementation
 from verify.precision import TINY, precision
 
 MUTANTS = [(op, mutant.name) for op, right in IMPLEMENTATIONS.items() for mutant in right.mutants]
-# The mutants of these ops take five sixths of the time: a draw of attention or of experts takes long. Most have a
-# sibling among the fast ops: rope_interleaved for rope_halves, rmsnorm for the norms of q and k, linear for products.
+# The mutants of these ops take seven eighths of the time: a draw of attention or of experts takes long. Most have a
+# sibling among the fast ops: rope_interleaved for the other rotations, rmsnorm for norms, linear and gemv for products,
+# logsumexp for cross_entropy.
 LONG = [
     *("attention", "attention_prefill", "attention_decode", "attention_paged", "moe", "distribution", "norm_qkv"),
     *("gemv_quantized", "gemv_fixed_point", "softmax", "attention_weights", "sink_attention", "attention_backward"),
     *("rope_halves", "qk_norm", "wide_qk_norm", "norm_linear", "norm_gate_up", "shared_expert"),
+    *("linear_add", "partial_rope", "cross_entropy", "gemm", "layernorm"),
 ]
 FAST = [op for op in IMPLEMENTATIONS if op not in LONG]
 

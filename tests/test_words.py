@@ -46,10 +46,11 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 @cache
 def sources() -> dict[str, str]:
     """Python files of the repository by path, without hidden and generated folders."""
-    generated = {"build", "dist", "__pycache__"}
-    paths = [path.relative_to(REPOSITORY) for path in REPOSITORY.rglob("*.py")]
-    ours = [path for path in paths if not generated & {*path.parts} and not any(p.startswith(".") for p in path.parts)]
-    return {path.as_posix(): (REPOSITORY / path).read_text(encoding="utf-8") for path in sorted(ours)}
+    generated, ours = {"build", "dist", "__pycache__"}, []
+    for folder, folders, files in REPOSITORY.walk():
+        folders[:] = [name for name in folders if name not in generated and not name.startswith(".")]  # not entered
+        ours += [folder / name for name in files if name.endswith(".py") and not name.startswith(".")]
+    return {path.relative_to(REPOSITORY).as_posix(): path.read_text(encoding="utf-8") for path in sorted(ours)}
 
 
 @cache
@@ -57,9 +58,17 @@ def parsed(source: str) -> ast.Module:
     return ast.parse(source)
 
 
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield a tree and the statements in it, whose expressions hold no docstring."""
+    yield tree
+    for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, ast.expr):
+            yield from statements(node)
+
+
 def unclear_docstrings(source: str) -> Iterator[tuple[int, str]]:
     """Yield the line number and first line of each docstring that opens with an unclear word."""
-    for node in ast.walk(parsed(source)):
+    for node in statements(parsed(source)):
         if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)) and UNCLEAR.match(text):
             yield node.body[0].lineno, text.splitlines()[0]
 
@@ -72,7 +81,8 @@ def test_docstrings_open_with_a_verb_or_a_noun_phrase():
 
 def test_an_unclear_docstring_is_seen():
     source = '"""What it is."""\nclass A:\n    """Those that count."""\n    def f():\n        """Whatever is."""'
-    assert [line for line, _ in unclear_docstrings(source)] == [1, 3]
+    within = '\nif A:\n    try:\n        def g():\n            """Which is within."""\n    finally:\n        pass'
+    assert [line for line, _ in unclear_docstrings(source + within)] == [1, 3, 9]
 
 
 def module(path: str) -> str:

@@ -130,8 +130,11 @@ def test_a_chosen_cut_fits(width, rows, cols):
 
 
 def refused(codes=(64, 1024), scales=(64, 16), x=(3, 1024), *, kind="int8", dtype="bfloat16", cut=None, **others):
-    w = ScaledCodes(jnp.zeros(codes, kind), jnp.zeros(scales, jnp.float32), **others)
-    return partial(coded_gemm, w, jnp.zeros(x, dtype), cut=cut)
+    def call() -> jax.Array:  # makes its arrays when it is called, since every worker collects all of these cases
+        w = ScaledCodes(jnp.zeros(codes, kind), jnp.zeros(scales, jnp.float32), **others)
+        return coded_gemm(w, jnp.zeros(x, dtype), cut=cut)
+
+    return call
 
 
 @pytest.mark.parametrize(
@@ -144,8 +147,8 @@ def refused(codes=(64, 1024), scales=(64, 16), x=(3, 1024), *, kind="int8", dtyp
         (refused(scales=(64, 128)), "a scale for each of"),
         (refused(codes=(64, 128), scales=(64, 64), kind="int32"), "a scale for each of"),
         (refused(scales=(63, 16)), r"scales \[64, 16\]"),
-        (refused(minima=jnp.zeros((64, 15))), r"minima \[64, 16\]"),
-        (refused(scales=(64,), minima=jnp.zeros(64)), "minima of groups, got those of rows"),
+        (refused(minima=np.zeros((64, 15), np.float32)), r"minima \[64, 16\]"),
+        (refused(scales=(64,), minima=np.zeros(64, np.float32)), "minima of groups, got those of rows"),
         (refused(levels=LEVELS["nf4"]), "without levels"),
         (refused(x=(65, 1024)), "1 to 64 vectors, got 65"),
         (refused(x=(0, 1024)), "1 to 64 vectors, got 0"),

@@ -215,8 +215,11 @@ def test_two_runs_of_rows_in_a_block():
 
 
 def refused(codes=(8, 1024), scales=(8, 16), x=(1, 1024), *, kind="int8", dtype="float32", **options):
-    w = ScaledCodes(jnp.zeros(codes, kind), jnp.zeros(scales, jnp.float32))
-    return lambda: gemv(w, jnp.zeros(x, dtype), **options)
+    def call() -> jax.Array:  # makes its arrays when it is called, since every worker collects all of these cases
+        w = ScaledCodes(jnp.zeros(codes, kind), jnp.zeros(scales, jnp.float32))
+        return gemv(w, jnp.zeros(x, dtype), **options)
+
+    return call
 
 
 @pytest.mark.parametrize(
@@ -246,9 +249,9 @@ def refused(codes=(8, 1024), scales=(8, 16), x=(1, 1024), *, kind="int8", dtype=
             "in multiples of 256, 1024 at least, got 1152",
         ),
         (refused(codes=(8, 28672), scales=(8,), x=(3, 28672)), "bytes of shared memory for 3 vectors of 28672"),
-        (refused(norm=jnp.zeros(1024, jnp.bfloat16)), r"norm \[1024\] in float32"),
-        (refused(bias=jnp.zeros(9)), r"bias \[8\]"),
-        (refused(residual=jnp.zeros((2, 8))), r"residual \[1, 8\]"),
+        (refused(norm=np.zeros(1024, jnp.bfloat16)), r"norm \[1024\] in float32"),
+        (refused(bias=np.zeros(9, np.float32)), r"bias \[8\]"),
+        (refused(residual=np.zeros((2, 8), np.float32)), r"residual \[1, 8\]"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
