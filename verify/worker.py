@@ -324,6 +324,27 @@ def read_frame(stream: Readable, *, most: int | None = None) -> Any:
         raise ValueError("no frame") from error
 
 
+OPEN_FILES = 4096
+FILE = 2**30  # bytes that a file may have, and what is printed
+
+
+def limit_resources() -> None:
+    """Limit this process and all that it starts, so that one out of hand gets an error and takes no machine along.
+
+    Memory that it may write to, whether or not it did, ends at what the machine has; so do threads, by their stacks.
+    """
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = {"RLIMIT_DATA": memory, "RLIMIT_FSIZE": FILE, "RLIMIT_NOFILE": OPEN_FILES, "RLIMIT_CORE": 0}
+    for kind, most in ((getattr(resource, name), most) for name, most in limits.items()):
+        _, hard = resource.getrlimit(kind)
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (most, most))
+
+
 def serve(candidate: str, library: str, device: str | None, prints: int) -> None:
     """Answer requests until stdin ends.
 
@@ -335,6 +356,7 @@ def serve(candidate: str, library: str, device: str | None, prints: int) -> None
     os.dup2(prints, 1)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # so that what was printed outlives a crash
+    limit_resources()
     sys.path.insert(0, os.getcwd())
     try:
         function = load(candidate)
