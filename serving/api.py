@@ -108,6 +108,8 @@ class Api:
             raise Refusal("give either max_tokens or max_completion_tokens", param="max_tokens")
         tools, forced, most_calls = wanted_tools(body)
         formatted = not isinstance(body.response_format, TextFormat | None)
+        if formatted and body.answer_ids:  # A grammar begins with the answer, not in its middle.
+            raise Refusal("answer_ids: not together with response_format", param="answer_ids")
         read = partial(self._prompts.from_messages, body.messages, tools=tools, forced=forced, formatted=formatted)
         prompt = await self._in_thread(partial(read, begun=body.answer_ids or (), options=_template_options(body)))
         most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens

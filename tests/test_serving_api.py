@@ -223,6 +223,7 @@ def test_a_wrong_field_is_named(site, change, param):
         ({"messages": [{"role": "system", "content": "a"}]}, "messages"),  # this template knows no system message
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
+        ({"response_format": {"type": "json_object"}, "answer_ids": [5]}, "answer_ids"),
         ({"max_tokens": 3, "max_completion_tokens": 3}, "max_tokens"),
     ],
 )
