@@ -47,7 +47,8 @@ class Ask(NamedTuple):
 def requests(count: int) -> list[Ask]:
     """Make different requests: of several lengths, at temperature 0 and above, some with log-probabilities.
 
-    One in ten is a chat, whose template a process of its own renders; one in five continues a long text, the others a short one.
+    One in ten is a chat, whose template a process of its own renders. One in five continues a long text, the others a
+    short one.
     """
     draw, made = random.Random(0), []
     for seed in range(count):
