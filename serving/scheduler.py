@@ -24,7 +24,7 @@ While it waits, nobody else begins (rule 2), and the first of those that run end
 of priority p that came at plan n has none put before it after plan n + (p - q) patience, q being the best priority. At
 most waiting + rows are unfinished at once, so it ends within (p - q) patience + (waiting + rows) (rows + 1) C plans.
 
-Until a text ends or gives way it has a token in every plan (rule 6), so between two it waits for a burst, or for a chunk
+Until a text ends or gives way it has a token in every plan (rule 6). Between two it waits for a burst, or for a chunk
 and a step, however many prompts come and however long they are.
 """
 
