@@ -41,7 +41,7 @@ DEFAULT = click.core.ParameterSource.DEFAULT
     type=click.IntRange(1),
     default=1,
     show_default="1; 16 for serve",
-    help="Run so many sequences at once.",
+    help="Run so many sequences at once; of several, the suite models times decoding alone.",
 )
 @click.option(
     "--rate",
@@ -121,7 +121,7 @@ def bench(
 
     on_gpu = suite in ("gpu", "models", "kernels", "variants")
     for name in of if on_gpu else ["dry_run"]:
-        if name in given:
+        if name in given and (name, suite) != ("batch", "models"):
             raise click.UsageError(f"--{name.replace('_', '-')} is not for the suite {suite}")
     if of["shape"] and of["model"]:
         raise click.UsageError("give either MODEL or --shape NAME")
@@ -137,7 +137,8 @@ def bench(
             from benchmarks.gpu.suite import run_suite
 
             with progress_bar() as progress, handled_by(_interrupt):  # the report then has what was measured
-                rows = run_suite("tuning" if tune_file else suite, dry=dry_run, progress=progress)
+                batch = of["batch"] if suite == "models" else 1
+                rows = run_suite("tuning" if tune_file else suite, dry=dry_run, batch=batch, progress=progress)
                 report = view.as_report(rows, suite=suite, dry=dry_run)
         else:
             of["model"] = of["model"] or default_model()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commands.interrupt import handled_by
+from commands.interrupt import handled_by, unechoed
 from commands.loading import cache_folder, checked_request, load, print_seed
 from commands.options import BUILT_IN, Verb, generation_options, template_option
 from commands.output import say, stream
@@ -188,7 +188,7 @@ def _answer(
     if dropped := conversation.make_room(question, answer=request["max_new_tokens"]):
         turns = "the oldest turn was" if dropped == 1 else f"the {dropped} oldest turns were"
         say(f"({turns} forgotten: the context of {conversation.context} tokens was nearly full)")
-    with interrupted.allowed():
+    with interrupted.allowed(), unechoed():
         answer = conversation.reply(question, interrupted=interrupted, **request)
         stream(answer, answer=True, wrap=True, thoughts=thoughts)
     if ending := _ending(answer, conversation.context):

@@ -14,13 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PATIENCE = 0.4  # seconds that the main thread has to end the process by itself
+AT_THE_END: list[Callable[[], object]] = []  # what gives back to the terminal what was taken from it
 SHOW_CURSOR = "\r\x1b[2K\x1b[?25h"  # what a progress bar that was cut short leaves: its line, and no cursor
 
 
@@ -76,6 +77,8 @@ class Interrupts:
         """End the process now, with nothing half-written left and the terminal as it was."""
         with self._ended:
             remove_what_is_unfinished()
+            for give_back in AT_THE_END:
+                give_back()
             if sys.stderr and sys.stderr.isatty():
                 os.write(sys.stderr.fileno(), f"{SHOW_CURSOR}\n".encode())
             os._exit(status)
@@ -144,6 +147,32 @@ def answered_at_once() -> Iterator[Interrupts]:
                 signal.signal(number, handler)
             signal.set_wakeup_fd(woken_before)
             os.close(wake)
+
+
+@contextmanager
+def unechoed() -> Iterator[None]:
+    """Keep what is typed meanwhile from being shown in the middle of an output; whoever reads it next may show it."""
+    import termios
+
+    if not sys.stdin.isatty():
+        yield
+        return
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    quiet = list(before)
+    quiet[3] &= ~termios.ECHO
+
+    def give_back() -> None:
+        with suppress(termios.error):  # where the terminal is gone, nobody misses it
+            termios.tcsetattr(terminal, termios.TCSANOW, before)
+
+    AT_THE_END.append(give_back)
+    termios.tcsetattr(terminal, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        give_back()
+        AT_THE_END.remove(give_back)
 
 
 @contextmanager

@@ -80,12 +80,15 @@ def start(number: int, into: str):
 @click.option("--into", metavar="DIR", default=".", show_default=True, help="Look for the folder lab-NN here.")
 def check(number: int, into: str):
     """Judge an exercise. Exits with 0 where it is solved, with 1 where it is not."""
+    from commands.verifying import heeded, verify_progress
+    from learn.lab.check import EXAMPLES
     from learn.lab.check import check as judge
     from learn.lab.folder import name_of
 
     one = _exercise(number)
     try:
-        outcome = judge(one, Path(into) / name_of(number))
+        with heeded() as heed, verify_progress(EXAMPLES, heed) as (progress, _):
+            outcome = judge(one, Path(into) / name_of(number), progress=progress)
     except (FileNotFoundError, ImportError) as error:
         raise click.UsageError(str(error)) from None
     write("\n".join(line for line in outcome.lines if line) + "\n")

@@ -93,7 +93,7 @@ class Verb(click.Command):
             return super().invoke(ctx)
         from commands.parallel import taking_part
 
-        with taking_part(ctx.params) as ctx.obj:
+        with taking_part(ctx.params, ctx.command) as ctx.obj:
             return super().invoke(ctx)
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

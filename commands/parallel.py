@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,17 +17,21 @@ from commands.output import say
 if TYPE_CHECKING:
     from model.parallel.processes import Watch
 
+OF_ONE = {"coordinator", "process", "silence"}  # options that each process has in its own words
+FILES = {"model", "tokenizer", "template", "text", "against", "evaluate", "out"}  # options that name a file or a folder
+LONGEST = 60  # characters of an option that are shown
 VIRTUAL = "--xla_force_host_platform_device_count"  # the flag of XLA that makes several devices of a CPU
 
 
 @contextmanager
-def taking_part(params: dict[str, Any]) -> Iterator[Watch | None]:
+def taking_part(params: dict[str, Any], command: click.Command) -> Iterator[Watch | None]:
     """Prepare JAX for the devices and processes that the options of a command name.
 
     Gives the connections to the other processes, None where there are none. Replaces the options of processes, in
     `params`, by the number of devices. On a CPU it makes as many devices as are asked for. Of several processes only
-    the first writes to stdout, and all draw with its seed.
+    the first writes to stdout, and all draw with its seed. Raises ValueError where they run other commands or options.
     """
+    asked = _asked(params, command)
     processes = {name: params.pop(name) for name in ("coordinator", "processes", "process") if name in params}
     silence, given = params.pop("silence", None), [value for value in processes.values() if value is not None]
     if given and len(given) < len(processes):
@@ -50,7 +56,7 @@ def taking_part(params: dict[str, Any]) -> Iterator[Watch | None]:
 
     if number:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    with joined(Group(processes["coordinator"], several, number, silence)) as watch:
+    with joined(Group(processes["coordinator"], several, number, silence, asked)) as watch:
         import jax
 
         params["devices"] = params["devices"] or jax.device_count()
@@ -59,3 +65,27 @@ def taking_part(params: dict[str, Any]) -> Iterator[Watch | None]:
             if not number and params["temperature"] > 0:
                 say(f"seed {params['seed']}")
         yield watch
+
+
+def _asked(params: dict[str, Any], command: click.Command) -> dict[str, str]:
+    """Give a command and its options, by their names, in words that are the same in processes that do the same.
+
+    A file counts by its name, since machines may have it in other folders.
+    """
+    options = [param for param in command.params if param.name in params and param.name not in OF_ONE]
+    said = {max(param.opts, key=len): _said(params[str(param.name)], file=param.name in FILES) for param in options}
+    return {"the command": str(command.name), **said}
+
+
+def _said(value: Any, *, file: bool = False) -> str:
+    """Write an option's value; a long one is cut, and told from others by a hash.
+
+    >>> _said(None), _said(7), _said("models/tiny", file=True), _said("a" * 99)[55:]
+    ('not given', '7', 'tiny', 'aaaaa... (99 characters, 13284468)')
+    """
+    if value is None:
+        return "not given"
+    text = PurePath(value).name if file else str(value)
+    if len(text) <= LONGEST:
+        return text
+    return f"{text[:LONGEST]}... ({len(text)} characters, {hashlib.sha256(text.encode()).hexdigest()[:8]})"

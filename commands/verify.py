@@ -223,10 +223,9 @@ def _verify(
     if jobs is None:
         jobs = [] if replay else _jobs(ops, candidate, contract_file=options["contract_file"], named=named)
     at_once = 1 if candidate or replay else _at_once(jobs)
-    if not replay:
-        click.echo(f"seed {campaign.seed}", err=True)
     reports, printed, problem = [], [], None
-    with verify_progress(len(jobs) if at_once > 1 else campaign.examples, heed) as (progress, aside):
+    seed = None if replay else campaign.seed
+    with verify_progress(len(jobs) if at_once > 1 else campaign.examples, heed, seed=seed) as (progress, aside):
         if replay:
             verified = (again(Path(replay), campaign, candidate=candidate, arrays=options["arrays"]) for _ in range(1))
         elif at_once > 1:

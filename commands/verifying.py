@@ -11,6 +11,8 @@ from textwrap import wrap
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import click
+
 if TYPE_CHECKING:
     from verify.campaign import Stage
 
@@ -48,13 +50,27 @@ def heeded() -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def verify_progress(examples: int, heed: Callable[[], None]) -> Iterator[tuple[Stage, Callable]]:
+def verify_progress(
+    examples: int, heed: Callable[[], None], *, seed: int | None = None
+) -> Iterator[tuple[Stage, Callable]]:
     """Show bars on stderr, one after the other; the second value takes them aside while something is printed.
 
-    Nothing is shown where nobody looks, or where rich is missing. Every step calls `heed`.
+    No bar is shown where nobody looks, or where rich is missing. Every step calls `heed`. The first stage says the
+    seed: options that mean nothing are refused before it, in one line.
     """
+    unsaid = [seed] if seed is not None else []
+
+    def say_seed() -> None:
+        while unsaid:
+            click.echo(f"seed {unsaid.pop()}", err=True)
+
     if not sys.stderr.isatty() or find_spec("rich") is None:
-        yield lambda stage, total=None: lambda done: heed(), nullcontext
+
+        def begin_unseen(stage: str, total: int | None = None) -> Callable[[int], object]:
+            say_seed()
+            return lambda done: heed()
+
+        yield begin_unseen, nullcontext
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -63,7 +79,16 @@ def verify_progress(examples: int, heed: Callable[[], None]) -> Iterator[tuple[S
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("starting", total=examples)
 
+        @contextmanager
+        def aside():
+            bar.stop()
+            yield
+            bar.start()
+
         def begin(stage: str, total: int | None = None) -> Callable[[int], object]:
+            if unsaid:
+                with aside():
+                    say_seed()
             bar.reset(task, description=stage, total=examples if total is None else total)
 
             def step(done: int) -> None:
@@ -71,12 +96,6 @@ def verify_progress(examples: int, heed: Callable[[], None]) -> Iterator[tuple[S
                 bar.update(task, completed=done)
 
             return step
-
-        @contextmanager
-        def aside():
-            bar.stop()
-            yield
-            bar.start()
 
         yield begin, aside
 

@@ -332,11 +332,9 @@ def load_backend(
     choice = ops_for(kernels, config, shapes, capacity=layout.rows, device=device, **sizes)
     if found:
         choice = choice._replace(ops=emulated_ops(choice.ops))
-    plan = partial(memory_of, params, config, context=capacity, chunk=layout.chunk, platform=device.platform, **sizes)
-    memory = plan(wide=layout.widest)
-    while layout.wide and not memory.fits(free):
-        layout = layout._replace(wide=layout.wide[:-1])
-        memory = plan(wide=layout.widest)
+    sizes |= {"context": capacity, "chunk": layout.chunk, "platform": device.platform}
+    layout = layout.fitted(lambda widest: memory_of(params, config, wide=widest, **sizes), free)
+    memory = memory_of(params, config, wide=layout.widest, **sizes)
     check_fits(memory, context=capacity, available=free, others=others)
     store = None
     if compile_cache is not None:

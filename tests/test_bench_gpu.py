@@ -272,6 +272,19 @@ def test_a_model_draws_as_many_tokens_a_call_as_a_session_would(monkeypatch):
         model_speed.decoding(programs, params, context=context)(5)
 
 
+def test_several_sequences_decode_at_once():
+    """`bench --suite models --batch 3`: tokens and bytes are those of all sequences; no prompt is compiled."""
+    scale = replace(dry(), models=(replace(dry().models[0], by=("XLA",)),))
+    (part,) = (part for part in suite.plan("models", dry=True, batch=3) if part.section == "models")
+    rows = list(time_models(scale, Clock(600), **part.options))
+    assert [(row["what"], row["tokens"]) for row in rows] == [("decode, greedy", 3), ("decode, top-p", 3)]
+    (one, three) = (
+        decode_cost(params_of(scale.models[0], scale), scale.models[0].config, position=8.5, batch=batch).bytes
+        for batch in (1, 3)
+    )
+    assert rows[0]["bytes"] == three > one
+
+
 def test_models_that_do_not_fit_are_named():
     assert list(time_models(dry(), Clock(0))) == [skipped("tiny bfloat16 by kernels"), skipped("tiny bfloat16 by XLA")]
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from model import SamplingOptions, load
 from model.cache import LayerCache, append, cache_bytes, empty_cache, from_int8, position_bytes, to_int8
 from model.ops.attention import SPANS, attend
-from model.ops.gpu import STEPS, pallas_ops
+from model.ops.gpu import pallas_ops
+from model.ops.gpu_products import STEPS
 from model.ops.table import Positions
 from model.ops.xla import XLA
 from model.weights.params import abstract_params

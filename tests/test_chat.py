@@ -323,6 +323,8 @@ def test_a_conversation_that_no_longer_fits_says_so_and_loses_nothing(kind):
     assert talk.script.fed == talk.cached
     talk.chat.reset()
     assert talk.chat.messages == []
+    with pytest.raises(ValueError, match=r"^this is \d+ tokens, more than the context of 200$"):
+        talk.chat.reply("abcd " * 60)  # nothing is left to forget
     talk.ask("Hi", talk.answer(text("Yes.", kind)))
     assert talk.script.fed != talk.cached  # a sequence of its own
     assert len(talk.chat.messages) == 2

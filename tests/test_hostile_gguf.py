@@ -129,6 +129,7 @@ CASES: dict[str, tuple[Callable[[File], object], str]] = {
         lambda f: f.keys.update({L + "rope.scaling.type": (STRING, "linear"), L + "rope.scaling.factor": (F32, 0.0)}),
         "RoPE factor is 0.0",
     ),
+    "a scaling of no type, which is linear": (keyed(L + "rope.scaling.factor", F32, 0.0), "RoPE factor is 0.0"),
     "a soft cap": (keyed(L + "attn_logit_softcapping", F32, 50.0), "is 50.0, which is not supported"),
     "a list as a switch": (keyed(L + "logit_scale", ARRAY, (F32, [1.0])), "is a list, which is not supported"),
     "a window": (keyed(L + "attention.sliding_window", U32, 64), "sliding_window is 64, which is not"),

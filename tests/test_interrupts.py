@@ -1,6 +1,8 @@
 """Ctrl-C at any moment: the prompt is back at once, with one line at most, and nothing is half-written."""
 
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
@@ -11,6 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from commands import interrupt
+from commands.interrupt import unechoed
+from learn.lab.folder import ALL, KERNEL, function_of
+from learn.lab.folder import write as write_exercise
 from tests.processes import REPOSITORY
 from tests.terminals import CTRL_C, at_terminal
 
@@ -97,6 +103,8 @@ PHASES = [
     (["inspect", "--plan"], ("measuring the machine",)),
     (["profile", "--trace=out.json"], ("compiling",)),
     (["serve", "--port=0"], ("starting JAX",)),
+    (["xray", "Once", "--out=page"], ("telling",)),
+    (["bench", "--suite=serve", "--json=out.json"], ("starting the server",)),
 ]
 
 
@@ -114,6 +122,58 @@ def test_ctrl_c_ends_a_command_in_the_phase_that_it_shows(tmp_path, arguments, p
     assert status == 130
     assert not any(word in shown for word in ("Traceback", "Error", "Interrupt", "Exception", "fault")), shown
     assert not list(tmp_path.iterdir())
+
+
+HOLDS = """
+import time
+
+def {}(*arguments, **settings):
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("verb", ["lab", "verify"])
+def test_ctrl_c_ends_a_judge_whose_kernel_never_answers(tmp_path, verb):
+    """The bar names what is judged, also in `lab check`; no verdict, page or replay file is left."""
+    if verb == "lab":
+        write_exercise(ALL[1], tmp_path / "lab-01")
+        file, arguments = tmp_path / "lab-01" / KERNEL, ["lab", "check", "1"]
+    else:
+        file = tmp_path / "mine.py"
+        arguments = ["verify", ALL[1].op, f"--candidate=mine.py:{function_of(ALL[1])}", "--arrays=numpy"]
+        arguments += ["--time", "--html=page.html", "--dtype=float32"]
+    file.write_text(HOLDS.format(function_of(ALL[1])))
+    before = {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts}
+    with at_terminal(*arguments, cwd=tmp_path) as terminal:
+        terminal.wait_for(f"{ALL[1].op} float32")
+        terminal.type(CTRL_C)
+        status, shown = terminal.wait()
+    assert status == 130
+    assert not any(word in shown for word in ("Traceback", "Error", "Interrupt", "hung", "not yet", "violated")), shown
+    assert {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts} == before
+
+
+def test_what_is_typed_during_an_answer_is_not_shown_within_it(monkeypatch):
+    """And the terminal is given back, also where a signal ends the process within the answer."""
+    ours, theirs = pty.openpty()
+    with open(theirs) as stdin, open(ours, "rb", buffering=0):
+        monkeypatch.setattr(sys, "stdin", stdin)
+
+        def echoes() -> bool:
+            os.write(ours, b"typed\n")
+            assert stdin.readline() == "typed\n"  # it is not lost
+            shown = bool(select.select([ours], [], [], 0)[0])
+            if shown:
+                os.read(ours, 100)
+            return shown
+
+        assert echoes()
+        with unechoed():
+            assert not echoes()
+            [give_back] = interrupt.AT_THE_END
+            give_back()
+            assert echoes()
+        assert echoes() and not interrupt.AT_THE_END
 
 
 def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):

@@ -18,7 +18,9 @@ from model.checkpoints.gguf.blocks import FORMS
 from model.forward import decode, forward, prefill
 from model.ops.choice import HOPPER, Choice, Device, default_device, describe, ops_for
 from model.ops.cpu import CPU
-from model.ops.gpu import FIELDS, KERNELS, PROMPT, Call, Routed, calls, check_config, pallas_ops
+from model.ops.gpu import KERNELS, PROMPT, Call, calls, pallas_ops
+from model.ops.gpu_config import FIELDS, check_config
+from model.ops.routed import Routed
 from model.ops.table import Ops
 from model.ops.xla import XLA
 from model.running.programs import Layout, decode_shapes

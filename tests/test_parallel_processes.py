@@ -8,6 +8,7 @@ import string
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -19,6 +20,7 @@ from safetensors.numpy import load_file
 
 from model.checkpoints.huggingface.write import write_huggingface
 from model.checkpoints.open import open_checkpoint
+from model.parallel.processes import Group, Watch
 from model.parallel.reading import share_of
 from tests import tiny_tokenizers
 from tests.on_devices import COMPILED_FAST
@@ -164,6 +166,45 @@ def test_a_process_that_hangs_is_noticed(started, victim):
     assert both[1 - victim].returncode == 1
     both[victim].send_signal(signal.SIGCONT)
     assert errors(both[victim]) and both[victim].returncode  # in JAX's words, if it is the first to miss the other
+
+
+def test_processes_with_other_options_end_with_the_difference():
+    """Processes that are threads here, and that end before anything watches them."""
+    same, other = {"the command": "story", "--seed": "7"}, {"the command": "story", "--seed": "8"}
+    place = f"127.0.0.1:{free_port()}"
+
+    def refusal(process: int, asked: dict[str, str]) -> str:
+        with pytest.raises(ValueError) as refused:
+            Watch(Group(place, 3, process, 60.0, asked))
+        return str(refused.value)
+
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(refusal, range(3), (same, same, other)))
+    assert found == ["not all processes were asked the same: --seed is 7 in process 0 and 8 in process 2"] * 3
+
+
+def test_a_command_is_told_from_others_by_its_options(run, monkeypatch):
+    """Each process names itself and its place; a model may be in another folder of another machine."""
+    asked = []
+
+    def joined(group: Group):
+        asked.append(group.asked)
+        raise ValueError("enough")
+
+    monkeypatch.setattr("model.parallel.processes.joined", joined)
+    monkeypatch.setattr("commands.parallel.os.dup2", lambda *_: None)
+    place = ("--processes", "2", "--temperature", "0")
+    for options in (
+        ("generate", "Once", "--model", "a/m", "--coordinator", "h:1", "--process", "0"),
+        ("generate", "Once", "--model", "b/m", "--coordinator", "g:1", "--process", "1", "--timeout", "9"),
+        ("generate", "Once", "--model", "a/n", "--coordinator", "h:1", "--process", "0"),
+        ("story", "Once", "--model", "a/m", "--coordinator", "h:1", "--process", "0"),
+    ):
+        assert run(*options, *place)[0] == 1
+    one, same, other_model, other_verb = asked
+    assert one == same and one["the command"] == "generate" and one["--temperature"] == "0.0"
+    assert {name for name in one if one[name] != other_model[name]} == {"--model"}
+    assert other_verb["the command"] == "story"
 
 
 def test_a_process_that_never_comes_is_named_by_its_place(started):

@@ -13,12 +13,16 @@ from model.checkpoints.checkpoint import CheckpointError
 from model.checkpoints.codes import quantized
 from model.llama import load_backend
 from model.options import SamplingOptions
-from model.running.device import Device
+from model.parallel.load import load_parallel
+from model.parallel.way import TENSOR
+from model.running.device import Device, Room
 from model.running.jax_backend import JaxBackend
+from model.running.memory import memory_of
 from model.running.programs import Layout, first_programs, prompt_chunk, wide_chunks
 from model.running.session import Session
+from model.running.start_clock import StartClock
 from model.weights import quantizing
-from model.weights.params import load_params
+from model.weights.params import abstract_params, load_params, no_progress
 from tests.random_models import SMALL, random_checkpoint
 
 CONFIG = replace(SMALL, context=200)
@@ -63,6 +67,43 @@ def test_prompts_of_any_length_give_the_same_tokens_and_leave_the_padding_out(na
             if length < 200:
                 assert len(drawn[-1]) == 8
         assert drawn[0] == drawn[1], length
+
+
+class Planned(Exception):
+    """Everything was planned, and nothing has been compiled."""
+
+
+@pytest.mark.parametrize(
+    ("room_for", "less", "wide"), [(32, 0, (16, 32)), (32, 1, (16,)), (16, 1, ()), (8, 0, ()), (8, 1, None)]
+)
+@pytest.mark.parametrize("in_other_processes", [9, 1])
+def test_several_devices_read_by_the_widest_chunks_that_have_room(
+    monkeypatch, room_for, less, wide, in_other_processes
+):
+    """The one with the least memory decides for all of them. A plan that only counts narrow chunks is too small."""
+    dtype = np.dtype(np.float32)
+    layout = Layout(1, 200, 8, 1, dtype, wide=(16, 32))
+    shapes = abstract_params(CONFIG, dtype=dtype, positions=layout.rows)
+    sizes = {"batch": 1, "context": 200, "chunk": 8, "platform": "gpu", "cache_dtype": dtype}
+    free = memory_of(shapes, CONFIG, wide=room_for, **sizes).peak - less
+    layouts = []
+
+    def plan_only(*_, layout: Layout, **__):
+        layouts.append(layout)
+        raise Planned
+
+    monkeypatch.setattr("model.parallel.load.room", lambda: Room(free))
+    monkeypatch.setattr("model.parallel.load.fewest", lambda number: min(number, in_other_processes))
+    monkeypatch.setattr("model.parallel.load.compile_programs", plan_only)
+    with pytest.raises(MemoryError if wide is None else Planned):
+        load_parallel(
+            random_checkpoint(CONFIG, seed=0),
+            **{"devices": 1, "capacity": 200, "layout": layout, "dtype": dtype, "way": TENSOR, "kernels": "xla"},
+            **{"device": Device("gpu", "a GPU", "8.0"), "quantize": None, "greedy": True, "own_process": False},
+            progress=no_progress,
+            clock=StartClock(),
+        )
+    assert [layout.wide for layout in layouts] == ([] if wide is None else [wide[:in_other_processes]])
 
 
 @given(st.integers(0, 5000), st.integers(1, 300), st.sets(st.integers(0, 2100), max_size=3))

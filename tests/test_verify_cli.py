@@ -118,7 +118,7 @@ def test_a_verdict_outlives_a_folder_that_cannot_be_written(verify, tmp_path):
 def test_an_environment_that_lacks_something_is_no_verdict(verify, tmp_path):
     done = verify("softmax", "--candidate", "mine:right", "--device", "tpu", "--seed", "1", status=2)
     assert done.stdout == ""
-    [_, line] = done.stderr.splitlines()
+    [line] = done.stderr.splitlines()  # no seed: nothing was drawn
     assert line.startswith("error: no arrays of jax on tpu: RuntimeError: ")
     verify("softmax", "--candidate", "mine:lacks", *NUMPY, status=2)
     assert not (tmp_path / "verify-replays").exists()
@@ -344,10 +344,11 @@ def test_the_list_of_contracts(verify):
         (["softmax", "--candidate", "mine:right", "--device", "gpu"], "arrays of numpy are on no device"),
     ],
 )
-def test_wrong_usage(folder, arguments, error):
+def test_wrong_usage(folder, arguments, error, capsys):
     with pytest.raises(click.UsageError) as refused:
         llamaspec.main(["verify", *arguments, "--arrays", "numpy", "--examples", "1"], standalone_mode=False)
     assert error in refused.value.format_message()
+    assert capsys.readouterr().err == ""  # the error is the only line: no seed of a run that did not begin
 
 
 def test_without_a_candidate_our_own_ops_are_verified(verify):

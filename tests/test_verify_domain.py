@@ -12,7 +12,7 @@ from model.candidates.table import CANDIDATES
 from verify.candidate import Direct, NoVerdict
 from verify.catalogue import CONTRACTS, IMPLEMENTATIONS
 from verify.contract import Expected
-from verify.domain import choices, domain, narrowed
+from verify.domain import LONGEST, choices, domain, narrowed
 from verify.draw import HIDDEN, KINDS, Values
 from verify.precision import precision
 from verify.report import counterexample, describe
@@ -134,6 +134,16 @@ def test_padding_may_be_nan():
 def test_python_is_told_that_a_draw_takes_a_list(value):
     with pytest.raises(ValueError, match="softmax: hidden is narrowed to a list of values; got"):
         narrowed(SOFTMAX, {"hidden": value})
+
+
+def test_a_list_that_is_too_long_is_told_how_long_it_may_be():
+    longest = [3] * LONGEST
+    decode = CONTRACTS["attention_decode"]
+    [(found,)] = narrowed(decode, choices([f"lengths={longest}"])).values()
+    assert found == tuple(longest)
+    with pytest.raises(ValueError, match=r"of at most 1,024 whole numbers .*, 1,025 entries$") as refused:
+        narrowed(decode, choices([f"lengths={[*longest, 3]}"]))
+    assert len(str(refused.value)) < 500
 
 
 def test_a_draw_is_narrowed_once():

@@ -276,7 +276,7 @@ def test_a_candidate_that_writes_to_its_inputs(worker):
     ("name", "message"),
     [
         ("candidates:missing", "candidates:missing cannot be imported: AttributeError"),
-        ("nowhere:right", "nowhere:right cannot be imported: ModuleNotFoundError: No module named 'nowhere'"),
+        ("nowhere:right", "nowhere:right cannot be imported: ModuleNotFoundError: No module named 'nowhere'$"),
         ("candidates", "a candidate is named package.module:function or file.py:function, got candidates"),
         ("candidates:number", "candidates:number is no function, but a int"),
     ],

@@ -12,7 +12,6 @@ MEDIAN_LINES = 120
 LONG = 350  # lines: a longer file needs a reason
 REASONS = {
     "model/llama.py": "one model, from its options to its texts",
-    "model/ops/gpu.py": "the table of ops by kernels",
     "model/weights/params.py": "one tree of weights, from its shapes to its arrays",
     "pallas_kernels/parts/integer_mma.py": "one product on the tensor cores' integers, for every form of codes",
     "tests/test_ops_choice.py": "every reason for which an op is a kernel or is not",
@@ -35,6 +34,7 @@ REASONS = {
     "verify/carried.py": "one proof, an operation of NumPy at a time",
     "verify/contracts/attention.py": "attention over sequences, caches and pages: one bound",
     "verify/running_error.py": "one proof, from a rounding to a whole block",
+    "verify/worker.py": "one file, since it runs where nothing of this project is installed",
     "verify/mutants/attention.py": "wrong kernels of one op: data",
     "verify/mutants/fused.py": "wrong kernels of the fused ops: data",
     "verify/mutants/quantized.py": "wrong kernels of one op: data",

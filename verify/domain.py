@@ -20,6 +20,7 @@ from verify.draw import Values
 
 LARGEST_SIZE = 2**20  # that a whole number may be narrowed to, where no range is drawn
 LONGEST = 1024  # entries of a list of whole numbers
+SHOWN = 200  # characters of a value that is refused
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Domain:
         if self.arrays:
             parts.append(str(self.arrays))
         if self.lists:
-            parts.append("[N, N, ...] of whole numbers from {} to {}".format(*self.lists))
+            parts.append(f"[N, N, ...] of at most {LONGEST:,} whole numbers from {self.lists[0]} to {self.lists[1]}")
         return ", or ".join(parts)
 
     @property
@@ -77,7 +78,12 @@ class Domain:
             found = read(choice.strip() if isinstance(choice, str) else choice)
             if found is not _NOTHING:
                 return found
-        raise ValueError(f"one of {self}; got {written(choice) or 'an empty text'}{self._guess(choice)}")
+        got = written(choice) or "an empty text"
+        if len(got) > SHOWN:
+            got = f"{got[:SHOWN]}..."
+        if isinstance(choice, list | tuple):
+            got += f", {len(choice):,} entries"
+        raise ValueError(f"one of {self}; got {got}{self._guess(choice)}")
 
     def _listed(self, choice: Any) -> Any:
         for value in self.drawn:

@@ -191,8 +191,9 @@ def _changed(before: Array, after: Any) -> bool:
 
 
 def _describe(error: Exception) -> str:
-    """One line that names what was raised, and the innermost line of code outside this file."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    """One line that names what was raised, and the innermost line of code outside this file and Python's imports."""
+    inner = (__file__, import_module.__code__.co_filename, "<frozen importlib.")
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(inner)]
     where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
     message = " ".join(str(error).split())[:300]
     return f"{type(error).__name__}{': ' if message else ''}{message}{where}"

@@ -1,7 +1,8 @@
-"""Whole models of random weights, one sequence at a time: decoding and prompts, by our kernels and by XLA."""
+"""Whole models of random weights: decoding and prompts, by our kernels and by XLA, of one sequence or of several."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -28,8 +29,13 @@ SOME = 16  # tokens, to choose how many a session would draw at once
 DRAWING = {"greedy": GREEDY, "top-p": SamplingOptions()}
 
 
-def time_models(scale: Scale, clock: Clock) -> Iterator[Row]:
-    """Time each model by each of its tables of ops, at each length."""
+def time_models(scale: Scale, clock: Clock, *, batch: int = 1) -> Iterator[Row]:
+    """Time each model by each of its tables of ops, at each length.
+
+    Several sequences at once decode after the shortest context, for whose caches there is room, and read no prompts.
+    """
+    if batch > 1:
+        scale = replace(scale, contexts=scale.contexts[:1], prompts=())
     for model in scale.models:
         names = [f"{model.title} by {table}" for table in model.by]
         if clock.over:
@@ -42,7 +48,11 @@ def time_models(scale: Scale, clock: Clock) -> Iterator[Row]:
                 continue
             with scale.running() if table == "kernels" else nullcontext():  # the interpreter needs a kernel
                 programs = programs_of(
-                    model, params, XLA if table == "XLA" else by_kernels(model, params, scale), scale
+                    model,
+                    params,
+                    XLA if table == "XLA" else by_kernels(model, params, scale, batch),
+                    scale,
+                    batch=batch,
                 )
                 about = {"case": model.title, "by": table, "compiling": programs.seconds}
                 for row in _rows(model, params, programs, scale):
@@ -58,30 +68,31 @@ def params_of(model: Model, scale: Scale) -> Params:
     return random_params(shapes, model.config)
 
 
-def by_kernels(model: Model, params: Params, scale: Scale) -> Ops:
+def by_kernels(model: Model, params: Params, scale: Scale, batch: int = 1) -> Ops:
     """Make the table of ops with kernels for a model."""
-    ops, _ = pallas_ops(model.config, params, capacity=capacity(scale))
+    ops, _ = pallas_ops(model.config, params, batch=batch, capacity=capacity(scale))
     return ops
 
 
 def programs_of(
-    model: Model, params: Params, ops: Ops, scale: Scale, options: dict[str, Any] | None = None
+    model: Model, params: Params, ops: Ops, scale: Scale, options: dict[str, Any] | None = None, *, batch: int = 1
 ) -> Programs:
-    """Compile programs as the model does, unless XLA is given other options."""
+    """Compile programs as the model does, unless XLA is given other options; none for prompts if `scale` has none."""
     return compile_programs(
         params,
         model.config,
         ops=ops,
         capacity=capacity(scale),
-        chunk=scale.chunk,
+        chunk=scale.chunk if scale.prompts else 0,
         burst=scale.burst,
+        batch=batch,
         options=options,
     )
 
 
 def capacity(scale: Scale) -> int:
     """Compute the positions of the cache: for the longest context with its tokens, and for a padded prompt."""
-    longest = max(*scale.contexts, *scale.prompts) + scale.chunk
+    longest = max((*scale.contexts, *scale.prompts)) + scale.chunk
     return -(-longest // 8) * 8
 
 
@@ -106,7 +117,7 @@ def decoding(
     for _ in range(2):  # more tokens a call mean less overhead for each
         burst = tokens_at_once(step(burst, Effort(1)).median, programs.burst)
     seconds = step(burst, scale.model_effort)
-    cost = decode_cost(params, model.config, position=context + burst / 2, batch=1)
+    cost = decode_cost(params, model.config, position=context + burst / 2, batch=programs.batch)
     return {"burst": burst, **timed(seconds, **cost._asdict(), dtype=model.dtype)}
 
 
@@ -114,7 +125,7 @@ def _rows(model: Model, params: Params, programs: Programs, scale: Scale) -> Ite
     for context, (drawing, options) in product(scale.contexts, DRAWING.items()):
         if drawing == "greedy" or context == scale.contexts[0]:
             row = decoding(model, params, programs, scale, context=context, options=options)
-            yield {"what": f"decode, {drawing}", "context": context, "tokens": 1, **row}
+            yield {"what": f"decode, {drawing}", "context": context, "tokens": programs.batch, **row}
     for tokens in scale.prompts:
         seconds = prefill_seconds(programs, params, tokens=tokens, effort=scale.model_effort)
         cost = prefill_cost(params, model.config, tokens=tokens)

@@ -63,15 +63,16 @@ class Found(NamedTuple):
     row: Row
 
 
-def plan(suite: str, *, dry: bool) -> list[Part]:
+def plan(suite: str, *, dry: bool, batch: int = 1) -> list[Part]:
     """Plan the parts of a suite: `gpu`, `models` (one of its parts), `kernels`, `variants` or `tuning`.
 
     The most important part comes first, since the last is left out if time runs out. All take 530 seconds at most.
+    `batch` is for `models`.
     """
     if suite == "tuning":
         return [Part("memory", 25, grace=PATIENCE), Part("tuning", 505)]
     if suite == "models":
-        return [Part("memory", 25, grace=PATIENCE), Part("models", 230)]
+        return [Part("memory", 25, grace=PATIENCE), Part("models", 230, {"batch": batch} if batch > 1 else {})]
     if suite == "variants":
         return [Part("memory", 25, grace=PATIENCE), Part("kernels", 505, {"variants": True}, grace=BATCH)]
     if suite == "kernels":
@@ -97,13 +98,15 @@ def plan(suite: str, *, dry: bool) -> list[Part]:
 
 
 def run_suite(
-    suite: str, *, dry: bool, progress: Callable[[str, float], object] = lambda stage, share: None
+    suite: str, *, dry: bool, batch: int = 1, progress: Callable[[str, float], object] = lambda stage, share: None
 ) -> Iterator[Found]:
     """Run a suite; yields every row, the machine's first. Raises ValueError where the suite cannot run.
 
+    The suite `models` runs `batch` sequences at once.
+
     A part that is killed, dies or cannot begin in time yields a row that says so.
     """
-    planned = plan(suite, dry=dry)
+    planned = plan(suite, dry=dry, batch=batch)
     clock, due, total = Clock(0), 0.0, sum(part.seconds for part in planned)
     with tempfile.TemporaryDirectory(prefix="llamaspec-bench-") as cache:
         for part in planned:

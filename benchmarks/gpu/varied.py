@@ -21,7 +21,7 @@ from benchmarks.kernel_cases.attention import (
 from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Work, array, times
 from benchmarks.kernel_cases.products import bias_cases, form_cases, quantized_cases, several_cases
 from benchmarks.kernel_cases.rows import logit_cases
-from model.ops.gpu import MOST_SEQUENCES
+from model.ops.gpu_products import MOST_SEQUENCES
 from model.ops.xla import XLA
 from model.weights.params import FeedForward, Layer, Linear
 from pallas_kernels.coded_gemm import WIDTHS

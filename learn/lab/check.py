@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from learn.lab.exercise import Broken, Exercise
 from learn.lab.folder import KERNEL, function_of, kernel, only
-from verify.campaign import Campaign, Job, run
+from verify.campaign import Campaign, Job, Stage, run
 from verify.worker import load_file
 
 EXAMPLES, SECONDS = 1000, 60.0
@@ -32,8 +32,15 @@ class Outcome(NamedTuple):
     lines: list[str]
 
 
-def check(one: Exercise, folder: Path, *, seed: int = 0) -> Outcome:
-    """Judge the kernel in a folder. Raises FileNotFoundError where there is none, ImportError for one that fails."""
+def _unseen(stage: str, total: int | None = None) -> Callable[[int], object]:
+    return lambda done: None
+
+
+def check(one: Exercise, folder: Path, *, seed: int = 0, progress: Stage = _unseen) -> Outcome:
+    """Judge the kernel in a folder. Raises FileNotFoundError where there is none, ImportError for one that fails.
+
+    `progress` is told of the examples that are done, of `EXAMPLES`.
+    """
     file = folder / KERNEL
     if not file.is_file():
         raise FileNotFoundError(f"{file} is not there: llamaspec lab start {one.number} makes it")
@@ -42,7 +49,7 @@ def check(one: Exercise, folder: Path, *, seed: int = 0) -> Outcome:
         return _own(one.judge, file, function_of(one))
     campaign = Campaign(seed=seed, arrays="numpy", examples=EXAMPLES, seconds=SECONDS)
     job = Job(one.op, f"{file}:{function_of(one)}", arrays="numpy", only=only(one))
-    [(report, lines)] = run([job], campaign, progress=lambda stage, total=None: lambda done: None)
+    [(report, lines)] = run([job], campaign, progress=progress)
     finding = report.worst.finding
     if finding is None:
         return Outcome(True, [lines[0], f"Solved: {report.compared:,} numbers were compared."])

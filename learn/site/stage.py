@@ -40,7 +40,7 @@ SECTIONS = {  # the other pages; those of reference/ stand after the first of "R
         *("docs/sizes.md", "docs/cheats.md", "docs/found.md", "docs/found/kernels.md"),
     ],
     "Run": ["docs/quantization.md", "docs/serving.md", "docs/parallel.md", "docs/engine.md"],
-    "Speed": ["docs/performance-cpu.md", "docs/performance-gpu.md"],
+    "Speed": ["docs/performance-cpu.md", "docs/performance-gpu.md", "docs/lessons-gpu.md"],
     "Project": [
         *("CONTRIBUTING.md", "CHANGELOG.md", "docs/decisions/README.md", "docs/decisions/reference.md"),
         *("docs/decisions/model.md", "docs/decisions/quantization.md", "docs/decisions/kernels.md"),

@@ -165,6 +165,8 @@ class Chat:
             raise ValueError(f"{self._template.name}: makes nothing of this conversation")
         if len(ids) > self._llama.context:
             limit = f"the context of {self._llama.context}"
+            if len(self._messages) == len(self._system):  # there is nothing to forget
+                raise ValueError(f"this is {len(ids)} tokens, more than {limit}")
             raise ValueError(f"with this, the conversation is {len(ids)} tokens, more than {limit}: /reset begins anew")
 
         def ended() -> bool:

@@ -11,108 +11,42 @@ This module stands apart from the other tables because importing Pallas takes a 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Float, Int
 
 from model.cache import LayerCache, LayerPages, Pages, Stored, empty_cache, empty_pages
-from model.ops.products import dot
+from model.ops.gpu_config import check_config
+from model.ops.gpu_products import (
+    PROMPTS,
+    STEPS,
+    Shaped,
+    abstract,
+    check_one_by_one,
+    multiplied,
+    multiplied_apart,
+    multiplied_at_once,
+)
+from model.ops.routed import Form, KernelOp, Routed, form_of
 from model.ops.table import Mean, Ops, Positions, Total
-from model.ops.xla import XLA, plain
-from model.weights.codes import FP8, Int8, Int8Min, QuantizedMatrix
-from model.weights.gpu_codes import LEVELS, WORDS, Stacked
-from model.weights.params import FeedForward, Layer, Linear, Matrix, Params
+from model.ops.xla import XLA
+from model.weights.params import FeedForward, Layer, Linear, Params
 from pallas_kernels.attention_decode import attention_decode
 from pallas_kernels.attention_paged import attention_paged
 from pallas_kernels.attention_prefill import attention_prefill
-from pallas_kernels.coded_gemm import coded_gemm, geometry_of
 from pallas_kernels.gemv import gemv
 from pallas_kernels.norm_gate_up import norm_gate_up as _norm_gate_up
 from pallas_kernels.norm_qkv import norm_qkv as _norm_qkv
-from pallas_kernels.parts import int4
-from pallas_kernels.parts.matrix import MatrixOperand, ScaledCodes, ScaledE4M3, product_of
 from pallas_kernels.unsupported import Unsupported
 from reference.config import Config
 
-# Kernels take this many sequences at once where weights are floats: for four, XLA's tensor cores are faster
-# (docs/performance-gpu.md).
-MOST_SEQUENCES = 2
-# For more sequences than these, codes that `coded_gemm` takes are multiplied by all of them at once.
-MOST_ONE_BY_ONE = 2
 CHUNK = 256  # tokens of a prompt that stand for any number of them when its kernel is asked
 PROMPT = "attend_prompt"  # the name that attention's other kernel has among the reasons
-
-
-Shaped = Array | jax.ShapeDtypeStruct
-
-
-class Known(NamedTuple):
-    """Kernel ops that a field of `Config` matters to; to all others it is harmless."""
-
-    handled: tuple[str, ...] = ()  # compute with the field, or with shapes and arrays that follow from it
-    refused: tuple[str, ...] = ()  # have no form for it, except at its default
-
-
-# A field that is not in this table is refused by every kernel, except at its default.
-FIELDS: dict[str, Known] = {
-    "dim": Known(("norm_qkv", "project_add", "norm_gate_up", "down_add", "norm_logits")),
-    "layers": Known(),
-    "heads": Known(("norm_qkv", "attend", "project_add")),
-    "kv_heads": Known(("norm_qkv", "attend")),
-    "head_dim": Known(("norm_qkv", "attend", "project_add")),
-    "ffn": Known(("norm_gate_up", "down_add")),
-    "vocab": Known(("norm_logits",)),
-    "context": Known(),
-    "eps": Known(("norm_qkv", "norm_gate_up", "norm_logits")),
-    "theta": Known(("norm_qkv",)),  # in the angles of `Positions`
-    "scaling": Known(("norm_qkv",)),
-    "windows": Known(("attend",)),
-    "experts": Known(refused=("norm_gate_up", "down_add")),
-    "experts_per_token": Known(refused=("norm_gate_up", "down_add")),
-    "renormalize_experts": Known(),  # moe_add alone reads it, and has no kernel
-    "tied": Known(("norm_logits",)),  # in the array that is the head
-    "qkv_bias": Known(("norm_qkv",)),
-    "o_bias": Known(("project_add",)),
-    "ffn_bias": Known(("norm_gate_up", "down_add")),
-    "qk_norm": Known(refused=("norm_qkv",)),
-    "activation": Known(refused=("norm_gate_up",)),
-    "gated": Known(refused=("norm_gate_up",)),
-    "parallel_residual": Known(),  # what norm_gate_up is given
-    "head_qk_norm": Known(refused=("norm_qkv",)),
-    "layer_norm": Known(refused=("norm_qkv", "norm_gate_up", "norm_logits")),
-    "pre_norms": Known(refused=("norm_qkv", "norm_gate_up")),
-    "post_norms": Known(),  # what follows the ops that add is plain: see `block.join`
-    "wide_qk_norm": Known(refused=("norm_qkv",)),
-    "rotary_dim": Known(refused=("norm_qkv",)),
-    "rotary_layers": Known(("norm_qkv",)),  # in the angles
-    "local_theta": Known(("norm_qkv",)),
-    "attention_scale": Known(refused=("attend",)),
-    "attention_cap": Known(refused=("attend",)),
-    "logit_cap": Known(refused=("norm_logits",)),
-    "logit_divisor": Known(refused=("norm_logits",)),
-    "embedding_scale": Known(),
-    "residual_scale": Known(),
-    "shared_ffn": Known(),  # moe_add's, which has no kernel
-    "expert_bias": Known(),
-    "sinks": Known(refused=("attend",)),
-}
-
-
-def check_config(op: str, config: Config) -> None:
-    """Raise Unsupported where the kernel of `op` does not compute what a field of `config` asks for."""
-    for field in fields(config):
-        value, known = getattr(config, field.name), FIELDS.get(field.name)
-        if known and op not in known.refused:
-            continue
-        if field.default is MISSING or value != field.default:
-            raise Unsupported(f"{op} has no kernel for {field.name} = {value!r}")
 
 
 def norm_qkv(
@@ -129,14 +63,14 @@ def norm_qkv(
     _check_cache(cache, x)
     if layer.q_norm is not None or layer.k_norm is not None:
         raise Unsupported("norm_qkv has no kernel for norms of q and k")
-    at_once = _at_once(layer.qkv.weight, x)
+    at_once = multiplied_at_once(layer.qkv.weight, x)
     if isinstance(cache, LayerPages) and not at_once:
-        _check_one_by_one(layer.qkv.weight, x)
+        check_one_by_one(layer.qkv.weight, x)
     if isinstance(cache, LayerPages) or at_once:
         return STEPS.norm_qkv(x, layer, cache, positions, config=config)
     assert layer.attention_norm is not None  # `check_config`
     q, k, v = _norm_qkv(
-        _multiplied_apart(layer.qkv.weight, x),
+        multiplied_apart(layer.qkv.weight, x),
         x[:, 0],
         layer.attention_norm,
         cache.k,
@@ -179,7 +113,7 @@ def project_add(
     h: Float[Array, "batch 1 width"], layer: Layer, x: Float[Array, "batch 1 dim"], *, total: Total | None = None
 ) -> Float[Array, "batch 1 dim"]:
     """`block.project_add` of one token a sequence."""
-    if _at_once(layer.o.weight, h):
+    if multiplied_at_once(layer.o.weight, h):
         return STEPS.project_add(h, layer, x, total=total)
     return _linear_add(h, layer.o, x, total)
 
@@ -188,9 +122,9 @@ def norm_gate_up(x: Float[Array, "batch 1 dim"], layer: Layer, *, config: Config
     """`block.norm_gate_up` of one token a sequence."""
     assert isinstance(layer.ffn, FeedForward) and layer.ffn_norm is not None  # `check_config`
     weight, bias = layer.ffn.gate_up
-    if _at_once(weight, x):
+    if multiplied_at_once(weight, x):
         return STEPS.norm_gate_up(x, layer, config=config)
-    return _norm_gate_up(_multiplied(weight, x), x[:, 0], layer.ffn_norm, eps=config.eps, bias=bias)[:, None]
+    return _norm_gate_up(multiplied(weight, x), x[:, 0], layer.ffn_norm, eps=config.eps, bias=bias)[:, None]
 
 
 def down_add(
@@ -198,7 +132,7 @@ def down_add(
 ) -> Float[Array, "batch 1 dim"]:
     """`block.down_add` of one token a sequence."""
     assert isinstance(layer.ffn, FeedForward)
-    if _at_once(layer.ffn.down.weight, g):
+    if multiplied_at_once(layer.ffn.down.weight, g):
         return STEPS.down_add(g, layer, x, total=total)
     return _linear_add(g, layer.ffn.down, x, total)
 
@@ -209,8 +143,8 @@ def _linear_add(
     """Multiply, and add bias and residual in the kernel; after the sum over devices where there are several."""
     weight, bias = linear
     if total is None:
-        return gemv(_multiplied(weight, v), v[:, 0], bias=bias, residual=x[:, 0])[:, None]
-    y = total(gemv(_multiplied(weight, v), v[:, 0], out=jnp.float32))
+        return gemv(multiplied(weight, v), v[:, 0], bias=bias, residual=x[:, 0])[:, None]
+    y = total(gemv(multiplied(weight, v), v[:, 0], out=jnp.float32))
     y = y if bias is None else y + bias.astype(jnp.float32)
     return (x.astype(jnp.float32) + y[:, None]).astype(x.dtype)
 
@@ -218,104 +152,10 @@ def _linear_add(
 def norm_logits(x: Float[Array, "*batch dim"], params: Params, *, config: Config) -> Float[Array, "*batch vocab"]:
     """`block.norm_logits` of a few tokens."""
     rows = x.reshape(-1, config.dim)
-    if _at_once(params.head, x):
+    if multiplied_at_once(params.head, x):
         return STEPS.norm_logits(x, params, config=config)
-    logits = gemv(_multiplied(params.head, rows[:, None]), rows, norm=params.norm, eps=config.eps, out=jnp.float32)
+    logits = gemv(multiplied(params.head, rows[:, None]), rows, norm=params.norm, eps=config.eps, out=jnp.float32)
     return logits.reshape(*x.shape[:-1], -1)
-
-
-def step_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
-    """A product of a step of decoding, in float32: by a kernel that takes the matrix and these vectors, or by XLA."""
-    if isinstance(weight, Stacked):
-        return jnp.concatenate([step_product(x, part) for part in weight.parts], axis=-1)
-    vectors = x.reshape(-1, x.shape[-1])
-    if _at_once(weight, x):
-        y = coded_gemm(_coded(weight), vectors)
-    elif _one_by_one(weight, x):
-        y = gemv(_multiplied(weight, vectors), vectors, out=jnp.float32)
-    else:
-        return dot(x, weight)
-    return y.reshape(*x.shape[:-1], -1)
-
-
-# Plain but for their products: the ops of a cache in pages, of several vectors at once, and those that kernels refuse.
-STEPS = plain(step_product)
-
-
-def _at_once(weight: Matrix, x: Float[Array, "*batch cols"]) -> bool:
-    """Tell whether one kernel multiplies these codes by several vectors, and the rest of an op is left to XLA."""
-    if isinstance(weight, Stacked):
-        return all(_at_once(part, x) for part in weight.parts)
-    vectors, cols = x.size // x.shape[-1], x.shape[-1]
-    if not isinstance(weight, QuantizedMatrix) or vectors <= MOST_ONE_BY_ONE or weight.cols != cols:
-        return False
-    try:
-        geometry_of(_coded(weight), _array(vectors, cols, dtype=x.dtype))
-    except Unsupported:
-        return False
-    return True
-
-
-def _coded(weight: Matrix) -> ScaledCodes:
-    w = operand(weight)
-    if not isinstance(w, ScaledCodes):
-        raise Unsupported("coded_gemm takes codes with scales")
-    return w
-
-
-def _one_by_one(weight: Matrix, x: Float[Array, "*batch cols"]) -> bool:
-    """Tell whether `gemv` multiplies a matrix by these few vectors faster than XLA."""
-    try:
-        _check_one_by_one(weight, x)
-    except Unsupported:
-        return False
-    return True
-
-
-def _check_one_by_one(weight: Matrix, x: Float[Array, "*batch cols"]) -> None:
-    """Raise Unsupported unless `_one_by_one`."""
-    vectors = _array(x.size // x.shape[-1], x.shape[-1], dtype=x.dtype)
-    for part in weight.parts if isinstance(weight, Stacked) else (weight,):
-        product_of("gemv", _multiplied(part, vectors), vectors, normed=False)
-
-
-def _multiplied_apart(weight: Matrix, x: Shaped) -> MatrixOperand | tuple[MatrixOperand, ...]:
-    """`_multiplied`, for a kernel that takes matrices of several forms, one below the other."""
-    if isinstance(weight, Stacked):
-        return tuple(_multiplied(part, x) for part in weight.parts)
-    return _multiplied(weight, x)
-
-
-def _multiplied(weight: Matrix, x: Shaped) -> MatrixOperand:
-    """`operand`, for vectors [batch, 1, cols] or [batch, cols] that kernels multiply it by faster than XLA."""
-    assert not isinstance(weight, Stacked)
-    if not isinstance(weight, QuantizedMatrix):
-        if len(x) > MOST_SEQUENCES:
-            raise Unsupported(f"kernels multiply floats by up to {MOST_SEQUENCES} vectors, XLA is faster for {len(x)}")
-    elif weight.cols != x.shape[-1]:
-        raise Unsupported(f"kernels multiply by codes in whole groups, and {x.shape[-1]} columns are none")
-    return operand(weight)
-
-
-def operand(weight: Matrix) -> MatrixOperand:
-    """A matrix as kernels take it; nothing is moved. Raises Unsupported for codes that no kernel reads."""
-    assert not isinstance(weight, Stacked)  # only q, k and v are
-    if not isinstance(weight, QuantizedMatrix):
-        return weight
-    if isinstance(weight, FP8):
-        if weight.scales.shape[1] > 1:
-            raise Unsupported(
-                f"kernels multiply by fp8 weights with a scale for each row, not for {weight.group} columns"
-            )
-        return ScaledE4M3(weight.codes, weight.scales[:, 0])
-    if isinstance(weight, tuple(WORDS.values())) or (isinstance(weight, Int8 | Int8Min) and weight.zeros is None):
-        one_a_row = weight.form == "int8" and weight.scales.shape[1] == 1
-        scales = weight.scales[:, 0] if one_a_row else weight.scales
-        return ScaledCodes(weight.codes, scales, weight.minima, LEVELS.get(weight.form))
-    raise Unsupported(
-        f"kernels read {weight.form} weights as model.weights.gpu_codes arranges them, with columns in multiples "
-        f"of {int4.BLOCK}, got {weight.cols}, and with zero points of groups"
-    )
 
 
 def _in_a_row(
@@ -330,71 +170,12 @@ def _check_cache(cache: Stored, x: Array) -> None:
         raise Unsupported(f"kernels read a cache in the model's own {x.dtype}, not in {cache.k.dtype}")
 
 
-def prompt_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
-    """A product for the many tokens of a prompt, in float32 from what the tensor cores multiply.
-
-    Where x is bfloat16, quantized weights are decoded to bfloat16 and each is rounded once, as in a model that is
-    stored so. In float32 the product would take ten times as long.
-    """
-    if isinstance(weight, Stacked):
-        return jnp.concatenate([prompt_product(x, part) for part in weight.parts], axis=-1)
-    if not isinstance(weight, QuantizedMatrix) or x.dtype != jnp.bfloat16:
-        return dot(x, weight)
-    # The barrier ties the codes to x. Without it XLA might decode the matrices of all layers before the first product.
-    x, codes = lax.optimization_barrier((x, weight))
-    assert isinstance(codes, QuantizedMatrix)
-    return dot(x, codes.weights()[:, : x.shape[-1]].astype(x.dtype))
-
-
-PROMPTS = plain(prompt_product)
-
-Form = tuple[Any, ...]  # hashable: the tree, shapes and dtypes of the arrays that a kernel is called with, and the rest
-
-
-@dataclass(frozen=True)
-class KernelOp[**P, R]:
-    """An op that has a kernel."""
-
-    kernel: Callable[P, R]
-    plain: Callable[P, R]
-    prompt: Callable[P, R]  # the plain form for arguments without a `form`
-    form: Callable[P, Form | None]  # all of the arguments that decides whether the kernel takes them
-
-
-@dataclass(frozen=True)
-class Routed[**P, R]:
-    """An op that calls its kernel with arguments of the `taken` forms, and the plain form with those `refused`.
-
-    Raises ValueError for arguments of another form: the table was made for another model, batch or cache.
-    """
-
-    name: str
-    op: KernelOp[P, R]
-    taken: frozenset[Form]
-    refused: frozenset[Form]
-
-    def __call__(self, *arguments: P.args, **fixed: P.kwargs) -> R:
-        form = self.op.form(*arguments, **fixed)
-        if form is None:
-            return self.op.prompt(*arguments, **fixed)
-        if form in self.taken:
-            return self.op.kernel(*arguments, **fixed)
-        if form in self.refused:
-            return self.op.plain(*arguments, **fixed)
-        raise ValueError(f"{self.name} got arguments of a form that this table of ops was not made for")
-
-
-def _form(arrays: Any, *rest: Any) -> Form:
-    leaves, tree = jax.tree.flatten(arrays)
-    return tree, tuple((leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves), *rest
-
-
 def _norm_qkv_form(
     x: Shaped, layer: Layer, cache: Stored, positions: Positions, *, config: Config, mean: Mean | None = None
 ) -> Form | None:
     del mean  # `config` says whether it is asked for
     weights = layer.attention_norm, layer.qkv, layer.q_norm, layer.k_norm
-    return None if x.shape[1] > 1 else _form((x, weights, cache, positions), config)
+    return None if x.shape[1] > 1 else form_of((x, weights, cache, positions), config)
 
 
 def _attend_form(
@@ -403,33 +184,29 @@ def _attend_form(
     del sinks  # `config` says whether there are any
     batch, seq, *head = q.shape
     several = min(seq, 2)  # all prompts have one form: how long they are does not matter to the kernel
-    q, at = _array(batch, several, *head, dtype=q.dtype), _array(batch, several, dtype=positions.at.dtype)
-    return _form((q, cache, at), window, config)
+    q, at = abstract(batch, several, *head, dtype=q.dtype), abstract(batch, several, dtype=positions.at.dtype)
+    return form_of((q, cache, at), window, config)
 
 
 def _project_add_form(h: Shaped, layer: Layer, x: Shaped, *, total: Total | None = None) -> Form | None:
-    return None if x.shape[1] > 1 else _form((h, layer.o, x))
+    return None if x.shape[1] > 1 else form_of((h, layer.o, x))
 
 
 def _norm_gate_up_form(x: Shaped, layer: Layer, *, config: Config) -> Form | None:
     assert isinstance(layer.ffn, FeedForward)
-    return None if x.shape[1] > 1 else _form((x, layer.ffn_norm, layer.ffn.gate_up), config)
+    return None if x.shape[1] > 1 else form_of((x, layer.ffn_norm, layer.ffn.gate_up), config)
 
 
 def _down_add_form(g: Shaped, layer: Layer, x: Shaped, *, total: Total | None = None) -> Form | None:
     assert isinstance(layer.ffn, FeedForward)
-    return None if x.shape[1] > 1 else _form((g, layer.ffn.down, x))
+    return None if x.shape[1] > 1 else form_of((g, layer.ffn.down, x))
 
 
 def _norm_logits_form(x: Shaped, params: Params, *, config: Config) -> Form | None:
     if x.ndim > 2 and x.shape[1] > 1:
         return None
-    rows = _array(x.size // config.dim, config.dim, dtype=x.dtype)
-    return _form((rows, params.norm, params.head), config)
-
-
-def _array(*sizes: int, dtype: np.dtype) -> Any:
-    return jax.ShapeDtypeStruct(sizes, dtype)
+    rows = abstract(x.size // config.dim, config.dim, dtype=x.dtype)
+    return form_of((rows, params.norm, params.head), config)
 
 
 KERNELS: dict[str, KernelOp[..., Any]] = {
@@ -491,19 +268,21 @@ def calls(
         if pages is None:
             return jax.eval_shape(partial(empty_cache, config, batch=rows, capacity=capacity, dtype=stored)).layers[0]
         k, v = jax.eval_shape(partial(empty_pages, config, pages=pages.number, page=pages.size, dtype=stored))[0]
-        return LayerPages(k, v, _array(rows, -(-capacity // pages.size), dtype=np.dtype(np.int32)))
+        return LayerPages(k, v, abstract(rows, -(-capacity // pages.size), dtype=np.dtype(np.int32)))
 
     prompts = 1 if pages else batch
     cache, cache_of_prompts = cache_of(batch), cache_of(prompts)  # of any layer
 
     def positions(batch: int, seq: int) -> Positions:
-        angles = _array(batch, seq, config.turned // 2, dtype=np.dtype(np.float32))
-        return Positions(_array(batch, seq, dtype=np.dtype(np.int32)), angles, angles)
+        angles = abstract(batch, seq, config.turned // 2, dtype=np.dtype(np.float32))
+        return Positions(abstract(batch, seq, dtype=np.dtype(np.int32)), angles, angles)
 
     def q(batch: int, seq: int) -> Any:
-        return _array(batch, seq, config.heads, config.head_dim, dtype=dtype)
+        return abstract(batch, seq, config.heads, config.head_dim, dtype=dtype)
 
-    x, h, g = (_array(batch, 1, size, dtype=dtype) for size in (config.dim, config.heads * config.head_dim, config.ffn))
+    x, h, g = (
+        abstract(batch, 1, size, dtype=dtype) for size in (config.dim, config.heads * config.head_dim, config.ffn)
+    )
     one, many, with_config = positions(batch, 1), positions(prompts, CHUNK), {"config": config}
     for i, layer in enumerate(params.layers):
         attending = {"window": config.window(i), "config": config}
@@ -514,7 +293,7 @@ def calls(
         if not config.experts:
             yield Call("norm_gate_up", (x, layer), with_config)
             yield Call("down_add", (g, layer, x))
-    yield Call("norm_logits", (_array(batch, config.dim, dtype=dtype), params), with_config)
+    yield Call("norm_logits", (abstract(batch, config.dim, dtype=dtype), params), with_config)
 
 
 def pallas_ops(

@@ -10,8 +10,9 @@ from model.ops.choice import Choice, ops_for
 from model.ops.xla import XLA
 from model.parallel.backend import ParallelBackend, load_shares
 from model.parallel.partition import Partition, mesh
+from model.parallel.processes import fewest
 from model.parallel.way import TENSOR, Parts, Way
-from model.running.device import Device, free_bytes
+from model.running.device import Device, room
 from model.running.memory import Memory, check_fits, gigabytes, memory_of, shortage_named
 from model.running.process import give_back_compilers_memory, keep_heaps_small
 from model.running.programs import Layout, compile_programs
@@ -54,13 +55,22 @@ def load_parallel(
     how = {"devices": devices, "layout": layout, "device": device, "kernels": kernels, "way": way}
     partition, choice = plan_parallel(config, shapes, **how)
     sizes = {"batch": layout.batch, "cache_dtype": layout.cache_dtype}
-    memory = memory_of(shapes, config, context=capacity, chunk=layout.chunk, platform=device.platform, **sizes)
-    if not way.cuts_weights:
-        scores = 2 * 4 * layout.batch * layout.chunk * config.heads * layout.rows_held  # and probabilities
-        angles = 4 * layout.rows * config.head_dim  # which every device has, of all positions
-        cache = -(-(memory.cache - angles) // devices) + angles
-        memory = memory._replace(cache=cache, activations=memory.activations + scores)
-    check_fits(in_one_memory(memory, len(mine), device), context=capacity, available=free_bytes())
+
+    def plan(widest: int) -> Memory:
+        fixed = {"context": capacity, "chunk": layout.chunk, "wide": widest, "platform": device.platform}
+        memory = memory_of(shapes, config, **sizes, **fixed)
+        if not way.cuts_weights:
+            scores = 2 * 4 * layout.batch * layout.chunk * config.heads * layout.rows_held  # and probabilities
+            angles = 4 * layout.rows * config.head_dim  # which every device has, of all positions
+            cache = -(-(memory.cache - angles) // devices) + angles
+            memory = memory._replace(cache=cache, activations=memory.activations + scores)
+        return in_one_memory(memory, len(mine), device)
+
+    free, others = room()
+    layout = layout.fitted(plan, free)
+    layout = layout._replace(wide=layout.wide[: fewest(len(layout.wide))])  # all processes run the same programs
+    memory = plan(layout.widest)
+    check_fits(memory, context=capacity, available=free, others=others)
     if len(mine) == devices:
         check_weights(checkpoint, progress=progress)
     else:

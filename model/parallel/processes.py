@@ -1,6 +1,7 @@
 """Several processes that run one model together, and that end together.
 
-Every process connects to process 0, which tells it where `jax.distributed` meets. The connections stay. A collective
+Every process connects to process 0, and says what it was asked to do. One that was asked for something else ends them
+all with one line. Process 0 tells the others where `jax.distributed` meets. The connections stay. A collective
 waits for every device, so a process that is gone would leave the others waiting, or ending in an abort behind pages of
 C++. Each process therefore sends a beat twice a second. A connection that closes, or that is silent for `timeout`
 seconds, ends every process with one line and exit code 1.
@@ -15,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple, NoReturn
 
@@ -34,13 +35,15 @@ class Group(NamedTuple):
     processes: int
     process: int
     timeout: float  # seconds of silence after which a process counts as gone
+    asked: Mapping[str, str] = {}  # what every process must be asked alike, by the words for it
 
 
 @contextmanager
 def joined(group: Group) -> Iterator["Watch"]:
     """Be one of the processes of `group` within: JAX's devices are those of all of them.
 
-    Gives the connections to the others. Raises ConnectionError where not all processes come within the group's timeout.
+    Gives the connections to the others. Raises ConnectionError where not all processes come within the group's timeout,
+    ValueError where they were not asked to do the same.
     """
     watch = Watch(group)
     jax.distributed.initialize(
@@ -81,11 +84,16 @@ def agreed(number: int) -> int:
     return int(multihost_utils.broadcast_one_to_all(np.uint32(number)))
 
 
+def fewest(number: int) -> int:
+    """Give the least of the numbers of all processes to all."""
+    return int(multihost_utils.process_allgather(np.uint32(number)).min())
+
+
 class Watch:
     """A thread that holds connections to the other processes: process 0 to all, every other one to process 0."""
 
     def __init__(self, group: Group):
-        """Connect, and begin to beat. Raises ConnectionError where not all processes come within the timeout."""
+        """Connect, and begin to beat. Raises as `joined` does."""
         self._group = group
         self._left = False
         self._done: set[int] = set()  # processes that have said that they are done
@@ -136,19 +144,24 @@ class Watch:
         return int(self._group.coordinator.rpartition(":")[2])
 
     def _coordinate(self) -> tuple[int, dict[int, socket.socket]]:
-        """Wait for all others, and tell them a free port of this machine."""
+        """Wait for all others, and tell them a free port of this machine, or how what they were asked differs."""
         with socket.create_server(("", 0)) as free:
             port = free.getsockname()[1]
         connections: dict[int, socket.socket] = {}
+        others: dict[int, Mapping[str, str]] = {}  # what each was asked
         until = time.monotonic() + self._group.timeout
         with socket.create_server(("", self._port)) as server:
             while len(connections) < self._group.processes - 1:
                 server.settimeout(max(0.001, until - time.monotonic()))
                 connection, _ = server.accept()
-                connections[int(_line(connection))] = connection
+                number, asked = json.loads(_line(connection))
+                connections[number] = connection
+                others[number] = asked
+        differing = (_difference(self._group.asked, number, others[number]) for number in sorted(others))
+        answer = next(filter(None, differing), None) or port
         for connection in connections.values():
-            connection.sendall(bytes(f"{port}\n", "ascii"))
-        return port, connections
+            connection.sendall(bytes(f"{json.dumps(answer)}\n", "ascii"))
+        return _agreed_port(answer, *connections.values()), connections
 
     def _work(self) -> tuple[int, dict[int, socket.socket]]:
         """Connect to process 0, which may not have begun yet, and read the port."""
@@ -162,8 +175,8 @@ class Watch:
                 if left < 0.1:
                     raise
                 time.sleep(0.1)
-        connection.sendall(bytes(f"{self._group.process}\n", "ascii"))
-        port = int(_line(connection))
+        connection.sendall(bytes(f"{json.dumps([self._group.process, dict(self._group.asked)])}\n", "ascii"))
+        port = _agreed_port(json.loads(_line(connection)), connection)
         connection.settimeout(None)
         return port, {0: connection}
 
@@ -221,6 +234,27 @@ class Watch:
                 connection.sendall(message)
             except OSError:
                 pass  # its end is noticed where it is read
+
+
+def _difference(first: Mapping[str, str], number: int, other: Mapping[str, str]) -> str | None:
+    """Name the first thing that process 0 and another one were not asked alike; None where there is none.
+
+    >>> _difference({"--seed": "7"}, 1, {"--seed": "8"})
+    'not all processes were asked the same: --seed is 7 in process 0 and 8 in process 1'
+    """
+    for name in dict.fromkeys((*first, *other)):
+        if (mine := first.get(name, "not given")) != (its := other.get(name, "not given")):
+            return f"not all processes were asked the same: {name} is {mine} in process 0 and {its} in process {number}"
+    return None
+
+
+def _agreed_port(answer: int | str, *connections: socket.socket) -> int:
+    """Give the port that process 0 answered, or close the connections and raise ValueError if it answered in words."""
+    if isinstance(answer, int):
+        return answer
+    for connection in connections:
+        connection.close()
+    raise ValueError(answer)
 
 
 def _line(connection: socket.socket) -> bytes:

@@ -20,6 +20,7 @@ from model.forward import Text, decode, prefill
 from model.ops.table import Ops
 from model.options import SamplingOptions
 from model.running.compile import compiler_options
+from model.running.memory import Memory
 from model.running.process import is_large
 from model.running.program_store import ProgramStore
 from model.sampling import as_arrays
@@ -70,6 +71,18 @@ class Layout(NamedTuple):
             width = max(width for width in (self.chunk, *self.wide) if count > width - self.chunk)
             yield width, min(width, count)
             count -= width
+
+    def fitted(self, plan: Callable[[int], Memory], free: int) -> "Layout":
+        """Leave out wide chunks, the widest first, until the `plan` for the widest that is left fits, or none is left.
+
+        >>> layout = Layout(1, 4096, 256, 128, np.dtype(np.float32), wide=(512, 1024))
+        >>> layout.fitted(lambda widest: Memory(0, 0, widest, 0, process=0, compiling=0), 1000).wide
+        (512,)
+        """
+        layout = self
+        while layout.wide and not plan(layout.widest).fits(free):
+            layout = layout._replace(wide=layout.wide[:-1])
+        return layout
 
     def empty_cache(self, config: Config) -> Cache:
         """Make the cache that programs of this layout take, or a device's part of it."""

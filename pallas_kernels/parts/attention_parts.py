@@ -100,7 +100,7 @@ def keys_of_a_tile(heads: int, group: int, head_dim: int, dtype: np.dtype, seen:
     """Choose 64 keys, or 128 for few small heads in bfloat16 whose blocks would have several tiles of 64.
 
     With 128, half as many blocks read as many keys at once, and leave the next kernels more room. A block with a single
-    tile takes longer for 128 keys (docs/performance-gpu.md). `heads` are the key heads of all sequences, and `group` is
+    tile takes longer for 128 keys (docs/lessons-gpu.md). `heads` are the key heads of all sequences, and `group` is
     the query heads of each; for more than 8 a thread has too few registers.
 
     >>> bfloat16 = jax.dtypes.canonicalize_dtype("bfloat16")
@@ -121,7 +121,7 @@ def choose_splits(heads: int, capacity: int, tile: int) -> int:
     """Choose how many blocks share the keys of a head: 1 or a multiple of 4, with `heads` key heads in all sequences.
 
     Each tile of keys has a block of its own where that does not fill a GPU; otherwise the number is a power of 2. With
-    64 tiles, for example, 16 blocks are faster than 20, which would also have up to 4 tiles (docs/performance-gpu.md).
+    64 tiles, for example, 16 blocks are faster than 20, which would also have up to 4 tiles (docs/lessons-gpu.md).
 
     >>> [choose_splits(heads, 4096, tile) for heads, tile in ((4, 64), (4, 128), (12, 64), (40, 64))]
     [32, 16, 16, 4]

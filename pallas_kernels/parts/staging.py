@@ -48,7 +48,7 @@ def finish_reads(target: Target) -> None:
 
     Reads wait in a queue that the copy engine does not share, and a meeting does not wait for them; a fence of the
     thread's own reads and writes does. `plgpu.commit_smem` would do so too, but it also orders writes before the copy
-    engine's reads, which takes longer (docs/performance-gpu.md).
+    engine's reads, which takes longer (docs/lessons-gpu.md).
     """
     if target.interpret:
         plgpu.commit_smem()

@@ -16,7 +16,8 @@ from benchmarks.kernel_cases.coded_gemm import FORMS, case
 from benchmarks.kernel_cases.products import EVERY_FORM
 from benchmarks.random_model import random_shapes
 from model.cache import Pages
-from model.ops.gpu import MOST_ONE_BY_ONE, calls, operand, pallas_ops, step_product
+from model.ops.gpu import calls, pallas_ops
+from model.ops.gpu_products import MOST_ONE_BY_ONE, operand, step_product
 from model.weights.codes import Int8
 from model.weights.gpu_codes import LEVELS, arranged
 from pallas_kernels.coded_gemm import MOST_VECTORS, WIDTHS, Cut, coded_gemm, cut_for, geometry_of

@@ -12,7 +12,8 @@ import pytest
 from model.cache import LayerCache, empty_cache
 from model.forward import decode, prefill, text_after
 from model.insight.shapes import SHAPES
-from model.ops.gpu import MOST_SEQUENCES, PROMPT, pallas_ops
+from model.ops.gpu import PROMPT, pallas_ops
+from model.ops.gpu_products import MOST_SEQUENCES
 from model.ops.table import Ops, Positions
 from model.ops.xla import XLA
 from model.options import SamplingOptions

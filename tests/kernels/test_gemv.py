@@ -264,7 +264,7 @@ def empty(*shape: int, dtype: Any) -> Any:
     ],
 )
 def test_a_processor_has_room_for_its_part_of_the_blocks_and_no_more(op, rows, cols, dtype, runs):
-    """With more room, early blocks crowd on few processors, which are then slower (docs/performance-gpu.md)."""
+    """With more room, early blocks crowd on few processors, which are then slower (docs/lessons-gpu.md)."""
 
     if dtype == "int4":
         w: Any = ScaledCodes(empty(rows, cols // 8, dtype=np.int32), empty(rows, cols // 64, dtype=np.float32))

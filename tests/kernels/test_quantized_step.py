@@ -14,7 +14,8 @@ from model.cache import LayerCache, LayerPages, Stored, empty_cache
 from model.checkpoints.checkpoint import Codes
 from model.checkpoints.codes import quantized
 from model.forward import decode, text_after
-from model.ops.gpu import MOST_SEQUENCES, operand, pallas_ops, prompt_product
+from model.ops.gpu import pallas_ops
+from model.ops.gpu_products import MOST_SEQUENCES, operand, prompt_product
 from model.ops.table import Ops, Positions
 from model.ops.xla import XLA
 from model.options import SamplingOptions
