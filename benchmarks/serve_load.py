@@ -2,6 +2,8 @@
 
 The server is a process of its own, with the built-in model and the rows of `--together`. Each of `--connections`
 clients keeps one connection and asks again and again, whole or streamed; one request in twenty leaves in the middle.
+One prompt in five is long, and begins as others do, so that the cache has it in part. `--cache-tokens` leaves room for
+few, so that requests give way.
 Every text is compared with that of the same request alone, which is asked for before the load. A client that gets 429
 waits as long as the server says. All traffic stays on this machine.
 
@@ -29,6 +31,7 @@ from benchmarks.load import percentiles
 ROOT = Path(__file__).parents[1]
 SERVE = [sys.executable, "-c", "import cli; cli.main()", "serve", "--port", "0"]
 WORDS = "fox bird kite dog moon boat tree cake rain song".split()
+BEGINNING = " ".join(f"The {one} saw a {other}." for one in WORDS for other in WORDS)  # of long prompts: 860 tokens
 LEAVES = 0.05  # of all requests
 SETTLE = 60.0  # seconds of load before memory counts: pages fill, and pools of the allocator grow
 SAMPLE = 5.0  # seconds between two looks at memory
@@ -44,7 +47,8 @@ class Ask(NamedTuple):
 def requests(count: int) -> list[Ask]:
     """Make different requests: of several lengths, at temperature 0 and above, some with log-probabilities.
 
-    One in ten is a chat, whose template a process of its own renders; the others continue a text.
+    One in ten is a chat, whose template a process of its own renders. One in five continues a long text, the others a
+    short one.
     """
     draw, made = random.Random(0), []
     for seed in range(count):
@@ -55,7 +59,8 @@ def requests(count: int) -> list[Ask]:
             body["messages"] = [{"role": "user", "content": f"Tell me a story about {text}"}]
             made.append(Ask("/v1/chat/completions", body | ({"logprobs": True, "top_logprobs": 20} if asks else {})))
         else:
-            body["prompt"] = f"Once upon a time there was {text}"
+            before = BEGINNING[: draw.choice([500, 1000, 2000])] + " " if seed % 5 == 1 else ""
+            body["prompt"] = f"{before}Once upon a time there was {text}"
             made.append(Ask("/v1/completions", body | ({"logprobs": draw.randrange(21)} if asks else {})))
     return made
 
@@ -215,9 +220,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--connections", type=int, default=1000)
     parser.add_argument("--together", type=int, default=64, help="requests that decode at once")
+    parser.add_argument("--cache-tokens", type=int, help="room for keys and values (default: that of all requests)")
     parser.add_argument("--texts", type=int, default=40, help="different requests")
     options = parser.parse_args()
     limits = ["--max-batch", str(options.together), "--max-connections", str(options.connections + 8)]
+    if options.cache_tokens:
+        limits += ["--cache-tokens", str(options.cache_tokens)]
     with tempfile.NamedTemporaryFile() as log:  # A pipe that nobody reads fills, and then the server waits.
         with subprocess.Popen([*SERVE, *limits], cwd=ROOT, stderr=log, text=True) as server:
             try:

@@ -85,13 +85,13 @@ class Interrupts:
 
 
 class OwnWay:
-    """A handler by which a command acts on a signal and goes on."""
+    """A handler by which a command acts on a signal, whose number it is told, and goes on."""
 
-    def __init__(self, act: Callable[[], object]):
+    def __init__(self, act: Callable[[int], object]):
         self._act = act
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        self._act()
+        self._act(number)
 
 
 def end_done(number: int, frame: FrameType | None) -> NoReturn:
@@ -182,7 +182,7 @@ def handled_by(act: Callable[[], object]) -> Iterator[None]:
     if before is signal.SIG_IGN:
         yield
         return
-    signal.signal(signal.SIGINT, OwnWay(act))
+    signal.signal(signal.SIGINT, OwnWay(lambda _: act()))
     try:
         yield
     finally:
@@ -190,8 +190,11 @@ def handled_by(act: Callable[[], object]) -> Iterator[None]:
 
 
 @contextmanager
-def first_handled_by(act: Callable[[], object], numbers: Iterable[int]) -> Iterator[None]:
-    """Call `act` in the main thread at the first signal among `numbers`. A second one ends the process as usual."""
+def first_handled_by(act: Callable[[int], object], numbers: Iterable[int]) -> Iterator[None]:
+    """Call `act` in the main thread at the first signal among `numbers`, with its number.
+
+    A second one ends the process as usual.
+    """
     before = {number: signal.getsignal(number) for number in numbers}
     handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
 
@@ -203,10 +206,10 @@ def first_handled_by(act: Callable[[], object], numbers: Iterable[int]) -> Itera
         restore()
         signal.raise_signal(number)
 
-    def act_once() -> None:
+    def act_once(first: int) -> None:
         for number in handled:  # still in a way of our own, or the thread that watches would end the process
-            signal.signal(number, OwnWay(partial(end, number)))
-        act()
+            signal.signal(number, OwnWay(end))
+        act(first)
 
     for number in handled:
         signal.signal(number, OwnWay(act_once))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from ipaddress import ip_address
@@ -173,8 +174,8 @@ def _run(site: Site, bound: socket.socket, model: str) -> bool:
             late.start()
             stop.set()
 
-        def ask_to_stop() -> None:
-            if sys.stderr.isatty():
+        def ask_to_stop(number: int) -> None:
+            if number == signal.SIGINT and sys.stderr.isatty():
                 say("")  # The terminal has shown ^C at the start of the line.
             say("ending: requests that run come to their end; once more ends them at once")
             loop.call_soon_threadsafe(end)

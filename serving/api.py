@@ -85,7 +85,7 @@ class Api:
 
     async def complete(self, body: CompletionRequest, *, tenant: str) -> Answer:
         """Begin completions. Raises Refusal."""
-        self._check_model(body.model)
+        self.check_model(body.model)
         if body.best_of not in (None, body.n or 1):
             raise Refusal("best_of is not supported, but for as many as n", param="best_of")
         logprobs = body.logprobs
@@ -100,7 +100,7 @@ class Api:
 
     async def chat(self, body: ChatRequest, *, tenant: str) -> Answer:
         """Begin answers to a conversation. Raises Refusal."""
-        self._check_model(body.model)
+        self.check_model(body.model)
         top = body.top_logprobs
         if top is not None and not body.logprobs:
             raise Refusal("top_logprobs needs logprobs to be true", param="top_logprobs")
@@ -108,6 +108,8 @@ class Api:
             raise Refusal("give either max_tokens or max_completion_tokens", param="max_tokens")
         tools, forced, most_calls = wanted_tools(body)
         formatted = not isinstance(body.response_format, TextFormat | None)
+        if formatted and body.answer_ids:  # A grammar begins with the answer, not in its middle.
+            raise Refusal("answer_ids: not together with response_format", param="answer_ids")
         read = partial(self._prompts.from_messages, body.messages, tools=tools, forced=forced, formatted=formatted)
         prompt = await self._in_thread(partial(read, begun=body.answer_ids or (), options=_template_options(body)))
         most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
@@ -131,7 +133,7 @@ class Api:
 
     async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
         """Encode a text or a conversation. Raises Refusal."""
-        self._check_model(body.model)
+        self.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise Refusal("give either prompt or messages", param="prompt")
         for name in ("tools", EFFORT, "chat_template_kwargs") if body.prompt is not None else ():
@@ -149,7 +151,7 @@ class Api:
 
     async def detokenize(self, body: DetokenizeRequest) -> dict[str, Any]:
         """Decode ids. Raises Refusal."""
-        self._check_model(body.model)
+        self.check_model(body.model)
         ids = self._prompts.from_ids(body.tokens, param="tokens").ids
         return {"prompt": await self._in_thread(partial(self._prompts.text_of, ids))}
 
@@ -163,7 +165,8 @@ class Api:
             "chat_template": template.source if template else None,
         }
 
-    def _check_model(self, name: str | None) -> None:
+    def check_model(self, name: str | None) -> None:
+        """Raise Refusal where a request names another model."""
         if name not in (None, self.model.id):
             message = f"no model named {name}: this server has {self.model.id}"
             raise Refusal(message, status=404, param="model", code="model_not_found")

@@ -116,7 +116,8 @@ class Connection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """Answer what is not HTTP."""
-        response = error(Refusal("this is not HTTP, or its headers are too long", status=status))
+        message = "this is not HTTP, its headers are too long, or its body's encoding is unknown"
+        response = error(Refusal(message, status=status))
         response.force_close()
         return response
 

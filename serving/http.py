@@ -43,6 +43,7 @@ CONTENT_POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 SAFETY = {"Server": "llamaspec", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+A_MODEL = "/v1/models/"  # and its name
 OPEN = {"/health", "/ready", "/", "/page.css", "/page.js"}  # paths that need no key
 BACKLOG = 1024  # connections that the system holds until they are accepted
 IN_A_ROW = 8  # of them accepted, before those beyond the limit are refused
@@ -72,7 +73,7 @@ class Site:
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
             "/v1/models": {"GET": self._models},
-            f"/v1/models/{api.model.id}": {"GET": self._model},
+            A_MODEL: {"GET": self._model},
             "/v1/completions": {"POST": self._complete},
             "/v1/chat/completions": {"POST": self._chat},
         }
@@ -113,7 +114,7 @@ class Site:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request, whatever happens."""
-        path = request.path if request.path in self._routes else "other"
+        path = _place(request.path) if _place(request.path) in self._routes else "other"
         try:
             response = await self._outcome(request, path)
             self.metrics.answered.labels(path, str(response.status)).inc()
@@ -139,7 +140,7 @@ class Site:
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         self._check_host(request)
-        routes = self._routes.get(request.path)
+        routes = self._routes.get(_place(request.path))
         if routes is None:
             hint = f": it is at /v1{request.path}" if f"/v1{request.path}" in self._routes else ""
             raise Refusal(f"nothing is at {request.path[:100]}{hint}", status=404, code="not_found")
@@ -307,7 +308,13 @@ class Site:
         return in_json({"object": "list", "data": [self.api.model]})
 
     async def _model(self, request: web.BaseRequest) -> web.Response:
+        self.api.check_model(request.path.removeprefix(A_MODEL))
         return in_json(self.api.model)
+
+
+def _place(path: str) -> str:
+    """Find where a path leads: those of all models to one place."""
+    return A_MODEL if path.startswith(A_MODEL) else path
 
 
 def _name_of(host: str) -> str | None:

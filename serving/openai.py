@@ -190,6 +190,8 @@ class SampledRequest(Fields, kw_only=True):
     service_tier: Any = None
     safety_identifier: Any = None
     prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
 
 
 class CompletionRequest(SampledRequest, kw_only=True):
@@ -218,6 +220,14 @@ class ChatRequest(SampledRequest, kw_only=True):
     modalities: list[Literal["text"]] | None = None
     reasoning_effort: Annotated[str, Meta(max_length=64)] | None = None  # where the chat template reads it
     chat_template_kwargs: dict[str, Any] | None = None  # an extension: other variables that the chat template reads
+    # OpenAI's that we lack. Clients that write every field write null here.
+    audio: None = None
+    function_call: None = None
+    functions: None = None
+    moderation: None = None
+    prediction: None = None
+    verbosity: None = None
+    web_search_options: None = None
 
 
 class TokenizeRequest(Fields, kw_only=True):

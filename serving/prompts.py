@@ -208,6 +208,8 @@ class Prompts:
     def _disguised(self, message: Message, place: str) -> dict[str, Any]:
         role = "system" if message.role == "developer" else message.role
         content = message.content
+        if content is None and role != "assistant":
+            raise Refusal(f"{place}.content is missing", param=f"{place}.content", code="missing_required_parameter")
         text = content if isinstance(content, str) else "".join(part.text for part in content or ())
         disguise = self._special.disguise_names if role == "assistant" else self._special.disguise
         said: dict[str, Any] = {"role": role, "content": disguise(text)}

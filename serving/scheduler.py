@@ -14,18 +14,18 @@ the device computes next, and `done` takes what it drew. The rules:
 5. A request that gives way keeps nothing but its tokens. They are fed again, its prompt by prefill and the rest by
    decoding, at the positions where they were drawn. What comes after is then what would have come.
 6. A plan has at most one chunk, of the first prompt to read, and steps for every request whose prompt is read: one
-   beside a chunk, since others wait for the next, else a burst. A text waits as long as a burst, or a chunk and a step.
+   beside a chunk, since others wait for the next, else a burst.
 7. Decoding feeds the last token of a prompt. The rest of a prompt may therefore be found in the prefix cache whole.
 
-**A bound on waiting.** Let C = ceil(context / chunk) + context, and take the first of all unfinished requests. While it
-runs, every plan reads a chunk of its prompt or feeds one of its tokens at least, and it never gives way, so it ends
-within C plans. While it waits, nobody else begins (rule 2). The first of those that run ends within C plans for the
-same reason, then the next. After `rows` times C plans at most nobody runs, all pages are available, and it begins. The
-first of all therefore ends within (rows + 1) C plans. A request of priority p that came at plan n has no new one put
-before it after plan n + (p - q) patience, where q is the best priority. At most waiting + rows requests are unfinished
-at once, so it ends within
+**A bound on waiting.** Let C = ceil(context / chunk) + context, and take the first unfinished request. While it runs,
+each plan reads a chunk of its prompt or feeds one of its tokens, and it never gives way, so it ends within C plans.
+While it waits, nobody else begins (rule 2), and the first of those that run ends within C plans, then the next. After
+`rows` C plans at most nobody runs, all pages are available, and it begins: it ends within (rows + 1) C plans. A request
+of priority p that came at plan n has none put before it after plan n + (p - q) patience, q being the best priority. At
+most waiting + rows are unfinished at once, so it ends within (p - q) patience + (waiting + rows) (rows + 1) C plans.
 
-    (p - q) patience + (waiting + rows) (rows + 1) C    plans.
+Until a text ends or gives way it has a token in every plan (rule 6). Between two it waits for a burst, or for a chunk
+and a step, however many prompts come and however long they are.
 """
 
 from collections.abc import Mapping, Sequence

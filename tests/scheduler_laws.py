@@ -141,6 +141,18 @@ def a_reader_does_not_stop_texts(make: Made) -> None:
     serve(run, 16)
     assert 0 in run.ended and 1 not in run.ended
 
+    # However many prompts come: there is always one to read here, and each plan has a token for both texts.
+    run = make(Limits(pages=99, page=2, rows=4, chunk=2, burst=4, context=40, waiting=8))
+    for beginning in (0, 1):
+        run.submit(long_answer((beginning,), 30))
+    for plan in range(30):
+        run.submit(Request((*map(int, f"{plan:06b}"), *(1,) * 32), 1))
+        run.plan()
+        assert run.under_way and run.under_way.chunk
+        run.done()
+        assert [len(run.texts[text]) for text in (0, 1)] == [plan + 1] * 2
+    assert {0, 1, 2} <= {*run.ended}
+
 
 def a_worse_priority_gives_way(make: Made) -> None:
     """At once, and only that one."""

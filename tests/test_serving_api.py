@@ -2,9 +2,12 @@
 
 import math
 import re
+from functools import partial
 
 import pytest
 
+from commands.serve import _name
+from serving.openai_answers import Model
 from tests.serving_site import EOS, TOKENIZER, FakeEngine, running, spelling
 
 openai = pytest.importorskip("openai", reason="needs OpenAI's client, of the extra dev")
@@ -221,8 +224,12 @@ def test_a_wrong_field_is_named(site, change, param):
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "system", "content": "a"}]}, "messages"),  # this template knows no system message
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"verbosity": "low"}, "verbosity"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
+        ({"response_format": {"type": "json_object"}, "answer_ids": [5]}, "answer_ids"),
         ({"max_tokens": 3, "max_completion_tokens": 3}, "max_tokens"),
     ],
 )
@@ -232,10 +239,25 @@ def test_a_wrong_field_of_a_chat_is_named(site, change, param):
     assert (reply.error["param"] or "").startswith(param)
 
 
+def test_a_field_of_openai_that_is_null_says_nothing(site):
+    """Also one that is refused where it says something."""
+    nothing = dict.fromkeys(["functions", "function_call", "prediction", "verbosity", "web_search_options", "audio"])
+    ignored = {"prompt_cache_retention": "24h", "prompt_cache_options": {}}
+    assert site.ask("/v1/chat/completions", {"messages": ASK, "max_tokens": 1} | nothing | ignored).status == 200
+
+
 def test_another_model_is_not_found(client):
-    with pytest.raises(openai.NotFoundError) as raised:
-        client.completions.create(model="gpt-4", prompt="a")
-    assert raised.value.code == "model_not_found"
+    for ask in (partial(client.completions.create, prompt="a"), client.models.retrieve):
+        with pytest.raises(openai.NotFoundError, match="no model named gpt-4: this server has stories") as raised:
+            ask(model="gpt-4")
+        assert raised.value.code == "model_not_found"
+
+
+def test_a_model_of_the_hub_keeps_its_name(client, site, monkeypatch):
+    name = _name("HuggingFaceTB/SmolLM2-135M")
+    monkeypatch.setattr(site.site.api, "model", Model(name, 0, "HuggingFaceTB", 128))
+    assert [model.id for model in client.models.list()] == [client.models.retrieve(name).id] == [name]
+    assert client.completions.create(model=name, prompt="a", max_tokens=1).model == name
 
 
 def test_a_prompt_that_is_too_long_has_the_code_that_clients_know(client):

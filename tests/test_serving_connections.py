@@ -1,6 +1,7 @@
 """Connections: how many are held, what the others get, and that silent ones cost nothing."""
 
-from contextlib import ExitStack
+import socket
+from contextlib import ExitStack, suppress
 
 from serving.connections import ClientLimits
 from tests.processes import run_python
@@ -41,6 +42,27 @@ from serving.connections import allow_files
 print(allow_files(100), resource.getrlimit(resource.RLIMIT_NOFILE), allow_files(1000))
 """
     assert run_python(script).out == "100 (228, 300) 172\n"
+
+
+def test_a_connection_whose_request_does_not_come_is_closed(monkeypatch):
+    """Also where its head comes byte by byte, and after an answer."""
+    monkeypatch.setattr("serving.connections.KEPT_OPEN", 0.2)
+    with running(FakeEngine()) as site, ExitStack() as stack:
+        silent, half, dripping, answered = (stack.enter_context(connect(site)) for _ in range(4))
+        half.sendall(b"POST /v1/comple")
+        answered.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert answered.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        dripping.settimeout(0.01)
+        with suppress(ConnectionError):  # of a write after the end
+            until(lambda: _ended(dripping) or bool(dripping.sendall(b"G")))
+        assert [connection.recv(1) for connection in (silent, half, answered)] == [b""] * 3
+
+
+def _ended(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
 
 
 def test_idle_connections_cost_others_nothing():

@@ -8,19 +8,20 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import click.testing
 import pytest
 
-from commands.serve import serve
+from commands.serve import _run, serve
 from serving.engine import FAILED, BatchingEngine
 from serving.executor import Outcome
 from serving.http import Site
 from serving.request import Finished, Request
 from serving.scheduler import Draws, Limits
 from serving.watchdog import DeviceHangs, Watchdog
-from tests.serving_site import EOS, WORDS, Running, read_reply, request_bytes, running, until
+from tests.serving_site import EOS, WORDS, FakeEngine, Running, make_site, read_reply, request_bytes, running, until
 
 LIMITS = Limits(pages=100, page=8, rows=1, chunk=64, burst=2, context=128, waiting=20)
 FOX = {"prompt": "The fox", "max_tokens": 50}
@@ -157,6 +158,24 @@ def test_a_command_that_is_told_to_end_does_not_wait_for_a_device_for_ever(monke
         "ending: requests that run come to their end; once more ends them at once",
         "error: requests were cancelled 0.1 s ago, and the device has not answered",
     ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_line_that_begins_with_ctrl_c_is_ended_and_no_other(number, monkeypatch):
+    """A terminal shows ^C where it sends SIGINT. Of another signal it shows nothing."""
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if " is at " in line:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr("commands.serve.say", say)
+    monkeypatch.setattr("commands.serve.sys", SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: True)))
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        assert _run(make_site(FakeEngine()), bound, "fake")
+    after = ["ending: requests that run come to their end; once more ends them at once"]
+    assert said[1:] == ([""] if number == signal.SIGINT else []) + after
 
 
 @pytest.fixture
