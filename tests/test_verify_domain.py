@@ -223,7 +223,8 @@ def test_a_definition_that_is_not_finite_is_no_verdict():
     """It is raised, not asserted: `python -O` drops what is asserted."""
 
     def expect(x, y):
-        return Expected(*[np.full(x.shape, np.nan)] * 4)
+        nan = np.full(x.shape, np.nan)
+        return Expected(nan, nan, nan, nan)
 
     broken = replace(CONTRACTS["add"], expect=expect)
     with pytest.raises(NoVerdict, match="ValueError: the definition is not finite, or its bound is no number"):

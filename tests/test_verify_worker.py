@@ -122,24 +122,6 @@ def imports(x, *, factor):
     import no_such_library_here
     return x
 
-def prints_without_end(x, *, factor):
-    os.lseek(1, 2**30 - 100, os.SEEK_SET)  # as if so much had been printed
-    for _ in range(100):
-        print(x, flush=True)
-    return x * factor
-
-def opens_without_end(x, *, factor):
-    files = []
-    while len(files) < 20000:
-        files.append(open(os.devnull))
-    return x * factor
-
-def allocates_without_end(x, *, factor):
-    arrays = []
-    while len(arrays) < 4096:
-        arrays.append(np.empty(2**30, np.uint8))  # is given addresses, and no memory as long as nothing is written
-    return x * factor
-
 def reads_stdin(x, *, factor):
     assert sys.stdin.read() == ""
     subprocess.run(["cat"], check=True)  # as a compiler may, which must find no requests there
@@ -362,16 +344,3 @@ def test_torch_in_a_python_of_its_own(worker, dtype):
     outcome = call(one, X.astype(getattr(ml_dtypes, dtype, dtype)))
     np.testing.assert_array_equal(outcome.arrays[0].astype(np.float32), 2 * X)
     assert outcome.arrays[0].dtype.name == dtype
-
-
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        ("prints_without_end", "OSError: [Errno 27] File too large"),
-        ("opens_without_end", "OSError: [Errno 24] Too many open files"),
-        ("allocates_without_end", "MemoryError"),
-    ],
-)
-def test_a_candidate_out_of_hand_gets_an_error(worker, function, message):
-    outcome = worker(function).call({"x": X}, {"factor": 2.0})
-    assert isinstance(outcome, Failure) and outcome.kind == "raised" and message in outcome.message

@@ -332,6 +332,7 @@ def limit_resources() -> None:
     """Limit this process and all that it starts, so that one out of hand gets an error and takes no machine along.
 
     Memory that it may write to, whether or not it did, ends at what the machine has; so do threads, by their stacks.
+    Beside CUDA, whose driver maps memory as it likes, there is no such limit.
     """
     try:
         import resource
@@ -339,6 +340,8 @@ def limit_resources() -> None:
         return
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = {"RLIMIT_DATA": memory, "RLIMIT_FSIZE": FILE, "RLIMIT_NOFILE": OPEN_FILES, "RLIMIT_CORE": 0}
+    if os.path.exists("/dev/nvidiactl"):
+        del limits["RLIMIT_DATA"]
     for kind, most in ((getattr(resource, name), most) for name, most in limits.items()):
         _, hard = resource.getrlimit(kind)
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)

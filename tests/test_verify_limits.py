@@ -1,0 +1,45 @@
+"""A candidate out of hand gets an error, and takes neither the machine nor the judge along."""
+
+import numpy as np
+import pytest
+
+from verify.candidate import Failure, Worker
+
+CANDIDATES = """
+import os
+import numpy as np
+
+def prints(x):
+    os.lseek(1, 2**30 - 100, os.SEEK_SET)  # as if so much had been printed
+    for _ in range(100):
+        print(x, flush=True)
+    return x
+
+def opens(x):
+    files = []
+    while len(files) < 20000:
+        files.append(open(os.devnull))
+    return x
+
+def allocates(x):
+    arrays = []
+    while len(arrays) < 4096:
+        arrays.append(np.empty(2**30, np.uint8))  # is given addresses, and no memory as long as nothing is written
+    return x
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("prints", "OSError: [Errno 27] File too large"),
+        ("opens", "OSError: [Errno 24] Too many open files"),
+        ("allocates", "MemoryError"),
+    ],
+)
+def test_a_candidate_out_of_hand_gets_an_error(tmp_path, monkeypatch, function, message):
+    (tmp_path / "candidates.py").write_text(CANDIDATES)
+    monkeypatch.chdir(tmp_path)
+    with Worker(f"candidates:{function}", arrays="numpy") as worker:
+        outcome = worker.call({"x": np.ones(2, np.float32)}, {})
+    assert isinstance(outcome, Failure) and outcome.kind == "raised" and message in outcome.message
