@@ -228,7 +228,11 @@ def test_shards_that_are_no_file_of_the_directory(sharded, name):
     (sharded.parent / SHARD).write_bytes((sharded / SHARD).read_bytes())
     (sharded / "a").mkdir()
     index = change_index(sharded, **{NORM: name.format(SHARD) if isinstance(name, str) else name})
-    refusal(sharded, named=index)
+    said = refusal(sharded, named=index)
+    if name is None:
+        assert said.endswith(f"puts tensor '{NORM}' in null, not in a file of this directory")
+    elif name == "nothing":
+        assert said.endswith('names a shard "nothing", which is missing')
 
 
 def test_shards_that_link_out_of_the_directory(sharded):

@@ -8,11 +8,13 @@ from tokenizers import Tokenizer
 
 from model.chat.template import template_of
 from model.checkpoints import open_checkpoint
+from model.checkpoints.checkpoint import CheckpointError
 from model.checkpoints.huggingface.write import write_huggingface
 from model.convert import convert
 from model.tokenizers.huggingface_writer import tokenizer_files
 from model.tokenizers.load import load_tokenizer
-from tests import families, tiny_tokenizers
+from model.tokenizers.of_model import tokenizer_of
+from tests import families, llama2c_files, tiny_tokenizers
 from tests.gguf_files import ARRAY, BOOL, STRING, U32, File, file_of
 from tests.test_gguf_tokenizers import KINDS
 
@@ -112,6 +114,18 @@ def test_a_tokenizer_of_another_kind_is_not_written(tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(tiny_tokenizers.llama3())
     with pytest.raises(TypeError, match="TiktokenTokenizer is not written"):
         tokenizer_files(load_tokenizer(tmp_path), eos=None, templates={})
+
+
+def test_a_model_without_a_tokenizer_is_named(tmp_path, monkeypatch):
+    """The model's file where it is one, also one of the current folder: of `.` nobody would know what it means."""
+    llama2c_files.write(tmp_path / "a.bin")
+    (tmp_path / "tok512.bin").write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    looked = r"looked for tokenizer\.json, .*; --tokenizer names another; {} is tok512\.bin$"
+    with pytest.raises(CheckpointError, match=rf"^a\.bin: no tokenizer beside it: {looked.format('beside it')}"):
+        tokenizer_of(open_checkpoint("a.bin"), None)
+    with pytest.raises(CheckpointError, match=rf"^the current folder: no tokenizer here: {looked.format('here')}"):
+        tokenizer_of(open_checkpoint("a.bin"), ".")
 
 
 def test_a_model_without_a_tokenizer_is_written(tmp_path):

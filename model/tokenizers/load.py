@@ -15,16 +15,17 @@ TEKKEN = re.compile(rb'"rank"\s*:\s*\d+\s*,\s*"token_(bytes|str)"\s*:')
 LARGEST = 48 << 20  # bytes; the largest known, Gemma 3's tokenizer.json, has 33 million
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer:
+def load_tokenizer(path: str | Path, *, beside: str | None = None) -> Tokenizer:
     """Open the tokenizer in a file, or the first of `NAMES`, else the newest of `MISTRALS`, in a directory.
 
-    The file may be a GGUF with a tokenizer inside.
+    The file may be a GGUF with a tokenizer inside. `beside` is the model's file whose directory this is: the error names
+    it where the directory has no tokenizer.
     Raises CheckpointError, one line that names the file and what is wrong with it.
     """
     path = Path(path)
     with os_errors(path):
         if path.is_dir():
-            path = _in_directory(path)
+            path = _in_directory(path, beside)
     file = MappedFile(path)
     if file.bytes(0, len(GGUF)) == GGUF:
         from model.tokenizers.gguf import read_gguf
@@ -47,13 +48,13 @@ def tokenizer_in(folder: Path) -> Path | None:
     return max(versions, key=lambda path: [int(part) for part in re.findall(r"\d+", path.name)], default=None)
 
 
-def _in_directory(folder: Path) -> Path:
+def _in_directory(folder: Path, beside: str | None) -> Path:
     if found := tokenizer_in(folder):
         return found
     likely = sorted(path.name for path in folder.iterdir() if LIKELY.search(path.name))[:5]
-    others = f"; here is {', '.join(likely)}" if likely else ""
-    place = folder if folder != Path() else "the current folder"
-    raise refused(place, f"no tokenizer here: looked for {', '.join(NAMES)}; --tokenizer names another{others}")
+    place, here = (beside, "beside it") if beside else (folder if folder != Path() else "the current folder", "here")
+    others = f"; {here} is {', '.join(likely)}" if likely else ""
+    raise refused(place, f"no tokenizer {here}: looked for {', '.join(NAMES)}; --tokenizer names another{others}")
 
 
 def _recognize(data: bytes, path: str) -> Tokenizer:

@@ -15,10 +15,10 @@ def tokenizer_of(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Tokeni
 
     Raises CheckpointError if there is none, or if its vocabulary is not the model's.
     """
-    beside = Path(checkpoint.path)
-    path = Path(tokenizer) if tokenizer is not None else beside if beside.is_dir() else beside.parent
+    model = Path(checkpoint.path)
+    path = Path(tokenizer) if tokenizer is not None else model if model.is_dir() else model.parent
     inside = tokenizer_inside(checkpoint) if tokenizer is None else None
-    found = inside or load_tokenizer(path)
+    found = inside or load_tokenizer(path, beside=None if tokenizer is not None or model.is_dir() else checkpoint.path)
     vocab = checkpoint.config.vocab
     if not vocab - vocab // PADDING <= found.vocab <= vocab:
         raise refused(path, f"a vocabulary of {found.vocab} tokens, but the model {checkpoint.path} has {vocab}")

@@ -132,8 +132,10 @@ def _locate_all(directory: Path, stem: str) -> Located:
     if not isinstance(weight_map, dict) or not weight_map:
         raise refused(index_path, "lacks a weight_map")
     located: Located = {}
-    for shard in dict.fromkeys(_shard_name(index_path, name) for name in weight_map.values()):
-        for name, place in _locate(weights_file(_shard_path(directory, index_path, shard))).items():
+    shards = dict.fromkeys(_shard_name(index_path, *each) for each in weight_map.items())
+    paths = {shard: _shard_path(directory, index_path, shard) for shard in shards}  # before any is read
+    for shard, path in paths.items():
+        for name, place in _locate(weights_file(path)).items():
             if weight_map.get(name) != shard:  # no tensor is in two shards
                 raise refused(index_path, f"puts tensor {quoted(name)} in {short(weight_map.get(name))}, not {shard}")
             located[name] = place
@@ -143,9 +145,9 @@ def _locate_all(directory: Path, stem: str) -> Located:
     return located
 
 
-def _shard_name(index_path: Path, name: object) -> str:
+def _shard_name(index_path: Path, tensor: str, name: object) -> str:
     if not isinstance(name, str) or not name or name in (".", "..") or "/" in name or "\0" in name:
-        raise refused(index_path, f"names a shard {short(name)}, which is not a file of this directory")
+        raise refused(index_path, f"puts tensor {quoted(tensor)} in {short(name)}, not in a file of this directory")
     return name
 
 
