@@ -6,8 +6,7 @@ import hashlib
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import PurePath
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,8 +16,10 @@ from commands.output import say
 if TYPE_CHECKING:
     from model.parallel.processes import Watch
 
-OF_ONE = {"coordinator", "process", "silence"}  # options that each process has in its own words
+# Options that may differ: a process's own place and patience, and what it writes beside the text, or instead of it.
+OF_ONE = {"coordinator", "process", "silence", "as_json", "timings", "thoughts"}
 FILES = {"model", "tokenizer", "template", "text", "against", "evaluate", "out"}  # options that name a file or a folder
+COMPUTING = ("llamaspec", "jax", "jaxlib")  # packages that decide which programs run
 LONGEST = 60  # characters of an option that are shown
 VIRTUAL = "--xla_force_host_platform_device_count"  # the flag of XLA that makes several devices of a CPU
 
@@ -31,7 +32,7 @@ def taking_part(params: dict[str, Any], command: click.Command) -> Iterator[Watc
     `params`, by the number of devices. On a CPU it makes as many devices as are asked for. Of several processes only
     the first writes to stdout, and all draw with its seed. Raises ValueError where they run other commands or options.
     """
-    asked = _asked(params, command)
+    stated = dict(params)
     processes = {name: params.pop(name) for name in ("coordinator", "processes", "process") if name in params}
     silence, given = params.pop("silence", None), [value for value in processes.values() if value is not None]
     if given and len(given) < len(processes):
@@ -56,7 +57,7 @@ def taking_part(params: dict[str, Any], command: click.Command) -> Iterator[Watc
 
     if number:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    with joined(Group(processes["coordinator"], several, number, silence, asked)) as watch:
+    with joined(Group(processes["coordinator"], several, number, silence, _asked(stated, command))) as watch:
         import jax
 
         params["devices"] = params["devices"] or jax.device_count()
@@ -68,24 +69,35 @@ def taking_part(params: dict[str, Any], command: click.Command) -> Iterator[Watc
 
 
 def _asked(params: dict[str, Any], command: click.Command) -> dict[str, str]:
-    """Give a command and its options, by their names, in words that are the same in processes that do the same.
+    """Give a command, its options and versions, by their names, in words that are the same where processes do the same.
 
     A file counts by its name, since machines may have it in other folders.
     """
-    options = [param for param in command.params if param.name in params and param.name not in OF_ONE]
+    from importlib.metadata import PackageNotFoundError, version
+
+    asked = {"the command": str(command.name)}
+    for package in COMPUTING:
+        with suppress(PackageNotFoundError):  # a tree of source code that is run as it is
+            asked[f"the version of {package}"] = version(package)
+    own = OF_ONE if "resume" in params else {*OF_ONE, "out"}  # `train --resume` reads there what it wrote
+    options = [param for param in command.params if param.name in params and param.name not in own]
     said = {max(param.opts, key=len): _said(params[str(param.name)], file=param.name in FILES) for param in options}
-    return {"the command": str(command.name), **said}
+    return {**asked, **said}
 
 
 def _said(value: Any, *, file: bool = False) -> str:
-    """Write an option's value; a long one is cut, and told from others by a hash.
+    """Write an option's value on one line; a long one is cut, and told from others by a hash.
 
-    >>> _said(None), _said(7), _said("models/tiny", file=True), _said("a" * 99)[55:]
+    >>> _said(None), _said(7), _said("models/tiny/", file=True), _said("a" * 99)[55:]
     ('not given', '7', 'tiny', 'aaaaa... (99 characters, 13284468)')
+    >>> print(_said("Once "), _said("Once"), _said(""), _said("a\\nb"))
+    'Once ' Once '' 'a\\nb'
     """
     if value is None:
         return "not given"
-    text = PurePath(value).name if file else str(value)
+    text = os.path.basename(os.path.abspath(value)) if file else str(value)  # of `.`, too, the folder's name
+    if not text.isprintable() or text != " ".join(text.split()) or not text:
+        text = repr(text)
     if len(text) <= LONGEST:
         return text
     return f"{text[:LONGEST]}... ({len(text)} characters, {hashlib.sha256(text.encode()).hexdigest()[:8]})"

@@ -9,10 +9,13 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -168,8 +171,24 @@ def test_a_process_that_hangs_is_noticed(started, victim):
     assert errors(both[victim]) and both[victim].returncode  # in JAX's words, if it is the first to miss the other
 
 
+def ask_as_a_stranger(place: str) -> None:
+    """Connect to process 0 as soon as it listens, say what no process says, and wait until it hangs up."""
+    host, _, port = place.rpartition(":")
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            connection = socket.create_connection((host, int(port)), timeout=PATIENCE)
+            break
+        except ConnectionRefusedError:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    with connection, suppress(ConnectionResetError):
+        connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert connection.recv(1) == b""
+
+
 def test_processes_with_other_options_end_with_the_difference():
-    """Processes that are threads here, and that end before anything watches them."""
+    """Processes that are threads here, and that end before anything watches them. A probe of ports is none of them."""
     same, other = {"the command": "story", "--seed": "7"}, {"the command": "story", "--seed": "8"}
     place = f"127.0.0.1:{free_port()}"
 
@@ -179,12 +198,18 @@ def test_processes_with_other_options_end_with_the_difference():
         return str(refused.value)
 
     with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(refusal, range(3), (same, same, other)))
-    assert found == ["not all processes were asked the same: --seed is 7 in process 0 and 8 in process 2"] * 3
+        first = pool.submit(refusal, 0, same)
+        ask_as_a_stranger(place)
+        found = [first, *map(partial(pool.submit, refusal), (1, 2), (same, other))]
+    words = "the processes differ: --seed is 7 in process 0 and 8 in process 2"
+    assert [each.result() for each in found] == [words] * 3
 
 
-def test_a_command_is_told_from_others_by_its_options(run, monkeypatch):
-    """Each process names itself and its place; a model may be in another folder of another machine."""
+def test_a_command_is_told_from_others_by_its_options(run, monkeypatch, tmp_path):
+    """Each process names itself and its place; a model may be in another folder of another machine.
+
+    What a process writes may differ, but for what a training that goes on would read there.
+    """
     asked = []
 
     def joined(group: Group):
@@ -193,16 +218,23 @@ def test_a_command_is_told_from_others_by_its_options(run, monkeypatch):
 
     monkeypatch.setattr("model.parallel.processes.joined", joined)
     monkeypatch.setattr("commands.parallel.os.dup2", lambda *_: None)
-    place = ("--processes", "2", "--temperature", "0")
+    place = ("--processes", "2", "--process", "0", "--coordinator")
+    monkeypatch.chdir(tmp_path)
     for options in (
-        ("generate", "Once", "--model", "a/m", "--coordinator", "h:1", "--process", "0"),
-        ("generate", "Once", "--model", "b/m", "--coordinator", "g:1", "--process", "1", "--timeout", "9"),
-        ("generate", "Once", "--model", "a/n", "--coordinator", "h:1", "--process", "0"),
-        ("story", "Once", "--model", "a/m", "--coordinator", "h:1", "--process", "0"),
+        ("generate", "Once", "--temperature", "0", "--model", "a/m", *place, "h:1"),
+        ("generate", "Once", "--temperature", "0", "--model", f"b/../../{tmp_path.name}/m", *place, "g:1")
+        + ("--process", "1", "--timeout", "9", "--json", "--timings"),
+        ("generate", "Once", "--temperature", "0", "--model", ".", *place, "h:1"),
+        ("story", "Once", "--temperature", "0", "--model", "a/m", *place, "h:1"),
+        ("logits", "--tokens", "1", "--out", "a.npy", *place, "h:1"),
+        ("logits", "--tokens", "1", "--out", "b.npy", *place, "h:1"),
+        ("train", "--out", "a", *place, "h:1"),
     ):
-        assert run(*options, *place)[0] == 1
-    one, same, other_model, other_verb = asked
+        assert run(*options)[0] == 1
+    one, same, other_model, other_verb, logits, same_logits, train = asked
     assert one == same and one["the command"] == "generate" and one["--temperature"] == "0.0"
+    assert one["the version of jax"] == jax.__version__ and other_model["--model"] == tmp_path.name
+    assert logits == same_logits and train["--out"] == "a"
     assert {name for name in one if one[name] != other_model[name]} == {"--model"}
     assert other_verb["the command"] == "story"
 

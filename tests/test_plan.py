@@ -314,7 +314,7 @@ def test_what_other_programs_hold_of_a_gpu_is_not_free(monkeypatch):
     """JAX may take three quarters of a GPU of 80 GB and has 1 GB of it; others hold all but 5 GB of the rest."""
     pool = {"bytes_limit": 60_000_000_000, "bytes_in_use": 600_000_000, "pool_bytes": 1_000_000_000}
     gpu = SimpleNamespace(platform="gpu", memory_stats=lambda: pool)
-    monkeypatch.setattr("model.running.device.jax.devices", lambda: [gpu])
+    monkeypatch.setattr("model.running.device.jax.local_devices", lambda: [gpu])
     monkeypatch.setattr("model.running.device.cuda_memory", lambda: (5_000_000_000, 80_000_000_000))
     assert room() == (5_400_000_000, 74_000_000_000)
     monkeypatch.setattr("model.running.device.cuda_memory", lambda: (79_000_000_000, 80_000_000_000))

@@ -144,7 +144,10 @@ class Watch:
         return int(self._group.coordinator.rpartition(":")[2])
 
     def _coordinate(self) -> tuple[int, dict[int, socket.socket]]:
-        """Wait for all others, and tell them a free port of this machine, or how what they were asked differs."""
+        """Wait for all others, and tell them a free port of this machine, or how what they were asked differs.
+
+        Whoever connects and says anything else, such as a probe of ports, is none of them.
+        """
         with socket.create_server(("", 0)) as free:
             port = free.getsockname()[1]
         connections: dict[int, socket.socket] = {}
@@ -154,7 +157,13 @@ class Watch:
             while len(connections) < self._group.processes - 1:
                 server.settimeout(max(0.001, until - time.monotonic()))
                 connection, _ = server.accept()
-                number, asked = json.loads(_line(connection))
+                connection.settimeout(max(0.001, until - time.monotonic()))
+                try:
+                    number, asked = json.loads(_line(connection))
+                except (ConnectionError, ValueError, TypeError):
+                    connection.close()
+                    continue
+                connection.settimeout(None)
                 connections[number] = connection
                 others[number] = asked
         differing = (_difference(self._group.asked, number, others[number]) for number in sorted(others))
@@ -240,11 +249,11 @@ def _difference(first: Mapping[str, str], number: int, other: Mapping[str, str])
     """Name the first thing that process 0 and another one were not asked alike; None where there is none.
 
     >>> _difference({"--seed": "7"}, 1, {"--seed": "8"})
-    'not all processes were asked the same: --seed is 7 in process 0 and 8 in process 1'
+    'the processes differ: --seed is 7 in process 0 and 8 in process 1'
     """
     for name in dict.fromkeys((*first, *other)):
         if (mine := first.get(name, "not given")) != (its := other.get(name, "not given")):
-            return f"not all processes were asked the same: {name} is {mine} in process 0 and {its} in process {number}"
+            return f"the processes differ: {name} is {mine} in process 0 and {its} in process {number}"
     return None
 
 

@@ -63,11 +63,11 @@ class Room(NamedTuple):
 
 
 def room() -> Room:
-    """Ask how much memory JAX's default device has left: a GPU's own, or the machine's.
+    """Ask how much memory the first device of this process has left: a GPU's own, or the machine's.
 
     JAX counts all that it may take of a GPU, also what other programs hold. CUDA knows of them.
     """
-    device = jax.devices()[0]
+    device = jax.local_devices()[0]  # JAX does not say it of another process's device
     if device.platform == "cpu" or not (stats := device.memory_stats()):
         return Room(available_bytes())
     allowed = stats["bytes_limit"] - stats["bytes_in_use"]
