@@ -219,12 +219,12 @@ def test_a_command_is_told_from_others_by_its_options(run, monkeypatch, tmp_path
     monkeypatch.setattr("model.parallel.processes.joined", joined)
     monkeypatch.setattr("commands.parallel.os.dup2", lambda *_: None)
     place = ("--processes", "2", "--process", "0", "--coordinator")
+    once = ("generate", "Once", "--temperature", "0", "--model")
     monkeypatch.chdir(tmp_path)
     for options in (
-        ("generate", "Once", "--temperature", "0", "--model", "a/m", *place, "h:1"),
-        ("generate", "Once", "--temperature", "0", "--model", f"b/../../{tmp_path.name}/m", *place, "g:1")
-        + ("--process", "1", "--timeout", "9", "--json", "--timings"),
-        ("generate", "Once", "--temperature", "0", "--model", ".", *place, "h:1"),
+        (*once, "a/m", *place, "h:1"),
+        (*once, f"b/../../{tmp_path.name}/m", *place, "g:1", "--process", "1", "--timeout", "9", "--json", "--timings"),
+        (*once, ".", *place, "h:1"),
         ("story", "Once", "--temperature", "0", "--model", "a/m", *place, "h:1"),
         ("logits", "--tokens", "1", "--out", "a.npy", *place, "h:1"),
         ("logits", "--tokens", "1", "--out", "b.npy", *place, "h:1"),
