@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -131,7 +131,9 @@ def chat(
                     _command(conversation, line.strip(), sample=STORIES if is_built_in else "", saves=first)
                 elif line.strip():
                     asked = perf_counter()
-                    answer = _answer(conversation, line, interrupted, request, thoughts=thoughts)
+                    # Where another process fails, this one ends at once, and would leave the terminal without echo.
+                    with unechoed() if others is None else nullcontext():
+                        answer = _answer(conversation, line, interrupted, request, thoughts=thoughts)
                     if timings:
                         say(str(clock.with_first_token(answer.first_at - asked)))
                     timings = False
@@ -188,7 +190,7 @@ def _answer(
     if dropped := conversation.make_room(question, answer=request["max_new_tokens"]):
         turns = "the oldest turn was" if dropped == 1 else f"the {dropped} oldest turns were"
         say(f"({turns} forgotten: the context of {conversation.context} tokens was nearly full)")
-    with interrupted.allowed(), unechoed():
+    with interrupted.allowed():
         answer = conversation.reply(question, interrupted=interrupted, **request)
         stream(answer, answer=True, wrap=True, thoughts=thoughts)
     if ending := _ending(answer, conversation.context):

@@ -168,7 +168,7 @@ class Api:
     def check_model(self, name: str | None) -> None:
         """Raise Refusal where a request names another model."""
         if name not in (None, self.model.id):
-            message = f"no model named {name}: this server has {self.model.id}"
+            message = f"no model named {name[:100]}: this server has {self.model.id}"
             raise Refusal(message, status=404, param="model", code="model_not_found")
 
     async def _prompts_of(self, body: CompletionRequest) -> list[Prompt]:

@@ -142,7 +142,7 @@ class Site:
         self._check_host(request)
         routes = self._routes.get(_place(request.path))
         if routes is None:
-            hint = f": it is at /v1{request.path}" if f"/v1{request.path}" in self._routes else ""
+            hint = f": it is at /v1{request.path}" if _place(f"/v1{request.path}") in self._routes else ""
             raise Refusal(f"nothing is at {request.path[:100]}{hint}", status=404, code="not_found")
         allowed = ", ".join([*routes, "OPTIONS"])
         if request.method == "OPTIONS":

@@ -36,6 +36,7 @@ def chat(**message):
             "messages[0].content[0].type: 'image_url' is not supported",
         ),
         ("/chat/completions", b"{}", "nothing is at /chat/completions: it is at /v1/chat/completions"),
+        ("/models/a", b"{}", "nothing is at /models/a: it is at /v1/models/a"),
         ("/v1/embeddings", b"{}", "nothing is at /v1/embeddings"),
     ],
 )

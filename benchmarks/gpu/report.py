@@ -34,12 +34,12 @@ SECTIONS: dict[str, tuple[str, tuple[Column, ...]]] = {
         ),
     ),
     "models": (
-        "Models of random weights, batch 1",
+        "Models of random weights",
         (
             *(Column(name, name) for name in ("case", "by", "what")),
             Column("after", "context", "d"),
             Column("a call", "burst", "d"),
-            Column("tokens", "tokens", "d"),
+            Column("tokens", "tokens", "d"),  # of a prompt, or of a step: one for each sequence
             Column("tokens/s", "tokens_a_second", ",.0f"),
             *(MICROSECONDS, LEAST, MOST, BANDWIDTH, SHARE, OF_FLOOR),
         ),
