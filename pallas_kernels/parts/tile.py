@@ -1,7 +1,7 @@
 """Tile sizes: measured ones from `tuning/DEVICE.json`, and a rule for all other shapes.
 
-`tuning/h200.json` holds the tiles that were faster than the rule on an H200, alone or in whole models; each line of
-docs/lessons-gpu.md says by how much. `llamaspec bench --suite kernels --tune FILE` times rows and stages again.
+`tuning/h200.json` holds the tiles that were faster than the rule on an H200, alone or in whole models.
+docs/lessons-gpu.md says what some gained. `llamaspec bench --suite kernels --tune FILE` times rows and stages again.
 """
 
 import json
