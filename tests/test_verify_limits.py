@@ -1,9 +1,13 @@
-"""A candidate out of hand gets an error, and takes neither the machine nor the judge along."""
+"""A candidate out of hand gets an error, and takes neither machine nor judge along; one on a GPU is waited for."""
+
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from verify.candidate import Failure, Worker
+from verify.worker import read_back
 
 CANDIDATES = """
 import os
@@ -43,3 +47,31 @@ def test_a_candidate_out_of_hand_gets_an_error(tmp_path, monkeypatch, function, 
     with Worker(f"candidates:{function}", arrays="numpy") as worker:
         outcome = worker.call({"x": np.ones(2, np.float32)}, {})
     assert isinstance(outcome, Failure) and outcome.kind == "raised" and message in outcome.message
+
+
+@pytest.fixture
+def did(monkeypatch):
+    """Notes of what two libraries are asked for. That the real ones do the same on a GPU is not shown by this."""
+    notes = []
+    cuda = SimpleNamespace(synchronize=lambda device: notes.append(f"wait for {device}"))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    return notes
+
+
+def test_what_other_streams_do_ends_before_a_result_is_read(did):
+    numbers = np.ones(2, np.float32)
+
+    def read():
+        did.append("read")
+        return SimpleNamespace(contiguous=lambda: SimpleNamespace(dtype="torch.float32", numpy=lambda: numbers))
+
+    class Tensor:
+        __module__, is_cuda, device = "torch", True, "cuda:0"
+
+        def detach(self):
+            return SimpleNamespace(cpu=read)
+
+    device = SimpleNamespace(synchronize=lambda: did.append("wait"))
+    array = SimpleNamespace(device=device, __cuda_array_interface__={}, get=lambda: did.append("get") or numbers)
+    assert read_back(Tensor()).bytes == read_back(array).bytes == numbers.tobytes()
+    assert did == ["wait for cuda:0", "read", "wait", "get"]
