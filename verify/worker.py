@@ -347,9 +347,9 @@ def limit_resources() -> None:
             limits["RLIMIT_DATA"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for name, most in limits.items():
         kind = getattr(resource, name)
-        before = (most if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(kind))
+        soft, hard = (most if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(kind))
         with suppress(ValueError, OSError):
-            resource.setrlimit(kind, tuple(min(most, limit) for limit in before))
+            resource.setrlimit(kind, (min(most, soft), min(most, hard)))
 
 
 def serve(candidate: str, library: str, device: str | None, prints: int) -> None:
