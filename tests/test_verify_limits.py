@@ -1,14 +1,15 @@
-"""A candidate out of hand gets an error, and takes neither the machine nor the judge along."""
+"""A candidate out of hand gets an error, and takes neither machine nor judge along; one on a GPU is waited for."""
 
 import os
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tests.processes import run_python
 from verify.candidate import Failure, Worker
-from verify.worker import GPUS
+from verify.worker import GPUS, read_back
 
 no_limit_of_memory = pytest.mark.skipif(
     sys.platform != "linux" or any(map(os.path.exists, GPUS)), reason="needs Linux, and no GPU"
@@ -71,3 +72,31 @@ limit_resources()
 print(*(resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE)))
 """
     assert run_python(script).out == f"(100, 200) ({2**20}, {2**30})\n"
+
+
+@pytest.fixture
+def did(monkeypatch):
+    """Notes of what two libraries are asked for. That the real ones do the same on a GPU is not shown by this."""
+    notes = []
+    cuda = SimpleNamespace(synchronize=lambda device: notes.append(f"wait for {device}"))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    return notes
+
+
+def test_what_other_streams_do_ends_before_a_result_is_read(did):
+    numbers = np.ones(2, np.float32)
+
+    def read():
+        did.append("read")
+        return SimpleNamespace(contiguous=lambda: SimpleNamespace(dtype="torch.float32", numpy=lambda: numbers))
+
+    class Tensor:
+        __module__, is_cuda, device = "torch", True, "cuda:0"
+
+        def detach(self):
+            return SimpleNamespace(cpu=read)
+
+    device = SimpleNamespace(synchronize=lambda: did.append("wait"))
+    array = SimpleNamespace(device=device, __cuda_array_interface__={}, get=lambda: did.append("get") or numbers)
+    assert read_back(Tensor()).bytes == read_back(array).bytes == numbers.tobytes()
+    assert did == ["wait for cuda:0", "read", "wait", "get"]

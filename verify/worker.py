@@ -80,15 +80,19 @@ def hand_over(array: Array, library: str, device: str | None) -> Any:
 def read_back(value: Any) -> Array:
     """Read any array: of a library that is known here, or through DLPack, or of what NumPy can read.
 
-    Raises TypeError for what holds no numbers.
+    A GPU ends all that it does on any stream before. Raises TypeError for what holds no numbers.
     """
     if type(value).__module__.partition(".")[0] == "torch":
+        if value.is_cuda:
+            import_module("torch").cuda.synchronize(value.device)
         value = value.detach().cpu().contiguous()
         if str(value.dtype) == "torch.bfloat16":
             bits = value.view(import_module("torch").int16).numpy()
             return Array("bfloat16", bits.shape, bits.tobytes())
         value = value.numpy()
     elif hasattr(value, "get") and hasattr(value, "__cuda_array_interface__"):
+        if hasattr(value, "device"):
+            value.device.synchronize()
         value = value.get()
     elif not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
         value = np.from_dlpack(value)
