@@ -135,6 +135,7 @@ def compiled_fast() -> Iterator[None]:
         jax.config.update("jax_disable_most_optimizations", True)
         yield
         jax.config.update("jax_disable_most_optimizations", before)
+    jax.clear_caches()  # or the next files would run what was compiled so: JAX tells no such programs apart
 
 
 @pytest.fixture(scope="module")

@@ -56,6 +56,8 @@ WALKS = [
     Walk("wide", 2, table="cpu", quantize="q4"),
     Walk("broad", 4, way="context"),
     Walk("even", 4, way="FSDP"),
+    Walk(GPT_OSS, 2),
+    Walk(STABLELM_2, 2, "bfloat16"),
 ]
 MORE = [
     Walk(GPT_OSS, 4),

@@ -283,8 +283,9 @@ def test_a_scheduler_that_fails_keeps_nobody_waiting(engine, fake, what, monkeyp
     """Also where it has dropped requests whose ends it did not tell."""
     fake.goes_on.clear()
     clients = [Client() for _ in range(6)]
-    for i, client in enumerate(clients):
-        engine.submit(Request((1, 2), 1, seed=i), client)
+    with engine._changed:  # the first plan is made when all of them are there
+        for i, client in enumerate(clients):
+            engine.submit(Request((1, 2), 1, seed=i), client)
     until(lambda: engine.stats().running == 3)
     right = getattr(engine._scheduler, what)
 

@@ -26,6 +26,7 @@ from verify.precision import PRECISIONS, precision
 from verify.replay import Replay
 from verify.report import as_json, as_junit, counterexample
 from verify.runner import verify
+from verify.seeded import PROVIDERS, by_the_seed_alone
 
 FLOAT32 = precision("float32")
 RMSNORM = contract_for("rmsnorm")
@@ -189,6 +190,13 @@ def test_a_seed_draws_the_same_whatever_is_imported(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "odd", raising=False)
     import_module("odd")
     assert drawn() == before
+
+
+def test_a_hypothesis_without_such_numbers_is_left_as_it_is(monkeypatch):
+    """The oldest that is allowed has no module of that name."""
+    monkeypatch.setitem(sys.modules, PROVIDERS, None)
+    with by_the_seed_alone():
+        pass
 
 
 def test_what_is_wrong_only_once_is_not_the_same_twice():

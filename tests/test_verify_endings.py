@@ -144,6 +144,15 @@ def test_what_fails_is_not_taken_for_a_violation(monkeypatch, capsys, fault):
     assert capsys.readouterr().err.startswith("error: ")
 
 
+def test_a_failure_with_its_traceback_is_no_violation(monkeypatch, capsys):
+    monkeypatch.setattr(import_module("commands.verify"), "_verify", lambda *_, **__: {}["x"])
+    monkeypatch.setattr(sys, "argv", ["llamaspec", "--debug", "verify", "add"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith("KeyError: 'x'\n")
+
+
 @pytest.mark.parametrize("ending", [SystemExit(143), KeyboardInterrupt(), GeneratorExit()])
 def test_what_ends_the_program_passes_through(ending):
     def raises(x, y):

@@ -1,14 +1,19 @@
 """A candidate out of hand gets an error, and takes neither machine nor judge along; one on a GPU is waited for."""
 
+import os
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from tests.processes import run_python
 from verify.candidate import Failure, Worker
-from verify.worker import read_back
+from verify.worker import GPUS, read_back
 
+no_limit_of_memory = pytest.mark.skipif(
+    sys.platform != "linux" or any(map(os.path.exists, GPUS)), reason="needs Linux, and no GPU"
+)
 CANDIDATES = """
 import os
 import numpy as np
@@ -38,7 +43,7 @@ def allocates(x):
     [
         ("prints", "OSError: [Errno 27] File too large"),
         ("opens", "OSError: [Errno 24] Too many open files"),
-        ("allocates", "MemoryError"),
+        pytest.param("allocates", "MemoryError", marks=no_limit_of_memory),
     ],
 )
 def test_a_candidate_out_of_hand_gets_an_error(tmp_path, monkeypatch, function, message):
@@ -47,6 +52,26 @@ def test_a_candidate_out_of_hand_gets_an_error(tmp_path, monkeypatch, function, 
     with Worker(f"candidates:{function}", arrays="numpy") as worker:
         outcome = worker.call({"x": np.ones(2, np.float32)}, {})
     assert isinstance(outcome, Failure) and outcome.kind == "raised" and message in outcome.message
+
+
+def test_a_lower_limit_stays_and_what_the_system_refuses_is_left_out():
+    script = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))
+resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, resource.RLIM_INFINITY))
+right = resource.setrlimit
+
+def refuse(kind, limits):
+    if kind == resource.RLIMIT_CORE:
+        raise ValueError("current limit exceeds maximum limit")
+    right(kind, limits)
+
+resource.setrlimit = refuse
+from verify.worker import limit_resources
+limit_resources()
+print(*(resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE)))
+"""
+    assert run_python(script).out == f"(100, 200) ({2**20}, {2**30})\n"
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from typing import Any
 from unittest import mock
 
 PROVIDERS = "hypothesis.internal.conjecture.providers"
@@ -17,10 +18,14 @@ def by_the_seed_alone() -> Iterator[None]:
     once a number of a candidate was changed; and a number that is found moves all draws after it. No setting turns
     that off, so the list of them is empty meanwhile, and what is remembered of it set aside. Not for several threads.
     """
-    providers = import_module(PROVIDERS)
-    if not hasattr(providers, "_get_local_constants"):  # a version without such draws
+    try:
+        providers: Any = import_module(PROVIDERS)
+    except ImportError:  # an older version, which has no such module
+        providers = None
+    if not hasattr(providers, "_get_local_constants"):  # without such draws
         yield
         return
     none = import_module("hypothesis.internal.constants_ast").Constants()
-    with mock.patch.multiple(providers, _get_local_constants=lambda: none, CONSTANTS_CACHE={}):
+    remembered = type(providers.CONSTANTS_CACHE)(1024)  # of that length, as Hypothesis has it
+    with mock.patch.multiple(providers, _get_local_constants=lambda: none, CONSTANTS_CACHE=remembered):
         yield

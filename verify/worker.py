@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
@@ -330,26 +331,29 @@ def read_frame(stream: Readable, *, most: int | None = None) -> Any:
 
 OPEN_FILES = 4096
 FILE = 2**30  # bytes that a file may have, and what is printed
+GPUS = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvmap", "/dev/kfd")  # of NVIDIA, under Windows and on a Jetson too, and AMD
 
 
 def limit_resources() -> None:
-    """Limit this process and all that it starts, so that one out of hand gets an error and takes no machine along.
+    """Limit this process and each that it starts, so that one out of hand gets an error and takes no machine along.
 
     Memory that it may write to, whether or not it did, ends at what the machine has; so do threads, by their stacks.
-    Beside CUDA, whose driver maps memory as it likes, there is no such limit.
+    Beside a GPU, whose driver maps memory as it likes, there is no such limit. A limit that is lower already stays,
+    and one that the system refuses is left out.
     """
     try:
         import resource
     except ImportError:  # not a Unix
         return
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = {"RLIMIT_DATA": memory, "RLIMIT_FSIZE": FILE, "RLIMIT_NOFILE": OPEN_FILES, "RLIMIT_CORE": 0}
-    if os.path.exists("/dev/nvidiactl"):
-        del limits["RLIMIT_DATA"]
-    for kind, most in ((getattr(resource, name), most) for name, most in limits.items()):
-        _, hard = resource.getrlimit(kind)
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (most, most))
+    limits = {"RLIMIT_FSIZE": FILE, "RLIMIT_NOFILE": OPEN_FILES, "RLIMIT_CORE": 0}
+    with suppress(ValueError, OSError):
+        if not any(map(os.path.exists, GPUS)):
+            limits["RLIMIT_DATA"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for name, most in limits.items():
+        kind = getattr(resource, name)
+        soft, hard = (most if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(kind))
+        with suppress(ValueError, OSError):
+            resource.setrlimit(kind, (min(most, soft), min(most, hard)))
 
 
 def serve(candidate: str, library: str, device: str | None, prints: int) -> None:
