@@ -19,7 +19,7 @@ import os
 import numpy as np
 
 def prints(x):
-    os.lseek(1, 2**30 - 100, os.SEEK_SET)  # as if so much had been printed
+    os.lseek(1, 2**33 - 100, os.SEEK_SET)  # as if so much had been printed
     for _ in range(100):
         print(x, flush=True)
     return x
@@ -71,7 +71,7 @@ from verify.worker import limit_resources
 limit_resources()
 print(*(resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE)))
 """
-    assert run_python(script).out == f"(100, 200) ({2**20}, {2**30})\n"
+    assert run_python(script).out == f"(100, 200) ({2**20}, {2**33})\n"
 
 
 @pytest.fixture

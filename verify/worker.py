@@ -330,7 +330,7 @@ def read_frame(stream: Readable, *, most: int | None = None) -> Any:
 
 
 OPEN_FILES = 4096
-FILE = 2**30  # bytes that a file may have, and what is printed
+FILE = 2**33  # bytes that a file may have, and what is printed; a model that is downloaded has some gigabytes
 GPUS = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvmap", "/dev/kfd")  # of NVIDIA, under Windows and on a Jetson too, and AMD
 
 
