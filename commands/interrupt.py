@@ -131,6 +131,8 @@ def answered_at_once() -> Iterator[Interrupts]:
     before: dict[int, Any] = {number: signal.signal(number, interrupts.handle) for number in handled}
     woken_before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     threading.Thread(target=interrupts.watch, args=[pipe], daemon=True).start()
+    if signal.SIGINT in before:  # registered first, so called last: Python then drops handlers, and SIGINT would kill it
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     atexit.register(interrupts.skip_teardown)
     try:
         from model.system import at_bus_error  # this takes a moment, in which a signal may come

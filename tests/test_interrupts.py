@@ -266,9 +266,26 @@ def test_an_interrupt_that_is_ignored_stays_so_within_the_first_imports(tmp_path
 
 
 ENDED = """
-import atexit, signal, time, llamaspec
+import atexit, signal, sys, time, llamaspec
 signal.signal(signal.SIGINT, {})
-atexit.register(lambda: (print("the end", flush=True), time.sleep({})))  # as long as JAX's end may be
+
+class AsJaxWould:
+    def find_spec(self, name, path=None, target=None):
+        if name == "model.system":  # the first that is imported while signals are handled
+            sys.meta_path.remove(self)
+            atexit.register(lambda: (print("the end", flush=True), time.sleep({})))  # as long as JAX's end may be
+
+sys.meta_path.insert(0, AsJaxWould())
+llamaspec.main()
+"""
+AFTER_ALL = """
+import os, signal, llamaspec
+
+class Last:
+    def __del__(self, kill=os.kill, process=os.getpid(), number=signal.SIGINT):
+        kill(process, number)  # when Python has dropped its handlers
+
+last = Last()
 llamaspec.main()
 """
 
@@ -286,3 +303,10 @@ def test_an_interrupt_after_all_is_done_is_silent(handler, seconds, status):
         process.send_signal(signal.SIGINT)
         assert process.wait(50) == status
         assert process.stderr.read() == b""
+
+
+def test_an_interrupt_in_the_last_instant_does_not_kill():
+    command = [sys.executable, "-c", AFTER_ALL, "tokens", "Once"]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    ended = subprocess.run(command, capture_output=True, timeout=50, env=environment)
+    assert (ended.returncode, ended.stderr) == (0, b"")
