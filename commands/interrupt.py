@@ -131,7 +131,7 @@ def answered_at_once() -> Iterator[Interrupts]:
     before: dict[int, Any] = {number: signal.signal(number, interrupts.handle) for number in handled}
     woken_before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     threading.Thread(target=interrupts.watch, args=[pipe], daemon=True).start()
-    if signal.SIGINT in before:  # registered first, so called last: Python then drops handlers, and SIGINT would kill it
+    if signal.SIGINT in before:  # registered first, so called last: Python drops handlers next, and would be killed
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     atexit.register(interrupts.skip_teardown)
     try:
