@@ -147,7 +147,7 @@ def main() -> NoReturn:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains as it flushes
                 sys.exit(failed)
             if "--debug" in sys.argv:
-                sys.excepthook(*sys.exc_info())
+                sys.excepthook(type(error), error, error.__traceback__)
                 sys.exit(failed)
             fail(_one_line(error), failed)
     sys.exit(0)
