@@ -28,6 +28,7 @@ from benchmarks.report import RAW
 from model.candidates.table import CANDIDATES
 from verify.campaign import Campaign, Job, run
 from verify.catalogue import IMPLEMENTATIONS
+from verify.runner import unseen
 
 LOG = RAW / "no-false-alarms.jsonl"
 EXAMPLES = {"numpy": 10_000, "xla": 10_000, "onnxruntime": 10_000, "kernels": 200}
@@ -71,7 +72,7 @@ def rows(group: str, done: set[tuple[str, str]], *, seed: int, examples: int, py
             campaign = Campaign(
                 seed=seed, dtypes=(dtype,), python=python, examples=examples, seconds=math.inf, timeout=600.0
             )
-            [(report, lines)] = run([job], campaign, progress=lambda stage, total=None: lambda examples: None)
+            [(report, lines)] = run([job], campaign, progress=unseen)
             yield {
                 "group": group,
                 "op": report.op,

@@ -26,7 +26,7 @@ from verify.precision import precision
 from verify.process import ENDING
 from verify.replay import Replay
 from verify.report import counterexample
-from verify.runner import Progress, Report, verify
+from verify.runner import Progress, Report, unseen, verify
 from verify.timing import ROUNDS, timed
 
 SHAPES = 64  # different shapes at most for jax, which compiles for each
@@ -215,7 +215,7 @@ def _check(jobs: Sequence[Job], campaign: Campaign) -> None:
 
 def _run_all(job: Job, campaign: Campaign) -> list[Told]:
     try:
-        return list(_run(job, campaign, lambda stage, total=None: lambda examples: None))
+        return list(_run(job, campaign, unseen))
     except SystemExit:  # or the pool would hand this process the next job
         os._exit(1)
 

@@ -30,6 +30,11 @@ SHRINKING = 20.0  # seconds that the search for a smaller counterexample may tak
 Progress = Callable[[int], object]  # told after each example how many there were
 
 
+def unseen(stage: str, total: int | None = None) -> Progress:
+    """Show nothing of a stage."""
+    return lambda examples: None
+
+
 @dataclass(frozen=True)
 class Report:
     """Outcome of a run of one contract on one candidate."""

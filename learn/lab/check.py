@@ -8,6 +8,7 @@ from typing import NamedTuple
 from learn.lab.exercise import Broken, Exercise
 from learn.lab.folder import KERNEL, function_of, kernel, only
 from verify.campaign import Campaign, Job, Stage, run
+from verify.runner import unseen
 from verify.worker import load_file
 
 EXAMPLES, SECONDS = 1000, 60.0
@@ -32,11 +33,7 @@ class Outcome(NamedTuple):
     lines: list[str]
 
 
-def _unseen(stage: str, total: int | None = None) -> Callable[[int], object]:
-    return lambda done: None
-
-
-def check(one: Exercise, folder: Path, *, seed: int = 0, progress: Stage = _unseen) -> Outcome:
+def check(one: Exercise, folder: Path, *, seed: int = 0, progress: Stage = unseen) -> Outcome:
     """Judge the kernel in a folder. Raises FileNotFoundError where there is none, ImportError for one that fails.
 
     `progress` is told of the examples that are done, of `EXAMPLES`.
