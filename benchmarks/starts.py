@@ -3,8 +3,8 @@
 python -m benchmarks.starts [--shape tinyllama-1.1b] [--quantize q8] [--cold 1] [--repeats 5] [--json FILE]
 
 Writes a model of random weights in bfloat16, with the built-in tokenizer, and runs `generate --timings` on it: with an
-empty cache folder each time, then several times with what the last of these runs has left there. The file is in memory already, so
-`read` is not the time of a disk.
+empty cache folder each time, then several times with what the last of these runs has left there. The file is in memory
+already, so `read` is not the time of a disk.
 """
 
 import json

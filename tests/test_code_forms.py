@@ -1,4 +1,4 @@
-"""Models that `benchmarks.gpu.code_forms` times: every op of them is a kernel, and a directory is loaded as they are."""
+"""Models that `benchmarks.gpu.code_forms` times: their ops are kernels, and a directory is loaded as they are."""
 
 import doctest
 import json
