@@ -113,8 +113,10 @@ def holding(share: float) -> Iterator[None]:
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
     with subprocess.Popen([sys.executable, "-c", HOLD], env=environment, text=True, **pipes) as holder:
         assert holder.stdout
-        holder.stdout.readline()
+        held = holder.stdout.readline()
         try:
+            if not held:
+                raise ValueError(f"a process could not hold {share:.0%} of the GPU")
             yield
         finally:
             holder.communicate("\n", timeout=PATIENCE)
@@ -215,11 +217,11 @@ def checks(shape: str, folder: Path) -> Iterator[Row]:
     text.write_text("Once upon a time there was a fox who lived in a wood. One day the fox met a bear.\n")
     runner = Runner(folder / "cache")
     yield from alone(runner, model, text)
+    yield from interrupted(runner, model, folder)
     if nvidia_driver():
         yield from beside_another(runner, model)
     else:
         yield {"check": "beside another process", "skipped": "there is no NVIDIA GPU"}
-    yield from interrupted(runner, model, folder)
 
 
 @click.command(help=__doc__)
