@@ -140,10 +140,11 @@ def draw(p: Float[Array, "batch vocab"], uniforms: Float[Array, " batch"]) -> In
     cumulative = jnp.cumsum(p, axis=-1)
     # A parallel sum need not grow at every step, so we rule out tokens of probability 0 explicitly.
     reached = (cumulative > uniforms[:, None] * cumulative[:, -1:]) & (p > 0)
-    first = jnp.min(jnp.where(reached, ids, vocab), axis=-1)
-    last = jnp.max(jnp.where(p > 0, ids, -1), axis=-1)
+    # The first that is reached, or else the last that is possible, by one reduction.
+    order = jnp.where(reached, ids, jnp.where(p > 0, 2 * vocab - 1 - ids, 2 * vocab))
+    least = jnp.min(order, axis=-1)
     finite = jnp.isfinite(cumulative[:, -1])
-    return jnp.where(finite, jnp.where(first == vocab, last, first), vocab)
+    return jnp.where(finite, jnp.where(least < vocab, least, 2 * vocab - 1 - least), vocab)
 
 
 def _cut_tails(p: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Array, "batch vocab"]:
@@ -186,20 +187,21 @@ def smallest(
     `high` is enough, and `low` is not, or is -1. Ranges of up to 31 bits are cut into `ways` parts, a power of 2, until
     their length is 1.
     """
-    parts = jnp.arange(1, ways, dtype=jnp.int32).reshape(-1, *(1 for _ in low.shape))
+    bits = ways.bit_length() - 1
+    parts = jnp.arange(ways + 1, dtype=jnp.int32).reshape(-1, *(1 for _ in low.shape))
 
-    def narrow(_, bounds):
-        low, high = bounds
-        whole, rest = jnp.divmod(high - low, ways)
+    def end(low, high, part):
+        length = high - low
+        return low + (length >> bits) * part + ((length & (ways - 1)) * part >> bits)
 
-        def end(part):  # of part 1, 2, ...; that of part 0 is `low`, and that of the last is `high`
-            return low + whole * part + rest * part // ways
+    def narrow(_, ends):
+        low, high = ends[0], ends[-1]
+        short = jnp.sum(~jax.vmap(enough)(ends[1:-1]), axis=0, dtype=jnp.int32)  # parts whose end is not enough
+        return end(end(low, high, short), end(low, high, short + 1), parts)
 
-        short = jnp.sum(~jax.vmap(enough)(end(parts)), axis=0, dtype=jnp.int32)  # parts whose end is not enough
-        return end(short), end(short + 1)
-
-    rounds = -(-31 // (ways.bit_length() - 1))
-    return lax.fori_loop(0, rounds, narrow, (low, high), unroll=ways > 2)[1]
+    # The state is where the parts begin and end. It holds all that a round needs, in one array, so that each round is
+    # the same three kernels on a GPU, which are compiled once.
+    return lax.fori_loop(0, -(-31 // bits), narrow, end(low, high, parts), unroll=ways > 2)[-1]
 
 
 def _normalize(p: Array) -> Array:
