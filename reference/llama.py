@@ -13,13 +13,14 @@ and becomes one logit per token of the vocabulary: W_head rmsnorm(x). The shapes
 Keys and values of a position never change once computed, since no position sees a later one: they are
 kept in a cache [keys, kv_heads, head_dim], and a forward pass is given only the tokens that are new.
 
-Families beyond Llama set the switches of `Config`'s last part. With all of them, for m, r, c of `Config`,
+Families beyond Llama set the switches of `Config`'s last part. With all of them a block is
 
-    x <- x + r rmsnorm(W_o attention(...))        x <- x + r rmsnorm(W_down act(W_gate n) W_up n)
+    x <- x + r rmsnorm(W_o attention(...))        x <- x + r rmsnorm(W_down (act(W_gate n) W_up n))
 
-start from m times the embedding, and end in c tanh(logits / c). Every rmsnorm may be a layernorm, and a layer without
-a gate adds W_down act(W_up n). In a parallel block (Chowdhery et al., 2022, https://arxiv.org/abs/2204.02311) one n
-feeds both halves: x <- x + W_o attention(...) + W_down act(W_gate n) W_up n.
+where r is `residual_scale`. The first x is `embedding_scale` times the embedding. Logits are divided by
+`logit_divisor`, and then become c tanh(logits / c), where c is `logit_cap`. Every rmsnorm may be a layernorm, and a
+layer without a gate adds W_down act(W_up n). In a parallel block (Chowdhery et al., 2022,
+https://arxiv.org/abs/2204.02311) one n feeds both halves: x <- x + W_o attention(...) + W_down (act(W_gate n) W_up n).
 """
 
 from collections.abc import Iterator, Sequence
