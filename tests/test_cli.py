@@ -299,6 +299,14 @@ def test_convert_says_where_the_tokenizer_is_that_it_does_not_take_along(run, tm
     assert "taken along" not in err and (tmp_path / "hf2" / "tokenizer.model").exists()
 
 
+def test_convert_does_not_miss_a_tokenizer_that_it_took_along(run, tmp_path):
+    single, folder = tmp_path / "x.bin", tmp_path / "hf"
+    assert run("convert", "stories", str(single), "--to", "llama2c")[0] == 0
+    (tmp_path / "tokenizer.model").write_bytes((BUILT_IN["stories"] / "tokenizer.model").read_bytes())
+    code, _, err = run("convert", str(single), str(folder), "--to", "safetensors")
+    assert code == 0 and "taken along" not in err and (folder / "tokenizer.model").exists()
+
+
 def test_convert_there_and_back(run, stories, tmp_path):
     model, folder, back = stories[1], tmp_path / "hf", tmp_path / "back.bin"
     assert run("convert", model, str(folder), "--to", "safetensors")[0] == 0
