@@ -12,6 +12,12 @@ comes with the package:
         print(token.text, end="", flush=True)
     print()
 
+Look inside. `logits` takes ids, and gives a row for each:
+
+    ids = llama.encode(prompt)
+    likeliest = llama.logits(ids)[-1].argmax()
+    print(llama.decode([*ids, int(likeliest)]))
+
 Chat. Each `reply` computes the new tokens alone:
 
     from llamaspec import Chat
