@@ -318,27 +318,6 @@ def test_a_model_of_another_vocabulary_is_refused(run, tmp_path, data):
     assert_refused(run("eval", "--against", str(small), "--text", str(path)), "different vocabularies", str(small))
 
 
-def swapped(spec: dict) -> dict:
-    """Exchange the ids of two letters in a tokenizer.json."""
-    vocab = spec["model"]["vocab"]
-    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
-    return spec
-
-
-def test_models_that_cut_the_text_differently_are_refused(tmp_path, monkeypatch):
-    """Each model has a tokenizer of its own, of one size: what they predict after a token is not the same question."""
-    checkpoint = random_checkpoint(replace(SMALL, vocab=256), seed=0)
-    path, (one, other) = tmp_path / "text", (tmp_path / "one.json", tmp_path / "other.json")
-    path.write_text("ab")
-    spec = tiny_tokenizers.chatml(())
-    one.write_text(spec)
-    other.write_text(json.dumps(swapped(json.loads(spec))))
-    models = [replace(checkpoint, path=str(each)) for each in (one, other)]
-    monkeypatch.setattr("model.insight.evaluation.tokenizer_of", lambda model, _: load_tokenizer(model.path))
-    with pytest.raises(ValueError, match=r"other tokens, from token 0 on: .*--tokenizer names one for both"):
-        text_for(models, path)
-
-
 def test_what_nothing_predicts_is_not_counted(tmp_path):
     """The first token of a text is predicted only after BOS; a text of one token is refused."""
     path, spelt = tmp_path / "text", tmp_path / "tokenizer.json"
