@@ -64,7 +64,7 @@ def loss_and_gradient(
     >>> params = Params(np.eye(2), [], np.ones(2), np.zeros((2, 2)))
     >>> loss, slopes = loss_and_gradient(params, np.array([0, 1]), np.ones(2), config=config)
     >>> round(loss, 4), slopes.head.round(4).tolist()  # log 2, and (p - e_1) n^T of the normed vector n
-    (0.6931, [[0.7071, 0.0], [-0.7071, -0.0]])
+    (0.6931, [[0.7071, 0.0], [-0.7071, 0.0]])
     """
     config.check_llama("gradients")
     x, kept = embedding(tokens, params.embedding), []
