@@ -29,6 +29,7 @@ def test_each_name_is_there_and_is_listed():
     for name in llamaspec.__all__:
         assert callable(getattr(llamaspec, name))
         assert name in dir(llamaspec)
+    assert {"main", "os", "leave"}.isdisjoint(dir(llamaspec))
     assert llamaspec.__doc__ and all(name in llamaspec.__doc__ for name in ("load", "Chat", "contract"))
     with pytest.raises(AttributeError, match="nothing"):
         llamaspec.nothing  # noqa: B018
