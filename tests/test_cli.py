@@ -138,6 +138,13 @@ def test_chat_refuses_a_command_by_name(line, words):
     assert last.startswith("error: ") and all(word in last for word in words)
 
 
+@pytest.mark.parametrize("wrong", [["--template", "nothere.jinja"], ["--template-option", "nothing=1"]])
+def test_chat_looks_at_the_template_before_it_reads_weights(run, monkeypatch, wrong):
+    monkeypatch.setattr("model.llama.load_backend", lambda *_, **__: pytest.fail("weights were read"))
+    code, out, err = run("chat", *wrong)
+    assert (code != 0, out) == (True, "") and err.startswith("error: ") and wrong[1].partition("=")[0] in err
+
+
 def test_chat_drops_what_no_longer_fits_and_says_so(tmp_path):
     script = "Tell me a story about a fox.\nTell me another story.\n" + "Who was the story about?\n" * 2
     done = run_llamaspec("chat", "--seed", "1", "--context", "480", stdin=script)
