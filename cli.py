@@ -155,11 +155,11 @@ def main() -> NoReturn:
 
 def _one_line(error: Exception) -> str:
     text = str(error) or type(error).__name__
+    if isinstance(error, ValueError | MemoryError | OSError | FloatingPointError):
+        return text
     if isinstance(error, ModuleNotFoundError) and error.name and not _is_ours(error.name.partition(".")[0]):
         # docs/verify-your-kernel.md installs no more than `verify` needs.
         return f"{text}: this Python has not all that llamaspec needs, which pip install PATH/TO/llamaspec brings"
-    if isinstance(error, ValueError | MemoryError | OSError | FloatingPointError):
-        return text
     return f"{type(error).__name__}: {text} (a fault of llamaspec: --debug shows where)"
 
 
