@@ -67,7 +67,7 @@ def sample(
 def penalize(
     logits: Float[Array, "batch vocab"], seen: Bool[Array, "batch vocab"], penalty: Any
 ) -> Float[Array, "batch vocab"]:
-    """Make the tokens that were `seen` less likely, as `reference.sampling.penalise` does; `penalty` may be by row."""
+    """Make the tokens that were `seen` less likely, as `reference.sampling.penalize` does; `penalty` may be by row."""
     return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
