@@ -1,6 +1,6 @@
 """A chunk of a prompt, compiled without a GPU by the product's options: cuBLASLt computes its products.
 
-Nothing is tuned for one sequence, and XLA's own kernels for products are slow untuned: see `model.running.compile`.
+Nothing is tuned for such a model, and XLA's own kernels for products are slow untuned: see `model.running.compile`.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ from model.running.compile import options_of_one
 from model.running.programs import CACHE, MIDDLE, Layout, prefill_shapes
 from model.weights.gpu_codes import arranged
 
-CHUNKS = ("tinyllama-1.1b bfloat16", "tinyllama-1.1b bfloat16 q8")
+CHUNKS = ("tinyllama-1.1b bfloat16 q8",)
 PRODUCTS_A_LAYER = 4  # q, k and v; o; gate and up; down
 
 
