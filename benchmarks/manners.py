@@ -29,6 +29,7 @@ from benchmarks.report import write_report
 from benchmarks.starts import write_model
 from model.checkpoints.open import open_checkpoint
 from model.insight.shapes import SHAPES
+from model.running.process import MEMORY
 from model.system import nvidia_driver
 
 ROOT = Path(__file__).parents[1]
@@ -69,7 +70,7 @@ class Runner:
 
     def __init__(self, cache: Path):
         paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        ours = {"XLA_PYTHON_CLIENT_PREALLOCATE", "TF_CPP_MIN_LOG_LEVEL", "TF_CPP_MAX_VLOG_LEVEL"}  # a user sets none
+        ours = {*MEMORY, "TF_CPP_MIN_LOG_LEVEL", "TF_CPP_MAX_VLOG_LEVEL"}  # a user sets none
         inherited = {name: value for name, value in os.environ.items() if name not in ours}
         self.environment = {**inherited, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": paths}
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from model.running.process import prepare_process
+from model.running.process import MEMORY, prepare_process
 from tests.processes import run_python
 
 pytestmark = pytest.mark.usefixtures("compiled_fast")
-SETTINGS = ("XLA_PYTHON_CLIENT_PREALLOCATE", "TF_CPP_MIN_LOG_LEVEL", "TF_CPP_MAX_VLOG_LEVEL")
+SETTINGS = (*MEMORY, "TF_CPP_MIN_LOG_LEVEL", "TF_CPP_MAX_VLOG_LEVEL")
 
 
 @pytest.fixture
@@ -26,14 +26,24 @@ def test_memory_is_taken_on_demand_and_xla_is_quiet(bare, debug):
     prepare_process(debug=debug)
     found = {name: os.environ.get(name) for name in SETTINGS}
     quiet = {"TF_CPP_MIN_LOG_LEVEL": None if debug else "3", "TF_CPP_MAX_VLOG_LEVEL": None if debug else "0"}
-    assert found == {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **quiet}
+    memory = dict(zip(MEMORY, ("false", "0.92", None), strict=True))  # the last name is the old one of the second
+    assert found == memory | quiet
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_a_limit_of_memory_is_set_beside_no_setting_of_the_user(bare, name):
+    """JAX refuses both names of the limit together, and takes the whole limit at once where it preallocates."""
+    bare.setenv(name, "0.5")
+    prepare_process()
+    limits = set(MEMORY[1:]) - {name}
+    assert {limit for limit in limits if limit in os.environ} == set()
 
 
 def test_a_users_own_settings_win(bare):
     for name in SETTINGS:
         bare.setenv(name, "1")
     prepare_process()
-    assert [os.environ[name] for name in SETTINGS] == ["1", "1", "1"]
+    assert [os.environ[name] for name in SETTINGS] == ["1"] * len(SETTINGS)
 
 
 def test_to_import_and_load_leaves_the_environment_as_it_is():

@@ -19,6 +19,10 @@ from model.system import forget_code, return_blocks_when_freed, return_freed_mem
 if TYPE_CHECKING:
     from reference.config import Config
 
+MEMORY = ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+# Of a GPU's memory. By itself JAX takes 0.75 at most where it takes it on demand. CUDA's context, code and graphs need
+# some of the rest.
+MOST = "0.92"
 SMALL = 1 << 28  # weights of a model that a CPU reads a whole chunk with in a quarter of a second
 BROKEN = re.compile(r"Error (?:reading|writing) persistent compilation cache entry for '([^']*)'")
 
@@ -29,6 +33,8 @@ def prepare_process(*, debug: bool = False) -> None:
     JAX sets a level of its own when it is imported, so a command calls this before anything else. A setting that the
     user's environment has wins.
     """
+    if not any(name in os.environ for name in MEMORY):
+        os.environ["XLA_CLIENT_MEM_FRACTION"] = MOST
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if not debug:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # fatal errors only
