@@ -100,6 +100,8 @@ def chat(
     from model.chat.template import check_options, find_template
     from model.running.start_clock import StartClock
 
+    if sys.stdin is None:
+        raise click.UsageError("standard input is closed")
     clock = StartClock.of_process()
     request = checked_request(options)
     llama = load(options, greedy=request["sampling"].greedy, clock=clock)
@@ -215,12 +217,13 @@ def _terminal_lines() -> Iterator[str]:
 
     folder = cache_folder()
     history = FileHistory(str(folder / "chat_history")) if folder else InMemoryHistory()
-    session = PromptSession("> ", history=history, output=create_output(stdout=sys.stderr))
+    session = PromptSession("> ", history=history, output=create_output(stdout=sys.stderr), enable_suspend=True)
     while True:
         try:
             yield session.prompt()
         except KeyboardInterrupt:
-            continue
+            if not session.default_buffer.text.strip():
+                say("(/exit or Ctrl-D leaves)")
         except EOFError:
             return
 

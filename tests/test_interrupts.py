@@ -18,7 +18,7 @@ from commands.interrupt import unechoed
 from learn.lab.folder import ALL, KERNEL, function_of
 from learn.lab.folder import write as write_exercise
 from tests.processes import REPOSITORY
-from tests.terminals import CTRL_C, at_terminal
+from tests.terminals import CTRL_C, CTRL_Z, at_terminal
 
 AT_ONCE = 2.0  # seconds; 0.6 on an idle machine
 # A shell starts a command in the foreground like this, even if whoever runs the tests ignores SIGINT.
@@ -105,6 +105,8 @@ PHASES = [
     (["serve", "--port=0"], ("starting JAX",)),
     (["xray", "Once", "--out=page"], ("telling",)),
     (["bench", "--suite=serve", "--json=out.json"], ("starting the server",)),
+    (["doctor"], ("choosing ops",)),
+    (["train", "--out=out"], ("starting JAX",)),
 ]
 
 
@@ -126,26 +128,31 @@ def test_ctrl_c_ends_a_command_in_the_phase_that_it_shows(tmp_path, arguments, p
 
 HOLDS = """
 import time
+import numpy as np
 
-def {}(*arguments, **settings):
-    time.sleep(600)
+def {}(x, *arguments, **settings):
+    while {}:
+        time.sleep(600)
+    e = np.exp(x - np.maximum(x.max(-1, keepdims=True), np.float32(-1e30)))
+    return e / np.maximum(e.sum(-1, keepdims=True), np.float32(1e-30))
 """
+TIMED = 1013  # rows of what is timed, which are not drawn
 
 
-@pytest.mark.parametrize("verb", ["lab", "verify"])
-def test_ctrl_c_ends_a_judge_whose_kernel_never_answers(tmp_path, verb):
+@pytest.mark.parametrize("phase", ["lab", "verify", "timed"])
+def test_ctrl_c_ends_a_judge_whose_kernel_never_answers(tmp_path, phase):
     """The bar names what is judged, also in `lab check`; no verdict, page or replay file is left."""
-    if verb == "lab":
+    if phase == "lab":
         write_exercise(ALL[1], tmp_path / "lab-01")
         file, arguments = tmp_path / "lab-01" / KERNEL, ["lab", "check", "1"]
     else:
         file = tmp_path / "mine.py"
         arguments = ["verify", ALL[1].op, f"--candidate=mine.py:{function_of(ALL[1])}", "--arrays=numpy"]
-        arguments += ["--time", "--html=page.html", "--dtype=float32"]
-    file.write_text(HOLDS.format(function_of(ALL[1])))
+        arguments += ["--time", f"--at=rows={TIMED}", "--html=page.html", "--dtype=float32", "--examples=5", "--seed=1"]
+    file.write_text(HOLDS.format(function_of(ALL[1]), f"len(x) == {TIMED}" if phase == "timed" else "True"))
     before = {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts}
     with at_terminal(*arguments, cwd=tmp_path) as terminal:
-        terminal.wait_for(f"{ALL[1].op} float32")
+        terminal.wait_for(f"{ALL[1].op} float32, timed" if phase == "timed" else f"{ALL[1].op} float32")
         terminal.type(CTRL_C)
         status, shown = terminal.wait()
     assert status == 130
@@ -173,6 +180,8 @@ def test_what_is_typed_during_an_answer_is_not_shown_within_it(monkeypatch):
             [give_back] = interrupt.AT_THE_END
             give_back()
             assert echoes()
+            signal.raise_signal(signal.SIGCONT)  # Ctrl-Z, then `fg` of a shell that has set its own modes between them
+            assert not echoes()
         assert echoes() and not interrupt.AT_THE_END
 
 
@@ -180,7 +189,9 @@ def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
     """With the reference, which is slow enough to be interrupted, and compiles nothing. No word is cut on the way."""
     with at_terminal("chat", "--temperature=0", "--backend=reference", cwd=tmp_path, columns=30) as terminal:
         terminal.wait_for(">")
-        terminal.type(f"half a line{CTRL_C}Tell me a story about a fox.\r")
+        terminal.type(CTRL_C)
+        terminal.wait_for("(/exit or Ctrl-D leaves)")
+        terminal.type(f"half{CTRL_Z} a line{CTRL_C}Tell me a story about a fox.\r")
         terminal.wait_for("In a round house under a big\noak lived a clever fox.")
         terminal.type(CTRL_C)
         terminal.type("/help\r")
@@ -188,7 +199,8 @@ def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
         terminal.type("exit\r")  # Ctrl-D would be lost if it came before the prompt
         status, shown = terminal.wait()
     assert status == 0
-    assert "Traceback" not in shown and "error" not in shown
+    assert "Traceback" not in shown and "error" not in shown and shown.count("Ctrl-D leaves") == 1
+    assert "^Z" not in shown  # no character of the line: it stops a process that a shell can continue
     told = shown.partition("clever fox.")[2].partition("/help")
     assert told[1] and len(told[0]) < 600  # a whole story has 700 at least
     assert "Who was the story about?" in shown

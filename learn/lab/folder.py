@@ -9,7 +9,7 @@ from learn.lab.broken import EXERCISES
 from learn.lab.exercise import Broken, Exercise
 from learn.lab.own import exercises as own_exercises
 from verify.catalogue import CONTRACTS
-from verify.report import describe
+from verify.listing import describe
 
 KERNEL, TEST, README = "kernel.py", "test_kernel.py", "README.md"
 ALL: dict[int, Exercise] = {exercise.number: exercise for exercise in (*EXERCISES, *own_exercises(len(EXERCISES) + 1))}
