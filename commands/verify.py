@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -270,9 +271,13 @@ def _verify(
 
 
 def _save(path: str, text: str) -> None:
-    """Write a file. Raises ValueError where that cannot be done: the verdicts have been printed by then."""
+    """Write a file whole or not at all. Raises ValueError where that cannot be: the verdicts are printed by then."""
+    from model.checkpoints.staging import new_file
+
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        is_device = os.path.exists(path) and not os.path.isfile(path)  # /dev/stdout
+        with nullcontext(Path(path)) if is_device else new_file(path, replace=True) as staged:
+            staged.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
 

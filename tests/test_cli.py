@@ -392,7 +392,7 @@ def test_chat_without_standard_input(run, monkeypatch):
 def test_what_the_system_refuses_is_said_without_its_number(run, tmp_path):
     (tmp_path / "file").touch()
     code, _, err = run("lab", "start", "1", "--into", str(tmp_path / "file"))
-    assert (code, err) == (1, f"error: {tmp_path / 'file' / 'lab-01'}: Not a directory\n")
+    assert (code, err) == (1, f"error: {tmp_path / 'file'}: File exists\n")
 
 
 def test_a_conversion_that_is_told_to_end_leaves_nothing(stories, tmp_path):
