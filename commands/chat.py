@@ -89,7 +89,8 @@ def chat(
     """Talk with a model.
 
     /help lists what else can be typed, /exit leaves, and Ctrl-C stops an answer. When standard input
-    is no terminal, each of its lines is a question. Of several processes, the first one asks.
+    is no terminal, each of its lines is a question, and Ctrl-C leaves. Of several processes, the first
+    one asks.
 
     \b
     llamaspec chat
@@ -124,7 +125,9 @@ def chat(
         from model.parallel.processes import agreed as agree
 
         typed, lines = bool(agree(typed)), others.shared(lines)
-    with _interruption(agree) as interrupted:
+    interrupted = _Pressed(agree)
+    # Ctrl-C ends a chat whose questions come from a file: nobody is there to ask the next one.
+    with handled_by(interrupted.press) if typed else nullcontext():
         for line in lines:
             if line.strip() in ("/exit", "quit", "exit"):
                 return
@@ -254,10 +257,3 @@ class _Pressed:
             yield
         finally:
             self._answering = self._pressed = False
-
-
-@contextmanager
-def _interruption(agree: Callable[[bool], int]) -> Iterator[_Pressed]:
-    pressed = _Pressed(agree)
-    with handled_by(pressed.press):
-        yield pressed

@@ -206,6 +206,22 @@ def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
     assert "Who was the story about?" in shown
 
 
+def test_ctrl_c_ends_a_chat_whose_questions_come_from_a_file(tmp_path):
+    """At a terminal it ends an answer, and the person asks on; a file would go on with its next question."""
+    command = [sys.executable, "-c", START, "chat", "--temperature=0", "--backend=reference"]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(tmp_path)}
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin and process.stdout
+        process.stdin.write(b"Tell me a story about a fox.\n" * 2)
+        process.stdin.flush()
+        assert process.stdout.read(5)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)  # whose questions end only here
+    assert (process.returncode, said.strip()) == (130, b"")
+
+
 def test_an_interrupt_that_is_ignored_stays_ignored(tmp_path):
     """A shell ignores SIGINT for a command in the background, and so does nohup."""
     status, _, _ = interrupted("tokens", "Once", after=0.4, cwd=tmp_path, background=True)
