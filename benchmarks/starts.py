@@ -1,10 +1,10 @@
 """Starts of the command, by phase: from the command to the first token, with nothing compiled and with everything.
 
-python -m benchmarks.starts [--shape tinyllama-1.1b] [--quantize q8] [--repeats 5] [--json FILE]
+python -m benchmarks.starts [--shape tinyllama-1.1b] [--quantize q8] [--cold 1] [--repeats 5] [--json FILE]
 
-Writes a model of random weights in bfloat16, with the built-in tokenizer, and runs `generate --timings` on it: once
-with an empty cache folder, then several times with what the first run has left there. The file is in memory already, so
-`read` is not the time of a disk.
+Writes a model of random weights in bfloat16, with the built-in tokenizer, and runs `generate --timings` on it: with an
+empty cache folder each time, then several times with what the last of these runs has left there. The file is in memory
+already, so `read` is not the time of a disk.
 """
 
 import json
@@ -65,22 +65,26 @@ def start(model: str, cache: str, *options: str) -> dict[str, Any]:
     return json.loads(done.stdout)["start"]
 
 
-def measured(model: str, *options: str, repeats: int) -> Iterator[dict[str, Any]]:
-    """Start cold, then warm several times: the median, the least and the most of each phase."""
-    with tempfile.TemporaryDirectory() as cache:
-        cold = start(model, cache, *options)
-        yield {"start": "cold", **{phase: cold[phase] for phase in PHASES}, "parallel": cold["parallel"]}
-        warm = [start(model, cache, *options) for _ in range(repeats)]
-        phases = {phase: spread([one[phase] for one in warm]) for phase in PHASES}
-        yield {"start": "warm", **phases, "parallel": warm[-1]["parallel"]}
+def measured(model: str, *options: str, cold: int, repeats: int) -> Iterator[dict[str, Any]]:
+    """Start cold and warm, so many times each: the median, the least and the most of each phase."""
+
+    def row(name: str, starts: list[dict[str, Any]]) -> dict[str, Any]:
+        phases = {phase: spread([one[phase] for one in starts]) for phase in PHASES}
+        return {"start": name, "starts": len(starts), **phases, "parallel": starts[-1]["parallel"]}
+
+    with tempfile.TemporaryDirectory() as caches:
+        folders = [str(Path(caches) / str(number)) for number in range(cold)]
+        yield row("cold", [start(model, cache, *options) for cache in folders])
+        yield row("warm", [start(model, folders[-1], *options) for _ in range(repeats)])
 
 
 @click.command()
 @click.option("--shape", type=click.Choice(["stories", *SHAPES]), default="stories", show_default=True)
 @click.option("--quantize", "schemes", multiple=True, help="Also start with this scheme. May be given several times.")
+@click.option("--cold", type=click.IntRange(1), default=1, show_default=True, help="Cold starts.")
 @click.option("--repeats", default=5, show_default=True, help="Warm starts.")
 @click.option("--json", "raw", type=click.Path(path_type=Path), help="Write every figure to this file.")
-def main(shape: str, schemes: tuple[str, ...], repeats: int, raw: Path | None):
+def main(shape: str, schemes: tuple[str, ...], cold: int, repeats: int, raw: Path | None):
     """Print the phases of a cold start and of warm ones."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -90,7 +94,7 @@ def main(shape: str, schemes: tuple[str, ...], repeats: int, raw: Path | None):
             write_model(replace(SHAPES[shape], vocab=open_checkpoint("stories").config.vocab), Path(model))
         for scheme in (None, *schemes):
             options = ("--quantize", scheme) if scheme else ()
-            for row in measured(model, *options, repeats=repeats):
+            for row in measured(model, *options, cold=cold, repeats=repeats):
                 rows.append({"model": shape, "quantize": scheme, **row})
                 print(json.dumps(rows[-1]), flush=True)
     if raw:

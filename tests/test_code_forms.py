@@ -1,26 +1,106 @@
-"""Files that `benchmarks.gpu.code_forms` times, in the shapes of a published model: every op of them is a kernel."""
+"""Models that `benchmarks.gpu.code_forms` times: their ops are kernels, and a directory is loaded as they are."""
+
+import doctest
+import json
+from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
 
 import model.weights.gpu_codes
-from benchmarks.gpu.code_forms import MIXES, file_params
+from benchmarks.gpu import stored
+from benchmarks.gpu.stored import DIRECTORIES, FILES, SCHEMES, shapes_of, type_in_file
+from benchmarks.kernel_cases.case import BFLOAT16
+from model.checkpoints.open import open_checkpoint
 from model.insight.shapes import SHAPES
 from model.ops.gpu import pallas_ops
 from model.running.device import HOPPER, Device
+from model.tensors import EMBEDDING, HEAD
 from model.weights.codes import QuantizedMatrix
 from model.weights.gpu_codes import Stacked
+from model.weights.params import load_params
+from reference.quantizers import affine, awq, gptq
+from tests import families
+from tests.families import is_matrix
+from tests.test_quantized_checkpoints import AWQ_CONFIG, CONFIG, GPTQ_CONFIG, LAYOUTS
 
 TINYLLAMA = SHAPES["tinyllama-1.1b"]
+WIDE = {**CONFIG, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1}  # rows of whole words
+OF_128: dict[str, tuple[dict[str, Any], Any]] = {
+    "awq": (AWQ_CONFIG, lambda w: awq.pack(awq.quantize(w, group=128))),
+    "gptq 4": (GPTQ_CONFIG, lambda w: gptq.pack(affine.quantize(w, bits=4, block=(1, 128)), bits=4, version=1)),
+    "gptq 8": (
+        {**GPTQ_CONFIG, "bits": 8},
+        lambda w: gptq.pack(affine.quantize(w, bits=8, block=(1, 128)), bits=8, version=1),
+    ),
+}
+KIND_OF = {
+    "awq": "AWQ or GPTQ",
+    "gptq 4": "AWQ or GPTQ",
+    "gptq 8": "GPTQ of 8 bits",
+    "fp8 a row": "FP8 a row",
+    "mxfp4": "MXFP4",
+}
 
 
-@pytest.mark.parametrize("kind", sorted(MIXES))
-def test_a_file_of_mixed_types_runs_by_kernels_alone(kind, monkeypatch):
-    """llama.cpp gives v and down more bits in about half of the layers, and the head in all files."""
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(model.weights.gpu_codes, "default_device", lambda: Device("gpu", "NVIDIA H200", HOPPER))
-    params = file_params(TINYLLAMA, kind, positions=256)
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+@pytest.mark.parametrize("kind", ["Q4_K_M", "Q5_K_M"])
+def test_a_file_of_mixed_types_runs_by_kernels_alone(kind: str):
+    """llama.cpp gives v and down more bits in about half of the layers, and the head in all files."""
+    params = shapes_of(TINYLLAMA, kind, positions=256)
     assert sum(isinstance(layer.qkv.weight, Stacked) for layer in params.layers) == 10
     assert isinstance(params.head, QuantizedMatrix) and params.head.group == 16
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params))
     _, reasons = pallas_ops(TINYLLAMA, params, capacity=256)
     assert not any(reasons.values())
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+@pytest.mark.parametrize("layout", sorted(KIND_OF))
+def test_a_directory_is_loaded_in_the_shapes_that_are_timed(layout: str, tmp_path: Path):
+    settings, store = OF_128.get(layout) or LAYOUTS[layout]
+    settings = settings | ({"group_size": 128} if layout in OF_128 else {})
+    tensors = {}
+    for name, w in families.random_tensors(WIDE).items():
+        if is_matrix(name) and name != HEAD:
+            parts = store(w)._asdict() if layout in OF_128 else store(w)[0]
+            tensors |= {f"{name.removesuffix('.weight')}.{part}": array for part, array in parts.items()}
+        else:
+            tensors[name] = w
+    (tmp_path / "config.json").write_text(json.dumps({**WIDE, "quantization_config": settings}))
+    families.write_safetensors(tmp_path / "model.safetensors", tensors)
+    checkpoint = open_checkpoint(tmp_path)
+    loaded = load_params(checkpoint, dtype=BFLOAT16, positions=8)
+    assert jax.eval_shape(lambda: loaded) == shapes_of(checkpoint.config, KIND_OF[layout], positions=8)
+    assert isinstance(loaded.layers[0].qkv.weight, QuantizedMatrix) and not isinstance(loaded.head, QuantizedMatrix)
+
+
+def test_types_in_files_are_those_of_llama_cpp():
+    """By the quantizer's own code (llama-quant.cpp), for 32 layers."""
+    config = SHAPES["llama-3.1-8b"]
+
+    def types(kind: str, role: str) -> list[str]:
+        return [type_in_file(f"model.layers.{layer}.{role}.weight", kind, config) for layer in range(config.layers)]
+
+    assert types("Q3_K_M", "mlp.down_proj") == ["Q5_K"] * 2 + ["Q4_K"] * 30
+    assert types("Q3_K_M", "self_attn.v_proj") == ["Q5_K"] * 2 + ["Q4_K"] * 30
+    assert set(types("Q3_K_M", "self_attn.o_proj")) == {"Q4_K"} and set(types("Q3_K_M", "mlp.up_proj")) == {"Q3_K"}
+    assert [*map(set, (types("Q2_K", f"self_attn.{part}_proj") for part in "qkvo"))] == [
+        {"Q2_K"}, {"Q2_K"}, {"Q4_K"}, {"Q3_K"},
+    ]  # fmt: skip
+    assert types("IQ4_NL", "mlp.down_proj") == ["Q5_K"] * 4 + ["IQ4_NL"] * 28
+    assert types("Q4_K_M", "mlp.down_proj").count("Q6_K") == types("Q5_K_M", "self_attn.v_proj").count("Q6_K") == 16
+    heads = {kind: (type_in_file(HEAD, kind, config), type_in_file(EMBEDDING, kind, config)) for kind in FILES}
+    assert heads["Q8_0"] == ("Q8_0", "Q8_0") and heads["Q4_0"] == ("Q6_K", "Q4_0") and heads["Q2_K"] == ("Q6_K", "Q2_K")
+
+
+def test_kinds_have_one_name_each():
+    assert len({*DIRECTORIES, *FILES, *SCHEMES}) == len(DIRECTORIES) + len(FILES) + len(SCHEMES)
+    found = doctest.testmod(stored)
+    assert found.attempted and not found.failed

@@ -109,19 +109,42 @@ def llama_cpp(tmp_path):
 
 
 def test_a_gpu_is_compared_file_by_file(llama_cpp, tmp_path, monkeypatch):
-    monkeypatch.setattr(beside, "ours", lambda model, form, context, **asked: {"model": model.name, "form": form})
+    """The next file is there when ours is asked, and none is kept once it was measured."""
+
+    def ours(model: Path, form: str, context: int, *, wait, **asked):
+        wait()
+        return {"form": form, "context": context, "files": sorted(file.name for file in model.parent.iterdir())}
+
+    monkeypatch.setattr(beside, "ours", ours)
     folder = tmp_path / "models"
     folder.mkdir()
     sizes = {"prompts": [16], "decoded": 4, "rounds": 1, "over": inf, "device": "cpu", "transformers": False}
-    rows = list(beside.compared(TINY, folder, llama_cpp=llama_cpp, types=["BF16", "IQ4_NL"], **sizes))
+    asked = {"llama_cpp": llama_cpp, "types": ["BF16", "IQ4_NL", "Q4_0"], "schemes": ("q8",), **sizes}
+    rows = list(beside.compared(TINY, folder, **asked))
     theirs = {"prefill 16": (7.0, 7.0, 7.0), "decode 4": (4.0, 3.0, 5.0)}
-    assert rows[:4] == [
+    here = {"form": "stored", "context": 20}
+    assert rows == [
         {"file": "BF16", "engine": "llama.cpp", **theirs},
-        {"file": "BF16", "engine": "ours", "model": "BF16.gguf", "form": "stored"},
+        {"file": "BF16", "engine": "ours", **here, "files": ["BF16.gguf", "IQ4_NL.gguf", "hf"]},
         {"file": "IQ4_NL", "engine": "llama.cpp", "failed": "ValueError: llama-bench: no such type"},
-        {"file": "IQ4_NL", "engine": "ours", "model": "IQ4_NL.gguf", "form": "stored"},
+        {"file": "IQ4_NL", "engine": "ours", **here, "files": ["BF16.gguf", "IQ4_NL.gguf", "Q4_0.gguf", "hf"]},
+        {"file": "Q4_0", "engine": "llama.cpp", **theirs},
+        {"file": "Q4_0", "engine": "ours", **here, "files": ["BF16.gguf", "Q4_0.gguf", "hf"]},
+        {"file": "q8", "engine": "ours", "form": "q8", "context": 20, "files": ["BF16.gguf", "hf"]},
     ]
-    assert [row["form"] for row in rows[4:]] == list(beside.SCHEMES)
     (tmp_path / "late").mkdir()
-    late = beside.compared(TINY, tmp_path / "late", llama_cpp=llama_cpp, types=["BF16"], **{**sizes, "over": 0.0})
+    late = beside.compared(TINY, tmp_path / "late", **{**asked, "over": 0.0})
     assert all("skipped" in row for row in late)
+
+
+def test_decoding_alone_is_compared_without_prompts_and_without_what_only_others_read(llama_cpp, tmp_path, monkeypatch):
+    (llama_cpp / "llama-quantize").write_text("#!/bin/sh\necho no such type >&2; exit 1\n")
+    monkeypatch.setattr(beside, "ours", lambda model, form, context, **asked: {"context": context})
+    sizes = {"prompts": [], "decoded": 4, "rounds": 1, "over": inf, "device": "cpu", "transformers": False}
+    asked = {"llama_cpp": llama_cpp, "types": ["BF16", "Q4_0"], "schemes": (), **sizes}
+    folder = tmp_path / "models"
+    folder.mkdir()
+    first, ours, failed, _ = beside.compared(TINY, folder, **asked)
+    assert first == {"file": "BF16", "engine": "llama.cpp", "decode 4": (4.0, 3.0, 5.0)}
+    assert ours["context"] == 12 and failed["failed"] == "ValueError: llama-quantize: no such type"
+    assert [file.name for file in folder.iterdir()] == ["BF16.gguf"]

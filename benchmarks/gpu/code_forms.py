@@ -1,112 +1,92 @@
 """Every form of codes that kernels read, on a GPU: held to exact numbers, and timed alone and in whole models.
 
-    python -m benchmarks.gpu.code_forms right|kernels|models [--seconds N] [--share I/N] [--dry-run]
+    python -m benchmarks.gpu.code_forms right|kernels|models [--shape NAME] [--seconds N] [--share I/N] [--dry-run]
 
-Rows are lines of JSON. The files are those that llama.cpp writes, in the shapes of two models, with random codes. A dry
-run shows on a CPU that the script works.
+Rows are lines of JSON. The models are those of `benchmarks.gpu.stored`: files of llama.cpp, directories of Hugging Face
+and our own schemes, in the shapes of two models, with random codes. A dry run shows on a CPU that the script works.
 """
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import batched
 from typing import Any
 
 import click
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from benchmarks.gpu.clock import Clock
 from benchmarks.gpu.kernels import time_kernels
 from benchmarks.gpu.models import DRAWING, by_kernels, capacity, decoding, programs_of
 from benchmarks.gpu.right import checked
 from benchmarks.gpu.scale import TINY, TINY_WORK, WIDE, Model, Scale, dry, full, once
+from benchmarks.gpu.stored import DIRECTORIES, FILES, SCHEMES, shapes_of
 from benchmarks.gpu.varied import BROAD, NARROW, WORK
 from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Work
 from benchmarks.kernel_cases.products import EVERY_FORM, MIXED, bias_cases, form_cases, several_cases
-from benchmarks.random_model import random_params, random_shapes
+from benchmarks.model_speed import Programs
+from benchmarks.random_model import random_params
 from benchmarks.report import Row, in_a_line, skipped
-from model.checkpoints.checkpoint import Codes, Tensor
-from model.checkpoints.gguf.blocks import FORMS
 from model.insight.machine import about, measure_ceilings
 from model.insight.shapes import SHAPES
 from model.ops.gpu import pallas_ops
-from model.tensors import EMBEDDING, HEAD, quantizable, tensor_shapes
-from model.weights.gpu_codes import arranged
-from model.weights.params import Params, abstract_params
-from reference.config import Config
+from model.weights.params import Params
+from pallas_kernels.parts.compat import Target, current_target, use_target
 
-# Types of files: of most matrices, and of those that get more bits.
-MIXES = {"Q4_K_M": ("Q4_K", "Q6_K"), "Q5_K_M": ("Q5_K", "Q6_K")}
-MORE_BITS = ("self_attn.v_proj", "mlp.down_proj")  # and the head; in half of the layers
 SMALL, LARGE = "tinyllama-1.1b", "llama-3.1-8b"
-FILES = (  # by importance
-    *((name, kind) for name in (SMALL, LARGE) for kind in (None, "Q4_K_M", "q8")),
-    *((SMALL, kind) for kind in ("Q4_0", "Q6_K", "nf4", "IQ4_NL", "Q5_K_M", "Q8_0", "MXFP4", "q4")),
-    *((LARGE, kind) for kind in ("q4", "Q6_K", "nf4", "Q5_K_M", "Q8_0")),
-    *((SMALL, kind) for kind in ("Q4_1", "Q2_K", "Q3_K", "Q5_1", "fp8")),
-)
-DRAWN = (None, "Q4_K_M", "q8")  # files whose tokens are also sampled
+KINDS = (None, *DIRECTORIES, *FILES, *SCHEMES)  # by importance; None is bfloat16
+DRAWN = (None, "Q4_K_M", "q8")  # whose tokens are also sampled, of the small model
 OLDER = ("q8", "q8_row", "q4", "q8_32", "q8_128", "q4_32", "q4_128")  # forms that other suites check and time
 REPEATS = 1000
 CONTEXT = 128
 SPECIMENS = ("q8_16", "q8_32_min", "q4_16", "q4_16_min", "q4_32_min", "iq4_nl", "nf4", "mxfp4", *MIXED)
 
 
-def file_params(config: Config, kind: str, *, positions: int) -> Params:
-    """Give the shapes of a file's weights in bfloat16, as they lie on the default device."""
-    most, more = MIXES.get(kind, (kind, kind))
-    nothing, in_codes = np.empty(0, np.float32), {*quantizable(config), EMBEDDING}
+def time_files(scale: Scale, clock: Clock, *, share: slice, backwards: bool, names: Sequence[str]) -> Iterator[Row]:
+    """Time a token of each model in each kind of file, directory and scheme, greedy and drawn.
 
-    def codes(name: str) -> Codes:
-        form, group = FORMS[more if _has_more_bits(name, config.layers) else most]
-        return Codes(form, group, zeros=False, bytes=0, parts=lambda: iter(()))
-
-    tensors = {
-        name: Tensor(shape, nothing.dtype, lambda: nothing, codes(name) if name in in_codes else None)
-        for name, shape in tensor_shapes(config).items()
-    }
-    shapes = abstract_params(config, dtype=BFLOAT16, positions=positions, tensors=tensors)
-    return jax.eval_shape(arranged, shapes)
-
-
-def _has_more_bits(name: str, layers: int) -> bool:
-    if name == HEAD:
-        return True
-    if not any(part in name for part in MORE_BITS):
-        return False
-    layer = int(name.split(".")[2])
-    return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
-
-
-def time_files(scale: Scale, clock: Clock, *, share: slice, backwards: bool) -> Iterator[Row]:
-    """Time a token of each model from each file, greedy and drawn."""
-    for name, kind in _in_order(FILES, share, backwards):
-        config = TINY if scale.name == "dry" else SHAPES[name]
-        model = Model(name, config, "bfloat16", kind)
+    The programs of several are compiled at once, before any of them is timed.
+    """
+    models = [
+        Model(name, TINY if scale.name == "dry" else SHAPES[name], "bfloat16", kind) for name in names for kind in KINDS
+    ]
+    for some in batched(_in_order(models, share, backwards), scale.prepared):
         if clock.over:
-            yield skipped(model.title)
+            yield from (skipped(model.title) for model in some)
             continue
-        try:
-            if kind is None or kind.islower():
-                shapes = random_shapes(config, dtype=BFLOAT16, positions=capacity(scale), quantize=kind)
-                shapes = jax.eval_shape(arranged, shapes)
-            else:
-                shapes = file_params(config, kind, positions=capacity(scale))
-            _, reasons = pallas_ops(config, shapes, capacity=capacity(scale))
-            params = random_params(shapes, config)
-            programs = programs_of(model, params, by_kernels(model, params, scale), scale)
-            plain = {op: reason for op, reason in reasons.items() if reason}
-            for drawing, options in DRAWING.items():
-                if drawing != "greedy" and (name, kind) not in [(SMALL, kind) for kind in DRAWN]:
-                    continue
-                row = decoding(model, params, programs, scale, context=scale.contexts[0], options=options)
-                about_it = {"case": model.title, "drawing": drawing, "tokens_a_second": 1 / row["median"]}
-                yield {**about_it, **row, "plain": plain, "compiling": programs.seconds}
-            del params, programs
-        except Exception as error:  # a single file
-            yield skipped(model.title, in_a_line(error))
+        with ThreadPoolExecutor(len(some)) as pool:
+            ready = [pool.submit(_compiled, model, scale, current_target()) for model in some]
+        for model, prepared in zip(some, ready, strict=True):
+            if clock.over:
+                yield skipped(model.title)
+                continue
+            try:
+                yield from _rows(model, *prepared.result(), scale)
+            except Exception as error:  # a single file
+                jax.block_until_ready(jnp.zeros(()) + 1)  # raises if the device is lost; else time the others
+                yield skipped(model.title, in_a_line(error))
+
+
+def _compiled(model: Model, scale: Scale, target: Target) -> tuple[Params, Programs]:
+    """Give the shapes of a model's weights, and its programs. The target is set for each thread."""
+    with use_target(target):
+        shapes = shapes_of(model.config, model.quantize, positions=capacity(scale))
+        return shapes, programs_of(model, shapes, by_kernels(model, shapes, scale), scale)
+
+
+def _rows(model: Model, shapes: Params, programs: Programs, scale: Scale) -> Iterator[Row]:
+    _, reasons = pallas_ops(model.config, shapes, capacity=capacity(scale))
+    plain = {op: reason for op, reason in reasons.items() if reason}
+    params = random_params(shapes, model.config)
+    for drawing, options in DRAWING.items():
+        if drawing != "greedy" and (model.name != SMALL or model.quantize not in DRAWN):
+            continue
+        row = decoding(model, params, programs, scale, context=scale.contexts[0], options=options)
+        about_it = {"case": model.title, "drawing": drawing, "tokens_a_second": 1 / row["median"]}
+        yield {**about_it, **row, "plain": plain, "compiling": programs.seconds}
 
 
 def checked_cases() -> Iterator[Case]:
@@ -142,12 +122,12 @@ def check(scale: Scale, clock: Clock, *, share: slice, backwards: bool) -> Itera
             yield {"case": case.name, "outcome": "failed", "words": in_a_line(error)}
 
 
-def time_forms(scale: Scale, clock: Clock, *, share: slice, backwards: bool) -> Iterator[Row]:
-    """Time the products of two models in some forms."""
+def time_forms(scale: Scale, clock: Clock, *, share: slice, backwards: bool, names: Sequence[str]) -> Iterator[Row]:
+    """Time the products of models in some forms."""
     if scale.name != "dry":
         cases = [
             case
-            for name in (SMALL, LARGE)
+            for name in names
             for case in form_cases(SHAPES[name], BFLOAT16, Work())
             if any(f" {form} " in f"{case.op} " for form in (*SPECIMENS, "q8_32", "q4_32", "fp8"))
         ]
@@ -167,18 +147,20 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {"right": check, "kernels": tim
 @click.command()
 @click.argument("part", type=click.Choice(sorted(PARTS)))
 @click.option("--seconds", default=240.0, show_default=True, help="Seconds after which the rest is left out.")
+@click.option("--shape", "names", multiple=True, type=click.Choice([SMALL, LARGE]), default=[LARGE, SMALL])
 @click.option("--share", default="0/1", show_default=True, help="Share of the cases, such as 1/4 for the second.")
 @click.option("--backwards", is_flag=True, help="Start with the last case.")
 @click.option("--dry-run", is_flag=True, help="Run on a CPU, with tiny cases.")
-def main(part: str, seconds: float, share: str, backwards: bool, dry_run: bool):
+def main(part: str, seconds: float, names: Sequence[str], share: str, backwards: bool, dry_run: bool):
     """Run a part."""
     clock = Clock(seconds)
-    scale: Any = replace(full(), contexts=(CONTEXT,), prompts=(512,)) if not dry_run else dry()
+    scale: Any = replace(dry() if dry_run else full(), contexts=(8 if dry_run else CONTEXT,), prompts=())
+    more = {} if part == "right" else {"names": names}
     with scale.running() if dry_run and part == "models" else nullcontext():
         ceilings = measure_ceilings(("bfloat16",), scale.memory)
         print(json.dumps({"about": about(), "copy": ceilings.copy}), flush=True)
         mine, shares = map(int, share.split("/"))
-        for row in PARTS[part](scale, clock, share=slice(mine, None, shares), backwards=backwards):
+        for row in PARTS[part](scale, clock, share=slice(mine, None, shares), backwards=backwards, **more):
             print(json.dumps(row), flush=True)
 
 

@@ -18,19 +18,18 @@ from itertools import batched, islice, product
 from typing import Any, NamedTuple
 
 import click
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.gpu.clock import Clock
-from benchmarks.gpu.code_forms import file_params
 from benchmarks.gpu.kernels import Timing, compiled_together
 from benchmarks.gpu.right import checked
 from benchmarks.gpu.scale import TINY, Scale, dry, full
+from benchmarks.gpu.stored import shapes_of
 from benchmarks.kernel_cases import coded_gemm as cases
 from benchmarks.kernel_cases.case import BFLOAT16, Case, array
 from benchmarks.model_speed import compile_programs, decode_seconds
-from benchmarks.random_model import random_params, random_shapes
+from benchmarks.random_model import random_params
 from benchmarks.report import Row, in_a_line, skipped
 from model.insight.cost import decode_cost
 from model.insight.machine import about, measure_ceilings
@@ -38,7 +37,6 @@ from model.insight.shapes import SHAPES
 from model.insight.timing import Effort
 from model.ops.gpu import pallas_ops
 from model.ops.products import dot
-from model.weights.gpu_codes import arranged
 from pallas_kernels.coded_gemm import Cut, coded_gemm, geometry_of
 from pallas_kernels.gemv import gemv
 from pallas_kernels.parts.matrix import MAX_BATCH
@@ -205,11 +203,7 @@ def time_models(setting: Setting, clock: Clock) -> Iterator[Row]:
         if clock.over or (setting.dry and quantize == "Q4_K_M"):
             yield skipped(f"{LARGE} {quantize}")
             continue
-        if quantize == "Q4_K_M":
-            shapes = file_params(config, quantize, positions=CAPACITY)
-        else:
-            shapes = random_shapes(config, dtype=BFLOAT16, positions=CAPACITY, quantize=quantize)
-            shapes = jax.eval_shape(arranged, shapes)
+        shapes = shapes_of(config, quantize, positions=CAPACITY)
         params = random_params(shapes, config)
 
         def programs(batch: int, params: Any = params) -> Any:

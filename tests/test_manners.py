@@ -1,0 +1,31 @@
+"""The script that looks for lines of XLA's on stderr: what it takes for one, and what it makes of a command."""
+
+import doctest
+
+from benchmarks import manners
+from benchmarks.manners import Ended, noise, quiet
+
+
+def test_examples():
+    found = doctest.testmod(manners)
+    assert found.attempted and not found.failed
+
+
+def test_what_the_libraries_below_us_write_is_told_from_our_own_words():
+    theirs = (
+        "W1126 12:00:00.000000 1 cuda_executor.cc:1] no",
+        "2026-11-26 12:00:00.1: E external/xla/x.cc:1] Out of memory",
+        "WARNING:2026-11-26 12:00:00,1:jax._src.xla_bridge:1: no GPU",
+        "lib/x.py:1: UserWarning: no",
+        "Traceback (most recent call last):",
+    )
+    ours = ("compiling 50 %\rreading weights 3 %", "error: 2.2 GB of weights do not fit", "by kernels, norm_qkv by xla")
+    assert noise("\n".join((*ours[:1], *theirs, *ours[1:]))) == [*theirs]
+
+
+def test_a_command_that_fails_or_lets_a_line_of_theirs_through_is_not_right():
+    line = "E0000 00:00:17.1 cuda_timer.cc:87] Delay kernel timed out"
+    assert quiet("story", Ended(0, "text", "32 new in 0.1 s\n", 1.0))["right"]
+    assert not quiet("story", Ended(1, "", "error: no\n", 1.0))["right"]
+    found = quiet("story", Ended(0, "text", f"{line}\n32 new in 0.1 s\n", 1.0))
+    assert (found["right"], found["noise"]) == (False, [line])
