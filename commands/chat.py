@@ -232,8 +232,9 @@ def _terminal_lines() -> Iterator[str]:
 
 
 class _Pressed:
-    """Whether Ctrl-C was pressed during an answer. Pressed again, or at another time, it raises KeyboardInterrupt.
+    """Whether Ctrl-C was pressed during an answer. Pressed again before that ends, it raises KeyboardInterrupt.
 
+    It does nothing at another time: an answer may end as it is pressed, and the prompt takes it as a key.
     `agree` makes one answer of those of several processes, which must end a text after the same burst.
     """
 
@@ -245,9 +246,9 @@ class _Pressed:
         return bool(self._agree(self._pressed))
 
     def press(self) -> None:
-        if self._pressed or not self._answering:
+        if self._pressed:
             raise KeyboardInterrupt
-        self._pressed = True
+        self._pressed = self._answering
 
     @contextmanager
     def allowed(self) -> Iterator[None]:

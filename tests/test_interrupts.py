@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from prompt_toolkit.application import Application, create_app_session
+from prompt_toolkit.input import create_pipe_input
 
-from commands import interrupt
+from commands import chat, interrupt
 from commands.interrupt import unechoed
 from learn.lab.folder import ALL, KERNEL, function_of
 from learn.lab.folder import write as write_exercise
@@ -191,7 +193,7 @@ def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
         terminal.wait_for(">")
         terminal.type(CTRL_C)
         terminal.wait_for("(/exit or Ctrl-D leaves)")
-        terminal.type(f"half{CTRL_Z} a line{CTRL_C}Tell me a story about a fox.\r")
+        terminal.type(f"half a line{CTRL_C}Tell me a story about a fox.\r")
         terminal.wait_for("In a round house under a big\noak lived a clever fox.")
         terminal.type(CTRL_C)
         terminal.type("/help\r")
@@ -199,11 +201,33 @@ def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
         terminal.type("exit\r")  # Ctrl-D would be lost if it came before the prompt
         status, shown = terminal.wait()
     assert status == 0
-    assert "Traceback" not in shown and "error" not in shown and shown.count("Ctrl-D leaves") == 1
-    assert "^Z" not in shown  # no character of the line: it stops a process that a shell can continue
+    assert "Traceback" not in shown and "error" not in shown
     told = shown.partition("clever fox.")[2].partition("/help")
     assert told[1] and len(told[0]) < 600  # a whole story has 700 at least
     assert "Who was the story about?" in shown
+
+
+def test_ctrl_c_between_two_prompts_or_as_an_answer_ends_does_not_leave_the_chat():
+    pressed = chat._Pressed(bool)
+    pressed.press()
+    with pressed.allowed():
+        assert not pressed()
+        pressed.press()
+        assert pressed()
+        with pytest.raises(KeyboardInterrupt):
+            pressed.press()
+    pressed.press()
+
+
+def test_ctrl_z_stops_a_chat_and_is_no_character_of_its_line(monkeypatch, tmp_path):
+    """A shell continues it; here nothing would."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    stopped = []
+    monkeypatch.setattr(Application, "suspend_to_background", lambda self: stopped.append(self.current_buffer.text))
+    with create_pipe_input() as keys, create_app_session(input=keys):
+        keys.send_text(f"half{CTRL_Z} a line\r")
+        assert next(chat._terminal_lines()) == "half a line"
+    assert stopped == ["half"]
 
 
 def test_ctrl_c_ends_a_chat_whose_questions_come_from_a_file(tmp_path):
