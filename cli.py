@@ -170,4 +170,13 @@ def _one_line(error: Exception) -> str:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, ValueError | MemoryError | OSError | FloatingPointError):
         return text
+    if isinstance(error, ModuleNotFoundError) and error.name and not _is_ours(error.name.partition(".")[0]):
+        # docs/verify-your-kernel.md installs no more than `verify` needs.
+        return f"{text}: this Python has not all that llamaspec needs, which pip install PATH/TO/llamaspec brings"
     return f"{type(error).__name__}: {text} (a fault of llamaspec: --debug shows where)"
+
+
+def _is_ours(package: str) -> bool:
+    """Tell whether a top-level package, or a module, lies beside this file."""
+    ours = os.path.join(os.path.dirname(os.path.abspath(__file__)), package)
+    return os.path.isdir(ours) or os.path.isfile(f"{ours}.py")

@@ -12,6 +12,12 @@ comes with the package:
         print(token.text, end="", flush=True)
     print()
 
+Look inside. `logits` takes ids, and gives a row for each:
+
+    ids = llama.encode(prompt)
+    likeliest = llama.logits(ids)[-1].argmax()
+    print(llama.decode([*ids, int(likeliest)]))
+
 Chat. Each `reply` computes the new tokens alone:
 
     from llamaspec import Chat
@@ -78,7 +84,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 def refuse_hidden(*packages: str) -> None:

@@ -1,6 +1,6 @@
 """Processes that draw the same numbers and decode the same tokens: does one of them ever get others?
 
-python -m benchmarks.determinism [--processes 10] [--repeats 5] [--at-once 2] [--json FILE]
+python -m benchmarks.determinism [--processes 10] [--repeats 5] [--at-once 2] [--seconds N] [--json FILE]
 
 On a GPU, once, one of ten processes drew another cache for TinyLlama in float32, before any kernel of ours had run.
 Each process here draws weights and a cache, decodes after them, and does it again. After each stage the bits of every
@@ -9,13 +9,17 @@ same in all processes and repeats is printed with the arrays that differ, and th
 """
 
 import json
-import subprocess
+import math
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE, Popen
+from tempfile import TemporaryFile
+from threading import TIMEOUT_MAX, Timer
 from typing import Any
 
 import click
@@ -75,19 +79,34 @@ def stages(shape: str, dtype: str, repeats: int) -> Iterator[tuple[str, Digests]
         del params
 
 
-def found_by(processes: int, at_once: int, arguments: list[str]) -> Iterator[tuple[int, str, Digests]]:
-    """Run the processes; yield each stage with the number of its process."""
+def found_by(
+    processes: int, at_once: int, arguments: list[str], *, seconds: float | None = None
+) -> list[tuple[int, str, Digests]]:
+    """Run the processes; list each stage with the number of its process.
 
-    def run(number: int) -> list[tuple[int, str, Digests]]:
+    After so many `seconds` those that still run are ended, and what they found until then is kept.
+    """
+    found: list[tuple[int, str, Digests]] = []
+    over = time.monotonic() + seconds if seconds else math.inf
+
+    def run(number: int) -> None:
+        if time.monotonic() > over:
+            return
         command = [sys.executable, "-m", "benchmarks.determinism", "--worker", *arguments]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"process {number} ended with {done.returncode}: {done.stderr[-500:]}")
-        return [(number, *json.loads(line)) for line in done.stdout.splitlines()]
+        with TemporaryFile("w+") as said, Popen(command, cwd=ROOT, stdout=PIPE, stderr=said, text=True) as process:
+            timer = Timer(min(over - time.monotonic(), TIMEOUT_MAX), process.kill)
+            timer.start()
+            assert process.stdout
+            found.extend((number, *json.loads(line)) for line in process.stdout if line.endswith("\n"))
+            process.wait()
+            timer.cancel()
+            said.seek(0)
+            if process.returncode and time.monotonic() < over:
+                raise RuntimeError(f"process {number} ended with {process.returncode}: {said.read()[-500:]}")
 
     with ThreadPoolExecutor(at_once) as pool:
-        for found in pool.map(run, range(processes)):
-            yield from found
+        list(pool.map(run, range(processes)))
+    return found
 
 
 def report(found: list[tuple[int, str, Digests]], say: Callable[[str], object]) -> list[dict[str, Any]]:
@@ -111,18 +130,25 @@ def report(found: list[tuple[int, str, Digests]], say: Callable[[str], object]) 
 @click.option("--processes", default=10, show_default=True)
 @click.option("--repeats", default=5, show_default=True, help="Turns of each process.")
 @click.option("--at-once", default=2, show_default=True, help="Processes at once, which share the device.")
+@click.option("--seconds", type=float, help="Seconds after which processes that still run are ended.")
 @click.option("--json", "raw", type=click.Path(path_type=Path), help="Write what was found to this file.")
 @click.option("--worker", is_flag=True, hidden=True, help="Be one of the processes.")
-def main(shape: str, dtype: str, processes: int, repeats: int, at_once: int, raw: Path | None, worker: bool):
+def main(
+    shape: str, dtype: str, processes: int, repeats: int, at_once: int, seconds: float | None, raw: Path | None,
+    worker: bool
+):  # fmt: skip
     """Look for numbers that are not the same in all processes."""
     if worker:
         for stage in stages(shape, dtype, repeats):
             print(json.dumps(stage), flush=True)
         return
     arguments = ["--shape", shape, "--dtype", dtype, "--repeats", str(repeats)]
-    rows = report(list(found_by(processes, at_once, arguments)), partial(print, flush=True))
+    found = found_by(processes, at_once, arguments, seconds=seconds)
+    rows = report(found, partial(print, flush=True))
     if raw:
-        write_report({"shape": shape, "dtype": dtype, "processes": processes, "rows": rows}, raw)
+        write_report(
+            {"shape": shape, "dtype": dtype, "processes": len({number for number, *_ in found}), "rows": rows}, raw
+        )
     sys.exit(any(row["differing"] for row in rows))
 
 

@@ -19,8 +19,10 @@ from commands.output import say, stream
 
 if TYPE_CHECKING:
     from model.chat.chat import Chat
+    from model.chat.template import ChatTemplate
     from model.generation import Generation
     from model.parallel.processes import Watch
+    from model.tokenizers.tokenizer import Tokenizer
 
 COMMANDS = """\
 /help         show this
@@ -105,15 +107,19 @@ def chat(
         raise click.UsageError("standard input is closed")
     clock = StartClock.of_process()
     request = checked_request(options)
-    llama = load(options, greedy=request["sampling"].greedy, clock=clock)
-    found = find_template(llama.tokenizer, *llama.places, template=template)
-    try:
-        check_options(found, template_options)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--template-option") from None
-    if found.note:
-        say(found.note)
-    conversation = Chat(llama, found, system=system, options=template_options)
+    found: list[ChatTemplate] = []
+
+    def examine(tokenizer: Tokenizer, places: list[str | Path]):
+        found.append(find_template(tokenizer, *places, template=template))
+        try:
+            check_options(found[0], template_options)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--template-option") from None
+        if found[0].note:
+            say(found[0].note)
+
+    llama = load(options, greedy=request["sampling"].greedy, clock=clock, examine=examine)
+    conversation = Chat(llama, found[0], system=system, options=template_options)
     print_seed(options, request)
     is_built_in = options["model"] == BUILT_IN and not Path(BUILT_IN).exists()
     typed, first = sys.stdin.isatty(), others is None or others.first

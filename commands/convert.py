@@ -41,7 +41,7 @@ def convert(source: str, destination: str, **options: Any):
 
     SRC becomes DST: a Hugging Face directory (safetensors), or a file for llama2.c or llama.cpp (gguf).
     Every weight is kept bit for bit, unless --quantize or --dtype says what the matrices become. A GGUF
-    file takes the tokenizer along. DST must not exist; it appears when it is complete.
+    file and a directory take the tokenizer along. DST must not exist; it appears when it is complete.
 
     \b
     llamaspec convert stories15M.bin stories15M-hf --to safetensors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from commands.progress import progress_bar
 if TYPE_CHECKING:
     from model.llama import Llama
     from model.running.start_clock import StartClock
+    from model.tokenizers.tokenizer import Tokenizer
 
 
 def checked_request(options: dict[str, Any]) -> dict[str, Any]:
@@ -36,10 +38,18 @@ def print_seed(options: dict[str, Any], request: dict[str, Any]):
         say(f"seed {request['seed']}")
 
 
-def load(options: dict[str, Any], *, greedy: bool, prompt: str | None = None, clock: StartClock | None = None) -> Llama:
+def load(
+    options: dict[str, Any],
+    *,
+    greedy: bool,
+    prompt: str | None = None,
+    clock: StartClock | None = None,
+    examine: Callable[[Tokenizer, list[str | Path]], object] = lambda tokenizer, places: None,
+) -> Llama:
     """Load the model that the options name, and say on stderr how it runs where that is not plain.
 
-    Files and prompt are checked before JAX, which takes a second, is imported. `clock` measures the phases.
+    Files and prompt are checked before JAX, which takes a second, is imported, and before weights are read, which may
+    take a minute. `examine` is called then, with the tokenizer and `Llama.places`. `clock` measures the phases.
     """
     from model.checkpoints.open import open_checkpoint, place_of
     from model.options import check_length, choose_context
@@ -55,6 +65,8 @@ def load(options: dict[str, Any], *, greedy: bool, prompt: str | None = None, cl
     ids = None if prompt is None else encode_text(tokenizer, prompt)
     if ids is not None:
         check_length(ids, context)
+    places = [place for place in (options["tokenizer"], place_of(options["model"])) if place]
+    examine(tokenizer, places)
     names = ("context", "dtype", "quantize", "cache", "backend", "kernels", "devices", "parallel")
     running = {name: options[name] for name in names}
     clock.begin("import")
@@ -73,7 +85,6 @@ def load(options: dict[str, Any], *, greedy: bool, prompt: str | None = None, cl
             "clock": clock,
         }
         backend = load_backend(checkpoint, **how, **running)
-    places = [place for place in (options["tokenizer"], place_of(options["model"])) if place]
     llama = Llama(checkpoint.config, tokenizer, backend, stops=checkpoint.stops, places=places)
     say_how(llama.describe_run())
     return llama

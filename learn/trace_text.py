@@ -28,8 +28,11 @@ def lines(trace: Trace, *, text_of: Callable[[int], str]) -> Iterator[str]:
 
 
 def _legend(trace: Trace) -> Iterator[str]:
-    yield "What each op computes (reference/, float64). Below, bytes and flop are of one"
-    yield "token, times of the whole text."
+    yield "What each op computes (reference/, float64). Below, norm is the Euclidean length"
+    yield "of the vector before and after. Bytes and flop are of one token, times of the"
+    yield "whole text. exact is the definition's number and ours the one that ran, of the"
+    yield "element that uses most of its bound. An ulp is the step from it to the next"
+    yield "number of the dtype that ran."
     shown: set[str] = set()
     for op, layers in trace.definitions.items():
         yield f"  {op:13} {', then '.join(layer.name for layer in layers)}"

@@ -10,7 +10,7 @@ from model.checkpoints.gguf.write import FLOATS, QUANTIZED_TYPES, write_gguf
 from model.checkpoints.huggingface.write import write_huggingface
 from model.checkpoints.llama2c.write import write_llama2c
 from model.checkpoints.recognize import leads_out
-from model.tokenizers.gguf_writer import vocabulary_keys
+from model.tokenizers.gguf_writer import unkept, vocabulary_keys
 from model.tokenizers.load import tokenizer_in
 from model.tokenizers.of_model import tokenizer_if_any, tokenizer_inside, tokenizer_of
 from model.tokenizers.tokenizer import Tokenizer
@@ -40,7 +40,8 @@ def check_request(
     if to != "gguf" and dtype:
         raise ValueError("a dtype can be chosen for gguf alone")
     if to != "gguf" and tokenizer and not calibration:
-        raise ValueError("a tokenizer can be chosen for gguf alone, or with a calibration")
+        beside = "; safetensors takes along what lies beside the model" if to == "safetensors" else ""
+        raise ValueError(f"a tokenizer can be chosen for gguf alone, or with a calibration{beside}")
     if dtype and quantize:
         raise ValueError(f"matrices are either {dtype} or {quantize}")
     if dtype and dtype not in FLOATS:
@@ -83,10 +84,11 @@ def convert(
         else:
             written = quantized(checkpoint, quantize) if quantize else checkpoint
         files, notes = _files_inside(checkpoint)
-        if not files and not Path(checkpoint.path).is_dir():
-            notes = [*notes, _tokenizer_left_behind(checkpoint, destination)]
         int8 = quantize == "smoothquant"
-        return notes + write_huggingface(written, destination, files=files, int8_activations=int8, progress=progress)
+        notes += write_huggingface(written, destination, files=files, int8_activations=int8, progress=progress)
+        if not Path(checkpoint.path).is_dir() and tokenizer_in(Path(destination)) is None:
+            notes.append(_tokenizer_left_behind(checkpoint, destination))
+        return notes
     return [_tokenizer_left_behind(checkpoint, destination)]
 
 
@@ -150,6 +152,8 @@ def _to_gguf(
     found = tokenizer_if_any(checkpoint, tokenizer)
     if found is None:
         notes.append(f"no tokenizer beside {checkpoint.path}: the file has none inside")
+    else:
+        notes += unkept(found)
     places = [place for place in (tokenizer, checkpoint.path) if place is not None]
     templates, left_out = _templates(found, places) if found else ({}, [])
     notes += left_out

@@ -45,7 +45,7 @@ from model.running.start_clock import StartClock
 from model.system import available_bytes
 from model.tensors import quantizable
 from model.tokenizers.of_model import tokenizer_of
-from model.tokenizers.tokenizer import Tokenizer, encode_text
+from model.tokenizers.tokenizer import Tokenizer, decode, encode_text
 from model.weights.params import Progress, abstract_params, check_weights, load_params, no_progress
 from reference.config import Config, for_sequences
 
@@ -91,8 +91,27 @@ class Llama:
         return self._backend.bytes_read(position)
 
     def encode(self, text: str, *, bos: bool = True) -> list[int]:
-        """Turn a text into ids, with BOS first where the model's convention has it."""
+        """Turn a text into ids, with BOS first where the model's convention has it. Raises TypeError for no text.
+
+        >>> load("stories", backend="reference").encode("Once upon a time")
+        [1, 403, 405, 491, 347, 259, 796]
+        """
+        if not isinstance(text, str):
+            raise TypeError(f"a text is due, got {type(text).__name__}; ids have `logits`, `decode` and `continue_ids`")
         return encode_text(self.tokenizer, text, bos=bos)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Turn the ids of a whole text into the text. Bytes that are not UTF-8 become U+FFFD.
+
+        Raises ValueError for ids out of range.
+
+        >>> llama = load("stories", backend="reference")
+        >>> llama.decode(llama.encode("Once upon a time"))
+        'Once upon a time'
+        """
+        ids = ids if isinstance(ids, Sequence) else list(ids)
+        check_ids(ids, self.config.vocab)
+        return decode(self.tokenizer, ids)
 
     def generate(
         self,
@@ -173,7 +192,9 @@ class Llama:
     def logits(self, ids: Sequence[int]) -> Float[np.ndarray, "seq vocab"]:
         """Compute the logits that follow each of `ids`: float32, or float64 from the reference.
 
-        Raises ValueError for ids out of range, FloatingPointError for logits that are not finite.
+        Raises TypeError for a text, ValueError for ids out of range, FloatingPointError for logits that are not finite.
+
+            likeliest = llama.logits(llama.encode("Once upon a time"))[-1].argmax()
         """
         check_ids(ids, self.config.vocab)
         check_length(ids, self.context)
@@ -218,13 +239,9 @@ def load(
     Raises CheckpointError for files that cannot be used, ValueError for arguments out of range, MemoryError for a
     model that does not fit: each a single line.
 
-        from model import load
-        from model.chat.chat import Chat
-        from model.chat.template import find_template
-        from model.checkpoints.open import place_of
+        from llamaspec import Chat, load
 
-        llama = load("stories", progress=True)
-        chat = Chat(llama, find_template(llama.tokenizer, place_of("stories")))
+        chat = Chat(load("stories", progress=True))
         for token in chat.reply("Tell me a story about a fox.", seed=7):
             print(token.text, end="", flush=True)
     """

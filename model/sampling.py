@@ -67,7 +67,7 @@ def sample(
 def penalize(
     logits: Float[Array, "batch vocab"], seen: Bool[Array, "batch vocab"], penalty: Any
 ) -> Float[Array, "batch vocab"]:
-    """Make the tokens that were `seen` less likely, as `reference.sampling.penalise` does; `penalty` may be by row."""
+    """Make the tokens that were `seen` less likely, as `reference.sampling.penalize` does; `penalty` may be by row."""
     return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
@@ -129,16 +129,7 @@ def distribution(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Flo
     """Apply temperature, top-k, top-p and min-p as `reference.sampling` defines them; the temperature is not 0."""
     below = logits - jnp.max(logits, axis=-1, keepdims=True)
     p = jax.nn.softmax(jnp.where(below == 0, 0, below / sampling.temperature))  # 0 / T is NaN where T is denormal
-    vocab = logits.shape[-1]
-
-    def top_k(p: Array) -> Array:
-        return _keep_above(p, lambda ahead: jnp.sum(ahead, axis=-1, keepdims=True) < sampling.top_k)
-
-    def top_p(p: Array) -> Array:
-        return _keep_above(p, lambda ahead: jnp.sum(jnp.where(ahead, p, 0), axis=-1, keepdims=True) < sampling.top_p)
-
-    p = _where((sampling.top_k > 0) & (sampling.top_k < vocab), top_k, p)
-    p = _where(sampling.top_p < 1, top_p, p)
+    p = _cut_tails(p, sampling)
     return _normalize(jnp.where(p >= sampling.min_p * jnp.max(p, axis=-1, keepdims=True), p, 0))
 
 
@@ -149,26 +140,39 @@ def draw(p: Float[Array, "batch vocab"], uniforms: Float[Array, " batch"]) -> In
     cumulative = jnp.cumsum(p, axis=-1)
     # A parallel sum need not grow at every step, so we rule out tokens of probability 0 explicitly.
     reached = (cumulative > uniforms[:, None] * cumulative[:, -1:]) & (p > 0)
-    first = jnp.min(jnp.where(reached, ids, vocab), axis=-1)
-    last = jnp.max(jnp.where(p > 0, ids, -1), axis=-1)
+    # The first that is reached, or else the last that is possible, by one reduction.
+    order = jnp.where(reached, ids, jnp.where(p > 0, 2 * vocab - 1 - ids, 2 * vocab))
+    least = jnp.min(order, axis=-1)
     finite = jnp.isfinite(cumulative[:, -1])
-    return jnp.where(finite, jnp.where(first == vocab, last, first), vocab)
+    return jnp.where(finite, jnp.where(least < vocab, least, 2 * vocab - 1 - least), vocab)
 
 
-def _where(asked: Any, keep: Callable[[Array], Array], p: Array) -> Array:
-    """Apply a filter to the rows that ask for it, and leave the others as they are; nothing is computed for none."""
-    if asked.ndim == 0:
-        return lax.cond(asked, keep, lambda p: p, p)
-    return lax.cond(jnp.any(asked), lambda p: jnp.where(asked, keep(p), p), lambda p: p, p)
+def _cut_tails(p: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Array, "batch vocab"]:
+    """Apply top-k, then top-p, to the rows that ask for them; nothing is computed for none.
 
+    Both keep the tokens from the smallest probability t up for which the numbers of those above t add up to enough:
+    ones, or probabilities. So they are two turns of one loop, which halves what a GPU's compiler is given.
+    """
+    by_k, by_p = (sampling.top_k > 0) & (sampling.top_k < p.shape[-1]), sampling.top_p < 1
 
-def _keep_above(p: Array, enough: Callable[[Array], Array]) -> Array:
-    """Keep tokens from the smallest probability t up for which `enough(p > t)`, and renormalize."""
-    bits = lax.bitcast_convert_type(p, jnp.int32)
-    low = jnp.full((*p.shape[:-1], 1), -1, jnp.int32)
-    high = jnp.max(bits, axis=-1, keepdims=True)
-    halved, cut = (partial(smallest, lambda t: enough(bits > t), ways=ways) for ways in (2, 16))
-    return _normalize(jnp.where(bits >= lax.platform_dependent(low, high, cpu=halved, default=cut), p, 0))
+    def cut(turn, p):
+        first = turn == 0
+        asked = jnp.where(first, by_k, by_p)
+        most = jnp.where(first, jnp.float32(sampling.top_k), sampling.top_p)
+        numbers = jnp.where(first, 1, p)
+        bits = lax.bitcast_convert_type(p, jnp.int32)
+
+        def enough(t):
+            # Ones are counted exactly: a vocabulary has less than 2^24 tokens.
+            return jnp.sum(jnp.where(bits > t, numbers, 0), axis=-1, keepdims=True) < most
+
+        low, high = jnp.full((*p.shape[:-1], 1), -1, jnp.int32), jnp.max(bits, axis=-1, keepdims=True)
+        halved, cut = (partial(smallest, enough, ways=ways) for ways in (2, 16))
+        t = lax.platform_dependent(low, high, cpu=halved, default=cut)
+        return jnp.where(asked, _normalize(jnp.where(bits >= t, p, 0)), p)
+
+    first, last = jnp.where(jnp.any(by_k), 0, 1), jnp.where(jnp.any(by_p), 2, 1)
+    return lax.fori_loop(first, last, cut, p)
 
 
 def smallest(
@@ -183,17 +187,21 @@ def smallest(
     `high` is enough, and `low` is not, or is -1. Ranges of up to 31 bits are cut into `ways` parts, a power of 2, until
     their length is 1.
     """
-    parts = jnp.arange(1, ways, dtype=jnp.int32).reshape(-1, *(1 for _ in low.shape))
+    bits = ways.bit_length() - 1
+    parts = jnp.arange(ways + 1, dtype=jnp.int32).reshape(-1, *(1 for _ in low.shape))
 
-    def narrow(_, bounds):
-        low, high = bounds
-        whole, rest = jnp.divmod(high - low, ways)
-        between = low + whole * parts + rest * parts // ways
-        fits = jax.vmap(enough)(between)
-        return jnp.max(jnp.where(fits, low, between), axis=0), jnp.min(jnp.where(fits, between, high), axis=0)
+    def end(low, high, part):
+        length = high - low
+        return low + (length >> bits) * part + ((length & (ways - 1)) * part >> bits)
 
-    rounds = -(-31 // (ways.bit_length() - 1))
-    return lax.fori_loop(0, rounds, narrow, (low, high), unroll=ways > 2)[1]
+    def narrow(_, ends):
+        low, high = ends[0], ends[-1]
+        short = jnp.sum(~jax.vmap(enough)(ends[1:-1]), axis=0, dtype=jnp.int32)  # parts whose end is not enough
+        return end(end(low, high, short), end(low, high, short + 1), parts)
+
+    # The state is where the parts begin and end. It holds all that a round needs, in one array, so that each round is
+    # the same three kernels on a GPU, which are compiled once.
+    return lax.fori_loop(0, -(-31 // bits), narrow, end(low, high, parts), unroll=ways > 2)[-1]
 
 
 def _normalize(p: Array) -> Array:

@@ -8,6 +8,9 @@ Query i of head h looks at every key j, and takes the mean of the values, weight
 
 The mask M is 0 where i may see j and -inf elsewhere. A row that may see nothing gives 0.
 
+The score s_hij is what the softmax is taken of. Gemma 2 multiplies <q_ih, k_jg> by another scale than
+1 / sqrt(head_dim), and bounds the product by `capped` before it adds M.
+
 With attention sinks (gpt-oss, https://arxiv.org/abs/2508.10925; Xiao et al., 2023, https://arxiv.org/abs/2309.17453)
 each head has one more score z_h, which is learnt, and whose value is 0:
 

@@ -1,10 +1,10 @@
 r"""The linear layer: every learnt matrix of a Llama is one of these.
 
-    y = W x + b        W is [out, in]
+    y = W x + b        W is [rows, cols]
 
-With one vector x this is a GEMV, and the time goes into reading W once; with many it is a GEMM and
-the time goes into arithmetic. That is the whole difference between decoding and prefill. Llama has
-no biases; Qwen2 has them on q, k and v.
+A row of W makes one number of y. With one vector x this is a GEMV, a general matrix-vector product, and the time goes
+into reading W once. With many it is a GEMM, a product of two matrices, and the time goes into arithmetic. That is the
+whole difference between decoding and prefill. Llama has no biases; Qwen2 has them on q, k and v.
 """
 
 import numpy as np

@@ -13,13 +13,14 @@ and becomes one logit per token of the vocabulary: W_head rmsnorm(x). The shapes
 Keys and values of a position never change once computed, since no position sees a later one: they are
 kept in a cache [keys, kv_heads, head_dim], and a forward pass is given only the tokens that are new.
 
-Families beyond Llama set the switches of `Config`'s last part. With all of them, for m, r, c of `Config`,
+Families beyond Llama set the switches of `Config`'s last part. With all of them a block is
 
-    x <- x + r rmsnorm(W_o attention(...))        x <- x + r rmsnorm(W_down act(W_gate n) W_up n)
+    x <- x + r rmsnorm(W_o attention(...))        x <- x + r rmsnorm(W_down (act(W_gate n) W_up n))
 
-start from m times the embedding, and end in c tanh(logits / c). Every rmsnorm may be a layernorm, and a layer without
-a gate adds W_down act(W_up n). In a parallel block (Chowdhery et al., 2022, https://arxiv.org/abs/2204.02311) one n
-feeds both halves: x <- x + W_o attention(...) + W_down act(W_gate n) W_up n.
+where r is `residual_scale`. The first x is `embedding_scale` times the embedding. Logits are divided by
+`logit_divisor`, and then become c tanh(logits / c), where c is `logit_cap`. Every rmsnorm may be a layernorm, and a
+layer without a gate adds W_down act(W_up n). In a parallel block (Chowdhery et al., 2022,
+https://arxiv.org/abs/2204.02311) one n feeds both halves: x <- x + W_o attention(...) + W_down (act(W_gate n) W_up n).
 """
 
 from collections.abc import Iterator, Sequence
@@ -147,6 +148,15 @@ def attend(
     """Compute the attention half of a block, and the cache with the new positions appended.
 
     `turned` is RoPE in this layer; None: as in most layers.
+
+    The first token sees itself alone, so with W_v = W_o = 1 its normed vector is added to it:
+
+    >>> config = Config(dim=2, layers=1, heads=1, kv_heads=1, head_dim=2, ffn=2, vocab=2, context=9, eps=0.0, theta=1e4)
+    >>> g, zero, one = np.ones(2), Linear(np.zeros((2, 2))), Linear(np.eye(2))
+    >>> layer = Layer(g, zero, zero, one, one, None, None, g, FeedForward(one, one, one))
+    >>> y, cache = attend(np.array([[3.0, 4.0]]), layer, empty_cache(config)[0], window=None, config=config)
+    >>> y.round(4), cache.v.round(4).tolist()
+    (array([[3.8485, 5.1314]]), [[[0.8485, 1.1314]]])
     """
     offset, seq = len(cache.k), len(x)
     n = normed(x, layer.attention_norm, layer.attention_norm_bias, config=config)
@@ -178,6 +188,14 @@ def feed_forward(
     """Compute the feed-forward half of a block, which is added to x: one layer, or some of many experts.
 
     `before` is what the attention half was given. A parallel block computes this half of it, too.
+
+    With W_gate = W_up = W_down = 1 the normed vector n = (0.8485, 1.1314) adds silu(n) n:
+
+    >>> config = Config(dim=2, layers=1, heads=1, kv_heads=1, head_dim=2, ffn=2, vocab=2, context=9, eps=0.0, theta=1e4)
+    >>> g, one = np.ones(2), Linear(np.eye(2))
+    >>> layer = Layer(g, one, one, one, one, None, None, g, FeedForward(one, one, one))
+    >>> feed_forward(np.array([[3.0, 4.0]]), layer, config=config).round(4)
+    array([[3.5042, 4.9678]])
     """
     given = before if config.parallel_residual and before is not None else x
     n = normed(given, layer.ffn_norm, layer.ffn_norm_bias, config=config)

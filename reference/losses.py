@@ -1,20 +1,23 @@
 r"""Losses: what training makes small, each with its gradient.
 
 l are a position's logits, p = softmax(l), lse(l) = log(sum_j exp(l_j)), and e_y is 1 at the id y and 0 elsewhere.
+KL(p || q) = sum_i p_i log(p_i / q_i) says how far p is from q: 0 where they are equal. softplus(a) is log(1 + exp(a)),
+and its slope is sigmoid(a) = 1 / (1 + exp(-a)).
 
     cross entropy        w (lse(l) - l_y)                                    dl = w (p - e_y)
     log p of an answer   s = sum over its ids of (l_y - lse(l))              dl = g (e_y - p)         for ds = g
     DPO                  softplus(-m), m = b [(s+ - r+) - (s- - r-)]         ds+ = -b sigmoid(-m) = -ds-
     distillation         T^2 KL(softmax(t / T) || softmax(l / T))            dl = T (softmax(l / T) - softmax(t / T))
-    reverse KL           KL(p || q)                                          dl = p (log(p / q) - KL)
+    reverse KL           KL(p || q), q = softmax(t)                          dl = p (log(p / q) - KL)
 
 A loss is a sum over positions of weight w; positions that do not count have w = 0. Who wants a mean divides once, by
 the sum of all weights of a step: a mean of means counts long texts less.
 
 DPO is that of Rafailov et al., 2023 (https://arxiv.org/abs/2305.18290), equations 7 and 8: s and r are log
-probabilities of the preferred (+) and the other (-) answer under the model and under a frozen one. Distillation is
-that of Hinton et al., 2015 (https://arxiv.org/abs/1503.02531), whose T^2 keeps gradients of a size as T grows. The
-reverse KL, from the student's own p to the teacher's q, is one of GKD's (https://arxiv.org/abs/2306.13649).
+probabilities of the preferred (+) and the other (-) answer under the model and under a frozen one, and b is its beta.
+Distillation is that of Hinton et al., 2015 (https://arxiv.org/abs/1503.02531): t are the logits of a teacher, T is a
+temperature, and T^2 keeps gradients of a size as T grows. The reverse KL, from the student's own p to the teacher's q,
+is one of GKD's (https://arxiv.org/abs/2306.13649).
 """
 
 import numpy as np
@@ -98,8 +101,9 @@ def distillation(
 ) -> float:
     """T^2 KL(teacher || student) at temperature T, each position times its weight, added up, in float64.
 
-    >>> distillation(np.array([[1.0, 2.0]]), np.array([[2.0, 3.0]]), np.array([1.0]), temperature=2.0)
-    0.0
+    >>> student, teacher, one = np.log([[1.0, 1.0]]), np.log([[1.0, 3.0]]), np.array([1.0])
+    >>> round(distillation(student, teacher, one, temperature=1.0), 4)  # log(1/2) / 4 + 3 log(3/2) / 4
+    0.1308
     """
     student_log, teacher_log = log_softmax(logits / temperature), log_softmax(teacher / temperature)
     divergence = np.sum(np.exp(teacher_log) * (teacher_log - student_log), axis=-1)
@@ -129,8 +133,9 @@ def reverse_kl(
 ) -> float:
     """KL(student || teacher), each position times its weight, added up, in float64.
 
-    >>> reverse_kl(np.array([[1.0, 2.0]]), np.array([[2.0, 3.0]]), np.array([1.0]))
-    0.0
+    >>> student, teacher, one = np.log([[1.0, 1.0]]), np.log([[1.0, 3.0]]), np.array([1.0])
+    >>> round(reverse_kl(student, teacher, one), 4)  # log(2) / 2 + log(2/3) / 2
+    0.1438
     """
     return float(np.sum(weights * _reverse_kl(logits, teacher)[0]))
 

@@ -67,7 +67,7 @@ def moe(
     """Send each token through its experts and add up what they say, in float64. `gated` joins gate and up.
 
     >>> one = np.ones((2, 1, 1))
-    >>> moe(np.array([[2.0]]), np.array([[0.0], [9.0]]), one, one, one, experts_per_token=1).round(4)
+    >>> moe(np.array([[2.0]]), np.array([[0.0], [9.0]]), one, one, one, experts_per_token=1).round(4)  # silu(2) 2
     array([[3.5232]])
     """
     y = np.zeros(x.shape, np.float64)
@@ -98,6 +98,7 @@ def biased_moe(
 
     >>> one, no, yes = np.ones((2, 1, 1)), np.zeros((2, 1)), np.ones((2, 1))
     >>> biased_moe(one[0], one[:, 0], one, one, one, np.array([0.0, 9.0]), no, no, yes, experts_per_token=1).round(4)
+    ... # sigmoid(1.702) (1 + 1), and 1 from the bias
     array([[2.6916]])
     """
     biases = Biases(router_bias, gate_bias, up_bias, down_bias)

@@ -4,7 +4,7 @@ Each vector is divided by its own root mean square, then scaled per feature:
 
     y_i = g_i x_i / sqrt(mean_j(x_j^2) + eps)
 
-LayerNorm without the centring: the mean is never subtracted and there is no bias. `eps` sits
+LayerNorm without the centering: the mean is never subtracted and there is no bias. `eps` sits
 inside the root. The whole is one formula here; Hugging Face rounds x / rms to the dtype of x
 before it multiplies by g, which in bfloat16 is a different number.
 """

@@ -47,10 +47,10 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class DynamicScaling:
-    """Dynamic NTK: theta grows with a text that is longer than `context`, so that up to there nothing is changed.
+    """Dynamic NTK: theta grows once a text is longer than the model's context, and by `factor` the faster.
 
-    Keys that are cached were turned by another theta than later queries, so longer texts have no definition here. See
-    https://www.reddit.com/r/LocalLLaMA/comments/14mrgpr, the only publication.
+    Up to the context nothing changes, and that is all that is defined here: a longer text turns its queries by another
+    theta than the keys that are cached. See https://www.reddit.com/r/LocalLLaMA/comments/14mrgpr, the only publication.
     """
 
     factor: float
@@ -61,8 +61,8 @@ class YarnScaling:
     """YaRN (Peng et al., 2023, https://arxiv.org/abs/2309.00071): blended by pair, and q and k made longer.
 
     A pair that turns at least `fast` times within `original_context` is kept, one that turns at most `slow` times is
-    stretched by `factor`, and between these pairs the blend goes linearly with the pair's index. The two indices are
-    rounded outwards where they are `whole`. q and k are multiplied by `magnitude`, 0.1 ln(factor) + 1 in the paper.
+    stretched by `factor`, and between these pairs the blend goes linearly with the pair's index. If `whole`, the two
+    indices are rounded outwards to integers. q and k are multiplied by `magnitude`, 0.1 ln(factor) + 1 in the paper.
     """
 
     factor: float
@@ -125,7 +125,7 @@ def frequencies(head_dim: int, *, theta: float, scaling: Scaling | None = None) 
             keep = np.clip((turns - low) / (high - low), 0, 1)
             return keep * fast + (1 - keep) * fast / factor
         case YarnScaling(factor, original_context, _, fastest, slowest, whole):
-            # The index of a pair that turns `count` times, which is no integer.
+            # Pair i turns original_context f_i / (2 pi) times: the i for which that is `count`, as a rule no integer.
             first, last = (
                 head_dim * math.log(original_context / (count * 2 * math.pi)) / (2 * math.log(theta))
                 for count in (fastest, slowest)

@@ -26,12 +26,12 @@ from jaxtyping import Bool, Float
 from reference.softmax import softmax
 
 
-def penalise(
+def penalize(
     logits: Float[np.ndarray, " vocab"], seen: Bool[np.ndarray, " vocab"], *, penalty: float
 ) -> Float[np.ndarray, " vocab"]:
     """Make tokens that were `seen` less likely; a penalty of 1 changes nothing.
 
-    >>> penalise(np.array([2.0, -2.0, 2.0]), np.array([True, True, False]), penalty=2.0)
+    >>> penalize(np.array([2.0, -2.0, 2.0]), np.array([True, True, False]), penalty=2.0)
     array([ 1., -4.,  2.])
     """
     logits = logits.astype(np.float64)
@@ -104,7 +104,7 @@ def distribution(
     ...              temperature=1.0, top_k=2, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
     array([0.        , 0.42857143, 0.57142857])
     """
-    p = temper(penalise(logits, seen, penalty=repetition_penalty), temperature=temperature)
+    p = temper(penalize(logits, seen, penalty=repetition_penalty), temperature=temperature)
     return keep_min_p(keep_top_p(keep_top_k(p, k=top_k), top_p=top_p), min_p=min_p)
 
 

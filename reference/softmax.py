@@ -44,7 +44,7 @@ def running_update(running: Running, block: Float[np.ndarray, "*batch n"]) -> Ru
     """Take in a block of scores. Start from `Running(-inf, 0)`: a maximum that starts at 0 is a classic bug.
 
     >>> start = Running(np.array(-np.inf), np.array(0.0))
-    >>> running_update(running_update(start, np.array([1.0, 5.0])), np.array([5.0, 5.0]))
+    >>> running_update(running_update(start, np.array([1.0, 5.0])), np.array([5.0, 5.0]))  # the sum: exp(-4) + 3
     Running(maximum=array(5.), total=array(3.01831564))
     """
     block = block.astype(np.float64)

@@ -143,6 +143,7 @@ DOWN = "model.layers.3.mlp.down_proj.weight"
         (np.nan, ml_dtypes.bfloat16, "nan", "1 NaN"),
         (-np.inf, np.float16, "overflow", "1 infinities"),
         (65504.0, np.float16, "overflow", "1 of these"),
+        (-1e20, np.float32, "overflow", "1 of these"),
     ],
 )
 def test_a_number_that_is_none(tmp_path, value, dtype, kind, words):

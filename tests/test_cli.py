@@ -138,6 +138,13 @@ def test_chat_refuses_a_command_by_name(line, words):
     assert last.startswith("error: ") and all(word in last for word in words)
 
 
+@pytest.mark.parametrize("wrong", [["--template", "nothere.jinja"], ["--template-option", "nothing=1"]])
+def test_chat_looks_at_the_template_before_it_reads_weights(run, monkeypatch, wrong):
+    monkeypatch.setattr("model.llama.load_backend", lambda *_, **__: pytest.fail("weights were read"))
+    code, out, err = run("chat", *wrong)
+    assert (code != 0, out) == (True, "") and err.startswith("error: ") and wrong[1].partition("=")[0] in err
+
+
 def test_chat_drops_what_no_longer_fits_and_says_so(tmp_path):
     script = "Tell me a story about a fox.\nTell me another story.\n" + "Who was the story about?\n" * 2
     done = run_llamaspec("chat", "--seed", "1", "--context", "480", stdin=script)
@@ -297,6 +304,14 @@ def test_convert_says_where_the_tokenizer_is_that_it_does_not_take_along(run, tm
     assert told.format(back, tmp_path / "x.gguf") in err.splitlines()
     _, _, err = run("convert", str(tmp_path / "x.gguf"), str(tmp_path / "hf2"), "--to", "safetensors")
     assert "taken along" not in err and (tmp_path / "hf2" / "tokenizer.model").exists()
+
+
+def test_convert_does_not_miss_a_tokenizer_that_it_took_along(run, tmp_path):
+    single, folder = tmp_path / "x.bin", tmp_path / "hf"
+    assert run("convert", "stories", str(single), "--to", "llama2c")[0] == 0
+    (tmp_path / "tokenizer.model").write_bytes((BUILT_IN["stories"] / "tokenizer.model").read_bytes())
+    code, _, err = run("convert", str(single), str(folder), "--to", "safetensors")
+    assert code == 0 and "taken along" not in err and (folder / "tokenizer.model").exists()
 
 
 def test_convert_there_and_back(run, stories, tmp_path):

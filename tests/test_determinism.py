@@ -1,11 +1,14 @@
 """The script that looks for numbers which differ between processes: it sees one bit, and names whose it is."""
 
+from pathlib import Path
+
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
-from benchmarks.determinism import checksum, digests, report
+from benchmarks import determinism
+from benchmarks.determinism import checksum, digests, found_by, report
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.int8])
@@ -30,3 +33,30 @@ def test_the_process_and_the_array_that_differ_are_named():
         "  process 1: 1 arrays, ['v']",
         "weights: 1 times 2 arrays, 0 times different",
     ]
+
+
+WORKER = """import sys, time
+print('["weights", {"a": 1}]', flush=True)
+if "hang" in sys.argv:
+    print('["cut', end="", flush=True)
+    time.sleep(600)
+sys.exit("fail" in sys.argv)
+"""
+
+
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__init__.py").touch()
+    (tmp_path / "benchmarks" / "determinism.py").write_text(WORKER)
+    monkeypatch.setattr(determinism, "ROOT", tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+
+
+@pytest.mark.usefixtures("worker")
+def test_of_processes_that_are_ended_what_they_found_is_kept():
+    one = ("weights", {"a": 1})
+    assert sorted(found_by(2, 2, [])) == [(0, *one), (1, *one)]
+    assert found_by(1, 1, ["hang"], seconds=3.0) == [(0, *one)]
+    with pytest.raises(RuntimeError, match="process 0 ended with 1"):
+        found_by(1, 1, ["fail"])

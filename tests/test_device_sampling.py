@@ -116,7 +116,7 @@ def near_threshold(logits: np.ndarray, options: SamplingOptions) -> bool:
 def test_greedy_takes_the_lowest_id_after_the_penalty(seed, ties, penalty):
     logits = draw_logits(seed, ties)
     seen = np.random.default_rng(seed).random(VOCAB) < 0.5
-    expected = np.argmax(reference.penalise(logits, seen, penalty=float(np.float32(penalty))).astype(np.float32))
+    expected = np.argmax(reference.penalize(logits, seen, penalty=float(np.float32(penalty))).astype(np.float32))
     chosen = SAMPLE(
         logits[None],
         seen[None],

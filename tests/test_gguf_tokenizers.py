@@ -13,8 +13,10 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from model.chat.template import find_template
 from model.checkpoints import CheckpointError, open_checkpoint
+from model.tokenizers.gguf_writer import unkept
 from model.tokenizers.load import load_tokenizer
 from model.tokenizers.of_model import tokenizer_of
+from model.tokenizers.sentencepiece_model import read_sentencepiece
 from model.tokenizers.tokenizer import Tokenizer as AnyTokenizer
 from model.tokenizers.tokenizer import decode
 from reference.byte_bpe import GPT2, LLAMA3, QWEN2, TEKKEN
@@ -125,6 +127,16 @@ def test_the_unknown_token_may_be_a_control_token(tmp_path, stated):
     tokenizer = load_tokenizer(File(keys, {}).write(tmp_path / "x.gguf"))
     assert (tokenizer.special, tokenizer.vocab) == (before.special, before.vocab)
     assert tokenizer.encode("she saw 👋") == before.encode("she saw 👋")
+
+
+def test_what_a_gguf_file_cannot_say_of_a_tokenizer_is_told():
+    proto = ModelProto()
+    proto.ParseFromString(trained_pieces())
+    kept = read_sentencepiece(proto.SerializeToString(), path="t")
+    proto.normalizer_spec.remove_extra_whitespaces = True
+    squeezing = read_sentencepiece(proto.SerializeToString(), path="t")
+    assert squeezing.encode("a  b") == kept.encode("a b") != kept.encode("a  b")
+    assert unkept(kept) == [] and "joins spaces in a row" in "".join(unkept(squeezing))
 
 
 def model_with(tmp_path: Path, keys: Keys) -> Path:

@@ -102,6 +102,13 @@ def test_a_folder_tells_what_is_judged_without_a_look_at_the_solution():
     assert not any("reference/" in kernel(one) for one in OWN)
 
 
+def test_a_folder_says_what_each_helper_of_its_kernel_does():
+    for one in (one for one in ALL.values() if isinstance(one, Broken)):
+        imported = re.findall(r"^from verify.mutant import (.*)$", kernel(one), re.M)
+        for name in ", ".join(imported).split(", ") if imported else []:
+            assert f"\n- `{name}(" in readme(one)
+
+
 def test_a_llama_with_one_slip_is_told_how_far_its_story_came():
     [one] = [one for one in OWN if one.name == "forward"]
 

@@ -29,6 +29,7 @@ def test_each_name_is_there_and_is_listed():
     for name in llamaspec.__all__:
         assert callable(getattr(llamaspec, name))
         assert name in dir(llamaspec)
+    assert {"main", "os", "leave"}.isdisjoint(dir(llamaspec))
     assert llamaspec.__doc__ and all(name in llamaspec.__doc__ for name in ("load", "Chat", "contract"))
     with pytest.raises(AttributeError, match="nothing"):
         llamaspec.nothing  # noqa: B018
@@ -45,13 +46,40 @@ def test_the_examples_run(capsys):
     assert llamaspec.__doc__
     blocks = re.findall(r"(?:^    .*\n|^\n)+", llamaspec.__doc__, re.MULTILINE)
     code = [textwrap.dedent(block) for block in blocks if block.strip()]
-    generate, chat, _ = code
+    generate, look, chat, _ = code
     assert "generate(" in generate and "Chat(" in chat
     space: dict = {}
     exec(generate.replace("max_new_tokens=100", "max_new_tokens=5"), space)
     assert capsys.readouterr().out.startswith("Once upon a time, ")
+    exec(look, space)
+    assert capsys.readouterr().out == "Once upon a time,\n"
     exec(chat.replace("reply(question,", "reply(question, max_new_tokens=5,"), space)
     assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_ids_and_texts_go_into_each_other():
+    llama = llamaspec.load("stories", backend="reference", context=16)
+    ids = llama.encode("Once upon a time")
+    assert llama.decode(ids) == llama.decode(iter(ids[1:])) == "Once upon a time"
+    with pytest.raises(ValueError, match="a token id must be between 0 and"):
+        llama.decode([10_000])
+
+
+def test_ids_and_texts_are_told_apart(tmp_path):
+    """In a process of its own, since the tests check every annotation, and that would speak first."""
+    script = textwrap.dedent("""
+        from llamaspec import load
+        llama = load("stories", backend="reference", context=16)
+        for call in (lambda: llama.logits("Once"), lambda: llama.decode("Once"), lambda: llama.generate([1, 2])):
+            try:
+                call()
+            except TypeError as error:
+                print(error)
+    """)
+    done = python("-c", script, cwd=tmp_path)
+    ids = "ids are due, not a text: `Llama.encode` makes them of one"
+    text = "a text is due, got list; ids have `logits`, `decode` and `continue_ids`"
+    assert done.stdout.splitlines() == [ids, ids, text], done.stderr
 
 
 def test_loading_says_its_stages_where_it_is_asked_to(capsys):

@@ -20,6 +20,7 @@ CONFIG = families.FAMILIES["llama-3.1"]
 
 FOLDERS: dict[str, tuple[dict[str, str], str]] = {
     "nothing": ({}, "no config.json is there"),
+    "a llama2.c file": ({"stories.bin": "", "tok512.bin": ""}, "is there, but stories.bin: a .bin of llama2.c is"),
     "Meta's": ({"consolidated.00.pth": "", "params.json": "{}"}, "convert it by convert_llama_weights_to_hf.py"),
     "Mistral's": ({"consolidated.00.pth": "", "params.json": "{}"}, "or convert_mistral_weights_to_hf.py"),
     "Mistral's without weights": ({"params.json": "{}"}, "but no consolidated.safetensors, which belongs to it"),

@@ -173,7 +173,7 @@ def test_what_a_text_has_seen_and_that_it_ended_is_passed_on_from_call_to_call(t
     """A call draws three tokens, with a repetition penalty, and the text ends in the middle of a call."""
     backend: Any = make_llama(greedy=temperature == 0)._backend
     backend.burst, backend.ahead = 3, ahead
-    options, prompt, expected = penalised(temperature), [256, *b"abab"], reference_texts[temperature]
+    options, prompt, expected = penalized(temperature), [256, *b"abab"], reference_texts[temperature]
     assert drawn_by(backend, options) == expected
     stop = next(id for id in expected[10:] if expected.index(id) > 9)
     ended = expected[: expected.index(stop) + 1]
@@ -191,12 +191,12 @@ def test_what_a_text_has_seen_and_that_it_ended_is_passed_on_from_call_to_call(t
 @pytest.fixture(scope="module")
 def reference_texts() -> dict[float, list[int]]:
     backend = make_llama("reference")._backend
-    texts = {temperature: drawn_by(backend, penalised(temperature)) for temperature in (0.0, 0.8)}
+    texts = {temperature: drawn_by(backend, penalized(temperature)) for temperature in (0.0, 0.8)}
     assert all(len(text) == 40 for text in texts.values())
     return texts
 
 
-def penalised(temperature: float) -> SamplingOptions:
+def penalized(temperature: float) -> SamplingOptions:
     return SamplingOptions(temperature=temperature, repetition_penalty=1.3)
 
 

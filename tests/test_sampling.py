@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from reference.sampling import distribution, draw, keep_min_p, keep_top_k, keep_top_p, penalise, temper
+from reference.sampling import distribution, draw, keep_min_p, keep_top_k, keep_top_p, penalize, temper
 from reference.softmax import softmax
 from tests.strategies import U, assert_within, noises
 
@@ -62,10 +62,10 @@ def test_min_p_by_loops(p, min_p):
 def test_penalty_by_loops(logits, penalty, data):
     seen = np.array(data.draw(st.lists(st.booleans(), min_size=len(logits), max_size=len(logits))))
     exact = [x if not s else x / penalty if x > 0 else x * penalty for x, s in zip(logits.tolist(), seen, strict=True)]
-    penalised = penalise(logits, seen, penalty=penalty)
-    np.testing.assert_array_equal(penalised, exact)
+    penalized = penalize(logits, seen, penalty=penalty)
+    np.testing.assert_array_equal(penalized, exact)
     if penalty >= 1:
-        assert np.all(penalised <= logits)
+        assert np.all(penalized <= logits)
 
 
 @given(logits=logits, temperature=temperatures)
@@ -150,7 +150,7 @@ def test_greedy_survives_every_filter(logits, seed, temperature, top_k, top_p, m
     seen = np.random.default_rng(seed).random(len(logits)) < 0.5
     options = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "repetition_penalty": 1.3}
     greedy = int(np.argmax(distribution(logits, seen, temperature=0.0, **options)))
-    assert greedy == np.argmax(penalise(logits, seen, penalty=1.3))
+    assert greedy == np.argmax(penalize(logits, seen, penalty=1.3))
     assert distribution(logits, seen, temperature=temperature, **options)[greedy] > 0
 
 

@@ -1,12 +1,15 @@
 """The site: what is staged, how docstrings become HTML, and that a broken address would be seen."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+import reference
 from learn.site import beside, prose
 from learn.site.crawl import faults
 from learn.site.stage import FIRST, SECTIONS, reading_order, stage, target_of
+from reference import quantizers
 from tests.processes import REPOSITORY
 
 
@@ -24,6 +27,13 @@ def test_every_definition_is_a_page_in_the_order_of_reading(source: Path):
     assert order.index("reference/rmsnorm.py") < order.index("reference/llama.py") < order.index("reference/losses.py")
     settings = (source.parent / "mkdocs.yml").read_text()
     assert all(f"- {target_of(path)}\n" in settings for path in order)
+
+
+def test_the_prefaces_name_every_page_that_they_come_before():
+    for package in (reference, quantizers):
+        folder = Path(str(package.__file__)).parent
+        named = set(re.findall(r"\w+", package.__doc__ or ""))
+        assert {file.stem for file in folder.glob("*.py")} - {"__init__"} <= named
 
 
 def test_every_page_that_is_named_is_staged_and_links_lead_to_pages(source: Path):

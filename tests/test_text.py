@@ -1,13 +1,19 @@
 """Texts of users: bit for bit, in whole characters, or one line that says why not."""
 
+import json
 import os
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from model.checkpoints import CheckpointError
+from model.insight.evaluation import text_for
 from model.text import LARGEST, read_text
+from model.tokenizers.load import load_tokenizer
+from tests import tiny_tokenizers
+from tests.random_models import SMALL, random_checkpoint
 
 
 @given(text=st.text(min_size=1).filter(str.strip), most=st.integers(1, 40) | st.none())
@@ -51,3 +57,24 @@ def test_a_file_that_is_too_large_is_refused_unless_its_beginning_is_enough(tmp_
     with pytest.raises(CheckpointError, match=r"text: is of 1,073,741,825 bytes, and a text may have 1,073,741,824 at"):
         read_text(path)
     assert read_text(path, most=3) == "abc"
+
+
+def swapped(spec: dict) -> dict:
+    """Exchange the ids of two letters in a tokenizer.json."""
+    vocab = spec["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    return spec
+
+
+def test_models_that_cut_the_text_differently_are_refused(tmp_path, monkeypatch):
+    """Each model has a tokenizer of its own, of one size: what they predict after a token is not the same question."""
+    checkpoint = random_checkpoint(replace(SMALL, vocab=256), seed=0)
+    path, (one, other) = tmp_path / "text", (tmp_path / "one.json", tmp_path / "other.json")
+    path.write_text("ab")
+    spec = tiny_tokenizers.chatml(())
+    one.write_text(spec)
+    other.write_text(json.dumps(swapped(json.loads(spec))))
+    models = [replace(checkpoint, path=str(each)) for each in (one, other)]
+    monkeypatch.setattr("model.insight.evaluation.tokenizer_of", lambda model, _: load_tokenizer(model.path))
+    with pytest.raises(ValueError, match=r"other tokens, from token 0 on: .*--tokenizer names one for both"):
+        text_for(models, path)

@@ -315,6 +315,12 @@ def test_narrowing_that_is_misspelt(text):
 
 
 def test_an_op_without_a_contract():
+    with pytest.raises(
+        ValueError, match=r"is it partial_rope or rope_halves or rope_halves_backward or rope_interleaved\?"
+    ):
+        contract_for("rope")
+    with pytest.raises(ValueError, match=r"is it rmsnorm or rmsnorm_backward\?"):
+        contract_for("RMS_norm")
     with pytest.raises(ValueError, match=r"no contract is called softmx: is it softmax\? `--list` has all"):
         contract_for("softmx")
     with pytest.raises(ValueError, match="no contract is called conv: there are"):

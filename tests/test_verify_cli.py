@@ -86,6 +86,16 @@ def test_what_hypothesis_keeps_is_in_the_cache(tmp_path, monkeypatch, has_cache)
 NUMPY = ("--arrays", "numpy", "--examples", "40", "--seed", "1", "--dtype", "float32")
 
 
+def test_arrays_of_another_library_are_thought_of(verify, tmp_path):
+    raises = "def softmax(x):\n    raise TypeError({})\n"
+    (tmp_path / "typed.py").write_text(raises.format("f'must be Tensor, not {type(x).__name__}'"))
+    (tmp_path / "plain.py").write_text(raises.format("'softmax() takes 2 arguments'"))
+    hint = "  are arrays of another library due? --arrays jax|numpy|torch|cupy chooses"
+    lines = verify("softmax", "--candidate", "typed.py:softmax", *NUMPY, status=1).stdout.splitlines()
+    assert hint in lines and len(lines) <= 8
+    assert hint not in verify("softmax", "--candidate", "plain.py:softmax", *NUMPY, status=1).stdout.splitlines()
+
+
 def test_a_wrong_softmax(verify, tmp_path):
     done = verify("softmax", "--candidate", "mine:wrong", *NUMPY, status=1)
     assert done.stderr == "seed 1\n"

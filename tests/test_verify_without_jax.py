@@ -95,5 +95,14 @@ def test_contracts_and_mutants(verify):
     assert "within bounds layernorm" in verify("--contract", file, "--candidate", f"{file}:right", *few).stdout
 
 
+def test_a_command_that_needs_more_is_one_line_and_no_fault(installed, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), str(REPOSITORY)])}
+    command = [sys.executable, "-S", "-m", "llamaspec", "story"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    [line] = done.stderr.splitlines()
+    assert done.returncode == 1 and "a fault of" not in line
+    assert line.startswith("error: No module named ") and line.endswith("pip install PATH/TO/llamaspec brings")
+
+
 def test_what_needs_jax_says_so(verify):
     assert "No module named 'jax'" in verify("softmax", "--seed", "1", status=2).stderr

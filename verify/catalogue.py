@@ -54,7 +54,9 @@ IMPLEMENTATIONS: dict[str, Implementation] = by_op((one.of, one) for one in foun
 def contract_for(name: str, contracts: Mapping[str, Contract] = CONTRACTS) -> Contract:
     """Look up the contract of an op. Raises ValueError for an op that has none."""
     if name not in contracts:
-        meant = " or ".join(get_close_matches(name, contracts))
+        bare = {op.replace("_", ""): op for op in contracts}  # rope is part of rope_halves, and rms_norm is rmsnorm
+        part = [op for spelt, op in bare.items() if name and name.replace("_", "").lower() in spelt]
+        meant = " or ".join(part[:5] or get_close_matches(name, contracts))
         known = f"is it {meant}? `--list` has all" if meant else f"there are {', '.join(contracts)}"
         raise ValueError(f"no contract is called {name}: {known}")
     return contracts[name]

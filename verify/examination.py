@@ -1,5 +1,6 @@
 """Judge one draw: its inputs, a call of the candidate, and a verdict on what it returns."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -246,7 +247,7 @@ class _Calls:
         outcome = self.candidate.call(*self.contract.split(arguments))
         self.made += 1
         if isinstance(outcome, Failure):
-            return Finding(outcome.kind, outcome.message)
+            return Finding(outcome.kind, outcome.message, _of_another_library(outcome))
         if outcome.changed:
             return Finding("inputs", f"wrote to its input {' and '.join(outcome.changed)}")
         if outcome.overwritten == 1 < self.made:
@@ -262,3 +263,11 @@ def _at_most_float32(array: np.ndarray) -> np.ndarray:
         return array
     with np.errstate(over="ignore"):
         return array.astype(np.float32)
+
+
+def _of_another_library(failure: Failure) -> str:
+    """Say how a candidate gets other arrays, where it raised because of the type of those that it got."""
+    of_types = failure.kind == "raised" and failure.message.startswith(("TypeError", "AttributeError"))
+    if not of_types or not re.search("ndarray|ArrayImpl|Tensor", failure.message):
+        return ""
+    return "are arrays of another library due? --arrays jax|numpy|torch|cupy chooses"

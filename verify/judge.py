@@ -22,7 +22,7 @@ class Finding(NamedTuple):
 
     kind: str
     message: str
-    condition: str = ""  # whether rounding could explain it
+    condition: str = ""  # whether rounding could explain it, or what could
 
 
 class Point(NamedTuple):

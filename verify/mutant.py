@@ -100,12 +100,12 @@ def implementation(
 
 
 def f32(array: Any) -> np.ndarray:
-    """Convert to float32, in which every kernel computes."""
+    """Convert to float32."""
     return np.asarray(array).astype(np.float32)
 
 
 def bf16(array: Any) -> np.ndarray:
-    """Round to bfloat16 and return to float32, as a mutant that computes too narrowly does."""
+    """Round to bfloat16 and return to float32."""
     return np.asarray(array).astype(ml_dtypes.bfloat16).astype(np.float32)
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from learn.lab.broken import EXERCISES
 from learn.lab.exercise import Broken, Exercise
 from learn.lab.own import exercises as own_exercises
 from model.checkpoints.staging import new_directory
+from verify import mutant
 from verify.catalogue import CONTRACTS
 from verify.listing import describe
 
@@ -108,6 +110,8 @@ def readme(one: Exercise) -> str:
     narrowed = [f"`{name}` is {' or '.join(map(str, values))}" for name, values in only(one).items()]
     if narrowed:
         called += f"\nHere only draws are made in which {' and '.join(narrowed)}.\n"
+    if isinstance(one, Broken) and (helpers := [name for name in HELPERS if re.search(rf"\b{name}\b", kernel(one))]):
+        called += "\nThe helpers of the kernel:\n\n" + "".join(f"- {_said(name)}\n" for name in helpers)
     if not isinstance(one, Broken) and one.judge is not None:
         called += f"\nThe judge: {inspect.getdoc(one.judge)}\n"
     return (
@@ -115,3 +119,14 @@ def readme(one: Exercise) -> str:
         f"`llamaspec lab check {one.number}` judges it, `llamaspec lab hint {one.number}` helps,\n"
         f"`llamaspec lab solution {one.number}` tells.\n{called}"
     )
+
+
+def _said(helper: str) -> str:
+    """Show how a helper of a kernel is called, and the first line of its docstring.
+
+    >>> _said("spans")
+    '`spans(length, block)`: Cut a loop over `length` into blocks, the last one shorter.'
+    """
+    function = getattr(mutant, helper)
+    arguments = ", ".join(inspect.signature(function).parameters)
+    return f"`{helper}({arguments})`: {(inspect.getdoc(function) or '').splitlines()[0]}"

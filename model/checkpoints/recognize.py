@@ -99,7 +99,9 @@ def folder_without_config(folder: Path) -> CheckpointError:
         return refused(folder, f"{what}: take the model in Hugging Face's layout, with a config.json, or {how}")
     if "params.json" in names:
         return refused(folder, "has Mistral's params.json, but no consolidated.safetensors, which belongs to it")
-    return refused(folder, "no config.json is there")
+    alone = [name for name in names if name.endswith((".bin", ".safetensors")) and not name.startswith("tok")]
+    there = f", but {_listed(alone)}: a .bin of llama2.c is named itself, other weights need their config.json"
+    return refused(folder, f"no config.json is there{there if alone else ''}")
 
 
 def leads_out(path: Path) -> Path | None:

@@ -64,7 +64,7 @@ def check_up(
         faults += text_faults(checkpoint, vocabulary, Path(tokenizer) if tokenizer else place_of(model))
     trials, note = None, ""
     if any(fault.fault in ("nan", "overflow") for fault in faults):
-        note = "no text was tried: its weights are not finite"
+        note = "no text was tried: its weights, or what they compute, are not finite"
     elif vocabulary is None:
         note = "no text was tried: there is no tokenizer of this model"
     else:
@@ -72,8 +72,8 @@ def check_up(
         trials = try_changes(checkpoint, Text(ids, len(words.encode())), progress=progress)
         faults += _named(trials)
         if not trials.judged:
-            note = f"the text shows nothing: the model's loss is {trials.before:.2f} nats a token, and that of the"
-            note += f" tokens' frequencies {trials.frequencies:.2f}. Is it a text in its language, the right tokenizer?"
+            note = f"the text shows nothing: the model's loss is {trials.before:,.4g} nats a token, and that of the"
+            note += f" tokens' frequencies {trials.frequencies:.4g}. Is it a text in its language, the right tokenizer?"
     if not (trials and trials.judged):
         faults += norm_faults(checkpoint)
     return Checkup(str(model), faults, trials, note)

@@ -116,10 +116,13 @@ def text_for(models: Sequence[Checkpoint], path: str | Path, *, tokenizer: str |
     spelt = [tokenizer_of(model, tokenizer) for model in models]
     each = [encode_text(vocabulary, text) for vocabulary in spelt]
     for model, ids in zip(models, each, strict=True):
-        if model.config.vocab != first.config.vocab or ids != each[0]:
-            raise ValueError(
-                f"{first.path} and {model.path} have different vocabularies: what they predict cannot be compared"
-            )
+        both = f"{first.path} and {model.path}"
+        if model.config.vocab != first.config.vocab:
+            raise ValueError(f"{both} have different vocabularies: what they predict cannot be compared")
+        if ids != each[0]:
+            at = next((i for i, pair in enumerate(zip(ids, each[0], strict=False)) if pair[0] != pair[1]), len(each[0]))
+            what = f"cut the text into other tokens, from token {at:,} on: what they predict cannot be compared"
+            raise ValueError(f"{both} {what}; --tokenizer names one for both")
     ids, start = each[0], spelt[0].bytes_of(each[0][0]) if each[0] else b""
     if spelt[0].dummy_prefix:
         start = start.removeprefix(b" ")

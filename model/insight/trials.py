@@ -29,7 +29,8 @@ ODDS = 1e9  # how much likelier a change must make the text
 THETAS = (10_000.0, 100_000.0, 500_000.0, 1_000_000.0)  # the bases of RoPE that most releases have
 EPS = (1e-6, 1e-5)
 
-# Configurations in other files than config.json, by format of the checkpoint: the file, and its own names of keys.
+# Configurations in other files than config.json, by format of the checkpoint: the file, and its own names of keys. What
+# is in one file with its weights is converted first.
 FILES = {
     "mistral": (
         "params.json",
@@ -93,8 +94,12 @@ def setting(format: str, key: str, value: str) -> str:
 
     >>> setting("mistral", "rms_norm_eps", "1e-05")
     '"norm_eps": 1e-05 in params.json'
+    >>> setting("gguf-v3", "rope_theta", "10000")
+    '"rope_theta": 10000 in config.json, after convert --to safetensors'
     """
     file, names = FILES.get(format, ("config.json", {}))
+    if format not in (*FILES, "safetensors"):
+        file += ", after convert --to safetensors"
     return f'"{names.get(key, key)}": {value} in {file}'
 
 

@@ -10,6 +10,7 @@ from model.tensors import EMBEDDING, HEAD, Role, weights
 from model.weights.params import Progress, no_progress
 
 LARGEST_FLOAT16 = 65504.0
+HUGE = 2.0**64  # the product of two such numbers is beyond float32
 NAN_OF_E8M0, NAN_OF_E4M3 = 0xFF, 0x7F  # of e4m3 without its sign
 SUPERBLOCK = 256  # weights of ggml's K types whose scales are stored in 4 or 6 bits, as shares of one in float16
 
@@ -29,6 +30,7 @@ class _Seen(NamedTuple):
     nan: int
     infinite: int
     largest: int  # of float16: as large as it can hold
+    huge: int  # finite, and beyond `HUGE`
     dead: int  # groups with a scale of 0, although their codes differ
 
 
@@ -41,10 +43,12 @@ def weight_faults(checkpoint: Checkpoint, *, progress: Progress = no_progress) -
         checkpoint.release()
     again = "take the file anew, or convert again from the original"
     wider = "convert again from the original, to bfloat16 or float32"
+    damaged = "take the file anew: no training makes such a weight"
     kinds = (
         ("nan", "nan", "weights are not numbers", "NaN", again),
         ("overflow", "infinite", "weights are infinite: they overflowed the dtype", "infinities", wider),
         ("overflow", "largest", f"weights are ±{LARGEST_FLOAT16:g}, float16's largest number", "of these", wider),
+        ("overflow", "huge", "weights are beyond 2^64, and their products beyond float32", "of these", damaged),
         ("scales", "dead", "scales are 0, which makes their groups of codes 0", "groups whose codes differ", again),
     )
     found = [
@@ -58,7 +62,7 @@ def weight_faults(checkpoint: Checkpoint, *, progress: Progress = no_progress) -
 def norm_faults(checkpoint: Checkpoint) -> list[Fault]:
     """List a fault where the norms' median weight is not positive: a norm scales features, and turns few around."""
     norms = [weight.name for weight in weights(checkpoint.config) if weight.role is Role.NORM]
-    medians = {name: float(np.median(checkpoint.tensors[name].read().astype(np.float32))) for name in norms}
+    medians = {name: float(np.median(checkpoint.tensors[name].read().astype(np.float64))) for name in norms}
     odd = [name for name, median in medians.items() if median <= 0]
     if 2 * len(odd) <= len(norms):  # also where there are none
         return []
@@ -89,7 +93,13 @@ def _count(tensor: Tensor) -> _Seen:
 def _count_weights(part: np.ndarray) -> _Seen:
     values = part.astype(np.float32)
     largest = np.sum(np.abs(values) == LARGEST_FLOAT16) if part.dtype == np.float16 else 0
-    return _Seen(int(np.isnan(values).sum()), int(np.isinf(values).sum()), int(largest), 0)
+    return _Seen(int(np.isnan(values).sum()), int(np.isinf(values).sum()), int(largest), _huge(values), 0)
+
+
+def _huge(values: np.ndarray) -> int:
+    """Count the finite numbers beyond `HUGE`, which float16 does not reach."""
+    values = np.abs(values.astype(np.float32))
+    return int(np.sum((values > HUGE) & np.isfinite(values)))
 
 
 def _count_codes(part: Part, tensor: Tensor) -> _Seen:
@@ -101,7 +111,7 @@ def _count_codes(part: Part, tensor: Tensor) -> _Seen:
     codes = tensor.codes
     assert codes
     if part.scales.dtype == np.uint8:  # exponents, of which 255 is NaN and none is 0
-        return _Seen(int(np.sum(part.scales == NAN_OF_E8M0)), 0, 0, 0)
+        return _Seen(int(np.sum(part.scales == NAN_OF_E8M0)), 0, 0, 0, 0)
     numbers = [part.scales, part.minima] if isinstance(part, Shifted) else [part.scales]
     nan = sum(int(np.isnan(array).sum()) for array in numbers)
     nan += int(np.sum(part.codes & 0x7F == NAN_OF_E4M3)) if codes.form == "fp8" else 0
@@ -110,7 +120,7 @@ def _count_codes(part: Part, tensor: Tensor) -> _Seen:
     edges = np.arange(0, part.codes.shape[1], codes.group * together)
     same = np.maximum.reduceat(part.codes, edges, axis=1) == np.minimum.reduceat(part.codes, edges, axis=1)
     zero = np.logical_and.reduceat(part.scales == 0, np.arange(0, part.scales.shape[1], together), axis=1)
-    return _Seen(nan, infinite, 0, int(np.sum(zero & ~same)))
+    return _Seen(nan, infinite, 0, sum(map(_huge, numbers)), int(np.sum(zero & ~same)))
 
 
 def _listed(counts: dict[str, int], unit: str) -> str:

@@ -2,6 +2,14 @@
 
 from typing import Any
 
+import jax
+import numpy as np
+
+from model.ops.table import Ops
+from model.weights.codes import QuantizedMatrix
+from model.weights.params import Params
+from reference.config import Config
+
 IN_GRAPHS = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION"  # by default
 
 # By default each run of kernels is one CUDA graph, but the host runs the loop around them, and decides after every
@@ -9,12 +17,17 @@ IN_GRAPHS = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION"  # b
 # decides by itself.
 LOOPS_IN_GRAPHS = {"xla_gpu_enable_command_buffer": f"{IN_GRAPHS},WHILE,CONDITIONAL"}
 
+# XLA times several ways to compute each product and fusion while it compiles, which takes a quarter of a cold start.
+# Without that it takes Triton kernels with a bad tiling for products, and a prompt of 512 tokens takes 14 times as
+# long. Without such kernels, too, it calls cuBLASLt, which knows by itself how to compute a product.
+UNTUNED = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+FORMS_UNTUNED = {"int8"}  # of codes whose prompts were compared
+
 
 def compiler_options(platform: str) -> dict[str, Any]:
     """Give the options of XLA for "cpu", "gpu" or another platform.
 
-    On a CPU vectors are 512 bits wide. XLA halves them by default, because some CPUs clock down. On a GPU its tuning
-    stays on, though it takes 1.5 to 3 s of a cold start: see benchmarks/results/prompts-h100.md.
+    On a CPU vectors are 512 bits wide. XLA halves them by default, because some CPUs clock down.
     """
     match platform:
         case "cpu":
@@ -23,3 +36,22 @@ def compiler_options(platform: str) -> dict[str, Any]:
             return LOOPS_IN_GRAPHS
         case _:
             return {}
+
+
+def options_of_one(platform: str, params: Params, config: Config, *, ops: Ops) -> dict[str, Any]:
+    """Give the options for the programs that read and decode one sequence; `params` may be shapes.
+
+    On a GPU nothing is tuned where that costs no speed. With kernels for a step's products and for all attention, XLA
+    is left the products of a prompt, which cuBLASLt computes. See benchmarks/results/prompts-h100.md. Nothing else was
+    compared: float32, other codes, experts, what kernels refuse, steps of several sequences, several devices.
+    """
+    options = compiler_options(platform)
+    kernels = (op for name, op in ops._asdict().items() if name != "moe_add")  # which only experts need
+    # Tables with kernels are told by what they hold: importing their class would import Pallas, which takes a second.
+    by_kernels = all(getattr(op, "taken", None) and not op.refused for op in kernels)
+    leaves = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, QuantizedMatrix))
+    forms = {leaf.form for leaf in leaves if isinstance(leaf, QuantizedMatrix)}
+    bfloat16 = params.embedding.dtype == np.dtype(jax.numpy.bfloat16)
+    if platform == "gpu" and by_kernels and bfloat16 and not config.experts and forms <= FORMS_UNTUNED:
+        return options | UNTUNED
+    return options

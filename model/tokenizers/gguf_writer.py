@@ -58,6 +58,19 @@ def vocabulary_keys(
     return keys | _template_keys(templates or {})
 
 
+def unkept(tokenizer: Tokenizer) -> list[str]:
+    """Say what a tokenizer does to a text that the keys of a GGUF file cannot say: a line each."""
+    if not isinstance(tokenizer, SentencePieceTokenizer):
+        return []
+    spec, lines = tokenizer.proto().normalizer_spec, []
+    if spec.remove_extra_whitespaces:
+        lines.append("the tokenizer joins spaces in a row, which a GGUF file cannot say: there each is kept")
+    if spec.precompiled_charsmap:
+        how = spec.name or "by a table"
+        lines.append(f"the tokenizer normalizes text ({how}), which a GGUF file cannot say: there text is kept")
+    return lines
+
+
 def _template_keys(templates: Mapping[str, str]) -> dict[str, Value]:
     # llama.cpp, too, makes underscores of what are no letters or digits.
     named = {re.sub(r"[^A-Za-z0-9]", "_", name): source for name, source in templates.items()}

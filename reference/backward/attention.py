@@ -31,9 +31,10 @@ def attention_backward(
 ]:
     """Gradients of `reference.attention.attention` for q, k and v, in float64.
 
-    >>> q, k, v, do = (np.array([[[a]]]) for a in (1.0, 2.0, 3.0, 5.0))  # one query, one key: p is 1
-    >>> attention_backward(q, k, v, np.zeros((1, 1)), do)
-    (array([[[0.]]]), array([[[0.]]]), array([[[5.]]]))
+    >>> q, k, v, do = (np.array(a).reshape(-1, 1, 1) for a in ([0.0], [1.0, 3.0], [2.0, 6.0], [1.0]))
+    >>> dq, dk, dv = attention_backward(q, k, v, np.zeros((1, 2)), do)  # p is 1/2 for both keys
+    >>> dq.ravel(), dk.ravel(), dv.ravel()  # dp = (2, 6), so ds = (-1, 1)
+    (array([2.]), array([0., 0.]), array([0.5, 0.5]))
     """
     q, k, v, do = (a.astype(np.float64, copy=False) for a in (q, k, v, do))
     heads, (kv_heads, head_dim) = q.shape[-2], k.shape[-2:]

@@ -57,6 +57,14 @@ def loss_and_gradient(
     `weights[i]` belongs to the prediction of `tokens[i]`; the first token is not predicted, so `weights[0]` is not
     used. The gradient has the shape of `params`. Where the head is tied, `head` and `embedding` each hold their own
     part, and the gradient of the one matrix is their sum. Raises ValueError for a switch that no Llama has.
+
+    A model without layers, whose head of zeros finds both ids alike likely:
+
+    >>> config = Config(dim=2, layers=0, heads=1, kv_heads=1, head_dim=2, ffn=1, vocab=2, context=9, eps=0.0, theta=1.0)
+    >>> params = Params(np.eye(2), [], np.ones(2), np.zeros((2, 2)))
+    >>> loss, slopes = loss_and_gradient(params, np.array([0, 1]), np.ones(2), config=config)
+    >>> round(loss, 4), slopes.head.round(4).tolist()  # log 2, and (p - e_1) n^T of the normed vector n
+    (0.6931, [[0.7071, 0.0], [-0.7071, 0.0]])
     """
     config.check_llama("gradients")
     x, kept = embedding(tokens, params.embedding), []

@@ -40,9 +40,9 @@ def moe_backward(
     """Gradients of `reference.moe.moe` for x, the router and the experts' gate, up and down, in float64.
 
     >>> one = np.ones((2, 1, 1))
-    >>> x, router, dy = np.array([[0.0]]), np.array([[0.0], [9.0]]), np.array([[1.0]])
-    >>> moe_backward(x, router, one, one, one, dy, experts_per_token=1)[0]  # silu(x) x has no slope at 0
-    array([[0.]])
+    >>> x, router, dy = np.array([[2.0]]), np.array([[0.0], [9.0]]), np.array([[1.0]])
+    >>> moe_backward(x, router, one, one, one, dy, experts_per_token=1)[0].round(4)  # the slope of silu(x) x at 2
+    array([[3.9432]])
     """
     x, dy = x.astype(np.float64, copy=False), dy.astype(np.float64, copy=False)
     chosen, weights = route(x, router, experts_per_token=experts_per_token, renormalized=renormalized)

@@ -1,21 +1,21 @@
 r"""Symmetric integers: the step of a block is its largest magnitude over the largest code.
 
-    Q = 2^(bits - 1) - 1        s = max_i |w_i| / Q        q_i = rint(w_i / s)        w_i ~ s q_i
+    N = 2^(bits - 1) - 1        s = max_i |w_i| / N        q_i = rint(w_i / s)        w_i ~ s q_i
 
 (Jacob et al., 2018, https://arxiv.org/abs/1712.05877, with the zero point at 0; "absmax".) Zero is exact,
-the code -Q - 1 is not used, so Q(-w) = -Q(w), and the largest weight keeps its value up to the rounding
+the code -N - 1 is not used, so Q(-w) = -Q(w), and the largest weight keeps its value up to the rounding
 of s. s is stored in float32 and the codes are taken against it as stored.
 
-Guaranteed, for weights of float32 or narrower:  |w - s q| <= max(s / 2, Q 2^-150)
+Guaranteed, for weights of float32 or narrower:  |w - s q| <= max(s / 2, N 2^-150)
 
-A normal s is within u = 2^-24 of its quotient, so |w| / s <= Q (1 + 2 u) and no code is clipped: half a
+A normal s is within u = 2^-24 of its quotient, so |w| / s <= N (1 + 2 u) and no code is clipped: half a
 step, without more, since the quotient of two float32 numbers cannot be so close to a tie that float64
 loses it. Among the denormals s is off by up to 2^-150, and the largest weights may be clipped. A group
 whose s underflows to 0 (or that is zero) has codes 0.
 
 Ties go to the even code. A float32 quotient, as a kernel has it, gives the same code unless w / s is
 within u |w / s| of a tie. While s stays normal, powers of two pass into it, codes unchanged, and quantized
-weights are a fixed point: their largest magnitude is Q s, whose quotient by Q is s again.
+weights are a fixed point: their largest magnitude is N s, whose quotient by N is s again.
 
 More bits can make a single weight worse, but on average they do not: where the weights of a block, beside its
 largest, follow a distribution that is symmetric and nowhere rises away from 0, the expected squared error does not
@@ -32,7 +32,7 @@ from reference.quantizers.blocks import Quantized, finite, join, split, spread
 
 
 def largest_code(bits: int) -> int:
-    """Q above. Raises ValueError unless 2 <= bits <= 8.
+    """N above. Raises ValueError unless 2 <= bits <= 8.
 
     >>> [largest_code(bits) for bits in (2, 4, 8)]
     [1, 7, 127]

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 from jaxtyping import Bool, Float
 
-from reference.sampling import distribution, draw, penalise
+from reference.sampling import distribution, draw, penalize
 from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64
 from verify.draw import HIDDEN, Values, hide, integers, seeds, sizes, values
 from verify.precision import TINY, Precision, U, precision
@@ -74,7 +74,7 @@ def expect(
 ) -> Expected:
     options = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty}
     value = distribution(logits, seen, temperature=temperature, **options)
-    scores = penalise(logits, seen, penalty=repetition_penalty)
+    scores = penalize(logits, seen, penalty=repetition_penalty)
     off = np.where(
         np.isneginf(scores) | (repetition_penalty == 1), 0, 3 * U * np.abs(scores)
     )  # with the penalty's own rounding

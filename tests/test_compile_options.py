@@ -1,0 +1,83 @@
+"""XLA's options for programs of one sequence: products are not tuned where that was measured to cost no speed."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks.model_speed import compile_programs as benchmarked
+from model.ops.gpu import pallas_ops
+from model.ops.table import Ops
+from model.ops.xla import XLA
+from model.running import programs
+from model.running.compile import UNTUNED, compiler_options, options_of_one
+from model.running.programs import Layout
+from model.weights.params import Params
+from tests.test_ops_choice import BFLOAT16, CAPACITY, TINY, WIDE, in_codes, newer, shapes
+
+SINGLE = np.dtype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def by_kernels() -> Ops:
+    return pallas_ops(TINY, shapes(TINY), capacity=CAPACITY)[0]
+
+
+def untuned(params: Params, ops: Ops, config: Any = TINY, platform: str = "gpu") -> bool:
+    options, usual = options_of_one(platform, params, config, ops=ops), compiler_options(platform)
+    assert options in (usual, usual | UNTUNED)
+    return options != usual
+
+
+def test_only_what_was_compared_is_not_tuned(by_kernels):
+    assert untuned(shapes(TINY), by_kernels)
+    assert not untuned(shapes(TINY), by_kernels, platform="cpu")
+    assert not untuned(shapes(TINY), XLA)
+    assert not untuned(shapes(TINY, SINGLE), by_kernels)
+    assert not untuned(shapes(TINY), by_kernels, replace(TINY, experts=4, experts_per_token=2))
+
+
+def test_an_op_that_a_kernel_refuses_is_tuned(by_kernels):
+    config = newer(nonlinearity="gelu")
+    assert not untuned(shapes(config), pallas_ops(config, shapes(config), capacity=CAPACITY)[0], config)
+    for name in Ops._fields:
+        expected = name == "moe_add"  # which no model without experts calls
+        assert untuned(shapes(TINY), by_kernels._replace(**{name: getattr(XLA, name)})) == expected, name
+
+
+@pytest.mark.parametrize(("form", "group", "expected"), [("int8", 64, True), ("int4", 32, False), ("nf4", 64, False)])
+def test_codes_that_were_not_compared_are_tuned(by_kernels, form, group, expected):
+    assert untuned(in_codes(shapes(WIDE), form, group), by_kernels, WIDE) == expected
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_programs_of_one_sequence_are_compiled_by_these_options(monkeypatch, by_kernels, batch):
+    """By what `generate` and its benchmarks compile. Several sequences have the platform's own options."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    given: list[dict[str, Any]] = []
+    real_jit, real_compile = jax.jit, jax.stages.Lowered.compile
+
+    def jit(program: Callable[..., Any], **_: Any) -> Any:
+        return real_jit(lambda *_: 0)  # what the program is does not matter, and kernels are not lowered for a CPU
+
+    def compile(self: jax.stages.Lowered, options: dict[str, Any]) -> jax.stages.Compiled:
+        given.append(options)
+        return real_compile(self)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compile)
+    params, expected = shapes(TINY), compiler_options("gpu") | (UNTUNED if batch == 1 else {})
+    layout = Layout(batch, CAPACITY - 8, 8, 4, BFLOAT16, wide=(16,))
+    made = {"ops": by_kernels, "layout": layout, "platform": "gpu", "greedy": True}
+    programs.compile_programs(params, TINY, **made, jit=jit)  # as for several devices
+    assert given == [compiler_options("gpu")] * 2
+    given.clear()
+    monkeypatch.setattr(jax, "jit", jit)
+    compiled = programs.compile_programs(params, TINY, **made)
+    compiled.prefill(16)
+    compiled.decode(False)
+    assert given == [expected] * 4
+    benchmarked(params, TINY, ops=by_kernels, capacity=CAPACITY, chunk=8, burst=4, batch=batch)
+    assert given == [expected] * 6
