@@ -92,7 +92,7 @@ def test_products_run_on_all_cores_and_copy_no_weight(dtype: str, scheme: str | 
 
 @pytest.mark.parametrize("greedy", [True, False])
 def test_no_branch_asks_for_the_temperature(greedy: bool):
-    """Attention has a branch for the part of the cache in use. Drawing has a loop for top-k and top-p, which share it."""
+    """Attention has a branch for the part of the cache in use. Top-k and top-p are turns of one loop."""
     hlo = lowered("float32", None, greedy=greedy).compile(compiler_options=OPTIONS).as_text()
     assert hlo
     branches = re.findall(r" conditional\(.*op_name=\"[^\"]*/(\w+)/cond\"", hlo)
