@@ -16,41 +16,44 @@ from model.running import programs
 from model.running.compile import UNTUNED, compiler_options, options_of_one
 from model.running.programs import Layout
 from model.weights.params import Params
-from tests.test_ops_choice import BFLOAT16, CAPACITY, TINY, WIDE, in_codes, newer, shapes
+from tests.test_ops_choice import BFLOAT16, CAPACITY, WIDE, in_codes, newer, shapes
 
 SINGLE = np.dtype(np.float32)
+CODED = in_codes(shapes(WIDE), "int8", 64)
 
 
 @pytest.fixture(scope="module")
 def by_kernels() -> Ops:
-    return pallas_ops(TINY, shapes(TINY), capacity=CAPACITY)[0]
+    return pallas_ops(WIDE, CODED, capacity=CAPACITY)[0]
 
 
-def untuned(params: Params, ops: Ops, config: Any = TINY, platform: str = "gpu") -> bool:
+def untuned(params: Params, ops: Ops, config: Any = WIDE, platform: str = "gpu") -> bool:
     options, usual = options_of_one(platform, params, config, ops=ops), compiler_options(platform)
     assert options in (usual, usual | UNTUNED)
     return options != usual
 
 
 def test_only_what_was_compared_is_not_tuned(by_kernels):
-    assert untuned(shapes(TINY), by_kernels)
-    assert not untuned(shapes(TINY), by_kernels, platform="cpu")
-    assert not untuned(shapes(TINY), XLA)
-    assert not untuned(shapes(TINY, SINGLE), by_kernels)
-    assert not untuned(shapes(TINY), by_kernels, replace(TINY, experts=4, experts_per_token=2))
+    assert untuned(CODED, by_kernels)
+    assert not untuned(CODED, by_kernels, platform="cpu")
+    assert not untuned(CODED, XLA)
+    assert not untuned(in_codes(shapes(WIDE, SINGLE), "int8", 64), by_kernels)
+    assert not untuned(CODED, by_kernels, replace(WIDE, experts=4, experts_per_token=2))
 
 
 def test_an_op_that_a_kernel_refuses_is_tuned(by_kernels):
     config = newer(nonlinearity="gelu")
-    assert not untuned(shapes(config), pallas_ops(config, shapes(config), capacity=CAPACITY)[0], config)
+    refusing = pallas_ops(config, shapes(config), capacity=CAPACITY)[0]
+    assert not untuned(CODED, refusing)
     for name in Ops._fields:
         expected = name == "moe_add"  # which no model without experts calls
-        assert untuned(shapes(TINY), by_kernels._replace(**{name: getattr(XLA, name)})) == expected, name
+        assert untuned(CODED, by_kernels._replace(**{name: getattr(XLA, name)})) == expected, name
 
 
-@pytest.mark.parametrize(("form", "group", "expected"), [("int8", 64, True), ("int4", 32, False), ("nf4", 64, False)])
-def test_codes_that_were_not_compared_are_tuned(by_kernels, form, group, expected):
-    assert untuned(in_codes(shapes(WIDE), form, group), by_kernels, WIDE) == expected
+@pytest.mark.parametrize(("form", "group"), [("int4", 32), ("nf4", 64), (None, 0)])
+def test_weights_whose_prompts_were_not_compared_are_tuned(by_kernels, form, group):
+    params = shapes(WIDE)
+    assert not untuned(in_codes(params, form, group) if form else params, by_kernels)
 
 
 @pytest.mark.parametrize("batch", [1, 2])
@@ -68,16 +71,16 @@ def test_programs_of_one_sequence_are_compiled_by_these_options(monkeypatch, by_
         return real_compile(self)
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", compile)
-    params, expected = shapes(TINY), compiler_options("gpu") | (UNTUNED if batch == 1 else {})
+    params, expected = CODED, compiler_options("gpu") | (UNTUNED if batch == 1 else {})
     layout = Layout(batch, CAPACITY - 8, 8, 4, BFLOAT16, wide=(16,))
     made = {"ops": by_kernels, "layout": layout, "platform": "gpu", "greedy": True}
-    programs.compile_programs(params, TINY, **made, jit=jit)  # as for several devices
+    programs.compile_programs(params, WIDE, **made, jit=jit)  # as for several devices
     assert given == [compiler_options("gpu")] * 2
     given.clear()
     monkeypatch.setattr(jax, "jit", jit)
-    compiled = programs.compile_programs(params, TINY, **made)
+    compiled = programs.compile_programs(params, WIDE, **made)
     compiled.prefill(16)
     compiled.decode(False)
     assert given == [expected] * 4
-    benchmarked(params, TINY, ops=by_kernels, capacity=CAPACITY, chunk=8, burst=4, batch=batch)
+    benchmarked(params, WIDE, ops=by_kernels, capacity=CAPACITY, chunk=8, burst=4, batch=batch)
     assert given == [expected] * 6

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from benchmarks.decode_steps import FEW_LAYERS, STEPS, decode_step
+from benchmarks.gpu_compile.chunk import CHUNKS, broken_by_chunk, compile_chunk
 from benchmarks.gpu_compile.compiler import compile_case, compile_step
 from benchmarks.gpu_compile.gates import broken_by, broken_by_step
 from benchmarks.gpu_compile.report import KERNEL_COLUMNS, STEP_COLUMNS, Row, kernel_row, step_row, table
@@ -76,13 +77,17 @@ def main(only: str, sample: bool, limit: float, at_once: int, raw: Path | None):
             broken += len(wrong)
             for line in wrong:
                 click.echo(f"{name}: {line}", err=True)
-    shared = [name for name in SHARED if only in f"decode step {name}" and not sample]
-    for name, step in compile(compile_shared, shared):
-        wrong = [step.reason] if isinstance(step, Failure) else broken_by_shared_step(step)
-        compiled += 1
-        broken += len(wrong)
-        for line in wrong:
-            click.echo(f"{name}: {line}", err=True)
+    for title, names, function, gates in (
+        ("decode step", [] if sample else SHARED, compile_shared, broken_by_shared_step),
+        ("prompt", CHUNKS, compile_chunk, broken_by_chunk),
+    ):
+        chosen = [name for name in names if only in f"{title} {name}"]
+        for name, facts in compile(function, chosen):
+            wrong = [facts.reason] if isinstance(facts, Failure) else gates(facts)
+            compiled += 1
+            broken += len(wrong)
+            for line in wrong:
+                click.echo(f"{name}: {line}", err=True)
     kernels, steps = tables
     text = "\n\n".join(
         table(columns, rows) for columns, rows in ((KERNEL_COLUMNS, kernels), (STEP_COLUMNS, steps)) if rows
@@ -91,7 +96,7 @@ def main(only: str, sample: bool, limit: float, at_once: int, raw: Path | None):
     if raw:
         about = {**{name: version(name) for name in VERSIONS}, "models": sorted(TWO_MODELS if sample else SHAPES)}
         write_report({"about": about, "kernels": kernels, "steps": steps}, raw)
-    click.echo(f"{compiled} cases and decode steps compiled for sm_90a, {broken} gates broken", err=True)
+    click.echo(f"{compiled} cases, decode steps and prompts compiled for sm_90a, {broken} gates broken", err=True)
     sys.exit(broken > 0)
 
 

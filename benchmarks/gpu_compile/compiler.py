@@ -18,6 +18,7 @@ os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
 import jax
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.stages import Compiled
 
 from benchmarks.decode_steps import FEW_LAYERS, decode_step
 from benchmarks.gpu_compile.h200 import TARGET
@@ -35,13 +36,8 @@ def _mesh() -> Mesh:
 
 def compile_for_h200(function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()) -> Program:
     """Lower and compile `function` for these shapes; `arguments` are pytrees of arrays or of their shapes."""
-    mesh = _mesh()
-    placed = NamedSharding(mesh, PartitionSpec())
-    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=placed), arguments)
     start = sum(os.times()[:4])  # of all threads, and of the assembling processes
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        lowered = jax.jit(function, donate_argnums=donate).lower(*shapes)
-    compiled = lowered.compile(LOOPS_IN_GRAPHS)
+    compiled = _compiled(function, arguments, donate, LOOPS_IN_GRAPHS)
     seconds = sum(os.times()[:4]) - start
     memory, hlo = compiled.memory_analysis(), compiled.as_text()
     assert memory and hlo
@@ -51,6 +47,26 @@ def compile_for_h200(function: Callable[..., Any], *arguments: Any, donate: tupl
         aliased=memory.alias_size_in_bytes,
         seconds=seconds,
     )
+
+
+def hlo_for_h200(
+    function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = (), options: dict[str, Any]
+) -> str:
+    """Compile likewise, by other options of XLA; give the compiled program's text."""
+    hlo = _compiled(function, arguments, donate, options).as_text()
+    assert hlo
+    return hlo
+
+
+def _compiled(
+    function: Callable[..., Any], arguments: Any, donate: tuple[int, ...], options: dict[str, Any]
+) -> Compiled:
+    mesh = _mesh()
+    placed = NamedSharding(mesh, PartitionSpec())
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=placed), arguments)
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        lowered = jax.jit(function, donate_argnums=donate).lower(*shapes)
+    return lowered.compile(options)
 
 
 def compile_case(name: str) -> tuple[Program, list[Kernel]]:

@@ -43,6 +43,15 @@ def launches(hlo: str) -> list[Launch]:
     return list(_launches(entry, computations))
 
 
+def products(hlo: str) -> tuple[int, int]:
+    r"""Count the products of a program: calls of cuBLASLt, and kernels of XLA's own.
+
+    >>> products('custom-call(%x, %w), custom_call_target="__cublas$lt$matmul"\n{"kind":"__triton_nested_gemm_fusion"}')
+    (1, 1)
+    """
+    return hlo.count('custom_call_target="__cublas$lt$matmul"'), len(re.findall(r'"kind":"__triton\w*gemm', hlo))
+
+
 class _Instruction(NamedTuple):
     root: bool
     shape: str

@@ -21,7 +21,7 @@ LOOPS_IN_GRAPHS = {"xla_gpu_enable_command_buffer": f"{IN_GRAPHS},WHILE,CONDITIO
 # Without that it takes Triton kernels with a bad tiling for products, and a prompt of 512 tokens takes 14 times as
 # long. Without such kernels, too, it calls cuBLASLt, which knows by itself how to compute a product.
 UNTUNED = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
-FORMS_UNTUNED = {"int8"}  # of codes whose prompts were compared
+FORMS_UNTUNED = {"int8"}  # of codes whose prompts were compared; weights without codes were not
 
 
 def compiler_options(platform: str) -> dict[str, Any]:
@@ -41,9 +41,11 @@ def compiler_options(platform: str) -> dict[str, Any]:
 def options_of_one(platform: str, params: Params, config: Config, *, ops: Ops) -> dict[str, Any]:
     """Give the options for the programs that read and decode one sequence; `params` may be shapes.
 
-    On a GPU nothing is tuned where that costs no speed. With kernels for a step's products and for all attention, XLA
-    is left the products of a prompt, which cuBLASLt computes. See benchmarks/results/prompts-h100.md. Nothing else was
-    compared: float32, other codes, experts, what kernels refuse, steps of several sequences, several devices.
+    On a GPU nothing is tuned for codes of int8, if kernels compute a step's products and all attention. XLA is left the
+    products of a prompt, which cuBLASLt computes: 8B in q8 read prompts of 512 and 4,096 tokens no slower than tuned
+    (benchmarks/results/prompts-h100.md). Nothing else was compared, so it stays tuned: weights in bfloat16 or float32,
+    other codes, experts, what kernels refuse, several sequences, several devices. A cold start happens once, and a
+    slow prompt would be slow every time.
     """
     options = compiler_options(platform)
     kernels = (op for name, op in ops._asdict().items() if name != "moe_add")  # which only experts need
@@ -52,6 +54,6 @@ def options_of_one(platform: str, params: Params, config: Config, *, ops: Ops) -
     leaves = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, QuantizedMatrix))
     forms = {leaf.form for leaf in leaves if isinstance(leaf, QuantizedMatrix)}
     bfloat16 = params.embedding.dtype == np.dtype(jax.numpy.bfloat16)
-    if platform == "gpu" and by_kernels and bfloat16 and not config.experts and forms <= FORMS_UNTUNED:
+    if platform == "gpu" and by_kernels and bfloat16 and not config.experts and forms == FORMS_UNTUNED:
         return options | UNTUNED
     return options
