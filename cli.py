@@ -15,13 +15,17 @@ import os
 import shutil
 import sys
 from importlib import import_module
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import click
 
 from commands.interrupt import answered_at_once
 from commands.options import write_help_text
 from commands.output import fail
+
+
+class _NobodyReads(Exception):
+    """Whoever read stdout has ended."""
 
 
 class Entry(NamedTuple):
@@ -80,6 +84,13 @@ class Verbs(click.Group):
             if meant := get_close_matches(args[0], VERBS, 1):
                 ctx.fail(f"No such command {args[0]!r}. Did you mean {meant[0]!r}?")
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a verb. Raises _NobodyReads for a closed pipe, which click would answer with 1, whatever that means."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _NobodyReads from error
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the text with its examples."""
@@ -143,7 +154,7 @@ def main() -> NoReturn:
                 fail(f"{error.format_message()}{hint}", 2)
             if isinstance(error, click.ClickException):
                 fail(error.format_message(), failed)
-            if isinstance(error, BrokenPipeError):
+            if isinstance(error, _NobodyReads):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains as it flushes
                 sys.exit(failed)
             if "--debug" in sys.argv:
@@ -155,6 +166,8 @@ def main() -> NoReturn:
 
 def _one_line(error: Exception) -> str:
     text = str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:  # without Python's number
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, ValueError | MemoryError | OSError | FloatingPointError):
         return text
     if isinstance(error, ModuleNotFoundError) and error.name and not _is_ours(error.name.partition(".")[0]):

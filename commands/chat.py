@@ -91,7 +91,8 @@ def chat(
     """Talk with a model.
 
     /help lists what else can be typed, /exit leaves, and Ctrl-C stops an answer. When standard input
-    is no terminal, each of its lines is a question. Of several processes, the first one asks.
+    is no terminal, each of its lines is a question, and Ctrl-C leaves. Of several processes, the first
+    one asks.
 
     \b
     llamaspec chat
@@ -102,6 +103,8 @@ def chat(
     from model.chat.template import check_options, find_template
     from model.running.start_clock import StartClock
 
+    if sys.stdin is None:
+        raise click.UsageError("standard input is closed")
     clock = StartClock.of_process()
     request = checked_request(options)
     found: list[ChatTemplate] = []
@@ -128,7 +131,9 @@ def chat(
         from model.parallel.processes import agreed as agree
 
         typed, lines = bool(agree(typed)), others.shared(lines)
-    with _interruption(agree) as interrupted:
+    interrupted = _Pressed(agree)
+    # Ctrl-C ends a chat whose questions come from a file: nobody is there to ask the next one.
+    with handled_by(interrupted.press) if typed else nullcontext():
         for line in lines:
             if line.strip() in ("/exit", "quit", "exit"):
                 return
@@ -221,19 +226,21 @@ def _terminal_lines() -> Iterator[str]:
 
     folder = cache_folder()
     history = FileHistory(str(folder / "chat_history")) if folder else InMemoryHistory()
-    session = PromptSession("> ", history=history, output=create_output(stdout=sys.stderr))
+    session = PromptSession("> ", history=history, output=create_output(stdout=sys.stderr), enable_suspend=True)
     while True:
         try:
             yield session.prompt()
         except KeyboardInterrupt:
-            continue
+            if not session.default_buffer.text.strip():
+                say("(/exit or Ctrl-D leaves)")
         except EOFError:
             return
 
 
 class _Pressed:
-    """Whether Ctrl-C was pressed during an answer. Pressed again, or at another time, it raises KeyboardInterrupt.
+    """Whether Ctrl-C was pressed during an answer. Pressed again before that ends, it raises KeyboardInterrupt.
 
+    It does nothing at another time: an answer may end as it is pressed, and the prompt takes it as a key.
     `agree` makes one answer of those of several processes, which must end a text after the same burst.
     """
 
@@ -245,9 +252,9 @@ class _Pressed:
         return bool(self._agree(self._pressed))
 
     def press(self) -> None:
-        if self._pressed or not self._answering:
+        if self._pressed:
             raise KeyboardInterrupt
-        self._pressed = True
+        self._pressed = self._answering
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
@@ -257,10 +264,3 @@ class _Pressed:
             yield
         finally:
             self._answering = self._pressed = False
-
-
-@contextmanager
-def _interruption(agree: Callable[[bool], int]) -> Iterator[_Pressed]:
-    pressed = _Pressed(agree)
-    with handled_by(pressed.press):
-        yield pressed

@@ -46,9 +46,10 @@ def doctor(model: str | None, text: str | None, tokenizer: str | None, as_json: 
         else:
             write(as_text(checkup))
         sys.exit(bool(checkup.faults))
-    from model.insight.doctor import examine
+    with progress_bar() as progress:
+        from model.insight.doctor import examine
 
-    report = examine()
+        report = examine(progress=progress)
     if as_json:
         write_json(report)
         return

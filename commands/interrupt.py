@@ -168,13 +168,26 @@ def unechoed() -> Iterator[None]:
         with suppress(termios.error):  # where the terminal is gone, nobody misses it
             termios.tcsetattr(terminal, termios.TCSANOW, before)
 
+    def take(*_: object) -> None:
+        if not _in_background(terminal):  # or it would be stopped for this
+            termios.tcsetattr(terminal, termios.TCSANOW, quiet)
+
     AT_THE_END.append(give_back)
-    termios.tcsetattr(terminal, termios.TCSANOW, quiet)
+    before_stop = signal.signal(signal.SIGCONT, take)  # shells set their own modes once Ctrl-Z has stopped us
+    take()
     try:
         yield
     finally:
+        signal.signal(signal.SIGCONT, before_stop)
         give_back()
         AT_THE_END.remove(give_back)
+
+
+def _in_background(terminal: int) -> bool:
+    try:
+        return os.tcgetpgrp(terminal) != os.getpgrp()
+    except OSError:  # it is not the terminal whose keys send signals to this process
+        return False
 
 
 @contextmanager

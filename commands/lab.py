@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -65,10 +66,9 @@ def start(number: int, into: str):
 
     one = _exercise(number)
     folder = Path(into) / name_of(number)
-    try:
-        write_folder(one, folder)
-    except FileExistsError:
-        raise click.UsageError(f"{folder} is there already, and work may be in it: remove it to begin again") from None
+    if os.path.lexists(folder):
+        raise click.UsageError(f"{folder} is there already, and work may be in it: remove it to begin again")
+    write_folder(one, folder)
     there = "" if into == "." else f" --into {shlex.quote(into)}"
     task = "Mend" if isinstance(one, Broken) else "Fill in"
     say(f"{one.title}\n{task} {folder}/kernel.py, then: llamaspec lab check {number}{there}")

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from textwrap import wrap
 from typing import Any
 
 import click
@@ -61,6 +62,19 @@ def broken_example(line: str, width: int) -> list[str]:
     return lines
 
 
+def broken_choices(option: str, width: int) -> str:
+    """Break the choices of an option between them, where a line is too narrow for all.
+
+    >>> print(broken_choices("--to [safetensors|llama2c|gguf]", 24))
+    --to [safetensors|
+          llama2c|gguf]
+    """
+    if len(option) <= width:
+        return option
+    lines = wrap(option.replace("|", "| "), width, subsequent_indent=" " * 6, break_on_hyphens=False)
+    return "\n".join(lines).replace("| ", "|")
+
+
 class Verb(click.Command):
     """A command whose help is in sections, and that takes --debug wherever a person writes it: `cli.main` looks for it.
 
@@ -107,7 +121,8 @@ class Verb(click.Command):
         sections: dict[str, list[tuple[str, str]]] = {"Options": []} | {name: [] for name in SECTIONS}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
-                sections[home.get(param.name or "", "Options") if sampled else "Options"].append(record)
+                named = broken_choices(record[0], formatter.width - 2)
+                sections[home.get(param.name or "", "Options") if sampled else "Options"].append((named, record[1]))
         for name, records in sections.items():
             if records:
                 with formatter.section(name):

@@ -12,8 +12,10 @@ import click
 from commands.loading import prepare_jax
 from commands.options import Verb, devices_option, processes_options
 from commands.output import say
+from commands.progress import progress_bar
 
 if TYPE_CHECKING:
+    from training.data import Source
     from training.loop import StepReport
 
 
@@ -82,30 +84,26 @@ def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: st
         raise click.UsageError("--fsdp goes with --devices")
     prepare_jax()
     try:
-        from training.data import Text, files_beside
-        from training.evaluation import evaluate_model
-        from training.loop import parameters
-        from training.loop import train as train_model
-        from training.recipe import Recipe
-        from training.stories.source import Stories
+        with progress_bar():
+            from training.evaluation import evaluate_model
+            from training.loop import parameters
+            from training.loop import train as train_model
+            from training.recipe import Recipe
+
+            source = _source(text, tokenizer, context=options["context"])
+            vocab = source.tokenizer.vocab  # that of the stories is made here, which takes seconds
     except ModuleNotFoundError as error:
         raise click.ClickException(f"{error.name} is missing: pip install 'llamaspec[train]'") from None
     from reference.config import Config
 
-    stories = Stories()
-    source = stories
-    if text:
-        from model.tokenizers.load import load_tokenizer
-
-        spelt = load_tokenizer(tokenizer) if tokenizer else stories.tokenizer
-        files = files_beside(tokenizer) if tokenizer else stories.files
-        source = Text(text, spelt, files, context=options["context"])
     if evaluate:
-        click.echo(evaluate_model(evaluate, source))
+        with progress_bar() as progress:
+            evaluation = evaluate_model(evaluate, source, progress=progress)
+        click.echo(evaluation)
         return
     shape = {name: options.pop(name) for name in ("dim", "layers", "heads", "kv_heads", "head_dim", "ffn", "context")}
     running = {name: options.pop(name) for name in ("resume", "eval_every", "save_every", "devices", "fsdp")}
-    config = Config(**shape, vocab=source.tokenizer.vocab, eps=1e-5, theta=10_000.0, tied=True)
+    config = Config(**shape, vocab=vocab, eps=1e-5, theta=10_000.0, tied=True)
     recipe = Recipe(config=config, **options)
     assert out is not None
     import jax
@@ -116,6 +114,21 @@ def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: st
     with _training_progress(recipe.steps) as report:
         directory = train_model(recipe, source, out, report=report, **running)
     say(f"{directory}: {parameters(config):,} parameters")
+
+
+def _source(text: str | None, tokenizer: str | None, *, context: int) -> Source:
+    """Open what a model is trained on: the stories, or a text."""
+    from training.data import Text, files_beside
+    from training.stories.source import Stories
+
+    stories = Stories()
+    if not text:
+        return stories
+    from model.tokenizers.load import load_tokenizer
+
+    spelt = load_tokenizer(tokenizer) if tokenizer else stories.tokenizer
+    files = files_beside(tokenizer) if tokenizer else stories.files
+    return Text(text, spelt, files, context=context)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +128,12 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
             return
         ops = [contract_for(name, contracts).name for name in names] or list(contracts)
         if listing:
-            _list_contracts([contracts[op] for op in ops], implementations, in_full=bool(names or path))
+            _list_contracts(
+                [contracts[op] for op in ops],
+                {name: [mutant.name for mutant in one.mutants] for name, one in implementations.items()},
+                in_full=bool(names or path),
+                as_json=options["as_json"],
+            )
         elif options["model"]:
             verify_model(**options)
         else:
@@ -149,20 +155,23 @@ def _store_in_the_cache() -> None:
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str((cache_folder() or Path(os.devnull)) / "hypothesis"))
 
 
-def _list_contracts(contracts: list[Contract], implementations: Mapping[str, Implementation], *, in_full: bool):
-    from verify.report import describe, group
+def _list_contracts(contracts: list[Contract], mutants: Mapping[str, list[str]], *, in_full: bool, as_json: bool):
+    """Print contracts, or without `in_full` their names by group; as JSON always all of them."""
+    from verify import listing
 
+    if as_json:
+        write_json([listing.as_json(contract, mutants.get(contract.name, [])) for contract in contracts])
+        return
     if not in_full:
         groups: dict[str, list[str]] = {}
         for contract in contracts:
-            groups.setdefault(group(contract), []).append(contract.name)
+            groups.setdefault(listing.group(contract), []).append(contract.name)
         width = max(map(len, groups))
         write_rows(*(f"{name:{width}}  {' '.join(ops)}" for name, ops in sorted(groups.items())))
         write_rows("", "llamaspec verify --list OP prints how an op is called, what is drawn, its bound and its laws.")
         return
     for contract in contracts:
-        right = implementations.get(contract.name)
-        write_rows(*describe(contract, [mutant.name for mutant in right.mutants] if right else []), "")
+        write_rows(*listing.describe(contract, mutants.get(contract.name, [])), "")
 
 
 def _verify_mutants(
@@ -262,9 +271,13 @@ def _verify(
 
 
 def _save(path: str, text: str) -> None:
-    """Write a file. Raises ValueError where that cannot be done: the verdicts have been printed by then."""
+    """Write a file whole or not at all. Raises ValueError where that cannot be: the verdicts are printed by then."""
+    from model.checkpoints.staging import new_file
+
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        is_device = os.path.exists(path) and not os.path.isfile(path)  # /dev/stdout
+        with nullcontext(Path(path)) if is_device else new_file(path, replace=True) as staged:
+            staged.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -44,6 +44,13 @@ def run_python(script: str, *arguments: str, stdin: str = "") -> Done:
             env=environment | {"PYTHONPATH": str(REPOSITORY)},
         )
         return Done(done.returncode, done.stdout, done.stderr, int(peak.read_text()) * 1024)
+
+
+def interrupt_within(path: Path, text: str, **_: Any) -> NoReturn:
+    """Stand in for `Path.write_text`, where Ctrl-C comes when half of the text is written."""
+    with path.open("w") as file:
+        file.write(text[: len(text) // 2])
+    raise KeyboardInterrupt
 
 
 def run_llamaspec(*arguments: str, stdin: str = "") -> Done:

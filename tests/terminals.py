@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.processes import REPOSITORY
 
 PATIENCE = 120.0  # seconds until what a test waits for counts as never coming
-CTRL_C = "\x03"
+CTRL_C, CTRL_Z = "\x03", "\x1a"
 CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 # The first terminal that the leader of a session opens is the one whose keys send it signals.

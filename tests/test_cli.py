@@ -399,6 +399,17 @@ def test_closed_streams(stories, closed):
         assert_refused((done.returncode, done.stdout, done.stderr), "closed", status=1 if closed == ">&-" else 2)
 
 
+def test_chat_without_standard_input(run, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert_refused(run("chat"), "standard input is closed", status=2)
+
+
+def test_what_the_system_refuses_is_said_without_its_number(run, tmp_path):
+    (tmp_path / "file").touch()
+    code, _, err = run("lab", "start", "1", "--into", str(tmp_path / "file"))
+    assert (code, err) == (1, f"error: {tmp_path / 'file'}: File exists\n")
+
+
 def test_a_conversion_that_is_told_to_end_leaves_nothing(stories, tmp_path):
     script = """
 import os, signal, cli

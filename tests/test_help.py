@@ -69,6 +69,13 @@ def test_no_summary_of_an_exercises_command_is_cut():
     assert "..." not in page and "List the exercises, one a line, its number first." in " ".join(page.split())
 
 
+@pytest.mark.parametrize("name", VERBS)
+def test_help_fits_a_narrow_terminal(name: str):
+    found = command(name)
+    lines = found.get_help(click.Context(found, info_name=f"llamaspec {name}", terminal_width=42)).splitlines()
+    assert max(map(len, lines)) <= 42
+
+
 def test_an_option_that_there_is_not_would_be_seen():
     with pytest.raises(click.UsageError, match="No such option"):
         test_an_example_can_be_typed("llamaspec inspect --shapes llama-2-7b  # memory")

@@ -12,13 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from prompt_toolkit.application import Application, create_app_session
+from prompt_toolkit.input import create_pipe_input
 
-from commands import interrupt
+from commands import chat, interrupt
 from commands.interrupt import unechoed
 from learn.lab.folder import ALL, KERNEL, function_of
 from learn.lab.folder import write as write_exercise
 from tests.processes import REPOSITORY
-from tests.terminals import CTRL_C, at_terminal
+from tests.terminals import CTRL_C, CTRL_Z, at_terminal
 
 AT_ONCE = 2.0  # seconds; 0.6 on an idle machine
 # A shell starts a command in the foreground like this, even if whoever runs the tests ignores SIGINT.
@@ -105,6 +107,8 @@ PHASES = [
     (["serve", "--port=0"], ("starting JAX",)),
     (["xray", "Once", "--out=page"], ("telling",)),
     (["bench", "--suite=serve", "--json=out.json"], ("starting the server",)),
+    (["doctor"], ("choosing ops",)),
+    (["train", "--out=out"], ("starting JAX",)),
 ]
 
 
@@ -126,26 +130,31 @@ def test_ctrl_c_ends_a_command_in_the_phase_that_it_shows(tmp_path, arguments, p
 
 HOLDS = """
 import time
+import numpy as np
 
-def {}(*arguments, **settings):
-    time.sleep(600)
+def {}(x, *arguments, **settings):
+    while {}:
+        time.sleep(600)
+    e = np.exp(x - np.maximum(x.max(-1, keepdims=True), np.float32(-1e30)))
+    return e / np.maximum(e.sum(-1, keepdims=True), np.float32(1e-30))
 """
+TIMED = 1013  # rows of what is timed, which are not drawn
 
 
-@pytest.mark.parametrize("verb", ["lab", "verify"])
-def test_ctrl_c_ends_a_judge_whose_kernel_never_answers(tmp_path, verb):
+@pytest.mark.parametrize("phase", ["lab", "verify", "timed"])
+def test_ctrl_c_ends_a_judge_whose_kernel_never_answers(tmp_path, phase):
     """The bar names what is judged, also in `lab check`; no verdict, page or replay file is left."""
-    if verb == "lab":
+    if phase == "lab":
         write_exercise(ALL[1], tmp_path / "lab-01")
         file, arguments = tmp_path / "lab-01" / KERNEL, ["lab", "check", "1"]
     else:
         file = tmp_path / "mine.py"
         arguments = ["verify", ALL[1].op, f"--candidate=mine.py:{function_of(ALL[1])}", "--arrays=numpy"]
-        arguments += ["--time", "--html=page.html", "--dtype=float32"]
-    file.write_text(HOLDS.format(function_of(ALL[1])))
+        arguments += ["--time", f"--at=rows={TIMED}", "--html=page.html", "--dtype=float32", "--examples=5", "--seed=1"]
+    file.write_text(HOLDS.format(function_of(ALL[1]), f"len(x) == {TIMED}" if phase == "timed" else "True"))
     before = {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts}
     with at_terminal(*arguments, cwd=tmp_path) as terminal:
-        terminal.wait_for(f"{ALL[1].op} float32")
+        terminal.wait_for(f"{ALL[1].op} float32, timed" if phase == "timed" else f"{ALL[1].op} float32")
         terminal.type(CTRL_C)
         status, shown = terminal.wait()
     assert status == 130
@@ -173,6 +182,8 @@ def test_what_is_typed_during_an_answer_is_not_shown_within_it(monkeypatch):
             [give_back] = interrupt.AT_THE_END
             give_back()
             assert echoes()
+            signal.raise_signal(signal.SIGCONT)  # Ctrl-Z, then `fg` of a shell that has set its own modes between them
+            assert not echoes()
         assert echoes() and not interrupt.AT_THE_END
 
 
@@ -180,6 +191,8 @@ def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
     """With the reference, which is slow enough to be interrupted, and compiles nothing. No word is cut on the way."""
     with at_terminal("chat", "--temperature=0", "--backend=reference", cwd=tmp_path, columns=30) as terminal:
         terminal.wait_for(">")
+        terminal.type(CTRL_C)
+        terminal.wait_for("(/exit or Ctrl-D leaves)")
         terminal.type(f"half a line{CTRL_C}Tell me a story about a fox.\r")
         terminal.wait_for("In a round house under a big\noak lived a clever fox.")
         terminal.type(CTRL_C)
@@ -192,6 +205,45 @@ def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
     told = shown.partition("clever fox.")[2].partition("/help")
     assert told[1] and len(told[0]) < 600  # a whole story has 700 at least
     assert "Who was the story about?" in shown
+
+
+def test_ctrl_c_between_two_prompts_or_as_an_answer_ends_does_not_leave_the_chat():
+    pressed = chat._Pressed(bool)
+    pressed.press()
+    with pressed.allowed():
+        assert not pressed()
+        pressed.press()
+        assert pressed()
+        with pytest.raises(KeyboardInterrupt):
+            pressed.press()
+    pressed.press()
+
+
+def test_ctrl_z_stops_a_chat_and_is_no_character_of_its_line(monkeypatch, tmp_path):
+    """A shell continues it; here nothing would."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    stopped = []
+    monkeypatch.setattr(Application, "suspend_to_background", lambda self: stopped.append(self.current_buffer.text))
+    with create_pipe_input() as keys, create_app_session(input=keys):
+        keys.send_text(f"half{CTRL_Z} a line\r")
+        assert next(chat._terminal_lines()) == "half a line"
+    assert stopped == ["half"]
+
+
+def test_ctrl_c_ends_a_chat_whose_questions_come_from_a_file(tmp_path):
+    """At a terminal it ends an answer, and the person asks on; a file would go on with its next question."""
+    command = [sys.executable, "-c", START, "chat", "--temperature=0", "--backend=reference"]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(tmp_path)}
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin and process.stdout
+        process.stdin.write(b"Tell me a story about a fox.\n" * 2)
+        process.stdin.flush()
+        assert process.stdout.read(5)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)  # whose questions end only here
+    assert (process.returncode, said.strip()) == (130, b"")
 
 
 def test_an_interrupt_that_is_ignored_stays_ignored(tmp_path):

@@ -11,7 +11,7 @@ from learn.lab.check import check, solution
 from learn.lab.exercise import Broken
 from learn.lab.folder import ALL, KERNEL, function_of, kernel, name_of, only, readme, write
 from reference import attention, llama, rmsnorm, rope, sentencepiece_bpe, softmax
-from tests.processes import REPOSITORY, run_llamaspec
+from tests.processes import REPOSITORY, interrupt_within, run_llamaspec
 from verify.candidate import Direct
 from verify.catalogue import contract_for
 from verify.mutants import quantized
@@ -43,6 +43,13 @@ def test_there_are_forty_in_five_chapters_and_no_two_alike():
     assert len({(one.op, one.mutant) for one in BROKEN}) == len({one.title for one in BROKEN}) == 40
     assert set(ALL) == set(range(1, 48))
     assert all(re.search(r"\. https://github.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+$", one.seen) for one in BROKEN)
+
+
+def test_an_exercise_appears_whole_or_not_at_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "write_text", interrupt_within)
+    with pytest.raises(KeyboardInterrupt):
+        write(ALL[1], tmp_path / "lab-01")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("one", BROKEN, ids=lambda one: str(one.number))

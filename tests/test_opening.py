@@ -50,6 +50,25 @@ def test_a_folder_that_is_no_model_is_refused_by_what_it_is(kind, tmp_path):
     assert str(caught.value).isprintable()
 
 
+def test_a_misspelt_name_is_answered_by_the_one_that_it_may_mean(tmp_path, monkeypatch):
+    (tmp_path / "Llama-3.2-1B.gguf").touch()
+    (tmp_path / "Llama-3.2-1B.txt").touch()  # is no model
+    (tmp_path / "tinyllama").mkdir()
+    monkeypatch.chdir(tmp_path)
+    said = "No such file or directory. Did you mean"
+    for name, meant in {
+        "storis": "stories",
+        "tinylama": "tinyllama",
+        f"{tmp_path}/lama-3.2-1B.guf": f"{tmp_path}/Llama-3.2-1B.gguf",
+    }.items():
+        with pytest.raises(CheckpointError, match=f"^{name}: {said} {meant}\\?$"):
+            open_checkpoint(name)
+    for name in ("fox", "Llama.txt", "none/storis", "storis/storis"):
+        with pytest.raises(CheckpointError) as caught:
+            open_checkpoint(name)
+        assert "mean" not in str(caught.value)
+
+
 def cached(folder: Path) -> tuple[Path, Path]:
     """A model in Hugging Face's cache: its folder, and its snapshot, whose files are links to blobs."""
     model = folder / "models--owner--name"

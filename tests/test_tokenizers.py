@@ -129,9 +129,14 @@ def test_nothing_is_lost(tokenizer, text, start):
 
 
 @given(text=texts, lone=st.integers(0xD800, 0xDFFF).map(chr))
+@example("", "\udc80")
+@example("", "\udcff")
 def test_what_is_not_unicode_is_refused(tokenizer, text, lone):
-    with pytest.raises(ValueError, match=f"character {len(text)} is a lone surrogate, U\\+{ord(lone):X}"):
+    """Python reads a byte of stdin that is not UTF-8 as half of a pair."""
+    with pytest.raises(ValueError, match=f"character {len(text)} is a lone surrogate, U\\+{ord(lone):X}") as caught:
         tokenizer.encode(text + lone)
+    said = f" (the byte {ord(lone) - 0xDC00:02X}, which is not UTF-8)" if "\udc80" <= lone <= "\udcff" else ""
+    assert str(caught.value).partition(f"U+{ord(lone):X}")[2] == said
 
 
 @given(text=texts)

@@ -379,7 +379,10 @@ def test_evaluation_counts_whole_answers(stories, monkeypatch):
                 likeliest[row, at - 1] += 1  # what follows at - 1 is at
         return 0.0, (3 * np.sum(importance[:, 1:]), likeliest)
 
-    whole = evaluate({}, replace(TINY, context=1024), stories, score=score, rows=1)
+    shares: list[float] = []
+    how = {"score": score, "rows": 1, "progress": lambda _, share: shares.append(share)}
+    whole = evaluate({}, replace(TINY, context=1024), stories, **how)
+    assert shares == [done / len(shares) for done in range(len(shares))] and len(shares) > len(asked)
     assert whole == (3.0, stories.floor, 4, 6)
     assert evaluate({}, replace(TINY, context=64), stories, score=score, rows=1)[2:] == (0, 6)  # no answer is seen
 

@@ -331,11 +331,26 @@ def test_the_list_of_contracts(verify):
     assert {"layers", "attention", "fused", "quantized", "backward"} == set(names)
     assert "rmsnorm" in names["layers"] and "attention_paged" in names["attention"]
     assert how.startswith("llamaspec verify --list OP prints")
+    told = {one["op"]: one for one in json.loads(verify("--list", "--json").stdout)}
+    assert {op: one["group"] for op, one in told.items()} == {op: name for name, ops in names.items() for op in ops}
+    assert told["add"]["draws"]["rows"] == "1, 2, 3, 5, or any whole number from 1 to 1048576"
+    assert "maximum starts at 0" in told["softmax"]["mutants"]
     text = verify("--list", "rmsnorm", "add").stdout
     assert "rmsnorm(x: Float[*batch dim], weight: Float[dim], *, eps: float) -> Float[*batch dim]" in text
     assert "add(x: Float[*batch dim], y: Float[*batch dim])" in text
     assert "  draws   rows    1, 2, 3, 5, or any whole number from 1 to 1048576\n" in text
     assert "          eps     1e-05, 1e-06, 0.5, or any number from 1e-06 to 0.5\n" in text
+
+
+def test_a_closed_pipe_is_no_verdict(tmp_path):
+    """A status of 1 would say that a bound is violated."""
+    reader, pipe = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "cli", "verify", "--list"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=pipe, stderr=subprocess.PIPE, text=True)
+    os.close(pipe)
+    assert (done.returncode, done.stderr) == (2, "")
 
 
 @pytest.mark.parametrize(

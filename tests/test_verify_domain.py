@@ -14,8 +14,9 @@ from verify.catalogue import CONTRACTS, IMPLEMENTATIONS
 from verify.contract import Expected
 from verify.domain import LONGEST, choices, domain, narrowed
 from verify.draw import HIDDEN, KINDS, Values
+from verify.listing import describe
 from verify.precision import precision
-from verify.report import counterexample, describe
+from verify.report import counterexample
 from verify.runner import verify
 
 SOFTMAX = CONTRACTS["softmax"]

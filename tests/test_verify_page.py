@@ -1,6 +1,7 @@
 """`verify --html`: a page that needs no other file, whose dots lie where the errors are."""
 
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import click
@@ -10,6 +11,7 @@ import pytest
 from benchmarks import svg
 from cli import llamaspec
 from commands.verify_page import page
+from tests.processes import interrupt_within
 from verify.candidate import Direct
 from verify.catalogue import CONTRACTS
 from verify.precision import precision
@@ -90,6 +92,11 @@ def test_the_command_writes_a_page(tmp_path, monkeypatch, capsys):
     with pytest.raises(click.UsageError, match=r"none/page\.html: No such file or directory"):
         llamaspec.main([*few, "--html", "none/page.html"], standalone_mode=False)
     assert capsys.readouterr().out.startswith("within bounds")
+    before = set(tmp_path.iterdir())
+    monkeypatch.setattr(Path, "write_text", interrupt_within)
+    with pytest.raises(click.Abort):
+        llamaspec.main([*few, "--html", "page.html"], standalone_mode=False)
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == text and set(tmp_path.iterdir()) == before
 
 
 def test_what_a_candidate_is_called_is_no_markup():

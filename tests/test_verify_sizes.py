@@ -14,10 +14,11 @@ from verify.contract import Contract, Large
 from verify.declare import declare, sizes
 from verify.domain import parsed
 from verify.drawing import uniform
+from verify.listing import describe
 from verify.precision import precision
 from verify.reach import FAR, reaches, table
 from verify.replay import Replay, check, digest, load, save
-from verify.report import counterexample, describe
+from verify.report import counterexample
 from verify.runner import verify
 
 

@@ -21,6 +21,7 @@ REASONS = {
     "tests/test_gpu_compile.py": "gates, on machine code written by hand",
     "tests/on_devices.py": "what a process with several devices computes: one table of cases each",
     "tests/test_cli.py": "every command, as a person calls it",
+    "tests/test_interrupts.py": "Ctrl-C in every phase of every command",
     "tests/test_generation.py": "sessions on both backends held to the same laws",
     "tests/test_training.py": "one loop, from its data to its weights",
     "tests/test_calibration.py": "three methods held to the same laws",

@@ -7,6 +7,7 @@ import re
 import struct
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ from model.tensors import tensor_shapes
 from reference.linear import linear
 from reference.rmsnorm import rmsnorm
 from reference.rope import LinearScaling, frequencies
-from tests.processes import REPOSITORY, run_llamaspec
+from tests.processes import REPOSITORY, interrupt_within, run_llamaspec
 from verify.walk import BEYOND, CONFIGS, weights
 
 TOKENS = [3, 14, 15, 9, 26]
@@ -152,6 +153,10 @@ def test_infinities_and_markup_come_through(tmp_path, walked, monkeypatch):
     recording, checkpoint = walked
     monkeypatch.setattr(content, "SMALL", 0)
     assert page._json({"a": [math.inf, 1.0], "b": (math.nan,)}) == '{"a":[null,1.0],"b":[null]}'
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "write_text", interrupt_within)
+        page.write_page(tmp_path / "x", recording, checkpoint, name="m", text_of=str)
+    assert not list(tmp_path.iterdir())
     index = page.write_page(tmp_path / "x", recording, checkpoint, name="m", text_of=lambda id: "</script>\u2028\ud7ff")
     assert script(index.parent / "data" / "model.js")["tokens"][0]["text"] == "</script>\u2028\ud7ff"
 

@@ -1,6 +1,6 @@
 """The score of a model on held-out documents."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -12,9 +12,9 @@ import numpy as np
 from model.checkpoints.checkpoint import refused
 from model.checkpoints.open import open_checkpoint
 from model.running.device import default_device
-from model.weights.params import check_weights
+from model.weights.params import Progress, check_weights, no_progress
 from reference.config import Config
-from training.data import Source, batches
+from training.data import Batch, Example, Source, batches
 from training.objective import WHOLE, Tensors, summed_loss
 
 
@@ -44,25 +44,41 @@ def rows_at_once(platform: str) -> int:
     return 1 if platform == "cpu" else 8
 
 
-def evaluate(tensors: Tensors, config: Config, source: Source, *, score: Callable, rows: int) -> Evaluation:
+def evaluate(
+    tensors: Tensors,
+    config: Config,
+    source: Source,
+    *,
+    score: Callable,
+    rows: int,
+    progress: Progress = no_progress,
+) -> Evaluation:
     """Score `tensors` on the held-out documents of `source`, and on its questions, `rows` at a time.
 
     `score` is `Step.score` of the configuration. A question is right if every id of the answer is the likeliest.
     """
+    documents, asked = source.held_out(), source.questions()
+
+    def scored(examples: list[Example], done: int) -> Iterator[tuple[Batch, tuple]]:
+        for batch in batches(examples, rows=rows, context=config.context):
+            progress("evaluating", done / (len(documents) + len(asked)))
+            yield batch, score(tensors, batch.ids, batch.weights)[1]
+            done += rows
+
     nats, count = 0.0, 0
-    for batch in batches(source.held_out(), rows=rows, context=config.context):
-        nats += float(score(tensors, batch.ids, batch.weights)[1][0])
+    for batch, (loss, _) in scored(documents, 0):
+        nats += float(loss)
         count += int(batch.counted.sum())
-    asked, right = source.questions(), 0
-    for batch in batches(asked, rows=rows, context=config.context):
-        likeliest = np.asarray(score(tensors, batch.ids, batch.weights)[1][1])  # [batch, seq - 1]
+    right = 0
+    for batch, (_, ids) in scored(asked, len(documents)):
+        likeliest = np.asarray(ids)  # [batch, seq - 1]
         wrong = np.any((likeliest != batch.ids[:, 1:]) & batch.counted, axis=1)
         whole = np.any(batch.counted, axis=1)  # False for an empty row, and for a question too long for the context
         right += int(np.sum(whole & ~wrong))
     return Evaluation(nats / count, source.floor, right, len(asked))
 
 
-def evaluate_model(path: str | Path, source: Source) -> Evaluation:
+def evaluate_model(path: str | Path, source: Source, *, progress: Progress = no_progress) -> Evaluation:
     """Score a model in a file or directory. Raises CheckpointError for one that does not know the source's ids."""
     checkpoint = open_checkpoint(path)
     config = checkpoint.config
@@ -73,4 +89,5 @@ def evaluate_model(path: str | Path, source: Source) -> Evaluation:
     check_weights(checkpoint)
     tensors = {name: jnp.asarray(tensor.read(), jnp.float32) for name, tensor in checkpoint.tensors.items()}
     score = jax.jit(partial(summed_loss, config=config, ops=WHOLE, dtype=np.dtype(np.float32)))
-    return evaluate(tensors, config, source, score=score, rows=rows_at_once(default_device().platform))
+    rows = rows_at_once(default_device().platform)
+    return evaluate(tensors, config, source, score=score, rows=rows, progress=progress)

@@ -1,6 +1,5 @@
 """Reports of a run, for a person, a program or a CI system."""
 
-import inspect
 import re
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -300,48 +299,3 @@ def _defined(candidate: str) -> dict[str, str]:
     if not found:
         return {"file": path} if source else {}
     return {"file": path, "line": str(source.count("\n", 0, found.start()) + 1)}
-
-
-def signature(contract: Contract) -> str:
-    """Parameters of a definition with shapes and dtypes."""
-    parameters = str(inspect.signature(contract.definition))
-    return re.sub(r"jaxtyping\.|(?<=\[)(np\.|numpy\.)?ndarray, |np\.|numpy\.", "", parameters).replace("'", "")
-
-
-def group(contract: Contract) -> str:
-    """The group that `--list` names an op in, by where its definition is.
-
-    >>> from verify.contracts.rmsnorm import CONTRACT
-    >>> group(CONTRACT)
-    'layers'
-    """
-    if contract.name.endswith("_backward"):
-        return "backward"
-    module = contract.definition.__module__
-    parts = {"quantizers": "quantized", "attention": "attention", "fused": "fused"}
-    return next((name for part, name in parts.items() if part in module), "layers")
-
-
-def describe(contract: Contract, mutants: Sequence[str]) -> list[str]:
-    """A contract as `--list` prints it: how a candidate is called, and what it is held to."""
-    lines = [
-        contract.name + signature(contract),
-        f"  is      {contract.definition.__module__}.{contract.name}",
-        f"  domain  {contract.domain}",
-        f"  bound   {contract.bound}",
-    ]
-    width = max(map(len, contract.draws))
-    for i, (name, strategy) in enumerate(contract.draws.items()):
-        lines.append(f"  {'draws' if i == 0 else '':7} {name:{width}}  {domain(strategy)}")
-    far = [
-        f"{one.dimension} to {one.most:,}" + f" ({one.why})" * bool(one.why)
-        for one in reaches(contract)
-        if one.most > one.usual
-    ]
-    if far:
-        lines.append(f"  large   one at a time: {'; '.join(far)}")
-    for law in contract.laws:
-        lines.append(f"  law     {law.name}" + f" (left out where {', '.join(law.sets)} is narrowed)" * bool(law.sets))
-    if mutants:
-        lines.append(f"  kills   {len(mutants)} mutants: {'; '.join(mutants)}")
-    return lines

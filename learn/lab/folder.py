@@ -9,9 +9,10 @@ from pathlib import Path
 from learn.lab.broken import EXERCISES
 from learn.lab.exercise import Broken, Exercise
 from learn.lab.own import exercises as own_exercises
+from model.checkpoints.staging import new_directory
 from verify import mutant
 from verify.catalogue import CONTRACTS
-from verify.report import describe
+from verify.listing import describe
 
 KERNEL, TEST, README = "kernel.py", "test_kernel.py", "README.md"
 ALL: dict[int, Exercise] = {exercise.number: exercise for exercise in (*EXERCISES, *own_exercises(len(EXERCISES) + 1))}
@@ -40,11 +41,12 @@ def function_of(one: Exercise) -> str:
 
 
 def write(one: Exercise, folder: Path) -> None:
-    """Make the folder of an exercise. Raises FileExistsError where it is there: work may be in it."""
-    folder.mkdir(parents=True)
-    (folder / KERNEL).write_text(kernel(one), encoding="utf-8")
-    (folder / TEST).write_text(test(one), encoding="utf-8")
-    (folder / README).write_text(readme(one), encoding="utf-8")
+    """Make the folder of an exercise, whole or not at all. Raises CheckpointError where it is: it may hold work."""
+    texts = {KERNEL: kernel(one), TEST: test(one), README: readme(one)}
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with new_directory(folder) as staged:
+        for name, text in texts.items():
+            (staged / name).write_text(text, encoding="utf-8")
 
 
 def kernel(one: Exercise, *, solved: bool = False) -> str:

@@ -9,6 +9,7 @@ A page that is opened from a file may load scripts, but may not read data. So th
 
 import json
 import math
+from contextlib import nullcontext
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from learn.trace import Recording
 from learn.xray.content import Progress, TextOf, model_content, token_content
 from model.checkpoints.checkpoint import Checkpoint
+from model.checkpoints.staging import new_directory
 
 MARK = '<meta name="generator" content="llamaspec xray">'
 BUDGET = 12_000_000  # bytes of the tokens' data: the newest tokens that fit can be chosen
@@ -42,21 +44,24 @@ def write_page(
 ) -> Path:
     """Write the page of a recorded walk into `folder`, and give the path of its index.html.
 
-    Raises FileExistsError as `check_folder` does; an older page is replaced.
+    Raises FileExistsError as `check_folder` does; an older page is replaced. A new folder appears when it is complete.
     """
     check_folder(folder)
     tokens = _tokens(recording, text_of, progress)
     model = model_content(recording, checkpoint, name=name, text_of=text_of, progress=progress)
     model["chosen"] = sorted(tokens)
-    data = folder / "data"
-    data.mkdir(parents=True, exist_ok=True)
-    for old in data.glob("token-*.js"):
-        old.unlink()
-    for file in files("learn.xray").joinpath("page").iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    _write_script(data / "model.js", f"XRAY.model = {_json(model)};")
-    for position, script in tokens.items():
-        _write_script(data / f"token-{position}.js", script)
+    scripts = {"model": f"XRAY.model = {_json(model)};"}
+    scripts |= {f"token-{position}": script for position, script in tokens.items()}
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with nullcontext(folder) if folder.exists() else new_directory(folder) as staged:
+        data = staged / "data"
+        data.mkdir(exist_ok=True)
+        for old in data.glob("token-*.js"):
+            old.unlink()
+        for file in files("learn.xray").joinpath("page").iterdir():
+            (staged / file.name).write_bytes(file.read_bytes())
+        for name, script in scripts.items():
+            (data / f"{name}.js").write_text(script + "\n", encoding="utf-8", newline="\n")
     return folder / "index.html"
 
 
@@ -90,7 +95,3 @@ def _without_infinities(value: Any) -> Any:
             return [_without_infinities(each) for each in value]
         case _:
             return value
-
-
-def _write_script(path: Path, script: str) -> None:
-    path.write_text(script + "\n", encoding="utf-8", newline="\n")

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from model.checkpoints.checkpoint import Checkpoint, os_errors, refused
@@ -14,6 +15,8 @@ from model.checkpoints.recognize import GGUF, folder_without_config, snapshot_of
 from model.checkpoints.safetensors_header import read_header
 
 BUILT_IN = {"stories": Path(__file__).parents[1] / "stories"}  # models in this package, by name
+ENDINGS = {".gguf", ".bin", ".safetensors"}  # of files that are models
+ALIKE = 0.8  # of difflib's 1: names that differ by a slip of a finger
 
 
 def place_of(model: str | Path) -> Path:
@@ -27,6 +30,20 @@ def place_of(model: str | Path) -> Path:
     return BUILT_IN.get(str(model)) or find_in_cache(str(model)) or path
 
 
+def nearest(path: Path) -> Path | None:
+    """Find what a misspelt path may mean: a file or folder beside it, or a name of `BUILT_IN`; None for no such path.
+
+    >>> nearest(Path("storis"))
+    PosixPath('stories')
+    """
+    from difflib import get_close_matches
+
+    names = list(BUILT_IN) if path.parent == Path() else []
+    with suppress(OSError, ValueError):
+        names += [one.name for one in os.scandir(path.parent) if one.is_dir() or Path(one.name).suffix in ENDINGS]
+    return next((path.with_name(name) for name in get_close_matches(path.name, names, 1, ALIKE)), None)
+
+
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """Open a GGUF or llama2.c file, Hugging Face's or Mistral's directory, or a .safetensors file beside its config.
 
@@ -36,10 +53,13 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     path = place_of(path)
     if "\0" in str(path):
         raise refused(path, "no file has a zero byte in its name")
-    if not os.path.lexists(path) and (command := how_to_download(str(path))):
-        raise refused(
-            path, f"No such file or directory, and no such model in the Hub's cache. To download it: {command}"
-        )
+    if not os.path.lexists(path):
+        if meant := nearest(path):
+            raise refused(path, f"No such file or directory. Did you mean {meant}?")
+        if command := how_to_download(str(path)):
+            raise refused(
+                path, f"No such file or directory, and no such model in the Hub's cache. To download it: {command}"
+            )
     try:
         with os_errors(path):
             is_directory = stat.S_ISDIR(path.stat().st_mode)

@@ -15,7 +15,7 @@ from model.running.device import HOPPER, Device, default_device, free_bytes
 from model.running.memory import gigabytes
 from model.running.programs import prompt_chunk
 from model.system import nvidia_driver, processor, usable_cpus
-from model.weights.params import abstract_params
+from model.weights.params import Progress, abstract_params, no_progress
 
 PACKAGES = (
     "llamaspec", "jax", "jaxlib", "numpy", "ml_dtypes", "jaxtyping", "sentencepiece", "protobuf", "tokenizers",
@@ -25,12 +25,15 @@ TYPICAL = "llama-3.1-8b"  # the published shape whose ops stand for those of any
 H200 = Device("gpu", "NVIDIA H200", HOPPER)
 
 
-def examine() -> dict[str, dict[str, str]]:
+def examine(*, progress: Progress = no_progress) -> dict[str, dict[str, str]]:
     """Report on this machine, the ops here and on an H200, versions, caches, what is missing, and a verdict."""
     device = default_device()
     versions = {name: _version(name) for name in PACKAGES}
     missing = _missing(versions, device)
-    on_h200 = {name: _choice(name, H200) for name in SHAPES}
+    on_h200 = {}
+    for done, name in enumerate(SHAPES):
+        progress(f"choosing ops of {name}", done / len(SHAPES))
+        on_h200[name] = _choice(name, H200)
     return {
         "this machine": _machine(device),
         "ops here": _ops(_choice(TYPICAL, device)),

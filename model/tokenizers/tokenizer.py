@@ -115,6 +115,8 @@ def check_text(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        surrogate = f"U+{ord(text[error.start]):04X}"
-        message = f"the text is not valid Unicode: character {error.start} is a lone surrogate, {surrogate}"
+        lone = ord(text[error.start])
+        message = f"the text is not valid Unicode: character {error.start} is a lone surrogate, U+{lone:04X}"
+        if 0xDC80 <= lone <= 0xDCFF:  # so Python reads a byte of stdin or of an argument that is not UTF-8
+            message += f" (the byte {lone - 0xDC00:02X}, which is not UTF-8)"
         raise ValueError(message) from None
