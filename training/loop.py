@@ -96,6 +96,7 @@ def train(
     rows, streams_at_once = rows_at_once(platform) * devices, STREAMS
     context = recipe.config.context
     zeros = jax.jit(lambda: (jax.tree.map(jnp.zeros_like, tensors), jnp.zeros(())))
+    total = jax.jit(lambda *streams: jax.tree.map(lambda *sums: sum(sums), *streams))
     on_devices = over.documents if over else np.asarray
     if over:
         zeros = partial(over.place, jax.tree.map(np.zeros_like, (tensors, np.zeros((), np.float32))))
@@ -121,7 +122,7 @@ def train(
         if not count:
             raise ValueError(f"step {number + 1} has nothing to learn within {context} tokens: try a larger context")
         streams = pool.map(add_up, (parts[first::streams_at_once] for first in range(streams_at_once)))
-        gradient, nats = jax.tree.map(lambda *sums: sum(sums), *streams)
+        gradient, nats = total(*streams)
         tensors, state = step.update(tensors, state, gradient, np.float32(count))
         loss = float(nats) / count
         if not np.isfinite(loss):

@@ -24,7 +24,7 @@ from model.forward import forward
 from model.ops.block import capped, score_scale
 from model.ops.table import Ops, Positions
 from model.ops.xla import XLA
-from model.running.compile import compiler_options
+from model.running.compile import UNTUNED, compiler_options
 from model.tensors import Role, weights
 from model.weights.params import params_of, rope_table
 from reference.config import Config
@@ -127,7 +127,8 @@ def compile_step(
         changes, state = transform.update(jax.tree.map(lambda g: g / count, gradient), state, tensors)
         return optax.apply_updates(tensors, changes), state
 
-    options: Any = compiler_options(platform)
+    # Each length is a program, and tuning a dozen of them took nine minutes.
+    options: Any = compiler_options(platform) | (UNTUNED if platform == "gpu" else {})
     return Step(
         add_gradient=jax.jit(add_gradient, donate_argnums=0, compiler_options=options),
         update=jax.jit(update, donate_argnums=(0, 1), compiler_options=options),
