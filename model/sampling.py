@@ -167,8 +167,8 @@ def _cut_tails(p: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Arra
             return jnp.sum(jnp.where(bits > t, numbers, 0), axis=-1, keepdims=True) < most
 
         low, high = jnp.full((*p.shape[:-1], 1), -1, jnp.int32), jnp.max(bits, axis=-1, keepdims=True)
-        halved, cut = (partial(smallest, enough, ways=ways) for ways in (2, 16))
-        t = lax.platform_dependent(low, high, cpu=halved, default=cut)
+        by_halves, by_sixteenths = (partial(smallest, enough, ways=ways) for ways in (2, 16))
+        t = lax.platform_dependent(low, high, cpu=by_halves, default=by_sixteenths)
         return jnp.where(asked, _normalize(jnp.where(bits >= t, p, 0)), p)
 
     first, last = jnp.where(jnp.any(by_k), 0, 1), jnp.where(jnp.any(by_p), 2, 1)
