@@ -97,9 +97,11 @@ def found_by(
             timer = Timer(min(over - time.monotonic(), TIMEOUT_MAX), process.kill)
             timer.start()
             assert process.stdout
-            found.extend((number, *json.loads(line)) for line in process.stdout if line.endswith("\n"))
-            process.wait()
-            timer.cancel()
+            try:
+                found.extend((number, *json.loads(line)) for line in process.stdout if line.endswith("\n"))
+                process.wait()
+            finally:
+                timer.cancel()  # or this process would wait for it
             said.seek(0)
             if process.returncode and time.monotonic() < over:
                 raise RuntimeError(f"process {number} ended with {process.returncode}: {said.read()[-500:]}")
@@ -149,6 +151,8 @@ def main(
         write_report(
             {"shape": shape, "dtype": dtype, "processes": len({number for number, *_ in found}), "rows": rows}, raw
         )
+    if not rows:
+        raise click.ClickException("no process came to the end of a stage: nothing was compared")
     sys.exit(any(row["differing"] for row in rows))
 
 

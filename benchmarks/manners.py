@@ -107,10 +107,25 @@ def quiet(name: str, done: Ended, *, more: Mapping[str, Any] | None = None) -> R
     return {**row, **({} if right else {"stderr": done.err[-1500:]}), **(more or {})}
 
 
+def agreeing(row: Row, same: bool) -> Row:
+    """Judge, too, whether a command said what another one did."""
+    return {**row, "right": row["right"] and same, "same text": same}
+
+
+def refused(done: Ended, share: float) -> Row:
+    """Judge a command that should have been refused for want of memory, in a last line of ours."""
+    lines = [line for line in re.split(r"[\r\n]+", done.err) if line.strip()]
+    last = lines[-1] if lines else ""
+    right = done.code != 0 and not noise(done.err) and last.startswith("error: ") and "GB" in last
+    row = {"check": f"generate beside a process that holds {share:.0%}", "right": right, "exit": done.code}
+    return {**row, "seconds": round(done.seconds, 2), "stderr": lines[-6:]}
+
+
 @contextmanager
 def holding(share: float) -> Iterator[None]:
     """Let another process hold a share of the GPU."""
-    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "true", "XLA_PYTHON_CLIENT_MEM_FRACTION": str(share)}
+    inherited = {name: value for name, value in os.environ.items() if name not in MEMORY}  # JAX refuses both names
+    environment = {**inherited, "XLA_PYTHON_CLIENT_PREALLOCATE": "true", "XLA_CLIENT_MEM_FRACTION": str(share)}
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
     with subprocess.Popen([sys.executable, "-c", HOLD], env=environment, text=True, **pipes) as holder:
         assert holder.stdout
@@ -177,7 +192,7 @@ def alone(runner: Runner, model: str, text: Path) -> Iterator[Row]:
         for process, said in zip(processes, told, strict=True)
     ]
     for number, done in enumerate(both):
-        yield quiet(f"story, one of two at once ({number})", done, more={"same text": done.out == both[0].out})
+        yield agreeing(quiet(f"story, one of two at once ({number})", done), done.out == both[0].out)
 
 
 def beside_another(runner: Runner, model: str) -> Iterator[Row]:
@@ -186,10 +201,7 @@ def beside_another(runner: Runner, model: str) -> Iterator[Row]:
         yield quiet(f"story beside a process that holds {MOST:.0%}", runner.run("story", "--seed", "7"))
     with holding(NEARLY_ALL):
         done = runner.run("generate", "Once", "--model", model, "--max-new-tokens", "4")
-    lines = [line for line in re.split(r"[\r\n]+", done.err) if line.strip()]
-    refused = done.code != 0 and not noise(done.err) and lines[-1].startswith("error: ") and "GB" in lines[-1]
-    row = {"check": f"generate beside a process that holds {NEARLY_ALL:.0%}", "right": refused, "exit": done.code}
-    yield {**row, "seconds": round(done.seconds, 2), "stderr": lines[-6:]}
+    yield refused(done, NEARLY_ALL)
 
 
 def interrupted(runner: Runner, model: str, folder: Path) -> Iterator[Row]:

@@ -56,6 +56,15 @@ def test_weights_whose_prompts_were_not_compared_are_tuned(by_kernels, form, gro
     assert not untuned(in_codes(params, form, group) if form else params, by_kernels)
 
 
+@pytest.mark.parametrize("some", ["o", "all layers"])
+def test_a_model_whose_layers_are_not_all_in_codes_is_tuned(by_kernels, some):
+    """A file may hold the head alone in codes, or leave a few matrices as they were."""
+    first, plain = CODED.layers[0], shapes(WIDE).layers
+    layers = [first._replace(o=plain[0].o), *CODED.layers[1:]] if some == "o" else plain
+    assert not untuned(CODED._replace(layers=layers), by_kernels)
+    assert untuned(CODED._replace(head=shapes(WIDE).head), by_kernels)  # it multiplies one vector of a prompt
+
+
 @pytest.mark.parametrize("batch", [1, 2])
 def test_programs_of_one_sequence_are_compiled_by_these_options(monkeypatch, by_kernels, batch):
     """By what `generate` and its benchmarks compile. Several sequences have the platform's own options."""

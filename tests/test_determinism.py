@@ -1,11 +1,13 @@
 """The script that looks for numbers which differ between processes: it sees one bit, and names whose it is."""
 
 from pathlib import Path
+from threading import Timer, enumerate
 
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from benchmarks import determinism
 from benchmarks.determinism import checksum, digests, found_by, report
@@ -60,3 +62,19 @@ def test_of_processes_that_are_ended_what_they_found_is_kept():
     assert found_by(1, 1, ["hang"], seconds=3.0) == [(0, *one)]
     with pytest.raises(RuntimeError, match="process 0 ended with 1"):
         found_by(1, 1, ["fail"])
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_line_that_is_no_stage_leaves_no_timer_behind(monkeypatch):
+    before = {*enumerate()}
+    monkeypatch.setattr(determinism.json, "loads", lambda line: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        found_by(1, 1, [])
+    timers = [thread for thread in {*enumerate()} - before if isinstance(thread, Timer)]
+    assert all(timer.finished.is_set() for timer in timers)
+
+
+def test_where_nothing_was_found_nothing_is_the_same(monkeypatch):
+    monkeypatch.setattr(determinism, "found_by", lambda *_, **__: [])
+    done = CliRunner().invoke(determinism.main, ["--seconds", "1"])
+    assert done.exit_code == 1 and "nothing was compared" in done.output

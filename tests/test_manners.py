@@ -3,7 +3,7 @@
 import doctest
 
 from benchmarks import manners
-from benchmarks.manners import Ended, noise, quiet
+from benchmarks.manners import Ended, agreeing, noise, quiet, refused
 
 
 def test_examples():
@@ -29,3 +29,16 @@ def test_a_command_that_fails_or_lets_a_line_of_theirs_through_is_not_right():
     assert not quiet("story", Ended(1, "", "error: no\n", 1.0))["right"]
     found = quiet("story", Ended(0, "text", f"{line}\n32 new in 0.1 s\n", 1.0))
     assert (found["right"], found["noise"]) == (False, [line])
+
+
+def test_two_at_once_are_right_only_if_they_say_the_same():
+    row = quiet("story", Ended(0, "text", "", 1.0))
+    assert agreeing(row, True)["right"] and not agreeing(row, False)["right"]
+    assert not agreeing({**row, "right": False}, True)["right"]
+
+
+def test_a_refusal_is_a_last_line_that_names_memory():
+    line = "error: 1.95 GB of weights do not fit"
+    assert refused(Ended(1, "", f"reading\r{line}\n", 1.0), 0.97)["right"]
+    for code, said in ((0, line), (1, ""), (1, "killed"), (1, f"Traceback: no\n{line}")):
+        assert not refused(Ended(code, "", said, 1.0), 0.97)["right"]

@@ -42,8 +42,8 @@ def options_of_one(platform: str, params: Params, config: Config, *, ops: Ops) -
     """Give the options for the programs that read and decode one sequence; `params` may be shapes.
 
     On a GPU nothing is tuned for codes of int8, if kernels compute a step's products and all attention. XLA is left the
-    products of a prompt, which cuBLASLt computes: 8B in q8 read prompts of 512 and 4,096 tokens no slower than tuned
-    (benchmarks/results/prompts-h100.md). Nothing else was compared, so it stays tuned: weights in bfloat16 or float32,
+    products of a prompt, which cuBLASLt computes: 8B in q8 read prompts of 512 and 4,096 tokens no slower than tuned,
+    with attention by XLA, too (benchmarks/results/prompts-h100.md). Nothing else was compared, so it stays tuned: weights in bfloat16 or float32,
     other codes, experts, what kernels refuse, several sequences, several devices. A cold start happens once, and a
     slow prompt would be slow every time.
     """
@@ -51,9 +51,14 @@ def options_of_one(platform: str, params: Params, config: Config, *, ops: Ops) -
     kernels = (op for name, op in ops._asdict().items() if name != "moe_add")  # which only experts need
     # Tables with kernels are told by what they hold: importing their class would import Pallas, which takes a second.
     by_kernels = all(getattr(op, "taken", None) and not op.refused for op in kernels)
-    leaves = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, QuantizedMatrix))
-    forms = {leaf.form for leaf in leaves if isinstance(leaf, QuantizedMatrix)}
+    matrices = [leaf for leaf in _leaves(params.layers) if isinstance(leaf, QuantizedMatrix) or len(leaf.shape) > 1]
+    forms = {leaf.form if isinstance(leaf, QuantizedMatrix) else None for leaf in matrices}  # None: without codes
+    forms |= {leaf.form for leaf in _leaves(params) if isinstance(leaf, QuantizedMatrix)}  # also of embedding and head
     bfloat16 = params.embedding.dtype == np.dtype(jax.numpy.bfloat16)
     if platform == "gpu" and by_kernels and bfloat16 and not config.experts and forms == FORMS_UNTUNED:
         return options | UNTUNED
     return options
+
+
+def _leaves(tree: Any) -> list[Any]:
+    return jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, QuantizedMatrix))
