@@ -22,11 +22,12 @@ from pathlib import Path
 from tests.goldens.make_gguf import WRITTEN, Model
 
 STORY = """\
-Once upon a time, there was a curious pig named Poppy. She lived in a tiny cottage by the sea. Her mother gave Poppy \
-a green flute. Early one morning, Poppy took the flute to the beach. She wanted to play her flute. The birds sang \
-with the flute. But then Poppy tripped over a root and dropped the flute. The flute fell into the sea. Poppy was \
-very upset. She put one foot into the water, but it was too cold. Next, she waited and waited, but the flute did not \
-come back. Luckily, a wise turtle was not far away. "Why are you so worried?" it asked. Poppy told"""
+Once upon a time, there was a curious pig named Poppy. She lived in a warm den between two hills. For her birthday, \
+Poppy got a red bell from her father. On Sunday, Poppy took the bell to the park. She wanted to ring her bell. Poppy \
+rang the bell three times. But Poppy ran too fast, fell down and lost the bell. The bell rolled into a deep hole. \
+Poppy did not know what to do and was worried. She looked into the hole, but it was too dark. Next, she tried to reach \
+the bell with a stick, but the stick was too short. Luckily, a small snake was not far away. "Why are you so worried?" \
+it asked. Poppy told"""
 PLACES = ('worried?" it', "Poppy told")
 COUNT = 22  # tokens from each
 CLEAR = 0.25  # by how much at least the logit of each is larger than the next
