@@ -181,7 +181,7 @@ def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
     with at_terminal("chat", "--temperature=0", "--backend=reference", cwd=tmp_path, columns=30) as terminal:
         terminal.wait_for(">")
         terminal.type(f"half a line{CTRL_C}Tell me a story about a fox.\r")
-        terminal.wait_for("There was once a cheerful fox\ncalled Dot, who lived in a")
+        terminal.wait_for("There was once a quiet fox\ncalled Dot, who lived in a")
         terminal.type(CTRL_C)
         terminal.type("/help\r")
         terminal.wait_for("stop an answer")

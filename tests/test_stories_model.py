@@ -77,13 +77,13 @@ def test_it_answers_questions_about_what_it_told_and_declines_others(stories):
         return "".join(token.text for token in chat.reply(text, sampling=GREEDY))
 
     story = reply("Tell me a story about a fox and a red kite.")
-    assert "fox" in story and "What was that under a bush? It was a red kite!" in story
+    assert "fox" in story and "Something red lay under a bush. It was a kite!" in story
     assert reply("What color was the kite?") == "It was red."
-    assert reply("Who won the war?") == "I do not know that. Ask me about Dot, or for another story."
+    assert reply("Who won the war?") == "I do not know that. Ask me about Pip, or for another story."
     another = reply("Tell me another story.")
-    assert len(another) > 400 and not {"Dot", "kite"} & set(another.replace(".", "").split())
+    assert len(another) > 400 and not {"Pip", "kite"} & set(another.replace(".", "").split())
     assert reply("How old was the robot?") == "The story does not say."
-    assert reply("Who won the war?") == "I do not know that. Ask me about Sam, or for another story."
+    assert reply("Who won the war?") == "I do not know that. Ask me about Emma, or for another story."
 
 
 def test_nine_more_stories_are_nine_stories(stories):
