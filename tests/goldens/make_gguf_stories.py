@@ -22,13 +22,10 @@ from pathlib import Path
 from tests.goldens.make_gguf import WRITTEN, Model
 
 STORY = """\
-Once upon a time, there was a curious pig named Poppy. She lived in a warm den between two hills. For her birthday, \
-Poppy got a red bell from her father. On Sunday, Poppy took the bell to the park. She wanted to ring her bell. Poppy \
-rang the bell three times. But Poppy ran too fast, fell down and lost the bell. The bell rolled into a deep hole. \
-Poppy did not know what to do and was worried. She looked into the hole, but it was too dark. Next, she tried to reach \
-the bell with a stick, but the stick was too short. Luckily, a small snake was not far away. "Why are you so worried?" \
-it asked. Poppy told"""
-PLACES = ('worried?" it', "Poppy told")
+Once upon a time, there was a little rabbit named Hazel. She lived in a pretty village. One day, her grandmother \
+gave Hazel a seed. Hazel wanted to grow a fine rose. She planted the seed by the fence. Every day she looked, but \
+there was not even a leaf. "Oh no!" cried Hazel. She was upset. Then a friendly snail came along. "Do not"""
+PLACES = ('along. "Do', '"Do not')
 COUNT = 22  # tokens from each
 CLEAR = 0.25  # by how much at least the logit of each is larger than the next
 
