@@ -105,7 +105,7 @@ REQUESTS, QUESTIONS = re.sub(r"\s+", " ", SUGGESTED).split("Once it has told one
 
 @pytest.mark.parametrize("wanted", re.findall(r"Tell me a story about [^.]+\.", REQUESTS))
 def test_what_help_suggests_to_ask_is_answered(stories, wanted):
-    """Of each story that it suggests. The model of another training answered by "There is no Anna in the story."."""
+    """After each story that it suggests. Another training answered by "There is no Anna in the story."."""
     chat = Chat(stories)
     told = "".join(token.text for token in chat.reply(wanted, max_new_tokens=512, sampling=GREEDY))
     hero = next(name for name in re.findall(r"[A-Z][a-z]+", told) if name in NAMES)
