@@ -172,7 +172,7 @@ def _one_line(error: Exception) -> str:
         return text
     if isinstance(error, ModuleNotFoundError) and error.name and not _is_ours(error.name.partition(".")[0]):
         # docs/verify-your-kernel.md installs no more than `verify` needs.
-        return f"{text}: this Python has not all that llamaspec needs, which pip install PATH/TO/llamaspec brings"
+        return f"{text}: this Python lacks packages that llamaspec needs: pip install PATH/TO/llamaspec"
     return f"{type(error).__name__}: {text} (a fault of llamaspec: --debug shows where)"
 
 

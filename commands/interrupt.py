@@ -164,19 +164,24 @@ def unechoed() -> Iterator[None]:
     quiet = list(before)
     quiet[3] &= ~termios.ECHO
 
-    def give_back() -> None:
+    def set_modes(modes: list[Any]) -> None:
         with suppress(termios.error):  # where the terminal is gone, nobody misses it
-            termios.tcsetattr(terminal, termios.TCSANOW, before)
+            termios.tcsetattr(terminal, termios.TCSANOW, modes)
+
+    def give_back() -> None:
+        if not _in_background(terminal):  # or a process that is told to end would be stopped for this
+            set_modes(before)
 
     def take(*_: object) -> None:
-        if not _in_background(terminal):  # or it would be stopped for this
-            termios.tcsetattr(terminal, termios.TCSANOW, quiet)
+        if not _in_background(terminal):
+            set_modes(quiet)
 
     AT_THE_END.append(give_back)
     before_stop = signal.signal(signal.SIGCONT, take)  # shells set their own modes once Ctrl-Z has stopped us
-    take()
     try:
+        take()
         yield
+        set_modes(before)  # in the background this waits for `fg`, as whoever reads next must
     finally:
         signal.signal(signal.SIGCONT, before_stop)
         give_back()

@@ -52,7 +52,7 @@ u is the largest relative error of one rounding: 2^-24 in float32, 2^-8 in bfloa
 that of n roundings (Higham, Accuracy and Stability of Numerical Algorithms, chapter 3). A sum of n products, added in
 any order, is off by at most gamma_n sum_i |w_i x_i|. A bound is always such a formula, and never a tolerance that was
 chosen. fl(x) is x rounded to float32. Below 2^-126 float32 has *denormal* numbers, which lie 2^-149 apart: rounding to
-one is off by up to 2^-150, and by u no longer. That is why many guarantees end in a term with 2^-150.
+one is off by up to 2^-150, which may be more than u times it. That is why many guarantees end in a term with 2^-150.
 
 Three laws of quantizers are stated on their pages in short, and mean this:
 

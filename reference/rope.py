@@ -47,7 +47,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class DynamicScaling:
-    """Dynamic NTK: theta grows once a text is longer than the model's context, and by `factor` the faster.
+    """Dynamic NTK: theta grows once a text is longer than the model's context, faster for a larger `factor`.
 
     Up to the context nothing changes, and that is all that is defined here: a longer text turns its queries by another
     theta than the keys that are cached. See https://www.reddit.com/r/LocalLLaMA/comments/14mrgpr, the only publication.

@@ -1,7 +1,9 @@
 """The script that looks for numbers which differ between processes: it sees one bit, and names whose it is."""
 
+import threading
 from pathlib import Path
-from threading import Timer, enumerate
+from threading import Timer
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -37,10 +39,11 @@ def test_the_process_and_the_array_that_differ_are_named():
     ]
 
 
-WORKER = """import sys, time
+WORKER = """import pathlib, sys, time
 print('["weights", {"a": 1}]', flush=True)
 if "hang" in sys.argv:
     print('["cut', end="", flush=True)
+    pathlib.Path("hangs").touch()
     time.sleep(600)
 sys.exit("fail" in sys.argv)
 """
@@ -51,7 +54,20 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "__init__.py").touch()
     (tmp_path / "benchmarks" / "determinism.py").write_text(WORKER)
+    hangs = tmp_path / "hangs"
+
+    class OnceItHangs(Timer):
+        """A timer that is over when a worker hangs, however slow the machine is."""
+
+        def run(self):
+            while not (hangs.exists() or self.finished.wait(0.01)):
+                pass
+            if hangs.exists():
+                self.function()
+
     monkeypatch.setattr(determinism, "ROOT", tmp_path)
+    monkeypatch.setattr(determinism, "Timer", OnceItHangs)
+    monkeypatch.setattr(determinism, "time", SimpleNamespace(monotonic=lambda: 4.0 if hangs.exists() else 0.0))
     monkeypatch.delenv("PYTHONPATH", raising=False)
 
 
@@ -59,18 +75,18 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_of_processes_that_are_ended_what_they_found_is_kept():
     one = ("weights", {"a": 1})
     assert sorted(found_by(2, 2, [])) == [(0, *one), (1, *one)]
-    assert found_by(1, 1, ["hang"], seconds=3.0) == [(0, *one)]
     with pytest.raises(RuntimeError, match="process 0 ended with 1"):
         found_by(1, 1, ["fail"])
+    assert found_by(1, 1, ["hang"], seconds=3.0) == [(0, *one)]
 
 
 @pytest.mark.usefixtures("worker")
 def test_a_line_that_is_no_stage_leaves_no_timer_behind(monkeypatch):
-    before = {*enumerate()}
+    before = {*threading.enumerate()}
     monkeypatch.setattr(determinism.json, "loads", lambda line: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         found_by(1, 1, [])
-    timers = [thread for thread in {*enumerate()} - before if isinstance(thread, Timer)]
+    timers = [thread for thread in {*threading.enumerate()} - before if isinstance(thread, Timer)]
     assert all(timer.finished.is_set() for timer in timers)
 
 

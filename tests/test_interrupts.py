@@ -187,6 +187,41 @@ def test_what_is_typed_during_an_answer_is_not_shown_within_it(monkeypatch):
         assert echoes() and not interrupt.AT_THE_END
 
 
+# A shell with one job, which is stopped within an answer. Its status is the job's, or 99 where it stays stopped.
+STOPS = """
+import fcntl, os, signal, sys, termios
+from commands.interrupt import answered_at_once, unechoed
+
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+job = os.fork()
+if not job:
+    os.setpgid(0, 0)
+    os.tcsetpgrp(0, os.getpgrp())
+    signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+    with answered_at_once(), unechoed():
+        os.kill(os.getpid(), signal.SIGSTOP)
+        signal.pause()
+os.waitpid(job, os.WUNTRACED)
+os.tcsetpgrp(0, os.getpgrp())
+os.kill(job, signal.SIGTERM)
+os.kill(job, signal.SIGCONT)
+_, status = os.waitpid(job, os.WUNTRACED)
+os.kill(job, signal.SIGKILL) if os.WIFSTOPPED(status) else None
+sys.exit(99 if os.WIFSTOPPED(status) else os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_chat_that_ctrl_z_has_stopped_within_an_answer_can_be_told_to_end():
+    """The shell has the terminal then, and whoever sets its modes from the background is stopped again."""
+    ours, theirs = pty.openpty()
+    with open(theirs) as stdin, open(ours, "rb", buffering=0):
+        done = subprocess.run(
+            [sys.executable, "-c", STOPS], stdin=stdin, cwd=REPOSITORY, start_new_session=True, timeout=60
+        )
+    assert done.returncode == 128 + signal.SIGTERM
+
+
 def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
     """With the reference, which is slow enough to be interrupted, and compiles nothing. No word is cut on the way."""
     with at_terminal("chat", "--temperature=0", "--backend=reference", cwd=tmp_path, columns=30) as terminal:
@@ -194,7 +229,7 @@ def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
         terminal.type(CTRL_C)
         terminal.wait_for("(/exit or Ctrl-D leaves)")
         terminal.type(f"half a line{CTRL_C}Tell me a story about a fox.\r")
-        terminal.wait_for("In a round house under a big\noak lived a clever fox.")
+        terminal.wait_for("There was once a quiet fox\ncalled Dot, who lived in a")
         terminal.type(CTRL_C)
         terminal.type("/help\r")
         terminal.wait_for("stop an answer")
@@ -202,7 +237,7 @@ def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
         status, shown = terminal.wait()
     assert status == 0
     assert "Traceback" not in shown and "error" not in shown
-    told = shown.partition("clever fox.")[2].partition("/help")
+    told = shown.partition("who lived in a")[2].partition("/help")
     assert told[1] and len(told[0]) < 600  # a whole story has 700 at least
     assert "Who was the story about?" in shown
 

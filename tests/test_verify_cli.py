@@ -331,10 +331,10 @@ def test_the_list_of_contracts(verify):
     assert {"layers", "attention", "fused", "quantized", "backward"} == set(names)
     assert "rmsnorm" in names["layers"] and "attention_paged" in names["attention"]
     assert how.startswith("llamaspec verify --list OP prints")
-    told = {one["op"]: one for one in json.loads(verify("--list", "--json").stdout)}
-    assert {op: one["group"] for op, one in told.items()} == {op: name for name, ops in names.items() for op in ops}
-    assert told["add"]["draws"]["rows"] == "1, 2, 3, 5, or any whole number from 1 to 1048576"
-    assert "maximum starts at 0" in told["softmax"]["mutants"]
+    listed = {one["op"]: one for one in json.loads(verify("--list", "--json").stdout)}
+    assert {op: one["group"] for op, one in listed.items()} == {op: name for name, ops in names.items() for op in ops}
+    assert listed["add"]["draws"]["rows"] == "1, 2, 3, 5, or any whole number from 1 to 1048576"
+    assert "maximum starts at 0" in listed["softmax"]["mutants"]
     text = verify("--list", "rmsnorm", "add").stdout
     assert "rmsnorm(x: Float[*batch dim], weight: Float[dim], *, eps: float) -> Float[*batch dim]" in text
     assert "add(x: Float[*batch dim], y: Float[*batch dim])" in text

@@ -52,22 +52,22 @@ def as_json(contract: Contract, mutants: Sequence[str]) -> dict[str, Any]:
 
 def describe(contract: Contract, mutants: Sequence[str]) -> list[str]:
     """A contract as `--list` prints it."""
-    told = as_json(contract, mutants)
+    parts = as_json(contract, mutants)
     lines = [
-        told["op"] + told["signature"],
-        f"  is      {told['definition']}",
-        f"  domain  {told['domain']}",
-        f"  bound   {told['bound']}",
+        parts["op"] + parts["signature"],
+        f"  is      {parts['definition']}",
+        f"  domain  {parts['domain']}",
+        f"  bound   {parts['bound']}",
     ]
-    width = max(map(len, told["draws"]))
-    for i, (name, values) in enumerate(told["draws"].items()):
+    width = max(map(len, parts["draws"]))
+    for i, (name, values) in enumerate(parts["draws"].items()):
         lines.append(f"  {'draws' if i == 0 else '':7} {name:{width}}  {values}")
-    if told["large"]:
+    if parts["large"]:
         far = (
-            f"{one['dimension']} to {one['most']:,}" + f" ({one['why']})" * bool(one["why"]) for one in told["large"]
+            f"{one['dimension']} to {one['most']:,}" + f" ({one['why']})" * bool(one["why"]) for one in parts["large"]
         )
         lines.append(f"  large   one at a time: {'; '.join(far)}")
-    for law in told["laws"]:
+    for law in parts["laws"]:
         sets = ", ".join(law["left_out_where_narrowed"])
         lines.append(f"  law     {law['law']}" + f" (left out where {sets} is narrowed)" * bool(sets))
     if mutants:

@@ -111,7 +111,7 @@ def readme(one: Exercise) -> str:
     if narrowed:
         called += f"\nHere only draws are made in which {' and '.join(narrowed)}.\n"
     if isinstance(one, Broken) and (helpers := [name for name in HELPERS if re.search(rf"\b{name}\b", kernel(one))]):
-        called += "\nThe helpers of the kernel:\n\n" + "".join(f"- {_said(name)}\n" for name in helpers)
+        called += "\nThe helpers of the kernel:\n\n" + "".join(f"- {_usage(name)}\n" for name in helpers)
     if not isinstance(one, Broken) and one.judge is not None:
         called += f"\nThe judge: {inspect.getdoc(one.judge)}\n"
     return (
@@ -121,10 +121,10 @@ def readme(one: Exercise) -> str:
     )
 
 
-def _said(helper: str) -> str:
+def _usage(helper: str) -> str:
     """Show how a helper of a kernel is called, and the first line of its docstring.
 
-    >>> _said("spans")
+    >>> _usage("spans")
     '`spans(length, block)`: Cut a loop over `length` into blocks, the last one shorter.'
     """
     function = getattr(mutant, helper)
