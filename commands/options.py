@@ -261,7 +261,7 @@ serving_options = combined(_context, _dtype, quantize_option, _cache, kernels_op
 
 
 def max_new_tokens(default: int) -> Callable:
-    """Make the option. The longest of the built-in model's stories has 289 tokens: `story` must not stop before."""
+    """Make the option. The grammar's longest story that was found has some 315 tokens: `story` must not stop before."""
     text = "Stop after so many tokens."
     return click.option("--max-new-tokens", type=int, default=default, show_default=True, help=text)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=Verb)
 @click.option("--out", metavar="DIR", help="Write checkpoints to DIR, and the model to DIR/model at the end.")
-@click.option("--steps", type=int, default=6000, show_default=True, help="Stop after so many steps.")
+@click.option("--steps", type=int, default=8000, show_default=True, help="Stop after so many steps.")
 @click.option("--batch", type=int, default=16, show_default=True, help="Take so many documents a step.")
 @click.option(
     "--answers",

@@ -111,6 +111,7 @@ SLOW: dict[str, int] = {
     "tests/test_serving_page.py::test_regenerate_edit_and_the_same_seed": 0,  # 5
     "tests/test_serving_page.py::test_settings_reach_the_engine_and_history_is_kept": 0,  # 3
     "tests/test_serving_page.py::test_a_narrow_screen_has_no_sideways_scrolling": 1,  # 3 each
+    "tests/test_stories_model.py::test_what_help_suggests_to_ask_is_answered": 2,  # 1 each
     "tests/test_serving_grammar.py::test_an_answer_keeps_to_its_schema": 3,  # 1 each
     "tests/test_serving_faults.py::test_a_reader_that_stops_reading_is_dropped_and_nobody_else_waits": 0,  # 3
     # Memory and machines, measured in processes of their own.

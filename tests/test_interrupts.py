@@ -229,7 +229,7 @@ def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
         terminal.type(CTRL_C)
         terminal.wait_for("(/exit or Ctrl-D leaves)")
         terminal.type(f"half a line{CTRL_C}Tell me a story about a fox.\r")
-        terminal.wait_for("In a round house under a big\noak lived a clever fox.")
+        terminal.wait_for("There was once a quiet fox\ncalled Dot, who lived in a")
         terminal.type(CTRL_C)
         terminal.type("/help\r")
         terminal.wait_for("stop an answer")
@@ -237,7 +237,7 @@ def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
         status, shown = terminal.wait()
     assert status == 0
     assert "Traceback" not in shown and "error" not in shown
-    told = shown.partition("clever fox.")[2].partition("/help")
+    told = shown.partition("who lived in a")[2].partition("/help")
     assert told[1] and len(told[0]) < 600  # a whole story has 700 at least
     assert "Who was the story about?" in shown
 

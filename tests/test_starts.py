@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from model.llama import load_backend
+from model.llama import load, load_backend
 from model.running import program_store
 from model.running.jax_backend import JaxBackend
 from model.running.start_clock import StartClock
@@ -113,6 +113,17 @@ def test_a_stored_program_is_neither_traced_nor_compiled_and_gives_the_same_bits
     cache = (backend := loaded(tmp_path)).start()
     backend.extend(cache, [3])
     assert cache.layers[0].k.is_deleted()  # a stored program takes the cache over, too
+
+
+def test_load_keeps_programs_in_the_folder_that_it_is_given(tmp_path: Path, monkeypatch, traced: list[str]):
+    jaxs: list[Path] = []
+    monkeypatch.setattr("model.llama.keep_compiled", jaxs.append)  # which would hold for all tests of this process
+    texts = []
+    for _ in range(2):
+        llama = load("stories", context=32, compile_cache=tmp_path)
+        texts.append("".join(token.text for token in llama.generate("Once", seed=1, max_new_tokens=4)))
+        assert len(traced) == 2, traced  # by the first alone
+    assert jaxs == [tmp_path, tmp_path] and texts[0] == texts[1] and list(tmp_path.iterdir())
 
 
 def test_other_shapes_settings_and_environments_are_other_programs(tmp_path: Path, monkeypatch):

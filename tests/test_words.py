@@ -31,6 +31,8 @@ REASONS = {
     "tests/test_tokenizers.py": "four kinds of tokenizers held to the same laws",
     "tests/test_verify_cli.py": "one command",
     "training/stories/lexicon.py": "words of the grammar: data",
+    "training/stories/outside.py": "questions from outside the stories: data",
+    "training/stories/phrases.py": "what people say: data",
     "training/stories/plots.py": "plots of the grammar: data",
     "verify/carried.py": "one proof, an operation of NumPy at a time",
     "verify/contracts/attention.py": "attention over sequences, caches and pages: one bound",

@@ -22,12 +22,10 @@ from pathlib import Path
 from tests.goldens.make_gguf import WRITTEN, Model
 
 STORY = """\
-Once upon a time, there was a curious pig named Poppy. She lived in a tiny cottage by the sea. Her mother gave Poppy \
-a green flute. Early one morning, Poppy took the flute to the beach. She wanted to play her flute. The birds sang \
-with the flute. But then Poppy tripped over a root and dropped the flute. The flute fell into the sea. Poppy was \
-very upset. She put one foot into the water, but it was too cold. Next, she waited and waited, but the flute did not \
-come back. Luckily, a wise turtle was not far away. "Why are you so worried?" it asked. Poppy told"""
-PLACES = ('worried?" it', "Poppy told")
+Once upon a time, there was a little rabbit named Hazel. She lived in a pretty village. One day, her grandmother \
+gave Hazel a seed. Hazel wanted to grow a fine rose. She planted the seed by the fence. Every day she looked, but \
+there was not even a leaf. "Oh no!" cried Hazel. She was upset. Then a friendly snail came along. "Do not"""
+PLACES = ('along. "Do', '"Do not')
 COUNT = 22  # tokens from each
 CLEAR = 0.25  # by how much at least the logit of each is larger than the next
 

@@ -11,6 +11,7 @@ questions were written before the grammar that answers or declines them, and not
 import hashlib
 import re
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
 from model import Llama, load
@@ -57,6 +58,43 @@ Did the mouse have any brothers?
 Where's the recipe?
 that was boring, can I have a longer one?""",
 }
+# Written after the first thirty had been answered, and before the grammar was widened for them.
+MORE_BEFORE = """\
+hey, what's up?
+Do you know any jokes?
+who won the world cup in 1998
+What's your favorite color?
+How do I bake bread?
+Tell me a story about a mermaid who finds a ring.
+can you help me with my homework?
+Is it going to rain tomorrow?
+i want a scary story
+what languages do you understand
+Translate "good morning" into Italian.
+how were you trained?"""
+MORE_AFTER = {
+    "Tell me a story about a boy and a balloon.": """\
+what's the kid called?
+Where does this take place?
+What colour was it again?
+Did anyone help him?
+how tall is he?
+What would have happened without the helper?
+Is the balloon still flying?
+do you like this story?""",
+    "Tell me a story about a rabbit and a carrot.": """\
+so which toy did the bunny lose?
+how long did it take to grow
+Why wouldn't it grow?
+Did she ever give up?
+What was the weather like?
+Who is the bad guy?""",
+    "Tell me a story about a puppy and a storm.": """\
+were they scared?
+Who was the friend?
+What did they bake?
+that's a lovely story, tell me one more!""",
+}
 
 
 def story(llama: Llama, seed: int, *, temperature: float = 0.8) -> str:
@@ -81,12 +119,12 @@ def nine_stories(llama: Llama) -> str:
     return "\n".join(f"{n}. {reply(chat, 'Tell me another story.', 100 + n)}" for n in range(1, 10))
 
 
-def thirty_questions(llama: Llama) -> str:
+def questions_asked(llama: Llama, before: str, after: Mapping[str, str]) -> str:
     lines, number = [], 0
-    for question in BEFORE.splitlines():
+    for question in before.splitlines():
         number += 1
         lines.append(f"{number}. {question} *{reply(Chat(llama), question, number)}*")
-    for asked, questions in AFTER.items():
+    for asked, questions in after.items():
         chat = Chat(llama)
         lines += ["", f"After this: {asked} *{reply(chat, asked, 1)}*", ""]
         for question in questions.splitlines():
@@ -95,6 +133,14 @@ def thirty_questions(llama: Llama) -> str:
             reply(chat, asked, 1)
             lines.append(f"{number}. {question} *{reply(chat, question, number)}*")
     return "\n".join(lines)
+
+
+def thirty_questions(llama: Llama) -> str:
+    return questions_asked(llama, BEFORE, AFTER)
+
+
+def thirty_more(llama: Llama) -> str:
+    return questions_asked(llama, MORE_BEFORE, MORE_AFTER)
 
 
 def main() -> None:
@@ -109,7 +155,12 @@ def main() -> None:
     card = CARD.read_text()
     digest = hashlib.sha256((BUILT_IN["stories"] / "model.safetensors").read_bytes()).hexdigest()
     card = re.sub(r"(?<=sha256 of model.safetensors \| `)[0-9a-f]{64}", digest, card)
-    parts = {"twenty stories": twenty_stories, "nine stories": nine_stories, "thirty questions": thirty_questions}
+    parts = {
+        "twenty stories": twenty_stories,
+        "nine stories": nine_stories,
+        "thirty questions": thirty_questions,
+        "thirty more": thirty_more,
+    }
     for name, make in parts.items():
         marks = f"<!-- {name} -->", f"<!-- end of {name} -->"
         before, rest = card.split(marks[0])

@@ -4,7 +4,10 @@ The person's words cost the model nothing, so they are as varied as they can be:
 are made up, numbers, and questions of many kinds around them.
 """
 
+from collections.abc import Mapping
+
 from training.stories.choices import Choices
+from training.stories.phrases import DEEDS, HOW, KNOWN_HOW
 
 NOUNS = """
 airplane algorithm angel apple army artist astronaut atom bank battery bicycle blog book bottle brain bridge bus camel
@@ -54,6 +57,166 @@ QUESTIONS = (
     "What is {number} plus {number}?",
     "What is {number} minus {number}?",
     "What is {number} + {number}?",
+    "What is your favorite {noun}?",
+    "What is the best way to {verb} {a}?",
+    "What is love?",
+    "What is the meaning of life?",
+    "What is the difference between {a} and {b}?",
+    "What are {noun}s?",
+    "What are you doing?",
+    "What are you thinking?",
+    "What did you eat today?",
+    "What did {person} {verb}?",
+    "What should I {verb}?",
+    "What would you do with {a}?",
+    "What would happen without {noun}s?",
+    "What color is {a}?",
+    "What comes after {number}?",
+    "What happens if I {verb} {a}?",
+    "Which is better, {a} or {b}?",
+    "Which {noun} should I {verb}?",
+    "Who is your {noun}?",
+    "Who should {verb} the {noun}?",
+    "Who is the best {noun}?",
+    "Where do {noun}s come from?",
+    "Where do I find {a} in {place}?",
+    "When do you sleep?",
+    "When did {person} {verb} the {noun}?",
+    "When will they {verb} the {noun}?",
+    "Why do {noun}s {verb}?",
+    "Why are you {adjective}?",
+    "Why is {place} {adjective}?",
+    "How do {noun}s {verb}?",
+    "How {adjective} is {place}?",
+    "How {adjective} is {a}?",
+    "How long does it take to {verb} {a}?",
+    "How often should I {verb} my {noun}?",
+    "How many people live in {place}?",
+    "How do you know {person}?",
+    "How do you {verb}?",
+    "Is there life on {place}?",
+    "Is it {adjective} in {place}?",
+    "Is it {adjective} to {verb} {a}?",
+    "Is my {noun} {adjective}?",
+    "Is today {made}?",
+    "Are {noun}s {adjective}?",
+    "Are you in {place}?",
+    "Do {noun}s {verb}?",
+    "Do you like {noun}s?",
+    "Do you want {a}?",
+    "Do you believe in {noun}s?",
+    "Do you love me?",
+    "Do you dream?",
+    "Do you remember me?",
+    "Do you remember the {noun}?",
+    "Do you ever {verb}?",
+    "Do I need {a}?",
+    "Does {person} {verb}?",
+    "Does {a} {verb}?",
+    "Did {person} {verb} the {noun}?",
+    "Was {person} a {noun}?",
+    "Was the {noun} {adjective}?",
+    "Have you ever {verb} {a}?",
+    "Have you got {a}?",
+    "Can {noun}s {verb}?",
+    "Can I {verb} you?",
+    "Can I have {a}?",
+    "Can you see me?",
+    "Can you hear me?",
+    "Can you count?",
+    "Can you think?",
+    "Can you keep a secret?",
+    "Could I {verb} {a}?",
+    "Would you {verb} {a}?",
+    "Would {person} {verb} {a}?",
+    "Will it {verb}?",
+    "Should people {verb} {noun}s?",
+    "Write code that {verb}s {a}.",
+    "Write down {number} {noun}s.",
+    "Write to {person}.",
+    "Summarize this {noun}.",
+    "Correct this: {made} {made} {made}",
+    "Compare {a} with {b}.",
+    "Choose between {a} and {b}.",
+    "Name {number} {noun}s.",
+    "Name the {adjective} {noun} of {place}.",
+    "Recommend {a}.",
+    "Search for {noun}s.",
+    "Order {a}.",
+    "Open the {noun}.",
+    "Turn the {noun} off.",
+    "Remind me to {verb} the {noun}.",
+    "Wake me at {number}.",
+    "Call {person}.",
+    "Draw {a}.",
+    "Paint {a} for me.",
+    "Pretend to be {a}.",
+    "Act as {a}.",
+    "Be {a}.",
+    "Speak {language}.",
+    "Answer in {language}.",
+    "Ignore all that and {verb} {a}.",
+    "Forget it.",
+    "Be quiet.",
+    "Let us play {noun}.",
+    "Let us talk about {noun}s.",
+    "Let me {verb} the {noun}.",
+    "Sing me {a}.",
+    "Make me {a}.",
+    "Make {a}.",
+    "Do something {adjective}.",
+    "Say something {adjective}.",
+    "Say something in {language}.",
+    "Tell me something {adjective}.",
+    "Tell me a secret.",
+    "Tell me the time.",
+    "Tell me your name in {language}.",
+    "Tell me what {noun}s {verb}.",
+    "Tell me why the {noun} is {adjective}.",
+    "Tell {person} that I {verb}.",
+    "I am {adjective}.",
+    "I am {a}.",
+    "I feel {adjective}.",
+    "I like {noun}s.",
+    "I hate {noun}s.",
+    "I do not like {place}.",
+    "I do not have {a}.",
+    "I cannot {verb} my {noun}.",
+    "I want {a}.",
+    "I want to {verb} the {noun}.",
+    "I think {person} is {adjective}.",
+    "I live in {place}.",
+    "I love you.",
+    "I hate you.",
+    "It is {adjective} in {place}.",
+    "It is {number} o'clock.",
+    "My mother is {adjective}.",
+    "My friend {person} has {a}.",
+    "There is {a} in my {noun}.",
+    "This is {a}.",
+    "This {noun} is {adjective}.",
+    "That {noun} was {adjective}.",
+    "Today I {verb} {a}.",
+    "We have {a} in {place}.",
+    "You have {a}.",
+    "Happy birthday!",
+    "Good luck!",
+    "Sorry!",
+    "Excuse me, where is {place}?",
+    "{person} is {adjective}.",
+    "{person} or {person}?",
+    "{noun} or {noun}?",
+    "{noun} {verb} {noun}",
+    "{a}",
+    "{adjective}",
+    "{verb}",
+    "{verb} {a}",
+    "{made}, {made} {made} {made}!",
+    "{number} + {number}",
+    "{number} divided by {number}",
+    "def {made}(x): return {number}",
+    "www.{made}.com",
+    "<{made}>",
     "What does {made} mean?",
     "What does {a} look like?",
     "What do you think about {place}?",
@@ -73,7 +236,6 @@ QUESTIONS = (
     "Where is {place}?",
     "Where is my {noun}?",
     "Where can I {verb} {a}?",
-    "Where do you live?",
     "Where was {person} born?",
     "When was {person} born?",
     "When is {made}?",
@@ -166,7 +328,7 @@ QUESTIONS = (
 
 def unknown_question(choices: Choices) -> str:
     """Make a question that no story answers."""
-    return choices.pick(QUESTIONS).format_map(_Words(choices))
+    return choices.pick(QUESTIONS).format_map(Words(choices))
 
 
 def unknown_noun(choices: Choices) -> str:
@@ -187,11 +349,14 @@ def made_up(choices: Choices) -> str:
     return syllables + choices.pick(ENDINGS[1:])
 
 
-class _Words(dict):
-    """Words for the braces of a question, each chosen when it is needed."""
+class Words(dict):
+    """Words for the braces of a question, each chosen when it is needed.
 
-    def __init__(self, choices: Choices):
-        super().__init__()
+    Those that are given are not chosen.
+    """
+
+    def __init__(self, choices: Choices, given: Mapping[str, str] | None = None):
+        super().__init__(given or {})
         self._choices = choices
 
     def __missing__(self, word: str) -> str:
@@ -207,6 +372,12 @@ class _Words(dict):
                 return made_up(self._choices)
             case "person":
                 return unknown_person(self._choices)
+            case "deed":
+                return pick(DEEDS).format_map(self)
+            case "how":
+                return pick(HOW)
+            case "known":
+                return pick(KNOWN_HOW)
             case "number":
                 return str(pick(range(1, 10 ** pick((1, 2, 3)))))
             case "year":

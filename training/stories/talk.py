@@ -29,7 +29,28 @@ from training.stories.lexicon import (
     capital,
     names,
 )
-from training.stories.outside import unknown_noun, unknown_person, unknown_question
+from training.stories.outside import Words, unknown_noun, unknown_person, unknown_question
+from training.stories.phrases import (
+    ABILITIES,
+    ABOUT_IT,
+    AFTERWARDS,
+    AGREEMENTS,
+    ANOTHER,
+    ASKED_OF_A_NAME,
+    ASKED_OF_A_THING,
+    KNOWN,
+    MORE,
+    NOT_TOLD,
+    NOTHING_TOLD,
+    OFFER,
+    OFFER_ANOTHER,
+    OTHER_PLOTS,
+    REFUSALS,
+    REMARKS,
+    REQUESTS,
+    SOCIAL,
+    UNKNOWN,
+)
 from training.stories.plots import unnamed
 
 NAMES = (*GIRLS, *BOYS, *SHE_ANIMALS, *HE_ANIMALS)
@@ -43,120 +64,6 @@ class Message(NamedTuple):
     content: str
     nats: float  # -log p(content) given all before it; without meaning for a user, whose words are given
     of_story: bool = False  # whether a story decides it: an answer that is in the story, or that says it is not
-
-
-OFFER = "Shall I tell you a story?"
-OFFER_ANOTHER = "Shall I tell you another one?"
-SOCIAL: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
-    (
-        ("Hello!", "Hello.", "Hi!", "Hi there!", "Hey!", "Good morning!", "Good evening!"),
-        (f"Hello! {OFFER}", "Hello! I am happy to see you. Ask me for a story."),
-    ),
-    (
-        ("Who are you?", "What are you?", "What is your name?", "Are you a robot?", "Are you real?", "Who made you?"),
-        ("I am a small storyteller. I live in a computer.",),
-    ),
-    (("How are you?", "Are you well?", "How do you do?"), ("I am well, thank you. Ask me for a story.",)),
-    (
-        ("Who found the kite?", "What color was the ball?", "Where was it?", "Why was she sad?", "Who helped him?"),
-        ("I have not told you a story yet.",),
-    ),
-)
-ABILITIES = (
-    "What can you do?",
-    "What can you tell me?",
-    "What do you know?",
-    "What can I ask you?",
-    "Can you help me?",
-    "Help!",
-    "Help",
-    "?",
-    "What should I do now?",
-    "How does this work?",
-    "What kind of stories do you have?",
-    "What are your stories about?",
-)
-AFTERWARDS = (
-    (
-        ("Thank you!", "Thank you.", "Thanks!", "Thank you for the story!", "That was a nice story.", "I like it."),
-        ("You are welcome!", "I am glad that you like it."),
-    ),
-    (("Goodbye!", "Bye!", "See you soon!"), ("Goodbye! Come back soon.",)),
-    (("Good night!", "I am tired."), ("Good night! Sleep well.",)),
-)
-REQUESTS = (
-    "Tell me {}.",
-    "Please tell me {}.",
-    "Can you tell me {}?",
-    "Can you tell me {}, please?",
-    "Could you tell me {}?",
-    "Tell {}.",
-    "Give me {}.",
-    "I want {}.",
-    "I want to hear {}.",
-    "I would like {}.",
-    "I would like to hear {}.",
-    "{}, please.",
-    "{}",
-    "Do you know {}?",
-    "Do you have {}?",
-    "Now tell me {}.",
-)
-ANOTHER = ("another story", "another one", "one more story", "a new story", "another little story")
-AGREEMENTS = ("Yes!", "Yes, please.", "Yes.", "OK.", "Please do.", "Sure!", "Go ahead.", "I would love that.")
-REFUSALS = ("No.", "No, thank you.", "Not now.", "Maybe later.")
-MORE = (
-    "Tell me more.",
-    "Tell me more about it.",
-    "What happened next?",
-    "What happened then?",
-    "And then?",
-    "Go on.",
-    "Continue.",
-    "Is there more?",
-    "Is that all?",
-    "Make it longer.",
-    "Tell it again.",
-    "Tell me the story again.",
-    "That was too short.",
-    "I did not like it.",
-)
-NOT_TOLD = (
-    "How tall was {n}?",
-    "What did {n} eat for breakfast?",
-    "What did {n} dream about?",
-    "What did {n} do the year before?",
-    "When was {n} born?",
-    "How many friends did {n} have?",
-    "What color was the hair of {n}?",
-    "What color was the house?",
-    "What did the house look like?",
-    "What is the last name of {n}?",
-    "Did {n} go to school?",
-    "Did {n} have a {noun}?",
-    "Did {n} have a sister?",
-    "Did {n} see the {noun}?",
-    "Did {n} like the {noun}?",
-    "Did {n} know {person}?",
-    "Who was the best teacher of {n}?",
-    "Who wrote the story?",
-    "Who is {person} in the story?",
-    "Where was the {noun}?",
-    "Where did {n} buy the {noun}?",
-    "Where was {n} born?",
-    "What did the {noun} say?",
-    "What did {person} say?",
-    "Why did {n} have a {noun}?",
-    "Why did {n} live there?",
-    "What year was it?",
-    "How long did it take?",
-    "How much did it cost?",
-    "How many {noun}s were there in the story?",
-    "What was the name of the mother?",
-    "What was the phone number of {n}?",
-)
-ASKED_OF_A_NAME = ("Where did {} live?", "Who helped {}?", "How did {} feel?", "What did {} want?", "Who was {}?")
-ASKED_OF_A_THING = ("What color was the {}?", "Where was the {}?", "Who found the {}?", "Who gave {n} the {}?")
 
 
 class Talk:
@@ -182,17 +89,14 @@ class Talk:
     def story(self) -> None:
         """Add a request, and the story."""
         pick = self._choices.pick
-        offered = bool(self.messages) and self.messages[-1].content.endswith((OFFER, OFFER_ANOTHER))
         plan = Plan()
-        if offered and pick((True, False)):
+        if self._offered and pick((True, False)):
             asked = pick(AGREEMENTS)
         else:
             plan, about = request(self._choices)
             # A conversation whose oldest turns were forgotten can begin with another story.
             another = pick((True, False), (3, 1) if self.stories else (1, 7))
-            what = "a story"
-            if another:
-                what = pick(ANOTHER)
+            what = pick(ANOTHER if another else KNOWN)
             asked = capital(pick(REQUESTS).format(what + about))
 
         def tell() -> str:
@@ -205,27 +109,31 @@ class Talk:
 
     def question(self) -> None:
         """Add a question about the last story, or anything else that people say."""
-        kind = self._choices.pick(("told", "not told", "not in it", "more", "outside"), (16, 2, 2, 1, 2))
-        match kind:
+        kinds = ("told", "not told", "other plot", "not in it", "more", "outside", "remark", "social")
+        match self._choices.pick(kinds, (18, 4, 3, 2, 1, 3, 1, 1)):
             case "told":
                 left = [question for question in self.stories[-1].questions if question not in self._asked]
                 question = self._choices.pick(left)
                 self._asked.append(question)
                 self.turn(self._choices.pick(question.asked), lambda: question.answer, of_story=True)
             case "not told":
-                words = {"noun": unknown_noun(self._choices), "person": unknown_person(self._choices)}
-                asked = self._choices.pick(unnamed(self._choices.pick(NOT_TOLD)))
-                self.turn(
-                    asked.format_map(self.stories[-1].facts | words), lambda: "The story does not say.", of_story=True
-                )
+                self._not_told(NOT_TOLD)
+            case "other plot":
+                plots = [plot for plot in OTHER_PLOTS if not tells_of(self.stories[-1].plot, plot)]
+                self._not_told(OTHER_PLOTS[self._choices.pick(plots)])
             case "not in it":
                 self._not_in_it()
             case "more":
-                self.turn(self._choices.pick(MORE), lambda: f"That was the whole story. {OFFER_ANOTHER}", of_story=True)
+                asked = self._about_the_story(MORE)
+                self.turn(asked, lambda: f"That was the whole story. {OFFER_ANOTHER}", of_story=True)
                 if self._choices.pick((True, False), (1, 3)):
                     self.turn(self._choices.pick(REFUSALS), lambda: "All right. Ask me when you want to hear one.")
-            case _:
+            case "outside":
                 self.outside()
+            case "remark":
+                self.remark()
+            case _:
+                self.social(self._choices.pick((*SOCIAL, *AFTERWARDS)))
 
     def questions(self, least: int, most: int) -> None:
         """Add `least` to `most` questions."""
@@ -235,22 +143,68 @@ class Talk:
 
     def outside(self) -> None:
         """Add a question that no story answers, or a story that cannot be told; the answer says what can be asked."""
-        pick = self._choices.pick
-        if pick(("question", "story"), (3, 1)) == "story":
-            hero = pick((unknown_noun(self._choices), unknown_person(self._choices), pick(HELPERS)))
-            hero = hero if hero[0].isupper() else a(hero)
-            with_known = pick(("", f" and {a(pick(THINGS).noun)}", f" and {a(unknown_noun(self._choices))}"))
-            what = pick(("a story", *ANOTHER))
-            asked = capital(pick(REQUESTS).format(f"{what} about {hero}{with_known}"))
-            self.turn(asked, lambda: f"I do not know such a story. {self._advice()}", of_story=bool(self.stories))
-        elif pick((True, False), (1, 6)):
-            self.turn(pick(ABILITIES), lambda: f"I tell stories. {self._advice()}", of_story=bool(self.stories))
-        else:
-            self.turn(
-                unknown_question(self._choices),
-                lambda: f"I do not know that. {self._advice()}",
-                of_story=bool(self.stories),
-            )
+        pick, told = self._choices.pick, bool(self.stories)
+        kinds, weights = ("question", "story", "abilities"), (4, 2, 1)
+        if told:
+            kinds, weights = (*kinds, "about it"), (*weights, 4)
+        match pick(kinds, weights):
+            case "question":
+                asked, answer = unknown_question(self._choices), "I do not know that."
+            case "about it":
+                asked, answer = self._about_the_story(ABOUT_IT), "I do not know that."
+            case "story":
+                asked, answer = self._unknown_story(), "I do not know such a story."
+            case _:
+                asked, answer = pick(ABILITIES), "I tell stories."
+        self.turn(asked, lambda: f"{answer} {self._advice()}", of_story=told)
+
+    def remark(self) -> None:
+        """Add a remark that is no question about anything; the answer says what can be asked."""
+        if not self._offered:
+            self.turn(self._choices.pick(REMARKS), self._advice, of_story=bool(self.stories))
+
+    def nothing_told(self) -> None:
+        """Add a question about a story before there is one."""
+        questions = tell_story(self._choices, Plan()).questions
+        self.turn(self._choices.pick(self._choices.pick(questions).asked), lambda: NOTHING_TOLD)
+
+    @property
+    def _offered(self) -> bool:
+        """Whether the last answer offers a story."""
+        return bool(self.messages) and self.messages[-1].content.endswith((OFFER, OFFER_ANOTHER))
+
+    def _unknown_story(self) -> str:
+        """Ask for a story that cannot be told: of no known hero, about no known thing, or of another kind."""
+        pick, what = self._choices.pick, self._choices.pick((*KNOWN, *ANOTHER))
+        unknown, known_hero = unknown_noun(self._choices), pick(KINDS)
+        match pick(("hero", "subject", "kind"), (2, 1, 1)):
+            case "hero":
+                hero = pick((a(unknown_noun(self._choices)), unknown_person(self._choices), a(pick(HELPERS))))
+                with_known = pick(("", f" and {a(pick(THINGS).noun)}", f" and {a(unknown)}"))
+                what = f"{what} about {hero}{with_known}"
+            case "subject":
+                verb = f"{Words(self._choices)['verb']} {a(unknown)}"
+                subject = pick((f"and {a(unknown)}", f"and {pick(COLORS)} {unknown}s", f"who wants to {verb}"))
+                what = f"{what} about {a(known_hero)} {subject}"
+            case _:
+                what = pick(UNKNOWN).format_map(Words(self._choices))
+        return capital(pick(REQUESTS).format(what))
+
+    def _about_the_story(self, ways: tuple[str, ...]) -> str:
+        """Say one of `ways`, with words of the last story in its braces, and words that no story has."""
+        facts = self.stories[-1].facts
+        others = [f"the {facts[who]}" for who in ("helper", "giver", "relative", "who") if who in facts]
+        own = {"lost": facts.get("noun"), "found": facts.get("noun"), "grow": "seed"}.get(
+            self.stories[-1].plot, "house"
+        )
+        words = facts | {"someone": self._choices.pick(others or [facts["m"]]), "own": f"the {own}"}
+        words = {word: words[word] for word in ("n", "they", "them", "their", "kind", "someone", "own")}
+        return capital(self._choices.pick(ways).format_map(Words(self._choices, words)))
+
+    def _not_told(self, ways: tuple[str, ...]) -> None:
+        """Add a question about the last story that it does not answer."""
+        asked = self._about_the_story(unnamed(self._choices.pick(ways)))
+        self.turn(asked, lambda: "The story does not say.", of_story=True)
 
     def _advice(self) -> str:
         """Say what can be asked: about the story, or for one."""
@@ -260,15 +214,21 @@ class Talk:
         return f"Ask me for a story about {a(kind)}{_about(self._choices.pick(group), '')}."
 
     def _not_in_it(self) -> None:
-        """Add a question about a name or a thing that no story so far has."""
+        """Add a question about a name or a thing that no story so far has, in a wording that another story answers."""
         pick, said = self._choices.pick, " ".join(story.text for story in self.stories)
+        facts = self.stories[-1].facts
         if pick(("name", "thing")) == "name":
-            who = pick([name for name in NAMES if name not in said])
-            self.turn(pick(ASKED_OF_A_NAME).format(who), lambda: f"There is no {who} in the story.", of_story=True)
+            absent = pick([name for name in NAMES if name not in said])
+            kind = pick([kind for kind in KINDS if absent in names(kind)])
+            plan, ways = Plan(kind, absent), ASKED_OF_A_NAME
         else:
-            what = pick([thing.noun for thing in THINGS if thing.noun not in said])
-            asked = pick(ASKED_OF_A_THING).format(what, n=self.stories[-1].facts["n"])
-            self.turn(asked, lambda: f"There is no {what} in the story.", of_story=True)
+            thing = pick([thing for thing in THINGS if thing.noun not in said])
+            absent, plan, ways = thing.noun, Plan(facts["kind"], facts["n"], thing), ASKED_OF_A_THING
+        others = {name for name in NAMES if name not in said} - {absent}
+        asked = [way for question in tell_story(self._choices, plan).questions for way in question.asked]
+        asked = [way for way in asked if absent in (words := set(re.findall(r"\w+", way))) and not words & others]
+        ways = [way.format(absent, n=facts["n"]) for way in ways]
+        self.turn(pick([*dict.fromkeys((*asked, *ways))]), lambda: f"There is no {absent} in the story.", of_story=True)
 
 
 def conversation(rng: random.Random) -> list[Message]:
@@ -290,10 +250,17 @@ def conversation(rng: random.Random) -> list[Message]:
     stories = choices.pick((0, 1, 2, 3, 4), (2, 8, 3, 2, 1))
     begin = choices.pick(("story", "hello", "outside"), (4, 2, 1)) if stories else choices.pick(("hello", "outside"))
     for _ in range(0 if begin == "story" else choices.pick((1, 2, 3) if stories else (1, 2, 3, 4, 5))):
-        if choices.pick((True, False), (4, 1) if begin == "hello" else (1, 4)):
-            talk.social(choices.pick(SOCIAL))
-        else:
-            talk.outside()
+        match choices.pick(
+            ("social", "outside", "remark", "nothing told"), (12, 3, 1, 2) if begin == "hello" else (3, 12, 2, 2)
+        ):
+            case "social":
+                talk.social(choices.pick((*SOCIAL, *AFTERWARDS)))
+            case "outside":
+                talk.outside()
+            case "remark":
+                talk.remark()
+            case _:
+                talk.nothing_told()
     for _ in range(stories):
         talk.story()
         talk.questions(*{1: (3, 9), 2: (1, 5), 3: (0, 2), 4: (0, 0)}[stories])
@@ -334,11 +301,25 @@ def _about(subject: Subject, color: str) -> str:
             return " and " + a(f"{color} {subject.noun}".strip())
 
 
+def tells_of(plot: str, other: str) -> bool:
+    """Say whether a story of `plot` can answer what is asked about those of `other`.
+
+    What is grown is cooked, too.
+    """
+    return plot == other or (plot, other) == ("grow", "bake")
+
+
 def casually(choices: Choices, text: str) -> str:
     """Write `text` as people type: with or without a capital letter, a full stop, and full words."""
     if choices.pick((True, False), (1, 3)):
         text = re.sub(r"^(What|Who|Where) is\b", r"\1's", text).replace("I am ", "I'm ").replace("did not", "didn't")
-        text = text.replace("color", "colour")
+        text = text.replace("color", "colour").replace("do not", "don't").replace("was not", "wasn't")
+        text = text.replace("That is", "That's").replace("It is", "It's").replace("I would", "I'd")
+        text = text.replace("favorite", "favourite").replace("you are", "you're").replace("You are", "You're")
+    if choices.pick((True, False), (1, 7)) and " " in text:
+        start = choices.pick(("So ", "And ", "But ", "OK, ", "Well, ", "Hm, ", "Hey, ", "Please, ", "Um, ", "Now, "))
+        name = text.split()[0] in NAMES or text.startswith("I")
+        text = start + (text if name else text[0].lower() + text[1:])
     bare = text.rstrip(".?!") or text
-    careless = bare if bare.startswith("I ") else bare[0].lower() + bare[1:]
-    return choices.pick(tuple(dict.fromkeys((text, bare, careless))))
+    careless = bare if bare.startswith(("I ", "OK")) else bare[0].lower() + bare[1:]
+    return choices.pick(tuple(dict.fromkeys((text, bare, careless, bare.lower()))))
