@@ -131,7 +131,7 @@ def chat(
         from model.parallel.processes import agreed as agree
 
         typed, lines = bool(agree(typed)), others.shared(lines)
-    interrupted = _Pressed(agree)
+    interrupted = _Pressed(agree, prompts=first)
     # Ctrl-C ends a chat whose questions come from a file: nobody is there to ask the next one.
     with handled_by(interrupted.press) if typed else nullcontext():
         for line in lines:
@@ -240,19 +240,20 @@ def _terminal_lines() -> Iterator[str]:
 class _Pressed:
     """Whether Ctrl-C was pressed during an answer. Pressed again before that ends, it raises KeyboardInterrupt.
 
-    It does nothing at another time: an answer may end as it is pressed, and the prompt takes it as a key.
+    It does nothing at another time where this process `prompts`: an answer may end as it is pressed, and the prompt
+    takes it as a key. A process that waits for the questions of another one has no other way to leave.
     `agree` makes one answer of those of several processes, which must end a text after the same burst.
     """
 
-    def __init__(self, agree: Callable[[bool], int]):
-        self._agree = agree
+    def __init__(self, agree: Callable[[bool], int], *, prompts: bool):
+        self._agree, self._prompts = agree, prompts
         self._answering = self._pressed = False
 
     def __call__(self) -> bool:
         return bool(self._agree(self._pressed))
 
     def press(self) -> None:
-        if self._pressed:
+        if self._pressed or not (self._answering or self._prompts):
             raise KeyboardInterrupt
         self._pressed = self._answering
 

@@ -243,7 +243,7 @@ def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
 
 
 def test_ctrl_c_between_two_prompts_or_as_an_answer_ends_does_not_leave_the_chat():
-    pressed = chat._Pressed(bool)
+    pressed = chat._Pressed(bool, prompts=True)
     pressed.press()
     with pressed.allowed():
         assert not pressed()
@@ -252,6 +252,15 @@ def test_ctrl_c_between_two_prompts_or_as_an_answer_ends_does_not_leave_the_chat
         with pytest.raises(KeyboardInterrupt):
             pressed.press()
     pressed.press()
+
+
+def test_ctrl_c_ends_a_process_that_waits_for_the_questions_of_another():
+    pressed = chat._Pressed(bool, prompts=False)
+    with pressed.allowed():
+        pressed.press()
+        assert pressed()
+    with pytest.raises(KeyboardInterrupt):
+        pressed.press()
 
 
 def test_ctrl_z_stops_a_chat_and_is_no_character_of_its_line(monkeypatch, tmp_path):
