@@ -25,6 +25,7 @@ from reference.config import Config
 
 SCALE = 4  # bytes of a float32
 LARGEST = 127  # largest code
+ALIGNED = 8  # positions: a GPU's kernels of attention take a cache of a multiple of this many
 
 
 Rows = Float[Array, "batch kv_heads capacity head_dim"] | Int8[Array, "batch kv_heads capacity bytes"]
@@ -54,6 +55,17 @@ Stored = LayerCache | LayerPages  # keys and values of a layer
 class Cache(NamedTuple):
     layers: Sequence[Stored]
     lengths: Int[Array, " batch"]  # positions in use, for each row
+
+
+def cache_rows(context: int, chunk: int) -> int:
+    """Count the positions of a cache for `context` tokens, of which prompts are read `chunk` at a time.
+
+    The last chunk of a prompt is padded.
+
+    >>> cache_rows(1024, 256), cache_rows(300, 256)
+    (1280, 560)
+    """
+    return -(-(context + chunk) // ALIGNED) * ALIGNED
 
 
 def empty_cache(config: Config, *, batch: int, capacity: int, dtype: np.dtype) -> Cache:

@@ -206,6 +206,7 @@ def test_what_no_story_answers_is_declined_in_words(conversations):
 
 def test_a_question_that_the_story_answers_is_never_declined(stories):
     """Neither as one that no story answers, nor as one of another plot."""
+    others: list[tuple[str, ...]] = []
     for seed, tale in enumerate(stories[:60]):
         asked = {way.lower() for question in tale.questions for way in question.asked}
         others = [ways for plot, ways in phrases.OTHER_PLOTS.items() if not tells_of(tale.plot, plot)]
@@ -348,6 +349,7 @@ def test_the_longest_stories_end_before_the_commands_stop(stories):
     tokenizer = load_tokenizer(BUILT_IN["stories"])
     longest = max(stories, key=lambda tale: len(tale.text)).text
     most = next(option.default for option in commands.generate.story.params if option.name == "max_new_tokens")
+    assert isinstance(most, int)
     assert 250 < len(tokenizer.encode(longest)) <= 315 < most
 
 

@@ -43,9 +43,9 @@ def options_of_one(platform: str, params: Params, config: Config, *, ops: Ops) -
 
     On a GPU nothing is tuned for codes of int8, if kernels compute a step's products and all attention. XLA is left the
     products of a prompt, which cuBLASLt computes: 8B in q8 read prompts of 512 and 4,096 tokens no slower than tuned,
-    with attention by XLA, too (benchmarks/results/prompts-h100.md). Nothing else was compared, so it stays tuned: weights in bfloat16 or float32,
-    other codes, experts, what kernels refuse, several sequences, several devices. A cold start happens once, and a
-    slow prompt would be slow every time.
+    with attention by XLA, too (benchmarks/results/prompts-h100.md). Nothing else was compared, so it stays tuned:
+    weights in bfloat16 or float32, other codes, experts, what kernels refuse, several sequences, several devices. A
+    cold start happens once, and a slow prompt would be slow every time.
     """
     options = compiler_options(platform)
     kernels = (op for name, op in ops._asdict().items() if name != "moe_add")  # which only experts need

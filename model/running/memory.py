@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from model.cache import cache_bytes
+from model.cache import cache_bytes, cache_rows
 from model.ops.attention import SPANS
 from model.ops.cpu import PROMPT_SPANS
 from model.ops.products import MOST_CPU_DECODED, MOST_DECODED, partial_sums
@@ -82,7 +82,7 @@ def memory_of(
     """
     chunk = min(chunk, context)
     widest = wide or chunk
-    capacity = context + chunk  # the last chunk of a prompt is padded
+    capacity = cache_rows(context, chunk)
     layers = config.layers
     codes = _quantized(params)
     compiling, held = DECODING.get(codes[0].form, DECODING["int8"]) if codes else (0, 0)

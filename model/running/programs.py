@@ -15,7 +15,7 @@ import numpy as np
 from jax.stages import Compiled, Lowered
 from jaxtyping import Array
 
-from model.cache import Cache, empty_cache
+from model.cache import Cache, cache_rows, empty_cache
 from model.forward import Text, decode, prefill
 from model.ops.table import Ops
 from model.options import SamplingOptions
@@ -46,7 +46,7 @@ class Layout(NamedTuple):
     @property
     def rows(self) -> int:
         """Positions of a sequence in the cache, with room for the padding of a prompt's last chunk."""
-        return self.capacity + self.chunk
+        return cache_rows(self.capacity, self.chunk)
 
     @property
     def rows_held(self) -> int:
