@@ -10,6 +10,7 @@ from learn.trace import Guess, Output, Trace, Visit, by_layer
 
 BLOCKS = " ▁▂▃▄▅▆▇█"  # an eighth of the height each
 KEYS = 48  # the newest keys, of which a head's blocks are drawn
+WIDTH = 80  # of a line
 NAMED = 3  # keys of a head that are named
 
 
@@ -23,8 +24,8 @@ def lines(trace: Trace, *, text_of: Callable[[int], str]) -> Iterator[str]:
             yield from _visit(visit)
             if visit.op == "attend" and layer is not None:
                 yield from _heads(trace.attention[layer], trace.tokens, text_of)
-        guesses = trace.next if layer is None else trace.guesses[layer]
-        yield f"  {'next' if layer is None else 'if it ended here'}: {_named(guesses, text_of)}"
+        guesses, what = (trace.next, "next") if layer is None else (trace.guesses[layer], "if it ended here")
+        yield f"  {what}: {_named(guesses, text_of, room=WIDTH - len(f'  {what}: '))}"
 
 
 def _legend(trace: Trace) -> Iterator[str]:
@@ -70,8 +71,11 @@ def _block(p: float) -> str:
     return BLOCKS[min(len(BLOCKS) - 1, round(p * (len(BLOCKS) - 1) + 0.49))]
 
 
-def _named(guesses: list[Guess], text_of: Callable[[int], str]) -> str:
-    return ", ".join(f"{_quoted(text_of(guess.id))} {guess.probability:.1%}" for guess in guesses)
+def _named(guesses: list[Guess], text_of: Callable[[int], str], *, room: int) -> str:
+    """Name the likeliest, as many as fit in so many characters, and the first in any case."""
+    named = [f"{_quoted(text_of(guess.id))} {guess.probability:.1%}" for guess in guesses]
+    fitting = [n for n in range(1, len(named) + 1) if len(", ".join(named[:n])) <= room]
+    return ", ".join(named[: max(fitting, default=1)])
 
 
 def _quoted(text: str) -> str:

@@ -94,7 +94,7 @@ class Llama:
         """Turn a text into ids, with BOS first where the model's convention has it. Raises TypeError for no text.
 
         >>> load("stories", backend="reference").encode("Once upon a time")
-        [1, 403, 405, 491, 347, 259, 796]
+        [1, 373, 433, 378, 290, 263, 768]
         """
         if not isinstance(text, str):
             raise TypeError(f"a text is due, got {type(text).__name__}; ids have `logits`, `decode` and `continue_ids`")

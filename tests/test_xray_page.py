@@ -17,7 +17,7 @@ from tests.test_xray import numbers, script
 
 TEXT = "The fox found"
 OPS = ("norm_qkv", "attend", "project_add", "norm_gate_up", "down_add")
-LAST = 3  # position of the newest token
+LAST = 4  # position of the newest token
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def made(tmp_path_factory, browser):
     """Give the folder of a page that the command made; without a browser nothing is made."""
     folder = tmp_path_factory.mktemp("xray") / "page"
     done = run_llamaspec("xray", TEXT, "--out", str(folder))
-    assert (done.code, done.out) == (0, f"{folder / 'index.html'}\n") and "4 tokens, 10 layers" in done.err
+    assert (done.code, done.out) == (0, f"{folder / 'index.html'}\n") and f"{LAST + 1} tokens, 10 layers" in done.err
     assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 8e6
     return folder
 
@@ -115,7 +115,7 @@ def test_the_whole_page_is_reached_by_tab_and_arrows(page):
         page.keyboard.press("Tab")
     page.locator("input[name=token]:checked").focus()
     page.keyboard.press("ArrowLeft")
-    page.locator("#attention-lead", has_text="␣fo").wait_for()
+    page.locator("#attention-lead", has_text="␣f").wait_for()
     assert page.evaluate("XRAY.chosen.token") == LAST - 1
     page.locator("input[name=op]:checked").focus()
     page.keyboard.press("ArrowRight")

@@ -234,16 +234,20 @@ class Talk:
 def conversation(rng: random.Random) -> list[Message]:
     """Make some turns: mostly stories that were asked for, and questions about them.
 
-    >>> for role, content, *_ in conversation(random.Random(73)):
+    >>> for role, content, *_ in conversation(random.Random(11)):
     ...     print(f"{role}: {content[:60]}")
-    user: I want to hear a story about a bear.
-    assistant: Do you know Poppy? Poppy was a kind bear and lived in a pret
-    user: Help
-    assistant: I tell stories. Ask me about Poppy, or for another story.
-    user: why did she live there
-    assistant: The story does not say.
-    user: How did the bear feel at the end?
-    assistant: She felt happy.
+    user: Can you write a sweet story
+    assistant: Far, far away, in a warm den between two hills, lived a litt
+    user: did dot keep it
+    assistant: No, Dot gave it to Ben.
+    user: Tell me more
+    assistant: That was the whole story. Shall I tell you another one?
+    user: Where is her home?
+    assistant: In a warm den between two hills.
+    user: How did Ben feel?
+    assistant: He felt upset.
+    user: What did Dot do with the kite?
+    assistant: Dot gave it to Ben.
     """
     choices = Choices(rng)
     talk = Talk(choices)
