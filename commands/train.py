@@ -67,8 +67,8 @@ if TYPE_CHECKING:
 def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: str | None, **options: Any):
     """Train a model from nothing, on a text or on made-up stories.
 
-    A grammar writes the stories. The defaults make the built-in model, in three hours on two cores or
-    in minutes on a GPU.
+    A grammar writes the stories. The defaults make the built-in model, in three to four hours on two
+    cores or in minutes on a GPU.
     Checkpoints are written as it goes; a run that was killed goes on with --resume, and ends with the
     same weights. Several processes need a DIR that all can read.
 

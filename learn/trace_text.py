@@ -24,8 +24,8 @@ def lines(trace: Trace, *, text_of: Callable[[int], str]) -> Iterator[str]:
             yield from _visit(visit)
             if visit.op == "attend" and layer is not None:
                 yield from _heads(trace.attention[layer], trace.tokens, text_of)
-        guesses, what = (trace.next, "next") if layer is None else (trace.guesses[layer], "if it ended here")
-        yield f"  {what}: {_named(guesses, text_of, room=WIDTH - len(f'  {what}: '))}"
+        guesses, start = (trace.next, "  next: ") if layer is None else (trace.guesses[layer], "  if it ended here: ")
+        yield start + _named(guesses, text_of, room=WIDTH - len(start))
 
 
 def _legend(trace: Trace) -> Iterator[str]:

@@ -1,11 +1,11 @@
 """Models that `benchmarks.gpu.code_forms` times: their ops are kernels, and a directory is loaded as they are."""
 
 import doctest
-import json
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 import model.weights.gpu_codes
@@ -21,19 +21,20 @@ from model.weights.codes import QuantizedMatrix
 from model.weights.gpu_codes import Stacked
 from model.weights.params import load_params
 from reference.quantizers import affine, awq, gptq
-from tests import families
-from tests.families import is_matrix
-from tests.test_quantized_checkpoints import AWQ_CONFIG, CONFIG, GPTQ_CONFIG, LAYOUTS
+from tests.test_quantized_checkpoints import AWQ_CONFIG, CONFIG, GPTQ_CONFIG, LAYOUTS, write_stored
 
 TINYLLAMA = SHAPES["tinyllama-1.1b"]
 WIDE = {**CONFIG, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1}  # rows of whole words
+
+
+def in_gptq(w: np.ndarray, *, bits: int) -> dict[str, np.ndarray]:
+    return gptq.pack(affine.quantize(w, bits=bits, block=(1, 128)), bits=bits, version=1)._asdict()
+
+
 OF_128: dict[str, tuple[dict[str, Any], Any]] = {
-    "awq": (AWQ_CONFIG, lambda w: awq.pack(awq.quantize(w, group=128))),
-    "gptq 4": (GPTQ_CONFIG, lambda w: gptq.pack(affine.quantize(w, bits=4, block=(1, 128)), bits=4, version=1)),
-    "gptq 8": (
-        {**GPTQ_CONFIG, "bits": 8},
-        lambda w: gptq.pack(affine.quantize(w, bits=8, block=(1, 128)), bits=8, version=1),
-    ),
+    "awq": (AWQ_CONFIG, lambda w: (awq.pack(awq.quantize(w, group=128))._asdict(), w)),
+    "gptq 4": (GPTQ_CONFIG, lambda w: (in_gptq(w, bits=4), w)),
+    "gptq 8": ({**GPTQ_CONFIG, "bits": 8}, lambda w: (in_gptq(w, bits=8), w)),
 }
 KIND_OF = {
     "awq": "AWQ or GPTQ",
@@ -66,15 +67,7 @@ def test_a_file_of_mixed_types_runs_by_kernels_alone(kind: str):
 def test_a_directory_is_loaded_in_the_shapes_that_are_timed(layout: str, tmp_path: Path):
     settings, store = OF_128.get(layout) or LAYOUTS[layout]
     settings = settings | ({"group_size": 128} if layout in OF_128 else {})
-    tensors = {}
-    for name, w in families.random_tensors(WIDE).items():
-        if is_matrix(name) and name != HEAD:
-            parts = store(w)._asdict() if layout in OF_128 else store(w)[0]
-            tensors |= {f"{name.removesuffix('.weight')}.{part}": array for part, array in parts.items()}
-        else:
-            tensors[name] = w
-    (tmp_path / "config.json").write_text(json.dumps({**WIDE, "quantization_config": settings}))
-    families.write_safetensors(tmp_path / "model.safetensors", tensors)
+    write_stored(tmp_path, settings, lambda name, w: store(w), config=WIDE)
     checkpoint = open_checkpoint(tmp_path)
     loaded = load_params(checkpoint, dtype=BFLOAT16, positions=8)
     assert jax.eval_shape(lambda: loaded) == shapes_of(checkpoint.config, KIND_OF[layout], positions=8)

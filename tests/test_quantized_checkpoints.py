@@ -1,6 +1,7 @@
 """Quantized matrices in Hugging Face's directories: read with their writers' meaning, and written so."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -294,14 +295,24 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Any]] = {
 def write_layout(folder: Path, layout: str) -> dict[str, np.ndarray]:
     """Write a checkpoint whose matrices, except the head, are in a layout, and return their weights."""
     settings, store = LAYOUTS[layout]
+    return write_stored(folder, settings, lambda name, w: store(w))
+
+
+def write_stored(
+    folder: Path, settings: dict[str, Any], store: Callable[[str, np.ndarray], Any], *, config: dict[str, Any] = CONFIG
+) -> dict[str, np.ndarray]:
+    """Write a checkpoint whose matrices, except the head, are as `store` stores them, and return their weights.
+
+    `store` is given a matrix with its name, and gives its parts by name, and its weights.
+    """
     tensors, exact = {}, {}
-    for name, w in families.random_tensors(CONFIG).items():
+    for name, w in families.random_tensors(config).items():
         if is_matrix(name) and name != "lm_head.weight":
-            stored, exact[name] = store(w)
+            stored, exact[name] = store(name, w)
             tensors |= {f"{name.removesuffix('.weight')}.{part}": array for part, array in stored.items()}
         else:
             tensors[name] = w
-    (folder / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": settings}))
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
     families.write_safetensors(folder / "model.safetensors", tensors)
     return exact
 
@@ -418,15 +429,9 @@ def test_groups_of_modules_have_layouts_of_their_own(tmp_path):
     groups = {"first": {"weights": None, "targets": ["Attention"]}} | dict(reversed(groups.items()))
     mixed = {**LAYOUTS["packed 4"][0], "config_groups": groups}
     stores = {place: LAYOUTS[layout][1] for place, layout in layouts.items()}
-    tensors, meant = {}, {}
-    for name, w in families.random_tensors(CONFIG).items():
-        if is_matrix(name) and name != "lm_head.weight":
-            stored, meant[name] = next(store for place, store in stores.items() if place in name)(w)
-            tensors |= {f"{name.removesuffix('.weight')}.{part}": array for part, array in stored.items()}
-        else:
-            tensors[name] = w
-    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": mixed}))
-    families.write_safetensors(tmp_path / "model.safetensors", tensors)
+    meant = write_stored(
+        tmp_path, mixed, lambda name, w: next(store for place, store in stores.items() if place in name)(w)
+    )
     checkpoint = open_checkpoint(tmp_path)
     for name, weights in meant.items():
         np.testing.assert_array_equal(exact(checkpoint.tensors[name]), weights)
