@@ -1,4 +1,4 @@
-"""A model loaded onto several devices: the counterpart of `model.llama.load_backend`."""
+"""A model loaded onto several devices: the counterpart of `model.running.load`."""
 
 from functools import partial
 
