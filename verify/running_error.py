@@ -365,7 +365,7 @@ def clamped_gated(gate: Approx, up: Approx) -> Approx:
     return Approx(clamped_swiglu(gate.value, up.value), product + flushed(g.size, plus_one.size))
 
 
-# What a feed-forward layer computes of gate and up, and of up where there is no gate, by the activation.
+# The function of gate and up in a feed-forward layer, or of up where there is no gate, by the activation.
 GATED: dict[str, Callable[[Approx, Approx], Approx]] = {
     "silu": gated,
     "gelu_tanh": gelu_gated,
