@@ -109,7 +109,8 @@ def normalized(x: Approx, weight: np.ndarray, *, eps: float) -> Approx:
     low = np.maximum(mean - change, 0) * (1 - gamma(n + 2)) + eps
     high = (mean + change) * (1 + gamma(n + 2)) + eps
     exact = 1 / np.sqrt(mean + eps)
-    slack = ELEMENTARY + 2 * U  # eps as a float32, its addition (halved by the root), and the root
+    # The root halves the roundings of eps to a float32 and of its sum. One more is for a root and a quotient apart.
+    slack = ELEMENTARY + 2 * U
     off = np.maximum(1 / np.sqrt(low) * (1 + slack) - exact, exact - 1 / np.sqrt(high) * (1 - slack))
     value = rmsnorm(x.value, weight, eps=eps)
     error = np.abs(weight) * (x.size * (exact + off) * (1 + gamma(2)) - np.abs(x.value) * exact)
