@@ -333,7 +333,6 @@ def load_backend(
         return load_parallel(
             checkpoint,
             devices=devices,
-            capacity=capacity,
             layout=layout,
             dtype=weights,
             device=device,

@@ -64,7 +64,7 @@ def load_on_one_device(
     )
     if roundings:
         choice = choice._replace(ops=emulated_ops(choice.ops))
-    plan = partial(_plan, params, config, layout, platform)
+    plan = partial(plan_memory, params, config, layout, platform)
     layout = layout.fitted(plan, free)
     memory = plan(layout.widest)
     check_fits(memory, context=layout.capacity, available=free, others=others)
@@ -113,7 +113,7 @@ def load_on_one_device(
     return JaxBackend(weights, programs, config, choice=choice, layout=layout, device=device)
 
 
-def _plan(params: Params, config: Config, layout: Layout, platform: str, widest: int) -> Memory:
+def plan_memory(params: Params, config: Config, layout: Layout, platform: str, widest: int) -> Memory:
     """Plan the memory of a layout whose widest chunk of a prompt has so many tokens."""
     return memory_of(
         params,
