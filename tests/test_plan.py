@@ -324,7 +324,7 @@ def test_what_other_programs_hold_of_a_gpu_is_not_free(monkeypatch):
 
 
 def test_a_gpu_whose_allocator_counts_nothing_has_what_cuda_says(monkeypatch):
-    """Not the memory of the machine: JAX says nothing where XLA_PYTHON_CLIENT_ALLOCATOR is `platform`."""
+    """JAX says nothing where XLA_PYTHON_CLIENT_ALLOCATOR is `platform`; the machine's memory is no answer."""
     gpu = SimpleNamespace(platform="gpu", memory_stats=lambda: None)
     monkeypatch.setattr("model.running.device.jax.local_devices", lambda: [gpu])
     monkeypatch.setattr("model.running.device.cuda_memory", lambda: (5_000_000_000, 80_000_000_000))

@@ -35,7 +35,7 @@ def test_memory_is_taken_on_demand_and_xla_is_quiet(bare, debug):
 @pytest.mark.parametrize("fraction", [None, *FRACTIONS])
 @pytest.mark.parametrize("other", [None, ""])
 def test_a_limit_of_memory_is_set_where_it_is_taken_on_demand_and_the_user_set_none(bare, ahead, fraction, other):
-    """What JAX makes of it, asked of JAX itself: it refuses two fractions, and preallocates for any other word."""
+    """JAX itself is asked what it makes of it: it refuses two fractions, and preallocates for any other word."""
     for name in FRACTIONS if other == "" else ():
         bare.setenv(name, "")
     if ahead is not None:
