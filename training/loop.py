@@ -132,16 +132,16 @@ def train(
             sums = step.add_gradient(*sums, tensors, *map(on_devices, (part.ids, part.weights)))
         return sums if ahead else jax.block_until_ready(sums)
 
-    def finished(begun: _Begun) -> StepReport:
+    def finished(one: _Begun) -> StepReport:
         """Wait for a step, and report it."""
         nonlocal seconds, since
-        loss = float(begun.nats) / begun.predictions
+        loss = float(one.nats) / one.predictions
         if not np.isfinite(loss):
-            raise FloatingPointError(f"the loss of step {begun.step} is {loss}: try a smaller --lr")
+            raise FloatingPointError(f"the loss of step {one.step} is {loss}: try a smaller --lr")
         now = time.perf_counter()
         took, since = now - since, now
         seconds += took
-        taken = StepReport(begun.step, loss, begun.tokens / took, seconds)
+        taken = StepReport(one.step, loss, one.tokens / took, seconds)
         report(taken)
         return taken
 
