@@ -16,7 +16,7 @@ from model.forward import decode, prefill, text_after
 from model.insight.timing import Effort, Seconds, measure
 from model.ops.table import Ops
 from model.options import SamplingOptions
-from model.running.compile import compiler_options, options_of_one
+from model.running.compile import model_options
 from model.running.process import give_back_compilers_memory, keep_heaps_small
 from model.running.programs import CACHE, STOPS
 from model.sampling import as_arrays
@@ -58,7 +58,7 @@ def compile_programs(
     platform = jax.default_backend()
     keep_heaps_small(config, platform=platform)
     if options is None:
-        options = options_of_one(platform, params, config, ops=ops) if batch == 1 else compiler_options(platform)
+        options = model_options(platform, params, config, ops=ops, batch=batch)
     shapes, dtype = jax.eval_shape(lambda params: params, params), params.embedding.dtype
     cache = jax.eval_shape(partial(empty_cache, config, batch=batch, capacity=capacity, dtype=dtype))
     began = perf_counter()

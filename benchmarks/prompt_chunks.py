@@ -25,7 +25,7 @@ from model.insight.shapes import SHAPES
 from model.insight.timing import Effort
 from model.ops.choice import ops_for
 from model.ops.table import Ops
-from model.running.compile import options_of_one
+from model.running.compile import model_options
 from model.running.device import default_device
 from model.running.programs import CACHE
 from model.weights.gpu_codes import arranged
@@ -43,7 +43,7 @@ def reading(params: Params, config: Config, ops: Ops, *, capacity: int, chunk: i
     counts = jax.ShapeDtypeStruct((1,), np.int32)
     prompt = jax.ShapeDtypeStruct((1, chunk), np.int32)
     jitted = jax.jit(partial(prefill, config=config, ops=ops), donate_argnums=CACHE)
-    options = options_of_one(jax.default_backend(), shapes, config, ops=ops)
+    options = model_options(jax.default_backend(), shapes, config, ops=ops, batch=1)
     program = jitted.lower(shapes, prompt, cache, counts).compile(options)
     sizes = {"capacity": capacity, "chunk": chunk, "burst": 0, "batch": 1, "seconds": perf_counter() - began}
     return Programs(program, lambda greedy: None, config, **sizes)

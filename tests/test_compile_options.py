@@ -13,7 +13,7 @@ from model.ops.gpu import pallas_ops
 from model.ops.table import Ops
 from model.ops.xla import XLA
 from model.running import programs
-from model.running.compile import UNTUNED, compiler_options, options_of_one
+from model.running.compile import UNTUNED, compiler_options, model_options
 from model.running.programs import Layout
 from model.weights.params import Params
 from tests.test_ops_choice import BFLOAT16, CAPACITY, WIDE, in_codes, newer, shapes
@@ -27,8 +27,8 @@ def by_kernels() -> Ops:
     return pallas_ops(WIDE, CODED, capacity=CAPACITY)[0]
 
 
-def untuned(params: Params, ops: Ops, config: Any = WIDE, platform: str = "gpu") -> bool:
-    options, usual = options_of_one(platform, params, config, ops=ops), compiler_options(platform)
+def untuned(params: Params, ops: Ops, config: Any = WIDE, platform: str = "gpu", batch: int = 1) -> bool:
+    options, usual = model_options(platform, params, config, ops=ops, batch=batch), compiler_options(platform)
     assert options in (usual, usual | UNTUNED)
     return options != usual
 
@@ -36,6 +36,7 @@ def untuned(params: Params, ops: Ops, config: Any = WIDE, platform: str = "gpu")
 def test_only_what_was_compared_is_not_tuned(by_kernels):
     assert untuned(CODED, by_kernels)
     assert not untuned(CODED, by_kernels, platform="cpu")
+    assert not untuned(CODED, by_kernels, batch=2)
     assert not untuned(CODED, XLA)
     assert not untuned(in_codes(shapes(WIDE, SINGLE), "int8", 64), by_kernels)
     assert not untuned(CODED, by_kernels, replace(WIDE, experts=4, experts_per_token=2))

@@ -6,6 +6,7 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -299,7 +300,9 @@ CASE = Case(
     plain=lambda: None, exact=lambda: (), bits=16,
 )  # fmt: skip
 SOUND = replace(KERNEL, spilled=0, loop=36, refills=True)  # 2.25 instructions a weight
-PROGRAM = Program((Launch("gemv", ours=True, bytes=1 << 24),), temp=0, aliased=0, seconds=0.1)
+PROGRAM = Program(
+    (Launch("gemv", ours=True, bytes=1 << 24),), temp=0, aliased=0, seconds=0.1, issued=("kCommandBuffer",)
+)
 
 
 def test_a_sound_kernel_breaks_no_gate():
@@ -345,11 +348,11 @@ def test_only_a_kernel_of_weights_may_read_before_the_wait_what_the_first_cache_
 
 
 def test_a_step_of_six_kernels_a_layer_breaks_no_gate_and_one_of_more_does():
-    def step(layers: int, a_layer: int, **facts: float) -> Program:
+    def step(layers: int, a_layer: int, **facts: Any) -> Program:
         done = tuple(Launch("gemv", ours=True, bytes=8192) for _ in range(40 + layers * a_layer))
         return replace(PROGRAM, launches=done, aliased=1 << 30, **facts)
 
-    def broken(a_layer: int = 6, cache: int = 1 << 30, plain: int = 0, **facts: float) -> list[str]:
+    def broken(a_layer: int = 6, cache: int = 1 << 30, plain: int = 0, **facts: Any) -> list[str]:
         both = step(2, a_layer), step(32, a_layer, **facts)
         return list(broken_by_step(*both, layers=(2, 32), cache=cache, plain=plain))
 
@@ -358,6 +361,8 @@ def test_a_step_of_six_kernels_a_layer_breaks_no_gate_and_one_of_more_does():
     assert broken(a_layer=7) == ["7 kernels a layer where 6 are allowed"]
     assert broken(cache=2 << 30) == ["1073741824 of 2147483648 bytes of the cache are updated in place"]
     assert broken(temp=32 << 20) == ["33554432 bytes of temporary memory where less than 33554432 are allowed"]
+    split = broken(issued=("kCommandBuffer", "kWhile", "kCommandBuffer"))
+    assert split == ["the host issues 3 times (kCommandBuffer, kWhile) where a burst is one CUDA graph"]
     assert broken(seconds=20.5) == ["20 s to lower and compile 32 layers where 20 s are allowed"]
 
 

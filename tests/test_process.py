@@ -4,8 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
+from jaxlib.xla_client import generate_pjrt_gpu_plugin_options
 
-from model.running.process import MEMORY, prepare_process
+from model.running.process import FRACTIONS, MEMORY, prepare_process
 from tests.processes import run_python
 
 pytestmark = pytest.mark.usefixtures("compiled_fast")
@@ -30,13 +31,22 @@ def test_memory_is_taken_on_demand_and_xla_is_quiet(bare, debug):
     assert found == memory | quiet
 
 
-@pytest.mark.parametrize("name", MEMORY)
-def test_a_limit_of_memory_is_set_beside_no_setting_of_the_user(bare, name):
-    """JAX refuses both names of the limit together, and takes the whole limit at once where it preallocates."""
-    bare.setenv(name, "0.5")
+@pytest.mark.parametrize("ahead", [None, "", "false", "False", "0", "true", "1", "no"])
+@pytest.mark.parametrize("fraction", [None, *FRACTIONS])
+@pytest.mark.parametrize("other", [None, ""])
+def test_a_limit_of_memory_is_set_where_it_is_taken_on_demand_and_the_user_set_none(bare, ahead, fraction, other):
+    """JAX itself is asked what it makes of it: it refuses two fractions, and preallocates for any other word."""
+    for name in FRACTIONS if other == "" else ():
+        bare.setenv(name, "")
+    if ahead is not None:
+        bare.setenv(MEMORY[0], ahead)
+    if fraction:
+        bare.setenv(fraction, "0.5")
     prepare_process()
-    limits = set(MEMORY[1:]) - {name}
-    assert {limit for limit in limits if limit in os.environ} == set()
+    options = generate_pjrt_gpu_plugin_options()
+    on_demand = ahead not in ("true", "1", "no")
+    assert options["preallocate"] is not on_demand
+    assert options.get("memory_fraction") == (0.5 if fraction else 0.92 if on_demand else None)
 
 
 def test_a_users_own_settings_win(bare):

@@ -203,6 +203,46 @@ def test_a_killed_run_goes_on_to_the_same_weights(whole, stopped, command):
     assert weights(stopped) == weights(whole[0])
 
 
+def test_a_host_that_is_ahead_of_its_device_trains_the_same_weights(whole, command, monkeypatch, tmp_path):
+    """As with a GPU: the loss of a step is read when the next one has begun."""
+    monkeypatch.setattr(loop, "steps_ahead", lambda platform: 1)
+    code, _, said = llamaspec(*command, "--eval-every=10", "--save-every=20", "--out", str(tmp_path / "out"))
+    assert code == 0, said
+    assert evaluations(said) == evaluations(whole[1])
+    assert weights(tmp_path / "out") == weights(whole[0])
+
+
+@pytest.mark.parametrize(("platform", "ahead"), [("cpu", 0), ("gpu", 1)])
+def test_the_host_is_ahead_of_a_gpu_by_a_step_and_reports_each_in_its_turn(
+    alphabet, monkeypatch, tmp_path, platform, ahead
+):
+    seen: list[tuple[str, int]] = []
+
+    def counted(config: Config, transform: optax.GradientTransformation, **where: Any) -> Step:
+        step = compile_step(config, transform, **where)
+
+        def update(*arrays: Any) -> Any:
+            seen.append(("begun", sum(word == "begun" for word, _ in seen) + 1))
+            return step.update(*arrays)
+
+        return step._replace(update=update)
+
+    monkeypatch.setattr(loop, "compile_step", counted)
+    monkeypatch.setattr(loop, "steps_ahead", lambda _, real=loop.steps_ahead: real(platform))
+    source = Text(alphabet[0], load_tokenizer(alphabet[1]), {}, context=32)
+
+    def report(progress: StepReport):
+        seen.append(("done", progress.step))
+
+    train(replace(RECIPE, steps=5), source, tmp_path / "out", eval_every=3, save_every=5, report=report)
+    begun, done = ([number for word, number in seen if word == which] for which in ("begun", "done"))
+    assert (begun, done) == ([1, 2, 3, 4, 5], [1, 2, 3, 3, 4, 5, 5])  # those that were evaluated are reported twice
+    order = {(word, number): place for place, (word, number) in reversed([*enumerate(seen)])}
+    for number in (1, 2, 4):  # after which nothing is evaluated or saved
+        assert (order["begun", number + 1] < order["done", number]) == bool(ahead)
+    assert order["done", 3] < order["begun", 4]  # what is evaluated and saved has been judged
+
+
 def test_processes_that_would_go_on_from_other_steps_are_refused(stopped, alphabet, monkeypatch):
     """As where each has a folder of its own: weights of two steps would be put together, without a word."""
     source = Text(alphabet[0], load_tokenizer(alphabet[1]), {}, context=32)
@@ -316,7 +356,9 @@ def test_documents_cut_before_anything_to_learn_are_one_line(stories, monkeypatc
     assert "step 1 has nothing to learn within 32 tokens: try a larger context" in refusal("train", *arguments)
 
 
-def test_a_loss_that_is_no_number_ends_the_run(whole, command, tmp_path):
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_loss_that_is_no_number_ends_the_run(whole, command, monkeypatch, tmp_path, ahead):
+    monkeypatch.setattr(loop, "steps_ahead", lambda platform: ahead)
     said = refusal(*command, "--lr=1e30", "--out", str(tmp_path / "out"))
     assert re.search(r"the loss of step \d+ is (nan|inf): try a smaller --lr", said)
 

@@ -9,6 +9,7 @@ with the weights of one that was not.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -35,6 +36,15 @@ from training.saving import checkpoints, load_state, save_state, write_model
 STREAMS = 2  # batches computed side by side: one alone leaves parts of two cores idle
 
 
+def steps_ahead(platform: str) -> int:
+    """Choose how many steps are handed to the device before the loss of an earlier one is read.
+
+    A GPU would wait, in every step, until the host has read the loss, made batches and started programs again. On a CPU
+    the host is the device.
+    """
+    return 0 if platform == "cpu" else 1
+
+
 class StepReport(NamedTuple):
     """The state of a training after a step."""
 
@@ -43,6 +53,15 @@ class StepReport(NamedTuple):
     rate: float  # tokens a second, padding not counted
     seconds: float  # since the beginning, pauses not counted
     evaluation: Evaluation | None = None
+
+
+class _Begun(NamedTuple):
+    """A step that the device was given, and may still compute."""
+
+    step: int
+    nats: jax.Array  # of all its predictions
+    predictions: int
+    tokens: int
 
 
 def train(
@@ -61,9 +80,9 @@ def train(
 
     `resume` goes on from the last checkpoint in `out`. The documents of a step are spread over `devices`; with `fsdp`
     each holds a part of the weights and of the optimizer, otherwise all of them. Of several processes all read `out`,
-    and the first writes there. `report` is called after each step, and again after each evaluation. Raises
-    CheckpointError where a file cannot be used, ValueError for a recipe that cannot be, and FloatingPointError for a
-    loss that is not finite: each a single line.
+    and the first writes there. `report` is called after each step, on a GPU when the next one has begun, and again
+    after each evaluation. Raises CheckpointError where a file cannot be used, ValueError for a recipe that cannot be,
+    and FloatingPointError for a loss that is not finite: each a single line.
     """
     out = Path(out)
     check_recipe(recipe, bos=source.bos, stops=stops(source))
@@ -99,47 +118,62 @@ def train(
     total = jax.jit(lambda *streams: jax.tree.map(lambda *sums: sum(sums), *streams))
     on_devices = over.documents if over else np.asarray
     if over:
-        zeros = partial(over.place, jax.tree.map(np.zeros_like, (tensors, np.zeros((), np.float32))))
         tensors, state = over.place((tensors, state))
+        zeros = jax.jit(zeros, out_shardings=over.shardings((tensors, np.float32(0))))
         streams_at_once = 1  # since devices would meet in two programs in different orders, and wait forever
+    ahead = steps_ahead(platform)
+    pool, writer = ThreadPoolExecutor(streams_at_once), ThreadPoolExecutor(1)
+    side_by_side: Any = map if ahead else pool.map  # a device that the host is ahead of runs programs in their order
 
     def add_up(parts: list[Batch]) -> tuple[Tensors, Any]:
         """Sum the gradients and the nats of all predictions of `parts`."""
         sums = zeros()
         for part in parts:
             sums = step.add_gradient(*sums, tensors, *map(on_devices, (part.ids, part.weights)))
-        return jax.block_until_ready(sums)
+        return sums if ahead else jax.block_until_ready(sums)
+
+    def finished(one: _Begun) -> StepReport:
+        """Wait for a step, and report it."""
+        nonlocal seconds, since
+        loss = float(one.nats) / one.predictions
+        if not np.isfinite(loss):
+            raise FloatingPointError(f"the loss of step {one.step} is {loss}: try a smaller --lr")
+        now = time.perf_counter()
+        took, since = now - since, now
+        seconds += took
+        taken = StepReport(one.step, loss, one.tokens / took, seconds)
+        report(taken)
+        return taken
 
     # The documents of the next step are made while this one is computed, which takes as long on a GPU.
-    pool, writer = ThreadPoolExecutor(streams_at_once), ThreadPoolExecutor(1)
     following = writer.submit(source.training, begun, recipe)
+    waiting: deque[_Begun] = deque()
+    since = time.perf_counter()
     for number in range(begun, recipe.steps):
-        start = time.perf_counter()
         chosen = following.result()
         following = writer.submit(source.training, number + 1, recipe)
         parts = list(batches(chosen, rows=even(min(recipe.batch, rows), devices), context=context))
         count = sum(int(part.counted.sum()) for part in parts)
         if not count:
             raise ValueError(f"step {number + 1} has nothing to learn within {context} tokens: try a larger context")
-        streams = pool.map(add_up, (parts[first::streams_at_once] for first in range(streams_at_once)))
+        streams = side_by_side(add_up, (parts[first::streams_at_once] for first in range(streams_at_once)))
         gradient, nats = total(*streams)
         tensors, state = step.update(tensors, state, gradient, np.float32(count))
-        loss = float(nats) / count
-        if not np.isfinite(loss):
-            raise FloatingPointError(f"the loss of step {number + 1} is {loss}: try a smaller --lr")
-        took = time.perf_counter() - start
-        seconds += took
         done = number + 1
-        taken = StepReport(done, loss, sum(min(len(d.ids), context) for d in chosen) / took, seconds)
-        report(taken)
-        if done % eval_every == 0 or done == recipe.steps:
+        waiting.append(_Begun(done, nats, count, sum(min(len(d.ids), context) for d in chosen)))
+        evaluates, saves = (done % every == 0 or done == recipe.steps for every in (eval_every, save_every))
+        due = len(waiting) if evaluates or saves else max(0, len(waiting) - ahead)
+        taken = [finished(waiting.popleft()) for _ in range(due)]
+        if evaluates:
             score = partial(_score, step.score, on_devices)
             evaluation = evaluate(tensors, recipe.config, source, score=score, rows=rows)
-            report(taken._replace(evaluation=evaluation))
-        if done % save_every == 0 or done == recipe.steps:
+            report(taken[-1]._replace(evaluation=evaluation))
+        if saves:
             held: tuple[Tensors, Any] = over.whole((tensors, state)) if over else (tensors, state)
             if writes:
                 save_state(out, done, seconds, recipe, *held)
+        if evaluates or saves:
+            since = time.perf_counter()  # no step takes the time of these
     weights = over.whole(tensors) if over else tensors
     if writes:
         write_model(out, recipe, source, weights)

@@ -3,8 +3,8 @@
 Every case of the kernel table, and the decode step of every model, is compiled for an H200 by the CUDA plugin of jax,
 which needs no device. The machine code is held to gates: registers and spills, the order and the width of loads,
 meetings of threads between a store to shared memory and a read, and between a read and a copy over it, instructions per
-weight, copies and temporary memory of a whole step. The products of a prompt must be cuBLASLt's. The limits are in
-code, in no file of results.
+weight, copies and temporary memory of a whole step. A burst of steps must be one CUDA graph, its loops too. The
+products of a prompt must be cuBLASLt's. The limits are in code, in no file of results.
 
     sass.py       read machine code: instructions, loops
     kernel.py     facts of one kernel, from what Mosaic GPU writes down while it compiles

@@ -17,7 +17,7 @@ from benchmarks.random_model import random_shapes
 from model.forward import prefill
 from model.insight.shapes import SHAPES
 from model.ops.gpu import pallas_ops
-from model.running.compile import options_of_one
+from model.running.compile import model_options
 from model.running.programs import CACHE, MIDDLE, Layout, prefill_shapes
 from model.weights.gpu_codes import arranged
 
@@ -45,7 +45,7 @@ def compile_chunk(name: str) -> Chunk:
     hlo = hlo_for_h200(
         *(partial(prefill, config=config, ops=ops), params, *prefill_shapes(layout, cache)),
         donate=(CACHE,),
-        options=options_of_one("gpu", params, config, ops=ops),
+        options=model_options("gpu", params, config, ops=ops, batch=1),
     )
     return Chunk(FEW_LAYERS, *products(hlo))
 

@@ -23,9 +23,12 @@ from jax.stages import Compiled
 from benchmarks.decode_steps import FEW_LAYERS, decode_step
 from benchmarks.gpu_compile.h200 import TARGET
 from benchmarks.gpu_compile.kernel import Kernel, read_kernels
-from benchmarks.gpu_compile.program import Program, launches
+from benchmarks.gpu_compile.program import Program, issued, launches
 from benchmarks.kernel_cases import gated_cases
 from model.running.compile import LOOPS_IN_GRAPHS
+
+# With this format, of programs that run, XLA writes down little but the thunks of one that is only compiled.
+DUMPED = {"xla_dump_hlo_snapshots": True}
 
 
 @cache
@@ -36,9 +39,12 @@ def _mesh() -> Mesh:
 
 def compile_for_h200(function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()) -> Program:
     """Lower and compile `function` for these shapes; `arguments` are pytrees of arrays or of their shapes."""
-    start = sum(os.times()[:4])  # of all threads, and of the assembling processes
-    compiled = _compiled(function, arguments, donate, LOOPS_IN_GRAPHS)
-    seconds = sum(os.times()[:4]) - start
+    with TemporaryDirectory(prefix="gpu-compile-") as folder:
+        start = sum(os.times()[:4])  # of all threads, and of the assembling processes
+        compiled = _compiled(function, arguments, donate, LOOPS_IN_GRAPHS | {"xla_dump_to": folder, **DUMPED})
+        seconds = sum(os.times()[:4]) - start
+        (thunks,) = Path(folder).glob("*.thunk_sequence_after_thunk_passes.txt")
+        outermost = tuple(issued(thunks.read_text()))
     memory, hlo = compiled.memory_analysis(), compiled.as_text()
     assert memory and hlo
     return Program(
@@ -46,6 +52,7 @@ def compile_for_h200(function: Callable[..., Any], *arguments: Any, donate: tupl
         temp=memory.temp_size_in_bytes,
         aliased=memory.alias_size_in_bytes,
         seconds=seconds,
+        issued=outermost,
     )
 
 

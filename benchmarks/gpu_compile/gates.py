@@ -10,6 +10,7 @@ LARGE = 1 << 20  # bytes: a copy as slow as a kernel
 STEP_TEMP = 32 << 20  # bytes
 STEP_SECONDS = 20.0  # of a processor core, to lower and compile 32 layers
 KERNELS_A_LAYER = 6
+GRAPH = "kCommandBuffer"  # XLA's word
 
 
 def instructions_per_weight(kernel: Kernel, bits: float) -> float | None:
@@ -80,6 +81,10 @@ def broken_by_step(
     if not any(launch.ours for launch in whole.launches):
         yield "none of our kernels"
     yield from _large_copies(whole)
+    # Whatever is not in one CUDA graph waits for the host in every step: a loop for its condition, a kernel of ours for
+    # its launch.
+    if whole.issued != (GRAPH,):
+        yield f"the host issues {len(whole.issued)} times ({_listed({*whole.issued})}) where a burst is one CUDA graph"
     if whole.aliased < cache:
         yield f"{whole.aliased} of {cache} bytes of the cache are updated in place"
     if whole.temp >= STEP_TEMP:

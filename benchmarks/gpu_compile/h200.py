@@ -37,6 +37,7 @@ gpu_device_info {{
   cuda_compute_capability {{ major: 9 }}
   registers_per_core_limit: {REGISTERS}
   registers_per_block_limit: {REGISTERS}
+  driver_version: "13.0.0"
 }}
 platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 12 }}

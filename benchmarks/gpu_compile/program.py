@@ -34,6 +34,16 @@ class Program:
     temp: int  # bytes
     aliased: int  # bytes of donated arguments that are reused for results
     seconds: float  # of a core, to lower and compile
+    issued: tuple[str, ...]  # XLA's kinds of what the host issues: kCommandBuffer, kWhile, kCustomCall …
+
+
+def issued(thunks: str) -> list[str]:
+    """List the kinds of what the host issues by itself, from XLA's dump of its thunks; a CUDA graph is one.
+
+    >>> issued("000: kCommandBuffer [source | sink]\\n    001: kCopy [source | sink]\\ncondition:\\n002: kWhile [sink]")
+    ['kCommandBuffer', 'kWhile']
+    """
+    return re.findall(r"^\d+: (k\w+)", thunks, re.MULTILINE)
 
 
 def launches(hlo: str) -> list[Launch]:

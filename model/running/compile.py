@@ -38,14 +38,14 @@ def compiler_options(platform: str) -> dict[str, Any]:
             return {}
 
 
-def options_of_one(platform: str, params: Params, config: Config, *, ops: Ops) -> dict[str, Any]:
-    """Give the options for the programs that read and decode one sequence; `params` may be shapes.
+def model_options(platform: str, params: Params, config: Config, *, ops: Ops, batch: int) -> dict[str, Any]:
+    """Give the options for the programs that read and decode `batch` sequences on one device; `params` may be shapes.
 
-    On a GPU nothing is tuned for codes of int8, if kernels compute a step's products and all attention. XLA is left the
-    products of a prompt, which cuBLASLt computes: 8B in q8 read prompts of 512 and 4,096 tokens no slower than tuned,
-    with attention by XLA, too (benchmarks/results/prompts-h100.md). Nothing else was compared, so it stays tuned:
-    weights in bfloat16 or float32, other codes, experts, what kernels refuse, several sequences, several devices. A
-    cold start happens once, and a slow prompt would be slow every time.
+    On a GPU nothing is tuned for one sequence in codes of int8, if kernels compute a step's products and all attention.
+    XLA is left the products of a prompt, which cuBLASLt computes: 8B in q8 read prompts of 512 and 4,096 tokens no
+    slower than tuned, with attention by XLA, too (benchmarks/results/prompts-h100.md). Nothing else was compared, so it
+    stays tuned: weights in bfloat16 or float32, other codes, experts, what kernels refuse, several sequences, several
+    devices. A cold start happens once, and a slow prompt would be slow every time.
     """
     options = compiler_options(platform)
     kernels = (op for name, op in ops._asdict().items() if name != "moe_add")  # which only experts need
@@ -55,7 +55,7 @@ def options_of_one(platform: str, params: Params, config: Config, *, ops: Ops) -
     forms = {leaf.form if isinstance(leaf, QuantizedMatrix) else None for leaf in matrices}  # None: without codes
     forms |= {leaf.form for leaf in _leaves(params) if isinstance(leaf, QuantizedMatrix)}  # also of embedding and head
     bfloat16 = params.embedding.dtype == np.dtype(jax.numpy.bfloat16)
-    if platform == "gpu" and by_kernels and bfloat16 and not config.experts and forms == FORMS_UNTUNED:
+    if platform == "gpu" and batch == 1 and by_kernels and bfloat16 and not config.experts and forms == FORMS_UNTUNED:
         return options | UNTUNED
     return options
 

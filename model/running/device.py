@@ -68,10 +68,12 @@ def room() -> Room:
     JAX counts all that it may take of a GPU, also what other programs hold. CUDA knows of them.
     """
     device = jax.local_devices()[0]  # JAX does not say it of another process's device
-    if device.platform == "cpu" or not (stats := device.memory_stats()):
-        return Room(available_bytes())
+    stats = None if device.platform == "cpu" else device.memory_stats()
+    found = cuda_memory() if device.platform == "gpu" else None
+    if not stats:  # of a GPU, where XLA_PYTHON_CLIENT_ALLOCATOR=platform has nothing counted
+        return Room(found[0] if found else available_bytes())
     allowed = stats["bytes_limit"] - stats["bytes_in_use"]
-    if device.platform != "gpu" or not (found := cuda_memory()):
+    if not found:
         return Room(allowed)
     free, total = found
     ours = stats.get("pool_bytes", stats["bytes_in_use"])

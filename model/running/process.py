@@ -19,7 +19,10 @@ from model.system import forget_code, return_blocks_when_freed, return_freed_mem
 if TYPE_CHECKING:
     from reference.config import Config
 
-MEMORY = ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+AHEAD = "XLA_PYTHON_CLIENT_PREALLOCATE"
+FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # JAX refuses both; the second is deprecated
+MEMORY = (AHEAD, *FRACTIONS)
+ON_DEMAND = ("false", "False", "0")  # JAX takes any other value, "no" too, for true
 # The share of a GPU's memory that JAX may take. By default that is 0.75 where JAX takes memory on demand. CUDA's
 # context, code and graphs need some of the rest.
 MOST = "0.92"
@@ -31,11 +34,12 @@ def prepare_process(*, debug: bool = False) -> None:
     """Have JAX take a GPU's memory on demand, and keep XLA's messages off stderr unless `debug`.
 
     JAX sets a level of its own when it is imported, so a command calls this before anything else. A setting that the
-    user's environment has wins.
+    user's environment has wins; JAX takes an empty one of memory for none. Where a user has JAX take memory at once, it
+    takes its own share.
     """
-    if not any(name in os.environ for name in MEMORY):
-        os.environ["XLA_CLIENT_MEM_FRACTION"] = MOST
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    os.environ[AHEAD] = os.environ.get(AHEAD) or ON_DEMAND[0]
+    if os.environ[AHEAD] in ON_DEMAND and not any(map(os.environ.get, FRACTIONS)):
+        os.environ[FRACTIONS[0]] = MOST
     if not debug:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # fatal errors only
         os.environ.setdefault("TF_CPP_MAX_VLOG_LEVEL", "0")

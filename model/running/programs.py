@@ -19,7 +19,7 @@ from model.cache import Cache, cache_rows, empty_cache
 from model.forward import Text, decode, prefill
 from model.ops.table import Ops
 from model.options import SamplingOptions
-from model.running.compile import compiler_options, options_of_one
+from model.running.compile import compiler_options, model_options
 from model.running.memory import Memory
 from model.running.process import is_large
 from model.running.program_store import ProgramStore
@@ -149,8 +149,10 @@ def compile_programs(
     others are stored there. `jit` makes a function whose `lower` takes these shapes; by default it is `jax.jit`.
     """
     compiled = compiled or (lambda: None)
-    one = layout.batch == 1 and jit is None  # on one device
-    options = options_of_one(platform, params, config, ops=ops) if one else compiler_options(platform)
+    if jit is None:
+        options = model_options(platform, params, config, ops=ops, batch=layout.batch)
+    else:  # for several devices
+        options = compiler_options(platform)
     makers = _makers(params, config, ops=ops, layout=layout, options=options, jit=jit)
     # XLA compiles the first program, which is larger, while Python traces the other.
     first = first_programs(layout, greedy=greedy, prompt=prompt)
