@@ -29,8 +29,9 @@ from model.tokenizers.limits import check_count, check_special
 from model.tokenizers.tokenizer import check_text
 from model.tokenizers.tokenizer_config import stated_bos
 
-MOST_BRACKETS = 2_000_000  # One list holds each merge: Llama 3 has 280,000 merges, Gemma 3 has 515,000.
+MOST_BRACKETS = 800_000  # One list holds each merge: Llama 3 has 280,000 merges, Gemma 3 has 515,000.
 MOST_VALUES = 3_000_000  # Gemma 3 has 1.3 million values.
+MOST_NAMES = 1_000_000  # Gemma 3 has 307,000 names of values, which are tokens for the most part.
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,8 @@ def _parse(data: bytes, path: str) -> dict[str, Any]:
         raise refused(path, f"more than {MOST_BRACKETS:,} lists and objects")
     if data.count(b",") > MOST_VALUES:
         raise refused(path, f"more than {MOST_VALUES:,} values")
+    if data.count(b":") > MOST_NAMES:  # in texts, too, which are few beside the names
+        raise refused(path, f"more than {MOST_NAMES:,} tokens and other names")
     try:
         spec = json.loads(data.decode(), object_pairs_hook=unique)
     except UnicodeDecodeError as error:
@@ -198,7 +201,18 @@ def _check_model(spec: dict[str, Any], path: str) -> int:
         raise refused(path, "not a usable tokenizer.json: an id in its vocab is not a whole number from 0 up")
     if len(ids) < len(pieces):
         raise refused(path, "two tokens of the vocabulary have the same id")
+    _check_merges(model.get("merges"), pieces, path)
     return max(ids, default=-1) + 1
+
+
+def _check_merges(merges: Any, pieces: Mapping[str, int], path: str) -> None:
+    """Refuse a pair whose parts are no tokens, or that makes none: the library panics over some, and takes its time."""
+    for merge in merges if isinstance(merges, list) else ():
+        pair = merge.split(" ") if isinstance(merge, str) else merge
+        if isinstance(pair, list) and len(pair) == 2 and all(type(part) is str for part in pair):
+            unknown = next((each for each in (*pair, pair[0] + pair[1]) if each not in pieces), None)
+            if unknown is not None and pair[0] != "#version:":  # which the library skips, as a line of merges.txt
+                raise refused(path, f"a merge has {short(unknown)}, which is not in the vocabulary")
 
 
 def _state(component: Any) -> Part | None:
