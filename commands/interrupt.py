@@ -152,6 +152,17 @@ def answered_at_once() -> Iterator[Interrupts]:
 
 
 @contextmanager
+def still_watched() -> Iterator[None]:
+    """Tell the thread that waits for signals of them again after a block that runs asyncio, whose end tells nobody."""
+    watched = signal.set_wakeup_fd(-1)  # the only way to ask
+    try:
+        signal.set_wakeup_fd(watched, warn_on_full_buffer=False)
+        yield
+    finally:
+        signal.set_wakeup_fd(watched, warn_on_full_buffer=False)
+
+
+@contextmanager
 def unechoed() -> Iterator[None]:
     """Keep what is typed meanwhile from being shown in the middle of an output; whoever reads it next may show it."""
     import termios

@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import cli
 from commands.inspect import folded
@@ -285,6 +286,17 @@ def test_the_shell_completes_models_as_files(arguments, word):
         env=os.environ | environment | {"_LLAMASPEC_COMPLETE": "bash_complete"},
     )
     assert f"file,{word}" in done.stdout.splitlines(), done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize(("word", "whole"), [("--hel", "--help"), ("--mod", "--model"), ("--cache i", "int8")])
+def test_the_shell_completes_options_and_their_choices(shell, word, whole, monkeypatch):
+    """The script that docs/models.md has a shell run names this variable."""
+    monkeypatch.setenv("COMP_WORDS", words := f"llamaspec generate {word}")
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    for kind, said in (("source", f"_LLAMASPEC_COMPLETE={shell}_complete"), ("complete", whole)):
+        done = CliRunner(env={"_LLAMASPEC_COMPLETE": f"{shell}_{kind}"}).invoke(cli.llamaspec, prog_name="llamaspec")
+        assert said in done.output.replace("plain,", "").split() and not done.exception, done.output
 
 
 def test_convert_asks_for_a_format(run, tmp_path):
