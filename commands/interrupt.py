@@ -228,6 +228,7 @@ def first_handled_by(act: Callable[[int], object], numbers: Iterable[int]) -> It
     """
     before = {number: signal.getsignal(number) for number in numbers}
     handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    asked = False
 
     def restore() -> None:
         for number in handled:
@@ -238,6 +239,10 @@ def first_handled_by(act: Callable[[int], object], numbers: Iterable[int]) -> It
         signal.raise_signal(number)
 
     def act_once(first: int) -> None:
+        nonlocal asked
+        if asked:  # again before the next lines were done: `timeout`, for example, repeats what its child has, too
+            return
+        asked = True
         for number in handled:  # still in a way of our own, or the thread that watches would end the process
             signal.signal(number, OwnWay(end))
         act(first)

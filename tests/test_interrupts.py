@@ -284,6 +284,21 @@ def test_signals_are_still_watched_for_after_a_prompt(monkeypatch, tmp_path):
         os.close(wake)
 
 
+def test_a_signal_that_comes_twice_at_once_is_acted_on_once(monkeypatch):
+    """`serve` began its end twice, and showed a traceback."""
+    acted, handle = [], signal.signal
+
+    def interrupted(number, handler):
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGTERM)
+        return handle(number, handler)
+
+    with first_handled_by(acted.append, [signal.SIGINT, signal.SIGTERM]):
+        monkeypatch.setattr(signal, "signal", interrupted)
+        signal.raise_signal(signal.SIGTERM)
+    assert acted == [signal.SIGTERM]
+
+
 def test_ctrl_z_stops_a_chat_and_is_no_character_of_its_line(monkeypatch, tmp_path):
     """A shell continues it; here nothing would."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
