@@ -375,7 +375,7 @@ def test_version_and_help(run):
     ],
 )
 def test_requests_out_of_range_are_refused_before_anything_is_read(run, arguments, words):
-    assert_refused(run("generate", "x", "--model", "/no/such/model", *arguments), *words)
+    assert_refused(run("generate", "x", "--model", "/no/such/model", *arguments), *words, status=2)
 
 
 def test_requests_that_this_model_cannot_serve_are_refused(run, stories):

@@ -159,8 +159,8 @@ def test_thoughts_are_folded_and_markup_in_them_stays_text(browser):
 
 
 def test_old_turns_make_room_for_an_answer_and_that_is_said(browser):
-    """Half of a small context is left for it."""
-    engine = FakeEngine(spelling(ANSWER), context=256)
+    """A quarter of a small context is left for it."""
+    engine = FakeEngine(spelling(ANSWER), context=192)
     with running(engine) as site, silent_page(browser, site.url) as page:
         page.get_by_role("heading", name="stories").wait_for()
         for asked in range(1, 5):
@@ -170,9 +170,9 @@ def test_old_turns_make_room_for_an_answer_and_that_is_said(browser):
         prompts = [decode(TOKENIZER, request.prompt) for request in engine.requests]
         assert "sang and slept ." in prompts[1] and "sang and slept ." not in prompts[3]
         assert all(f"sang {'and slept ' * asked}." in prompt for asked, prompt in enumerate(prompts, 1))
-        assert all(len(request.prompt) <= engine.context / 2 for request in engine.requests)
+        assert all(len(request.prompt) <= engine.context * 3 / 4 for request in engine.requests)
         assert page.locator(".turn").count() == 8
-        assert page.get_by_text("What is above was forgotten: the context of 256 tokens was nearly full.").count() == 1
+        assert page.get_by_text("What is above was forgotten: the context of 192 tokens was nearly full.").count() == 1
         picture(page, "forgotten")
         page.get_by_role("button", name="Same seed again").click()
         page.get_by_text("the same text again").wait_for()

@@ -8,7 +8,7 @@ const EXAMPLES = [
   "Tell me a story about Anna and a carrot.",
 ];
 const at = (id) => document.getElementById(id);
-const MOST_ROOM = 512; // tokens of the context that are left for an answer
+const MOST_ROOM = 512; // tokens of the context that are left for an answer, of a small one a quarter
 const numbers = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
 
 let turns = []; // {role, content, forgotten}, and for answers {thoughts, tokens, seed, note, error}
@@ -58,7 +58,7 @@ function messagesOf(before) {
 
 async function makeRoom(before, control) {
   // Forget the oldest turns, as `llamaspec chat` does, until there is room for an answer.
-  const room = Math.min(MOST_ROOM, context / 2, Number(at("max_tokens").value) || Infinity);
+  const room = Math.min(MOST_ROOM, context / 4, Number(at("max_tokens").value) || Infinity);
   for (let oldest = before.findIndex((turn) => !turn.forgotten); oldest + 2 < before.length; oldest += 2) {
     const body = JSON.stringify({ messages: messagesOf(before) });
     const options = { method: "POST", headers: headers(), body, signal: control.signal };
