@@ -63,10 +63,10 @@ def write_page(
     return folder / "index.html"
 
 
-def data_of(index: Path) -> Path | None:
-    """Give the folder that an index.html names; None where there is no page."""
+def data_of(index: Path) -> Path:
+    """Give the folder that an index.html names; where there is no page, the one that the first page does not take."""
     page = index.read_text(encoding="utf-8", errors="replace") if index.exists() else ""
-    return next((index.parent / name for name in DATA if f'"{name}/' in page), None)
+    return index.parent / next((name for name in DATA if f'"{name}/' in page), DATA[-1])
 
 
 def _fill(folder: Path, scripts: dict[str, str]) -> None:
@@ -85,7 +85,7 @@ def _fill(folder: Path, scripts: dict[str, str]) -> None:
             (staged / f"{name}.js").write_text(script + "\n", encoding="utf-8", newline="\n")
     with new_file(index, replace=True) as staged:
         staged.write_bytes(start)
-    if older is not None:
+    if older.exists():
         shutil.rmtree(older)
 
 
