@@ -152,6 +152,17 @@ def answered_at_once() -> Iterator[Interrupts]:
 
 
 @contextmanager
+def still_watched() -> Iterator[None]:
+    """Tell the thread that waits for signals of them again after a block that runs asyncio, whose end tells nobody."""
+    watched = signal.set_wakeup_fd(-1)  # the only way to ask
+    try:
+        signal.set_wakeup_fd(watched, warn_on_full_buffer=False)
+        yield
+    finally:
+        signal.set_wakeup_fd(watched, warn_on_full_buffer=False)
+
+
+@contextmanager
 def unechoed() -> Iterator[None]:
     """Keep what is typed meanwhile from being shown in the middle of an output; whoever reads it next may show it."""
     import termios
@@ -217,6 +228,7 @@ def first_handled_by(act: Callable[[int], object], numbers: Iterable[int]) -> It
     """
     before = {number: signal.getsignal(number) for number in numbers}
     handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    asked = False
 
     def restore() -> None:
         for number in handled:
@@ -227,6 +239,10 @@ def first_handled_by(act: Callable[[int], object], numbers: Iterable[int]) -> It
         signal.raise_signal(number)
 
     def act_once(first: int) -> None:
+        nonlocal asked
+        if asked:  # again before the next lines were done: `timeout`, for example, repeats what its child has, too
+            return
+        asked = True
         for number in handled:  # still in a way of our own, or the thread that watches would end the process
             signal.signal(number, OwnWay(end))
         act(first)

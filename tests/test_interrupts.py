@@ -16,7 +16,7 @@ from prompt_toolkit.application import Application, create_app_session
 from prompt_toolkit.input import create_pipe_input
 
 from commands import chat, interrupt
-from commands.interrupt import unechoed
+from commands.interrupt import first_handled_by, unechoed
 from learn.lab.folder import ALL, KERNEL, function_of
 from learn.lab.folder import write as write_exercise
 from tests.processes import REPOSITORY
@@ -261,6 +261,42 @@ def test_ctrl_c_ends_a_process_that_waits_for_the_questions_of_another():
         assert pressed()
     with pytest.raises(KeyboardInterrupt):
         pressed.press()
+
+
+def test_signals_are_still_watched_for_after_a_prompt(monkeypatch, tmp_path):
+    """Nothing else answers SIGTERM while XLA compiles what a later question needs; prompts are asyncio's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    pipe, wake = os.pipe()
+    os.set_blocking(wake, False)
+    before = signal.set_wakeup_fd(wake)
+    try:
+        with create_pipe_input() as keys, create_app_session(input=keys):
+            keys.send_text("one\rtwo\r")
+            lines = chat._terminal_lines()
+            for line in ("one", "two"):
+                assert next(lines) == line
+                with first_handled_by(lambda number: None, [signal.SIGTERM]):
+                    signal.raise_signal(signal.SIGTERM)
+                assert select.select([pipe], [], [], 10)[0] and os.read(pipe, 1) == bytes([signal.SIGTERM])
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(pipe)
+        os.close(wake)
+
+
+def test_a_signal_that_comes_twice_at_once_is_acted_on_once(monkeypatch):
+    """`serve` began its end twice, and showed a traceback."""
+    acted, handle = [], signal.signal
+
+    def interrupted(number, handler):
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGTERM)
+        return handle(number, handler)
+
+    with first_handled_by(acted.append, [signal.SIGINT, signal.SIGTERM]):
+        monkeypatch.setattr(signal, "signal", interrupted)
+        signal.raise_signal(signal.SIGTERM)
+    assert acted == [signal.SIGTERM]
 
 
 def test_ctrl_z_stops_a_chat_and_is_no_character_of_its_line(monkeypatch, tmp_path):

@@ -2,8 +2,9 @@
 
 import pytest
 
+from model.tokenizers.tokenizer import decode
 from tests.browser import picture, silent_page
-from tests.serving_site import FakeEngine, running, spelling, until
+from tests.serving_site import TOKENIZER, FakeEngine, running, spelling, until
 from tests.test_serving_channels import TOKENIZER as HARMONY
 from tests.test_serving_channels import ids_of
 from tests.tool_templates import HARMONY as TEMPLATE
@@ -155,6 +156,30 @@ def test_thoughts_are_folded_and_markup_in_them_stays_text(browser):
         assert page.get_by_text("Thoughts").count() == 2  # an earlier answer thinks no more
         engine.pause = None
         finished(page)
+
+
+def test_old_turns_make_room_for_an_answer_and_that_is_said(browser):
+    """A quarter of a small context is left for it."""
+    engine = FakeEngine(spelling(ANSWER), context=192)
+    with running(engine) as site, silent_page(browser, site.url) as page:
+        page.get_by_role("heading", name="stories").wait_for()
+        for asked in range(1, 5):
+            ask(page, f"The fox sang {'and slept ' * asked}.")
+            until(lambda asked=asked: len(engine.requests) == asked)
+            finished(page)
+        prompts = [decode(TOKENIZER, request.prompt) for request in engine.requests]
+        assert "sang and slept ." in prompts[1] and "sang and slept ." not in prompts[3]
+        assert all(f"sang {'and slept ' * asked}." in prompt for asked, prompt in enumerate(prompts, 1))
+        assert all(len(request.prompt) <= engine.context * 3 / 4 for request in engine.requests)
+        assert page.locator(".turn").count() == 8
+        assert page.get_by_text("What is above was forgotten: the context of 192 tokens was nearly full.").count() == 1
+        picture(page, "forgotten")
+        page.get_by_role("button", name="Same seed again").click()
+        page.get_by_text("the same text again").wait_for()
+        assert engine.requests[3].prompt == engine.requests[4].prompt
+        page.reload()
+        finished(page)
+        assert page.get_by_text("was forgotten").count() == 1
 
 
 def test_an_error_is_shown_in_place_of_an_answer(browser, site):
