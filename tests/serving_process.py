@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.processes import REPOSITORY
-from tests.serving_site import FakeEngine, make_site, until, words_of
+from tests.serving_site import FakeEngine, make_site, words_of
+from tests.waiting import PATIENCE, until
 
 
 class Process(NamedTuple):
@@ -32,7 +33,7 @@ def served(*, log: Path, port: int = 0, files: int = 0) -> Iterator[Process]:
         assert process.stdout is not None
         found = re.fullmatch(r"port (\d+)\n", process.stdout.readline())
         assert found is not None
-        until(lambda: _listens(int(found[1])), seconds=60)
+        until(lambda: _listens(int(found[1])))
         yield Process(int(found[1]), process, log)
     finally:
         process.kill()
@@ -41,7 +42,7 @@ def served(*, log: Path, port: int = 0, files: int = 0) -> Iterator[Process]:
 
 def _listens(port: int) -> bool:
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=20).close()
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE).close()
     except ConnectionRefusedError:
         return False
     return True

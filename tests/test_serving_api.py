@@ -9,6 +9,7 @@ import pytest
 from commands.serve import _name
 from serving.openai_answers import Model
 from tests.serving_site import EOS, TOKENIZER, FakeEngine, running, spelling
+from tests.waiting import PATIENCE
 
 openai = pytest.importorskip("openai", reason="needs OpenAI's client, of the extra dev")
 
@@ -23,7 +24,7 @@ def site():
 
 @pytest.fixture(scope="module")
 def client(site):
-    with openai.OpenAI(base_url=f"{site.url}/v1", api_key="none", max_retries=0, timeout=20) as client:
+    with openai.OpenAI(base_url=f"{site.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
         yield client
 
 

@@ -21,7 +21,8 @@ from serving.http import Site
 from serving.request import Finished, Request
 from serving.scheduler import Draws, Limits
 from serving.watchdog import DeviceHangs, Watchdog
-from tests.serving_site import EOS, WORDS, FakeEngine, Running, make_site, read_reply, request_bytes, running, until
+from tests.serving_site import EOS, WORDS, FakeEngine, Running, make_site, read_reply, request_bytes, running
+from tests.waiting import until
 
 LIMITS = Limits(pages=100, page=8, rows=1, chunk=64, burst=2, context=128, waiting=20)
 FOX = {"prompt": "The fox", "max_tokens": 50}

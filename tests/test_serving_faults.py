@@ -19,14 +19,14 @@ from tests.serving_site import (
     read_reply,
     request_bytes,
     running,
-    until,
 )
+from tests.waiting import PATIENCE, until
 
 FOX = {"prompt": "the fox", "seed": 1, "max_tokens": 20}
 
 
 def connect(site: Running) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", site.port), timeout=20)
+    return socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE)
 
 
 def endless(request):
@@ -76,7 +76,7 @@ def test_a_reader_that_stops_reading_is_dropped_and_nobody_else_waits():
         connection.sendall(request_bytes("/v1/completions", body))
         until(lambda: engine.open == 1)
         assert site.ask("/health").status == 200
-        until(lambda: 'left_total{reason="does_not_read"} 1.0' in site.ask("/metrics").body.decode(), seconds=60)
+        until(lambda: 'left_total{reason="does_not_read"} 1.0' in site.ask("/metrics").body.decode())
         until(lambda: engine.open == 0)
         connection.close()
 
@@ -176,7 +176,9 @@ def test_prompts_that_wait_to_be_read_have_a_limit_too(monkeypatch):
     monkeypatch.setattr("serving.api.MOST_PREPARED", 3)
     with running(FakeEngine()) as site:
         go, read = threading.Event(), site.site.api._prompts.from_text
-        monkeypatch.setattr(site.site.api._prompts, "from_text", lambda text, **options: go.wait(20) and read(text))
+        monkeypatch.setattr(
+            site.site.api._prompts, "from_text", lambda text, **options: go.wait(PATIENCE) and read(text)
+        )
         waiting = [connect(site) for _ in range(3)]
         for connection in waiting:
             connection.sendall(request_bytes("/v1/completions", FOX))

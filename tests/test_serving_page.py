@@ -3,10 +3,11 @@
 import pytest
 
 from tests.browser import picture, silent_page
-from tests.serving_site import FakeEngine, running, spelling, until
+from tests.serving_site import FakeEngine, running, spelling
 from tests.test_serving_channels import TOKENIZER as HARMONY
 from tests.test_serving_channels import ids_of
 from tests.tool_templates import HARMONY as TEMPLATE
+from tests.waiting import until
 
 ANSWER = "The fox found a red kite in the old tree. She sang <b>loudly</b>, and slept."
 
