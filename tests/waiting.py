@@ -81,3 +81,12 @@ def held_port() -> Iterator[int]:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("", 0))
         yield holder.getsockname()[1]
+
+
+def listens(port: int) -> bool:
+    """Tell whether anybody listens at a port of this machine."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE).close()
+    except ConnectionRefusedError:
+        return False
+    return True
