@@ -150,9 +150,26 @@ def test_two_processes_train_the_weights_that_two_devices_train(started, tmp_pat
         assert one.keys() == two.keys() and all(np.array_equal(one[key], two[key]) for key in one), name
 
 
+def held(process: int) -> str:
+    """Code by which one process stays in the midst of a text, for which the others wait, however long a test takes."""
+    return f"""
+import sys, threading
+from model.running import session
+times, now = [], session.perf_counter
+
+def held():
+    times.append(now())
+    if len(times) > 8 and sys.argv[-1] == "{process}":
+        threading.Event().wait()
+    return times[-1]
+
+session.perf_counter = held
+"""
+
+
 @pytest.mark.parametrize("victim", [1, 0])
 def test_the_end_of_one_process_ends_the_other_with_one_line(started, victim):
-    both = started(*STORY, "--max-new-tokens", "100")
+    both = started(*STORY, "--max-new-tokens", "100", first=held(victim))
     assert both[0].stdout.read(6) == "Once u"  # text is being drawn
     both[victim].kill()
     told = errors(both[1 - victim])  # that it is gone, which no time had to pass for
@@ -182,7 +199,7 @@ processes.Watch = Told
 
 @pytest.mark.parametrize("victim", [1, 0])
 def test_a_process_that_hangs_is_noticed(started, victim):
-    both = started(*STORY, "--max-new-tokens", "100", first=TIMEOUT_IS_TOLD)
+    both = started(*STORY, "--max-new-tokens", "100", first=held(victim) + TIMEOUT_IS_TOLD)
     assert both[0].stdout.read(6) == "Once u"
     both[victim].send_signal(signal.SIGSTOP)
     both[1 - victim].stdin.write("4\n")
