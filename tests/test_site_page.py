@@ -108,9 +108,9 @@ def test_colors_follow_the_system_and_the_switch(opened):
     shown = "document.body.dataset.mdColorScheme"
     for scheme, name, other in (("light", "default", "slate"), ("dark", "slate", "default")):
         with opened("front", scheme=scheme) as page:
-            assert page.evaluate(shown) == name
+            page.wait_for_function(f"{shown} === {name!r}")
             page.locator("label[for^=__palette]:visible").click()
-            assert page.evaluate(shown) == other
+            page.wait_for_function(f"{shown} === {other!r}")
 
 
 @pytest.mark.parametrize("name", PAGES)
