@@ -99,16 +99,19 @@ def test_an_interrupt_is_answered_at_once(tmp_path, name, after):
 
 
 IN_C = """
-import ctypes, signal, sys
+import ctypes, signal, sys, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)
 import llamaspec
 
 class NeverComesBack:
     def find_spec(self, name, path=None, target=None):
         if name == "model.system":  # the first that is imported while signals are handled
-            lock, mutex = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(256)
+            told, lock, mutex = threading.Lock(), ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(256)
             lock(mutex)
-            print("held", flush=True)
+            told.acquire()
+            threading.Thread(target=lambda: told.acquire() and print("held", flush=True), daemon=True).start()
+            sys.setswitchinterval(1000)  # the other thread does not run before this one is in C
+            told.release()
             lock(mutex)
 
 sys.meta_path.insert(0, NeverComesBack())
