@@ -216,10 +216,15 @@ def request_bytes(path: str, body: Any = None, *, raw: bytes | None = None, head
 
 def read_reply(connection: socket.socket) -> Reply:
     """Read an answer up to the end of the connection."""
+    return parse_reply(received(connection))
+
+
+def received(connection: socket.socket) -> bytes:
+    """Read up to the end of a connection."""
     raw = b""
-    while received := connection.recv(1 << 16):
-        raw += received
-    return parse_reply(raw)
+    while part := connection.recv(1 << 16):
+        raw += part
+    return raw
 
 
 def parse_reply(raw: bytes) -> Reply:

@@ -17,6 +17,7 @@ from tests.serving_site import (
     Running,
     parse_reply,
     read_reply,
+    received,
     request_bytes,
     running,
 )
@@ -235,7 +236,7 @@ def test_a_request_that_takes_too_long_ends_alone(stream):
                 until(lambda: engine.open == 2)
                 first = connection.recv(1) if stream else b""
                 engine.late = 5.0
-                rest = first + read_reply_from(connection)
+                rest = first + received(connection)
             assert engine.ends["expired"] == 1
             if stream:
                 assert b"[DONE]" not in rest
@@ -259,7 +260,7 @@ def test_an_error_after_the_first_piece_is_an_event():
             connection.sendall(request_bytes("/v1/completions", FOX | {"stream": True}))
             assert connection.recv(1)
             site.stop()
-            rest = read_reply_from(connection)
+            rest = received(connection)
         events = rest.split(b"\n\n")
         assert b"[DONE]" not in rest
         last = next(event for event in reversed(events) if b"error" in event)
@@ -273,13 +274,6 @@ def test_an_error_after_the_first_piece_is_an_event():
             with pytest.raises(openai.APIError, match="shutting down"):
                 for _ in client.completions.create(model="stories", prompt="a", max_tokens=500, stream=True):
                     site.stop()
-
-
-def read_reply_from(connection: socket.socket) -> bytes:
-    rest = b""
-    while received := connection.recv(1 << 16):
-        rest += received
-    return rest
 
 
 def test_told_to_stop_it_finishes_what_runs_and_takes_nothing_new():
