@@ -20,7 +20,7 @@ from learn.lab.folder import ALL, KERNEL, function_of
 from learn.lab.folder import write as write_exercise
 from tests.processes import REPOSITORY
 from tests.terminals import CTRL_C, CTRL_Z, at_terminal
-from tests.waiting import PATIENCE, main_thread_seconds, session_lives, session_seconds, until, wait_for_end
+from tests.waiting import PATIENCE, main_thread_seconds, session_lives, session_seconds, until, wait_for_end, works_in
 
 AT_ONCE = 2.0  # processor seconds of the main thread, which takes fewer on a busy machine
 # A shell starts a command in the foreground like this, even if whoever runs the tests ignores SIGINT. Ctrl-C before
@@ -222,6 +222,7 @@ def test_ctrl_c_ends_a_judge_whose_kernel_never_answers(tmp_path, phase):
     assert status == 130
     assert not any(word in shown for word in ("Traceback", "Error", "Interrupt", "hung", "not yet", "violated")), shown
     assert {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts} == before
+    until(lambda: not works_in(tmp_path))  # nor is the process of the kernel
 
 
 def test_what_is_typed_during_an_answer_is_not_shown_within_it(monkeypatch):

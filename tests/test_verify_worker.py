@@ -10,7 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.waiting import until
+from commands.interrupt import remove_what_is_unfinished
+from tests.waiting import PATIENCE, until
 from verify.candidate import Direct, Failure, NoVerdict, Outputs, Worker, check_library
 
 CANDIDATES = r"""
@@ -213,6 +214,14 @@ def test_what_hangs_is_killed(worker):
     assert call(one) == Failure("hung", "no answer within 0.5 s")
     assert process.returncode == -signal.SIGKILL
     assert one._process is None  # and the next call starts another
+
+
+def test_a_judge_that_ends_at_once_leaves_no_process(worker):
+    """A candidate that hangs reads no more requests, so it would never notice."""
+    one = worker("hangs")
+    one.start()
+    remove_what_is_unfinished()
+    assert one._process._popen.wait(PATIENCE) == -signal.SIGKILL
 
 
 def test_a_daemon_that_is_left_behind_delays_nothing(worker, tmp_path):

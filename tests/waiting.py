@@ -10,7 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,15 @@ def session_seconds(leader: int) -> float:
 def session_lives(leader: int) -> bool:
     """Tell whether a process of a session runs."""
     return any(found[0] not in "ZX" for found in _session(leader))
+
+
+def works_in(folder: Path) -> bool:
+    """Tell whether a process has this folder as its current one."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):  # it has ended meanwhile, or is not ours
+            if Path("/proc", name, "cwd").readlink() == folder:
+                return True
+    return False
 
 
 def _session(leader: int) -> Iterator[list[str]]:
