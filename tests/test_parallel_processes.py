@@ -48,21 +48,12 @@ def start(
 
     Each runs the Python code `first` before, and writes the peak of its memory, in KB, to a file in the folder `peaks`.
     """
-    script = f"{first}\nimport cli; cli.main()"
+    python = [sys.executable, "-c", f"{MEASURED * bool(peaks)}{first}\nimport cli; cli.main()"]
     meeting = ("--coordinator", f"127.0.0.1:{port}", "--processes", str(processes), "--timeout", str(timeout))
     environment = {name: value for name, value in os.environ.items() if name not in ("NPROC", "XLA_FLAGS")}
     return [
         subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                MEASURED * bool(peaks) + script,
-                *([str(peaks / str(i))] if peaks else []),
-                *arguments,
-                *meeting,
-                "--process",
-                str(i),
-            ],
+            [*python, *([str(peaks / str(i))] if peaks else []), *arguments, *meeting, "--process", str(i)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
