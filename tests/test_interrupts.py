@@ -55,11 +55,14 @@ def interrupted(
         stderr=subprocess.PIPE,
     )
     with process:
-        until((cwd / "begun").exists)
-        until(lambda: session_seconds(process.pid) >= after or not session_lives(process.pid))
-        before = main_thread_seconds(process.pid)
-        os.killpg(process.pid, number)
-        seconds = wait_for_end(process) - before
+        try:
+            until(lambda: (cwd / "begun").exists() or not session_lives(process.pid))
+            until(lambda: session_seconds(process.pid) >= after or not session_lives(process.pid))
+            before = main_thread_seconds(process.pid)
+            os.killpg(process.pid, number)
+            seconds = wait_for_end(process) - before
+        finally:
+            process.kill()
         _, said = process.communicate()
     return process.returncode, seconds, said
 
@@ -101,6 +104,7 @@ def test_an_interrupt_is_answered_at_once(tmp_path, name, after):
 IN_C = """
 import ctypes, signal, sys, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores
 import llamaspec
 
 class NeverComesBack:
@@ -120,7 +124,7 @@ llamaspec.main()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_command_that_is_in_c_for_ever(tmp_path, number):
+def test_a_signal_ends_a_command_that_is_in_c_for_ever(number):
     """XLA's compiler is there for seconds, and no handler of Python's runs before it comes back."""
     with subprocess.Popen(
         [sys.executable, "-c", IN_C, "tokens", "Once"],
