@@ -192,7 +192,7 @@ def started(folder: Path, *arguments: str, told: str) -> subprocess.Popen[str]:
         # A shell starts a command with both handlers; a background job ignores SIGINT, and nohup ignores SIGHUP.
         [sys.executable, "-c", "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
          "signal.signal(signal.SIGHUP, signal.SIG_DFL);"
-         "import cli; cli.main()", "verify", *arguments],
+         "import cli; cli.main()", "verify", *arguments, "--time-budget=inf"],
         cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     assert process.stderr is not None
