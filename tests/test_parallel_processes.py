@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -221,7 +220,7 @@ def test_processes_with_other_options_end_with_the_difference():
     with held_port() as port, ThreadPoolExecutor(3) as pool:
         first = pool.submit(refusal, port, 0, same)
         ask_as_a_stranger(port)
-        found = [first, *map(partial(pool.submit, refusal, port), (1, 2), (same, other))]
+        found = [first, pool.submit(refusal, port, 1, same), pool.submit(refusal, port, 2, other)]
     words = "the processes differ: --seed is 7 in process 0 and 8 in process 2"
     assert [each.result() for each in found] == [words] * 3
 
