@@ -116,6 +116,8 @@ def remove_what_is_unfinished() -> None:
     if multiprocessing := sys.modules.get("multiprocessing"):
         for process in multiprocessing.active_children():
             process.kill()
+    if candidates := sys.modules.get("verify.process"):
+        candidates.kill_all()
 
 
 @contextmanager
