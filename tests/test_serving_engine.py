@@ -1,8 +1,7 @@
 """The engine's thread, before an executor that needs no model: who is told what, in which order, whatever happens."""
 
 import threading
-from collections.abc import Callable
-from time import monotonic, sleep
+from time import sleep
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from serving.request import (
 )
 from serving.scheduler import Draws, Limits
 from tests.scheduler_machine import EOS, alone, next_token
+from tests.waiting import until
 
 VOCAB, CONTEXT = 9, 40
 LIMITS = Limits(pages=40, page=2, rows=3, chunk=4, burst=4, context=CONTEXT, waiting=20)
@@ -105,13 +105,6 @@ def engine(fake):
     engine.close()
     engine.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "engine"]
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end = monotonic() + 60
-    while not holds():
-        assert monotonic() < end
-        sleep(0.001)
 
 
 def endless(prompt=(1, 1), **options) -> Request:
