@@ -14,28 +14,13 @@ if __name__ == "__main__":  # before all other imports: from here on Ctrl-C is a
 import os
 import shutil
 import sys
-from importlib import import_module
-from typing import Any, NamedTuple, NoReturn
+from typing import NoReturn
 
 import click
 
 from commands.interrupt import answered_at_once
-from commands.options import write_help_text
-from commands.output import fail
-
-
-class _NobodyReads(Exception):
-    """Whoever read stdout has ended."""
-
-
-class Entry(NamedTuple):
-    """A verb in the table."""
-
-    section: str  # of the list of verbs
-    file: str  # the module in `commands` that has the click command, as a function of the verb's name or of `name`
-    summary: str  # the first line of its help
-    name: str = ""
-
+from commands.output import fail, one_line
+from commands.verbs import Entry, NobodyReads, Verbs
 
 WIDEST = 100  # columns of help
 USE, LOOK, MAKE, TRUST = "Use a model", "Look into a model", "Make a model", "Trust it"
@@ -60,52 +45,9 @@ VERBS = {
 }
 
 
-class Verbs(click.Group):
-    """A group whose commands are imported when they are asked for; its own help reads the table alone."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """List the verbs in the order of the help."""
-        return list(VERBS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a verb; None for a name that is none."""
-        if cmd_name not in VERBS:
-            return None
-        entry = VERBS[cmd_name]
-        return getattr(import_module(f"commands.{entry.file}"), entry.name or cmd_name)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb that `args` begin with. Raises UsageError with the one that a misspelt name may mean."""
-        if args[0] not in VERBS:
-            from difflib import get_close_matches
-
-            if meant := get_close_matches(args[0], VERBS, 1):
-                ctx.fail(f"No such command {args[0]!r}. Did you mean {meant[0]!r}?")
-        return super().resolve_command(ctx, args)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run a verb. Raises _NobodyReads for a closed pipe, which click would answer with 1, whatever that means."""
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError as error:
-            raise _NobodyReads from error
-
-    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the text with its examples."""
-        write_help_text(self.help or "", formatter)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the verbs by section."""
-        for section in dict.fromkeys(entry.section for entry in VERBS.values()):
-            with formatter.section(section):
-                verbs = [(name, entry.summary) for name, entry in VERBS.items() if entry.section == section]
-                formatter.write_dl([(f"{name:{max(map(len, VERBS))}}", summary) for name, summary in verbs])
-
-
 @click.group(
     cls=Verbs,
+    verbs=VERBS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDEST},
     subcommand_metavar="VERB [ARGS]...",
 )
@@ -154,29 +96,11 @@ def main() -> NoReturn:
                 fail(f"{error.format_message()}{hint}", 2)
             if isinstance(error, click.ClickException):
                 fail(error.format_message(), failed)
-            if isinstance(error, _NobodyReads):
+            if isinstance(error, NobodyReads):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains as it flushes
                 sys.exit(failed)
             if "--debug" in sys.argv:
                 sys.excepthook(type(error), error, error.__traceback__)
                 sys.exit(failed)
-            fail(_one_line(error), failed)
+            fail(one_line(error), failed)
     sys.exit(0)
-
-
-def _one_line(error: Exception) -> str:
-    text = str(error) or type(error).__name__
-    if isinstance(error, OSError) and error.strerror:  # without Python's number
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    if isinstance(error, ValueError | MemoryError | OSError | FloatingPointError):
-        return text
-    if isinstance(error, ModuleNotFoundError) and error.name and not _is_ours(error.name.partition(".")[0]):
-        # docs/verify-your-kernel.md installs no more than `verify` needs.
-        return f"{text}: this Python lacks packages that llamaspec needs: pip install PATH/TO/llamaspec"
-    return f"{type(error).__name__}: {text} (a fault of llamaspec: --debug shows where)"
-
-
-def _is_ours(package: str) -> bool:
-    """Tell whether a top-level package, or a module, lies beside this file."""
-    ours = os.path.join(os.path.dirname(os.path.abspath(__file__)), package)
-    return os.path.isdir(ours) or os.path.isfile(f"{ours}.py")

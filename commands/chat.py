@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commands.interrupt import handled_by, unechoed
+from commands.interrupt import handled_by, still_watched, unechoed
 from commands.loading import cache_folder, checked_request, load, print_seed
 from commands.options import BUILT_IN, Verb, generation_options, template_option
 from commands.output import say, stream
@@ -229,7 +229,9 @@ def _terminal_lines() -> Iterator[str]:
     session = PromptSession("> ", history=history, output=create_output(stdout=sys.stderr), enable_suspend=True)
     while True:
         try:
-            yield session.prompt()
+            with still_watched():
+                line = session.prompt()
+            yield line
         except KeyboardInterrupt:
             if not session.default_buffer.text.strip():
                 say("(/exit or Ctrl-D leaves)")

@@ -116,6 +116,8 @@ def remove_what_is_unfinished() -> None:
     if multiprocessing := sys.modules.get("multiprocessing"):
         for process in multiprocessing.active_children():
             process.kill()
+    if candidates := sys.modules.get("verify.process"):
+        candidates.kill_all()
 
 
 @contextmanager
@@ -149,6 +151,17 @@ def answered_at_once() -> Iterator[Interrupts]:
                 signal.signal(number, handler)
             signal.set_wakeup_fd(woken_before)
             os.close(wake)
+
+
+@contextmanager
+def still_watched() -> Iterator[None]:
+    """Tell the thread that waits for signals of them again after a block that runs asyncio, whose end tells nobody."""
+    watched = signal.set_wakeup_fd(-1)  # the only way to ask
+    try:
+        signal.set_wakeup_fd(watched, warn_on_full_buffer=False)
+        yield
+    finally:
+        signal.set_wakeup_fd(watched, warn_on_full_buffer=False)
 
 
 @contextmanager
@@ -217,6 +230,7 @@ def first_handled_by(act: Callable[[int], object], numbers: Iterable[int]) -> It
     """
     before = {number: signal.getsignal(number) for number in numbers}
     handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    asked = False
 
     def restore() -> None:
         for number in handled:
@@ -227,6 +241,10 @@ def first_handled_by(act: Callable[[int], object], numbers: Iterable[int]) -> It
         signal.raise_signal(number)
 
     def act_once(first: int) -> None:
+        nonlocal asked
+        if asked:  # again before the next lines were done: `timeout`, for example, repeats what its child has, too
+            return
+        asked = True
         for number in handled:  # still in a way of our own, or the thread that watches would end the process
             signal.signal(number, OwnWay(end))
         act(first)

@@ -20,16 +20,19 @@ if TYPE_CHECKING:
 
 
 def checked_request(options: dict[str, Any]) -> dict[str, Any]:
-    """Check what `Llama.generate` takes, before a model is loaded."""
+    """Check what `Llama.generate` takes, before a model is loaded. Raises click.UsageError."""
     from model.options import SamplingOptions, check_max_new_tokens, check_seed
 
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    return {
-        "sampling": SamplingOptions(**{name: options[name] for name in names}),
-        "max_new_tokens": check_max_new_tokens(options["max_new_tokens"]),
-        "seed": check_seed(options["seed"]),
-        "stop": options["stop"],
-    }
+    try:
+        return {
+            "sampling": SamplingOptions(**{name: options[name] for name in names}),
+            "max_new_tokens": check_max_new_tokens(options["max_new_tokens"]),
+            "seed": check_seed(options["seed"]),
+            "stop": options["stop"],
+        }
+    except ValueError as error:
+        raise click.UsageError(str(error), ctx=click.get_current_context()) from None
 
 
 def print_seed(options: dict[str, Any], request: dict[str, Any]):

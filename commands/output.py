@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -179,3 +180,22 @@ def fail(message: str, status: int) -> NoReturn:
     """End the process with an error of one line."""
     say(f"error: {' '.join(message.split())}")
     sys.exit(status)
+
+
+def one_line(error: Exception) -> str:
+    """Say what an error means to whoever typed the command: its own words, or that the fault is ours."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:  # without Python's number
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if isinstance(error, ValueError | MemoryError | OSError | FloatingPointError):
+        return text
+    if isinstance(error, ModuleNotFoundError) and error.name and not _is_ours(error.name.partition(".")[0]):
+        # docs/verify-your-kernel.md installs no more than `verify` needs.
+        return f"{text}: this Python lacks packages that llamaspec needs: pip install PATH/TO/llamaspec"
+    return f"{type(error).__name__}: {text} (a fault of llamaspec: --debug shows where)"
+
+
+def _is_ours(package: str) -> bool:
+    """Tell whether a top-level package, or a module, lies beside `commands`."""
+    ours = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), package)
+    return os.path.isdir(ours) or os.path.isfile(f"{ours}.py")

@@ -48,7 +48,7 @@ def read(text: str, *, model: str, tokenizer: str | None, layers: Sequence[int])
         raise click.UsageError(f"--layer {wrong[0]}: the model has layers 0 to {config.layers - 1}")
 
     def text_of(token: int) -> str:
-        spelt = vocabulary.bytes_of(token).decode(errors="replace")
-        return spelt or vocabulary.piece(token)
+        spelling = vocabulary.bytes_of(token).decode(errors="replace")
+        return spelling or vocabulary.piece(token)
 
     return Read(checkpoint, tokens, text_of)

@@ -126,9 +126,9 @@ def _source(text: str | None, tokenizer: str | None, *, context: int) -> Source:
         return stories
     from model.tokenizers.load import load_tokenizer
 
-    spelt = load_tokenizer(tokenizer) if tokenizer else stories.tokenizer
+    vocabulary = load_tokenizer(tokenizer) if tokenizer else stories.tokenizer
     files = files_beside(tokenizer) if tokenizer else stories.files
-    return Text(text, spelt, files, context=context)
+    return Text(text, vocabulary, files, context=context)
 
 
 @contextmanager

@@ -116,7 +116,9 @@ class Recording:
     def at(self, position: int) -> Trace:
         """Tell the walk of the token at `position`, which is one of the text."""
         config, found = self.config, self.results
-        read, work = _bytes_read(self.model.params, config, position), _operations(config, position)
+        layers = {layer for layer, _ in found}
+        read = {layer: _bytes_read(self.model.params, config, position, layer) for layer in layers}
+        work = {layer: _operations(config, position, layer) for layer in layers}
         visits = [
             Visit(
                 layer,
@@ -124,8 +126,8 @@ class Recording:
                 parts[0].given[position].shape,
                 _norm(parts[0].given[position]),
                 [_output(result, position, self.unit) for result in parts],
-                read[op],
-                work[op],
+                read[layer][op],
+                work[layer][op],
                 self.seconds[layer, op],
             )
             for (layer, op), parts in found.items()
@@ -276,20 +278,23 @@ def _timed(op: Callable, note: Callable[[float], object]) -> Callable:
     return call
 
 
-def _bytes_read(params: Any, config: Config, position: int) -> dict[str, float]:
-    """Count the bytes of one layer, and of the head, that each op reads for one token."""
-    one = params._replace(layers=params.layers[:1])
-    parts = decode_bytes(one, replace(config, layers=1, windows=None), position=position, batch=1)
+def _bytes_read(params: Any, config: Config, position: int, layer: int | None) -> dict[str, float]:
+    """Count the bytes of `layer`, and of the head, that each op reads for one token."""
+    one = params._replace(layers=params.layers[:1])  # weights of all layers are equally large
+    window = None if layer is None else config.window(layer)
+    parts = decode_bytes(one, replace(config, layers=1, windows=(window,)), position=position, batch=1)
     return {part.removesuffix(" product"): read for part, read in parts.items()}
 
 
-def _operations(config: Config, position: int) -> dict[str, int]:
+def _operations(config: Config, position: int, layer: int | None) -> dict[str, int]:
     """Count the operations of each op's products for one token: two for each weight that it is multiplied by."""
     dim, head = config.dim, config.head_dim
+    window = None if layer is None else config.window(layer)
+    seen = position + 1 if window is None else min(position + 1, window)
     experts = 6 * dim * config.ffn * config.experts_per_token + 2 * dim * config.experts
     return {
         "norm_qkv": 2 * dim * (config.heads + 2 * config.kv_heads) * head,
-        "attend": 4 * config.heads * head * (position + 1),
+        "attend": 4 * config.heads * head * seen,
         "project_add": 2 * dim * config.heads * head,
         "norm_gate_up": (4 if config.gated else 2) * dim * config.ffn,
         "down_add": 2 * dim * config.ffn,

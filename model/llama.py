@@ -2,14 +2,10 @@
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
-import jax
 import ml_dtypes
 import numpy as np
 from jaxtyping import Float
@@ -20,25 +16,15 @@ from model.checkpoints.codes import quantized
 from model.checkpoints.mapped import refused_if_cut_short
 from model.checkpoints.open import open_checkpoint, place_of
 from model.generation import Generation
-from model.ops.choice import ops_for
-from model.ops.emulated import emulated_ops, roundings, with_roundings
+from model.ops.emulated import roundings
 from model.options import SamplingOptions, check_ids, check_length, check_max_new_tokens, check_seed, choose_context
 from model.running.backend import Backend
-from model.running.device import default_device, room
+from model.running.device import default_device
 from model.running.jax_backend import JaxBackend
-from model.running.memory import check_fits, gigabytes, memory_of, shortage_named
-from model.running.process import give_back_compilers_memory, is_large, keep_compiled, keep_heaps_small
-from model.running.program_store import ProgramStore, facts
-from model.running.programs import (
-    Layout,
-    Programs,
-    are_stored,
-    compile_programs,
-    first_programs,
-    longest_burst,
-    prompt_chunk,
-    wide_chunks,
-)
+from model.running.load import load_on_one_device
+from model.running.memory import check_fits
+from model.running.process import keep_compiled
+from model.running.programs import Layout, longest_burst, prompt_chunk, wide_chunks
 from model.running.reference_backend import ReferenceBackend, load_reference_params, reference_memory
 from model.running.session import Session
 from model.running.start_clock import StartClock
@@ -46,12 +32,10 @@ from model.system import available_bytes
 from model.tensors import quantizable
 from model.tokenizers.of_model import tokenizer_of
 from model.tokenizers.tokenizer import Tokenizer, decode, encode_text
-from model.weights.params import Progress, abstract_params, check_weights, load_params, no_progress
+from model.weights.params import Progress, check_weights, no_progress
 from reference.config import Config, for_sequences
 
 BackendName = Literal["jax", "reference"]
-COMPILERS_ROOM = 4 << 30  # bytes of a GPU that compiling may take while weights are read
-READERS = 8  # threads that read weights for a GPU
 
 
 class Llama:
@@ -133,7 +117,7 @@ class Llama:
         """
         ids = self.encode(prompt)
         return self.continue_ids(
-            Session(self._backend, vocab=self.config.vocab),
+            self.session(),
             ids,
             prompt=prompt,
             max_new_tokens=max_new_tokens,
@@ -252,8 +236,15 @@ def load(
             keep_compiled(Path(compile_cache))
         running = load_backend(
             checkpoint,
-            **{"context": context, "dtype": dtype, "backend": backend, "kernels": kernels, "quantize": quantize},
-            **{"cache": cache, "greedy": greedy, "compile_cache": compile_cache, "devices": devices},
+            context=context,
+            dtype=dtype,
+            backend=backend,
+            kernels=kernels,
+            quantize=quantize,
+            cache=cache,
+            greedy=greedy,
+            compile_cache=compile_cache,
+            devices=devices,
             parallel=parallel,
             progress=print_progress() if progress is True else progress or no_progress,
         )
@@ -320,11 +311,11 @@ def load_backend(
         clock.begin("read")
         check_fits(reference_memory(config, context=capacity), context=capacity, available=available_bytes())
         check_weights(checkpoint, progress=progress)
-        weights = load_reference_params(run, found)
+        params = load_reference_params(run, found)
         clock.end()
-        return ReferenceBackend(weights, config, capacity=capacity, int8_cache=cache == "int8")
+        return ReferenceBackend(params, config, capacity=capacity, int8_cache=cache == "int8")
     clock.begin("device")
-    device, (free, others) = default_device(), room()
+    device = default_device()
     clock.begin("read")
     weights = choose_dtype(dtype, run, platform=device.platform)
     layout = Layout(
@@ -339,66 +330,35 @@ def load_backend(
         from model.parallel.load import load_parallel  # here, since most runs need none of it
         from model.parallel.way import way_named
 
-        where = {"devices": devices, "device": device, "layout": layout, "capacity": capacity, "dtype": weights}
-        what = {"kernels": kernels, "quantize": quantize, "greedy": greedy, "own_process": own_process}
-        what |= {"way": way_named(parallel)}
-        return load_parallel(checkpoint, **where, **what, progress=progress, clock=clock)
-    shapes = abstract_params(config, dtype=weights, positions=layout.rows, tensors=run.tensors)
-    params = with_roundings(shapes, found, config=config)
-    sizes = {"batch": layout.batch, "cache_dtype": layout.cache_dtype}
-    choice = ops_for(kernels, config, shapes, capacity=layout.rows, device=device, **sizes)
-    if found:
-        choice = choice._replace(ops=emulated_ops(choice.ops))
-    sizes |= {"context": capacity, "chunk": layout.chunk, "platform": device.platform}
-    layout = layout.fitted(lambda widest: memory_of(params, config, wide=widest, **sizes), free)
-    memory = memory_of(params, config, wide=layout.widest, **sizes)
-    check_fits(memory, context=capacity, available=free, others=others)
-    store = None
-    if compile_cache is not None:
-        followed = (jax.tree.structure(params), jax.tree.leaves(params), config, layout, choice[2:], kernels)
-        store = ProgramStore(Path(compile_cache), facts(*followed, emulate_activations))
-    # A compiler needs memory that the weights of a large model leave on a GPU, and on a CPU its own plan counts.
-    on_cpu, roomy = device.platform == "cpu", memory.running + COMPILERS_ROOM <= free
-    first = {"greedy": greedy, "prompt": None if on_cpu and is_large(config) else prompt}
-    at_once = are_stored(store, first_programs(layout, **first)) or (roomy and not on_cpu)
-    # Weights that are quantized again are decoded first, and the check is of what is stored.
-    checked = not at_once or (quantize is not None and any(tensor.codes for tensor in checkpoint.tensors.values()))
-    if checked:
-        check_weights(checkpoint, progress=progress)
-    if not at_once:
-        progress("compiling", 0.0)
-        clock.begin("compile")
-    if own_process:
-        keep_heaps_small(config, platform=device.platform)
-    compiled = partial(give_back_compilers_memory, config, platform=device.platform) if own_process else None
-
-    def compile() -> Programs:
-        with clock.beside("compile") if at_once else nullcontext():
-            return compile_programs(
-                *(params, config),
-                **{"ops": choice.ops, "layout": layout, "platform": device.platform, **first},
-                **{"compiled": compiled, "store": store},
-            )
-
-    with ThreadPoolExecutor(1) as pool, shortage_named(f"{gigabytes(memory.weights)} of weights"):
-        beside, programs = (pool.submit(compile), None) if at_once else (None, compile())
-        clock.begin("read")
-        on_device = load_params(
-            *(run,),
-            **{"dtype": weights, "positions": layout.rows, "checked": checked, "progress": progress},
-            readers=1 if on_cpu or not roomy else READERS,
+        return load_parallel(
+            checkpoint,
+            devices=devices,
+            layout=layout,
+            dtype=weights,
+            device=device,
+            kernels=kernels,
+            quantize=quantize,
+            way=way_named(parallel),
+            greedy=greedy,
+            own_process=own_process,
+            progress=progress,
+            clock=clock,
         )
-        clock.begin("upload")
-        jax.block_until_ready(on_device)
-        if beside:
-            clock.begin("compile")
-            if not beside.done():
-                progress("compiling", 0.0)
-            programs = beside.result()
-    assert programs
-    on_device = with_roundings(on_device, found, config=config)
-    clock.end()
-    return JaxBackend(on_device, programs, config, choice=choice, layout=layout, device=device)
+    return load_on_one_device(
+        checkpoint,
+        run,
+        layout=layout,
+        dtype=weights,
+        device=device,
+        kernels=kernels,
+        greedy=greedy,
+        prompt=prompt,
+        roundings=found,
+        own_process=own_process,
+        compile_cache=compile_cache,
+        progress=progress,
+        clock=clock,
+    )
 
 
 def choose_dtype(dtype: str | None, run: Checkpoint | None, *, platform: str) -> np.dtype:

@@ -12,7 +12,7 @@ The score s_hij is what the softmax is taken of. Gemma 2 multiplies <q_ih, k_jg>
 1 / sqrt(head_dim), and bounds the product by `capped` before it adds M.
 
 With attention sinks (gpt-oss, https://arxiv.org/abs/2508.10925; Xiao et al., 2023, https://arxiv.org/abs/2309.17453)
-each head has one more score z_h, which is learnt, and whose value is 0:
+each head has one more score z_h, which is learned, and whose value is 0:
 
     p_hij = exp(s_hij) / (exp(z_h) + sum_j exp(s_hij))
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from reference.rope import LongRopeScaling, Rotation, Scaling, frequencies, magnitude
 
-# Of the gate: SwiGLU (Llama), GeGLU (Gemma) or the clamped SwiGLU (gpt-oss); or of up: GELU, squared ReLU.
+# The function of gate and up: SwiGLU (Llama), GeGLU (Gemma) or clamped SwiGLU (gpt-oss). Where there is no gate, the
+# function of up: GELU by tanh (Starcoder 2) or squared ReLU (Nemotron).
 Activation = Literal["silu", "gelu_tanh", "relu2", "clamped_silu"]
 
 
@@ -64,7 +65,7 @@ class Config:
     residual_scale: float = 1.0  # what each half of a block adds is multiplied by (Granite)
     logit_divisor: float = 1.0  # what logits are divided by (Granite)
     shared_ffn: int = 0  # hidden width of an expert that every token passes, with a gate of its own (Qwen2-MoE)
-    sinks: bool = False  # a learnt score of each head that stands beside those of the keys (gpt-oss)
+    sinks: bool = False  # a learned score of each head that stands beside those of the keys (gpt-oss)
     expert_bias: bool = False  # biases of the router and of the experts' matrices (gpt-oss)
 
     def window(self, layer: int) -> int | None:
@@ -86,14 +87,15 @@ class Config:
         >>> [config.rotation(i).frequencies.tolist() for i in range(2)]
         [[1.0, 0.01], [0.0, 0.0]]
         """
+        features = self.rotary_features
         if layer is not None and not self.turns(layer):
-            return Rotation(np.zeros(self.turned // 2))
+            return Rotation(np.zeros(features // 2))
         if self.local_theta is not None and layer is not None and self.is_local(layer):
-            return Rotation(frequencies(self.turned, theta=self.local_theta))
-        return Rotation(frequencies(self.turned, theta=self.theta, scaling=self.scaling), magnitude(self.scaling))
+            return Rotation(frequencies(features, theta=self.local_theta))
+        return Rotation(frequencies(features, theta=self.theta, scaling=self.scaling), magnitude(self.scaling))
 
     @property
-    def turned(self) -> int:
+    def rotary_features(self) -> int:
         """Return how many features of a head RoPE turns."""
         return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
@@ -103,7 +105,7 @@ class Config:
         return self.pre_norms and not self.parallel_residual
 
     def check_llama(self, what: str, *, known: Collection[str] = ()) -> None:
-        """Raise ValueError where a switch is on that `what`, named in the plural, knows nothing of: beyond `known`."""
+        """Raise ValueError if a switch beyond a Llama's is on that is not `known`. `what`, a plural, lacks it."""
         if names := [name for name in self.beyond_llama() if name not in known]:
             raise ValueError(f"{what} do not know {', '.join(name.replace('_', ' ') for name in names)} yet")
 

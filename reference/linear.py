@@ -1,4 +1,4 @@
-r"""The linear layer: every learnt matrix of a Llama is one of these.
+r"""The linear layer: every learned matrix of a Llama is one of these.
 
     y = W x + b        W is [rows, cols]
 

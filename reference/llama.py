@@ -143,11 +143,11 @@ def attend(
     *,
     window: int | None,
     config: Config,
-    turned: Rotation | None = None,
+    rotation: Rotation | None = None,
 ) -> tuple[Float[np.ndarray, "seq dim"], LayerCache]:
     """Compute the attention half of a block, and the cache with the new positions appended.
 
-    `turned` is RoPE in this layer; None: as in most layers.
+    `rotation` is that of this layer; None: as in most layers.
 
     The first token sees itself alone, so with W_v = W_o = 1 its normed vector is added to it:
 
@@ -166,9 +166,9 @@ def attend(
     if layer.q_norm is not None and layer.k_norm is not None:
         norm = head_qk_norm if config.head_qk_norm else wide_qk_norm if config.wide_qk_norm else qk_norm
         q, k = norm(q, k, layer.q_norm, layer.k_norm, eps=config.eps)
-    turned = turned or config.rotation()
+    rotation = rotation or config.rotation()
     positions = offset + np.arange(seq)
-    q, k = rotated(q, positions, turned), rotated(k, positions, turned)
+    q, k = rotated(q, positions, rotation), rotated(k, positions, rotation)
     cache = cache.append(k, v)
     mask = causal_mask(seq, offset + seq, offset=offset, window=window)
     scale, cap = config.attention_scale, config.attention_cap
@@ -245,8 +245,8 @@ def hidden_states(
     x = config.embedding_scale * embedding(tokens, params.embedding)
     extended = []
     for i, (layer, layer_cache) in enumerate(zip(params.layers, cache, strict=True)):
-        turned = config.rotation(i)
-        y, layer_cache = attend(x, layer, layer_cache, window=config.window(i), config=config, turned=turned)
+        window, rotation = config.window(i), config.rotation(i)
+        y, layer_cache = attend(x, layer, layer_cache, window=window, config=config, rotation=rotation)
         x = feed_forward(y, layer, config=config, before=x)
         extended.append(layer_cache)
     return x, extended

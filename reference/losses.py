@@ -43,7 +43,7 @@ def cross_entropy(
     targets: Int[np.ndarray, "*batch"],
     weights: Float[np.ndarray, "*batch"],
 ) -> float:
-    """The nats of the `targets`, each times its weight, added up, in float64.
+    """-log p of each of `targets` in nats, times its weight, added up, in float64.
 
     >>> round(cross_entropy(np.log([[1.0, 3.0]]), np.array([1]), np.array([2.0])), 6)  # 2 log(4 / 3)
     0.575364

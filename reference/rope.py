@@ -61,8 +61,10 @@ class YarnScaling:
     """YaRN (Peng et al., 2023, https://arxiv.org/abs/2309.00071): blended by pair, and q and k made longer.
 
     A pair that turns at least `fast` times within `original_context` is kept, one that turns at most `slow` times is
-    stretched by `factor`, and between these pairs the blend goes linearly with the pair's index. If `whole`, the two
-    indices are rounded outwards to integers. q and k are multiplied by `magnitude`, 0.1 ln(factor) + 1 in the paper.
+    stretched by `factor`, and between these pairs the blend goes linearly with the pair's index. That is the authors'
+    code (https://github.com/jquesnelle/yarn), which every implementation follows; by the paper's equations the blend
+    would go linearly with the number of turns. If `whole`, the two indices are rounded outwards to integers. q and k
+    are multiplied by `magnitude`, 0.1 ln(factor) + 1 in the paper.
     """
 
     factor: float
@@ -132,6 +134,7 @@ def frequencies(head_dim: int, *, theta: float, scaling: Scaling | None = None) 
             )
             if whole:
                 first, last = math.floor(first), math.ceil(last)
+            # The authors' limits: head_dim - 1, although the last pair is head_dim / 2 - 1, and a width that is not 0.
             first, last = max(float(first), 0.0), min(float(last), head_dim - 1.0)
             width = last - first or 0.001
             stretch = np.clip((np.arange(head_dim // 2) - first) / width, 0, 1)

@@ -92,8 +92,13 @@ def load_engine(
     limits = Limits(1 - (-tokens // PAGE), PAGE, width, chunk, burst, capacity, waiting=waiting)
     sizes = Sizes(width, chunk, burst, limits.pages, PAGE, limits.blocks, cache_dtype)
     choice = ops_for(
-        *(kernels, config, shapes),
-        **{"batch": width, "capacity": limits.blocks * PAGE, "cache_dtype": cache_dtype, "device": device},
+        kernels,
+        config,
+        shapes,
+        batch=width,
+        capacity=limits.blocks * PAGE,
+        cache_dtype=cache_dtype,
+        device=device,
         pages=Pages(limits.pages, PAGE),
     )
     check_weights(checkpoint, progress=progress)

@@ -237,7 +237,7 @@ class TokenizeRequest(Fields, kw_only=True):
     messages: list[Message] | None = None
     add_special_tokens: bool = True  # BOS before `prompt`, where the model's convention has it
     model: str | None = None
-    # Of `messages`, as a chat has them:
+    # Fields that a chat has beside `messages`:
     tools: Annotated[list[Tool], Meta(max_length=MOST_TOOLS)] | None = None
     reasoning_effort: Annotated[str, Meta(max_length=64)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None

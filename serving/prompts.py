@@ -153,7 +153,7 @@ class Prompts:
                 raise Refusal(str(error), param=param) from None
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
-        """Refuse an option that no template of the model reads, since nobody would hear of a misspelt one."""
+        """Refuse an option that no template of the model reads, since nobody would hear of a misspelled one."""
         if self.template is None:
             return  # which is refused later
         for name in options:

@@ -13,7 +13,7 @@ from typing import Any
 
 import jaxtyping
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from tests.browser import started_browser
 from tests.slow import SLOW, First
@@ -34,19 +34,22 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# We set no deadline, since the first call of every new shape compiles. We skip Hypothesis's explain phase, which runs a
-# failure many more times. CI draws the same examples every time, so that a push is judged by its change, not by luck;
-# every other run draws anew.
+# We set no deadline, since the first call of every new shape compiles. Draws may take any time, too: Hypothesis judges
+# them by a clock, and a machine may be busy. We skip Hypothesis's explain phase, which runs a failure many more times.
+# CI draws the same examples every time, so that its change judges a push, not luck; every other run draws anew.
 settings.register_profile(
     "quick",
     max_examples=EXAMPLES,
     deadline=None,
     print_blob=True,
     derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[HealthCheck.too_slow],
     phases=set(Phase) - {Phase.explain},
 )
 settings.register_profile("brief", parent=settings.get_profile("quick"), max_examples=5)  # of `make test`
-settings.register_profile("thorough", max_examples=500, deadline=None, print_blob=True)
+settings.register_profile(
+    "thorough", max_examples=500, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 # Collection makes a million objects that stay, and every pass of the garbage collector would look at them again.

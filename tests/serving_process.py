@@ -2,7 +2,6 @@
 
 import re
 import resource
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.processes import REPOSITORY
-from tests.serving_site import FakeEngine, make_site, until, words_of
+from tests.serving_site import FakeEngine, make_site, words_of
+from tests.waiting import listens, until
 
 
 class Process(NamedTuple):
@@ -32,19 +32,11 @@ def served(*, log: Path, port: int = 0, files: int = 0) -> Iterator[Process]:
         assert process.stdout is not None
         found = re.fullmatch(r"port (\d+)\n", process.stdout.readline())
         assert found is not None
-        until(lambda: _listens(int(found[1])), seconds=60)
+        until(lambda: listens(int(found[1])))
         yield Process(int(found[1]), process, log)
     finally:
         process.kill()
         process.communicate()
-
-
-def _listens(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=20).close()
-    except ConnectionRefusedError:
-        return False
-    return True
 
 
 def main() -> None:

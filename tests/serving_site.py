@@ -37,6 +37,7 @@ from serving.request import (
     Tokens,
     TopLogprobs,
 )
+from tests.waiting import PATIENCE
 
 STORIES = Path(model.stories.__file__).parent
 TOKENIZER = load_tokenizer(STORIES)
@@ -182,7 +183,7 @@ class Running(NamedTuple):
 
     def ask(self, path: str, body: Any = None, *, raw: bytes | None = None, headers: str = "") -> "Reply":
         """Send one request on a connection of its own, and read all of the answer."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as connection:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) as connection:
             connection.sendall(request_bytes(path, body, raw=raw, headers=headers))
             return read_reply(connection)
 
@@ -215,10 +216,15 @@ def request_bytes(path: str, body: Any = None, *, raw: bytes | None = None, head
 
 def read_reply(connection: socket.socket) -> Reply:
     """Read an answer up to the end of the connection."""
+    return parse_reply(received(connection))
+
+
+def received(connection: socket.socket) -> bytes:
+    """Read up to the end of a connection."""
     raw = b""
-    while received := connection.recv(1 << 16):
-        raw += received
-    return parse_reply(raw)
+    while part := connection.recv(1 << 16):
+        raw += part
+    return raw
 
 
 def parse_reply(raw: bytes) -> Reply:
@@ -274,7 +280,7 @@ def running(engine: Any, **options: Any) -> Iterator[Running]:
 
     thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()
-    assert ready.wait(20)
+    assert ready.wait(PATIENCE)
     site, event, loop = kept
 
     def stop() -> None:
@@ -286,13 +292,5 @@ def running(engine: Any, **options: Any) -> Iterator[Running]:
     finally:
         engine.close()
         stop()
-        thread.join(20)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
-
-
-def until(condition: Callable[[], bool], *, seconds: float = 60.0) -> None:
-    """Wait until something holds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.01)

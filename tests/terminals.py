@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.processes import REPOSITORY
+from tests.waiting import PATIENCE
 
-PATIENCE = 120.0  # seconds until what a test waits for counts as never coming
 CTRL_C, CTRL_Z = "\x03", "\x1a"
 CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -23,6 +23,7 @@ _START = """
 import os, signal
 os.close(os.open(os.ttyname(0), os.O_RDWR))
 signal.signal(signal.SIGINT, signal.default_int_handler)
+{}
 import llamaspec
 llamaspec.main()
 """
@@ -69,14 +70,17 @@ class Terminal:
 
 
 @contextmanager
-def at_terminal(*arguments: str, cwd: Path, columns: int = 80) -> Iterator[Terminal]:
-    """Run a command of `llamaspec` with all three streams at a terminal of its own; it is killed on the way out."""
+def at_terminal(*arguments: str, cwd: Path, columns: int = 80, first: str = "") -> Iterator[Terminal]:
+    """Run a command of `llamaspec` with all three streams at a terminal of its own; it is killed on the way out.
+
+    Its process runs the Python code `first` before.
+    """
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(ours, (40, columns))
     environment = {name: value for name, value in os.environ.items() if name not in ("NPROC", "NO_COLOR")}
     environment |= {"PYTHONPATH": str(REPOSITORY), "TERM": "xterm", "COLUMNS": str(columns), "LINES": "40"}
     process = subprocess.Popen(
-        [sys.executable, "-c", _START, *arguments],
+        [sys.executable, "-c", _START.format(first), *arguments],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,

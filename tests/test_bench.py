@@ -71,12 +71,18 @@ def sized(shapes):
     return jax.tree.map(lambda a: np.broadcast_to(np.zeros((), a.dtype), a.shape), shapes)
 
 
-def test_attention_of_a_prompt_counts_the_pairs_that_a_mask_lets_through():
+@pytest.mark.parametrize("window", [None, 1, 3, 7, 9])
+def test_attention_counts_the_pairs_that_a_mask_lets_through(window: int | None):
     params = random_params(random_shapes(TINY, dtype=np.dtype(np.float32), positions=8), TINY)
-    pairs = np.isfinite(causal_mask(7, 7)).sum()
-    products = 2 * 7 * matrix_weights(TINY, head=False)
-    expected = products + 2 * (2 * TINY.head_dim) * pairs * TINY.heads * TINY.layers
-    assert prefill_cost(params, TINY, tokens=7, batch=3).flops == 3 * expected
+    config = replace(TINY, windows=(window,) * TINY.layers)
+    seen = np.isfinite(causal_mask(7, 7, window=window))
+    products = 2 * matrix_weights(TINY, head=False)
+    attention = 2 * (2 * TINY.head_dim) * TINY.heads * TINY.layers  # of a query and a key that it sees
+    assert prefill_cost(params, config, tokens=7, batch=3).flops == 3 * (7 * products + attention * seen.sum())
+    step, first = (decode_cost(params, config, position=position, batch=1) for position in (6, 0))
+    more = seen[-1].sum() - 1
+    assert step.flops - first.flops == attention * more
+    assert step.bytes - first.bytes == 2 * TINY.layers * TINY.kv_heads * TINY.head_dim * 4 * more
 
 
 def test_decoding_several_reads_the_weights_once():

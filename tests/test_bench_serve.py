@@ -23,6 +23,7 @@ from benchmarks.serve_suite import Served, our_command, processor_seconds, serve
 from cli import llamaspec
 from tests.random_models import SMALL
 from tests.serving_site import EOS, FakeEngine, running
+from tests.waiting import PATIENCE
 
 # A server that answers as llama.cpp's does: it takes options that ours does not, and says what its cache had.
 STAND_IN = """#!{python}
@@ -158,11 +159,11 @@ def test_delays_count_from_when_a_request_was_due():
 
 def test_a_server_is_waited_for_and_ended(tmp_path: Path):
     with served([stand_in(tmp_path), "--model", "--parallel"]) as server:
-        assert urlopen(f"{server.url}/health", timeout=20).read() == b"ok"
+        assert urlopen(f"{server.url}/health", timeout=PATIENCE).read() == b"ok"
         assert (processor_seconds(server.pid) or 0) >= 0
     assert processor_seconds(server.pid) is None
     with pytest.raises(OSError):
-        urlopen(f"{server.url}/health", timeout=20)
+        urlopen(f"{server.url}/health", timeout=PATIENCE)
     with pytest.raises(ValueError, match="did not start: no such model"):
         with served([sys.executable, "-c", "raise SystemExit('no such model')"]):
             pass

@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import signal
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from model.chat import template_process
 from model.chat.chat import Chat
 from model.chat.template import (
     CannotRender,
@@ -24,7 +26,7 @@ from model.chat.template import (
     find_template,
     turn_stops,
 )
-from model.chat.template_process import CPU_SECONDS, KEPT, SECONDS, SECONDS_TO_START, Worker, Workers
+from model.chat.template_process import CPU_SECONDS, KEPT, Worker, Workers
 from model.chat.template_worker import LONGEST
 from model.checkpoints.checkpoint import CheckpointError
 from model.llama import Llama
@@ -33,6 +35,7 @@ from model.tokenizers.load import load_tokenizer
 from model.tokenizers.tiktoken_ranks import read_tiktoken
 from model.tokenizers.tokenizer import decode
 from tests import tiny_tokenizers
+from tests.waiting import PATIENCE
 
 GOLDEN = json.loads((Path(__file__).parent / "goldens/chat.json").read_text("utf-8"))
 WHAT_ERRORS_SAY = {
@@ -97,6 +100,15 @@ HOSTILE = {
 }
 
 
+@pytest.fixture(autouse=True, scope="module")
+def limits_of_the_clock() -> Iterator[None]:
+    """Leave a busy machine the time that a template needs to reach its limit of the processor."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(template_process, "SECONDS", PATIENCE)
+        patch.setattr(template_process, "SECONDS_TO_START", PATIENCE + 1)
+        yield
+
+
 @pytest.mark.parametrize("source", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_harmful_template_is_one_line_and_soon(source):
     began = seconds_of_children()
@@ -113,8 +125,10 @@ def seconds_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-@pytest.mark.parametrize(("limit", "what"), [(SECONDS, "end"), (SECONDS_TO_START, "start")])
-def test_a_machine_without_time_is_not_the_templates_fault(monkeypatch, limit, what):
+@pytest.mark.parametrize(("name", "what"), [("SECONDS", "end"), ("SECONDS_TO_START", "start")])
+def test_a_machine_without_time_is_not_the_templates_fault(monkeypatch, name, what):
+    limit = getattr(template_process, name)
+
     def timer(seconds, action):
         return SimpleNamespace(start=action if seconds == limit else lambda: None, cancel=lambda: None)
 

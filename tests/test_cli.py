@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import cli
 from commands.inspect import folded
@@ -287,6 +288,17 @@ def test_the_shell_completes_models_as_files(arguments, word):
     assert f"file,{word}" in done.stdout.splitlines(), done.stderr
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize(("word", "whole"), [("--hel", "--help"), ("--mod", "--model"), ("--cache i", "int8")])
+def test_the_shell_completes_options_and_their_choices(shell, word, whole, monkeypatch):
+    """The script that docs/models.md has a shell run names this variable."""
+    monkeypatch.setenv("COMP_WORDS", words := f"llamaspec generate {word}")
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    for kind, said in (("source", f"_LLAMASPEC_COMPLETE={shell}_complete"), ("complete", whole)):
+        done = CliRunner(env={"_LLAMASPEC_COMPLETE": f"{shell}_{kind}"}).invoke(cli.llamaspec, prog_name="llamaspec")
+        assert said in done.output.replace("plain,", "").split() and not done.exception, done.output
+
+
 def test_convert_asks_for_a_format(run, tmp_path):
     code, out, err = run("convert", "stories", str(tmp_path / "new"), "--quantize", "q8")
     assert (code, out) == (2, "") and "Missing option '--to'. Choose from: safetensors, llama2c, gguf" in err
@@ -363,7 +375,7 @@ def test_version_and_help(run):
     ],
 )
 def test_requests_out_of_range_are_refused_before_anything_is_read(run, arguments, words):
-    assert_refused(run("generate", "x", "--model", "/no/such/model", *arguments), *words)
+    assert_refused(run("generate", "x", "--model", "/no/such/model", *arguments), *words, status=2)
 
 
 def test_requests_that_this_model_cannot_serve_are_refused(run, stories):

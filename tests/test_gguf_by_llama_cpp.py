@@ -90,7 +90,7 @@ def in_jax(checkpoint: Checkpoint, compiled: dict[str, Any], monkeypatch: pytest
     arrays = abstract_params(checkpoint.config, dtype=np.dtype(np.float32), positions=1, tensors=checkpoint.tensors)
     if (shapes := repr(jax.tree.flatten(arrays))) in compiled:
         return compiled[shapes].with_weights(checkpoint).logits(IDS)
-    monkeypatch.setattr("model.llama.compile_programs", lambda *given, **options: Programs(unused, unused))
+    monkeypatch.setattr("model.running.load.compile_programs", lambda *given, **options: Programs(unused, unused))
     compiled[shapes] = load_backend(checkpoint, context=16, dtype="float32")
     return compiled[shapes].logits(IDS)
 

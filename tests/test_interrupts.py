@@ -6,7 +6,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,15 +15,22 @@ from prompt_toolkit.application import Application, create_app_session
 from prompt_toolkit.input import create_pipe_input
 
 from commands import chat, interrupt
-from commands.interrupt import unechoed
+from commands.interrupt import first_handled_by, unechoed
 from learn.lab.folder import ALL, KERNEL, function_of
 from learn.lab.folder import write as write_exercise
 from tests.processes import REPOSITORY
 from tests.terminals import CTRL_C, CTRL_Z, at_terminal
+from tests.waiting import PATIENCE, main_thread_seconds, session_lives, session_seconds, until, wait_for_end, works_in
 
-AT_ONCE = 2.0  # seconds; 0.6 on an idle machine
-# A shell starts a command in the foreground like this, even if whoever runs the tests ignores SIGINT.
-START = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import llamaspec; llamaspec.main()"
+AT_ONCE = 2.0  # processor seconds of the main thread, which takes fewer on a busy machine
+# A shell starts a command in the foreground like this, even if whoever runs the tests ignores SIGINT. Ctrl-C before
+# `main` is Python's, so `begun` says when that has been left behind.
+START = """
+import os, signal, llamaspec
+signal.signal(signal.SIGINT, signal.default_int_handler)
+open("../begun", "w").close()
+llamaspec.main()
+"""
 # And so one in the background: SIGINT is ignored before Python begins.
 IN_BACKGROUND = """trap '' INT; exec "$@" """
 
@@ -32,14 +38,16 @@ IN_BACKGROUND = """trap '' INT; exec "$@" """
 def interrupted(
     *arguments: str, after: float, cwd: Path, number: int = signal.SIGINT, background: bool = False
 ) -> tuple[int, float, str]:
-    """Run a command with an empty cache, send a signal to its group; returns its status, seconds, and stderr."""
+    """Run a command with an empty cache; send a signal to its group when it has taken `after` processor seconds.
+
+    Returns its status, the processor seconds of its main thread from then on, and its stderr.
+    """
     (cwd / "work").mkdir()
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(cwd / "cache")}
-    python = [sys.executable, "-c"]
+    command = [sys.executable, "-c", START, *arguments]
     if background:
-        command = ["sh", "-c", IN_BACKGROUND, "sh", *python, "import llamaspec; llamaspec.main()", *arguments]
-    else:
-        command = [*python, START, *arguments]
+        lines = [line for line in START.splitlines() if "signal.signal" not in line]
+        command = ["sh", "-c", IN_BACKGROUND, "sh", sys.executable, "-c", "\n".join(lines), *arguments]
     process = subprocess.Popen(
         command,
         **{"cwd": cwd / "work", "env": environment, "start_new_session": True, "text": True},
@@ -47,12 +55,16 @@ def interrupted(
         stderr=subprocess.PIPE,
     )
     with process:
-        time.sleep(after)
-        begun = time.monotonic()
-        if process.poll() is None:
+        try:
+            until(lambda: (cwd / "begun").exists() or not session_lives(process.pid))
+            until(lambda: session_seconds(process.pid) >= after or not session_lives(process.pid))
+            before = main_thread_seconds(process.pid)
             os.killpg(process.pid, number)
-        _, said = process.communicate(timeout=60)
-    return process.returncode, time.monotonic() - begun, said
+            seconds = wait_for_end(process) - before
+        finally:
+            process.kill()
+        _, said = process.communicate()
+    return process.returncode, seconds, said
 
 
 COMMANDS = {
@@ -89,6 +101,46 @@ def test_an_interrupt_is_answered_at_once(tmp_path, name, after):
     assert not any("partial" in name or name.startswith("out") for name in left) or status == 0
 
 
+IN_C = """
+import ctypes, signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores
+import llamaspec
+
+class NeverComesBack:
+    def find_spec(self, name, path=None, target=None):
+        if name == "model.system":  # the first that is imported while signals are handled
+            told, lock, mutex = threading.Lock(), ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(256)
+            lock(mutex)
+            told.acquire()
+            threading.Thread(target=lambda: told.acquire() and print("held", flush=True), daemon=True).start()
+            sys.setswitchinterval(1000)  # the other thread does not run before this one is in C
+            told.release()
+            lock(mutex)
+
+sys.meta_path.insert(0, NeverComesBack())
+llamaspec.main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_command_that_is_in_c_for_ever(number):
+    """XLA's compiler is there for seconds, and no handler of Python's runs before it comes back."""
+    with subprocess.Popen(
+        [sys.executable, "-c", IN_C, "tokens", "Once"],
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        try:
+            assert process.stdout and process.stdout.readline() == b"held\n"
+            process.send_signal(number)
+            assert process.wait(PATIENCE) == 128 + number
+            assert process.stderr and process.stderr.read() == b""
+        finally:
+            process.kill()
+
+
 @pytest.mark.parametrize("after", [1.0, 5.0])
 def test_a_request_to_end_is_answered_at_once(tmp_path, after):
     arguments = ["generate", "Once", "--seed=1", "--max-new-tokens=900"]
@@ -112,17 +164,31 @@ PHASES = [
 ]
 
 
+# A command that comes to its end waits there for the key, which cannot come too late then.
+WAITS_AT_ITS_END = """
+import click, signal
+invoke = click.Command.invoke
+
+def held(self, context):
+    invoke(self, context)
+    if not isinstance(self, click.Group):
+        signal.pause()
+
+click.Command.invoke = held
+"""
+
+
 @pytest.mark.parametrize(
     ("arguments", "phase"),
     [pytest.param(given, phase, id=f"{given[0]}-{phase}") for given, phases in PHASES for phase in phases],
 )
 def test_ctrl_c_ends_a_command_in_the_phase_that_it_shows(tmp_path, arguments, phase):
-    with at_terminal(*arguments, cwd=tmp_path) as terminal:
+    with at_terminal(*arguments, cwd=tmp_path, first=WAITS_AT_ITS_END) as terminal:
         terminal.wait_for(phase)
+        before = main_thread_seconds(terminal.process.pid)
         terminal.type(CTRL_C)
-        begun = time.monotonic()
+        assert wait_for_end(terminal.process) - before < AT_ONCE
         status, shown = terminal.wait()
-        assert time.monotonic() - begun < AT_ONCE
     assert status == 130
     assert not any(word in shown for word in ("Traceback", "Error", "Interrupt", "Exception", "fault")), shown
     assert not list(tmp_path.iterdir())
@@ -160,6 +226,7 @@ def test_ctrl_c_ends_a_judge_whose_kernel_never_answers(tmp_path, phase):
     assert status == 130
     assert not any(word in shown for word in ("Traceback", "Error", "Interrupt", "hung", "not yet", "violated")), shown
     assert {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts} == before
+    until(lambda: not works_in(tmp_path))  # nor is the process of the kernel
 
 
 def test_what_is_typed_during_an_answer_is_not_shown_within_it(monkeypatch):
@@ -217,14 +284,31 @@ def test_a_chat_that_ctrl_z_has_stopped_within_an_answer_can_be_told_to_end():
     ours, theirs = pty.openpty()
     with open(theirs) as stdin, open(ours, "rb", buffering=0):
         done = subprocess.run(
-            [sys.executable, "-c", STOPS], stdin=stdin, cwd=REPOSITORY, start_new_session=True, timeout=60
+            [sys.executable, "-c", STOPS], stdin=stdin, cwd=REPOSITORY, start_new_session=True, timeout=PATIENCE
         )
     assert done.returncode == 128 + signal.SIGTERM
 
 
+# An answer that has got so far waits for the key, or it might be whole before that comes.
+WAITS_IN_ITS_ANSWER = """
+import time
+from commands import chat
+polled, asked = [], chat._Pressed.__call__
+
+def held(self):
+    polled.append(1)
+    while len(polled) > 60 and not self._pressed:
+        time.sleep(0.01)
+    return asked(self)
+
+chat._Pressed.__call__ = held
+"""
+
+
 def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
-    """With the reference, which is slow enough to be interrupted, and compiles nothing. No word is cut on the way."""
-    with at_terminal("chat", "--temperature=0", "--backend=reference", cwd=tmp_path, columns=30) as terminal:
+    """With the reference, which compiles nothing, and asks after each token. No word is cut on the way."""
+    arguments = ("chat", "--temperature=0", "--backend=reference")
+    with at_terminal(*arguments, cwd=tmp_path, columns=30, first=WAITS_IN_ITS_ANSWER) as terminal:
         terminal.wait_for(">")
         terminal.type(CTRL_C)
         terminal.wait_for("(/exit or Ctrl-D leaves)")
@@ -263,6 +347,42 @@ def test_ctrl_c_ends_a_process_that_waits_for_the_questions_of_another():
         pressed.press()
 
 
+def test_signals_are_still_watched_for_after_a_prompt(monkeypatch, tmp_path):
+    """Nothing else answers SIGTERM while XLA compiles what a later question needs; prompts are asyncio's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    pipe, wake = os.pipe()
+    os.set_blocking(wake, False)
+    before = signal.set_wakeup_fd(wake)
+    try:
+        with create_pipe_input() as keys, create_app_session(input=keys):
+            keys.send_text("one\rtwo\r")
+            lines = chat._terminal_lines()
+            for line in ("one", "two"):
+                assert next(lines) == line
+                with first_handled_by(lambda number: None, [signal.SIGTERM]):
+                    signal.raise_signal(signal.SIGTERM)
+                assert select.select([pipe], [], [], 10)[0] and os.read(pipe, 1) == bytes([signal.SIGTERM])
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(pipe)
+        os.close(wake)
+
+
+def test_a_signal_that_comes_twice_at_once_is_acted_on_once(monkeypatch):
+    """`serve` began its end twice, and showed a traceback."""
+    acted, handle = [], signal.signal
+
+    def interrupted(number, handler):
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGTERM)
+        return handle(number, handler)
+
+    with first_handled_by(acted.append, [signal.SIGINT, signal.SIGTERM]):
+        monkeypatch.setattr(signal, "signal", interrupted)
+        signal.raise_signal(signal.SIGTERM)
+    assert acted == [signal.SIGTERM]
+
+
 def test_ctrl_z_stops_a_chat_and_is_no_character_of_its_line(monkeypatch, tmp_path):
     """A shell continues it; here nothing would."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -286,7 +406,7 @@ def test_ctrl_c_ends_a_chat_whose_questions_come_from_a_file(tmp_path):
         process.stdin.flush()
         assert process.stdout.read(5)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)  # whose questions end only here
+        _, said = process.communicate(timeout=PATIENCE)  # whose questions end only here
     assert (process.returncode, said.strip()) == (130, b"")
 
 
@@ -349,7 +469,7 @@ def held(start: str, module: str, folder: Path, handler: str = "SIG_DFL") -> Ite
 def test_an_interrupt_within_the_first_imports_is_silent(tmp_path, start, module):
     with held(start, module, tmp_path) as process:
         process.send_signal(signal.SIGINT)
-        assert process.wait(50) == 130
+        assert process.wait(PATIENCE) == 130
         assert process.stderr and process.stderr.read() == ""
 
 
@@ -357,7 +477,7 @@ def test_an_interrupt_within_the_first_imports_is_silent(tmp_path, start, module
 def test_an_interrupt_that_is_ignored_stays_so_within_the_first_imports(tmp_path, start):
     with held(start, "click", tmp_path, handler="SIG_IGN") as process:
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=50) == ("", "")
+        assert process.communicate(timeout=PATIENCE) == ("", "")
         assert process.returncode == 7
 
 
@@ -387,7 +507,7 @@ llamaspec.main()
 
 
 @pytest.mark.parametrize(
-    ("handler", "seconds", "status"), [("signal.default_int_handler", 60, 130), ("signal.SIG_IGN", 1, 0)]
+    ("handler", "seconds", "status"), [("signal.default_int_handler", 10 * PATIENCE, 130), ("signal.SIG_IGN", 1, 0)]
 )
 def test_an_interrupt_after_all_is_done_is_silent(handler, seconds, status):
     """Python takes itself apart then. An interrupt that is ignored stays so."""
@@ -397,12 +517,12 @@ def test_an_interrupt_after_all_is_done_is_silent(handler, seconds, status):
         assert process.stdout and process.stderr
         assert any(line == b"the end\n" for line in process.stdout)
         process.send_signal(signal.SIGINT)
-        assert process.wait(50) == status
+        assert process.wait(PATIENCE) == status
         assert process.stderr.read() == b""
 
 
 def test_an_interrupt_in_the_last_instant_does_not_kill():
     command = [sys.executable, "-c", AFTER_ALL, "tokens", "Once"]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    ended = subprocess.run(command, capture_output=True, timeout=50, env=environment)
+    ended = subprocess.run(command, capture_output=True, timeout=PATIENCE, env=environment)
     assert (ended.returncode, ended.stderr) == (0, b"")

@@ -33,7 +33,6 @@ def outcome(one, text, tmp_path, examples):
         precision=precision("float32"),
         examples=examples,
         seed=0,
-        seconds=60.0,
         only=only(one),
     ).outcome
 
@@ -86,7 +85,6 @@ def test_an_empty_function_is_refused_and_a_right_one_accepted(one, tmp_path):
             precision=precision("float32"),
             examples=20,
             seed=0,
-            seconds=60.0,
             only=only(one),
         )
         assert right.outcome == "within bounds"

@@ -117,7 +117,7 @@ def test_a_device_that_another_program_fills_is_one_line(monkeypatch):
     def fail(*arguments, **named):
         raise jax.errors.JaxRuntimeError(FULL)
 
-    monkeypatch.setattr("model.llama.load_params", fail)
+    monkeypatch.setattr("model.running.load.load_params", fail)
     with pytest.raises(MemoryError, match=r"^the device has no room for 0\.00 GB of weights: another program may hold"):
         load_backend(checkpoint, context=16)
     monkeypatch.setattr("model.running.programs.empty_cache", fail)

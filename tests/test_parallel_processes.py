@@ -7,11 +7,10 @@ import socket
 import string
 import subprocess
 import sys
-import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -29,60 +28,55 @@ from tests import tiny_tokenizers
 from tests.on_devices import COMPILED_FAST
 from tests.processes import MEASURED, run_llamaspec
 from tests.random_models import SMALL, random_checkpoint
+from tests.waiting import PATIENCE, held_port, listens, until
 
 REPOSITORY = Path(__file__).parents[1]
 STORY = ("generate", "Once", "--seed", "7", "--context", "128")
-PATIENCE = 120  # seconds
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+def start(
+    *arguments: str,
+    port: int,
+    processes: int = 2,
+    which: Iterable[int] | None = None,
+    timeout: float = PATIENCE,
+    peaks: Path | None = None,
+    first: str = "",
+):
+    """Start so many processes of one command, or those `which` are named, which meet at a port.
 
-
-def start(*arguments: str, processes: int = 2, timeout: float = 60, peaks: Path | None = None):
-    """Start so many processes of one command, which meet at a free port.
-
-    Each writes the peak of its memory, in KB, to a file in the folder `peaks`.
+    Each runs the Python code `first` before, and writes the peak of its memory, in KB, to a file in the folder `peaks`.
     """
-    script, measured = "import cli; cli.main()", [[str(peaks / str(i))] if peaks else [] for i in range(processes)]
-    meeting = ("--coordinator", f"127.0.0.1:{free_port()}", "--processes", str(processes), "--timeout", str(timeout))
+    python = [sys.executable, "-c", f"{MEASURED * bool(peaks)}{first}\nimport cli; cli.main()"]
+    meeting = ("--coordinator", f"127.0.0.1:{port}", "--processes", str(processes), "--timeout", str(timeout))
     environment = {name: value for name, value in os.environ.items() if name not in ("NPROC", "XLA_FLAGS")}
     return [
         subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                MEASURED * bool(peaks) + script,
-                *measured[i],
-                *arguments,
-                *meeting,
-                "--process",
-                str(i),
-            ],
+            [*python, *([str(peaks / str(i))] if peaks else []), *arguments, *meeting, "--process", str(i)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env=environment | {"PYTHONPATH": str(REPOSITORY), "XLA_FLAGS": COMPILED_FAST},
         )
-        for i in range(processes)
+        for i in which or range(processes)
     ]
 
 
 @pytest.fixture
 def started():
-    """`start`; whatever still runs at the end is killed."""
+    """`start` at a port that nobody else has; whatever still runs at the end is killed."""
     all = []
 
     def begin(*arguments, **options):
-        all.extend(processes := start(*arguments, **options))
+        all.extend(processes := start(*arguments, port=ports.enter_context(held_port()), **options))
         return processes
 
-    yield begin
-    for process in all:
-        process.kill()
-        process.communicate()
+    with ExitStack() as ports:
+        yield begin
+        for process in all:
+            process.kill()
+            process.communicate()
 
 
 def errors(process: subprocess.Popen) -> list[str]:
@@ -146,43 +140,70 @@ def test_two_processes_train_the_weights_that_two_devices_train(started, tmp_pat
         assert one.keys() == two.keys() and all(np.array_equal(one[key], two[key]) for key in one), name
 
 
+def held(process: int) -> str:
+    """Code by which one process stays in the midst of a text, for which the others wait, however long a test takes."""
+    return f"""
+import sys, threading
+from model.running import session
+times, now = [], session.perf_counter
+
+def held():
+    times.append(now())
+    if len(times) > 8 and sys.argv[-1] == "{process}":
+        threading.Event().wait()
+    return times[-1]
+
+session.perf_counter = held
+"""
+
+
 @pytest.mark.parametrize("victim", [1, 0])
 def test_the_end_of_one_process_ends_the_other_with_one_line(started, victim):
-    both = started(*STORY, "--max-new-tokens", "100")
+    both = started(*STORY, "--max-new-tokens", "100", first=held(victim))
     assert both[0].stdout.read(6) == "Once u"  # text is being drawn
     both[victim].kill()
-    killed = time.monotonic()
-    told = errors(both[1 - victim])
-    assert time.monotonic() - killed < 5
+    told = errors(both[1 - victim])  # that it is gone, which no time had to pass for
     if victim == 0 and len(told) > 1:  # on a busy machine JAX may be first to miss its coordinator
         assert any("detected fatal errors" in line for line in told)
     else:
         assert (told, both[1 - victim].returncode) == ([f"error: process {victim} of 2 is gone"], 1)
 
 
+# A line on standard input is the timeout from then on: until the other process hangs, a busy machine may take any time.
+TIMEOUT_IS_TOLD = """
+import sys, threading
+from model.parallel import processes
+
+class Told(processes.Watch):
+    def __init__(self, group):
+        super().__init__(group)
+        threading.Thread(target=self.listen, daemon=True).start()
+
+    def listen(self):
+        if line := sys.stdin.readline():
+            self._group = self._group._replace(timeout=float(line))
+
+processes.Watch = Told
+"""
+
+
 @pytest.mark.parametrize("victim", [1, 0])
 def test_a_process_that_hangs_is_noticed(started, victim):
-    both = started(*STORY, "--max-new-tokens", "100", timeout=4)
+    both = started(*STORY, "--max-new-tokens", "100", first=held(victim) + TIMEOUT_IS_TOLD)
     assert both[0].stdout.read(6) == "Once u"
     both[victim].send_signal(signal.SIGSTOP)
+    both[1 - victim].stdin.write("4\n")
+    both[1 - victim].stdin.flush()
     assert errors(both[1 - victim]) == [f"error: process {victim} of 2 has not answered for 4 s"]
     assert both[1 - victim].returncode == 1
     both[victim].send_signal(signal.SIGCONT)
     assert errors(both[victim]) and both[victim].returncode  # in JAX's words, if it is the first to miss the other
 
 
-def ask_as_a_stranger(place: str) -> None:
-    """Connect to process 0 as soon as it listens, say what no process says, and wait until it hangs up."""
-    host, _, port = place.rpartition(":")
-    until = time.monotonic() + PATIENCE
-    while True:
-        try:
-            connection = socket.create_connection((host, int(port)), timeout=PATIENCE)
-            break
-        except ConnectionRefusedError:
-            assert time.monotonic() < until
-            time.sleep(0.01)
-    with connection, suppress(ConnectionResetError):
+def ask_as_a_stranger(port: int) -> None:
+    """Connect to process 0 once it listens, say what no process says, and wait until it hangs up."""
+    until(lambda: listens(port))
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection, suppress(ConnectionResetError):
         connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert connection.recv(1) == b""
 
@@ -190,17 +211,16 @@ def ask_as_a_stranger(place: str) -> None:
 def test_processes_with_other_options_end_with_the_difference():
     """Processes that are threads here, and that end before anything watches them. A probe of ports is none of them."""
     same, other = {"the command": "story", "--seed": "7"}, {"the command": "story", "--seed": "8"}
-    place = f"127.0.0.1:{free_port()}"
 
-    def refusal(process: int, asked: dict[str, str]) -> str:
+    def refusal(port: int, process: int, asked: dict[str, str]) -> str:
         with pytest.raises(ValueError) as refused:
-            Watch(Group(place, 3, process, 60.0, asked))
+            Watch(Group(f"127.0.0.1:{port}", 3, process, PATIENCE, asked))
         return str(refused.value)
 
-    with ThreadPoolExecutor(3) as pool:
-        first = pool.submit(refusal, 0, same)
-        ask_as_a_stranger(place)
-        found = [first, *map(partial(pool.submit, refusal), (1, 2), (same, other))]
+    with held_port() as port, ThreadPoolExecutor(3) as pool:
+        first = pool.submit(refusal, port, 0, same)
+        ask_as_a_stranger(port)
+        found = [first, pool.submit(refusal, port, 1, same), pool.submit(refusal, port, 2, other)]
     words = "the processes differ: --seed is 7 in process 0 and 8 in process 2"
     assert [each.result() for each in found] == [words] * 3
 
@@ -240,8 +260,7 @@ def test_a_command_is_told_from_others_by_its_options(run, monkeypatch, tmp_path
 
 
 def test_a_process_that_never_comes_is_named_by_its_place(started):
-    first, second = started(*STORY, timeout=5)
-    second.kill()
+    (first,) = started(*STORY, timeout=5, which=[0])
     (line,) = errors(first)
     assert line.startswith("error: not all of 2 processes came to 127.0.0.1:")
     assert first.returncode == 1

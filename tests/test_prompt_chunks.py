@@ -99,7 +99,7 @@ def test_several_devices_read_by_the_widest_chunks_that_have_room(
     with pytest.raises(MemoryError if wide is None else Planned):
         load_parallel(
             random_checkpoint(CONFIG, seed=0),
-            **{"devices": 1, "capacity": 200, "layout": layout, "dtype": dtype, "way": TENSOR, "kernels": "xla"},
+            **{"devices": 1, "layout": layout, "dtype": dtype, "way": TENSOR, "kernels": "xla"},
             **{"device": Device("gpu", "a GPU", "8.0"), "quantize": None, "greedy": True, "own_process": False},
             progress=no_progress,
             clock=StartClock(),

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -24,8 +23,9 @@ from model.tokenizers.load import load_tokenizer
 from tests import tiny_tokenizers
 from tests.processes import REPOSITORY, run_llamaspec
 from tests.serving_site import TOKENIZER
+from tests.waiting import PATIENCE, until
 
-PATIENCE = 500.0  # seconds: on a busy machine 20 long answers take minutes
+ANSWERS = 500.0  # seconds: on a busy machine 20 long answers take minutes
 ASK = [{"role": "user", "content": "Tell me a story about a fox and a red kite."}]
 
 
@@ -40,15 +40,15 @@ class Server:
             self.process = subprocess.Popen(
                 command, stderr=out, cwd=log.parent, env=environment | {"PYTHONPATH": str(REPOSITORY)}
             )
-        end = time.monotonic() + 120
-        while not (found := re.search(r"http://\S+", log.read_text())):
-            assert self.process.poll() is None and time.monotonic() < end, log.read_text()
-            time.sleep(0.05)
+        address = re.compile(r"http://\S+(?=\n)")  # when all of the line is there
+        until(lambda: address.search(log.read_text()) or self.process.poll() is not None)
+        found = address.search(log.read_text())
+        assert found, log.read_text()
         self.url = found[0]
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(urllib.request.Request(self.url + path, data), timeout=PATIENCE) as reply:
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, data), timeout=ANSWERS) as reply:
             return json.load(reply)
 
 
@@ -179,30 +179,31 @@ def test_sigterm_under_load_lets_everybody_finish(server):
     threads = [threading.Thread(target=lambda: answers.append(text(chat(server, 5, **long)))) for _ in range(20)]
     for thread in threads:
         thread.start()
-    end = time.monotonic() + PATIENCE
-    while asked(server) < before + 20:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: asked(server) >= before + 20)
     server.process.send_signal(signal.SIGTERM)
-    until = time.monotonic() + 20
-    while time.monotonic() < until:
-        try:
-            server.ask("/ready")
-        except urllib.error.HTTPError as error:
-            assert error.code == 503
-            break
-        except urllib.error.URLError:
-            break
+    until(lambda: turns_away(server))
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(ANSWERS)
     assert answers == [whole] * 20
-    assert server.process.wait(PATIENCE) == 0
+    assert server.process.wait(ANSWERS) == 0
     assert "Traceback" not in server.log.read_text()
+
+
+def turns_away(server: Server) -> bool:
+    """Tell whether the server takes no new requests, or has ended."""
+    try:
+        server.ask("/ready")
+    except urllib.error.HTTPError as error:
+        assert error.code == 503
+        return True
+    except (urllib.error.URLError, ConnectionError):  # the latter if it ends while it is asked
+        return True
+    return False
 
 
 def asked(server: Server) -> float:
     """Count the requests that the engine was given so far, those that have ended too."""
-    with urllib.request.urlopen(f"{server.url}/metrics", timeout=60) as reply:
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=PATIENCE) as reply:
         values = re.findall(
             r"^llamaspec_(?:running|waiting|finished_total{.*}) (\S+)", reply.read().decode(), re.MULTILINE
         )

@@ -4,6 +4,7 @@ import socket
 
 from serving.connections import Access, loopback_hosts
 from tests.serving_site import FakeEngine, read_reply, running
+from tests.waiting import PATIENCE
 
 
 def test_a_key_is_needed_where_there_is_one():
@@ -33,7 +34,7 @@ def test_pages_elsewhere_are_refused():
         assert (good.status, good.headers["access-control-allow-origin"]) == (200, "https://good.example")
         for host in ("evil.example", "evil.example:80", "[::1", ""):
             raw = f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
-            with socket.create_connection(("127.0.0.1", site.port), timeout=20) as connection:
+            with socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE) as connection:
                 connection.sendall(raw)
                 assert read_reply(connection).status in (400, 403)
 

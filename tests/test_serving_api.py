@@ -2,13 +2,15 @@
 
 import math
 import re
+import socket
 from functools import partial
 
 import pytest
 
 from commands.serve import _name
 from serving.openai_answers import Model
-from tests.serving_site import EOS, TOKENIZER, FakeEngine, running, spelling
+from tests.serving_site import EOS, TOKENIZER, FakeEngine, parse_reply, received, request_bytes, running, spelling
+from tests.waiting import PATIENCE
 
 openai = pytest.importorskip("openai", reason="needs OpenAI's client, of the extra dev")
 
@@ -23,7 +25,7 @@ def site():
 
 @pytest.fixture(scope="module")
 def client(site):
-    with openai.OpenAI(base_url=f"{site.url}/v1", api_key="none", max_retries=0, timeout=20) as client:
+    with openai.OpenAI(base_url=f"{site.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
         yield client
 
 
@@ -99,11 +101,19 @@ def test_a_stop_text_ends_the_answer_and_is_not_shown():
 
 
 def test_text_that_stays_back_comes_out_at_the_end():
-    # Tokens that come too fast for a reader are one piece.
-    with running(FakeEngine(spelling("one fox tw"), seconds=0.1)) as site:
+    engine = FakeEngine(spelling("one fox tw"))
+    with running(engine) as site:
         body = {"prompt": "", "stop": "two birds", "max_tokens": 60}
         assert site.ask("/v1/completions", body).json["choices"][0]["text"] == "one fox tw"
-        streamed = site.ask("/v1/completions", body | {"stream": True}).body.decode()
+        # Tokens that come too fast for a reader are one piece, so the rest waits until this one has read the beginning.
+        engine.pause = len(TOKENIZER.encode("one fox"))
+        with socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE) as connection:
+            connection.sendall(request_bytes("/v1/completions", body | {"stream": True}))
+            begun = b""
+            while b"fox" not in begun:
+                begun += connection.recv(1 << 16)
+            engine.pause = None
+            streamed = parse_reply(begun + received(connection)).body.decode()
         assert '"text":" tw"' in streamed or '"text":"tw"' in streamed
         assert "".join(re.findall('"text":"([^"]*)"', streamed)) == "one fox tw"
 

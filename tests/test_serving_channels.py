@@ -19,6 +19,7 @@ from tests import tiny_tokenizers
 from tests.serving_site import FakeEngine, running
 from tests.tool_templates import ASK, CALLED, ROME, TOOLS
 from tests.tool_templates import HARMONY as TEMPLATE
+from tests.waiting import PATIENCE
 
 openai = pytest.importorskip("openai", reason="needs OpenAI's client, of the extra dev")
 
@@ -154,7 +155,7 @@ def says(site, monkeypatch):
 
 @pytest.fixture(scope="module")
 def client(site):
-    with openai.OpenAI(base_url=f"{site.url}/v1", api_key="none", max_retries=0, timeout=20) as client:
+    with openai.OpenAI(base_url=f"{site.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
         yield client
 
 

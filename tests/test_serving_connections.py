@@ -5,8 +5,9 @@ from contextlib import ExitStack, suppress
 
 from serving.connections import ClientLimits
 from tests.processes import run_python
-from tests.serving_site import FakeEngine, read_reply, request_bytes, running, until
+from tests.serving_site import FakeEngine, read_reply, request_bytes, running
 from tests.test_serving_faults import FOX, connect, text_of
+from tests.waiting import until
 
 
 def test_connections_beyond_the_limit_are_refused():

@@ -21,7 +21,8 @@ from serving.http import Site
 from serving.request import Finished, Request
 from serving.scheduler import Draws, Limits
 from serving.watchdog import DeviceHangs, Watchdog
-from tests.serving_site import EOS, WORDS, FakeEngine, Running, make_site, read_reply, request_bytes, running, until
+from tests.serving_site import EOS, WORDS, FakeEngine, Running, make_site, read_reply, received, request_bytes, running
+from tests.waiting import until
 
 LIMITS = Limits(pages=100, page=8, rows=1, chunk=64, burst=2, context=128, waiting=20)
 FOX = {"prompt": "The fox", "max_tokens": 50}
@@ -64,9 +65,7 @@ def test_everybody_is_told_and_the_server_ends(site):
     until(lambda: site.engine.stats().waiting == len(others))
     site.engine._executor.dies.set()
     assert b"200 OK" in first
-    rest = b""
-    while received := began.recv(1 << 16):
-        rest += received
+    rest = received(began)
     assert b"event: error\ndata: " in rest and b"[DONE]" not in rest
     error = json.loads(rest.split(b"event: error\ndata: ")[1].split(b"\n")[0])["error"]
     assert (error["code"], error["message"]) == ("engine_error", FAILED)
@@ -211,9 +210,7 @@ def test_a_device_that_hangs_is_noticed(hung, monkeypatch, caplog):
         take_too_long(hung)
         reply = read_reply(waiting)
         assert (reply.status, reply.error["code"], reply.error["message"]) == (500, "engine_error", FAILED)
-        rest = b""
-        while received := began.recv(1 << 16):
-            rest += received
+        rest = received(began)
         assert b"200 OK" in rest and b"event: error\ndata: " in rest and b"[DONE]" not in rest
         for path, body in (("/health", None), ("/ready", None), ("/v1/completions", FOX)):
             reply = site.ask(path, body)

@@ -275,7 +275,7 @@ def test_a_failure_is_told_to_all_and_its_reason_to_the_log(engine, fake, caplog
     assert isinstance(engine.failed, MemoryError)
     with pytest.raises(QueueFull, match="failed"):
         engine.submit(endless(), Client())
-    assert engine.drain(1.0)
+    assert engine.drain(60.0)
 
 
 @pytest.mark.parametrize("what", ["plan", "done", "ended"])
@@ -298,7 +298,7 @@ def test_a_scheduler_that_fails_keeps_nobody_waiting(engine, fake, what, monkeyp
     ends = [client.wait() for client in clients]
     assert all(end[0::4] == ("error", FAILED) or end.reason == "length" for end in ends)  # told before it failed
     assert isinstance(engine.failed, KeyError) and ends[-1].reason == "error"
-    assert engine.drain(1.0)
+    assert engine.drain(60.0)
 
 
 def test_a_log_that_fails_keeps_nobody_waiting(engine, fake, monkeypatch):

@@ -17,16 +17,17 @@ from tests.serving_site import (
     Running,
     parse_reply,
     read_reply,
+    received,
     request_bytes,
     running,
-    until,
 )
+from tests.waiting import PATIENCE, until
 
 FOX = {"prompt": "the fox", "seed": 1, "max_tokens": 20}
 
 
 def connect(site: Running) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", site.port), timeout=20)
+    return socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE)
 
 
 def endless(request):
@@ -76,7 +77,7 @@ def test_a_reader_that_stops_reading_is_dropped_and_nobody_else_waits():
         connection.sendall(request_bytes("/v1/completions", body))
         until(lambda: engine.open == 1)
         assert site.ask("/health").status == 200
-        until(lambda: 'left_total{reason="does_not_read"} 1.0' in site.ask("/metrics").body.decode(), seconds=60)
+        until(lambda: 'left_total{reason="does_not_read"} 1.0' in site.ask("/metrics").body.decode())
         until(lambda: engine.open == 0)
         connection.close()
 
@@ -176,7 +177,9 @@ def test_prompts_that_wait_to_be_read_have_a_limit_too(monkeypatch):
     monkeypatch.setattr("serving.api.MOST_PREPARED", 3)
     with running(FakeEngine()) as site:
         go, read = threading.Event(), site.site.api._prompts.from_text
-        monkeypatch.setattr(site.site.api._prompts, "from_text", lambda text, **options: go.wait(20) and read(text))
+        monkeypatch.setattr(
+            site.site.api._prompts, "from_text", lambda text, **options: go.wait(PATIENCE) and read(text)
+        )
         waiting = [connect(site) for _ in range(3)]
         for connection in waiting:
             connection.sendall(request_bytes("/v1/completions", FOX))
@@ -233,7 +236,7 @@ def test_a_request_that_takes_too_long_ends_alone(stream):
                 until(lambda: engine.open == 2)
                 first = connection.recv(1) if stream else b""
                 engine.late = 5.0
-                rest = first + read_reply_from(connection)
+                rest = first + received(connection)
             assert engine.ends["expired"] == 1
             if stream:
                 assert b"[DONE]" not in rest
@@ -257,7 +260,7 @@ def test_an_error_after_the_first_piece_is_an_event():
             connection.sendall(request_bytes("/v1/completions", FOX | {"stream": True}))
             assert connection.recv(1)
             site.stop()
-            rest = read_reply_from(connection)
+            rest = received(connection)
         events = rest.split(b"\n\n")
         assert b"[DONE]" not in rest
         last = next(event for event in reversed(events) if b"error" in event)
@@ -271,13 +274,6 @@ def test_an_error_after_the_first_piece_is_an_event():
             with pytest.raises(openai.APIError, match="shutting down"):
                 for _ in client.completions.create(model="stories", prompt="a", max_tokens=500, stream=True):
                     site.stop()
-
-
-def read_reply_from(connection: socket.socket) -> bytes:
-    rest = b""
-    while received := connection.recv(1 << 16):
-        rest += received
-    return rest
 
 
 def test_told_to_stop_it_finishes_what_runs_and_takes_nothing_new():

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.serving_site import EOS, TOKENIZER, FakeEngine, Reply, running, spelling
+from tests.waiting import PATIENCE
 
 openai = pytest.importorskip("openai", reason="needs OpenAI's client, of the extra dev")
 
@@ -34,7 +35,7 @@ def joined(choices: list[dict[str, Any]], name: str) -> list[Any]:
 
 def test_logprobs_of_a_chat(site):
     arguments = {"model": "stories", "messages": ASK, "seed": 3, "logprobs": True, "top_logprobs": 4, "max_tokens": 6}
-    with openai.OpenAI(base_url=f"{site.url}/v1", api_key="none", max_retries=0, timeout=20) as client:
+    with openai.OpenAI(base_url=f"{site.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
         answer = client.chat.completions.create(**arguments).choices[0]
         chunks = [*client.chat.completions.create(**arguments, stream=True)]
     assert "".join(token.token for token in answer.logprobs.content) == answer.message.content

@@ -2,11 +2,13 @@
 
 import pytest
 
-from tests.browser import picture, silent_page
-from tests.serving_site import FakeEngine, running, spelling, until
+from model.tokenizers.tokenizer import decode
+from tests.browser import opened_page, picture, silent_page
+from tests.serving_site import TOKENIZER, FakeEngine, running, spelling
 from tests.test_serving_channels import TOKENIZER as HARMONY
 from tests.test_serving_channels import ids_of
 from tests.tool_templates import HARMONY as TEMPLATE
+from tests.waiting import until
 
 ANSWER = "The fox found a red kite in the old tree. She sang <b>loudly</b>, and slept."
 
@@ -75,6 +77,7 @@ def test_a_token_shows_the_distribution_it_was_drawn_from(page, engine):
     picture(page, "distribution")
     page.keyboard.press("Escape")
     assert odds.is_hidden()
+    page.mouse.move(0, 0)  # or the page may be told again, at any time, that it is over a token
     # The keyboard reaches it, too, and goes on from another token.
     page.locator(".turn.assistant .said").focus()
     page.keyboard.press("ArrowRight")
@@ -157,30 +160,53 @@ def test_thoughts_are_folded_and_markup_in_them_stays_text(browser):
         finished(page)
 
 
+def test_old_turns_make_room_for_an_answer_and_that_is_said(browser):
+    """A quarter of a small context is left for it."""
+    engine = FakeEngine(spelling(ANSWER), context=192)
+    with running(engine) as site, silent_page(browser, site.url) as page:
+        page.get_by_role("heading", name="stories").wait_for()
+        for asked in range(1, 5):
+            ask(page, f"The fox sang {'and slept ' * asked}.")
+            until(lambda asked=asked: len(engine.requests) == asked)
+            finished(page)
+        prompts = [decode(TOKENIZER, request.prompt) for request in engine.requests]
+        assert "sang and slept ." in prompts[1] and "sang and slept ." not in prompts[3]
+        assert all(f"sang {'and slept ' * asked}." in prompt for asked, prompt in enumerate(prompts, 1))
+        assert all(len(request.prompt) <= engine.context * 3 / 4 for request in engine.requests)
+        assert page.locator(".turn").count() == 8
+        assert page.get_by_text("What is above was forgotten: the context of 192 tokens was nearly full.").count() == 1
+        picture(page, "forgotten")
+        page.get_by_role("button", name="Same seed again").click()
+        page.get_by_text("the same text again").wait_for()
+        assert engine.requests[3].prompt == engine.requests[4].prompt
+        page.reload()
+        finished(page)
+        assert page.get_by_text("was forgotten").count() == 1
+
+
 def test_an_error_is_shown_in_place_of_an_answer(browser, site):
-    page = browser.new_page()  # whose console names the failed request
-    page.goto(site.url)
-    page.get_by_role("heading", name="stories").wait_for()
-    ask(page, "fox " * 300)
-    page.get_by_text("more than the context").wait_for()
-    page.close()
+    with opened_page(browser, site.url) as page:  # whose console names the failed request
+        page.get_by_role("heading", name="stories").wait_for()
+        ask(page, "fox " * 300)
+        page.get_by_text("more than the context").wait_for()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_narrow_screen_has_no_sideways_scrolling(browser, site, scheme):
-    context = browser.new_context(viewport={"width": 400, "height": 700}, color_scheme=scheme, has_touch=True)
-    page = context.new_page()
-    page.goto(site.url)
-    page.get_by_role("heading", name="stories").wait_for()
-    ask(page)
-    finished(page)
-    page.get_by_role("button", name="Settings").tap()
-    assert page.evaluate("document.documentElement.scrollWidth") <= 400
-    picture(page, f"narrow-settings-{scheme}")
-    page.get_by_role("button", name="Settings").tap()
-    page.locator(".token").nth(4).tap()
-    box = page.locator("#odds").bounding_box()
-    assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 400
-    assert page.evaluate("document.documentElement.scrollWidth") <= 400
-    picture(page, f"narrow-{scheme}")
-    context.close()
+    options = {"viewport": {"width": 400, "height": 700}, "color_scheme": scheme, "has_touch": True}
+    with opened_page(browser, site.url, **options) as page:
+        page.get_by_role("heading", name="stories").wait_for()
+        ask(page)
+        finished(page)
+        page.get_by_role("button", name="Settings").tap()
+        page.locator("#settings").wait_for()  # a tap becomes a click after it has been answered
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        picture(page, f"narrow-settings-{scheme}")
+        page.get_by_role("button", name="Settings").tap()
+        page.locator("#settings").wait_for(state="hidden")
+        page.locator(".token").nth(4).tap()
+        page.locator("#odds").wait_for()
+        box = page.locator("#odds").bounding_box()
+        assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 400
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        picture(page, f"narrow-{scheme}")

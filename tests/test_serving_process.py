@@ -13,7 +13,8 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from benchmarks.serve_load import Ask, Load, ends, judge, percentiles
 from tests.serving_process import Process, served
-from tests.serving_site import Reply, parse_reply, read_reply, request_bytes, until
+from tests.serving_site import Reply, parse_reply, read_reply, request_bytes
+from tests.waiting import PATIENCE, until
 
 FOX = {"prompt": "the fox", "seed": 1, "max_tokens": 20}
 MEMORY = {"MB, first half": None, "MB, second half": None}
@@ -21,7 +22,7 @@ LONG = {"prompt": "the fox", "max_tokens": 90_000, "ignore_eos": True, "stream":
 
 
 def connect(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=20)
+    return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
 
 
 def ask(port: int) -> Reply:

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from serving.document import openapi
 from tests.serving_site import FakeEngine, running
 from tests.tool_templates import TEMPLATES
+from tests.waiting import PATIENCE
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -51,7 +52,7 @@ def test_the_server_does_as_its_document_says(site, name, mode):
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.large_base_example],
     )
     def holds(case):
-        case.call_and_validate(base_url=site.url, checks=CHECKS, timeout=20)
+        case.call_and_validate(base_url=site.url, checks=CHECKS, timeout=PATIENCE)
 
     holds()
     assert site.ask("/health").status == 200

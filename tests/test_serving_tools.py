@@ -15,6 +15,7 @@ from serving.streaming import Drawn, TextReader
 from serving.tools import HERMES, LLAMA, MISTRAL, CallForm, CallReader, form_of
 from tests.serving_site import TOKENIZER, FakeEngine, running, spelling
 from tests.tool_templates import ANSWERS, ASK, CALLED, TEMPLATES, TOOLS
+from tests.waiting import PATIENCE
 
 openai = pytest.importorskip("openai", reason="needs OpenAI's client, of the extra dev")
 
@@ -189,7 +190,7 @@ def served(request):
 
 def test_a_client_gets_calls_whole_and_streamed(served):
     name, site = served
-    with openai.OpenAI(base_url=f"{site.url}/v1", api_key="none", max_retries=0, timeout=20) as client:
+    with openai.OpenAI(base_url=f"{site.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
         arguments = {"model": "stories", "messages": ASK, "tools": TOOLS, "n": 2}
         whole = client.chat.completions.create(**arguments)
         for choice in whole.choices:

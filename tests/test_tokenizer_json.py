@@ -258,6 +258,23 @@ BAD = {
         file_of(model={"type": "BPE", "vocab": {f"{i:x}": i for i in range(600_000)}, "merges": []}),
         "600,000 tokens, more than 500,000",
     ),
+    "a vocabulary of 1.5 million": (
+        b'{"model": {"vocab": {' + b'"token": 3,' * 1_500_000 + b'"a": 3}}}',
+        "more than 1,000,000 tokens and other names",
+    ),
+    "a million merges": (
+        b'{"model": {"merges": [' + b'["a", "b"],' * 1_000_000 + b"[]]}}", "more than 700,000 lists and objects",
+    ),
+    "a merge that makes no token": (
+        file_of(model={"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": ["a b"]}), '"ab", which is not in the vocab',
+    ),
+    "a merge that makes no token, as a list": (
+        file_of(model={"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [["a", "b"]]}), '"ab", which is not in',
+    ),
+    "600,000 merges of what is no token": (
+        file_of(model={"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [["a", "c"]] * 600_000}),
+        '"ac", which is not in the vocabulary',
+    ),
     "49 MB of numbers": (b'{"model": [' + b"300," * 12_000_000 + b"1]}", "more than 3,000,000 values"),
 }  # fmt: skip
 

@@ -67,7 +67,7 @@ def test_heads_look_where_the_mask_lets_them():
     assert tell(config, model, position=0).attention[1].tolist() == [[1.0]] * config.heads
 
 
-@pytest.mark.parametrize("name", ["biases, scaled RoPE", "experts"])
+@pytest.mark.parametrize("name", ["biases, scaled RoPE", "experts", "3 heads to 1, q/k norms, window"])
 def test_what_ops_read_and_compute_adds_up_to_the_cost_of_a_token(name):
     config, _, model = model_of(name)
     told = tell(config, model)

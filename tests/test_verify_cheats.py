@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests import test_verify_timing
+from tests.waiting import PATIENCE
 from verify import judge
 from verify.candidate import Direct, Worker
 from verify.catalogue import CONTRACTS
@@ -112,7 +113,8 @@ def one_shape(x):
 
 def later(x):
     out = np.zeros_like(x)
-    threading.Thread(target=lambda: (time.sleep(0.05), out.__setitem__(..., right(x)))).start()
+    fill = lambda: (time.sleep(60), out.__setitem__(..., right(x)))
+    threading.Thread(target=fill, daemon=True).start()
     return out
 
 
@@ -216,7 +218,7 @@ def cheats(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize(("function", "kind", "what"), PATTERNS, ids=[pattern[0] for pattern in PATTERNS])
 def test_a_cheat_is_refused(cheats, function, kind, what):
-    with Worker(f"{cheats}:{function}", arrays="numpy", timeout=20.0) as worker:
+    with Worker(f"{cheats}:{function}", arrays="numpy", timeout=PATIENCE) as worker:
         report = verify(
             CONTRACTS["softmax"], worker, precision=precision("float32"), examples=200, seed=0, shrink=False
         )
@@ -225,7 +227,7 @@ def test_a_cheat_is_refused(cheats, function, kind, what):
 
 
 def test_the_right_function_among_them_passes(cheats):
-    with Worker(f"{cheats}:right", arrays="numpy", timeout=20.0) as worker:
+    with Worker(f"{cheats}:right", arrays="numpy", timeout=PATIENCE) as worker:
         report = verify(CONTRACTS["softmax"], worker, precision=precision("float32"), examples=60, seed=0)
     assert report.outcome == "within bounds"
 

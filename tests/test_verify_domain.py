@@ -176,7 +176,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("candidate", WRONG)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.nested_given])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.nested_given])
 @given(texts=st.lists(TYPED, min_size=1, max_size=2))
 def test_a_wrong_candidate_never_passes_by_what_was_typed(candidate, texts):
     """A wrong candidate is refused or found, unless the listed values that were typed leave out what is wrong."""

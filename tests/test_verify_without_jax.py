@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.processes import REPOSITORY
+from tests.waiting import PATIENCE
 
 NEEDED = ("click", "hypothesis", "jaxtyping", "ml_dtypes", "numpy", "sortedcontainers", "wadler_lindig")
 WRONG = """
@@ -98,7 +99,7 @@ def test_contracts_and_mutants(verify):
 def test_a_command_that_needs_more_is_one_line_and_no_fault(installed, tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), str(REPOSITORY)])}
     command = [sys.executable, "-S", "-m", "llamaspec", "story"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     [line] = done.stderr.splitlines()
     assert done.returncode == 1 and "a fault of" not in line
     assert line.startswith("error: No module named ") and line.endswith(": pip install PATH/TO/llamaspec")

@@ -1,137 +1,20 @@
 """Candidates that do all that a candidate can do wrong, in a process of their own."""
 
 import os
+import signal
 import sys
-import time
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from commands.interrupt import remove_what_is_unfinished
+from tests.bad_candidates import CANDIDATES, daemons
+from tests.waiting import PATIENCE, until
 from verify.candidate import Direct, Failure, NoVerdict, Outputs, Worker, check_library
 
-CANDIDATES = r"""
-import ctypes, os, subprocess, sys, time
-import numpy as np
-
-def right(x, *, factor):
-    return x * factor
-
-def raises(x, *, factor):
-    raise RuntimeError("no such\nkernel")
-
-def hangs(x, *, factor):
-    time.sleep(1000)
-
-def crashes(x, *, factor):
-    print("out of registers", file=sys.stderr, flush=True)
-    os.abort()
-
-def leaves(x, *, factor):
-    sys.exit(3)
-
-def writes(x, *, factor):
-    x *= factor
-    return x
-
-def prints(x, *, factor):
-    print("hello")
-    os.write(1, b"hello again")
-    return x
-
-def two(x, *, factor):
-    return x, (x > 0)
-
-def nothing(x, *, factor):
-    return None
-
-def swapped(x, *, factor):
-    return (x * factor).astype(x.dtype.newbyteorder(">"))
-
-def daemon(x, *, factor):
-    if os.fork() == 0:
-        os.setsid()
-        time.sleep(60)
-        os._exit(0)
-    os._exit(5)
-
-def leaves_a_daemon(x, *, factor):
-    if os.fork() == 0:
-        os.setsid()
-        time.sleep(60)
-        os._exit(0)
-    return x * factor
-
-def into_the_pipe(data):
-    for descriptor in range(3, 20):
-        try:
-            os.write(descriptor, data)
-        except OSError:
-            pass
-
-def garbage(x, *, factor):
-    into_the_pipe(b"garbage, garbage, garbage")
-    return x
-
-def forged(x, *, factor):
-    import json
-    header = json.dumps([[{"dtype": "float32", "shape": [1], "bytes": 1 << 50}], [], None, None]).encode()
-    into_the_pipe(len(header).to_bytes(8, "little") + header + bytes(100))
-    return x
-
-def forged_header(x, *, factor):
-    into_the_pipe((1 << 60).to_bytes(8, "little") + bytes(100))
-    return x
-
-def forged_nest(x, *, factor):
-    header = b"[" * 100000
-    into_the_pipe(len(header).to_bytes(8, "little") + header)
-    return x
-
-def forged_dtype(x, *, factor):
-    import json
-    header = json.dumps([[{"dtype": "\x1b[2Jfoo", "shape": [1], "bytes": 4}], [], None, None]).encode()
-    into_the_pipe(len(header).to_bytes(8, "little") + header + bytes(4))
-    return x
-
-def answers_first_and_hangs(x, *, factor):
-    import json
-    header = json.dumps([[{"dtype": "float32", "shape": [1], "bytes": 4}], [], None, None]).encode()
-    into_the_pipe(len(header).to_bytes(8, "little") + header + bytes(4))
-    time.sleep(1000)
-
-def forges_and_answers(x, *, factor):
-    import json
-    header = json.dumps([[{"dtype": "float32", "shape": [1], "bytes": 4}], [], None, None]).encode()
-    into_the_pipe(len(header).to_bytes(8, "little") + header + bytes(4))
-    return x
-
-def escapes(x, *, factor):
-    raise RuntimeError("\x1b[31mred\x1b]0;title\x07")
-
-def escapes_and_dies(x, *, factor):
-    print("\x1b[2Jgone", file=sys.stderr, flush=True)
-    os._exit(4)
-
-def prints_escapes(x, *, factor):
-    print("\x1b[31mfirst\nsecond\ttab")
-    return x
-
-def imports(x, *, factor):
-    import no_such_library_here
-    return x
-
-def reads_stdin(x, *, factor):
-    assert sys.stdin.read() == ""
-    subprocess.run(["cat"], check=True)  # as a compiler may, which must find no requests there
-    return x * factor
-
-class Namespace:
-    right = staticmethod(right)
-
-number = 3
-"""
 X = np.array([[1, -2]], np.float32)
 
 
@@ -148,6 +31,8 @@ def worker(tmp_path, monkeypatch):
     yield start
     for one in workers:
         one.stop()
+    for left in daemons(tmp_path):
+        os.kill(left, signal.SIGKILL)
 
 
 def call(worker, x: Any = X, factor=2.0) -> Any:
@@ -182,7 +67,7 @@ def test_bfloat16_and_jax(worker):
         ("forged_header", Failure("reply", "wrote something else than its result to the pipe that the judge reads")),
         ("forged_nest", Failure("reply", "wrote something else than its result to the pipe that the judge reads")),
         ("forged_dtype", Failure("dtype", "returned an array of \\x1b[2Jfoo, which is no number here")),
-        ("escapes", Failure("raised", "RuntimeError: \\x1b[31mred\\x1b]0;title\\x07 (candidates.py:98)")),
+        ("escapes", Failure("raised", "RuntimeError: \\x1b[31mred\\x1b]0;title\\x07 (candidates.py:101)")),
         ("escapes_and_dies", Failure("crashed", "exit status 4: \\x1b[2Jgone")),
         ("nothing", Failure("raised", "TypeError: returned NoneType, which is no array")),
     ],
@@ -195,32 +80,43 @@ def test_a_failure_is_told_as_it_is_and_the_next_call_works(worker, name, failur
 
 def test_what_hangs_is_killed(worker):
     one = worker("hangs", timeout=0.5)
-    start = time.monotonic()
+    one.start()
+    process = one._process._popen
     assert call(one) == Failure("hung", "no answer within 0.5 s")
-    assert time.monotonic() - start < 30  # and not 1000
+    assert process.returncode == -signal.SIGKILL
     assert one._process is None  # and the next call starts another
 
 
-def test_a_daemon_that_is_left_behind_delays_nothing(worker):
-    start = time.monotonic()
+def test_a_judge_that_ends_at_once_leaves_no_process(worker):
+    """A candidate that hangs reads no more requests, so it would never notice."""
+    one = worker("hangs")
+    one.start()
+    remove_what_is_unfinished()
+    assert one._process._popen.wait(PATIENCE) == -signal.SIGKILL
+
+
+def test_a_daemon_that_is_left_behind_delays_nothing(worker, tmp_path):
+    """It holds the pipes open, and runs on."""
     one = worker("leaves_a_daemon")
     assert isinstance(call(one), Outputs)
     one.stop()
     assert call(worker("daemon")).kind == "crashed"
-    assert time.monotonic() - start < 15  # the daemon sleeps for 60 s and holds the pipes open
+    left = daemons(tmp_path)
+    assert len(left) == 2 and all(Path("/proc", str(each)).exists() for each in left)
 
 
 def test_a_candidate_that_answers_and_reads_no_more(worker):
-    one = worker("answers_first_and_hangs", timeout=1.0)
+    one = worker("answers_first_and_hangs")
     large = np.zeros((1000, 1000), np.float32)
     assert isinstance(call(one, large), Outputs)
-    assert call(one, large) == Failure("hung", "no answer within 1 s")
+    one.timeout = 0.5  # from here on it reads nothing, however long it is given
+    assert call(one, large) == Failure("hung", "no answer within 0.5 s")
 
 
 def test_a_second_reply_is_not_taken_for_that_of_the_next_call(worker):
     one = worker("forges_and_answers")
     assert isinstance(call(one), Outputs)
-    time.sleep(0.5)
+    until(one._process.said_too_much)
     assert call(one) == Failure("reply", "wrote something else than its result to the pipe that the judge reads")
 
 

@@ -3,10 +3,14 @@
 import base64
 import json
 import math
+import os
 import re
+import shutil
 import struct
 import xml.etree.ElementTree as ElementTree
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -141,12 +145,13 @@ def test_a_large_model_fits_the_page(tmp_path, walked, monkeypatch):
     monkeypatch.setattr(page, "BUDGET", int(2.5 * size))
     monkeypatch.setattr(content, "SMALL", 0)
     index = page.write_page(tmp_path / "x", recording, checkpoint, name="m", text_of=str)
-    model = script(index.parent / "data" / "model.js")
+    model = script(page.data_of(index) / "model.js")
     assert model["chosen"] == [3, 4] and model["quantize"]["told"] is None
-    assert {file.name for file in (index.parent / "data").iterdir()} == {"model.js", "token-3.js", "token-4.js"}
+    assert {file.name for file in page.data_of(index).glob("token-*")} == {"token-3.js", "token-4.js"}
     monkeypatch.setattr(page, "BUDGET", 0)
     page.write_page(tmp_path / "x", recording, checkpoint, name="m", text_of=str)  # over the older page
-    assert {file.name for file in (index.parent / "data").iterdir()} == {"model.js", "token-4.js"}
+    assert {file.name for file in page.data_of(index).glob("token-*")} == {"token-4.js"}
+    assert {file.name for file in index.parent.iterdir()} == {"index.html", page.data_of(index).name}
 
 
 def test_infinities_and_markup_come_through(tmp_path, walked, monkeypatch):
@@ -158,7 +163,48 @@ def test_infinities_and_markup_come_through(tmp_path, walked, monkeypatch):
         page.write_page(tmp_path / "x", recording, checkpoint, name="m", text_of=str)
     assert not list(tmp_path.iterdir())
     index = page.write_page(tmp_path / "x", recording, checkpoint, name="m", text_of=lambda id: "</script>\u2028\ud7ff")
-    assert script(index.parent / "data" / "model.js")["tokens"][0]["text"] == "</script>\u2028\ud7ff"
+    assert script(page.data_of(index) / "model.js")["tokens"][0]["text"] == "</script>\u2028\ud7ff"
+
+
+def shown(index: Path) -> dict[str, bytes]:
+    """Read what a browser that opens a page may load."""
+    return {file.name: file.read_bytes() for file in page.data_of(index).iterdir()}
+
+
+def test_a_page_that_a_newer_one_replaces_is_whole_until_then(tmp_path, monkeypatch):
+    """Killed before any of the steps, a writer leaves the older page or the newer one, and another writer goes on."""
+    index = tmp_path / "index.html"
+    pages = [{"model": name} for name in "abcdefg"]
+    page._fill(tmp_path, pages[0])
+    older, killed = shown(index), 0
+    assert older["model.js"] == b"a\n" and set(re.findall('"data-1/(.*?)"', index.read_text())) <= set(older)
+
+    for step, scripts in enumerate(pages[1:-1], 1):
+        left = step
+
+        def dies(call, *arguments, **options):
+            nonlocal left
+            left -= 1
+            if not left:
+                raise KeyboardInterrupt
+            return call(*arguments, **options)
+
+        with monkeypatch.context() as patch:
+            for module, name in ((os, "replace"), (shutil, "rmtree")):
+                patch.setattr(module, name, partial(dies, getattr(module, name)))
+            patch.setattr("model.checkpoints.staging._remove", lambda staged: None)  # a kill removes nothing
+            with suppress(KeyboardInterrupt):
+                page._fill(tmp_path, scripts)
+                break
+        killed += 1
+        newer = older | {"model.js": scripts["model"].encode() + b"\n"}
+        assert shown(index) in (older, newer)
+        page.check_folder(tmp_path)
+        older = shown(index)
+    assert killed >= 3
+    page._fill(tmp_path, pages[-1])
+    assert shown(index) == older | {"model.js": b"g\n"}
+    assert {file.name for file in tmp_path.iterdir()} == {"index.html", page.data_of(index).name}
 
 
 def test_the_group_of_a_head_is_a_whole_number():

@@ -7,6 +7,7 @@ import pytest
 
 from learn.quantizers.by_inputs import METHODS
 from learn.quantizers.schemes import SCHEMES
+from learn.xray.page import data_of
 from model.cache import position_bytes
 from reference.config import Config
 from reference.rope import frequencies, halves_to_interleaved, rope_halves, rope_interleaved
@@ -48,12 +49,12 @@ def page(opened):
 
 @pytest.fixture
 def model(made):
-    return script(made / "data" / "model.js")
+    return script(data_of(made / "index.html") / "model.js")
 
 
 @pytest.fixture
 def token(made):
-    return script(made / "data" / f"token-{LAST}.js")
+    return script(data_of(made / "index.html") / f"token-{LAST}.js")
 
 
 def text(value: float, digits: int = 4) -> str:
@@ -246,6 +247,10 @@ def test_it_fits_and_axe_finds_nothing(opened, width, scheme):
         page.locator("html[data-ready]").wait_for()
         choose(page, "op", "attend")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        caption = page.locator("#op caption").bounding_box()
+        assert caption["x"] + caption["width"] <= width
+        ops = page.locator("#block .half .radio")  # each has an arrow before it, unless it is the first
+        assert all(ops.nth(i).bounding_box()["x"] >= 16 for i in range(ops.count()))
         # Without `preload` axe asks for no style sheets, which a page from a file may not read.
         found = axe.Axe().run(page, options={"preload": False}).response["violations"]
         wrong = [(each["id"], each["impact"], [node["html"][:120] for node in each["nodes"][:3]]) for each in found]

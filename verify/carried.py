@@ -2,7 +2,7 @@
 
 A definition is called with `Carried` arrays in place of plain ones. Each operation computes the exact value in float64
 and bounds how far a computation in float32 may be off: the errors that come in, and one rounding of its own. Sums,
-means and products of matrices may be computed in any order, and elementary functions are within 4 u (tanh within 6 u),
+means and products of matrices may be computed in any order, and elementary functions are within 4 u (tanh within 7 u),
 as everywhere in `verify.running_error`. The bound holds for code that computes the same formula; a kernel that computes
 another one, such as E[x^2] - E[x]^2 for a variance or an online softmax, needs a bound that is written for it.
 

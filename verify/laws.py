@@ -4,7 +4,7 @@ from verify.contract import Claim, Law, Trial
 
 
 def alone(what: str, *names: str) -> Law:
-    """A law of ops that work entry by entry on the first axis of the arguments `names` and of every output."""
+    """A law of ops that work entry by entry on the first axis of arguments `names`. It compares the first output."""
 
     def check(trial: Trial) -> Claim:
         last = len(trial.arguments[names[0]]) - 1

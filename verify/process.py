@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from time import monotonic
 from typing import Any
+from weakref import WeakSet
 
 from verify import worker
 
@@ -17,6 +18,7 @@ LOOKING = 0.1  # seconds between two looks at whether a process that does not an
 REPLY = 2**30  # bytes that the arrays of a reply may have
 SAID = 2**16  # bytes that are kept of what a candidate prints
 CHUNK = 2**20  # bytes read from a pipe at once
+RUNNING: WeakSet["Process"] = WeakSet()  # the processes that a judge which ends at once must not leave behind
 
 
 class Process:
@@ -42,6 +44,7 @@ class Process:
             self._stderr.close()
             self._stdout.close()
             raise ImportError(f"{python} cannot be run: {error.strerror}") from None
+        RUNNING.add(self)
 
     def request(self, message: Any, seconds: float) -> None:
         """Send a frame. Raises TimeoutError where nobody reads it, and BrokenPipeError where nobody is left to."""
@@ -74,16 +77,21 @@ class Process:
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         return f"{how}: {printable(last[:200])}" if last else how
 
-    def end(self) -> None:
-        """Kill the process and its group, and wait for the process alone.
-
-        A daemon that left the group may hold the pipes open for as long as it runs, so nobody waits for their end.
-        """
+    def kill(self) -> None:
+        """Kill the process and its group, and wait for nothing."""
+        RUNNING.discard(self)
         try:
             os.killpg(self._popen.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
         self._popen.kill()
+
+    def end(self) -> None:
+        """Kill the process and its group, and wait for the process alone.
+
+        A daemon that left the group may hold the pipes open for as long as it runs, so nobody waits for their end.
+        """
+        self.kill()
         self._popen.wait()
         for file in (self._popen.stdin, self._popen.stdout, self._stderr, self._stdout):
             try:
@@ -91,6 +99,12 @@ class Process:
                     file.close()
             except BrokenPipeError:  # a request that was not written in full
                 pass
+
+
+def kill_all() -> None:
+    """Kill every process that runs: a candidate that hangs would not notice that its judge has ended."""
+    for process in [*RUNNING]:
+        process.kill()
 
 
 def _end_of(file: Any) -> bytes:

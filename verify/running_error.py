@@ -10,9 +10,8 @@ layer: it carries the incoming errors along and adds the layer's own roundings, 
     |fl(w . x) - w . x| <= gamma_n |w| . |x|
 
 Elementary functions (exp, 1/sqrt, the sigmoid) are taken to be within 4 u, tanh within 7 u: a test goes through every
-float32 for XLA's tanh.
-Results that leave an op in bfloat16 are rounded once more, by at most 2^-8 of themselves: `rounded`.
-Nothing here is fitted: a result outside its bound is a bug, in the code or in this proof.
+float32 for XLA's tanh. Results that leave an op in bfloat16 are rounded once more, by at most 2^-8 of themselves:
+`rounded`. Nothing here is fitted: a result outside its bound is a bug, in the code or in this proof.
 """
 
 from collections.abc import Callable
@@ -110,7 +109,8 @@ def normalized(x: Approx, weight: np.ndarray, *, eps: float) -> Approx:
     low = np.maximum(mean - change, 0) * (1 - gamma(n + 2)) + eps
     high = (mean + change) * (1 + gamma(n + 2)) + eps
     exact = 1 / np.sqrt(mean + eps)
-    slack = ELEMENTARY + 2 * U  # eps as a float32, its addition (halved by the root), and the root
+    # The root halves the roundings of eps to a float32 and of its sum. One more is for a root and a quotient apart.
+    slack = ELEMENTARY + 2 * U
     off = np.maximum(1 / np.sqrt(low) * (1 + slack) - exact, exact - 1 / np.sqrt(high) * (1 - slack))
     value = rmsnorm(x.value, weight, eps=eps)
     error = np.abs(weight) * (x.size * (exact + off) * (1 + gamma(2)) - np.abs(x.value) * exact)
@@ -163,11 +163,16 @@ def turned(x: Approx, positions: np.ndarray, config: Config) -> Approx:
     return Approx(*(np.concatenate(parts, axis=-1) for parts in ((value, rest.value), (error, rest.error))))
 
 
-def rotated(x: Approx, positions: np.ndarray, turns: np.ndarray) -> Approx:
-    """RoPE by halves with the frequencies `turns`, where an implementation has to compute angles and their functions.
+def turn_error(angle: np.ndarray) -> np.ndarray:
+    """The error of the cosine or sine of `angle`, a product of position and frequency in float32.
 
-    A cosine or sine is off by its angle's product, a rounding of position times frequency, and by its own error.
+    The product rounds once. A reduction to less than a turn, which precedes most cosines, may round once more.
     """
+    return 2 * U * angle + ELEMENTARY
+
+
+def rotated(x: Approx, positions: np.ndarray, turns: np.ndarray) -> Approx:
+    """RoPE by halves with the frequencies `turns`, of which an implementation computes the angles: see `turn_error`."""
     value = rope_halves(x.value, positions, turns)
     angles = positions[..., None, None] * turns  # [*batch, seq, 1, pairs]
     angle, cos, sin = (
@@ -177,7 +182,7 @@ def rotated(x: Approx, positions: np.ndarray, turns: np.ndarray) -> Approx:
     def partner(part: np.ndarray) -> np.ndarray:
         return np.concatenate(np.split(part, 2, axis=-1)[::-1], axis=-1)
 
-    off = (2 * U * angle + ELEMENTARY) * (x.size + partner(x.size))
+    off = turn_error(angle) * (x.size + partner(x.size))
     both = x.size * cos + partner(x.size) * sin
     moved = x.error * cos + partner(x.error) * sin
     return Approx(value, moved + off + gamma(3) * (both + off) + flushed(x.size + partner(x.size), 1.0))
@@ -361,7 +366,7 @@ def clamped_gated(gate: Approx, up: Approx) -> Approx:
     return Approx(clamped_swiglu(gate.value, up.value), product + flushed(g.size, plus_one.size))
 
 
-# What a feed-forward layer computes of gate and up, and of up where there is no gate, by the activation.
+# The function of gate and up in a feed-forward layer, or of up where there is no gate, by the activation.
 GATED: dict[str, Callable[[Approx, Approx], Approx]] = {
     "silu": gated,
     "gelu_tanh": gelu_gated,
@@ -494,10 +499,10 @@ def routed(
     if not renormalized:
         return chosen, Approx(*(np.take_along_axis(part, chosen, axis=-1) for part in (p, p_error)))
     total, off = (np.take_along_axis(a, chosen, axis=-1).sum(axis=-1, keepdims=True) for a in (p, p_error))
-    moved = (np.take_along_axis(p_error, chosen, axis=-1) + weights * off) / np.maximum(total - off, total / 2)
-    return chosen, Approx(
-        weights, np.minimum(moved, 1) + gamma(experts_per_token + 1) * (weights + np.minimum(moved, 1))
-    )
+    least = total - off  # of the computed sum, which bounds nothing where it may vanish; weights are never above 1
+    quotient = (np.take_along_axis(p_error, chosen, axis=-1) + weights * off) / np.where(least > 0, least, np.inf)
+    moved = np.where(least > 0, np.minimum(quotient, 1), 1.0)
+    return chosen, Approx(weights, moved + gamma(experts_per_token + 1) * (weights + moved))
 
 
 def clear_choice(p: np.ndarray, p_error: np.ndarray, chosen: np.ndarray) -> Bool[np.ndarray, " tokens"]:

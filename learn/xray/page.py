@@ -3,13 +3,14 @@
     recording = record(model, tokens, config=config, dtype="float32", layers=default_layers(config))
     index = write_page(Path("xray"), recording, checkpoint, name="stories", text_of=text_of)
 
-A page that is opened from a file may load scripts, but may not read data. So the data are scripts, too:
-`data/model.js`, and `data/token-N.js` for each token that can be chosen, which the page loads when it is.
+A page that is opened from a file may load scripts, but may not read data. So the data are scripts, too: `model.js`, and
+`token-N.js` for each token that can be chosen, which the page loads when it is. They stand in a folder beside
+index.html, with all else that it names. A new page fills another folder, and is there when its index.html is.
 """
 
 import json
 import math
-from contextlib import nullcontext
+import shutil
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,17 +18,18 @@ from typing import Any
 from learn.trace import Recording
 from learn.xray.content import Progress, TextOf, model_content, token_content
 from model.checkpoints.checkpoint import Checkpoint
-from model.checkpoints.staging import new_directory
+from model.checkpoints.staging import new_directory, new_file
 
 MARK = '<meta name="generator" content="llamaspec xray">'
 BUDGET = 12_000_000  # bytes of the tokens' data: the newest tokens that fit can be chosen
 MOST = 32  # tokens that can be chosen
+DATA = ("data-1", "data-2")  # folders of what index.html names, in turn
 
 
 def check_folder(folder: Path) -> None:
     """Raise FileExistsError unless the page may be written there: into nothing, an empty folder, or an older page."""
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return
+    if not folder.exists() or (folder.is_dir() and all(file.name in DATA for file in folder.iterdir())):
+        return  # DATA without a page is what is left of a process that was killed
     index = folder / "index.html"
     if not index.is_file() or MARK not in index.read_text(encoding="utf-8", errors="replace"):
         raise FileExistsError(f"{folder} holds something else than a page of xray: name another folder")
@@ -44,7 +46,7 @@ def write_page(
 ) -> Path:
     """Write the page of a recorded walk into `folder`, and give the path of its index.html.
 
-    Raises FileExistsError as `check_folder` does; an older page is replaced. A new folder appears when it is complete.
+    Raises FileExistsError as `check_folder` does. The page appears, or replaces an older one, when it is complete.
     """
     check_folder(folder)
     tokens = _tokens(recording, text_of, progress)
@@ -52,17 +54,39 @@ def write_page(
     model["chosen"] = sorted(tokens)
     scripts = {"model": f"XRAY.model = {_json(model)};"}
     scripts |= {f"token-{position}": script for position, script in tokens.items()}
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with nullcontext(folder) if folder.exists() else new_directory(folder) as staged:
-        data = staged / "data"
-        data.mkdir(exist_ok=True)
-        for old in data.glob("token-*.js"):
-            old.unlink()
-        for file in files("learn.xray").joinpath("page").iterdir():
-            (staged / file.name).write_bytes(file.read_bytes())
-        for name, script in scripts.items():
-            (data / f"{name}.js").write_text(script + "\n", encoding="utf-8", newline="\n")
+    if folder.exists():
+        _fill(folder, scripts)
+    else:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with new_directory(folder) as staged:
+            _fill(staged, scripts)
     return folder / "index.html"
+
+
+def data_of(index: Path) -> Path:
+    """Give the folder that an index.html names; where there is no page, the one that the first page does not take."""
+    page = index.read_text(encoding="utf-8", errors="replace") if index.exists() else ""
+    return index.parent / next((name for name in DATA if f'"{name}/' in page), DATA[-1])
+
+
+def _fill(folder: Path, scripts: dict[str, str]) -> None:
+    """Write a page into a folder that is empty or has an older page, which is whole until the new one is."""
+    index = folder / "index.html"
+    older = data_of(index)
+    data = next(folder / name for name in DATA if folder / name != older)
+    if data.exists():  # left by a process that was killed
+        shutil.rmtree(data)
+    page = {file.name: file.read_bytes() for file in files("learn.xray").joinpath("page").iterdir()}
+    start = page.pop(index.name).replace(b'"data/', f'"{data.name}/'.encode())
+    with new_directory(data) as staged:
+        for name, content in page.items():
+            (staged / name).write_bytes(content)
+        for name, script in scripts.items():
+            (staged / f"{name}.js").write_text(script + "\n", encoding="utf-8", newline="\n")
+    with new_file(index, replace=True) as staged:
+        staged.write_bytes(start)
+    if older.exists():
+        shutil.rmtree(older)
 
 
 def _tokens(recording: Recording, text_of: TextOf, progress: Progress) -> dict[int, str]:

@@ -167,7 +167,8 @@ class Chat:
             limit = f"the context of {self._llama.context}"
             if len(self._messages) == len(self._system):  # there is nothing to forget
                 raise ValueError(f"this is {len(ids)} tokens, more than {limit}")
-            raise ValueError(f"with this, the conversation is {len(ids)} tokens, more than {limit}: /reset begins anew")
+            what = f"with this, the conversation is {len(ids)} tokens, more than {limit}"
+            raise ValueError(f"{what}: ask less, or forget what was said (reset, make_room)")
 
         def ended() -> bool:
             return interrupted() or self._turn is not turn

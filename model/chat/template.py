@@ -164,7 +164,7 @@ def turn_stops(tokenizer: Tokenizer, template: ChatTemplate | None) -> frozenset
 
 
 def check_options(template: ChatTemplate, options: Iterable[str]) -> None:
-    """Raise ValueError for an option that no template of the model reads, since nobody would hear of a misspelt one."""
+    """Raise ValueError for an option that no template of the model reads: nobody would hear of a misspelled one."""
     for name in options:
         if name in OWN_VARIABLES:
             raise ValueError(f"{name} is given by the conversation, it is no option of a chat template")

@@ -35,8 +35,9 @@ def check_model(path: str, config: Config, *, bos: int | None, stops: frozenset[
         chosen = config.experts_per_token
         require(1 <= chosen <= config.experts, f"{_short(chosen)} experts per token of {config.experts}")
 
-    require(2 <= config.turned <= config.head_dim, f"RoPE turns {config.turned} features of {config.head_dim}")
-    require(config.turned % 2 == 0, f"RoPE turns {config.turned} features, but it turns pairs")
+    rotary = config.rotary_features
+    require(2 <= rotary <= config.head_dim, f"RoPE turns {rotary} features of {config.head_dim}")
+    require(rotary % 2 == 0, f"RoPE turns {rotary} features, but it turns pairs")
     require(0 <= config.shared_ffn <= LARGEST, f"the shared expert is {_short(config.shared_ffn)} wide")
     require(not config.shared_ffn or config.experts > 0, "a shared expert, but no experts")
     require(not config.shared_ffn or config.activation == "silu", "a shared expert with another activation than SiLU")
@@ -78,8 +79,8 @@ def check_model(path: str, config: Config, *, bos: int | None, stops: frozenset[
             require(config.theta > 1, f"YaRN with a theta of {_short(config.theta)}")
         case LongRopeScaling(few, many, original, magnitude):
             for factors in (few, many):
-                what = f"LongRoPE has {len(factors)} factors for {config.turned // 2} pairs"
-                require(len(factors) == config.turned // 2, what)
+                what = f"LongRoPE has {len(factors)} factors for {rotary // 2} pairs"
+                require(len(factors) == rotary // 2, what)
                 usable = all(SMALLEST <= factor <= 1 / SMALLEST for factor in factors)
                 require(usable, "LongRoPE has a factor that is not a positive number")
             require(_positive(magnitude), f"LongRoPE's attention_factor is {_short(magnitude)}")

@@ -31,7 +31,7 @@ def place_of(model: str | Path) -> Path:
 
 
 def nearest(path: Path) -> Path | None:
-    """Find what a misspelt path may mean: a file or folder beside it, or a name of `BUILT_IN`; None for no such path.
+    """Find what a misspelled path may mean: a file or folder beside it, or a name of `BUILT_IN`; None for no such path.
 
     >>> nearest(Path("storis"))
     PosixPath('stories')

@@ -49,14 +49,15 @@ def decode_cost(
     """Give the cost of one step of `batch` sequences, each with `position` tokens before it.
 
     Every weight is read once, and takes two operations for each token that it is multiplied by. An embedding that is
-    not the head, too, is read a row for each token; experts are read as `experts_read` expects. Keys and values are
-    read once, and each takes two operations for each query head. The cache has the embedding's dtype, unless
-    `cache_dtype` is given.
+    not the head, too, is read a row for each token; experts are read as `experts_read` expects. Keys and values that a
+    layer sees are read once, and each takes two operations for each query head. The cache has the embedding's dtype,
+    unless `cache_dtype` is given.
     """
     weights = _layer_bytes(params, config, tokens=batch) + _bytes((params.norm, params.head))
     row = 0 if config.tied else _bytes(params.embedding) / config.vocab
-    cached = position_bytes(config, dtype=cache_dtype or params.embedding.dtype) * (position + 1)
-    attention = 2 * cached_numbers(config) * (position + 1) * config.heads / config.kv_heads
+    seen = positions_seen(config, position)
+    cached = position_bytes(config, dtype=cache_dtype or params.embedding.dtype) * seen
+    attention = 2 * cached_numbers(config) * seen * config.heads / config.kv_heads
     flops = 2 * matrix_weights(config, head=True) + attention
     return Cost(bytes=weights + batch * (row + cached), flops=batch * flops)
 
@@ -77,7 +78,7 @@ def decode_bytes(params: Params, config: Config, *, position: int | float, batch
     }
     read = {f"{op} product": float(_bytes(tree)) for op, tree in products.items()}
     read["moe_add product"] += _expert_bytes(params, config, tokens=batch)
-    cached = position_bytes(config, dtype=params.embedding.dtype) * (position + 1)
+    cached = position_bytes(config, dtype=params.embedding.dtype) * positions_seen(config, position)
     return {part: count for part, count in {**read, "attend": float(batch * cached)}.items() if count}
 
 
@@ -86,10 +87,27 @@ def prefill_cost(params: Params, config: Config, *, tokens: int, batch: int = 1)
 
     Every weight of a layer is read once; experts are read as `experts_read` expects.
     """
-    pairs = tokens * (tokens + 1) / 2  # of a query and a key that it sees
-    attention = 4 * config.layers * config.heads * config.head_dim * pairs
+    pairs = sum(_pairs(tokens, config.window(layer)) for layer in range(config.layers))
+    attention = 4 * config.heads * config.head_dim * pairs
     flops = batch * (2 * tokens * matrix_weights(config, head=False) + attention)
     return Cost(bytes=_layer_bytes(params, config, tokens=batch * tokens), flops=flops)
+
+
+def positions_seen(config: Config, position: int | float) -> float:
+    """Count the positions that a query sees with `position` others before it, on average over the layers.
+
+    >>> gemma = Config(4, 2, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4, windows=(4, None))
+    >>> positions_seen(gemma, 1), positions_seen(gemma, 7)
+    (2.0, 6.0)
+    """
+    each = [min(position + 1, config.window(layer) or position + 1) for layer in range(config.layers)]
+    return sum(each) / max(len(each), 1)
+
+
+def _pairs(tokens: int, window: int | None) -> float:
+    """Count the pairs of a query and a key that it sees, in a text from its beginning."""
+    first = tokens if window is None else min(tokens, window)  # queries that see all before them
+    return first * (first + 1) / 2 + (tokens - first) * first
 
 
 def experts_read(config: Config, *, tokens: int) -> float:

@@ -113,8 +113,8 @@ def text_for(models: Sequence[Checkpoint], path: str | Path, *, tokenizer: str |
     two tokens, and ValueError where the models have different vocabularies.
     """
     text, first = read_text(path), models[0]
-    spelt = [tokenizer_of(model, tokenizer) for model in models]
-    each = [encode_text(vocabulary, text) for vocabulary in spelt]
+    vocabularies = [tokenizer_of(model, tokenizer) for model in models]
+    each = [encode_text(vocabulary, text) for vocabulary in vocabularies]
     for model, ids in zip(models, each, strict=True):
         both = f"{first.path} and {model.path}"
         if model.config.vocab != first.config.vocab:
@@ -123,8 +123,8 @@ def text_for(models: Sequence[Checkpoint], path: str | Path, *, tokenizer: str |
             at = next((i for i, pair in enumerate(zip(ids, each[0], strict=False)) if pair[0] != pair[1]), len(each[0]))
             what = f"cut the text into other tokens, from token {at:,} on: what they predict cannot be compared"
             raise ValueError(f"{both} {what}; --tokenizer names one for both")
-    ids, start = each[0], spelt[0].bytes_of(each[0][0]) if each[0] else b""
-    if spelt[0].dummy_prefix:
+    ids, start = each[0], vocabularies[0].bytes_of(each[0][0]) if each[0] else b""
+    if vocabularies[0].dummy_prefix:
         start = start.removeprefix(b" ")
     if len(ids) < 2:
         raise refused(path, "is a single token, and there is nothing to predict")

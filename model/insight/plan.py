@@ -126,8 +126,14 @@ class Plan(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         """Give the whole plan, as JSON has it."""
         return {
-            **{"model": self.name, "dtype": self.dtype, "quantize": self.quantize, "cache": self.cache},
-            **{"context": self.context, "batch": self.batch, "experts": self.experts, "devices": self.devices},
+            "model": self.name,
+            "dtype": self.dtype,
+            "quantize": self.quantize,
+            "cache": self.cache,
+            "context": self.context,
+            "batch": self.batch,
+            "experts": self.experts,
+            "devices": self.devices,
             "device": {**self.device._asdict(), "flops": dict(self.device.flops)},
             "memory": {**self.memory._asdict(), "peak": self.memory.peak, "fits": self.fits},
             "link": self.link._asdict() if self.devices > 1 else None,

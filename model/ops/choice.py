@@ -44,8 +44,12 @@ def ops_for(
     check_kernels(kernels, device)
     if kernels == "pallas" or (kernels == "auto" and device.has_kernels):
         return _by_kernels(
-            *(config, params),
-            **{"batch": batch, "capacity": capacity, "cache_dtype": cache_dtype, "pages": pages},
+            config,
+            params,
+            batch=batch,
+            capacity=capacity,
+            cache_dtype=cache_dtype,
+            pages=pages,
             only=kernels != "auto",
         )
     if kernels == "auto":

@@ -274,7 +274,7 @@ def calls(
     cache, cache_of_prompts = cache_of(batch), cache_of(prompts)  # of any layer
 
     def positions(batch: int, seq: int) -> Positions:
-        angles = abstract(batch, seq, config.turned // 2, dtype=np.dtype(np.float32))
+        angles = abstract(batch, seq, config.rotary_features // 2, dtype=np.dtype(np.float32))
         return Positions(abstract(batch, seq, dtype=np.dtype(np.int32)), angles, angles)
 
     def q(batch: int, seq: int) -> Any:

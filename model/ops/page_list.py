@@ -100,7 +100,7 @@ def _weighted(
     v = v.reshape(*v.shape[:2], -1, summed, v.shape[-1])
 
     def values(i: int) -> Float[Array, "pages heads sums head_dim"]:
-        # What is not visible may be another's NaN, and 0 NaN is NaN.
+        # Values that are not visible may be another sequence's NaN, and 0 NaN is NaN.
         return jnp.where(visible[:, None, i::summed, None], v[numbers, :, :, i].astype(jnp.float32), 0)
 
     partial_sums = lax.optimization_barrier(sum(values(i) * p[:, :, :, i] for i in range(summed)))

@@ -1,4 +1,4 @@
-"""A model loaded onto several devices: the counterpart of `model.llama.load_backend`."""
+"""A model loaded onto several devices: the counterpart of `model.running.load`."""
 
 from functools import partial
 
@@ -13,7 +13,8 @@ from model.parallel.partition import Partition, mesh
 from model.parallel.processes import fewest
 from model.parallel.way import TENSOR, Parts, Way
 from model.running.device import Device, room
-from model.running.memory import Memory, check_fits, gigabytes, memory_of, shortage_named
+from model.running.load import plan_memory
+from model.running.memory import Memory, check_fits, gigabytes, shortage_named
 from model.running.process import give_back_compilers_memory, keep_heaps_small
 from model.running.programs import Layout, compile_programs
 from model.running.start_clock import StartClock
@@ -25,7 +26,6 @@ def load_parallel(
     checkpoint: Checkpoint,
     *,
     devices: int,
-    capacity: int,
     layout: Layout,
     dtype: np.dtype,
     device: Device,
@@ -52,13 +52,12 @@ def load_parallel(
     # A wide chunk has the more scores at once, of which context parallelism keeps all.
     layout = layout._replace(devices=way.rows_spread(devices), wide=layout.wide if way.cuts_weights else ())
     shapes = abstract_params(config, dtype=dtype, positions=layout.rows, tensors=shares[0].tensors)
-    how = {"devices": devices, "layout": layout, "device": device, "kernels": kernels, "way": way}
-    partition, choice = plan_parallel(config, shapes, **how)
-    sizes = {"batch": layout.batch, "cache_dtype": layout.cache_dtype}
+    partition, choice = plan_parallel(
+        config, shapes, devices=devices, layout=layout, device=device, kernels=kernels, way=way
+    )
 
     def plan(widest: int) -> Memory:
-        fixed = {"context": capacity, "chunk": layout.chunk, "wide": widest, "platform": device.platform}
-        memory = memory_of(shapes, config, **sizes, **fixed)
+        memory = plan_memory(shapes, config, layout, device.platform, widest)
         if not way.cuts_weights:
             scores = 2 * 4 * layout.batch * layout.chunk * config.heads * layout.rows_held  # and probabilities
             angles = 4 * layout.rows * config.head_dim  # which every device has, of all positions
@@ -70,7 +69,7 @@ def load_parallel(
     layout = layout.fitted(plan, free)
     layout = layout._replace(wide=layout.wide[: fewest(len(layout.wide))])  # all processes run the same programs
     memory = plan(layout.widest)
-    check_fits(memory, context=capacity, available=free, others=others)
+    check_fits(memory, context=layout.capacity, available=free, others=others)
     if len(mine) == devices:
         check_weights(checkpoint, progress=progress)
     else:
@@ -81,8 +80,12 @@ def load_parallel(
     if own_process:
         keep_heaps_small(config, platform=device.platform)
     programs = compile_programs(
-        *(shapes, config),
-        **{"ops": choice.ops, "layout": layout, "platform": device.platform, "greedy": greedy},
+        shapes,
+        config,
+        ops=choice.ops,
+        layout=layout,
+        platform=device.platform,
+        greedy=greedy,
         compiled=partial(give_back_compilers_memory, config, platform=device.platform) if own_process else None,
         jit=partition.jit,
     )
@@ -92,8 +95,17 @@ def load_parallel(
         clock.begin("upload")
         jax.block_until_ready(params)
     clock.end()
-    made = {"choice": choice, "layout": layout, "device": device, "way": way}
-    return ParallelBackend(params, programs, config, local=shapes, partition=partition, **made)
+    return ParallelBackend(
+        params,
+        programs,
+        config,
+        local=shapes,
+        partition=partition,
+        choice=choice,
+        layout=layout,
+        device=device,
+        way=way,
+    )
 
 
 def plan_parallel(
@@ -107,8 +119,15 @@ def plan_parallel(
     way: Way = TENSOR,
 ) -> tuple[Partition, Choice]:
     """Choose where arrays are cut and which ops run on each device, for a share of these shapes."""
-    sizes = {"batch": layout.batch, "cache_dtype": layout.cache_dtype}
-    choice = ops_for(kernels, config, shapes, capacity=layout.rows, device=device, **sizes)
+    choice = ops_for(
+        kernels,
+        config,
+        shapes,
+        batch=layout.batch,
+        capacity=layout.rows,
+        cache_dtype=layout.cache_dtype,
+        device=device,
+    )
     if choice.kernels and not way.cuts_weights:  # kernels want the whole cache
         plain = dict.fromkeys(("norm_qkv", "attend"), "its rows lie on several devices")
         choice = choice._replace(

@@ -23,8 +23,8 @@ AHEAD = "XLA_PYTHON_CLIENT_PREALLOCATE"
 FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # JAX refuses both; the second is deprecated
 MEMORY = (AHEAD, *FRACTIONS)
 ON_DEMAND = ("false", "False", "0")  # JAX takes any other value, "no" too, for true
-# Of a GPU's memory. By itself JAX takes 0.75 at most where it takes it on demand. CUDA's context, code and graphs need
-# some of the rest.
+# The share of a GPU's memory that JAX may take. By default that is 0.75 where JAX takes memory on demand. CUDA's
+# context, code and graphs need some of the rest.
 MOST = "0.92"
 SMALL = 1 << 28  # weights of a model that a CPU reads a whole chunk with in a quarter of a second
 BROKEN = re.compile(r"Error (?:reading|writing) persistent compilation cache entry for '([^']*)'")

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import filterfalse, repeat
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,9 @@ from model.tokenizers.limits import check_count, check_special
 from model.tokenizers.tokenizer import check_text
 from model.tokenizers.tokenizer_config import stated_bos
 
-MOST_BRACKETS = 2_000_000  # One list holds each merge: Llama 3 has 280,000 merges, Gemma 3 has 515,000.
+MOST_BRACKETS = 700_000  # One list holds each merge: Llama 3 has 280,000 merges, Gemma 3 has 515,000.
 MOST_VALUES = 3_000_000  # Gemma 3 has 1.3 million values.
+MOST_NAMES = 1_000_000  # Gemma 3 has 307,000 names of values, which are tokens for the most part.
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,8 @@ def _parse(data: bytes, path: str) -> dict[str, Any]:
         raise refused(path, f"more than {MOST_BRACKETS:,} lists and objects")
     if data.count(b",") > MOST_VALUES:
         raise refused(path, f"more than {MOST_VALUES:,} values")
+    if data.count(b":") > MOST_NAMES:  # in texts, too, which are few beside the names
+        raise refused(path, f"more than {MOST_NAMES:,} tokens and other names")
     try:
         spec = json.loads(data.decode(), object_pairs_hook=unique)
     except UnicodeDecodeError as error:
@@ -198,7 +202,23 @@ def _check_model(spec: dict[str, Any], path: str) -> int:
         raise refused(path, "not a usable tokenizer.json: an id in its vocab is not a whole number from 0 up")
     if len(ids) < len(pieces):
         raise refused(path, "two tokens of the vocabulary have the same id")
+    _check_merges(model.get("merges"), pieces, path)
     return max(ids, default=-1) + 1
+
+
+def _check_merges(merges: Any, pieces: Mapping[str, int], path: str) -> None:
+    """Refuse a pair that makes no token: the library panics over some. Other faults that pairs can have it names."""
+    if not isinstance(merges, list) or not merges:
+        return
+    if str(merges[0]).startswith("#version"):  # a line of merges.txt, which the library skips
+        merges = merges[1:]
+    try:  # half a million pairs at a start, so without a loop
+        made = map(str.replace, merges, repeat(" "), repeat("")) if type(merges[-1]) is str else map("".join, merges)
+        unknown = next(filterfalse(pieces.__contains__, made), None)
+    except (IndexError, TypeError):
+        return
+    if unknown is not None:
+        raise refused(path, f"a merge makes {short(unknown)}, which is not in the vocabulary")
 
 
 def _state(component: Any) -> Part | None:

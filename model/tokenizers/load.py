@@ -43,7 +43,7 @@ def tokenizer_in(folder: Path) -> Path | None:
     for name in NAMES:
         if (folder / name).exists():
             return folder / name
-    # Those of Mistral are of one vocabulary, and a newer version names more control tokens.
+    # Mistral's versions have one vocabulary, and a newer one names more control tokens.
     versions = (path for path in folder.glob("tokenizer.model.v*") if MISTRALS.fullmatch(path.name))
     return max(versions, key=lambda path: [int(part) for part in re.findall(r"\d+", path.name)], default=None)
 

@@ -113,7 +113,7 @@ def rope_table(config: Config, positions: int) -> Rope:
     """Compute cos and sin of the first `positions` positions, float32."""
     tables = _angles(config.rotation(), positions)
     if config.local_theta is not None:
-        tables += _angles(Rotation(frequencies(config.turned, theta=config.local_theta)), positions)
+        tables += _angles(Rotation(frequencies(config.rotary_features, theta=config.local_theta)), positions)
     return Rope(*map(jax.device_put, tables))
 
 
@@ -309,7 +309,7 @@ def abstract_params(
     """
     plain = {name: Tensor(shape, dtype, lambda: np.empty(0)) for name, shape in tensor_shapes(config).items()}
     known = tensors or plain
-    table = jax.ShapeDtypeStruct((positions, config.turned // 2), np.float32)
+    table = jax.ShapeDtypeStruct((positions, config.rotary_features // 2), np.float32)
 
     def place(*names: str, apart: bool = False) -> Any:
         def placed(some: list[Tensor]) -> Any:

@@ -108,8 +108,8 @@ def product_of(
     """Choose the loop for W and vectors x [batch, cols], over `rows` rows in each of the runs of a thread block.
 
     By default the rows are those of the tile, shared out among the runs. The kernel has `beside` more thread blocks,
-    which leave the ring less room. Raises ValueError for shapes that do not fit
-    together, and Unsupported where there is no loop for them.
+    which leave the ring less room. Raises ValueError for shapes that do not fit together, and Unsupported where there
+    is no loop for them.
     """
     if isinstance(w, ScaledCodes):
         _check_codes(op, w, x)

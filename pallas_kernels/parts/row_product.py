@@ -139,9 +139,8 @@ class RowProduct:
                     plgpu.copy_gmem_to_smem(rows, staged["ring"].at[slot, copy], staged["filled"].at[slot])
 
         def prepare():
-            early = (
-                None if norm_ref is None else self._read(norm_ref, self._pieces[0])
-            )  # weights, so read before the wait
+            # No earlier kernel writes a norm, so its first piece is read before the wait.
+            early = None if norm_ref is None else self._read(norm_ref, self._pieces[0])
             target.wait_for_previous()
             for b, (x, sums) in enumerate(zip(staged["x"], squares, strict=True)):
                 self._stage(x_ref.at[b], norm_ref, early, x, sums, target)

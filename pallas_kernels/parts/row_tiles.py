@@ -22,10 +22,8 @@ from jax.experimental import pallas as pl
 from pallas_kernels.parts.compat import PROCESSORS, Target
 from pallas_kernels.parts.staging import finish_reads
 
-PROCESSOR_MEMORY, BLOCK_MEMORY = (
-    228 * 1024,
-    1024,
-)  # bytes of shared memory: all, and what each block takes beside its own
+PROCESSOR_MEMORY = 228 * 1024  # bytes of shared memory of a processor
+BLOCK_MEMORY = 1024  # bytes of it that each block takes beside its own
 SUMS_MEMORY = 1536  # bytes of its own for sums over threads and barriers
 MOST_STAGES = 32  # stages of a ring: Mosaic has no more barriers in a group
 MOST_AT_ONCE = 4  # blocks on a processor, which leaves each thread 128 registers

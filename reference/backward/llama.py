@@ -52,11 +52,11 @@ class Kept(NamedTuple):
 def loss_and_gradient(
     params: Params, tokens: Int[np.ndarray, " seq"], weights: Float[np.ndarray, " seq"], *, config: Config
 ) -> tuple[float, Params]:
-    """The nats with which `tokens` are foreseen, each times its weight, and their gradient for every weight.
+    """The cross entropy of `tokens`, each predicted from those before it, and its gradient for every weight.
 
-    `weights[i]` belongs to the prediction of `tokens[i]`; the first token is not predicted, so `weights[0]` is not
-    used. The gradient has the shape of `params`. Where the head is tied, `head` and `embedding` each hold their own
-    part, and the gradient of the one matrix is their sum. Raises ValueError for a switch that no Llama has.
+    `weights[i]` multiplies the loss of `tokens[i]`; the first token is not predicted, so `weights[0]` is not used. The
+    gradient has the shape of `params`. Where the head is tied, `head` and `embedding` each hold their own part, and the
+    gradient of the one matrix is their sum. Raises ValueError for a switch that no Llama has.
 
     A model without layers, whose head of zeros finds both ids alike likely:
 

@@ -4,7 +4,7 @@ A rotation R is orthogonal, so its transpose is its inverse, the rotation by the
 
     y = R(m f) x        dx = R(m f)^T dy = R(-m f) dy
 
-Positions and frequencies are not learnt and have no gradient.
+Positions and frequencies are not learned and have no gradient.
 """
 
 import numpy as np

@@ -9,7 +9,7 @@ as Hugging Face transformers has it: W is multiplied by fl(1 / b), x by fl(127 /
 to even. The mean is the exact one, rounded to float32. A model is trained through this (`qat`: the
 gradient passes as if nothing were rounded); weights that were not lose most of what they knew.
 
-Guaranteed, with u = 2^-24:
+Guaranteed, with u = 2^-24 and for W and x of float32 or narrower:
 
     |w - b t|  <=  (1/2 + 4 u) b    where |w| <= 3 b / 2, and |w| - b beyond
     |x - a q / 127|  <=  (1/2 + 512 u) a / 127

@@ -5,8 +5,8 @@ The numbers of a group share one exponent e, and each becomes a whole number of 
     max_j |x_j| < 2^e        z_j = rint(2^(bits - e) x_j)        x_j ~ 2^(e - bits) z_j
 
 (block floating point: Wilkinson, 1963; for networks Drumond et al., 2018, https://arxiv.org/abs/1804.01526.)
-z_j has bits + 1 bits with its sign, which matrix units take in pieces of 8: sums of products with the codes
-of weights are then exact, whatever their order, and each is scaled once for its group.
+|z_j| is at most 2^bits. Matrix units take z_j in pieces of 8 bits: sums of products with the codes of weights
+are then exact, whatever their order, and each is scaled once for its group.
 
 Guaranteed:  |x_j - 2^(e - bits) z_j| <= 2^(e - bits - 1) <= 2^-bits max_j |x_j|
 

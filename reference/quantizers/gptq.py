@@ -14,7 +14,7 @@ In the end W - W^ = E U for the errors E = (e_1, e_2, ...), whence, with H as da
     || (W - W^) X^T ||^2 + lambda || W - W^ ||^2  =  tr (W - W^) H (W - W^)^T  =  || E ||^2
 
 Guaranteed: where no code is clipped |e_i| U_ii <= s / 2, since e_i U_ii = w_i - w^_i is the error of one rounding;
-squared and summed, || E ||^2 is at most sum_i (s_i / 2 U_ii)^2 a row.
+squared and summed, || E ||^2 is at most sum_i (s_i / (2 U_ii))^2 a row.
 Nothing is guaranteed of a single weight, nor that the output is better than that of plain rounding, although
 with correlated features it nearly always is; without correlation, X^T X diagonal, both are the same. Powers
 of two in W pass into the scales. Q(-W) = -Q(W) on an even grid; on that of `affine` but for its ties. No

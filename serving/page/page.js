@@ -8,9 +8,11 @@ const EXAMPLES = [
   "Tell me a story about Anna and a carrot.",
 ];
 const at = (id) => document.getElementById(id);
+const MOST_ROOM = 512; // tokens of the context that are left for an answer, of a small one a quarter
 const numbers = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
 
-let turns = []; // {role, content}, and for answers {thoughts, tokens, seed, note, error}
+let turns = []; // {role, content, forgotten}, and for answers {thoughts, tokens, seed, note, error}
+let context = Infinity; // tokens that a prompt and its answer may have
 let running = null; // the AbortController of the answer that grows
 let stories = false; // whether this is the built-in model
 let shown = null; // {turn, index} of the token whose distribution is open
@@ -48,10 +50,27 @@ async function* events(response) {
   }
 }
 
-function request(before, seed, prefix) {
+function messagesOf(before) {
   const system = at("system").value.trim();
-  const messages = before.map(({ role, content }) => ({ role, content }));
-  if (system) messages.unshift({ role: "system", content: system });
+  const messages = before.filter((turn) => !turn.forgotten).map(({ role, content }) => ({ role, content }));
+  return system ? [{ role: "system", content: system }, ...messages] : messages;
+}
+
+async function makeRoom(before, control) {
+  // Forget the oldest turns, as `llamaspec chat` does, until there is room for an answer.
+  const room = Math.min(MOST_ROOM, context / 4, Number(at("max_tokens").value) || Infinity);
+  for (let oldest = before.findIndex((turn) => !turn.forgotten); oldest + 2 < before.length; oldest += 2) {
+    const body = JSON.stringify({ messages: messagesOf(before) });
+    const options = { method: "POST", headers: headers(), body, signal: control.signal };
+    const response = await fetch("tokenize", options);
+    if (!response.ok || (await response.json()).count + room <= context) return;
+    for (const turn of before.slice(oldest, oldest + 2)) turn.forgotten = true;
+    draw();
+  }
+}
+
+function request(before, seed, prefix) {
+  const messages = messagesOf(before);
   const options = {};
   for (const name of numbers) if (at(name).value !== "") options[name] = Number(at(name).value);
   const body = { messages, ...options, seed, stream: true, logprobs: true, top_logprobs: LIKELIEST };
@@ -68,8 +87,11 @@ async function answer(index, { seed, prefix = [] } = {}) {
   draw();
   const began = performance.now();
   let first = 0;
+  let last = 0;
+  let later = 0; // tokens that came after the first ones
   let ended = "";
   try {
+    await makeRoom(turns.slice(0, index), control);
     const body = JSON.stringify(request(turns.slice(0, index), seed, prefix));
     const options = { method: "POST", headers: headers(), body, signal: control.signal };
     const response = await fetch("v1/chat/completions", options);
@@ -80,10 +102,13 @@ async function answer(index, { seed, prefix = [] } = {}) {
       ended = choice.finish_reason ?? ended;
       if (choice.delta.reasoning_content) turn.thoughts = (turn.thoughts ?? "") + choice.delta.reasoning_content;
       if (choice.delta.content) turn.content += choice.delta.content;
-      for (const token of choice.logprobs?.content ?? []) {
-        first ||= performance.now();
-        turn.tokens.push(token);
+      const drawn = choice.logprobs?.content ?? [];
+      if (drawn.length) {
+        last = performance.now();
+        if (first) later += drawn.length;
+        first ||= last;
       }
+      turn.tokens.push(...drawn);
       grow(turn);
     }
   } catch (error) {
@@ -91,16 +116,16 @@ async function answer(index, { seed, prefix = [] } = {}) {
     else turn.error = error.message;
   }
   if (running === control) running = null;
-  const seconds = (performance.now() - first) / 1000;
   const count = turn.tokens.length - prefix.length;
-  turn.note = first ? note(count, (first - began) / 1000, seconds, ended) : "";
+  turn.note = first ? note(count, (first - began) / 1000, later, (last - first) / 1000, ended) : "";
   keep();
   draw();
   return turn;
 }
 
-function note(count, wait, seconds, ended) {
-  const rate = count > 1 && seconds > 0 ? `, then ${((count - 1) / seconds).toFixed(1)} tokens/s` : "";
+function note(count, wait, later, seconds, ended) {
+  // Tokens come several at a time: of a few times nothing can be told.
+  const rate = seconds > 0.05 ? `, then ${(later / seconds).toFixed(1)} tokens/s` : "";
   const cut = { length: ", cut by length", stopped: ", stopped" }[ended] ?? "";
   return `${count} token${count === 1 ? "" : "s"}, the first after ${wait.toFixed(2)} s${rate}${cut}`;
 }
@@ -150,6 +175,10 @@ function draw() {
         foot.append(button("Regenerate", () => answer(index)), button("Same seed again", () => check(index)));
         foot.append(button("Copy", () => navigator.clipboard?.writeText(turn.content.trim())));
       }
+    }
+    if (turns[index - 1]?.forgotten && !turn.forgotten) {
+      const text = `What is above was forgotten: the context of ${context.toLocaleString("en")} tokens was nearly full.`;
+      place.append(element("p", { text, kind: "foot" }));
     }
     place.append(section);
   });
@@ -355,7 +384,8 @@ async function begin() {
     const model = (await response.json()).data[0];
     at("model").textContent = document.title = model.id;
     stories = model.id === "stories" && model.owned_by === "llamaspec";
-    status(`${model.context.toLocaleString("en")} tokens`);
+    context = model.context;
+    status(`${context.toLocaleString("en")} tokens`);
   } catch (error) {
     status(error.message);
     if (/key/.test(error.message)) settings(true);

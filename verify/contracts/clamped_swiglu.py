@@ -23,7 +23,7 @@ CONTRACT = gating_contract(
     clamped_swiglu,
     clamped_gated,
     low=-40.0,
-    bound="hard and alarm: (13 + 8.6 max(-gate, 1)) u |y|, from the slope, exp, sums, quotient and two products",
+    bound="hard and alarm: (9 + 5 max(-1.702 gate, 1)) u |y|, from the slope, exp, sums, quotient and two products",
     laws=[
         Law("what lies beyond the limits is of no account, bit for bit", _limits),
         Law("an up of -1 lets nothing through", _nothing),

@@ -85,8 +85,8 @@ CROSS_ENTROPY = Contract(
     arguments=arguments,
     expect=expect,
     domain=DOMAIN,
-    bound="hard and alarm, for each token: the sum of softmax's bounds, gamma_(vocab+4), and 4 u (|max| + |target| + "
-    "log of the sum)",
+    bound="hard and alarm, for each token: the sum of softmax's bounds, gamma_(vocab+4), and 4 u (1 + |max| + |target| "
+    "+ max |l| + 2 log of the sum); gamma_(tokens+1) of their sum",
     large=LARGE,
 )
 BACKWARD = Contract(

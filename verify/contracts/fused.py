@@ -208,7 +208,7 @@ COLS = sizes(8, 32, 64, most=129)
 DRAWN = {"x": values(-6, 6), "norm": values(-4, 4), "weight": values(-6, 4)}
 BIAS = st.none() | values(-6, 4)
 EPS = st.sampled_from([1e-5, 1e-6, 0.5])
-STEPS = "hard and alarm: running error analysis of the norm, (n/2 + 7) u |n|, rounded to the dtype of x, the product "
+STEPS = "hard and alarm: running error analysis of the norm, (n/2 + 9) u |n|, rounded to the dtype of x, the product "
 
 NORM_LINEAR = Contract(
     definition=norm_linear,

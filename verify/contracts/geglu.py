@@ -8,5 +8,6 @@ CONTRACT = gating_contract(
     geglu,
     gelu_gated,
     low=-3.0,
-    bound="hard and alarm: 8 u |gate up|, from tanh and its sum with 1, which may cancel, and from the polynomial",
+    bound="hard and alarm: 7.84 u |gate up|, from tanh and its sum with 1, which may cancel, and from the polynomial; "
+    "3 u |y| for three products",
 )

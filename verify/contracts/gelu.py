@@ -8,5 +8,6 @@ CONTRACT = activation_contract(
     gelu,
     gelu_of,
     low=-3.0,
-    bound="hard and alarm: 8 u |x|, from tanh and its sum with 1, which may cancel, and from the polynomial",
+    bound="hard and alarm: 7.84 u |x|, from tanh and its sum with 1, which may cancel, and from the polynomial; "
+    "2 u |y| for two products",
 )

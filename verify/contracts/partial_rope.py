@@ -10,8 +10,8 @@ from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Tr
 from verify.contracts.rope import THETA
 from verify.draw import Values, sizes, values
 from verify.laws import alone
-from verify.precision import Precision, U
-from verify.running_error import flushed, gamma
+from verify.precision import Precision
+from verify.running_error import flushed, gamma, turn_error
 
 
 def arguments(
@@ -42,10 +42,10 @@ def expect(x: np.ndarray, positions: np.ndarray, frequencies: np.ndarray, *, mag
     a, b = (np.abs(exact[..., part]) for part in (slice(pairs), slice(pairs, 2 * pairs)))
     angle = positions[..., None, None] * turns  # [batch, seq, 1, pairs]
     cos, sin = np.abs(np.cos(angle)), np.abs(np.sin(angle))
-    off = 2 * U * angle + 4 * U  # error of a cosine or sine: the angle's product, the function itself
+    off = turn_error(angle) * (a + b)
     sizes = [a * cos + b * sin, b * cos + a * sin]
     # Two products, a sum, and the magnitude: as a float32, and its product.
-    hard = [off * (a + b) + gamma(5) * (size + off * (a + b)) + flushed(a + b, magnitude) for size in sizes]
+    hard = [off + gamma(5) * (size + off) + flushed(a + b, magnitude) for size in sizes]
     rest = np.zeros(exact[..., 2 * pairs :].shape)
     bound = np.concatenate([magnitude * hard[0], magnitude * hard[1], rest], axis=-1)
     size = np.concatenate([magnitude * sizes[0], magnitude * sizes[1], np.abs(exact[..., 2 * pairs :])], axis=-1)

@@ -54,7 +54,7 @@ CONTRACT = Contract(
     arguments=arguments,
     expect=expect,
     domain="x [rows dim] and weight [dim] of one dtype, |x| up to 2^24, eps above 0",
-    bound="hard: (n/2 + 7) u |y|, from the roundings of sum, mean, root and two products; "
+    bound="hard: (n/2 + 9) u |y|, from the roundings of squares, sum, mean, eps, root and two products; "
     "alarm: (8 + 2 sqrt(n)) u |y|, but for rows of one size",
     laws=[
         alone("a row", "x"),

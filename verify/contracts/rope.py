@@ -11,8 +11,8 @@ from verify import reach
 from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
 from verify.draw import Values, sizes, values
 from verify.laws import alone
-from verify.precision import TINY, Precision, U
-from verify.running_error import flushed, gamma
+from verify.precision import TINY, Precision
+from verify.running_error import flushed, gamma, turn_error
 
 # An implementation that computes frequencies itself, and ignores the given ones, is wrong for scaled ones.
 SCALING: dict[str, Scaling | None] = {
@@ -57,9 +57,8 @@ def _expect(rope: Callable[..., np.ndarray]) -> Callable[..., Expected]:
             np.concatenate([a, a], axis=-1) if halves else np.repeat(a, 2, axis=-1)
             for a in (angles, np.abs(np.cos(angles)), np.abs(np.sin(angles)))
         )
-        off = 2 * U * angle + 4 * U  # error of a cosine or sine: the angle's product, the function itself
-        both = size * cos + partner * sin
-        hard = off * (size + partner) + gamma(3) * (both + off * (size + partner)) + flushed(size + partner, 1.0)
+        off, both = turn_error(angle) * (size + partner), size * cos + partner * sin
+        hard = off + gamma(3) * (both + off) + flushed(size + partner, 1.0)
         return Expected(value, hard, hard, both)
 
     return expect

@@ -8,5 +8,5 @@ CONTRACT = gating_contract(
     swiglu,
     gated,
     low=-80.0,
-    bound="hard and alarm: (10 + 2 max(-gate, 1)) u |y|, from exp, sum, quotient and two products",
+    bound="hard and alarm: (8 + 2 max(-gate, 1)) u |y|, from exp, sum, quotient and two products",
 )

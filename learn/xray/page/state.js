@@ -1,6 +1,8 @@
 // What is chosen, and the data that belongs to it. Data files assign to XRAY.model and XRAY.tokens.
 "use strict";
 
+const FOLDER = document.currentScript.src.replace(/[^/]*$/, ""); // of this script and of the data
+
 const XRAY = {
   model: null,
   tokens: {},
@@ -27,7 +29,7 @@ const XRAY = {
     if (this.tokens[position]) return Promise.resolve();
     return new Promise((resolve, reject) => {
       const script = document.createElement("script");
-      script.src = `data/token-${position}.js`;
+      script.src = `${FOLDER}token-${position}.js`;
       script.onload = resolve;
       script.onerror = () => reject(new Error(`${script.src} is missing`));
       document.head.append(script);

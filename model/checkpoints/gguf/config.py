@@ -202,8 +202,8 @@ def _long_rope(
 ) -> LongRopeScaling:
     if not architecture.long_rope:
         raise metadata.refused("holds the factors of LongRoPE, which its architecture has not")
-    if any(each.shape != (config.turned // 2,) or not np.all(each > 0) for each in factors):
-        raise metadata.refused(f"rope_factors are not {config.turned // 2} positive numbers each")
+    if any(each.shape != (config.rotary_features // 2,) or not np.all(each > 0) for each in factors):
+        raise metadata.refused(f"rope_factors are not {config.rotary_features // 2} positive numbers each")
     few, many = (tuple(shortest(factor) for factor in each.tolist()) for each in factors)
     stated = f"{architecture.name}.rope.scaling.attn_factor"
     magnitude = shortest(metadata.number(stated, 1.0))

@@ -155,7 +155,7 @@ def _keys(checkpoint: Checkpoint, architecture: Architecture, file_type: int) ->
         if name == "head_dim":
             own["attention.value_length"] = config.head_dim
         if name == "eps":
-            own["rope.dimension_count"] = config.turned
+            own["rope.dimension_count"] = config.rotary_features
     own |= architecture.write(config)
     match config.scaling:
         case LinearScaling(factor):

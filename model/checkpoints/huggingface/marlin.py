@@ -46,7 +46,7 @@ class Marlin(Rule):
         own = slice(start - first * TOGETHER, stop - first * TOGETHER)
         width = TOGETHER * TILE // 8  # words of four tiles
         words = np.ascontiguousarray(arrays["B"][:, first * width : end * width])
-        # Of the rows of a tile: row, half; of its columns: pair, number within, half.
+        # A tile's rows are (row, half), and its columns are (pair, number within, half).
         codes = unpack_words(words, 4).reshape(len(words), end - first, 8, 4, 4, 2, 2, 2)
         blocks, row, pair, tile, within, half, other = range(1, 8)
         codes = codes.transpose(blocks, tile, half, row, 0, other, pair, within).reshape(-1, cols)

@@ -29,7 +29,7 @@ from model.checkpoints.strict_json import read_object, short
 from model.tensors import QUANTIZABLE, Weight
 
 INSTEAD = "take the original and quantize it by `llamaspec convert --quantize`, or a release as GGUF, AWQ, GPTQ or FP8"
-# What loads a model whose layout is not read, by its quant_method.
+# The software that loads a model whose layout is not read, by its quant_method.
 OWNERS = {
     **{name: f"transformers with {name}" for name in ("aqlm", "vptq", "eetq")},
     "spqr": "transformers with spqr_quant",

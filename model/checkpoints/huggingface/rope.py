@@ -125,7 +125,7 @@ def format_rope(config: Config, keys: RopeKeys) -> dict[str, Any]:
     """Format the keys that `read_rope` reads, so that transformers 4 and 5 read them alike."""
     scaling = _format_scaling(config.scaling)
     whole = config.rotary_dim is None and keys.fraction == 1
-    fraction = {} if whole else {"partial_rotary_factor": config.turned / config.head_dim}
+    fraction = {} if whole else {"partial_rotary_factor": config.rotary_features / config.head_dim}
     # transformers 4 reads these two, 5 the one after
     written: dict[str, Any] = {"rope_theta": config.theta, "rope_scaling": scaling, **fraction}
     if isinstance(config.scaling, LongRopeScaling):

@@ -1,0 +1,176 @@
+"""A model loaded onto one device: its weights are read while its programs are compiled, where memory has room for both.
+
+`model.parallel.load` is the counterpart for several devices.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from model.checkpoints.checkpoint import Checkpoint
+from model.ops.choice import Choice, ops_for
+from model.ops.emulated import emulated_ops, with_roundings
+from model.running.device import Device, room
+from model.running.jax_backend import JaxBackend
+from model.running.memory import Memory, check_fits, gigabytes, memory_of, shortage_named
+from model.running.process import give_back_compilers_memory, is_large, keep_heaps_small
+from model.running.program_store import ProgramStore, facts
+from model.running.programs import Layout, Programs, are_stored, compile_programs, first_programs
+from model.running.start_clock import StartClock
+from model.weights.params import Params, Progress, abstract_params, check_weights, load_params
+from reference.config import Config
+
+COMPILERS_ROOM = 4 << 30  # bytes of a GPU that compiling may take while weights are read
+READERS = 8  # threads that read weights for a GPU
+
+
+def load_on_one_device(
+    checkpoint: Checkpoint,
+    run: Checkpoint,
+    *,
+    layout: Layout,
+    dtype: np.dtype,
+    device: Device,
+    kernels: str,
+    greedy: bool,
+    prompt: int | None,
+    roundings: dict[str, str],
+    own_process: bool,
+    compile_cache: str | Path | None,
+    progress: Progress,
+    clock: StartClock,
+) -> JaxBackend:
+    """Load `run`, which is `checkpoint` or what it becomes when it is quantized, onto the default device.
+
+    `roundings` are those of `model.ops.emulated`, empty where nothing is emulated. The other arguments are those of
+    `model.llama.load_backend`. Raises ValueError for kernels that the device lacks, MemoryError for a model that does
+    not fit, CheckpointError for files that cannot be used.
+    """
+    config, platform, (free, others) = checkpoint.config, device.platform, room()
+    shapes = abstract_params(config, dtype=dtype, positions=layout.rows, tensors=run.tensors)
+    params = with_roundings(shapes, roundings, config=config)
+    choice = ops_for(
+        kernels,
+        config,
+        shapes,
+        batch=layout.batch,
+        capacity=layout.rows,
+        cache_dtype=layout.cache_dtype,
+        device=device,
+    )
+    if roundings:
+        choice = choice._replace(ops=emulated_ops(choice.ops))
+    plan = partial(plan_memory, params, config, layout, platform)
+    layout = layout.fitted(plan, free)
+    memory = plan(layout.widest)
+    check_fits(memory, context=layout.capacity, available=free, others=others)
+
+    # A compiler needs memory that the weights of a large model leave on a GPU, and on a CPU its own plan counts.
+    on_cpu, roomy = platform == "cpu", memory.running + COMPILERS_ROOM <= free
+    prompt = None if on_cpu and is_large(config) else prompt
+    store = None
+    if compile_cache is not None:
+        store = _store(Path(compile_cache), params, config, layout, choice, kernels, roundings)
+    stored = are_stored(store, first_programs(layout, greedy=greedy, prompt=prompt))
+    beside = stored or (roomy and not on_cpu)
+    # Weights that are quantized again are decoded first, and the check is of what is stored.
+    requantized = run is not checkpoint and any(tensor.codes for tensor in checkpoint.tensors.values())
+    checked = not beside or requantized
+    if checked:
+        check_weights(checkpoint, progress=progress)
+    if own_process:
+        keep_heaps_small(config, platform=platform)
+    compiling = partial(
+        compile_programs,
+        params,
+        config,
+        ops=choice.ops,
+        layout=layout,
+        platform=platform,
+        greedy=greedy,
+        prompt=prompt,
+        compiled=partial(give_back_compilers_memory, config, platform=platform) if own_process else None,
+        store=store,
+    )
+    reading = partial(
+        load_params,
+        run,
+        dtype=dtype,
+        positions=layout.rows,
+        checked=checked,
+        readers=1 if on_cpu or not roomy else READERS,
+        progress=progress,
+    )
+    start = _beside if beside else _one_after_the_other
+    with shortage_named(f"{gigabytes(memory.weights)} of weights"):
+        programs, weights = start(compiling, reading, progress=progress, clock=clock)
+    weights = with_roundings(weights, roundings, config=config)
+    clock.end()
+    return JaxBackend(weights, programs, config, choice=choice, layout=layout, device=device)
+
+
+def plan_memory(params: Params, config: Config, layout: Layout, platform: str, widest: int) -> Memory:
+    """Plan the memory of a layout whose widest chunk of a prompt has so many tokens."""
+    return memory_of(
+        params,
+        config,
+        batch=layout.batch,
+        context=layout.capacity,
+        chunk=layout.chunk,
+        platform=platform,
+        cache_dtype=layout.cache_dtype,
+        wide=widest,
+    )
+
+
+def _store(
+    folder: Path,
+    params: Params,
+    config: Config,
+    layout: Layout,
+    choice: Choice,
+    kernels: str,
+    roundings: dict[str, str],
+) -> ProgramStore:
+    """Find the programs in `folder` that follow from all of this."""
+    about = (jax.tree.structure(params), jax.tree.leaves(params), config, layout, choice.kernels, choice.plain, kernels)
+    return ProgramStore(folder, facts(*about, roundings))
+
+
+def _one_after_the_other(
+    compiling: Callable[[], Programs], reading: Callable[[], Params], *, progress: Progress, clock: StartClock
+) -> tuple[Programs, Params]:
+    """Compile first: the compiler then has the memory that weights will take."""
+    progress("compiling", 0.0)
+    clock.begin("compile")
+    programs = compiling()
+    clock.begin("read")
+    weights = reading()
+    clock.begin("upload")
+    jax.block_until_ready(weights)
+    return programs, weights
+
+
+def _beside(
+    compiling: Callable[[], Programs], reading: Callable[[], Params], *, progress: Progress, clock: StartClock
+) -> tuple[Programs, Params]:
+    """Compile, or load what is stored, in a thread of its own while weights are read."""
+
+    def compiled() -> Programs:
+        with clock.beside("compile"):
+            return compiling()
+
+    with ThreadPoolExecutor(1) as pool:
+        programs = pool.submit(compiled)
+        clock.begin("read")
+        weights = reading()
+        clock.begin("upload")
+        jax.block_until_ready(weights)
+        clock.begin("compile")
+        if not programs.done():
+            progress("compiling", 0.0)
+        return programs.result(), weights
