@@ -115,7 +115,7 @@ def remove_what_is_unfinished() -> None:
         staging.remove_unfinished()
     if multiprocessing := sys.modules.get("multiprocessing"):
         for process in multiprocessing.active_children():
-            process.kill()
+            process.terminate()  # not `kill`: a process of `verify` has a candidate to end, which may hang
     if candidates := sys.modules.get("verify.process"):
         candidates.kill_all()
 
