@@ -113,7 +113,7 @@ def remove_what_is_unfinished() -> None:
     """Remove half-written files, and end the processes that work for this one."""
     _known("model.checkpoints.staging", "remove_unfinished")()
     for process in _known("multiprocessing", "active_children")():
-        process.kill()
+        process.terminate()  # not `kill`: a process of `verify` has a candidate to end, which may hang
     _known("verify.process", "kill_all")()
 
 

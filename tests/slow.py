@@ -107,7 +107,7 @@ SLOW: dict[str, int] = {
     "tests/test_verify_mutants.py::test_every_mutant_is_found_out[long ops]": 0,  # 70
     "tests/test_verify_backward.py::test_automatic_differentiation_is_within_bounds[attention_backward-bfloat16]": 0,
     # The server: a browser, and clients that stall.
-    "tests/test_xray_page.py": 0,  # 50, with a browser; its data have tests/test_xray.py
+    "tests/test_xray_page.py": 0,  # 20, with a browser; its data have tests/test_xray.py
     "tests/test_serving_page.py::test_regenerate_edit_and_the_same_seed": 0,  # 5
     "tests/test_serving_page.py::test_settings_reach_the_engine_and_history_is_kept": 0,  # 3
     "tests/test_serving_page.py::test_a_narrow_screen_has_no_sideways_scrolling": 1,  # 3 each

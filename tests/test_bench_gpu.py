@@ -43,6 +43,7 @@ from pallas_kernels.parts.tile import MOST_ROWS, Tile, tile_for
 from pallas_kernels.unsupported import Unsupported
 from tests.charts import rectangles
 from tests.processes import REPOSITORY
+from tests.waiting import PATIENCE
 
 
 def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -396,10 +397,10 @@ def test_processes_of_a_part_that_is_interrupted_are_ended_and_what_they_found_i
         started(processes[share])
         yield Found("right", {"case": f"of share {share}"})
         if share == 0:
-            assert other_began.wait(60)
+            assert other_began.wait(PATIENCE)
             raise KeyboardInterrupt
         other_began.set()
-        assert processes[share].ended.wait(60)
+        assert processes[share].ended.wait(PATIENCE)
         yield Found("right", skipped("right", "it ended with -9"))
 
     monkeypatch.setattr(suite, "run_part", share_of)

@@ -20,7 +20,15 @@ from learn.lab.folder import ALL, KERNEL, function_of
 from learn.lab.folder import write as write_exercise
 from tests.processes import REPOSITORY
 from tests.terminals import CTRL_C, CTRL_Z, at_terminal
-from tests.waiting import PATIENCE, main_thread_seconds, session_lives, session_seconds, until, wait_for_end, works_in
+from tests.waiting import (
+    PATIENCE,
+    main_thread_seconds,
+    processes_in,
+    session_lives,
+    session_seconds,
+    until,
+    wait_for_end,
+)
 
 AT_ONCE = 2.0  # processor seconds of the main thread, which takes fewer on a busy machine
 # A shell starts a command in the foreground like this, even if whoever runs the tests ignores SIGINT. Ctrl-C before
@@ -62,7 +70,7 @@ def interrupted(
             os.killpg(process.pid, number)
             seconds = wait_for_end(process) - before
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # whose leader nobody has waited for
         _, said = process.communicate()
     return process.returncode, seconds, said
 
@@ -219,14 +227,19 @@ def test_ctrl_c_ends_a_judge_whose_kernel_never_answers(tmp_path, phase):
         arguments += ["--time", f"--at=rows={TIMED}", "--html=page.html", "--dtype=float32", "--examples=5", "--seed=1"]
     file.write_text(HOLDS.format(function_of(ALL[1]), f"len(x) == {TIMED}" if phase == "timed" else "True"))
     before = {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts}
-    with at_terminal(*arguments, cwd=tmp_path) as terminal:
-        terminal.wait_for(f"{ALL[1].op} float32, timed" if phase == "timed" else f"{ALL[1].op} float32")
-        terminal.type(CTRL_C)
-        status, shown = terminal.wait()
-    assert status == 130
-    assert not any(word in shown for word in ("Traceback", "Error", "Interrupt", "hung", "not yet", "violated")), shown
-    assert {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts} == before
-    until(lambda: not works_in(tmp_path))  # nor is the process of the kernel
+    try:
+        with at_terminal(*arguments, cwd=tmp_path) as terminal:
+            terminal.wait_for(f"{ALL[1].op} float32, timed" if phase == "timed" else f"{ALL[1].op} float32")
+            terminal.type(CTRL_C)
+            status, shown = terminal.wait()
+        assert status == 130
+        wrong = ("Traceback", "Error", "Interrupt", "hung", "not yet", "violated")
+        assert not any(word in shown for word in wrong), shown
+        assert {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts} == before
+        until(lambda: not processes_in(tmp_path))  # nor is the process of the kernel
+    finally:
+        for left in processes_in(tmp_path):
+            os.kill(left, signal.SIGKILL)
 
 
 def test_what_is_typed_during_an_answer_is_not_shown_within_it(monkeypatch):

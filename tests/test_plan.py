@@ -323,12 +323,8 @@ def test_what_other_programs_hold_of_a_gpu_is_not_free(monkeypatch):
     assert room() == (59_400_000_000, 0)
     monkeypatch.setattr("model.running.device.cuda_memory", lambda: None)
     assert room() == (59_400_000_000, 0)
-
-
-def test_a_gpu_whose_allocator_counts_nothing_has_what_cuda_says(monkeypatch):
-    """JAX says nothing where XLA_PYTHON_CLIENT_ALLOCATOR is `platform`; the machine's memory is no answer."""
-    gpu = SimpleNamespace(platform="gpu", memory_stats=lambda: None)
-    monkeypatch.setattr("model.running.device.jax.local_devices", lambda: [gpu])
+    # JAX counts nothing where XLA_PYTHON_CLIENT_ALLOCATOR is `platform`; the machine's memory is no answer.
+    gpu.memory_stats = lambda: None
     monkeypatch.setattr("model.running.device.cuda_memory", lambda: (5_000_000_000, 80_000_000_000))
     assert room() == (5_000_000_000, 0)
 

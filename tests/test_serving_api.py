@@ -111,7 +111,8 @@ def test_text_that_stays_back_comes_out_at_the_end():
             connection.sendall(request_bytes("/v1/completions", body | {"stream": True}))
             begun = b""
             while b"fox" not in begun:
-                begun += connection.recv(1 << 16)
+                begun += (part := connection.recv(1 << 16))
+                assert part, begun
             engine.pause = None
             streamed = parse_reply(begun + received(connection)).body.decode()
         assert '"text":" tw"' in streamed or '"text":"tw"' in streamed

@@ -22,7 +22,7 @@ from serving.request import Finished, Request
 from serving.scheduler import Draws, Limits
 from serving.watchdog import DeviceHangs, Watchdog
 from tests.serving_site import EOS, WORDS, FakeEngine, Running, make_site, read_reply, received, request_bytes, running
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 LIMITS = Limits(pages=100, page=8, rows=1, chunk=64, burst=2, context=128, waiting=20)
 FOX = {"prompt": "The fox", "max_tokens": 50}
@@ -38,7 +38,7 @@ class Dying:
     def run(self, plan, requests, masks) -> Outcome:
         if any(row.start >= len(requests[row.number].prompt) for row in plan.rows):
             self.waits.set()
-            assert self.dies.wait(60)
+            assert self.dies.wait(PATIENCE)
             if not self.goes_on:
                 raise MemoryError("no room\nfor 5 GB")
         return Outcome({row.number: Draws(WORDS[: row.steps], None) for row in plan.rows}, {}, None)
@@ -52,7 +52,7 @@ def site() -> Iterator[Running]:
 
 
 def asked(site: Running, **options: Any) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", site.port), timeout=60)
+    connection = socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE)
     connection.sendall(request_bytes("/v1/completions", FOX | options))
     return connection
 
@@ -107,7 +107,7 @@ def test_the_command_ends_with_one_line_and_1(monkeypatch, caplog):
     replies = []
 
     def ask(port: int) -> None:
-        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
             connection.sendall(request_bytes("/v1/completions", FOX))
             replies.append(read_reply(connection))
 
@@ -120,7 +120,7 @@ def test_the_command_ends_with_one_line_and_1(monkeypatch, caplog):
     monkeypatch.setattr("commands.serve.say", said)
     monkeypatch.setattr("serving.loading.load_engine", lambda *_, **__: engine)
     ended = click.testing.CliRunner().invoke(serve, ["stories", "--port", "0"])
-    threads[0].join(60)
+    threads[0].join(PATIENCE)
     assert [reply.status for reply in replies] == [500]
     assert ended.exit_code == 1 and ended.stdout == ""
     assert ended.stderr == "error: the engine failed: MemoryError('no room\\nfor 5 GB')\n"
@@ -132,9 +132,9 @@ def test_a_command_that_is_told_to_end_does_not_wait_for_a_device_for_ever(monke
     engine = BatchingEngine(hanging, LIMITS, vocab=1024, eos=frozenset([EOS]))
 
     def hang(port: int) -> None:
-        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
             connection.sendall(request_bytes("/v1/completions", FOX))
-            assert hanging.waits.wait(60)
+            assert hanging.waits.wait(PATIENCE)
             os.kill(os.getpid(), signal.SIGTERM)
             read_reply(connection)
 
@@ -188,7 +188,7 @@ def hung(monkeypatch) -> Iterator[Any]:
 
 def take_too_long(hung: Any) -> None:
     """Wait until the step hangs, and only then let it be too long, so that no other step can be."""
-    assert hung._executor.waits.wait(60)
+    assert hung._executor.waits.wait(PATIENCE)
     hung._watchdog.seconds = 0.25
 
 
@@ -227,7 +227,7 @@ def test_a_command_whose_device_hangs_ends_with_one_line_and_1(hung, monkeypatch
     said, statuses, replies = [], [], []
 
     def ask(port: int) -> None:
-        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
             connection.sendall(request_bytes("/v1/completions", FOX))
             take_too_long(hung)
             replies.append(read_reply(connection).status)
@@ -248,7 +248,7 @@ def test_a_command_whose_device_hangs_ends_with_one_line_and_1(hung, monkeypatch
     monkeypatch.setattr("commands.serve.os._exit", end)
     monkeypatch.setattr("serving.loading.load_engine", lambda *_, **options: asked_for.update(options) or hung)
     click.testing.CliRunner().invoke(serve, ["stories", "--port", "0", "--step-seconds", "7"])
-    threads[0].join(60)
+    threads[0].join(PATIENCE)
     assert (statuses, replies) == ([1], [500])
     assert said[1:] == ["error: the device hangs: a step has not ended in 0.25 s"]
     assert asked_for["step_seconds"] == 7
@@ -263,7 +263,7 @@ def test_a_step_that_ends_late_is_nobodys(hung):
     told = [*events]
     hung._executor.goes_on = True
     hung._executor.dies.set()
-    hung._thread.join(60)
+    hung._thread.join(PATIENCE)
     assert not hung._thread.is_alive()
     assert isinstance(hung.failed, DeviceHangs) and events == told and events[-1].reason == "error"
 
@@ -286,8 +286,8 @@ def test_a_step_does_not_end_while_it_is_judged(hung, monkeypatch):
 
     monkeypatch.setattr(hung._watchdog, "look", look)
     hung.submit(Request((1, 2), 50), events.append)
-    assert judged.wait(60)
-    hung._thread.join(60)
+    assert judged.wait(PATIENCE)
+    hung._thread.join(PATIENCE)
     until(lambda: not hung._open)  # Everybody has been told.
     assert isinstance(hung.failed, DeviceHangs) and not hung._thread.is_alive()
     assert [event.reason for event in events if isinstance(event, Finished)] == ["error"]
@@ -301,11 +301,11 @@ def test_everybody_is_told_once_where_the_step_fails_after_all(hung):
         events.append(event)
         if isinstance(event, Finished) and threading.current_thread() is not hung._thread:
             hung._executor.dies.set()  # The step raises while everybody is told that it hangs.
-            hung._thread.join(60)
+            hung._thread.join(PATIENCE)
 
     hung.submit(Request((1, 2), 50), deliver)
     take_too_long(hung)
-    hung._thread.join(60)
+    hung._thread.join(PATIENCE)
     until(lambda: not hung._open)
     assert [event.reason for event in events if isinstance(event, Finished)] == ["error"]
     assert isinstance(hung.failed, DeviceHangs) and hung.stats().finished["error"] == 1

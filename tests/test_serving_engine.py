@@ -21,7 +21,7 @@ from serving.request import (
 )
 from serving.scheduler import Draws, Limits
 from tests.scheduler_machine import EOS, alone, next_token
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 VOCAB, CONTEXT = 9, 40
 LIMITS = Limits(pages=40, page=2, rows=3, chunk=4, burst=4, context=CONTEXT, waiting=20)
@@ -36,7 +36,7 @@ class Fake:
         self.goes_on.set()
 
     def run(self, plan, requests, masks) -> Outcome:
-        self.goes_on.wait(60)
+        self.goes_on.wait(PATIENCE)
         if self.error:
             raise self.error
         draws, reports = {}, {}
@@ -81,7 +81,7 @@ class Client:
             self.ended.set()
 
     def wait(self) -> Finished:
-        assert self.ended.wait(60)
+        assert self.ended.wait(PATIENCE)
         end = self.events[-1]
         assert isinstance(end, Finished) and end.completion_tokens == len(self.ids)
         return end
@@ -181,7 +181,7 @@ def test_a_deadline_passes(engine, fake):
     fake.goes_on.clear()
     client, other = Client(), Client()
     engine.submit(endless(deadline=0.01), client)
-    engine.submit(endless((1, 2), deadline=60.0), other)
+    engine.submit(endless((1, 2), deadline=PATIENCE), other)
     sleep(0.02)
     fake.goes_on.set()
     assert client.wait().reason == "expired"
@@ -234,7 +234,7 @@ def test_a_client_that_raises_is_dropped_alone(engine):
 def test_draining_lets_texts_end_and_accepts_none(engine, fake):
     client = Client()
     engine.submit(endless(), client)
-    assert engine.drain(60.0)
+    assert engine.drain(PATIENCE)
     assert client.wait().reason == "context"
     with pytest.raises(QueueFull, match="accepts no more"):
         engine.submit(endless(), Client())
@@ -268,7 +268,7 @@ def test_a_failure_is_told_to_all_and_its_reason_to_the_log(engine, fake, caplog
     assert isinstance(engine.failed, MemoryError)
     with pytest.raises(QueueFull, match="failed"):
         engine.submit(endless(), Client())
-    assert engine.drain(60.0)
+    assert engine.drain(PATIENCE)
 
 
 @pytest.mark.parametrize("what", ["plan", "done", "ended"])
@@ -291,7 +291,7 @@ def test_a_scheduler_that_fails_keeps_nobody_waiting(engine, fake, what, monkeyp
     ends = [client.wait() for client in clients]
     assert all(end[0::4] == ("error", FAILED) or end.reason == "length" for end in ends)  # told before it failed
     assert isinstance(engine.failed, KeyError) and ends[-1].reason == "error"
-    assert engine.drain(60.0)
+    assert engine.drain(PATIENCE)
 
 
 def test_a_log_that_fails_keeps_nobody_waiting(engine, fake, monkeypatch):
@@ -312,5 +312,5 @@ def test_memory_is_flat(engine):
         engine.submit(Request((1, i % 5, i % 7), 2, seed=i), client)
         if i % 10 == 9:
             client.wait()
-    assert engine.drain(60.0)
+    assert engine.drain(PATIENCE)
     assert not engine._open and not engine._scheduler.waiting and len(engine._scheduler.pool.nodes) < LIMITS.pages

@@ -25,6 +25,7 @@ from serving.loading import load_engine
 from serving.request import MOST_LOGPROBS, Event, Finished, PromptLogprobs, Request, Tokens
 from tests.served_models import EOS, LIMITS, OWN_KEYS, POISON, Answer, Server, served
 from tests.strategies import share_of
+from tests.waiting import PATIENCE
 
 MODELS = (OWN_KEYS, "3 to 1, q/k norms, window")
 BFLOAT16 = np.dtype(jnp.bfloat16)
@@ -214,7 +215,7 @@ def answers(engine: BatchingEngine, requests: Sequence[Request]) -> list[list[Ev
                 end.set()
 
         engine.submit(request, take)
-    assert all(end.wait(120) for end in ends) and engine.failed is None
+    assert all(end.wait(PATIENCE) for end in ends) and engine.failed is None
     return events
 
 

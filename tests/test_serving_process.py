@@ -89,7 +89,7 @@ def test_killed_and_started_again_at_the_same_port(few):
     with served(port=few.port, log=Path("/dev/full")) as second:
         assert text_of(second.port) == text
         second.process.send_signal(signal.SIGTERM)
-        assert second.process.wait(60) == 0
+        assert second.process.wait(PATIENCE) == 0
 
 
 def test_a_second_signal_ends_at_once_what_the_first_lets_run(tmp_path):
@@ -102,7 +102,7 @@ def test_a_second_signal_ends_at_once_what_the_first_lets_run(tmp_path):
             probe.sendall(request_bytes("/health"))
             assert read_reply(probe).status == 200  # It goes on.
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(60) == 128 + signal.SIGTERM
+        assert server.process.wait(PATIENCE) == 128 + signal.SIGTERM
         with suppress(ConnectionResetError):
             while received := connection.recv(1 << 16):
                 rest += received

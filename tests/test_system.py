@@ -14,6 +14,7 @@ import pytest
 from model import system
 from tests.families import FAMILIES, write_checkpoint
 from tests.processes import REPOSITORY, run_python
+from tests.waiting import PATIENCE
 
 FILES = ("MEMORY", "PROCESSORS", "DRIVER", "MAPPINGS")
 
@@ -206,5 +207,5 @@ def in_a_process(code: str, folder: Path, *arguments: str) -> subprocess.Complet
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         **{"cwd": folder, "env": os.environ | {"PYTHONPATH": str(REPOSITORY)}, "capture_output": True, "text": True},
-        timeout=120,
+        timeout=PATIENCE,
     )

@@ -5,9 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,10 @@ import numpy as np
 import pytest
 
 import cli
+from commands.interrupt import remove_what_is_unfinished
 from tests.waiting import PATIENCE, session_lives, session_seconds, until
 from verify import examination, runner
+from verify.campaign import Campaign, Job, _end_when_told, _run_all
 from verify.candidate import Direct, Failure, Worker
 from verify.catalogue import CONTRACTS, IMPLEMENTATIONS
 from verify.drawing import uniform
@@ -36,6 +41,11 @@ def slow(x, y):
         file.write(".")
     time.sleep(0.02)
     return x + y
+
+def hangs(x, y):
+    with open("process", "w") as file:
+        print(os.getpid(), file=file)
+    time.sleep(1000)
 
 def garbage(x, y):
     calls.append(1)
@@ -185,8 +195,9 @@ def test_what_ends_the_program_passes_through_hypothesis(monkeypatch, ending):
     assert ended.value is ending
 
 
-def started(folder: Path, *arguments: str, told: str) -> subprocess.Popen[str]:
-    """A command, once it has written `told` to stderr."""
+@contextmanager
+def started(folder: Path, *arguments: str, told: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a command, once it has written `told` to stderr; it and its processes are killed on the way out."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         # A shell starts a command with both handlers; a background job ignores SIGINT, and nohup ignores SIGHUP.
@@ -195,10 +206,15 @@ def started(folder: Path, *arguments: str, told: str) -> subprocess.Popen[str]:
          "import cli; cli.main()", "verify", *arguments, "--time-budget=inf"],
         cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
-    assert process.stderr is not None
-    while told not in process.stderr.readline():
-        assert process.poll() is None
-    return process
+    try:
+        assert process.stderr is not None
+        while told not in process.stderr.readline():
+            assert process.poll() is None
+        yield process
+    finally:
+        with suppress(ProcessLookupError):  # none is left
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
@@ -206,11 +222,11 @@ def started(folder: Path, *arguments: str, told: str) -> subprocess.Popen[str]:
 def test_a_signal_ends_a_run_without_a_verdict(folder, number, status, calls):
     """Before the candidate is called, and between two of 10,000 calls."""
     slow = ("add", "--candidate", "candidates:slow", "--arrays", "numpy", "--examples", "10000")
-    process = started(folder, *slow, told="seed")
-    if calls:
-        until(lambda: (folder / "calls").exists() and (folder / "calls").stat().st_size >= calls)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=PATIENCE)
+    with started(folder, *slow, told="seed") as process:
+        if calls:
+            until(lambda: (folder / "calls").exists() and (folder / "calls").stat().st_size >= calls)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == status
     assert "within bounds" not in out and "violated" not in out
     assert "Traceback" not in err
@@ -218,22 +234,40 @@ def test_a_signal_ends_a_run_without_a_verdict(folder, number, status, calls):
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_mutants_without_a_score(folder, number, status):
-    process = started(folder, "--mutants", "--seed", "0", told="seed")
-    assert process.stdout is not None
-    process.stdout.readline()
-    process.send_signal(number)
-    out, err = process.communicate(timeout=PATIENCE)
+    with started(folder, "--mutants", "--seed", "0", told="seed") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(number)
+        out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == status
     assert "mutants killed" not in err and "| all |" not in out
 
 
 def test_a_signal_ends_what_runs_side_by_side(folder):
-    process = started(folder, "add", "rmsnorm", "softmax", "--examples", "100000", told="seed")
-    until(lambda: session_seconds(process.pid) > 6)  # by then all of them judge
-    process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 143 and "within bounds" not in out
-    until(lambda: not session_lives(process.pid))
+    with started(folder, "add", "rmsnorm", "softmax", "--examples", "100000", told="seed") as process:
+        until(lambda: session_seconds(process.pid) > 6)  # by then all of them judge
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 143 and "within bounds" not in out
+        until(lambda: not session_lives(process.pid))
+
+
+def test_a_judge_that_ends_at_once_leaves_no_candidate_of_a_process_of_its_own(folder):
+    """The judge is killed with nobody to kill the candidate, unless it is told to end and does that itself."""
+    told, left = folder / "process", None
+    campaign = Campaign(seed=1, arrays="numpy", dtypes=("float32",), examples=5, seconds=np.inf, timeout=np.inf)
+    try:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_end_when_told) as pool:
+            pool.submit(_run_all, Job("add", "candidates:hangs"), campaign)
+            until(lambda: told.exists() and told.read_text().endswith("\n"))
+            left = int(told.read_text())
+            remove_what_is_unfinished()
+        until(lambda: not Path("/proc", str(left)).exists())
+        left = None
+    finally:
+        if left:
+            with suppress(ProcessLookupError):
+                os.kill(left, signal.SIGKILL)
 
 
 def test_a_candidate_that_hangs_in_a_dtype_is_waited_for_once():

@@ -55,13 +55,14 @@ def session_lives(leader: int) -> bool:
     return any(found[0] not in "ZX" for found in _session(leader))
 
 
-def works_in(folder: Path) -> bool:
-    """Tell whether a process has this folder as its current one."""
+def processes_in(folder: Path) -> list[int]:
+    """List the processes that have this folder as their current one."""
+    found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):  # it has ended meanwhile, or is not ours
             if Path("/proc", name, "cwd").readlink() == folder:
-                return True
-    return False
+                found.append(int(name))
+    return found
 
 
 def _session(leader: int) -> Iterator[list[str]]:

@@ -195,8 +195,8 @@ def run_side_by_side(jobs: Sequence[Job], campaign: Campaign, *, at_once: int, p
 
 
 def _end_when_told() -> None:
-    """Let a process of the pool end its candidate before itself."""
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    """Let a process of the pool end its candidate before itself, whatever comes meanwhile."""
+    signal.signal(signal.SIGTERM, lambda number, _: (signal.signal(number, signal.SIG_IGN), sys.exit(128 + number)))
 
 
 def _check(jobs: Sequence[Job], campaign: Campaign) -> None:

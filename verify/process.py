@@ -9,7 +9,6 @@ import tempfile
 from pathlib import Path
 from time import monotonic
 from typing import Any
-from weakref import WeakSet
 
 from verify import worker
 
@@ -18,7 +17,7 @@ LOOKING = 0.1  # seconds between two looks at whether a process that does not an
 REPLY = 2**30  # bytes that the arrays of a reply may have
 SAID = 2**16  # bytes that are kept of what a candidate prints
 CHUNK = 2**20  # bytes read from a pipe at once
-RUNNING: WeakSet["Process"] = WeakSet()  # the processes that a judge which ends at once must not leave behind
+RUNNING: set["Process"] = set()  # the processes that a judge which ends at once must not leave behind
 
 
 class Process:
@@ -79,12 +78,12 @@ class Process:
 
     def kill(self) -> None:
         """Kill the process and its group, and wait for nothing."""
-        RUNNING.discard(self)
         try:
             os.killpg(self._popen.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
         self._popen.kill()
+        RUNNING.discard(self)  # last: before that, `kill_all` in another thread still sees to it
 
     def end(self) -> None:
         """Kill the process and its group, and wait for the process alone.
@@ -103,7 +102,7 @@ class Process:
 
 def kill_all() -> None:
     """Kill every process that runs: a candidate that hangs would not notice that its judge has ended."""
-    for process in [*RUNNING]:
+    for process in list(RUNNING):  # a copy in one step: another thread may start or end one meanwhile
         process.kill()
 
 
