@@ -84,7 +84,7 @@ def test_what_ops_read_and_compute_adds_up_to_the_cost_of_a_token(name):
 
 
 def test_an_op_reads_the_weights_of_its_own_layer():
-    """Those of a GGUF file may have more bits in some layers than in others."""
+    """A GGUF file may have more bits in some layers than in others."""
     config, _, model = model_of("biases, scaled RoPE")
     found = record(model, TOKENS, config=config, dtype="float32")
     first, *others = model.params.layers
