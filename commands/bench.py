@@ -9,7 +9,7 @@ import click
 
 from commands.interrupt import handled_by
 from commands.loading import cache_folder, prepare_jax, say_how
-from commands.options import MODEL, Verb, default_model, devices_option, kernels_option, quantize_option
+from commands.options import MODEL, POSITIVE, Verb, default_model, devices_option, kernels_option, quantize_option
 from commands.output import fail, write
 from commands.progress import progress_bar
 
@@ -46,7 +46,7 @@ DEFAULT = click.core.ParameterSource.DEFAULT
 @click.option(
     "--rate",
     "rates",
-    type=click.FloatRange(0, min_open=True),
+    type=POSITIVE,
     multiple=True,
     metavar="R",
     help="serve: let R requests come in a second, at random; may be repeated.  [default: 1/4, 1/2, 3/4 and all of what "

@@ -16,6 +16,7 @@ from commands.interrupt import SIGNALS, first_handled_by, remove_what_is_unfinis
 from commands.loading import prepare_jax
 from commands.options import (
     MODEL,
+    POSITIVE,
     Verb,
     combined,
     default_model,
@@ -41,7 +42,7 @@ NEEDED = {"aiohttp", "msgspec", "prometheus_client"}
 
 
 def _limit(name: str, kind: type, default: int | float, text: str) -> Any:
-    least = click.IntRange(1) if kind is int else click.FloatRange(0, min_open=True)
+    least = click.IntRange(1) if kind is int else POSITIVE
     return click.option(name, type=least, default=default, metavar="N", show_default=True, help=text)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commands.loading import prepare_jax
-from commands.options import Verb, devices_option, processes_options
+from commands.options import POSITIVE, Verb, devices_option, processes_options
 from commands.output import say
 from commands.progress import progress_bar
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 @click.command(cls=Verb)
 @click.option("--out", metavar="DIR", help="Write checkpoints to DIR, and the model to DIR/model at the end.")
-@click.option("--steps", type=int, default=8000, show_default=True, help="Stop after so many steps.")
-@click.option("--batch", type=int, default=16, show_default=True, help="Take so many documents a step.")
+@click.option("--steps", type=click.IntRange(1), default=8000, show_default=True, help="Stop after so many steps.")
+@click.option("--batch", type=click.IntRange(1), default=16, show_default=True, help="Take so many documents a step.")
 @click.option(
     "--answers",
-    type=float,
+    type=POSITIVE,
     default=10.0,
     show_default=True,
     help="Weigh answers about stories by this, beside all other text.",
 )
-@click.option("--lr", type=float, default=0.005, show_default=True, help="Set the highest learning rate.")
-@click.option("--dim", type=int, default=128, show_default=True, help="Set the width of the residual stream.")
-@click.option("--layers", type=int, default=10, show_default=True, help="Set how many layers there are.")
-@click.option("--heads", type=int, default=4, show_default=True, help="Set how many heads a layer has for queries.")
-@click.option("--kv-heads", type=int, default=2, show_default=True, help="Set how many it has for keys and values.")
-@click.option("--head-dim", type=int, default=32, show_default=True, help="Set the width of a head.")
-@click.option("--ffn", type=int, default=256, show_default=True, help="Set the width inside the feed-forward layers.")
-@click.option("--context", type=int, default=1024, show_default=True, help="Cut documents after so many tokens.")
+@click.option("--lr", type=POSITIVE, default=0.005, show_default=True, help="Set the highest learning rate.")
+@click.option("--dim", type=click.IntRange(1), default=128, show_default=True, help="Set the width of the residual stream.")
+@click.option("--layers", type=click.IntRange(1), default=10, show_default=True, help="Set how many layers there are.")
+@click.option("--heads", type=click.IntRange(1), default=4, show_default=True, help="Set how many heads a layer has for queries.")
+@click.option("--kv-heads", type=click.IntRange(1), default=2, show_default=True, help="Set how many it has for keys and values.")
+@click.option("--head-dim", type=click.IntRange(1), default=32, show_default=True, help="Set the width of a head.")
+@click.option("--ffn", type=click.IntRange(1), default=256, show_default=True, help="Set the width inside the feed-forward layers.")
+@click.option("--context", type=click.IntRange(2), default=1024, show_default=True, help="Cut documents after so many tokens.")
 @click.option(
     "--seed",
-    type=int,
+    type=click.IntRange(0),
     default=0,
     show_default=True,
     help="Draw with this seed; the same seed, the same documents and first weights.",
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 @click.option(
     "--remat", is_flag=True, help="Compute again what the gradient needs, which takes less memory and more time."
 )
-@click.option("--eval-every", type=int, default=400, show_default=True, help="Evaluate each so many steps.")
-@click.option("--save-every", type=int, default=100, show_default=True, help="Write a checkpoint each so many steps.")
+@click.option("--eval-every", type=click.IntRange(1), default=400, show_default=True, help="Evaluate each so many steps.")
+@click.option("--save-every", type=click.IntRange(1), default=100, show_default=True, help="Write a checkpoint each so many steps.")
 @devices_option
 @processes_options
 @click.option("--fsdp", is_flag=True, help="With --devices: cut weights and optimizer over them, too.")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commands.loading import cache_folder
-from commands.options import Verb, devices_option, json_option, parallel_option
+from commands.options import POSITIVE, Verb, devices_option, json_option, parallel_option
 from commands.output import write, write_json, write_rows
 from commands.verify_model import verify_model, walk_random_models
 from commands.verifying import for_terminal, heeded, verify_progress
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from verify.campaign import Campaign, Job
     from verify.contract import Contract
     from verify.mutant import Implementation
-
-
-POSITIVE = click.FloatRange(0, min_open=True)
 
 
 @click.command(cls=Verb)
