@@ -111,13 +111,15 @@ def is_importing(frame: FrameType | None) -> bool:
 
 def remove_what_is_unfinished() -> None:
     """Remove half-written files, and end the processes that work for this one."""
-    if staging := sys.modules.get("model.checkpoints.staging"):
-        staging.remove_unfinished()
-    if multiprocessing := sys.modules.get("multiprocessing"):
-        for process in multiprocessing.active_children():
-            process.terminate()  # not `kill`: a process of `verify` has a candidate to end, which may hang
-    if candidates := sys.modules.get("verify.process"):
-        candidates.kill_all()
+    _known("model.checkpoints.staging", "remove_unfinished")()
+    for process in _known("multiprocessing", "active_children")():
+        process.terminate()  # not `kill`: a process of `verify` has a candidate to end, which may hang
+    _known("verify.process", "kill_all")()
+
+
+def _known(module: str, name: str) -> Callable[[], Any]:
+    """Find a function of a module; one that does nothing where this is not imported, or not to its end."""
+    return getattr(sys.modules.get(module), name, list)
 
 
 @contextmanager

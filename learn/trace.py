@@ -280,7 +280,8 @@ def _timed(op: Callable, note: Callable[[float], object]) -> Callable:
 
 def _bytes_read(params: Any, config: Config, position: int, layer: int | None) -> dict[str, float]:
     """Count the bytes of `layer`, and of the head, that each op reads for one token."""
-    one = params._replace(layers=params.layers[:1])  # weights of all layers are equally large
+    first = layer or 0
+    one = params._replace(layers=params.layers[first : first + 1])  # a GGUF file quantizes some layers to more bits
     window = None if layer is None else config.window(layer)
     parts = decode_bytes(one, replace(config, layers=1, windows=(window,)), position=position, batch=1)
     return {part.removesuffix(" product"): read for part, read in parts.items()}

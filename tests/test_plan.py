@@ -40,14 +40,12 @@ SMALL = Config(64, 2, 4, 2, 16, 128, vocab=96, context=128, eps=1e-5, theta=1e4)
 
 WRITE = """
 import sys
-from dataclasses import replace
 from model.checkpoints.llama2c.write import write_llama2c
 from tests.random_models import random_checkpoint
 from tests.test_plan import DEEP, HEAVY, WIDE
 write_llama2c(random_checkpoint({"wide": WIDE, "heavy": HEAVY, "deep": DEEP}[sys.argv[1]], seed=0), sys.argv[2])
 """
 RUN = """
-import json
 import sys
 from model.checkpoints.open import open_checkpoint
 from model.llama import load_backend
@@ -85,16 +83,14 @@ def test_the_reference_takes_the_memory_that_loading_checks(tmp_path: Path):
 
 
 def run_takes(planned: Memory, *arguments: str):
-    """A process that reads a prompt and decodes takes so much: within 5 % and 50 MB.
-
-    Two programs that are compiled at once may take 70 MB more on a busy machine, so too much is measured again.
-    """
+    """A process takes so much memory: within 5 % and 50 MB. Compiles that overlap took 70 MB more at times."""
+    peak = np.inf
     for _ in range(3):
         done = run_python(RUN, *arguments)
         assert done.code == 0, done.err
-        if done.peak <= 1.05 * planned.peak + 50e6:
+        if (peak := min(peak, done.peak)) <= 1.05 * planned.peak + 50e6:
             break
-    assert abs(done.peak - planned.peak) <= 0.05 * done.peak + 50e6, (done.peak, planned)
+    assert abs(peak - planned.peak) <= 0.05 * peak + 50e6, (peak, planned)
 
 
 def test_this_machine_is_measured_for_a_plan(run, monkeypatch: pytest.MonkeyPatch):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from learn.trace import Trace, definitions, trace
+from learn.trace import Trace, definitions, record, trace
 from model.candidates.walking import random_checkpoint, walkable
 from model.insight.cost import decode_cost
 from model.ops.xla import XLA
@@ -83,6 +83,21 @@ def test_what_ops_read_and_compute_adds_up_to_the_cost_of_a_token(name):
     assert sum(visit.bytes for visit in told.visits) == cost.bytes - outside - norms - config.dim * 4
 
 
+def test_an_op_reads_the_weights_of_its_own_layer():
+    """A GGUF file may have more bits in some layers than in others."""
+    config, _, model = model_of("biases, scaled RoPE")
+    found = record(model, TOKENS, config=config, dtype="float32")
+    first, *others = model.params.layers
+    wide = first._replace(o=first.o._replace(weight=np.asarray(first.o.weight, np.float64)))
+    mixed = replace(model, params=model.params._replace(layers=[wide, *others]))
+    before, now = (
+        {(visit.layer, visit.op): visit.bytes for visit in each.at(0).visits}
+        for each in (found, replace(found, model=mixed))
+    )
+    more = first.o.weight.nbytes
+    assert now == before | {(0, "project_add"): before[0, "project_add"] + more}
+
+
 def jax_leaves(tree):
     import jax
 
@@ -90,7 +105,8 @@ def jax_leaves(tree):
 
 
 def is_bias(layer, array):
-    return not any(array is norm for norm in (layer.attention_norm, layer.ffn_norm))
+    norms = (layer.attention_norm, layer.ffn_norm, layer.q_norm, layer.k_norm)
+    return not any(array is norm for norm in norms)
 
 
 def test_a_wrong_op_is_seen_where_it_is_wrong():

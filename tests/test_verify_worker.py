@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import ml_dtypes
@@ -93,6 +94,12 @@ def test_a_judge_that_ends_at_once_leaves_no_process(worker):
     one.start()
     remove_what_is_unfinished()
     assert one._process._popen.wait(PATIENCE) == -signal.SIGKILL
+
+
+def test_a_signal_within_the_import_of_what_ends_processes_is_acted_on(monkeypatch):
+    for name in ("verify.process", "multiprocessing", "model.checkpoints.staging"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    remove_what_is_unfinished()
 
 
 def test_a_daemon_that_is_left_behind_delays_nothing(worker, tmp_path):

@@ -207,6 +207,21 @@ def test_a_page_that_a_newer_one_replaces_is_whole_until_then(tmp_path, monkeypa
     assert {file.name for file in tmp_path.iterdir()} == {"index.html", page.data_of(index).name}
 
 
+def test_what_a_killed_process_left_is_replaced_and_what_only_has_its_name_is_kept(tmp_path):
+    page._fill(tmp_path, {"model": "a"})
+    (tmp_path / "index.html").rename(tmp_path / ".index.html.01234567.partial")
+    (tmp_path / ".data-1.89abcdef.partial").mkdir()
+    page.check_folder(tmp_path)
+    page._fill(tmp_path, {"model": "b"})
+    assert {file.name for file in tmp_path.iterdir()} == {"index.html", "data-1"}
+    for name in page.DATA:
+        own = tmp_path / "own" / name
+        own.mkdir(parents=True)
+        with pytest.raises(FileExistsError, match="something else"):
+            page.check_folder(own.parent)
+        own.rmdir()
+
+
 def test_the_group_of_a_head_is_a_whole_number():
     assert "<mo>⌊</mo><mi>h</mi>" in FORMULAS["attention"] and "<mo>⌋</mo>" in FORMULAS["attention"]
 

@@ -10,6 +10,7 @@ index.html, with all else that it names. A new page fills another folder, and is
 
 import json
 import math
+import re
 import shutil
 from importlib.resources import files
 from pathlib import Path
@@ -24,12 +25,13 @@ MARK = '<meta name="generator" content="llamaspec xray">'
 BUDGET = 12_000_000  # bytes of the tokens' data: the newest tokens that fit can be chosen
 MOST = 32  # tokens that can be chosen
 DATA = ("data-1", "data-2")  # folders of what index.html names, in turn
+UNFINISHED = re.compile(rf"\.({'|'.join(DATA)}|index\.html)\.[0-9a-f]{{8}}\.partial")  # of `model.checkpoints.staging`
 
 
 def check_folder(folder: Path) -> None:
     """Raise FileExistsError unless the page may be written there: into nothing, an empty folder, or an older page."""
-    if not folder.exists() or (folder.is_dir() and all(file.name in DATA for file in folder.iterdir())):
-        return  # DATA without a page is what is left of a process that was killed
+    if not folder.exists() or (folder.is_dir() and all(map(_is_left, folder.iterdir()))):
+        return
     index = folder / "index.html"
     if not index.is_file() or MARK not in index.read_text(encoding="utf-8", errors="replace"):
         raise FileExistsError(f"{folder} holds something else than a page of xray: name another folder")
@@ -67,6 +69,11 @@ def data_of(index: Path) -> Path:
     """Give the folder that an index.html names; where there is no page, the one that the first page does not take."""
     page = index.read_text(encoding="utf-8", errors="replace") if index.exists() else ""
     return index.parent / next((name for name in DATA if f'"{name}/' in page), DATA[-1])
+
+
+def _is_left(file: Path) -> bool:
+    """Tell whether a process that was killed left this beside no page. Somebody's own data may have the same name."""
+    return bool(UNFINISHED.fullmatch(file.name)) or (file.name in DATA and (file / "state.js").is_file())
 
 
 def _fill(folder: Path, scripts: dict[str, str]) -> None:

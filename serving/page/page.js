@@ -57,16 +57,26 @@ function messagesOf(before) {
 }
 
 async function makeRoom(before, control) {
-  // Forget the oldest turns, as `llamaspec chat` does, until there is room for an answer.
+  // Forget the oldest turns as `llamaspec chat` does, if an answer has no room: until half of the context is free, since
+  // what stays is read anew, or until one turn is left. Nothing goes where that does not help: the server then says why.
   const room = Math.min(MOST_ROOM, context / 4, Number(at("max_tokens").value) || Infinity);
-  for (let oldest = before.findIndex((turn) => !turn.forgotten); oldest + 2 < before.length; oldest += 2) {
-    const body = JSON.stringify({ messages: messagesOf(before) });
+  const tokens = async (from) => {
+    const body = JSON.stringify({ messages: messagesOf(before.slice(from)) });
     const options = { method: "POST", headers: headers(), body, signal: control.signal };
     const response = await fetch("tokenize", options);
-    if (!response.ok || (await response.json()).count + room <= context) return;
-    for (const turn of before.slice(oldest, oldest + 2)) turn.forgotten = true;
-    draw();
+    return response.ok ? (await response.json()).count : NaN; // of which no comparison holds
+  };
+  const oldest = before.findIndex((turn) => !turn.forgotten);
+  let from = oldest;
+  let count = await tokens(from);
+  if (!(count + room > context)) return;
+  while (from + 2 < before.length && count > (from + 4 < before.length ? context / 2 : context - room)) {
+    from += 2;
+    count = await tokens(from);
   }
+  if (from === oldest || !(count <= context)) return;
+  for (const turn of before.slice(oldest, from)) turn.forgotten = true;
+  draw();
 }
 
 function request(before, seed, prefix) {
