@@ -41,9 +41,13 @@ class Server:
                 command, stderr=out, cwd=log.parent, env=environment | {"PYTHONPATH": str(REPOSITORY)}
             )
         address = re.compile(r"http://\S+(?=\n)")  # when all of the line is there
-        until(lambda: address.search(log.read_text()) or self.process.poll() is not None)
-        found = address.search(log.read_text())
-        assert found, log.read_text()
+        try:
+            until(lambda: address.search(log.read_text()) or self.process.poll() is not None)
+            found = address.search(log.read_text())
+            assert found, log.read_text()
+        except BaseException:
+            self.process.kill()
+            raise
         self.url = found[0]
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
