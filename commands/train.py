@@ -31,13 +31,27 @@ if TYPE_CHECKING:
     help="Weigh answers about stories by this, beside all other text.",
 )
 @click.option("--lr", type=POSITIVE, default=0.005, show_default=True, help="Set the highest learning rate.")
-@click.option("--dim", type=click.IntRange(1), default=128, show_default=True, help="Set the width of the residual stream.")
+@click.option(
+    "--dim", type=click.IntRange(1), default=128, show_default=True, help="Set the width of the residual stream."
+)
 @click.option("--layers", type=click.IntRange(1), default=10, show_default=True, help="Set how many layers there are.")
-@click.option("--heads", type=click.IntRange(1), default=4, show_default=True, help="Set how many heads a layer has for queries.")
-@click.option("--kv-heads", type=click.IntRange(1), default=2, show_default=True, help="Set how many it has for keys and values.")
+@click.option(
+    "--heads", type=click.IntRange(1), default=4, show_default=True, help="Set how many heads a layer has for queries."
+)
+@click.option(
+    "--kv-heads", type=click.IntRange(1), default=2, show_default=True, help="Set how many it has for keys and values."
+)
 @click.option("--head-dim", type=click.IntRange(1), default=32, show_default=True, help="Set the width of a head.")
-@click.option("--ffn", type=click.IntRange(1), default=256, show_default=True, help="Set the width inside the feed-forward layers.")
-@click.option("--context", type=click.IntRange(2), default=1024, show_default=True, help="Cut documents after so many tokens.")
+@click.option(
+    "--ffn",
+    type=click.IntRange(1),
+    default=256,
+    show_default=True,
+    help="Set the width inside the feed-forward layers.",
+)
+@click.option(
+    "--context", type=click.IntRange(2), default=1024, show_default=True, help="Cut documents after so many tokens."
+)
 @click.option(
     "--seed",
     type=click.IntRange(0),
@@ -55,8 +69,16 @@ if TYPE_CHECKING:
 @click.option(
     "--remat", is_flag=True, help="Compute again what the gradient needs, which takes less memory and more time."
 )
-@click.option("--eval-every", type=click.IntRange(1), default=400, show_default=True, help="Evaluate each so many steps.")
-@click.option("--save-every", type=click.IntRange(1), default=100, show_default=True, help="Write a checkpoint each so many steps.")
+@click.option(
+    "--eval-every", type=click.IntRange(1), default=400, show_default=True, help="Evaluate each so many steps."
+)
+@click.option(
+    "--save-every",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    help="Write a checkpoint each so many steps.",
+)
 @devices_option
 @processes_options
 @click.option("--fsdp", is_flag=True, help="With --devices: cut weights and optimizer over them, too.")

@@ -30,7 +30,7 @@ from model.tokenizers.limits import check_count, check_special
 from model.tokenizers.tokenizer import check_text
 from model.tokenizers.tokenizer_config import stated_bos
 
-MOST_BRACKETS = 700_000  # One list holds each merge: Llama 3 has 280,000 merges, Gemma 3 has 515,000.
+MOST_BRACKETS = 700_000  # One list holds each merge: Llama 3 has 280,000 merges, Gemma 1 and 2 have 581,000.
 MOST_VALUES = 3_000_000  # Gemma 3 has 1.3 million values.
 MOST_NAMES = 1_000_000  # Gemma 3 has 307,000 names of values, which are tokens for the most part.
 
