@@ -2,10 +2,9 @@
 
 The kernel enforces both limits, so that no call escapes them. ITIMER_PROF counts the seconds of all threads, on a busy
 machine as on an idle one, and ends the process. RLIMIT_DATA refuses memory, touched or not. VmHWM, which is reset
-before each call, is the peak of resident memory, with mapped files and Python itself. One process serves all calls of
-a session, since it takes half a second to start.
-
-A called function takes one text. The process imports its module at the first call.
+before each call, is the peak of resident memory, with mapped files and Python itself. One process serves many calls,
+since it takes half a second to start. It imports the module of the called function, which takes one text. Another takes
+its place for another module, and once calls have left much memory behind: a call would be charged with either.
 """
 
 import atexit
@@ -27,6 +26,7 @@ from model.checkpoints import CheckpointError
 
 SECONDS = 2.0
 BYTES = 500_000_000
+LEFT = 30_000_000  # bytes that calls may leave behind in one process
 PATIENCE = 300.0  # seconds by the clock for a call that waits and uses no processor
 
 REPOSITORY = Path(__file__).parents[1]
@@ -38,13 +38,19 @@ class Bounded:
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[str] | None = None
+        self.module = ""  # imported by the process
 
     def refusal(self, function: Callable[[str], object], argument: str) -> str | None:
         """The message of the CheckpointError that `function(argument)` raises; None where it returns.
 
         Raises AssertionError for any other exception, and for a call that takes too long or too much.
         """
+        if function.__module__ != self.module:
+            self.close()
+            self.module = function.__module__
         answer = self._ask({"module": function.__module__, "name": function.__name__, "argument": argument})
+        if answer["left"] > LEFT:
+            self.close()
         assert "crash" not in answer, answer["crash"]
         assert answer["bytes"] < BYTES, f"{answer['bytes'] / 1e6:.0f} MB of memory were in use"
         return answer["refusal"]
@@ -99,9 +105,11 @@ def process() -> Bounded:
 def serve() -> None:
     """Serve calls from standard input, a line each, with answers on standard output."""
     _set_limits()
+    left = 0
     for line in sys.stdin:
         request = json.loads(line)
         function = getattr(importlib.import_module(request["module"]), request["name"])
+        before = _status("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # This resets VmHWM.
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         answer: dict[str, Any] = {"refusal": None}
@@ -112,7 +120,8 @@ def serve() -> None:
         except BaseException:
             answer["crash"] = traceback.format_exc()
         signal.setitimer(signal.ITIMER_PROF, 0)
-        print(json.dumps(answer | {"bytes": _status("VmHWM")}), flush=True)
+        left += max(_status("VmRSS") - before, 0)
+        print(json.dumps(answer | {"bytes": _status("VmHWM"), "left": left}), flush=True)
 
 
 def _set_limits() -> None:

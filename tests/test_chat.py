@@ -367,7 +367,7 @@ def test_a_context_that_fills_up_ends_the_answer(kind):
     generation = talk.ask("Hi", [65] * 300, max_new_tokens=300)
     assert generation.finish_reason == "context"
     assert len(talk.chat.messages) == 2
-    with pytest.raises(ValueError, match="/reset"):
+    with pytest.raises(ValueError, match=r"forget what was said \(reset, make_room\)"):
         talk.chat.reply("Hi")
     assert len(talk.chat.messages) == 2
 
