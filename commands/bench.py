@@ -9,7 +9,16 @@ import click
 
 from commands.interrupt import handled_by
 from commands.loading import cache_folder, prepare_jax, say_how
-from commands.options import MODEL, POSITIVE, Verb, default_model, devices_option, kernels_option, quantize_option
+from commands.options import (
+    COUNT,
+    MODEL,
+    POSITIVE,
+    Verb,
+    default_model,
+    devices_option,
+    kernels_option,
+    quantize_option,
+)
 from commands.output import fail, write
 from commands.progress import progress_bar
 
@@ -33,12 +42,12 @@ DEFAULT = click.core.ParameterSource.DEFAULT
 @quantize_option
 @click.option(
     "--context",
-    type=click.IntRange(1),
+    type=COUNT,
     help="Take a prompt of so many tokens, and decode after them; serve: their median.",
 )
 @click.option(
     "--batch",
-    type=click.IntRange(1),
+    type=COUNT,
     default=1,
     show_default="1; 16 for serve",
     help="Run so many sequences at once; of several, the suite models times decoding alone.",

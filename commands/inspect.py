@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from commands.loading import cache_folder
-from commands.options import MODEL, SCHEME_NAMES, Verb, default_model, devices_option, json_option
+from commands.options import COUNT, MODEL, SCHEME_NAMES, Verb, default_model, devices_option, json_option
 from commands.output import write, write_json
 from commands.progress import progress_bar
 
@@ -24,7 +24,7 @@ from commands.progress import progress_bar
 @click.option(
     "--context", type=int, help="--plan: keep room for so many tokens.  [default: the model's context, 4096 at most]"
 )
-@click.option("--batch", type=click.IntRange(1), default=1, help="--plan: run so many sequences at once.  [default: 1]")
+@click.option("--batch", type=COUNT, default=1, help="--plan: run so many sequences at once.  [default: 1]")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="--plan: compute with weights of this dtype.")
 @click.option("--quantize", type=click.Choice(SCHEME_NAMES), help="--plan: quantize the matrices by this scheme.")
 @click.option("--cache", type=click.Choice(["int8"]), help="--plan: store the KV cache in int8.")

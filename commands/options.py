@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem
 
 from commands.output import say
 
+COUNT = click.IntRange(1)
 POSITIVE = click.FloatRange(0, min_open=True)
 BUILT_IN = "stories"  # the model that comes with the package
 SECTIONS = {  # of a verb's help, by the names of parameters; what is in none comes first
@@ -208,7 +209,7 @@ quantize_option = click.option(
 )
 devices_option = click.option(
     "--devices",
-    type=click.IntRange(1),
+    type=COUNT,
     metavar="N",
     help="Share the model among N devices; on a CPU, N parts of it.  [default: 1, or all of all processes]",
 )
@@ -221,7 +222,7 @@ parallel_option = click.option(
 )
 processes_options = combined(
     click.option("--coordinator", metavar="HOST:PORT", help="Meet the other processes here, at process 0."),
-    click.option("--processes", type=click.IntRange(1), metavar="N", help="Run the model in N processes."),
+    click.option("--processes", type=COUNT, metavar="N", help="Run the model in N processes."),
     click.option("--process", type=click.IntRange(0), metavar="I", help="Be process I of N, from 0 on."),
     click.option(
         "--timeout",

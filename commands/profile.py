@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from commands.loading import prepare_jax
-from commands.options import MODEL, Verb, default_model, json_option, kernels_option, quantize_option
+from commands.options import COUNT, MODEL, Verb, default_model, json_option, kernels_option, quantize_option
 from commands.output import write, write_json
 from commands.progress import progress_bar
 
@@ -18,7 +18,7 @@ from commands.progress import progress_bar
 @click.option("--shape", metavar="NAME", help="Take random weights of a published Llama in the place of MODEL.")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="Compute with weights of this dtype.")
 @quantize_option
-@click.option("--context", type=click.IntRange(1), help="Take a prompt of so many tokens, and decode after them.")
+@click.option("--context", type=COUNT, help="Take a prompt of so many tokens, and decode after them.")
 @kernels_option
 @click.option(
     "--trace", "trace_file", metavar="FILE", help="Write all that ran to FILE, for ui.perfetto.dev; .gz packs it."

@@ -15,6 +15,7 @@ import click
 from commands.interrupt import SIGNALS, first_handled_by, remove_what_is_unfinished
 from commands.loading import prepare_jax
 from commands.options import (
+    COUNT,
     MODEL,
     POSITIVE,
     Verb,
@@ -42,7 +43,7 @@ NEEDED = {"aiohttp", "msgspec", "prometheus_client"}
 
 
 def _limit(name: str, kind: type, default: int | float, text: str) -> Any:
-    least = click.IntRange(1) if kind is int else POSITIVE
+    least = COUNT if kind is int else POSITIVE
     return click.option(name, type=least, default=default, metavar="N", show_default=True, help=text)
 
 
@@ -76,7 +77,7 @@ def _limit(name: str, kind: type, default: int | float, text: str) -> Any:
     ),
     click.option(
         "--cache-tokens",
-        type=click.IntRange(1),
+        type=COUNT,
         metavar="N",
         help="Keep keys and values of N tokens.  [default: those of all requests, or half of the free memory]",
     ),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commands.loading import prepare_jax
-from commands.options import POSITIVE, Verb, devices_option, processes_options
+from commands.options import COUNT, POSITIVE, Verb, devices_option, processes_options
 from commands.output import say
 from commands.progress import progress_bar
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @click.command(cls=Verb)
 @click.option("--out", metavar="DIR", help="Write checkpoints to DIR, and the model to DIR/model at the end.")
-@click.option("--steps", type=click.IntRange(1), default=8000, show_default=True, help="Stop after so many steps.")
-@click.option("--batch", type=click.IntRange(1), default=16, show_default=True, help="Take so many documents a step.")
+@click.option("--steps", type=COUNT, default=8000, show_default=True, help="Stop after so many steps.")
+@click.option("--batch", type=COUNT, default=16, show_default=True, help="Take so many documents a step.")
 @click.option(
     "--answers",
     type=POSITIVE,
@@ -31,24 +31,12 @@ if TYPE_CHECKING:
     help="Weigh answers about stories by this, beside all other text.",
 )
 @click.option("--lr", type=POSITIVE, default=0.005, show_default=True, help="Set the highest learning rate.")
-@click.option(
-    "--dim", type=click.IntRange(1), default=128, show_default=True, help="Set the width of the residual stream."
-)
-@click.option("--layers", type=click.IntRange(1), default=10, show_default=True, help="Set how many layers there are.")
-@click.option(
-    "--heads", type=click.IntRange(1), default=4, show_default=True, help="Set how many heads a layer has for queries."
-)
-@click.option(
-    "--kv-heads", type=click.IntRange(1), default=2, show_default=True, help="Set how many it has for keys and values."
-)
-@click.option("--head-dim", type=click.IntRange(1), default=32, show_default=True, help="Set the width of a head.")
-@click.option(
-    "--ffn",
-    type=click.IntRange(1),
-    default=256,
-    show_default=True,
-    help="Set the width inside the feed-forward layers.",
-)
+@click.option("--dim", type=COUNT, default=128, show_default=True, help="Set the width of the residual stream.")
+@click.option("--layers", type=COUNT, default=10, show_default=True, help="Set how many layers there are.")
+@click.option("--heads", type=COUNT, default=4, show_default=True, help="Set how many heads a layer has for queries.")
+@click.option("--kv-heads", type=COUNT, default=2, show_default=True, help="Set how many it has for keys and values.")
+@click.option("--head-dim", type=COUNT, default=32, show_default=True, help="Set the width of a head.")
+@click.option("--ffn", type=COUNT, default=256, show_default=True, help="Set the width inside the feed-forward layers.")
 @click.option(
     "--context", type=click.IntRange(2), default=1024, show_default=True, help="Cut documents after so many tokens."
 )
@@ -69,16 +57,8 @@ if TYPE_CHECKING:
 @click.option(
     "--remat", is_flag=True, help="Compute again what the gradient needs, which takes less memory and more time."
 )
-@click.option(
-    "--eval-every", type=click.IntRange(1), default=400, show_default=True, help="Evaluate each so many steps."
-)
-@click.option(
-    "--save-every",
-    type=click.IntRange(1),
-    default=100,
-    show_default=True,
-    help="Write a checkpoint each so many steps.",
-)
+@click.option("--eval-every", type=COUNT, default=400, show_default=True, help="Evaluate each so many steps.")
+@click.option("--save-every", type=COUNT, default=100, show_default=True, help="Write a checkpoint each so many steps.")
 @devices_option
 @processes_options
 @click.option("--fsdp", is_flag=True, help="With --devices: cut weights and optimizer over them, too.")

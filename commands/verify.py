@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commands.loading import cache_folder
-from commands.options import POSITIVE, Verb, devices_option, json_option, parallel_option
+from commands.options import COUNT, POSITIVE, Verb, devices_option, json_option, parallel_option
 from commands.output import write, write_json, write_rows
 from commands.verify_model import verify_model, walk_random_models
 from commands.verifying import for_terminal, heeded, verify_progress
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 )
 @click.option("--device", help="Where its arrays are, in its library's words: cpu, gpu, cuda:1.")
 @click.option("--python", default=sys.executable, metavar="PATH", help="The Python that runs it.  [default: this one]")
-@click.option("--examples", type=click.IntRange(1), default=200, show_default=True, help="Draws for an op and dtype.")
+@click.option("--examples", type=COUNT, default=200, show_default=True, help="Draws for an op and dtype.")
 @click.option(
     "--time-budget",
     "seconds",
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 @click.option(
     "--timeout", type=POSITIVE, default=60.0, show_default=True, help="Seconds for a call and its compilation."
 )
-@click.option("--shapes", type=click.IntRange(1), help="Different shapes at most.  [default: 64 for jax]")
+@click.option("--shapes", type=COUNT, help="Different shapes at most.  [default: 64 for jax]")
 @click.option(
     "--set", "narrowed", multiple=True, metavar="DRAW=A,B", help="Draw from these only (--list has all): --set dim=1,9."
 )

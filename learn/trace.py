@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from model.candidates.walking import Walkable
-from model.insight.cost import decode_bytes
+from model.insight.cost import decode_bytes, positions_seen
 from model.ops.table import Ops
 from reference.add import add
 from reference.attention import attention, attention_weights, causal_mask
@@ -116,9 +116,9 @@ class Recording:
     def at(self, position: int) -> Trace:
         """Tell the walk of the token at `position`, which is one of the text."""
         config, found = self.config, self.results
-        layers = {layer for layer, _ in found}
-        read = {layer: _bytes_read(self.model.params, config, position, layer) for layer in layers}
-        work = {layer: _operations(config, position, layer) for layer in layers}
+        alone = {layer: _alone(self.model.params, config, layer) for layer, _ in found}
+        read = {layer: _bytes_read(*one, position) for layer, one in alone.items()}
+        work = {layer: _operations(one, position) for layer, (_, one) in alone.items()}
         visits = [
             Visit(
                 layer,
@@ -278,24 +278,25 @@ def _timed(op: Callable, note: Callable[[float], object]) -> Callable:
     return call
 
 
-def _bytes_read(params: Any, config: Config, position: int, layer: int | None) -> dict[str, float]:
-    """Count the bytes of `layer`, and of the head, that each op reads for one token."""
-    first = layer or 0
-    one = params._replace(layers=params.layers[first : first + 1])  # a GGUF file quantizes some layers to more bits
-    window = None if layer is None else config.window(layer)
-    parts = decode_bytes(one, replace(config, layers=1, windows=(window,)), position=position, batch=1)
+def _alone(params: Any, config: Config, layer: int | None) -> tuple[Any, Config]:
+    """Give the model of `layer` alone, for what is particular to it: its window, and its bits in a GGUF file."""
+    at = layer or 0  # what is in no layer is beside any
+    return params._replace(layers=params.layers[at : at + 1]), replace(config, layers=1, windows=(config.window(at),))
+
+
+def _bytes_read(params: Any, config: Config, position: int) -> dict[str, float]:
+    """Count the bytes that each op of a layer, and the head, reads for one token."""
+    parts = decode_bytes(params, config, position=position, batch=1)
     return {part.removesuffix(" product"): read for part, read in parts.items()}
 
 
-def _operations(config: Config, position: int, layer: int | None) -> dict[str, int]:
+def _operations(config: Config, position: int) -> dict[str, int]:
     """Count the operations of each op's products for one token: two for each weight that it is multiplied by."""
     dim, head = config.dim, config.head_dim
-    window = None if layer is None else config.window(layer)
-    seen = position + 1 if window is None else min(position + 1, window)
     experts = 6 * dim * config.ffn * config.experts_per_token + 2 * dim * config.experts
     return {
         "norm_qkv": 2 * dim * (config.heads + 2 * config.kv_heads) * head,
-        "attend": 4 * config.heads * head * seen,
+        "attend": 4 * config.heads * head * int(positions_seen(config, position)),
         "project_add": 2 * dim * config.heads * head,
         "norm_gate_up": (4 if config.gated else 2) * dim * config.ffn,
         "down_add": 2 * dim * config.ffn,
