@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PATIENCE = 0.4  # seconds that the main thread has to end the process by itself
+ASYNCIO = threading.Event()  # set while asyncio has the signals
 AT_THE_END: list[Callable[[], object]] = []  # what gives back to the terminal what was taken from it
 SHOW_CURSOR = "\r\x1b[2K\x1b[?25h"  # what a progress bar that was cut short leaves: its line, and no cursor
 
@@ -53,8 +54,8 @@ class Interrupts:
         """Wait for the numbers of signals on `pipe`, and end the process after one that `handle` is for."""
         while number := os.read(pipe, 1):
             time.sleep(PATIENCE)
-            # A command that acts on a signal in its own way is left alone.
-            if number[0] in SIGNALS and not isinstance(signal.getsignal(number[0]), OwnWay):
+            # A command that acts on a signal in its own way is left alone, also at its next prompt.
+            if number[0] in SIGNALS and not ASYNCIO.is_set() and not isinstance(signal.getsignal(number[0]), OwnWay):
                 self.end(128 + number[0])
         os.close(pipe)
 
@@ -161,8 +162,10 @@ def still_watched() -> Iterator[None]:
     watched = signal.set_wakeup_fd(-1)  # the only way to ask
     try:
         signal.set_wakeup_fd(watched, warn_on_full_buffer=False)
+        ASYNCIO.set()
         yield
     finally:
+        ASYNCIO.clear()
         signal.set_wakeup_fd(watched, warn_on_full_buffer=False)
 
 

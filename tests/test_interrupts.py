@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -329,6 +330,7 @@ def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
         terminal.type(f"half a line{CTRL_C}Tell me a story about a fox.\r")
         terminal.wait_for("There was once a quiet fox\ncalled Dot, who lived in a")
         terminal.type(CTRL_C)
+        time.sleep(2 * interrupt.PATIENCE)  # at the prompt, where the thread that watches must not end the chat
         terminal.type("/help\r")
         terminal.wait_for("stop an answer")
         terminal.type("exit\r")  # Ctrl-D would be lost if it came before the prompt
