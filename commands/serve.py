@@ -264,12 +264,10 @@ def _name(model: str) -> str:
 def _fingerprint(name: str, options: dict[str, Any], tokenizer: Tokenizer, template: ChatTemplate | None) -> str:
     """Name all that a text depends on besides its request: model, words, programs and options of the engine."""
     import hashlib
-    from importlib.metadata import version
 
-    import jax
+    from model.running.program_store import facts
 
     chosen = [options[key] for key in ("context", "dtype", "quantize", "cache", "kernels", "max_batch", "devices")]
-    device = jax.devices()[0].device_kind
     ids = range(tokenizer.vocab)
     pieces = [(tokenizer.bytes_of(id), tokenizer.first_bytes_of(id)) for id in ids]
     rules = [
@@ -281,9 +279,8 @@ def _fingerprint(name: str, options: dict[str, Any], tokenizer: Tokenizer, templ
     turns = None
     if template:
         turns = [template.source, sorted(template.named.items()), sorted(template.tokens.items())]
-    programs = [version("llamaspec"), version("jax"), version("jaxlib"), device]
     # One vocabulary can be split in several ways, which a text of all sorts of characters shows.
-    parts = repr([name, pieces, rules, tokenizer.encode(MIXED), turns, programs, chosen])
+    parts = repr([name, pieces, rules, tokenizer.encode(MIXED), turns, facts(), chosen])
     return f"fp_{hashlib.sha256(parts.encode()).hexdigest()[:12]}"
 
 

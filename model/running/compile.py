@@ -6,7 +6,6 @@ import jax
 import numpy as np
 
 from model.ops.table import Ops
-from model.weights.codes import QuantizedMatrix
 from model.weights.params import Params
 from reference.config import Config
 
@@ -21,7 +20,6 @@ LOOPS_IN_GRAPHS = {"xla_gpu_enable_command_buffer": f"{IN_GRAPHS},WHILE,CONDITIO
 # Without that it takes Triton kernels with a bad tiling for products, and a prompt of 512 tokens takes 14 times as
 # long. Without such kernels, too, it calls cuBLASLt, which knows by itself how to compute a product.
 UNTUNED = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
-FORMS_UNTUNED = {"int8"}  # of codes whose prompts were compared; weights without codes were not
 
 
 def compiler_options(platform: str) -> dict[str, Any]:
@@ -41,24 +39,16 @@ def compiler_options(platform: str) -> dict[str, Any]:
 def model_options(platform: str, params: Params, config: Config, *, ops: Ops, batch: int) -> dict[str, Any]:
     """Give the options for the programs that read and decode `batch` sequences on one device; `params` may be shapes.
 
-    On a GPU nothing is tuned for one sequence in codes of int8, if kernels compute a step's products and all attention.
-    XLA is left the products of a prompt, which cuBLASLt computes: 8B in q8 read prompts of 512 and 4,096 tokens no
-    slower than tuned, with attention by XLA, too (benchmarks/results/prompts-h100.md). Nothing else was compared, so it
-    stays tuned: weights in bfloat16 or float32, other codes, experts, what kernels refuse, several sequences, several
-    devices. A cold start happens once, and a slow prompt would be slow every time.
+    On a GPU nothing is tuned for one sequence, if kernels compute a step's products and all attention. XLA is left the
+    products of a prompt, and cuBLASLt computes those as fast as tuned ones, of floats and of codes that XLA decodes
+    (benchmarks/results/prompts-h100.md). Tuned is what was not compared: float32, experts, what kernels refuse, several
+    sequences, several devices. A cold start happens once, and a slow prompt would be slow every time.
     """
     options = compiler_options(platform)
     kernels = (op for name, op in ops._asdict().items() if name != "moe_add")  # which only experts need
     # Tables with kernels are told by what they hold: importing their class would import Pallas, which takes a second.
     by_kernels = all(getattr(op, "taken", None) and not op.refused for op in kernels)
-    matrices = [leaf for leaf in _leaves(params.layers) if isinstance(leaf, QuantizedMatrix) or len(leaf.shape) > 1]
-    forms = {leaf.form if isinstance(leaf, QuantizedMatrix) else None for leaf in matrices}  # None: without codes
-    forms |= {leaf.form for leaf in _leaves(params) if isinstance(leaf, QuantizedMatrix)}  # also of embedding and head
     bfloat16 = params.embedding.dtype == np.dtype(jax.numpy.bfloat16)
-    if platform == "gpu" and batch == 1 and by_kernels and bfloat16 and not config.experts and forms == FORMS_UNTUNED:
+    if platform == "gpu" and batch == 1 and by_kernels and bfloat16 and not config.experts:
         return options | UNTUNED
     return options
-
-
-def _leaves(tree: Any) -> list[Any]:
-    return jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, QuantizedMatrix))
