@@ -21,7 +21,7 @@ from model.running.compile import model_options
 from model.running.programs import CACHE, MIDDLE, Layout, prefill_shapes
 from model.weights.gpu_codes import arranged
 
-CHUNKS = ("tinyllama-1.1b bfloat16 q8",)
+CHUNKS = ("tinyllama-1.1b bfloat16 q8", "tinyllama-1.1b bfloat16", "tinyllama-1.1b bfloat16 q4")
 PRODUCTS_A_LAYER = 4  # q, k and v; o; gate and up; down
 
 
