@@ -96,6 +96,11 @@ def in_common_form(each: Sequence[Codes | None]) -> list[Codes] | None:
     return [_widened(one, gcd(*(one.group for one in codes)), minima=minima) for one in codes]
 
 
+def in_whole_bytes(codes: Codes) -> Codes:
+    """Call integers of 5 and 6 bits without minima int8, for what stores no fewer bits of them."""
+    return codes._replace(form="int8") if codes.form in BYTES else codes
+
+
 def _widened(codes: Codes, group: int, *, minima: bool) -> Codes:
     """Convert to int8 with smaller groups; `minima` adds minima of 0 to codes without them."""
 
