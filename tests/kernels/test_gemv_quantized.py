@@ -258,7 +258,7 @@ def in_parts(rest: tuple[int, int], *, kind="int32", codes="int32", groups=64):
         (refused(scales=(8, 0)), "a scale for each"),
         (refused(codes=(8, 128), kind="int32", scales=(8,)), r"16, 32, 64, 128 columns, got \(8,\)"),
         (refused(scales=(7, 16)), r"scales \[8, 16\] in float32"),
-        (in_parts(rest=(8, 48)), r"the rest \[8, 64\] in int32, got \[8, 48\]"),
+        (in_parts(rest=(8, 48)), r"the rest \[8, 32\] in int32, got \[8, 48\]"),
         (in_parts(rest=(8, 64), kind="int8"), r"the rest \[8, 64\] in int32, got \[8, 64\] in int8"),
         (in_parts(rest=(8, 64), groups=16), "in groups of 16 or 32 columns, got 64"),
         (in_parts(rest=(8, 64), codes="int8"), "5 and 6 bits in words"),
