@@ -104,12 +104,14 @@ def unpacked(words: Any, order: Order, rest: Any = None) -> Any:
     """Give the codes of `pack`, or of `packed_apart`, as if without a sign: int32 of NumPy or JAX, as the words are."""
     rows, count = words.shape
     like: Any = np if isinstance(words, np.ndarray) else jnp
+    axes, turn = ORDERS[order]
+    # Shifts by an array, since XLA would put the parts of a stack in memory before it joins them with the rest.
+    places = 4 * like.arange(WORD, dtype=np.int32)
+    codes = words[..., None] >> places & 15
     if rest is not None:
         few = bits_of(words, rest) - 4
-        apart = like.stack([rest >> few * i & 0x11111111 * ((1 << few) - 1) for i in range(4 // few)], axis=-1)
-        return unpacked(words, order) << few | unpacked(apart.reshape(rows, count), order)
-    axes, turn = ORDERS[order]
-    codes = like.stack([words >> 4 * place & 15 for place in range(WORD)], axis=-1)
+        each = (rest[..., None] >> few * like.arange(4 // few, dtype=np.int32)).reshape(rows, count)
+        codes = codes << few | each[..., None] >> places & (1 << few) - 1
     lanes = codes.reshape(rows, count * WORD // BLOCK, axes[turn[0]], RUNS, axes[turn[1]], axes[turn[2]])
     place = [2 + at for at in np.argsort([turn[0], -1, turn[1], turn[2]], kind="stable")]
     return lanes.transpose(0, 1, *place).reshape(rows, count * WORD)
