@@ -124,7 +124,9 @@ class Geometry:
         staged = {
             "codes": decoded_codes.ring(self.stages, self.tile_rows, columns=self.columns, bits=self.bits),
             "x": plgpu.SMEM((self.stages, self.width, self.columns), jnp.bfloat16, transforms=lines),
-            "filled": plgpu.Barrier(num_arrivals=2 + bool(self.group) + 2 * self.minima + self.apart, num_barriers=self.stages),
+            "filled": plgpu.Barrier(
+                num_arrivals=2 + bool(self.group) + 2 * self.minima + self.apart, num_barriers=self.stages
+            ),
             "decoded": plgpu.SMEM((ROWS, self.columns), jnp.bfloat16, transforms=lines) if target.interpret else None,
         }
         if self.group:
@@ -252,7 +254,9 @@ def _coded_gemm(codes, scales, x, minima, sums, least, *, geometry: Geometry, ta
                     plgpu.copy_gmem_to_smem(ref.at[rows, groups_of(tile, step)], staged[name].at[slot], filled_)
             if rest_ref is not None:
                 words = rest.words(geometry.columns, geometry.bits)
-                plgpu.copy_gmem_to_smem(rest_ref.at[rows, pl.ds(step_ * words, words)], staged["rest"].at[slot], filled_)
+                plgpu.copy_gmem_to_smem(
+                    rest_ref.at[rows, pl.ds(step_ * words, words)], staged["rest"].at[slot], filled_
+                )
             if started:
                 fetch_x(tile, step, slot)
 

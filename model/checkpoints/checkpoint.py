@@ -42,7 +42,9 @@ def quoted(name: str) -> str:
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
-Form = Literal["int8", "int6", "int5", "int4", "int8_min", "int5_min", "int4_min", "nf4", "fp4", "iq4_nl", "fp8", "mxfp4"]
+Form = Literal[
+    "int8", "int6", "int5", "int4", "int8_min", "int5_min", "int4_min", "nf4", "fp4", "iq4_nl", "fp8", "mxfp4"
+]
 
 
 class Shifted(NamedTuple):

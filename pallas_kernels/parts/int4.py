@@ -1,8 +1,9 @@
 """The layout of codes of 4, 5 and 6 bits in a GPU's memory, where the tensor cores can read them as bytes.
 
 Eight codes of four bits are a word. A row is cut into blocks of 128 columns, a block into 4 runs of 32, and a run into
-4 words of 8. Word 4 t + j of a block belongs to lane t and run j. The four lanes that share 32 columns, a side of a product (`integer_mma.py`), then load 16
-bytes each, a word of each run. Three orders say which eight columns of its run a word has:
+4 words of 8. Word 4 t + j of a block belongs to lane t and run j. The four lanes that share 32 columns, a side of a
+product (`integer_mma.py`), then load 16 bytes each, a word of each run. Three orders say which eight columns of its run
+a word has:
 
     bytes    8 t and on: the first four in the lower halves of its bytes, the others in the upper halves
     halves   4 t to 4 t + 3 in the lower halves, 16 + 4 t and on in the upper halves: a word has both groups of 16

@@ -14,10 +14,11 @@ Columns 2 d and 2 d + 1 of B are digit d of the vector, for the first side and t
 of C, for digit j: the upper row in the first column and the lower row in the second; the other two are unused. Eight
 rows of W fill a product, and a lane has its four words of A side by side, as it loaded them.
 
-Two vectors by codes in words, of up to six bits: sixteen rows of W are the rows of A, with one side, and columns 2 d and 2 d + 1 of B
-are digit d of the first vector and of the second. Lane j uses all four numbers, for digit j, so half as many products
-suffice. Codes of eight bits would have to be moved for this, which takes more instructions than it saves. The last of
-an odd number of vectors is multiplied alone, and so are all vectors if the octets of rows are odd in number.
+Two vectors by codes in words, of up to six bits: sixteen rows of W are the rows of A, with one side, and columns 2 d
+and 2 d + 1 of B are digit d of the first vector and of the second. Lane j uses all four numbers, for digit j, so half
+as many products suffice. Codes of eight bits would have to be moved for this, which takes more instructions than it
+saves. The last of an odd number of vectors is multiplied alone, and so are all vectors if the octets of rows are odd in
+number.
 
 Codes of four bits are the upper halves of bytes, and so 16 times as large (`int4.py`); `finished` undoes that. Those of
 5 and 6 bits have their rest below, and are 8 and 4 times as large. With minima all of these are unsigned: bytes up to
