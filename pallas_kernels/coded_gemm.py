@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Float32
 
-from pallas_kernels.parts import decoded_codes, int4
+from pallas_kernels.parts import decoded_codes, int4, rest
 from pallas_kernels.parts.compat import PROCESSORS, Target, current_target
 from pallas_kernels.parts.decoded_codes import (
     LINE,
@@ -35,7 +35,7 @@ from pallas_kernels.parts.decoded_codes import (
     store_turned,
     sums_of,
 )
-from pallas_kernels.parts.matrix import ScaledCodes
+from pallas_kernels.parts.matrix import ScaledCodes, check_rest
 from pallas_kernels.parts.operands import check_operand
 from pallas_kernels.parts.row_tiles import MOST_STAGES, RowTiles, even_share
 from pallas_kernels.parts.staging import own_meetings
@@ -43,7 +43,7 @@ from pallas_kernels.parts.wgmma import across, down, filled
 from pallas_kernels.unsupported import Unsupported
 
 MOST_VECTORS = 64
-GROUPS = (16, 32, 64, 128)  # columns that may share a scale, the fewest only for codes of eight bits
+GROUPS = (16, 32, 64, 128)  # columns that may share a scale, the fewest not for codes of four bits
 WIDTHS = (8, 16, 32, 64)  # vectors that the tensor cores multiply by at once
 PIECE = 64  # columns of a vector in a line of shared memory
 
@@ -93,6 +93,11 @@ class Geometry:
         return self.columns // self.group if self.group else 0
 
     @property
+    def apart(self) -> bool:
+        """Whether the lowest bits of codes are in words of their own."""
+        return 4 < self.bits < 8
+
+    @property
     def piece(self) -> int:
         """Columns of one product: those of a group, or of a line of x where a group has more."""
         return min(PIECE, self.group or PIECE)
@@ -119,7 +124,9 @@ class Geometry:
         staged = {
             "codes": decoded_codes.ring(self.stages, self.tile_rows, columns=self.columns, bits=self.bits),
             "x": plgpu.SMEM((self.stages, self.width, self.columns), jnp.bfloat16, transforms=lines),
-            "filled": plgpu.Barrier(num_arrivals=2 + bool(self.group) + 2 * self.minima, num_barriers=self.stages),
+            "filled": plgpu.Barrier(
+                num_arrivals=2 + bool(self.group) + 2 * self.minima + self.apart, num_barriers=self.stages
+            ),
             "decoded": plgpu.SMEM((ROWS, self.columns), jnp.bfloat16, transforms=lines) if target.interpret else None,
         }
         if self.group:
@@ -127,6 +134,8 @@ class Geometry:
         if self.minima:
             staged["minima"] = plgpu.SMEM((self.stages, self.tile_rows, self.groups), jnp.float32)
             staged["sums"] = plgpu.SMEM((self.stages, self.width, self.groups), jnp.float32)
+        if self.apart:
+            staged["rest"] = rest.ring(self.stages, self.tile_rows, columns=self.columns, bits=self.bits)
         return staged
 
 
@@ -135,22 +144,23 @@ def coded_gemm(
 ) -> Float32[Array, "batch rows"]:
     """Multiply each of up to 64 vectors by W^T, exactly but for the roundings of float32 sums.
 
-    W has codes of eight or four bits with a float32 scale for each 32, 64 or 128 columns, and minima or none, or codes
-    of eight bits with a scale for each row. What a vector gives does not depend on the others, as long as their number,
+    W has codes of eight or four bits with a float32 scale for each 32, 64 or 128 columns, and minima or none; codes of
+    8, 6 or 5 bits with one for each 16; codes of 6 or 5 bits with one for each 32; or codes of eight bits with a scale
+    for each row. What a vector gives does not depend on the others, as long as their number,
     filled up to 8, 16, 32 or 64, is the same.
 
     Raises ValueError for shapes that do not fit together. Raises Unsupported for other codes and groups, for levels,
-    for a dtype that is not bfloat16, unless `rows` is a multiple of 64 and `cols` of 128 (256 for four bits),
-    and for more vectors.
+    for a dtype that is not bfloat16, unless `rows` is a multiple of 64 and `cols` of 128 (256 for fewer than
+    eight bits), and for more vectors.
 
-    Reads rows x cols weights of one byte or half a byte once, and 4 bytes a scale.
+    Reads rows x cols codes once, and 4 bytes a scale.
     """
     geometry = geometry_of(w, x, cut)
     padded = in_order(jnp.pad(x, ((0, geometry.width - len(x)), (0, 0))), geometry.run)
     sums = (
         None if w.minima is None else jnp.sum(padded.astype(jnp.float32).reshape(geometry.width, -1, w.group), axis=2)
     )
-    y = _coded_gemm(w.codes, w.scales, padded, w.minima, sums, geometry=geometry, target=current_target())
+    y = _coded_gemm(w.codes, w.scales, padded, w.minima, sums, w.rest, geometry=geometry, target=current_target())
     return (y[0] if len(y) == 1 else jnp.sum(y, axis=0))[: len(x)]
 
 
@@ -164,21 +174,21 @@ def geometry_of(w: ScaledCodes, x: Any, cut: Cut | None = None) -> Geometry:
         raise Unsupported(f"{op} takes codes without levels")
     if w.codes.dtype not in (jnp.int8, jnp.int32) or x.dtype != jnp.bfloat16:
         raise Unsupported(f"{op} takes codes in int8 or packed int32 and x in bfloat16, got {w.codes.dtype}, {x.dtype}")
-    if w.group not in (GROUPS[1:] if w.four_bits else (*GROUPS, None)):
+    if w.group not in (GROUPS[1:] if w.bits == 4 else GROUPS if w.in_words else (*GROUPS, None)):
         raise Unsupported(f"{op} takes a scale for each of {GROUPS} columns, got {w.scales.shape} for {cols}")
     check_operand(op, "scales", w.scales, (rows, cols // w.group) if w.group else (rows,), jnp.float32)
     check_operand(op, "minima", w.minima, w.scales.shape, jnp.float32)
     if w.minima is not None and not w.group:
         raise Unsupported(f"{op} takes minima of groups, got those of rows")
+    check_rest(op, w)
     if not 1 <= len(x) <= MOST_VECTORS:
         raise Unsupported(f"{op} takes 1 to {MOST_VECTORS} vectors, got {len(x)}")
-    multiple = max(2 * LINE if w.four_bits else LINE, 4 * (w.group or 1))
+    multiple = max(2 * LINE if w.in_words else LINE, 4 * (w.group or 1))
     if rows % ROWS or cols % multiple or not rows or not cols:
         raise Unsupported(f"{op} takes rows in multiples of {ROWS} and columns of {multiple}, got {w.shape}")
     width = next(width for width in WIDTHS if len(x) <= width)
-    bits = 4 if w.four_bits else 8
-    cut = cut or cut_for(rows, cols, width=width, bits=bits, group=w.group)
-    geometry = Geometry(rows, cols, width, bits, w.group, w.minima is not None, cut)
+    cut = cut or cut_for(rows, cols, width=width, bits=w.bits, group=w.group)
+    geometry = Geometry(rows, cols, width, w.bits, w.group, w.minima is not None, cut)
     parts_of_steps = cut.parts > 1 and cols % (geometry.columns * cut.parts)
     if rows % geometry.tile_rows or parts_of_steps or cut.turn % (w.group or PIECE) or geometry.columns % cut.turn:
         raise Unsupported(f"{op} cannot cut {w.shape} by {cut}")
@@ -208,12 +218,14 @@ def cut_for(rows: int, cols: int, *, width: int, bits: int, group: int | None) -
 
 
 @partial(jax.jit, static_argnames=("geometry", "target"))
-def _coded_gemm(codes, scales, x, minima, sums, *, geometry: Geometry, target: Target):
+def _coded_gemm(codes, scales, x, minima, sums, least, *, geometry: Geometry, target: Target):
     cut, group = geometry.cut, geometry.group
-    least = [] if minima is None else [minima, sums]
+    optional = [array for array in (minima, sums, least) if array is not None]
 
     def coded_gemm(codes_ref, scales_ref, x_ref, *refs, staged):
-        minima_ref, sums_ref, y_ref = refs if least else (None, None, *refs)
+        *refs, y_ref = refs
+        minima_ref, sums_ref = refs[:2] if geometry.minima else (None, None)
+        rest_ref = refs[-1] if geometry.apart else None
         started: list[bool] = []  # whether x may be read
 
         def place(tile) -> tuple[Any, Any]:
@@ -240,6 +252,11 @@ def _coded_gemm(codes, scales, x, minima, sums, *, geometry: Geometry, target: T
             for name, ref in (("scales", scales_ref if group else None), ("minima", minima_ref)):
                 if ref is not None:
                     plgpu.copy_gmem_to_smem(ref.at[rows, groups_of(tile, step)], staged[name].at[slot], filled_)
+            if rest_ref is not None:
+                words = rest.words(geometry.columns, geometry.bits)
+                plgpu.copy_gmem_to_smem(
+                    rest_ref.at[rows, pl.ds(step_ * words, words)], staged["rest"].at[slot], filled_
+                )
             if started:
                 fetch_x(tile, step, slot)
 
@@ -257,8 +274,9 @@ def _coded_gemm(codes, scales, x, minima, sums, *, geometry: Geometry, target: T
             sums = list(sums)
             for which in range(cut.blocks):
                 mine = pl.ds(which * ROWS, ROWS)
-                unsigned = geometry.bits == 4 and geometry.minima
-                held = Codes(geometry.bits, unsigned, geometry.columns, geometry.run, staged["codes"].at[slot, mine])
+                refs = [staged[name].at[slot, mine] for name in ("codes", "rest") if name in staged]
+                unsigned = geometry.bits < 8 and geometry.minima
+                held = Codes(geometry.bits, unsigned, geometry.columns, geometry.run, *refs)
                 for first in range(0, geometry.columns, cut.turn):
                     a = decoded(held, first, cut.turn, geometry.piece, staged["decoded"], target)
                     places = range(first, first + cut.turn, geometry.piece)
@@ -312,7 +330,7 @@ def _coded_gemm(codes, scales, x, minima, sums, *, geometry: Geometry, target: T
         compiler_params=own_meetings(),
         scratch_types={"staged": geometry.scratch(target)},
     )
-    return kernel(codes, scales, x, *least)
+    return kernel(codes, scales, x, *optional)
 
 
 def _products(a, b, geometry: Geometry):

@@ -28,9 +28,9 @@ from model.running.device import HOPPER, Device
 from model.running.memory import memory_of
 from model.running.reference_backend import load_reference_params
 from model.tensors import EMBEDDING
-from model.weights.codes import Int8, Int8Min, QuantizedMatrix
+from model.weights.codes import Int8Min, QuantizedMatrix
 from model.weights.embedding import Embedding
-from model.weights.gpu_codes import Int4MinWords, Stacked, arranged
+from model.weights.gpu_codes import Int4MinWords, Int6Words, Stacked, arranged
 from model.weights.params import FeedForward, abstract_params, check_weights, load_params, weight_bytes
 from reference.quantizers import ggml
 from tests import families, gguf_files
@@ -179,7 +179,7 @@ def test_a_file_of_several_types_stays_in_codes(tmp_path):
     found = matrices(open_checkpoint(file_in(mixed).write(tmp_path / "x.gguf")))
     kinds = {name: (type(weight).form, weight.group) for name, (weight, _) in found.items()}
     expected = {"qkv": ("int8_min", 16), "o": ("int4_min", 32), "gate_up": ("int4_min", 32)}
-    assert kinds == {**expected, "down": ("int8", 16), "head": ("int8", 16), "embedding": ("int4_min", 32)}
+    assert kinds == {**expected, "down": ("int6", 16), "head": ("int6", 16), "embedding": ("int4_min", 32)}
     weight, exact = found["qkv"]
     assert isinstance(weight, Int8Min)
     np.testing.assert_array_equal(np.asarray(WEIGHTS(weight)), exact)
@@ -194,7 +194,7 @@ def test_on_a_gpu_with_kernels_q_k_and_v_keep_their_types(tmp_path, monkeypatch)
     assert jax.tree.map(lambda a: (a.shape, a.dtype), params) == jax.tree.map(lambda a: (a.shape, a.dtype), planned)
     weight, prefix = params.layers[0].qkv.weight, "model.layers.0.self_attn"
     assert isinstance(weight, Stacked)
-    assert [(type(part), part.group) for part in weight.parts] == [(Int4MinWords, 32), (Int8, 16)]
+    assert [(type(part), part.group) for part in weight.parts] == [(Int4MinWords, 32), (Int6Words, 16)]
     for part, names in zip(weight.parts, ("qk", "v"), strict=True):
         exact = joined(checkpoint, *(f"{prefix}.{name}_proj.weight" for name in names))
         np.testing.assert_array_equal(part.weights(), exact)

@@ -42,9 +42,10 @@ class Matrix:
         rng = np.random.default_rng(self.seed)
         group = self.group or cols
         grid = (rows, -(-cols // group))
-        low, high = {"int8": (-128, 128), "int8_min": (-128, 128), "int4": (-8, 8), "fp8": (0, 256)}.get(
-            self.form, (0, 16)
-        )
+        low, high = {
+            "int8": (-128, 128), "int8_min": (-128, 128), "int6": (-32, 32), "int5": (-16, 16), "int5_min": (0, 32),
+            "int4": (-8, 8), "fp8": (0, 256),
+        }.get(self.form, (0, 16))  # fmt: skip
         scales = np.exp2(rng.uniform(-4, 4, grid)).astype(np.float32)
         if self.zeros:
             zeros = rng.integers(0, high - low, grid).astype(np.uint8)
@@ -67,7 +68,8 @@ EVERY = [
     *(("int8", False, group) for group in (0, 32, 64, 1024)),
     *(("int4", False, group) for group in (0, 32, 64, 128)),
     *((form, False, group) for form in ("int8", "int4", "int8_min", "int4_min") for group in (16, 256)),
-    *((form, False, 32) for form in ("int8_min", "int4_min", "iq4_nl")),
+    *((form, False, 32) for form in ("int8_min", "int5_min", "int5", "int4_min", "iq4_nl")),
+    ("int6", False, 16),
     *((form, True, group) for form in ("int8", "int4") for group in (0, 64)),
     *(("nf4", False, 64), ("fp4", False, 64), ("fp8", False, 0), ("fp8", False, 128), ("mxfp4", False, 32)),
 ]

@@ -42,7 +42,10 @@ DRAWN = (None, "Q4_K_M", "q8")  # whose tokens are also sampled, of the small mo
 OLDER = ("q8", "q8_row", "q4", "q8_32", "q8_128", "q4_32", "q4_128")  # forms that other suites check and time
 REPEATS = 1000
 CONTEXT = 128
-SPECIMENS = ("q8_16", "q8_32_min", "q4_16", "q4_16_min", "q4_32_min", "iq4_nl", "nf4", "mxfp4", *MIXED)
+SPECIMENS = (
+    *("q8_16", "q8_32_min", "q6_16", "q5_32", "q5_32_min", "q4_16", "q4_16_min", "q4_32_min", "iq4_nl", "nf4", "mxfp4"),
+    *MIXED,
+)
 
 
 def time_files(scale: Scale, clock: Clock, *, share: slice, backwards: bool, names: Sequence[str]) -> Iterator[Row]:

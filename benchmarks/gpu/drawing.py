@@ -12,7 +12,7 @@ from benchmarks.random_model import NO_NAN
 from model.insight.machine import random_numbers
 from pallas_kernels.parts.matrix import ScaledE4M3
 
-MOST_CODES = {"int8": 127, "int32": 2**31 - 1}  # a word of eight int4 codes may be anything
+MOST_CODES = {"int8": 127, "int32": 2**31 - 1}  # a word of codes of less than eight bits may be anything
 
 
 def draw(case: Case, seed: int) -> list[Any]:

@@ -73,6 +73,7 @@ def _limits(geometry: Geometry) -> Limits:
 
         1.75                for codes of eight bits: two masks and an addition for two, and a shift for four
         1.4                 for codes of four bits: a mask and an addition for two, and three shifts for eight
+        2.5                 for codes of 5 and 6 bits: the same, and a shift and a mask for the rest of two
         width / group       to scale the sums and add them up, and as much where there are minima
         48 / group          for products and their addresses, loads, and waits
         160 a step          to wait, to ask for the next copies, and to turn
@@ -80,7 +81,7 @@ def _limits(geometry: Geometry) -> Limits:
     A step of which the ring holds all, or that takes several rows, needs no more.
     """
     columns = geometry.group or geometry.cut.turn
-    decoding = 1.75 if geometry.bits == 8 else 1.4
+    decoding = 1.75 if geometry.bits == 8 else 1.4 if geometry.bits == 4 else 2.5
     weights = geometry.tile_rows * geometry.columns / 128
     each = decoding + (1 + geometry.minima) * geometry.width / columns + 48 / columns + 160 / weights
     return Limits(MOST_REGISTERS[geometry.width], round(each + 0.05, 1), wgmma=True)

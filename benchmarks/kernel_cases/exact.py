@@ -103,12 +103,12 @@ def coded_gemm(w, x) -> Approx:
 
 def levels_of(w: ScaledCodes) -> np.ndarray:
     """Decode codes [rows, cols] to the numbers that scales multiply."""
-    if not w.four_bits:
+    if not w.in_words:
         return np.asarray(w.codes, np.float64)
-    codes = int4.unpacked(np.asarray(w.codes), w.order)
+    codes = int4.unpacked(np.asarray(w.codes), w.order, None if w.rest is None else np.asarray(w.rest))
     if w.levels is not None:
         return np.array(w.levels.integers, np.float64)[codes] * w.levels.unit
-    return (codes if w.minima is not None else int4.signed(codes)).astype(np.float64)
+    return (codes if w.minima is not None else int4.signed(codes, w.bits)).astype(np.float64)
 
 
 def _of_minima(x: Approx, minima: np.ndarray, *, roundings: int, rms: float) -> Approx:

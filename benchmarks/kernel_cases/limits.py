@@ -105,6 +105,7 @@ def _of_codes(product: QuantizedProduct) -> Limits:
         2 to 16 / 8 rows        to load codes, 16 bytes at a time, or 8 in groups of 32 and 4 in groups of 16, and a
                                 load for four scales
         3 a word                to cut 8 codes of four bits apart, or 6 to make selectors of levels of them
+        4 a word and 2          to join them with their rest, where codes have 5 or 6 bits, and to load it
         7 a word and plane      to look 8 levels up, with what moves a table
         1 a word and plane      for each plane but the first: the compiler of jax 0.12.0.1 adds up to 1.4 a word to
                                 NF4's three planes; what for has not been looked up in its machine code
@@ -112,7 +113,7 @@ def _of_codes(product: QuantizedProduct) -> Limits:
         30                      a turn of the loop
         20 + 16 a copy          to ask for another step, unless the ring holds all steps
 
-    for each two vectors, by codes of four bits of sixteen rows,
+    for each two vectors, by codes of up to six bits of sixteen rows,
 
         8 + 8                   to load digits, of a side each
         1 a product             to multiply, for each plane of levels; in groups of 16 there are twice as many
@@ -139,12 +140,12 @@ def _of_codes(product: QuantizedProduct) -> Limits:
     """
     octets, groups = product.rows * product.runs // 8, QUARTER // product.columns
     products, fours = QUARTER // (SIDES * SIDE) * (2 if product.columns < SIDE else 1), -(-groups // 4)
-    four_bits, apart = product.bits == 4, product.columns == SIDE
+    in_words, apart = product.bits < 8, product.columns == SIDE
     planes = 1 if product.levels is None else len(product.levels.planes)
     if product.levels is not None:
         loads = 2 + (5 + 8 * planes) * QUARTER // 32
-    elif four_bits:
-        loads = 2 + 3 * QUARTER // 32
+    elif in_words:
+        loads = 2 + 3 * QUARTER // 32 + product.apart * (2 + 4 * QUARTER // 32)
     elif product.columns < SIDE:
         loads = 16
     else:
@@ -153,14 +154,14 @@ def _of_codes(product: QuantizedProduct) -> Limits:
     cleared = QUARTER // SIDE if product.minima else 0
     turn = 30
     if product.blocks < product.tiles or product.ring_stages < product.steps:
-        turn += 20 + 16 * product.runs * (1 + product.kinds if product.group else 1)
+        turn += 20 + 16 * product.runs * (1 + (product.kinds if product.group else 0) + product.apart)
     multiplied = octets * products * planes
     scaled = groups * octets * ((2 + (product.group is not None)) * planes + planes - 1)
     joined = groups * octets * planes if product.columns > SIDE else 0
     two = 8 + SIDES * products + multiplied + 2 * (fours + scaled + cleared)
-    one = 8 + products * (1 if four_bits or product.columns <= SIDE else 2) + multiplied + fours
+    one = 8 + products * (1 if in_words or product.columns <= SIDE else 2) + multiplied + fours
     one += scaled + joined + cleared
-    pairs, alone = divmod(product.batch, 2) if four_bits and octets % 2 == 0 else (0, product.batch)
+    pairs, alone = divmod(product.batch, 2) if in_words and octets % 2 == 0 else (0, product.batch)
     total = codes + turn + pairs * two + alone * one
     many_scales = product.batch > 1 and product.columns < SIDE
     registers = MOST_REGISTERS if product.batch > 2 else 168 if octets > 4 or planes > 1 or many_scales else 128

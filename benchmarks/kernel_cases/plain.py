@@ -49,12 +49,12 @@ def _product(x, w):
 
 
 def _levels(w: ScaledCodes):
-    if not w.four_bits:
+    if not w.in_words:
         return w.codes
-    codes = int4.unpacked(w.codes, w.order)
+    codes = int4.unpacked(w.codes, w.order, w.rest)
     if w.levels is not None:
         return jnp.asarray(w.levels.integers, jnp.float32)[codes] * w.levels.unit
-    return codes if w.minima is not None else int4.signed(codes)
+    return codes if w.minima is not None else int4.signed(codes, w.bits)
 
 
 def norm_gate_up(w, x, norm, *, eps: float, bias=None):

@@ -60,9 +60,10 @@ EVERY_FORM = SCHEME_FORMS | {
     if group != SCHEME_FORMS[f"q{bits}"].group
 }
 EVERY_FORM |= {f"q{bits}_{group}_min": Coded(bits, group, minima=True) for bits in (8, 4) for group in GROUPS}
+EVERY_FORM |= {"q6_16": Coded(6, 16), "q5_32": Coded(5, 32), "q5_32_min": Coded(5, 32, minima=True)}
 EVERY_FORM |= {"iq4_nl": Coded(4, 32, levels=LEVELS["iq4_nl"]), "fp4": Coded(4, 64, levels=LEVELS["fp4"])}
 # A file may hold q and k in codes of one form and v in another: Q4_K_M and Q5_K_M do so in half of the layers.
-MIXED = ("q4_32_min+q8_16", "q8_32_min+q8_16")
+MIXED = ("q4_32_min+q6_16", "q5_32_min+q6_16")
 
 
 @Family
@@ -272,14 +273,14 @@ def coded_matrix(rows: int, cols: int, dtype: np.dtype, scheme: str | None) -> A
     if scheme is None:
         return array(rows, cols, dtype=dtype)
     bits, group, minima, levels, e4m3 = EVERY_FORM[scheme]
-    codes = (
-        array(rows, cols // 8, dtype=np.dtype(np.int32)) if bits == 4 else array(rows, cols, dtype=np.dtype(np.int8))
-    )
+    words = np.dtype(np.int32)
+    codes = array(rows, cols // 8, dtype=words) if bits < 8 else array(rows, cols, dtype=np.dtype(np.int8))
+    rest = array(rows, (bits - 4) * cols // 32, dtype=words) if 4 < bits < 8 else None
     shape = (rows,) if group is None else (rows, cols // group)
     scales: Any = array(*shape, dtype=FLOAT32)
     if e4m3:
         return ScaledE4M3(codes, scales)
-    return ScaledCodes(codes, scales, scales if minima else None, levels)
+    return ScaledCodes(codes, scales, scales if minima else None, levels, rest)
 
 
 def _bits(dtype: np.dtype, scheme: str | None) -> int:

@@ -42,7 +42,9 @@ def quoted(name: str) -> str:
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
-Form = Literal["int8", "int4", "int8_min", "int4_min", "nf4", "fp4", "iq4_nl", "fp8", "mxfp4"]
+Form = Literal[
+    "int8", "int6", "int5", "int4", "int8_min", "int5_min", "int4_min", "nf4", "fp4", "iq4_nl", "fp8", "mxfp4"
+]
 
 
 class Shifted(NamedTuple):
@@ -62,9 +64,10 @@ Part = Quantized | Affine | Shifted
 class Codes(NamedTuple):
     """A quantized matrix, in a file or as it will run: small codes, and a scale for each group of a row.
 
-    `form` says which numbers the codes stand for, as in `reference.quantizers.schemes`: integers from -128 to 127 or
-    from -8 to 7, levels of NF4, FP4 or IQ4_NL, e4m3, e2m1. With zero points, integers are 0 to 255 or 0 to 15, as in
-    `reference.quantizers.affine`; with minima (`_min`), -128 to 127 or 0 to 15.
+    `form` says which numbers the codes stand for, as in `reference.quantizers.schemes`: integers of 8, 6, 5 or 4 bits,
+    from -128 to 127, -32 to 31, -16 to 15 or -8 to 7, levels of NF4, FP4 or IQ4_NL, e4m3, e2m1. With zero points,
+    integers are 0 to 255 or 0 to 15, as in `reference.quantizers.affine`; with minima (`_min`), -128 to 127, 0 to 31 or
+    0 to 15.
     """
 
     form: Form

@@ -20,8 +20,9 @@ from reference.quantizers.schemes import Scheme, scheme
 
 PART = 1 << 20  # weights quantized at once: float64 arithmetic needs several copies of them
 
-WITH_MINIMA = ("int8_min", "int4_min")
-INTEGERS = ("int8", "int4", "iq4_nl", *WITH_MINIMA)  # forms whose levels fit int8
+WITH_MINIMA = ("int8_min", "int5_min", "int4_min")
+BYTES = ("int8", "int6", "int5")  # forms of integers without minima that do not fit half a byte
+INTEGERS = (*BYTES, "int4", "iq4_nl", *WITH_MINIMA)  # forms whose levels fit int8
 
 _BYTES = np.arange(256, dtype=np.uint8)
 LEVELS: dict[Form, Float64[np.ndarray, " codes"]] = {  # of codes that are not integers
@@ -93,6 +94,11 @@ def in_common_form(each: Sequence[Codes | None]) -> list[Codes] | None:
         return None
     minima = any(one.form in WITH_MINIMA for one in codes)
     return [_widened(one, gcd(*(one.group for one in codes)), minima=minima) for one in codes]
+
+
+def in_whole_bytes(codes: Codes) -> Codes:
+    """Call integers of 5 and 6 bits without minima int8, for what stores no fewer bits of them."""
+    return codes._replace(form="int8") if codes.form in BYTES else codes
 
 
 def _widened(codes: Codes, group: int, *, minima: bool) -> Codes:

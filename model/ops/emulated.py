@@ -21,6 +21,7 @@ from jaxtyping import Array, Float
 
 from model.cache import from_int8, to_int8
 from model.checkpoints.checkpoint import Checkpoint
+from model.checkpoints.codes import BYTES
 from model.ops.cpu import CPU
 from model.ops.products import cpu_product, dot
 from model.ops.table import Ops, Product
@@ -52,7 +53,7 @@ def roundings(checkpoint: Checkpoint, emulate: str) -> dict[str, str]:
         blocks = {name for name, rounding in named.items() if rounding in ("q8_0", "q8_1", "q8_k")}
         found = {name: "q8_0" for name, tensor in matrices.items() if tensor.codes or name in blocks}
     elif emulate == "int8":
-        found = {name: "int8" for name, tensor in matrices.items() if tensor.codes and tensor.codes.form == "int8"}
+        found = {name: "int8" for name, tensor in matrices.items() if tensor.codes and tensor.codes.form in BYTES}
     else:
         raise ValueError(f"activations can be rounded as q8_0, int8 or ggml has them, not {emulate}")
     if not found:

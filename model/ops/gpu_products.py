@@ -116,9 +116,9 @@ def operand(weight: Matrix) -> MatrixOperand:
             )
         return ScaledE4M3(weight.codes, weight.scales[:, 0])
     if isinstance(weight, tuple(WORDS.values())) or (isinstance(weight, Int8 | Int8Min) and weight.zeros is None):
-        one_a_row = weight.form == "int8" and weight.scales.shape[1] == 1
+        one_a_row = isinstance(weight, Int8) and weight.scales.shape[1] == 1
         scales = weight.scales[:, 0] if one_a_row else weight.scales
-        return ScaledCodes(weight.codes, scales, weight.minima, LEVELS.get(weight.form))
+        return ScaledCodes(weight.codes, scales, weight.minima, LEVELS.get(weight.form), weight.rest)
     raise Unsupported(
         f"kernels read {weight.form} weights as model.weights.gpu_codes arranges them, with columns in multiples "
         f"of {int4.BLOCK}, got {weight.cols}, and with zero points of groups"

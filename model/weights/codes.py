@@ -30,6 +30,7 @@ class _Arrays(NamedTuple):
     scales: Array  # [rows, groups]
     zeros: Array | None  # int8 [rows, groups]: zero points that are subtracted from levels, where integers have them
     minima: Array | None = None  # [rows, groups]: added to levels times scales, where the form has minima
+    rest: Array | None = None  # the lowest bits of codes, where a GPU has them apart (`model.weights.gpu_codes`)
 
 
 class QuantizedMatrix(_Arrays):
@@ -183,6 +184,20 @@ class Int8(QuantizedMatrix):
         return codes.astype(jnp.float32)
 
 
+class Int6(Int8):
+    """Integers from -32 to 31."""
+
+    __slots__ = ()
+    form = "int6"
+
+
+class Int5(Int8):
+    """Integers from -16 to 15."""
+
+    __slots__ = ()
+    form = "int5"
+
+
 def _counted(codes: UInt8[Array, "*shape"], steps: int, *, less: int) -> Float[Array, "*shape"]:
     """Compute codes / steps - less exactly, for a power of two `steps`.
 
@@ -222,6 +237,13 @@ class Int8Min(QuantizedMatrix):
     dtype = np.dtype(np.int8)
     shifted = True
     decode = staticmethod(Int8.decode)
+
+
+class Int5Min(Int8Min):
+    """Integers from 0 to 31, with minima."""
+
+    __slots__ = ()
+    form = "int5_min"
 
 
 class Int4Min(_Integers4):
@@ -324,7 +346,8 @@ class MXFP4(QuantizedMatrix):
 
 
 CLASS_OF_FORM: dict[Form, type[QuantizedMatrix]] = {
-    each.form: each for each in (Int8, Int4, Int8Min, Int4Min, NF4Codes, FP4Codes, IQ4NL, FP8, MXFP4)
+    each.form: each
+    for each in (Int8, Int6, Int5, Int4, Int8Min, Int5Min, Int4Min, NF4Codes, FP4Codes, IQ4NL, FP8, MXFP4)
 }
 
 

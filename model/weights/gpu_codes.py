@@ -2,8 +2,11 @@
 
 Scales and minima are float32, one for each group. Bits of a weight in memory, with groups of 16 and of 32 columns:
 
-    int8        10 and 9        int4, levels    6 and 5
-    int8_min    12 and 10       int4_min        8 and 6
+    int8        10 and 9        int6    8               int4, levels    6 and 5
+    int8_min    12 and 10       int5    6               int4_min        8 and 6
+                                int5_min        7
+
+Codes of 5 and 6 bits are so only in the groups that files of GGUF have them in, and otherwise bytes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float, Int32, UInt8
 
 from model.checkpoints.checkpoint import Tensor
 from model.checkpoints.codes import LEVELS as EXACT_LEVELS
@@ -31,7 +34,10 @@ LEVELS: dict[str, Levels] = {
 
 
 class _Words(QuantizedMatrix):
-    """Codes of four bits, eight to a word in the order of `pallas_kernels.parts.int4`: int32 [rows, cols / 8]."""
+    """Codes of four bits, eight to a word in the order of `pallas_kernels.parts.int4`: int32 [rows, cols / 8].
+
+    Of codes of 5 and 6 bits these are the upper four, and `rest` has the others: int32 [rows, cols / 32 or cols / 16].
+    """
 
     __slots__ = ()
 
@@ -42,6 +48,11 @@ class _Words(QuantizedMatrix):
     @property
     def order(self) -> int4.Order:
         return int4.order_of(self.group, levels=self.form in LEVELS)
+
+    @property
+    def unsigned(self) -> Int32[Array, "rows cols"]:
+        """The codes, as if without a sign."""
+        return int4.unpacked(self.codes, self.order, self.rest)
 
     def levels(self) -> Float[Array, "rows cols"]:
         """Give the level of each code."""
@@ -66,7 +77,7 @@ class Int4Words(_Words):
     form = "int4"
 
     def levels(self) -> Float[Array, "rows cols"]:
-        return int4.signed(int4.unpacked(self.codes, self.order)).astype(jnp.float32)
+        return int4.signed(self.unsigned, int4.bits_of(self.codes, self.rest)).astype(jnp.float32)
 
 
 class Int4MinWords(_Words):
@@ -77,7 +88,28 @@ class Int4MinWords(_Words):
     shifted = True
 
     def levels(self) -> Float[Array, "rows cols"]:
-        return int4.unpacked(self.codes, self.order).astype(jnp.float32)
+        return self.unsigned.astype(jnp.float32)
+
+
+class Int6Words(Int4Words):
+    """Integers from -32 to 31."""
+
+    __slots__ = ()
+    form = "int6"
+
+
+class Int5Words(Int4Words):
+    """Integers from -16 to 15."""
+
+    __slots__ = ()
+    form = "int5"
+
+
+class Int5MinWords(Int4MinWords):
+    """Integers from 0 to 31, with minima."""
+
+    __slots__ = ()
+    form = "int5_min"
 
 
 class _LevelWords(_Words):
@@ -86,7 +118,7 @@ class _LevelWords(_Words):
     __slots__ = ()
 
     def levels(self) -> Float[Array, "rows cols"]:
-        return jnp.asarray(EXACT_LEVELS[self.form], jnp.float32)[int4.unpacked(self.codes, self.order)]
+        return jnp.asarray(EXACT_LEVELS[self.form], jnp.float32)[self.unsigned]
 
 
 class NF4Words(_LevelWords):
@@ -118,8 +150,13 @@ class MXFP4Words(_LevelWords):
 
 
 WORDS: dict[str, type[_Words]] = {
-    each.form: each for each in (Int4Words, Int4MinWords, NF4Words, FP4Words, IQ4NLWords, MXFP4Words)
+    each.form: each
+    for each in (
+        *(Int4Words, Int4MinWords, NF4Words, FP4Words, IQ4NLWords, MXFP4Words),
+        *(Int6Words, Int5Words, Int5MinWords),
+    )
 }
+APART = {"int6": (6, 16), "int5": (5, 32), "int5_min": (5, 32)}  # bits of codes with a rest, and columns of a group
 
 
 class Stacked(NamedTuple):
@@ -185,6 +222,9 @@ def _arranged(leaf: Any) -> Any:
         return leaf
     if leaf.form == "int8":
         return leaf if leaf.zeros is None else _with_minima(leaf)
+    if leaf.form in APART:
+        _, group = APART[leaf.form]
+        return leaf if leaf.group != group or leaf.cols % int4.WHOLE else _apart(leaf)
     return leaf if leaf.form not in WORDS or leaf.cols % int4.BLOCK else _in_words(leaf)
 
 
@@ -192,6 +232,17 @@ def _arranged(leaf: Any) -> Any:
 def _with_minima(matrix: QuantizedMatrix) -> QuantizedMatrix:
     """Turn the zero points of codes of eight bits into minima."""
     return Int8Min(matrix.codes, matrix.scales, None, _minima(matrix.scales, matrix.zeros))
+
+
+@jax.jit
+def _apart(matrix: QuantizedMatrix) -> QuantizedMatrix:
+    """Put the upper four bits of codes into words, and the rest into others."""
+    form = matrix.form
+    bits, group = APART[form]
+    codes = lax.bitcast_convert_type(matrix.codes, jnp.uint8) & (1 << bits) - 1
+    packed = int4.packed_apart(codes, int4.order_of(group, levels=False), bits=bits)
+    words, rest = (lax.bitcast_convert_type(each, jnp.int32) for each in packed)
+    return WORDS[form](words, matrix.scales, None, matrix.minima, rest)
 
 
 @jax.jit

@@ -9,13 +9,14 @@ memory, eight of each 32, and the vectors are put in that order before (`in_orde
     column  4 t + 2 p + h        of 16   is place          8 h + 2 t + p       in groups of 16
 
 Eight codes of eight bits are two words, u = 0 and 1; eight of four bits are one, the lower halves of its bytes u = 0
-and the upper halves u = 1 (`int4.py`, in order "bytes"). Of a word, bytes 0 and 2 are neighbors (h = 0) and bytes 1 and
-3 are.
+and the upper halves u = 1 (`int4.py`, in order "bytes"), or in groups of 16 the upper halves are those of the next 16
+columns (in order "halves"). Of a word, bytes 0 and 2 are neighbors (h = 0) and bytes 1 and 3 are.
 
 A bfloat16 has seven bits below its leading one. 128 + c, for c in 0 to 127, has the bits of c in the lowest places, so
 a code needs no conversion, only bits around it and a subtraction, of two codes at once:
 
     four bits     (128 + c) - 136, where c is the code with its upper bit flipped, or - 128 if codes are unsigned
+    5, 6 bits     the same with 144 and 160, where c is made of the upper four bits and the rest
     eight bits    (128 + c) - 128 or - 256, where c is the lower seven bits, and the upper bit is one of the exponent
                   that tells the two numbers apart
 
@@ -34,9 +35,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir.dialects import arith, llvm, vector
 from jaxtyping import Array, Float
 
-from pallas_kernels.parts import int4
+from pallas_kernels.parts import int4, rest
 from pallas_kernels.parts.compat import Target
-from pallas_kernels.parts.inline import array, float32, int32, load, ptx, times, total, word
+from pallas_kernels.parts.inline import array, down, float32, int32, load, ptx, times, total, word
 from pallas_kernels.parts.wgmma import WGMMA
 
 ROWS = 64  # of A
@@ -77,11 +78,13 @@ class Codes(NamedTuple):
     unsigned: bool
     columns: int  # of a step
     run: int  # columns that are put in another order
-    codes: Any  # int8 [64, columns], or words of `int4.pack`; in a `ring`
+    codes: Any  # int8 [64, columns], or words of `int4.packed`; in a `ring`
+    rest: Any = None  # of codes of 5 or 6 bits; in a `rest.ring`
 
     @property
-    def transforms(self) -> tuple[Any, ...]:
-        return transforms(self.bits)
+    def transforms(self) -> list[tuple[Any, ...]]:
+        """Layouts of the codes and of the rest, if there is one."""
+        return [transforms(self.bits), *([] if self.rest is None else [rest.transforms(self.bits)])]
 
 
 def ring(*shape: int, columns: int, bits: int) -> Any:
@@ -126,9 +129,9 @@ def decoded(codes: Codes, first: int, count: int, piece: int, scratch: Any, targ
         plgpu.commit_smem()
         return [scratch.at[:, pl.ds(first + at, piece)] for at in range(0, count, piece)]
 
-    def run(_, ref):
-        lane = Lane.mine()
-        found = [_columns(codes, ref, lane, half, first, count) for half in range(2)]  # registers, in order
+    def run(_, refs):
+        lane, held = Lane.mine(), codes._replace(**dict(zip(("codes", "rest"), refs, strict=False)))
+        found = [_columns(held, lane, half, first, count) for half in range(2)]  # registers, in order
         registers = list(zip(*found, strict=True))  # by eight columns, then upper and lower rows
         size = piece // 8
         return [
@@ -137,21 +140,24 @@ def decoded(codes: Codes, first: int, count: int, piece: int, scratch: Any, targ
         ]
 
     one = plgpu.ShapeDtypeStruct(shape, np.dtype(jnp.bfloat16), layout=WGMMA)
-    inlined: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(codes.transforms),), return_type=[one] * (count // piece))
-    return list(inlined(run)(codes.codes))
+    refs = [codes.codes, *([] if codes.rest is None else [codes.rest])]
+    types = [plgpu.RefType(transforms) for transforms in codes.transforms]
+    inlined: Any = plgpu.inline_mgpu(arg_types=(types,), return_type=[one] * (count // piece))
+    return list(inlined(run)(refs))
 
 
 def _interpreted(codes: Codes) -> Any:
     held = plgpu.load(codes.codes, layout=None)
-    if codes.bits == 4:
-        held = int4.unpacked(held, "bytes")
-        held = held if codes.unsigned else int4.signed(held)
+    if codes.bits < 8:
+        least = None if codes.rest is None else plgpu.load(codes.rest, layout=None)
+        held = int4.unpacked(held, "bytes" if codes.run == RUN else "halves", least)
+        held = held if codes.unsigned else int4.signed(held, codes.bits)
     return in_order(held.astype(jnp.bfloat16), codes.run)
 
 
-def _columns(codes: Codes, ref: Any, lane: Lane, half: int, first: int, count: int) -> list[Any]:
+def _columns(codes: Codes, lane: Lane, half: int, first: int, count: int) -> list[Any]:
     """Load and decode a lane's part of one of its rows: a word of two bfloat16 for each eight columns."""
-    size = codes.columns * codes.bits // 8  # bytes of a row
+    size = codes.columns // (1 if codes.bits == 8 else 2)  # bytes of a row
     # Octets of rows lie one after the other: two for each warp.
     start = total(times(lane.warp, 2 * OCTET * size), times(lane.row, LINE), word(half * OCTET * size))
     swizzle = times(lane.row, LINE // OCTET)
@@ -161,17 +167,33 @@ def _columns(codes: Codes, ref: Any, lane: Lane, half: int, first: int, count: i
         for column in range(first, first + count, codes.run):
             lines, rest = divmod(column, LINE)
             at = total(start, arith.xori(within, word(rest)), word(OCTET * LINE * lines))
-            for one in load(ref, at, int32(), codes.run // 16):
+            for one in load(codes.codes, at, int32(), codes.run // 16):
                 found += _of_eight_bits(one)
         return found
     within = arith.xori(times(lane.place, 16), swizzle)
     for column in range(first - first % int4.BLOCK, first + count, int4.BLOCK):
         lines, rest = divmod(column // 2, LINE)
         at = total(start, arith.xori(within, word(rest)), word(OCTET * LINE * lines))
-        for run, one in enumerate(load(ref, at, int32(), 4)):  # of the block
+        least = _rest(codes, lane, half, column)
+        for run, one in enumerate(load(codes.codes, at, int32(), 4)):  # of the block
             if first <= column + run * RUN < first + count:
-                found += _of_four_bits(one, unsigned=codes.unsigned)
+                found += _of_word(one, *least[run], bits=codes.bits, unsigned=codes.unsigned)
     return found
+
+
+def _rest(codes: Codes, lane: Lane, half: int, column: int) -> list[tuple[Any, int]]:
+    """Load the rest of a block of a lane's columns: for each run its word, and by how many bits it lies higher there.
+
+    Codes of four bits have none.
+    """
+    if codes.rest is None:
+        return [(None, 0)] * int4.RUNS
+    size, few = rest.tile_bytes(codes.bits), codes.bits - 4
+    tiles = codes.columns // int4.WHOLE  # of an octet
+    block, of_octet = column // int4.BLOCK % rest.BLOCKS, column // int4.WHOLE * size
+    tile = total(times(lane.warp, 2 * tiles * size), word(half * tiles * size + of_octet))
+    words = rest.of_block(codes.rest, tile, lane.row, lane.place, block, codes.bits)
+    return [(one, higher) for one in words for higher in range(0, 4, few)]
 
 
 def _of_eight_bits(codes: Any) -> list[Any]:
@@ -180,23 +202,29 @@ def _of_eight_bits(codes: Any) -> list[Any]:
 
 
 def _signed_bytes(codes: Any) -> Any:
-    lower = _bits(codes, 0x007F007F, pair(128.0), AND_OR)
-    upper = _bits(codes, 0x00800080, pair(-128.0), AND_OR)  # -256 where the code is negative
+    lower = _bits(codes, 0x007F007F, word(pair(128.0)), AND_OR)
+    upper = _bits(codes, 0x00800080, word(pair(-128.0)), AND_OR)  # -256 where the code is negative
     return ptx(ADD, [lower, upper], results=1)[0]
 
 
-def _of_four_bits(codes: Any, *, unsigned: bool) -> list[Any]:
-    """Decode the lower halves of bytes 0 and 2 of a word, of bytes 1 and 3, and the upper halves likewise."""
-    magic, less = (pair(128.0), pair(-128.0)) if unsigned else (pair(128.0) ^ 0x00080008, pair(-136.0))
+def _of_word(codes: Any, least: Any, higher: int, *, bits: int, unsigned: bool) -> list[Any]:
+    """Decode the lower halves of bytes 0 and 2 of a word, of bytes 1 and 3, and the upper halves likewise.
+
+    Their rest is in the same places of the word `least`, but so many bits higher.
+    """
+    few, middle = bits - 4, 0 if unsigned else 1 << bits - 1
+    magic, less = word(pair(128.0) ^ middle * 0x10001), word(pair(-128.0 - middle))
     found = []
-    for shift in (0, 8, 4, 12):
-        shifted = arith.shrui(codes, word(shift)) if shift else codes
-        found += ptx(ADD, [_bits(shifted, 0x000F000F, magic, AND_XOR), word(less)], results=1)
+    for place in (0, 8, 4, 12):
+        joined = _bits(down(codes, place - few), (0xF << few) * 0x10001, magic, AND_XOR)
+        if least is not None:
+            joined = _bits(down(least, place + higher), ((1 << few) - 1) * 0x10001, joined, AND_OR)
+        found += ptx(ADD, [joined, less], results=1)
     return found
 
 
-def _bits(x: Any, mask: int, others: int, table: int) -> Any:
-    return ptx(BOTH.format(table=hex(table)), [x, word(mask), word(others)], results=1)[0]
+def _bits(x: Any, mask: int, others: Any, table: int) -> Any:
+    return ptx(BOTH.format(table=hex(table)), [x, word(mask), others], results=1)[0]
 
 
 def scales_of(ref: Any, first: int, count: int, target: Target) -> list[Any]:

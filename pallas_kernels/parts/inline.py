@@ -45,6 +45,11 @@ def total(first: Any, *others: Any) -> Any:
     return first
 
 
+def down(bits: Any, by: int) -> Any:
+    """Move the bits of a word down, or up where `by` is negative."""
+    return arith.shrui(bits, word(by)) if by > 0 else arith.shli(bits, word(-by)) if by else bits
+
+
 def words(register: Any, kind: Any) -> list[Any]:
     """List the words of a register, as `kind`."""
     size = utils.bitwidth(register.type) // 32

@@ -1,14 +1,20 @@
-"""The layout of four-bit codes in a GPU's memory: eight to a word, where the tensor cores can read them as bytes.
+"""The layout of codes of 4, 5 and 6 bits in a GPU's memory, where the tensor cores can read them as bytes.
 
-A row is cut into blocks of 128 columns, a block into 4 runs of 32, and a run into 4 words of 8. Word 4 t + j of a block
-belongs to lane t and run j. The four lanes that share 32 columns, a side of a product (`integer_mma.py`), then load 16
-bytes each, a word of each run. Three orders say which eight columns of its run a word has:
+Eight codes of four bits are a word. A row is cut into blocks of 128 columns, a block into 4 runs of 32, and a run into
+4 words of 8. Word 4 t + j of a block belongs to lane t and run j. The four lanes that share 32 columns, a side of a
+product (`integer_mma.py`), then load 16 bytes each, a word of each run. Three orders say which eight columns of its run
+a word has:
 
     bytes    8 t and on: the first four in the lower halves of its bytes, the others in the upper halves
     halves   4 t to 4 t + 3 in the lower halves, 16 + 4 t and on in the upper halves: a word has both groups of 16
     table    8 t and on, one after the other: selectors of bytes in a table of levels
 
 Integers are in two's complement, or 0 to 15. The upper halves by themselves are bytes of 16 times a code.
+
+Of codes of 5 and 6 bits such words hold the upper four, and words of their own the *rest*, the lowest bit or two. A
+word of the rest has those of 4 or 2 neighboring words: where word i of them has a code in some half of a byte, it has
+the code's rest in the same half, i or 2 i bits up. The upper four bits in the upper half of a byte, and the rest below,
+are a byte of 8 or 4 times a code.
 """
 
 from typing import Any, Literal
@@ -18,6 +24,7 @@ import numpy as np
 from jaxtyping import Array, Int8, Int32
 
 BLOCK = 128  # columns
+WHOLE = 2 * BLOCK  # columns that codes of 5 and 6 bits come in multiples of
 RUNS = 4
 RUN = BLOCK // RUNS
 WORD = 8  # columns
@@ -56,6 +63,22 @@ def pack(
     return np.asarray(packed((codes & 15).astype(np.uint8), order)).view(np.int32)
 
 
+def packed_apart(codes: Any, order: Order, *, bits: int) -> tuple[Any, Any]:
+    """Pack codes [rows, cols] of 5 or 6 bits, uint8 of NumPy or JAX: words of their upper four bits, and of the rest.
+
+    >>> one = np.zeros((1, 256), np.uint8)
+    >>> one[0, 32 + 2] = 0b110111
+    >>> [[f"{word:x}" for word in some[0, :2]] for some in packed_apart(one, "bytes", bits=6)]
+    [['0', 'd0000'], ['c0000', '0']]
+    """
+    few = bits - 4
+    rest = packed(codes & (1 << few) - 1, order).reshape(len(codes), -1, 4 // few)
+    joined = rest[..., 0]
+    for i in range(1, 4 // few):
+        joined = joined | rest[..., i] << np.uint32(few * i)
+    return packed(codes >> few, order), joined
+
+
 def packed(codes: Any, order: Order) -> Any:
     """Pack codes [rows, cols] in [0, 15], uint8 of NumPy or JAX, into words of uint32."""
     rows, cols = codes.shape
@@ -78,17 +101,28 @@ def unpack(words: Int32[np.ndarray, "rows words"], order: Order = "bytes") -> In
     return np.asarray(signed(unpacked(np.ascontiguousarray(words), order))).astype(np.int8)
 
 
-def unpacked(words: Any, order: Order) -> Any:
-    """Give the codes of `pack`, from 0 to 15: int32 of NumPy or JAX, as the words are."""
+def unpacked(words: Any, order: Order, rest: Any = None) -> Any:
+    """Give the codes of `pack`, or of `packed_apart`, as if without a sign: int32 of NumPy or JAX, as the words are."""
     rows, count = words.shape
     like: Any = np if isinstance(words, np.ndarray) else jnp
     axes, turn = ORDERS[order]
-    codes = like.stack([words >> 4 * place & 15 for place in range(WORD)], axis=-1)
+    # Shifts by an array, since XLA would put the parts of a stack in memory before it joins them with the rest.
+    places = 4 * like.arange(WORD, dtype=np.int32)
+    codes = words[..., None] >> places & 15
+    if rest is not None:
+        few = bits_of(words, rest) - 4
+        each = (rest[..., None] >> few * like.arange(4 // few, dtype=np.int32)).reshape(rows, count)
+        codes = codes << few | each[..., None] >> places & (1 << few) - 1
     lanes = codes.reshape(rows, count * WORD // BLOCK, axes[turn[0]], RUNS, axes[turn[1]], axes[turn[2]])
     place = [2 + at for at in np.argsort([turn[0], -1, turn[1], turn[2]], kind="stable")]
     return lanes.transpose(0, 1, *place).reshape(rows, count * WORD)
 
 
-def signed(codes: Int32[Array, "rows cols"] | Any) -> Any:
-    """Turn codes from 0 to 15 into the integers from -8 to 7 that they are in two's complement."""
-    return (codes ^ 8) - 8
+def bits_of(words: Any, rest: Any) -> int:
+    """Give the bits of codes in such words, by their shapes; `rest` is None where they have four."""
+    return 4 if rest is None else 4 + 4 * rest.shape[-1] // words.shape[-1]
+
+
+def signed(codes: Int32[Array, "rows cols"] | Any, bits: int = 4) -> Any:
+    """Turn codes that are not negative into the integers that their bits are in two's complement."""
+    return (codes ^ 1 << bits - 1) - (1 << bits - 1)

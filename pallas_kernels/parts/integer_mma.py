@@ -14,13 +14,15 @@ Columns 2 d and 2 d + 1 of B are digit d of the vector, for the first side and t
 of C, for digit j: the upper row in the first column and the lower row in the second; the other two are unused. Eight
 rows of W fill a product, and a lane has its four words of A side by side, as it loaded them.
 
-Two vectors by codes of four bits: sixteen rows of W are the rows of A, with one side, and columns 2 d and 2 d + 1 of B
-are digit d of the first vector and of the second. Lane j uses all four numbers, for digit j, so half as many products
-suffice. Codes of eight bits would have to be moved for this, which takes more instructions than it saves. The last of
-an odd number of vectors is multiplied alone, and so are all vectors if the octets of rows are odd in number.
+Two vectors by codes in words, of up to six bits: sixteen rows of W are the rows of A, with one side, and columns 2 d
+and 2 d + 1 of B are digit d of the first vector and of the second. Lane j uses all four numbers, for digit j, so half
+as many products suffice. Codes of eight bits would have to be moved for this, which takes more instructions than it
+saves. The last of an odd number of vectors is multiplied alone, and so are all vectors if the octets of rows are odd in
+number.
 
-Codes of four bits are the upper halves of bytes, and so 16 times as large (`int4.py`); `finished` undoes that. With
-minima they are unsigned. Codes with levels choose bytes from a table of 16 in registers, one for each digit of a level
+Codes of four bits are the upper halves of bytes, and so 16 times as large (`int4.py`); `finished` undoes that. Those of
+5 and 6 bits have their rest below, and are 8 and 4 times as large. With minima all of these are unsigned: bytes up to
+240, 248 or 252. Codes with levels choose bytes from a table of 16 in registers, one for each digit of a level
 (`levels.py`).
 
 Groups of 16 take `mma.m16n8k16`, which has half as many terms. The first word of a side is then one group's and the
@@ -30,8 +32,9 @@ Lane 3 of a quad has no digit, so it adds the minima. Its columns of B are 0 and
 of C is 1. It loads minima and sums of x where the others load scales and 2^e, and all lanes take the same instructions.
 
 C begins with the bits of 3 2^22 as a float. A sum of integers below 2^22 is then also added to that float, and
-subtracting 3 2^22 is exact and eight times as fast as a conversion. 128 products of 8 bits are at most 2^21. Sides of
-one group are first added as integers, less those bits, which would be there twice.
+subtracting 3 2^22 is exact and eight times as fast as a conversion. 128 products of signed bytes are at most 2^21, and
+those of an unsigned byte and a signed one less than 2^22. Sides of one group are first added as integers, less those
+bits, which would be there twice.
 
 The four warps of a thread block multiply a quarter of the step's columns each, and meet in `finished`.
 """
@@ -48,10 +51,10 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, math
 from jaxtyping import Array, Float32
 
-from pallas_kernels.parts import int4
+from pallas_kernels.parts import int4, rest
 from pallas_kernels.parts.compat import WARPS, Target, tiled_layout
 from pallas_kernels.parts.fixed_point import DIGITS, VECTOR
-from pallas_kernels.parts.inline import all_words, array, float32, int32, load, ptx, times, total, word, words
+from pallas_kernels.parts.inline import all_words, array, down, float32, int32, load, ptx, times, total, word, words
 from pallas_kernels.parts.levels import Levels
 
 CHUNK = 1024  # columns of a step
@@ -94,15 +97,20 @@ class Step(NamedTuple):
     units: Any  # float32 [batch, kinds, groups]: 2^e, and with minima the sums of x
     minima: bool = False
     levels: Levels | None = None  # of codes of four bits that are no integers
+    rest: Any = None  # a slot of a `rest.ring`, of codes of 5 and 6 bits
+
+    @property
+    def in_words(self) -> bool:
+        return self.bits < 8
 
     @property
     def unsigned(self) -> bool:
-        """Whether codes are 0 to 15."""
-        return self.bits == 4 and self.minima
+        """Whether no code is negative."""
+        return self.in_words and self.minima
 
 
 def ring(stages: int, runs: int, rows: int, bits: int) -> Any:
-    """Name the shared memory for the codes of so many steps: int8, or words of `int4.pack`."""
+    """Name the shared memory for the codes of so many steps: int8, or words of `int4.packed`."""
     dtype, columns = (jnp.int8, CHUNK) if bits == 8 else (jnp.int32, CHUNK // int4.WORD)
     return plgpu.SMEM((stages, runs, rows, columns), dtype, transforms=_transforms(bits))
 
@@ -126,10 +134,10 @@ def finished(
 
 
 def unit_of(bits: int, levels: Levels | None) -> float:
-    """Give the power of two by which codes are multiplied too little: 1/16 for integers in upper halves of bytes."""
+    """Give the power of two that undoes the place of codes in bytes: 1/16 for integers in the upper halves."""
     if levels is not None:
         return levels.unit
-    return 2.0**-4 if bits == 4 else 1.0
+    return 2.0 ** (bits - 8)
 
 
 def _dots(sums, unit: float, *, minima: bool):
@@ -168,9 +176,11 @@ def add(sums: Sums, step: Step, target: Target) -> Sums:
         _accumulate(numbers, step._replace(**refs), Lane.mine())
         return [array(([number] for number in mine), shape, np.dtype("float32"), SUMS) for mine in numbers]
 
-    refs = {name: getattr(step, name) for name in ("codes", "scales", "digits", "units")}
+    refs = {name: getattr(step, name) for name in ("codes", "rest", "scales", "digits", "units")}
     refs = {name: ref for name, ref in refs.items() if ref is not None}
-    types = {name: plgpu.RefType(_transforms(step.bits) if name == "codes" else ()) for name in refs}
+    types = {name: plgpu.RefType() for name in refs} | {"codes": plgpu.RefType(_transforms(step.bits))}
+    if step.rest is not None:
+        types["rest"] = plgpu.RefType(rest.transforms(step.bits))
     inlined: Any = plgpu.inline_mgpu(
         arg_types=(types, [SUMS] * len(sums)),
         return_type=[plgpu.ShapeDtypeStruct(shape, np.dtype("float32"), layout=SUMS)] * len(sums),
@@ -187,15 +197,17 @@ def _interpreted(sums: Sums, step: Step) -> Sums:
 
     codes = read(step.codes)
     planes = [codes.astype(jnp.int32)]
-    if step.bits == 4:
-        codes = int4.unpacked(codes.reshape(rows, -1), int4.order_of(step.group, levels=step.levels is not None))
+    if step.in_words:
+        least = None if step.rest is None else read(step.rest).reshape(rows, -1)
+        order = int4.order_of(step.group, levels=step.levels is not None)
+        codes = int4.unpacked(codes.reshape(rows, -1), order, least)
         if step.levels is not None:
             planes = [
                 jnp.asarray(sum(jnp.where(codes == code, level, 0) for code, level in enumerate(plane)))
                 for plane in step.levels.planes
             ]
         else:
-            planes = [16 * (codes if step.unsigned else int4.signed(codes))]
+            planes = [2 ** (8 - step.bits) * (codes if step.unsigned else int4.signed(codes, step.bits))]
     digits = jnp.moveaxis(read(step.digits), 3, 1).reshape(-1, DIGITS, WARPS, groups, step.group).astype(jnp.int32)
     kinds = 2 if step.minima else 1
     units = read(step.units).reshape(len(sums), kinds, WARPS, groups)
@@ -243,7 +255,7 @@ def _accumulate(sums: list[list[Any]], step: Step, lane: Lane) -> None:
     planes = list(zip(*(_codes(step, octet, lane) for octet in octets), strict=True))
     scales = None if step.scales is None else [_scales(step, octet, lane) for octet in octets]
     zero = _float(ZERO)
-    for vectors in batched(range(len(sums)), 2 if step.bits == 4 and len(octets) % 2 == 0 else 1):
+    for vectors in batched(range(len(sums)), 2 if step.in_words and len(octets) % 2 == 0 else 1):
         units = {vector: _units(step, vector, lane) for vector in vectors}
         digits = (_digits if len(vectors) == 1 else _digits_of_two)(step, vectors[0], lane)
         for plane, codes in enumerate(planes):
@@ -289,7 +301,7 @@ def _of_one(vectors: Sequence[int], codes: Sequence[list[Any]], digits: list[Any
 
 
 def _of_two(vectors: Sequence[int], codes: Sequence[list[Any]], digits: list[Any], step: Step, lane: Lane) -> Integers:
-    """Multiply two vectors by all rows of codes of four bits, with products of one side of two octets."""
+    """Multiply two vectors by all rows of codes in words, with products of one side of two octets."""
     products, begin = step.group // SIDE, _begin(step, lane, (0, 1, 2, 3))
     for group in range(QUARTER // step.group):
         for both in batched(range(len(codes)), 2):
@@ -336,8 +348,8 @@ def _codes(step: Step, octet: int, lane: Lane) -> list[list[tuple[Any, Any]]]:
     swizzled lines these are never in the same banks. A load of 8 bytes serves 16 lanes from four rows, and one of 4
     bytes all lanes.
     """
-    size = CHUNK * step.bits // 8  # bytes of a row
-    if step.bits == 4 or _together(step):
+    size = CHUNK // 2 if step.in_words else CHUNK  # bytes of a row
+    if step.in_words or _together(step):
         wide = 16  # bytes that a lane loads at once
     else:
         wide = 4 if step.group == HALF else 8
@@ -351,12 +363,26 @@ def _codes(step: Step, octet: int, lane: Lane) -> list[list[tuple[Any, Any]]]:
     if step.levels is not None:
         chosen = [_chosen(one) for one in found]
         return [[_looked_up(one, table) for one in chosen] for table in step.levels.tables]
-    if step.bits == 4:
+    if step.in_words:
         upper = word(0xF0F0F0F0)
         found = [arith.andi(both, upper) for one in found for both in (arith.shli(one, word(4)), one)]
+        if step.rest is not None:
+            found = [arith.ori(*both) for both in zip(found, _rest(step, octet, lane), strict=True)]
     elif _together(step):
         return [[side for a, b, c, d in batched(found, 4) for side in ((a, c), (b, d))]]
     return [list(batched(found, 2))]
+
+
+def _rest(step: Step, octet: int, lane: Lane) -> Iterator[Any]:
+    """Load the rest of a lane's part of one of its rows: in the lower halves of bytes, next to the upper ones."""
+    few = step.bits - 4
+    mask = word(0x01010101 * (0xF0 >> few & 0x0F))
+    tile = total(times(lane.warp, rest.tile_bytes(step.bits)), word(octet * WARPS * rest.tile_bytes(step.bits)))
+    for block in range(rest.BLOCKS):
+        for one in rest.of_block(step.rest, tile, lane.row, lane.place, block, step.bits):
+            for place in range(0, 4, few):
+                yield arith.andi(down(one, place - 4 + few), mask)
+                yield arith.andi(down(one, place + few), mask)
 
 
 def _chosen(codes: Any) -> list[tuple[Any, Any]]:
@@ -384,7 +410,7 @@ def _together(step: Step) -> bool:
 
     Of eight codes the first four then belong to one side; otherwise all eight do.
     """
-    return step.bits == 8 and step.group > SIDE
+    return not step.in_words and step.group > SIDE
 
 
 def _digits(step: Step, vector: int, lane: Lane) -> list[list[Any]]:

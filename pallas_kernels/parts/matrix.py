@@ -30,32 +30,38 @@ BESIDE = 4096  # bytes of shared memory for sums over threads and barriers, at m
 class ScaledCodes:
     """A quantized matrix: each weight is its code times the scale of its row, or of its group in the row.
 
-    Where groups have minima, those are added, and codes of four bits are 0 to 15. With levels a code chooses one.
+    Where groups have minima, those are added, and codes in words are not negative. With levels a code chooses one.
     """
 
-    codes: Any  # int8 [rows, cols], or int32 [rows, cols / 8] as `int4.pack` has them
+    codes: Any  # int8 [rows, cols], or words int32 [rows, cols / 8], as `int4.packed` has them
     scales: Any  # float32 [rows, groups] for groups of 16 to 128 columns, or [rows] for codes of eight bits
     minima: Any = None  # float32 [rows, groups]
     levels: Levels | None = field(default=None, metadata={"static": True})  # of codes of four bits
+    rest: Any = None  # int32 [rows, cols / 32 or cols / 16], of codes of 5 or 6 bits, as `int4.packed_apart` has it
 
     @property
     def arrays(self) -> list[Any]:
-        return [self.codes, self.scales, *([] if self.minima is None else [self.minima])]
+        return [array for array in (self.codes, self.scales, self.minima, self.rest) if array is not None]
 
     @property
-    def four_bits(self) -> bool:
+    def in_words(self) -> bool:
         return self.codes.dtype == jnp.int32
 
     @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return int4.bits_of(self.codes, self.rest) if self.in_words else 8
+
+    @property
     def order(self) -> int4.Order:
-        """Order of codes of four bits in words."""
+        """Order of codes in words."""
         return int4.order_of(self.group or 0, levels=self.levels is not None)
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns of the matrix that the codes stand for."""
         rows, packed = self.codes.shape
-        return rows, packed * (8 if self.four_bits else 1)
+        return rows, packed * (int4.WORD if self.in_words else 1)
 
     @property
     def group(self) -> int | None:
@@ -131,8 +137,8 @@ def product_of(
     shape: dict[str, Any] = {"tiles": tiles, "blocks": tiles, "rows": rows, "runs": runs, "cols": cols}
     shape |= {"batch": len(x), "stages": 1, "dtype": x.dtype}
     if isinstance(w, ScaledCodes):
-        form: dict[str, Any] = {"group": w.group, "minima": w.minima is not None, "levels": w.levels}
-        product = (Int4Product if w.four_bits else Int8Product)(**shape, **form)
+        form: dict[str, Any] = {"bits": w.bits, "group": w.group, "minima": w.minima is not None, "levels": w.levels}
+        product = (Int4Product if w.in_words else Int8Product)(**shape, **form)
     else:
         product = RowProduct(**shape, chunks=tile.chunks or 1, e4m3=isinstance(w, ScaledE4M3))
     shared = replace(product, stages=product.fewest_stages).scratch_bytes(normed=normed)
@@ -167,7 +173,7 @@ def key_of(op: str, w: AnyMatrix) -> str:
         return f"{op} e4m3"
     if not isinstance(w, ScaledCodes):
         return op
-    return f"{op} {'int4' if w.four_bits else 'int8'}{f'/{w.group}' if w.group else ''}"
+    return f"{op} int{w.bits}{f'/{w.group}' if w.group else ''}"
 
 
 def _check_floats(op: str, w: Shaped, x: Shaped) -> None:
@@ -197,15 +203,26 @@ def _check_codes(op: str, w: ScaledCodes, x: Shaped) -> None:
         raise ValueError(f"{op} takes x [batch, {cols}], got {x.shape}")
     if x.dtype not in DTYPES:
         raise Unsupported(f"{op} takes x [batch, {cols}] in float32 or bfloat16, got {x.dtype} {x.shape}")
-    if w.group not in GROUPS and (w.four_bits or w.group is not None):
-        each = f"{', '.join(map(str, GROUPS))} columns{'' if w.four_bits else ' or each row'}"
+    if w.group not in GROUPS and (w.in_words or w.group is not None):
+        each = f"{', '.join(map(str, GROUPS))} columns{'' if w.in_words else ' or each row'}"
         raise Unsupported(f"{op} takes a scale for each {each}, got {w.scales.shape} for {rows} rows of {cols}")
     check_operand(op, "scales", w.scales, (rows, cols // w.group) if w.group else (rows,), jnp.float32)
     check_operand(op, "minima", w.minima, w.scales.shape, jnp.float32)
     if w.minima is not None and not w.group:
         raise Unsupported(f"{op} takes minima of groups, got those of rows")
-    if w.levels is not None and (not w.four_bits or w.minima is not None or w.group != w.levels.group):
+    if w.levels is not None and (w.bits != 4 or w.minima is not None or w.group != w.levels.group):
         raise Unsupported(f"{op} takes these levels in groups of {w.levels.group} columns, without minima")
+    check_rest(op, w)
+
+
+def check_rest(op: str, w: ScaledCodes) -> None:
+    """Raise ValueError or Unsupported for a rest of the wrong shape or dtype, or of groups in which no file has it."""
+    if w.rest is None:
+        return
+    few, (rows, cols) = (1 if w.bits < 6 else 2), w.shape
+    check_operand(op, "the rest", w.rest, (rows, few * cols // 32), jnp.int32)
+    if not w.in_words or w.group not in GROUPS[:2]:
+        raise Unsupported(f"{op} takes codes of 5 and 6 bits in words, in groups of 16 or 32 columns, got {w.group}")
 
 
 def _check_columns(op: str, w: AnyMatrix, dtype: Any, tile: Tile) -> None:
@@ -218,6 +235,6 @@ def _check_columns(op: str, w: AnyMatrix, dtype: Any, tile: Tile) -> None:
     if tile.chunks:
         raise Unsupported(f"{op} takes a tile without chunks for codes, got {tile.chunks}")
     # Copies need whole lines of 128 bytes of codes, and rows of 16 bytes of scales.
-    multiple = max(256 if w.four_bits else 128, 4 * (w.group or 1))
+    multiple = max(256 if w.in_words else 128, 4 * (w.group or 1))
     if cols < CHUNK or cols % multiple:
         raise Unsupported(f"{op} takes columns of W in multiples of {multiple}, {CHUNK} at least, got {cols}")

@@ -24,7 +24,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
-from pallas_kernels.parts import int4, integer_mma
+from pallas_kernels.parts import int4, integer_mma, rest
 from pallas_kernels.parts.compat import THREADS, WARPS, Target, tiled_layout
 from pallas_kernels.parts.fixed_point import DIGITS, VECTOR, fixed_point
 from pallas_kernels.parts.integer_mma import CHUNK, DOTS, Step, unit_of
@@ -50,13 +50,13 @@ class QuantizedProduct(ABC):
     batch: int
     stages: int
     dtype: np.dtype  # dtype of the vectors
+    bits: int  # of a code
     group: int | None  # columns that share a scale; None: all of a row do
     minima: bool = False  # whether a group has a minimum, too
     levels: Levels | None = None  # of codes that are no integers
 
     fewest_stages: ClassVar[int] = 2
     at_once: ClassVar[int] = 3  # blocks of many tiles on a processor; each stages the vectors itself
-    bits: ClassVar[int]
 
     @property
     def steps(self) -> int:
@@ -79,6 +79,11 @@ class QuantizedProduct(ABC):
         return CHUNK // self.group if self.group else 0
 
     @property
+    def apart(self) -> bool:
+        """Whether the lowest bits of codes are in words of their own."""
+        return 4 < self.bits < 8
+
+    @property
     def kinds(self) -> int:
         """Numbers of a group: its scale, and its minimum where there are any."""
         return 1 + self.minima
@@ -97,7 +102,7 @@ class QuantizedProduct(ABC):
     def scratch(self, *, normed: bool) -> dict[str, Any]:
         """Name the shared memory and barriers that `run` works in, with a norm or without."""
         del normed
-        copies = self.runs * (1 + self.kinds if self.group else 1)
+        copies = self.runs * (1 + (self.kinds if self.group else 0) + self.apart)
         shape = self._in_groups(self.steps * CHUNK)
         staged = {
             "ring": integer_mma.ring(self.ring_stages, self.runs, self.rows, self.bits),
@@ -108,10 +113,12 @@ class QuantizedProduct(ABC):
         if self.group:
             scales = (self.ring_stages, self.kinds, self.runs, self.rows, self.step_scales)
             staged["scales"] = plgpu.SMEM(scales, jnp.float32)
+        if self.apart:
+            staged["rest"] = rest.ring(self.ring_stages, self.runs, self.rows, columns=CHUNK, bits=self.bits)
         return staged
 
     def operands(self, w: Any) -> list[Array]:
-        """List the arrays of W that the kernel is called with: codes, scales, and minima if there are any."""
+        """List the arrays of W that the kernel is called with: codes, scales, and minima and the rest, if any."""
         return w.arrays
 
     def view(self, x: Array) -> Array:
@@ -151,8 +158,12 @@ class QuantizedProduct(ABC):
                     # We avoid `step * self.step_scales`: layout inference would see a multiple and make tiles, which
                     # need not divide a row.
                     groups = pl.ds(lax.div(step * CHUNK, self.group), self.step_scales)
-                    for kind, ref in enumerate(weight[1:]):
+                    for kind, ref in enumerate(weight[1 : 1 + self.kinds]):
                         plgpu.copy_gmem_to_smem(ref.at[rows, groups], staged["scales"].at[slot, kind, run], filled)
+                if self.apart:
+                    size = rest.words(CHUNK, self.bits)
+                    mine = weight[-1].at[rows, pl.ds(step * size, size)]
+                    plgpu.copy_gmem_to_smem(mine, staged["rest"].at[slot, run], filled)
 
         def prepare():
             norms = self._first_norms(norm_ref)  # weights, so read before the wait
@@ -178,6 +189,7 @@ class QuantizedProduct(ABC):
                 units=staged["units"].at[:, :, groups],
                 minima=self.minima,
                 levels=self.levels,
+                rest=staged["rest"].at[slot] if self.apart else None,
             )
             return integer_mma.add(sums, held, target)
 
@@ -304,16 +316,12 @@ class QuantizedProduct(ABC):
 class Int8Product(QuantizedProduct):
     """Codes as they are: int8 [rows, cols]."""
 
-    bits = 8
-
     def _codes(self, codes_ref, rows, step) -> Any:
         return codes_ref.at[rows, pl.ds(step * CHUNK, CHUNK)]
 
 
 class Int4Product(QuantizedProduct):
-    """Codes packed by `int4.pack`: int32 [rows, cols / 8]."""
-
-    bits = 4
+    """Codes in words: int32 [rows, cols / 8], and of more than four bits the rest."""
 
     def _codes(self, codes_ref, rows, step) -> Any:
         return codes_ref.at[rows, pl.ds(step * (CHUNK // int4.WORD), CHUNK // int4.WORD)]

@@ -29,17 +29,23 @@ from reference.config import Config
 from tests.strategies import Noise, assert_within, noises
 
 BFLOAT16 = np.dtype(jnp.bfloat16)
-LARGEST = {8: 127, 4: 7}
 CUTS = [Cut(stages=2), Cut(stages=2, turn=256), Cut(blocks=2, parts=2, stages=2)]
 
 
 def draw(noise: Noise, rows: int, cols: int, form: str) -> ScaledCodes:
     """Draw codes over their whole range, and positive scales."""
     bits, group, *_ = EVERY_FORM[form]
-    codes = noise.rng.integers(-LARGEST[bits] - 1, LARGEST[bits] + 1, (rows, cols)).astype(np.int8)
+    codes = noise.rng.integers(-(1 << bits - 1), 1 << bits - 1, (rows, cols)).astype(np.int8)
     scales = np.abs(noise(rows) if group is None else noise(rows, cols // group))
     minima = jnp.asarray(8 * noise(*scales.shape)) if form.endswith("_min") else None
-    return ScaledCodes(jnp.asarray(codes if bits == 8 else int4.pack(codes)), jnp.asarray(scales), minima)
+    w = ScaledCodes(jnp.asarray(codes), jnp.asarray(scales), minima)
+    if bits == 8:
+        return w
+    if bits == 4:
+        return replace(w, codes=jnp.asarray(int4.pack(codes)))
+    unsigned = codes.view(np.uint8) & (1 << bits) - 1
+    words = int4.packed_apart(unsigned, int4.order_of(group or 0, levels=False), bits=bits)
+    return replace(w, **{name: jnp.asarray(a.view(np.int32)) for name, a in zip(("codes", "rest"), words, strict=True)})
 
 
 def multiply(w: ScaledCodes, x: np.ndarray, cut: Cut | None = None) -> np.ndarray:
@@ -63,6 +69,8 @@ def check(w: ScaledCodes, x: np.ndarray, y: np.ndarray) -> None:
 @example(noise=Noise(1, outliers=True), form="q4_32", batch=9, cut=replace(CUTS[2], turn=64))
 @example(noise=Noise(4), form="q4_32_min", batch=3, cut=CUTS[0])
 @example(noise=Noise(5), form="q8_16", batch=3, cut=replace(CUTS[0], turn=64))
+@example(noise=Noise(6), form="q6_16", batch=3, cut=replace(CUTS[2], turn=64))
+@example(noise=Noise(7), form="q5_32_min", batch=3, cut=CUTS[0])
 @example(noise=Noise(3), form="q8_row", batch=3, cut=CUTS[1])
 def test_product(noise, form, batch, cut):
     """Rings turn twice and more; the last step may be a part of one."""

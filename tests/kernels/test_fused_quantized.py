@@ -27,7 +27,8 @@ TILE = Tile(
     16, 2, 1
 )  # one thread block for all; the ring wraps twice where there are more than four steps, of 1024 columns
 settings = hypothesis.settings(max_examples=share_of(4), deadline=None)  # an interpreted kernel takes seconds
-BITS_AND_GROUPS = {"q8": (8, 64), "q8_row": (8, None), "q4": (4, 64)}  # bits, columns that share a scale
+# Bits, columns that share a scale.
+BITS_AND_GROUPS = {"q8": (8, 64), "q8_row": (8, None), "q6_16": (6, 16), "q5_32": (5, 32), "q4": (4, 64)}
 schemes = st.sampled_from(sorted(BITS_AND_GROUPS))
 lengths = st.sampled_from([1024, 1280, 5 * 1024 + 512])
 
@@ -37,8 +38,11 @@ def draw(noise: Noise, rows: int, cols: int, scheme: str) -> ScaledCodes:
     bits, group = BITS_AND_GROUPS[scheme]
     codes = noise.rng.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (rows, cols)).astype(np.int8)
     scales = noise.rng.uniform(0.5, 1.5, (rows, cols // group) if group else rows) * 2.0 ** (1 - bits) / np.sqrt(cols)
-    packed = jnp.asarray(int4.pack(codes) if bits == 4 else codes)
-    return ScaledCodes(packed, jnp.asarray(scales.astype(np.float32)))
+    packed, rest = int4.pack(codes) if bits == 4 else codes, None
+    if bits in (6, 5):
+        unsigned, order = codes.view(np.uint8) & (1 << bits) - 1, int4.order_of(group or 0, levels=False)
+        packed, rest = (jnp.asarray(a.view(np.int32)) for a in int4.packed_apart(unsigned, order, bits=bits))
+    return ScaledCodes(jnp.asarray(packed), jnp.asarray(scales.astype(np.float32)), rest=rest)
 
 
 def check(actual, expected: Approx):
@@ -49,6 +53,7 @@ def check(actual, expected: Approx):
 @given(noise=noises, scheme=schemes, cols=lengths, batch=st.integers(1, 3), dtype=dtypes)
 @example(noise=Noise(0), scheme="q4", cols=5632, batch=1, dtype=np.dtype("float32"))
 @example(noise=Noise(1, outliers=True), scheme="q8", cols=5632, batch=2, dtype=np.dtype("float32"))
+@example(noise=Noise(2), scheme="q5_32", cols=5632, batch=1, dtype=np.dtype("bfloat16"))
 @at_extremes(scheme="q8", cols=1024, batch=1, dtype=np.dtype("float32"))
 def test_norm_gate_up(noise, scheme, cols, batch, dtype):
     w = draw(noise, 32, cols, scheme)
@@ -63,6 +68,7 @@ def test_norm_gate_up(noise, scheme, cols, batch, dtype):
 @given(noise=noises, scheme=schemes, cols=lengths, batch=st.integers(1, 2), dtype=dtypes)
 @example(noise=Noise(0), scheme="q8_row", cols=5632, batch=1, dtype=np.dtype("bfloat16"))
 @example(noise=Noise(1), scheme="q4", cols=5632, batch=2, dtype=np.dtype("float32"))
+@example(noise=Noise(2), scheme="q6_16", cols=5632, batch=1, dtype=np.dtype("bfloat16"))
 @at_extremes(scheme="q4", cols=1024, batch=1, dtype=np.dtype("bfloat16"))
 def test_norm_qkv(noise, scheme, cols, batch, dtype):
     """Heads have two pieces; only the new row of the cache, NaN before, changes."""

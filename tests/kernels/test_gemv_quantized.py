@@ -26,13 +26,13 @@ from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises, 
 from verify.running_error import Approx, added
 
 # Bits, columns that share a scale, and what groups have beside it or codes choose from.
-INTEGERS = [(8, None), *((bits, group) for bits in (8, 4) for group in (16, 32, 64, 128))]
+INTEGERS = [(8, None), *((bits, group) for bits in (8, 4) for group in (16, 32, 64, 128)), (6, 16), (5, 32)]
 FORMS = [
     *((bits, group, None) for bits, group in INTEGERS),
     *((bits, group, "minima") for bits, group in INTEGERS if group),
     *((4, levels.group, name) for name, levels in LEVELS.items()),
 ]
-LARGEST = {8: 127, 4: 7}
+LARGEST = {8: 127, 6: 31, 5: 15, 4: 7}
 
 
 @dataclass
@@ -52,16 +52,23 @@ class Weight:
         if self.bits == 8:
             return w
         order = int4.order_of(self.codes.shape[1] // self.scales.shape[1], levels=self.levels is not None)
-        return replace(w, codes=jnp.asarray(int4.pack(self.codes & 15, order, lowest=0)))
+        if self.bits == 4:
+            return replace(w, codes=jnp.asarray(int4.pack(self.codes & 15, order, lowest=0)))
+        words, rest = int4.packed_apart(self._unsigned.astype(np.uint8), order, bits=self.bits)
+        return replace(w, codes=jnp.asarray(words.view(np.int32)), rest=jnp.asarray(rest.view(np.int32)))
+
+    @property
+    def _unsigned(self) -> np.ndarray:
+        return self.codes & (1 << self.bits) - 1
 
     @property
     def weights(self) -> np.ndarray:
         """Weights in float64, exactly."""
         codes = self.codes.astype(np.float64)
         if self.levels is not None:
-            codes = np.array(self.levels.integers)[self.codes & 15] * self.levels.unit
-        elif self.bits == 4 and self.minima is not None:
-            codes = (self.codes & 15).astype(np.float64)
+            codes = np.array(self.levels.integers)[self._unsigned] * self.levels.unit
+        elif self.bits < 8 and self.minima is not None:
+            codes = self._unsigned.astype(np.float64)
         weights = codes * self._spread(self.scales)
         return weights if self.minima is None else weights + self._spread(self.minima)
 
@@ -115,6 +122,9 @@ def exactly(w: Weight, x, **options) -> Approx:
 @example(noise=Noise(11), scheme=(4, 32, "minima"), cols=5632, batch=2, tile=Tile(16, 2), dtype=np.dtype("bfloat16"))
 @example(noise=Noise(12), scheme=(8, 16, None), cols=5632, batch=1, tile=Tile(16, 2), dtype=np.dtype("float32"))
 @example(noise=Noise(13), scheme=(4, 16, "minima"), cols=1536, batch=3, tile=Tile(8, 2), dtype=np.dtype("float32"))
+@example(noise=Noise(15), scheme=(6, 16, None), cols=5632, batch=2, tile=Tile(16, 2), dtype=np.dtype("float32"))
+@example(noise=Noise(16), scheme=(5, 32, "minima"), cols=5632, batch=3, tile=Tile(8, 2), dtype=np.dtype("bfloat16"))
+@example(noise=Noise(17), scheme=(5, 32, None), cols=2048, batch=1, tile=Tile(8, 2, 1), dtype=np.dtype("float32"))
 @example(noise=Noise(14), scheme=(4, 64, "nf4"), cols=2048, batch=2, tile=Tile(16, 2), dtype=np.dtype("float32"))
 @at_extremes(scheme=(4, 32, "minima"), cols=1024, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32"))
 @at_extremes(scheme=(8, None, None), cols=1024, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32"))
@@ -222,6 +232,17 @@ def refused(codes=(8, 1024), scales=(8, 16), x=(1, 1024), *, kind="int8", dtype=
     return call
 
 
+def in_parts(rest: tuple[int, int], *, kind="int32", codes="int32", groups=64):
+    """Codes of six bits whose rest has a shape of its own."""
+
+    def call() -> jax.Array:
+        words = jnp.zeros((8, 128 if codes == "int32" else 1024), codes)
+        w = ScaledCodes(words, jnp.zeros((8, groups), jnp.float32), rest=jnp.zeros(rest, kind))
+        return gemv(w, jnp.zeros((1, 1024), "float32"))
+
+    return call
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -237,6 +258,10 @@ def refused(codes=(8, 1024), scales=(8, 16), x=(1, 1024), *, kind="int8", dtype=
         (refused(scales=(8, 0)), "a scale for each"),
         (refused(codes=(8, 128), kind="int32", scales=(8,)), r"16, 32, 64, 128 columns, got \(8,\)"),
         (refused(scales=(7, 16)), r"scales \[8, 16\] in float32"),
+        (in_parts(rest=(8, 48)), r"the rest \[8, 32\] in int32, got \[8, 48\]"),
+        (in_parts(rest=(8, 64), kind="int8"), r"the rest \[8, 64\] in int32, got \[8, 64\] in int8"),
+        (in_parts(rest=(8, 64), groups=16), "in groups of 16 or 32 columns, got 64"),
+        (in_parts(rest=(8, 64), codes="int8"), "5 and 6 bits in words"),
         (refused(scales=(7,)), r"scales \[8\] in float32"),
         (refused(codes=(12, 1024), scales=(12, 16)), "rows of W in multiples of 8, got 12"),
         (refused(codes=(0, 1024), scales=(0, 16)), "rows of W"),
@@ -267,6 +292,14 @@ def test_int4_packing_is_a_bijection(seed, rows, blocks):
     np.testing.assert_array_equal(int4.unpack(int4.pack(codes)), codes)
     words = rng.integers(-(2**31), 2**31, (rows, int4.BLOCK // int4.WORD * blocks)).astype(np.int32)
     np.testing.assert_array_equal(int4.pack(int4.unpack(words)), words)
+
+
+@given(seed=st.integers(0, 2**32 - 1), bits=st.sampled_from([5, 6]), order=st.sampled_from(["bytes", "halves"]))
+def test_codes_with_a_rest_are_those_that_were_packed(seed, bits, order):
+    codes = np.random.default_rng(seed).integers(0, 1 << bits, (3, 2 * int4.WHOLE)).astype(np.uint8)
+    words, rest = (each.view(np.int32) for each in int4.packed_apart(codes, order, bits=bits))
+    assert (words.shape, rest.shape) == ((3, 64), (3, 512 * (bits - 4) // 32))
+    np.testing.assert_array_equal(int4.unpacked(words, order, rest), codes)
 
 
 def test_int4_codes_are_bytes_in_place():

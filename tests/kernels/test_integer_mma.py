@@ -1,17 +1,18 @@
 """Work of a block's threads on registers, in NumPy by PTX's definitions: arrays hold a number for each thread.
 
 The interpreter has neither these instructions nor the layouts of shared memory. Here an array has a word of each of 128
-threads, arithmetic is NumPy's, and the instructions follow the PTX ISA: `prmt.b32`, and the fragments of `mma.m16n8k32`
-and `mma.m16n8k16` for 8-bit integers.
+threads, arithmetic is NumPy's, and the instructions follow the PTX ISA: `prmt.b32`, `lop3.b32`, `add.bf16x2`, and the
+fragments of `mma.m16n8k32` and `mma.m16n8k16` for 8-bit integers, and of A in `wgmma.m64nNk16`.
 """
 
 import re
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.parts import fixed_point, int4, integer_mma
+from pallas_kernels.parts import decoded_codes, fixed_point, inline, int4, integer_mma, rest
 from pallas_kernels.parts.compat import THREADS
 from pallas_kernels.parts.integer_mma import CHUNK, DIGITS, WARPS, Lane, Step
 from pallas_kernels.parts.levels import Levels
@@ -19,6 +20,7 @@ from pallas_kernels.parts.levels import Levels
 ARITH = SimpleNamespace(
     addi=np.add,
     andi=np.bitwise_and,
+    ori=np.bitwise_or,
     xori=np.bitwise_xor,
     shli=np.left_shift,
     shrui=np.right_shift,
@@ -51,6 +53,16 @@ def ptx(instruction: str, operands: list[np.ndarray], *, results: int) -> list[n
         eight = np.stack(operands, axis=-1).view(np.uint8)
         found = np.stack([np.take_along_axis(eight, (order >> 4 * i & 7)[:, None], 1)[:, 0] for i in range(4)], axis=-1)
         return [np.ascontiguousarray(found).view(np.uint32)[:, 0]]
+    if instruction.startswith("lop3.b32"):
+        table, found = int(instruction.rstrip(";").rsplit(" ", 1)[1], 16), word(0)
+        for bits in range(8):  # of a, b and c, where the table has a 1
+            if table >> bits & 1:
+                a, b, c = (x if bits >> 2 - i & 1 else ~x for i, x in enumerate(operands))
+                found |= a & b & c
+        return [found]
+    if instruction.startswith("add.rn.bf16x2"):
+        one, other = (x.view(jnp.bfloat16).astype(np.float32) for x in operands)
+        return [(one + other).astype(jnp.bfloat16).view(np.uint32)]
     shape = re.match(r"mma\.sync\.aligned\.m16n8k(16|32)\.row\.col\.s32\.([su]8)\.s8\.s32 ", instruction)
     assert shape and results == 4
     halves, kind = int(shape[1]) // 16, {"s": np.int8, "u": np.uint8}[shape[2][0]]
@@ -70,11 +82,11 @@ def ptx(instruction: str, operands: list[np.ndarray], *, results: int) -> list[n
 
 @pytest.fixture
 def threads(monkeypatch):
-    """Patch both modules to compute with NumPy where they would emit instructions."""
-    for module in (integer_mma, fixed_point):
-        for name, value in (("arith", ARITH), ("word", word), ("ptx", ptx)):
-            monkeypatch.setattr(module, name, value)
+    """Patch the modules to compute with NumPy where they would emit instructions."""
     for name, value in {
+        "arith": ARITH,
+        "word": word,
+        "ptx": ptx,
         "times": lambda x, factor: x * np.uint32(factor),
         "total": lambda *x: sum(x[1:], x[0]),
         "load": load,
@@ -84,15 +96,21 @@ def threads(monkeypatch):
         "math": SimpleNamespace(fma=lambda x, y, z: (x.astype(np.float64) * y + z).astype(np.float32)),
         "utils": SimpleNamespace(thread_idx=lambda: np.arange(THREADS, dtype=np.uint32)),
     }.items():
-        monkeypatch.setattr(integer_mma, name, value)
+        for module in (integer_mma, decoded_codes, rest, inline, fixed_point):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, value)
 
 
-def in_lines(rows: np.ndarray) -> np.ndarray:
-    """Arrange bytes of rows as the copy engine does: lines of eight rows together, pieces of 16 bytes swizzled."""
-    octets, pieces = len(rows) // 8, rows.shape[1] // 16
-    lines = rows.reshape(octets, 8, pieces // 8, 8, 16)
-    order = np.arange(8) ^ np.arange(8)[:, None]  # of a row, which piece is where
-    swizzled = np.stack([lines[:, row][:, :, order[row]] for row in range(8)], axis=2)
+def in_lines(rows: np.ndarray, line: int = 128) -> np.ndarray:
+    """Arrange bytes of rows as the copy engine does: lines of eight rows together, pieces of 16 bytes swizzled.
+
+    Among the pieces of a line of 32, 64 or 128 bytes, the number of the 128 bytes that a piece lies in, within its
+    tile, is added to the piece's own without carry (CUDA driver API, CU_TENSOR_MAP_SWIZZLE).
+    """
+    octets, pieces = len(rows) // 8, line // 16
+    tiles = rows.reshape(octets, 8, -1, pieces, 16).swapaxes(1, 2)  # octets, lines of a row, rows, pieces, bytes
+    order = np.arange(pieces) ^ (np.arange(8)[:, None] * line // 128) % pieces  # of a row, which piece is where
+    swizzled = np.stack([tiles[:, :, row, order[row]] for row in range(8)], axis=2)
     return np.ascontiguousarray(swizzled).ravel().view(np.uint8)
 
 
@@ -103,6 +121,7 @@ def in_lines(rows: np.ndarray) -> np.ndarray:
     [
         (8, None, "signed"),
         *((bits, group, form) for bits in (8, 4) for group in (16, 32, 64, 128) for form in ("signed", "minima")),
+        *((bits, group, form) for bits in (6, 5) for group in (16, 32) for form in ("signed", "minima")),
         *((4, group, form) for group in (32, 64, 128) for form in ("one plane", "three planes")),
     ],
 )
@@ -114,18 +133,21 @@ def test_threads_multiply_what_belongs_together(threads, bits, group, form, runs
     rng = np.random.default_rng(bits * rows + batch)
     minima, levels = form == "minima", None
     codes = rng.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (runs * rows, CHUNK)).astype(np.int8)
-    multiplied, stored = codes.astype(np.int64) * (16 if bits == 4 else 1), codes
-    if bits == 4:
-        unsigned = codes & 15
+    multiplied, stored, rest = codes.astype(np.int64) * 2 ** (8 - bits), codes, None
+    if bits < 8:
+        unsigned = codes.view(np.uint8) & (1 << bits) - 1
         if minima:
-            multiplied = 16 * unsigned.astype(np.int64)
+            multiplied = 2 ** (8 - bits) * unsigned.astype(np.int64)
         elif form != "signed":
             most = 127 if form == "one plane" else 2**22
             levels = Levels(tuple(rng.integers(-most, most, 16).tolist()), 1.0, group)
             assert len(levels.planes) == (1 if form == "one plane" else 3)
             multiplied = np.array(levels.integers)[unsigned]
         order = int4.order_of(group, levels=levels is not None)
-        stored = int4.pack(unsigned, order, lowest=0).view(np.int8)
+        if bits == 4:
+            stored = int4.packed(unsigned, order).view(np.int8)
+        else:
+            stored, rest = (each.view(np.int8) for each in int4.packed_apart(unsigned, order, bits=bits))
     columns, width = 3 * CHUNK, group or 128
     digits = rng.integers(-128, 128, (batch, columns // 8, DIGITS, 8)).astype(np.int8)
     units = rng.uniform(1, 2, (batch, 1 + minima, columns // width)).astype(np.float32)
@@ -142,6 +164,7 @@ def test_threads_multiply_what_belongs_together(threads, bits, group, form, runs
         units=units.ravel().view(np.uint8)[4 * first :],
         minima=minima,
         levels=levels,
+        rest=None if rest is None else in_lines(rest, CHUNK // WARPS * (bits - 4) // 8),
     )
     octets, lane = runs * rows // 8, Lane.mine()
     zero = np.zeros(THREADS, np.float32)
@@ -200,3 +223,33 @@ def test_the_digits_of_four_numbers_are_put_side_by_side(threads):
     shifted = (n + fixed_point.SHIFTED).astype(np.float32).view(np.uint32)
     digits = [x.view(np.int8).reshape(THREADS, 4).T.astype(int) for x in fixed_point._transposed(*shifted)]
     np.testing.assert_array_equal(sum(digit * 256**place for place, digit in enumerate(digits)), n)
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 256), (64, 64), (160, 32)])
+@pytest.mark.parametrize("unsigned", [False, True])
+@pytest.mark.parametrize(
+    ("bits", "run"), [(8, 32), (8, 16), (4, 32), *((bits, run) for bits in (6, 5) for run in (32, 16))]
+)
+def test_threads_decode_codes_in_the_order_of_vectors(threads, bits, run, unsigned, first, count):
+    """Of 16 columns at a time a thread has four in each of its two rows, where `wgmma` looks for them in A."""
+    if bits == 8 and unsigned:
+        return
+    rng = np.random.default_rng(bits)
+    held = rng.integers(0, 1 << bits, (64, 512)).astype(np.uint8)
+    order = "bytes" if run == 32 else "halves"
+    stored, least = (held if bits == 8 else int4.packed(held, order)), None
+    if bits in (6, 5):
+        stored, least = int4.packed_apart(held, order, bits=bits)
+        least = in_lines(least.view(np.uint8), 32 * (bits - 4))
+    codes = decoded_codes.Codes(bits, unsigned, 512, run, in_lines(stored.view(np.uint8)), least)
+    lane = decoded_codes.Lane.mine()
+    expected = held.astype(int) if unsigned else np.asarray(int4.signed(held.astype(int), bits))
+    expected = np.asarray(decoded_codes.in_order(jnp.asarray(expected, jnp.float32), run))
+    for half in range(2):
+        found = decoded_codes._columns(codes, lane, half, first, count)
+        assert len(found) == count // 8
+        rows = (16 * lane.warp + 8 * half + lane.row).astype(int)
+        for eight, register in enumerate(found):
+            columns = first + 8 * eight + 2 * lane.place.astype(int)
+            pair = register.view(jnp.bfloat16).astype(np.float32).reshape(-1, 2)
+            np.testing.assert_array_equal(pair, np.stack([expected[rows, columns + i] for i in range(2)], axis=-1))

@@ -59,9 +59,11 @@ def test_codes_are_packed_as_the_kernels_read_them(rows, cols):
 
 FORM_GROUPS = [
     *((form, group) for form in ("int4", "int8", "int4_min", "int8_min") for group in (16, 32, 64, 128)),
+    *((form, group) for form in ("int6", "int5", "int5_min") for group in (16, 32)),
     *((form, levels.group) for form, levels in LEVELS.items()),
     ("fp8", 1024),
 ]
+RANGES = {"int6": (-32, 32), "int5": (-16, 16), "int5_min": (0, 32)}  # of codes that a byte has more of
 
 
 def drawn(form: str, group: int, *, rows: int = 8, cols: int = 1024, zeros: bool = False, seed: int = 0) -> Any:
@@ -72,7 +74,7 @@ def drawn(form: str, group: int, *, rows: int = 8, cols: int = 1024, zeros: bool
     def numbers(shape: Any) -> jax.Array:
         if shape.dtype == np.float32:
             return jnp.asarray(rng.normal(size=shape.shape).astype(np.float16).astype(np.float32))
-        bits = rng.integers(0, 256, shape.shape).astype(np.uint8)
+        bits = rng.integers(*RANGES.get(form, (0, 256)), shape.shape).astype(np.int8).view(np.uint8)
         bits = bits & 0x77 if form == "fp8" else bits  # no NaN
         return jnp.asarray(bits.view(shape.dtype))
 
@@ -192,12 +194,12 @@ def within(actual, expected: Approx) -> None:
 
 
 def test_q_k_and_v_of_two_forms_are_one_kernel():
-    """As in a Q4_K_M file: every row is its own matrix's, and products of a prompt are those of the rows joined."""
+    """As in a Q5_K_M file: every row is its own matrix's, and products of a prompt are those of the rows joined."""
     params = load("q8", seed=4)
     rows = [NARROW.heads * NARROW.head_dim + NARROW.kv_heads * NARROW.head_dim, NARROW.kv_heads * NARROW.head_dim]
     parts = tuple(
         arranged(drawn(form, group, rows=count, cols=NARROW.dim, seed=count))
-        for (form, group), count in zip((("int4_min", 32), ("int8", 16)), rows, strict=True)
+        for (form, group), count in zip((("int5_min", 32), ("int6", 16)), rows, strict=True)
     )
     layer = params.layers[0]
     layer = layer._replace(qkv=layer.qkv._replace(weight=Stacked(parts)))

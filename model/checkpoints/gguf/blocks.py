@@ -28,12 +28,12 @@ class FormOfBlocks(NamedTuple):
 
 FORMS = {
     "Q8_0": FormOfBlocks("int8", 32),
-    "Q5_0": FormOfBlocks("int8", 32),
-    "Q5_1": FormOfBlocks("int8_min", 32),
+    "Q5_0": FormOfBlocks("int5", 32),
+    "Q5_1": FormOfBlocks("int5_min", 32),
     "Q4_0": FormOfBlocks("int4", 32),
     "Q4_1": FormOfBlocks("int4_min", 32),
-    "Q6_K": FormOfBlocks("int8", 16),
-    "Q5_K": FormOfBlocks("int8_min", 32),
+    "Q6_K": FormOfBlocks("int6", 16),
+    "Q5_K": FormOfBlocks("int5_min", 32),
     "Q4_K": FormOfBlocks("int4_min", 32),
     "Q3_K": FormOfBlocks("int4", 16),
     "Q2_K": FormOfBlocks("int4_min", 16),

@@ -12,7 +12,7 @@ import numpy as np
 
 from model.checkpoints.checkpoint import Checkpoint, Shifted, Tensor, refused
 from model.checkpoints.checks import check_finite
-from model.checkpoints.codes import WITH_MINIMA
+from model.checkpoints.codes import WITH_MINIMA, in_whole_bytes
 from model.checkpoints.huggingface.bitsandbytes import CODEBOOKS, BitsAndBytes, format_bitsandbytes
 from model.checkpoints.huggingface.companions import companions
 from model.checkpoints.huggingface.compressed import FORMS, CompressedTensors, format_compressed_tensors, rule_for
@@ -127,7 +127,11 @@ def _dtype(checkpoint: Checkpoint, rule: Written | None) -> str:
 def _held(checkpoint: Checkpoint) -> Checkpoint:
     """Drop codes that no layout holds: of embeddings, minima, groups of one column, GGUF files of several types."""
     matrices = quantizable(checkpoint.config)
-    stored_so = [tensor for name, tensor in checkpoint.tensors.items() if name in matrices and tensor.type]
+    tensors = {
+        name: tensor._replace(codes=in_whole_bytes(tensor.codes)) if tensor.codes else tensor
+        for name, tensor in checkpoint.tensors.items()
+    }
+    stored_so = [tensor for name, tensor in tensors.items() if name in matrices and tensor.type]
     theirs = {(tensor.codes.form, tensor.codes.group) for tensor in stored_so if tensor.codes}
     keep = len(theirs) < 2 and all(form in FORMS for form, _ in theirs)
 
@@ -136,7 +140,7 @@ def _held(checkpoint: Checkpoint) -> Checkpoint:
         kept = name in matrices and held and (not stored.codes or stored.codes.group > 1)
         return stored if kept else stored._replace(codes=None)
 
-    return replace(checkpoint, tensors={name: tensor(name, stored) for name, stored in checkpoint.tensors.items()})
+    return replace(checkpoint, tensors={name: tensor(name, stored) for name, stored in tensors.items()})
 
 
 def _rule(checkpoint: Checkpoint, *, int8_activations: bool) -> Written | None:
