@@ -17,7 +17,8 @@ from model.checkpoints.codes import WITH_MINIMA, dequantized, exact_weights
 from model.ops import products
 from model.ops.products import cpu_product, dot, partial_sums
 from model.running.compile import compiler_options
-from model.weights.codes import QuantizedMatrix, can_multiply
+from model.weights.codes import QuantizedMatrix
+from model.weights.groups import can_multiply
 from model.weights.params import CLASS_OF_FORM, FeedForward, Linear, abstract_params, load_params, weight_bytes
 from reference.quantizers.affine import Affine
 from reference.quantizers.blocks import Quantized

@@ -62,7 +62,7 @@ class Call(NamedTuple):
         return {
             "dtype": x.dtype,
             "loop": tuple(
-                (type(loop).__name__, *(getattr(loop, name, None) for name in ("group", "minima", "levels")))
+                (type(loop).__name__, *(getattr(loop, name, None) for name in ("group", "bits", "minima", "levels")))
                 for loop in loops
             ),
             "norm": norm is not None,
@@ -150,7 +150,7 @@ def forms(config: Config, dtype: str) -> Iterator[Params]:
 
         changed = jax.tree.map(regrouped, coded, is_leaf=lambda leaf: isinstance(leaf, QuantizedMatrix))
         yield jax.eval_shape(arranged, changed)
-    for form in ("int4_min", "int8_min"):
+    for form in ("int4_min", "int5_min"):
         yield with_v_apart(coded, config, form)
 
 
@@ -163,7 +163,7 @@ def with_v_apart(coded: Params, config: Config, form: str) -> Params:
         codes = Codes(form, group, zeros=False, bytes=0, parts=lambda: iter(()))
         return CLASS_OF_FORM[form].shapes(count, config.dim, codes)
 
-    parts = part(form, 32, config.heads * config.head_dim + rows), part("int8", 16, rows)
+    parts = part(form, 32, config.heads * config.head_dim + rows), part("int6", 16, rows)
     layer = layer._replace(qkv=layer.qkv._replace(weight=Stacked(parts)))
     return jax.eval_shape(arranged, coded._replace(layers=[layer]))
 
@@ -192,6 +192,7 @@ def test_each_pair_of_features_that_meet_in_a_kernel_meets_in_a_case(calls: Reco
         "q8_32",
         "q4_128",
         "q4_32_min",
+        "q6_16",
         "iq4_nl",
         "bias",
         "window",

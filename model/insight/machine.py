@@ -21,7 +21,7 @@ from model.insight.timing import Effort, measure
 from model.ops.products import dot
 from model.running.device import default_device, free_bytes
 from model.system import last_level_cache_bytes, nvidia_driver, processor
-from model.weights.codes import LANES
+from model.weights.groups import LANES
 from model.weights.params import aligned_zeros
 
 COPIES = 16  # repeats of the random numbers: drawing all of an array takes a CPU longer than measuring

@@ -13,7 +13,7 @@ from model.ops.page_list import attend_listed_pages
 from model.ops.products import cpu_product, lane_sums, last_sum
 from model.ops.table import Positions
 from model.ops.xla import plain
-from model.weights.codes import LANES
+from model.weights.groups import LANES
 from reference.config import Config
 
 # The first chunk of a prompt has 128 tokens, and 512 rows of keys and values stay in a CPU's caches.

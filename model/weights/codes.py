@@ -15,14 +15,10 @@ from jax import lax
 from jaxtyping import Array, Float, UInt8
 
 from model.checkpoints.checkpoint import Codes, Form, Part, Shifted
+from model.weights.groups import LANES, PAIR, ROW, group_of
 from reference.quantizers.affine import Affine
 from reference.quantizers.ggml_codebooks import IQ4_NL_LEVELS
 from reference.quantizers.nf4 import FP4, NF4
-
-LANES = 16  # float32 numbers in an AVX-512 register; the second code of a byte belongs 16 columns after the first
-PAIR = 2 * LANES  # columns in 16 bytes of packed codes; groups are of 16 columns, or of a multiple of 32
-LARGEST_GROUP = 128  # columns; a larger group becomes several with one scale, unless it is a whole row
-ROW = 64  # columns; a row of a single group is padded to a multiple of them
 
 
 class _Arrays(NamedTuple):
@@ -129,7 +125,7 @@ class QuantizedMatrix(_Arrays):
     @classmethod
     def shapes(cls, rows: int, cols: int, codes: Codes) -> "QuantizedMatrix":
         """Give the shapes of the arrays for a matrix [rows, cols] of `codes`."""
-        group, _ = _group(codes, cols)
+        group, _ = group_of(codes, cols)
         whole = max(group, PAIR) if group else ROW
         padded = -(-cols // whole) * whole
         grid = (rows, padded // group if group else 1)
@@ -145,7 +141,7 @@ class QuantizedMatrix(_Arrays):
     def stored(cls, part: Part, codes: Codes) -> "QuantizedMatrix":
         """Store a part of `codes` as NumPy arrays of `shapes`."""
         rows, cols = part.codes.shape
-        shapes, (_, copies) = cls.shapes(rows, cols, codes), _group(codes, cols)
+        shapes, (_, copies) = cls.shapes(rows, cols, codes), group_of(codes, cols)
         padded, groups = shapes.cols, shapes.scales.shape[1]
         zeros = None
 
@@ -349,25 +345,3 @@ CLASS_OF_FORM: dict[Form, type[QuantizedMatrix]] = {
     each.form: each
     for each in (Int8, Int6, Int5, Int4, Int8Min, Int5Min, Int4Min, NF4Codes, FP4Codes, IQ4NL, FP8, MXFP4)
 }
-
-
-def can_multiply(codes: Codes, cols: int) -> bool:
-    """Whether products can read these codes of a matrix with `cols` columns: groups of 16, or of a multiple of 32."""
-    return codes.group >= cols or _fits(codes.group)
-
-
-def _fits(group: int) -> bool:
-    return group == LANES or group % PAIR == 0
-
-
-def repeats_of_scales(codes: Codes, cols: int) -> int:
-    """Give how often our arrays repeat each scale of `codes`, for a matrix with `cols` columns."""
-    return _group(codes, cols)[1]
-
-
-def _group(codes: Codes, cols: int) -> tuple[int, int]:
-    """Give the columns that share a scale in our arrays, 0 for a whole row, and how often each scale is repeated."""
-    if codes.group >= cols and not (codes.group <= LARGEST_GROUP and _fits(codes.group)):
-        return 0, 1
-    whole = LARGEST_GROUP if codes.group % LARGEST_GROUP == 0 else codes.group
-    return whole, codes.group // whole

@@ -20,7 +20,8 @@ from jaxtyping import Array, Float, Int32, UInt8
 from model.checkpoints.checkpoint import Tensor
 from model.checkpoints.codes import LEVELS as EXACT_LEVELS
 from model.running.device import default_device
-from model.weights.codes import LANES, Int8Min, QuantizedMatrix, can_multiply
+from model.weights.codes import Int8Min, QuantizedMatrix
+from model.weights.groups import LANES, can_multiply
 from pallas_kernels.parts import int4
 from pallas_kernels.parts.levels import Levels
 

@@ -23,9 +23,10 @@ from model.checkpoints.checks import check_finite
 from model.checkpoints.codes import in_common_form
 from model.system import use_huge_pages
 from model.tensors import Role, Stack, stacks, tensor_shapes
-from model.weights.codes import CLASS_OF_FORM, QuantizedMatrix, can_multiply
+from model.weights.codes import CLASS_OF_FORM, QuantizedMatrix
 from model.weights.embedding import Embedding
 from model.weights.gpu_codes import Stacked, as_read_here, in_runs_of_a_form
+from model.weights.groups import can_multiply
 from model.weights.quantizing import can_quantize_whole, in_parts, is_worth_compiling, quantized_parts, quantized_whole
 from reference.config import Config
 from reference.rope import Rotation, frequencies

@@ -21,7 +21,8 @@ from jaxtyping import Array, Bool, Float, Float32, Float64, Int32, Shaped
 from model.checkpoints.checkpoint import Codes, Tensor
 from model.checkpoints.codes import exact_parts
 from model.running.device import default_device
-from model.weights.codes import CLASS_OF_FORM, LANES, QuantizedMatrix, repeats_of_scales
+from model.weights.codes import CLASS_OF_FORM, QuantizedMatrix
+from model.weights.groups import LANES, repeats_of_scales
 from reference.quantizers import mx
 from reference.quantizers.minifloat import E2M1, E4M3, Minifloat
 from reference.quantizers.nf4 import NF4

@@ -285,7 +285,14 @@ def test_no_ring_has_more_stages_than_mosaic_has_barriers():
 
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "other"), [(RowProduct, {"chunks": 2}), (Int8Product, {"group": 64}), (Int4Product, {"group": 32})]
+    ("kind", "other"),
+    [
+        (RowProduct, {"chunks": 2}),
+        (Int8Product, {"bits": 8, "group": 64}),
+        (Int4Product, {"bits": 4, "group": 32}),
+        (Int4Product, {"bits": 6, "group": 16}),
+        (Int4Product, {"bits": 5, "group": 32, "minima": True}),
+    ],
 )
 def test_shared_memory_is_counted_as_it_is_taken(kind, other, normed):
     sizes = {"tiles": 4, "blocks": 2, "rows": 8, "runs": 2, "cols": 2048, "batch": 2, "stages": 3}

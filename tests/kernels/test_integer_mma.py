@@ -231,7 +231,7 @@ def test_the_digits_of_four_numbers_are_put_side_by_side(threads):
     ("bits", "run"), [(8, 32), (8, 16), (4, 32), *((bits, run) for bits in (6, 5) for run in (32, 16))]
 )
 def test_threads_decode_codes_in_the_order_of_vectors(threads, bits, run, unsigned, first, count):
-    """Of 16 columns at a time a thread has four in each of its two rows, where `wgmma` looks for them in A."""
+    """A thread has four of 16 columns in each of its two rows, where `wgmma` looks for them in A."""
     if bits == 8 and unsigned:
         return
     rng = np.random.default_rng(bits)
