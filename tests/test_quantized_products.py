@@ -209,14 +209,23 @@ GROUPED: list[tuple[Form | None, int]] = [
 
 
 @pytest.mark.parametrize("kept", [products.MOST_KEPT, 64 * 512], ids=["one block", "blocks"])
-def test_a_few_vectors_have_the_bits_that_each_has_alone(monkeypatch, kept):
-    """And their program decodes no codes ahead: it needs the memory of one vector's product, and a block's codes."""
+def test_a_few_vectors_have_the_bits_that_each_has_beside_others(monkeypatch, kept):
+    """In one block also those that it has alone; XLA compiles a loop over blocks as one kernel, with sums of its own.
+
+    And their program decodes no codes ahead: it needs the memory of one vector's product, and a block's codes.
+    """
     monkeypatch.setattr(products, "MOST_KEPT", kept)
     tensor, _ = Matrix("int8", False, 64, seed=7)(256, 512)
     matrix, x = placed(tensor), Noise(seed=8)(products.MOST_ONE_BY_ONE, 1, 512)
     product = jax.jit(partial(cpu_product)).lower(x, matrix).compile(compiler_options("cpu"))
     alone = jax.jit(cpu_product).lower(x[:1], matrix).compile(compiler_options("cpu"))
-    np.testing.assert_array_equal(product(x, matrix), [alone(x[i : i + 1], matrix)[0] for i in range(len(x))])
+    found = np.asarray(product(x, matrix))
+    for i in range(len(x)):
+        others = np.array(Noise(seed=9)(*x.shape))
+        others[i] = x[i]
+        np.testing.assert_array_equal(product(others, matrix)[i], found[i])
+        if kept >= 256 * 512:
+            np.testing.assert_array_equal(alone(x[i : i + 1], matrix)[0], found[i])
     few, one = product.memory_analysis(), alone.memory_analysis()
     assert few and one
     block = kept if kept < 256 * 512 else 0  # bytes of its codes
