@@ -5,7 +5,8 @@ The shape never changes, so the compiled programs never do either; the length in
 
 Many sequences that come and go keep their keys and values in pages instead: a page holds some consecutive positions of
 one sequence, and a table says which pages are a sequence's, in order. Position -1 stands for a token that is none, of a
-row that is idle or of padding: it is written to page 0, which belongs to nobody, and sees nothing.
+row that is idle or of padding: it is written nowhere, and sees nothing. In a table 0
+stands for none, so page 0 is not written.
 
 A cache of int8 is that of `reference.quantizers.kv_cache`: each key and each value has a scale of its own. A row is
 head_dim codes followed by the four bytes of the scale, so that this cache is one array, too.
@@ -116,7 +117,10 @@ def extended(
     v: Float[Array, "batch seq kv_heads head_dim"],
     at: Int[Array, "batch seq"],
 ) -> Stored:
-    """Write new keys and values at positions `at`, which are consecutive along seq."""
+    """Write new keys and values at positions `at`, which are consecutive along seq.
+
+    In pages no two rows may write to one page, other than page 0.
+    """
     if isinstance(cache, LayerPages):
         return LayerPages(_write(cache.k, k, cache.table, at), _write(cache.v, v, cache.table, at), cache.table)
     start = at[:, 0]
@@ -126,8 +130,13 @@ def extended(
 def _write(pages: Array, new: Array, table: Array, at: Array) -> Array:
     new = to_int8(new) if pages.dtype == jnp.int8 else new.astype(pages.dtype)
     page = pages.shape[2]
-    numbers = jnp.take_along_axis(table, at // page, axis=1, mode="fill", fill_value=0)  # 0 for -1, too
-    return pages.at[jnp.where(at < 0, 0, numbers), :, at % page].set(new)
+    numbers = jnp.take_along_axis(table, at // page, axis=1, mode="fill", fill_value=0)
+    # What belongs nowhere goes past the last page, where it is dropped: each to a place of its own, so that no two are
+    # the same and XLA can store. Where some may be, its code for a GPU swaps two bytes, again until nobody else was
+    # faster, and the padding of a chunk is hundreds of tokens.
+    nowhere = len(pages) + jnp.arange(at.size, dtype=numbers.dtype).reshape(at.shape)
+    numbers = jnp.where((at < 0) | (numbers == 0), nowhere, numbers)
+    return pages.at[numbers, :, at % page].set(new, mode="drop", unique_indices=True)
 
 
 def append(rows: Rows, new: Float[Array, "batch seq kv_heads head_dim"], starts: Int[Array, " batch"]) -> Rows:

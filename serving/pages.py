@@ -11,7 +11,7 @@ after those before it are, and the first to go never has a page after it in the 
 
 from collections.abc import Sequence
 
-NOBODY = 0  # the page that idle rows and padding write to; no request holds it
+NOBODY = 0  # the page that stands in a table for none; no request holds it, and nothing is written to it
 
 Node = tuple[int, str, tuple[int, ...]]  # the page before (NOBODY: none), the tenant, the tokens
 

@@ -285,8 +285,9 @@ ENTRY %main.9 (w: bf16[4096,4096], cache: bf16[1024,4096]) -> bf16[8192,4096] {
 """
 
 
-def test_a_program_launches_what_its_loops_and_branches_do():
-    assert launches(HLO) == [
+@pytest.mark.parametrize("update", ["dynamic-update-slice", "scatter"])
+def test_a_program_launches_what_its_loops_and_branches_do(update):
+    assert launches(HLO.replace("dynamic-update-slice", update)) == [
         Launch("fusion-start", ours=False, bytes=0),  # in place
         Launch("compare", ours=False, bytes=1),
         Launch("gemv", ours=True, bytes=8192),

@@ -13,6 +13,7 @@ from benchmarks.gpu_compile.chunk import CHUNKS, broken_by_chunk, compile_chunk
 from benchmarks.gpu_compile.compiler import compile_case, compile_step
 from benchmarks.gpu_compile.gates import broken_by, broken_by_step
 from benchmarks.gpu_compile.report import KERNEL_COLUMNS, STEP_COLUMNS, Row, kernel_row, step_row, table
+from benchmarks.gpu_compile.serving import SERVED, broken_by_serving, compile_served
 from benchmarks.gpu_compile.several import STEPS as SHARED
 from benchmarks.gpu_compile.several import broken_by_shared_step, compile_shared
 from benchmarks.gpu_compile.workers import Failure, call_each
@@ -80,6 +81,7 @@ def main(only: str, sample: bool, limit: float, at_once: int, raw: Path | None):
     for title, names, function, gates in (
         ("decode step", [] if sample else SHARED, compile_shared, broken_by_shared_step),
         ("prompt", CHUNKS, compile_chunk, broken_by_chunk),
+        ("serving", SERVED, compile_served, broken_by_serving),
     ):
         chosen = [name for name in names if only in f"{title} {name}"]
         for name, facts in compile(function, chosen):

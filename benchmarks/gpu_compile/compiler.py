@@ -32,7 +32,8 @@ DUMPED = {"xla_dump_hlo_snapshots": True}
 
 
 @cache
-def _mesh() -> Mesh:
+def mesh() -> Mesh:
+    """Make a mesh of one H200."""
     topology = topologies.get_topology_desc(platform="cuda", target_config=TARGET, topology="1x1x1")
     return topologies.make_mesh(topology, (1,), ("device",))
 
@@ -73,12 +74,15 @@ def hlo_for_h200(
 def _compiled(
     function: Callable[..., Any], arguments: Any, donate: tuple[int, ...], options: dict[str, Any]
 ) -> Compiled:
-    mesh = _mesh()
-    placed = NamedSharding(mesh, PartitionSpec())
-    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=placed), arguments)
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        lowered = jax.jit(function, donate_argnums=donate).lower(*shapes)
+    with jax.sharding.use_abstract_mesh(mesh().abstract_mesh):
+        lowered = jax.jit(function, donate_argnums=donate).lower(*placed(arguments))
     return lowered.compile(options)
+
+
+def placed(arguments: Any) -> Any:
+    """Give the shapes of `arguments`, a pytree, on the H200."""
+    there = NamedSharding(mesh(), PartitionSpec())
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=there), arguments)
 
 
 def compile_case(name: str) -> tuple[Program, list[Kernel]]:

@@ -16,6 +16,7 @@ _KERNEL = re.compile(r'op_name="(?:[^"]*/)?([^"/]+)/mpmd_map"')
 # Opcodes that run no kernel: views of memory, control, and the second halves of asynchronous pairs.
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "opt-barrier", "after-all", "add-dependency"}
 _CONTROL = {"while", "conditional", "call", "async-start"}
+_UPDATES = {"dynamic-update-slice", "scatter"}
 
 
 class Launch(NamedTuple):
@@ -62,6 +63,16 @@ def products(hlo: str) -> tuple[int, int]:
     return hlo.count('custom_call_target="__cublas$lt$matmul"'), len(re.findall(r'"kind":"__triton\w*gemm', hlo))
 
 
+def swaps(hlo: str, size: int) -> int:
+    r"""Count the writes to some places of an array of `size` bytes or more that XLA does not know to be distinct.
+
+    >>> swaps(" %a = f32[8]{0} scatter(%x, %i, %y)\n %b = f32[8]{0} scatter(%x, %i, %y), unique_indices=true", 32)
+    1
+    """
+    writes = [line.partition(" scatter(") for line in hlo.splitlines() if " scatter(" in line]
+    return sum("unique_indices=true" not in how and _bytes(shape) >= size for shape, _, how in writes)
+
+
 class _Instruction(NamedTuple):
     root: bool
     shape: str
@@ -93,7 +104,7 @@ def _launches(name: str, computations: dict[str, tuple[bool, list[_Instruction]]
         elif word.opcode in ("fusion", "fusion-start"):
             root = next(inner for inner in computations[called[0]][1] if inner.root)
             # An update in place writes only the update. Where XLA cannot do that, a separate copy shows it.
-            written = 0 if root.opcode == "dynamic-update-slice" else _bytes(root.shape)
+            written = 0 if root.opcode in _UPDATES else _bytes(root.shape)
             yield Launch(word.opcode, ours=False, bytes=written)
         elif word.opcode == "custom-call" and "mosaic_gpu" in word.rest:
             kernel = _KERNEL.search(word.rest)
