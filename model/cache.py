@@ -5,8 +5,8 @@ The shape never changes, so the compiled programs never do either; the length in
 
 Many sequences that come and go keep their keys and values in pages instead: a page holds some consecutive positions of
 one sequence, and a table says which pages are a sequence's, in order. Position -1 stands for a token that is none, of a
-row that is idle or of padding: it is written nowhere, and sees nothing. In a table 0
-stands for none, so page 0 is not written.
+row that is idle or of padding: it is written nowhere, and sees nothing. In a table 0 stands for none, so page 0 is not
+written.
 
 A cache of int8 is that of `reference.quantizers.kv_cache`: each key and each value has a scale of its own. A row is
 head_dim codes followed by the four bytes of the scale, so that this cache is one array, too.
