@@ -163,10 +163,11 @@ def test_the_end_of_one_process_ends_the_other_with_one_line(started, victim):
     assert both[0].stdout.read(6) == "Once u"  # text is being drawn
     both[victim].kill()
     told = errors(both[1 - victim])  # that it is gone, which no time had to pass for
-    if victim == 0 and len(told) > 1:  # on a busy machine JAX may be first to miss its coordinator
-        assert any("detected fatal errors" in line for line in told)
+    gone = f"error: process {victim} of 2 is gone"
+    if victim == 0 and len(told) > 1:  # on a busy machine JAX misses its coordinator, too, and may be first
+        assert any(line == gone or "detected fatal errors" in line for line in told), told
     else:
-        assert (told, both[1 - victim].returncode) == ([f"error: process {victim} of 2 is gone"], 1)
+        assert (told, both[1 - victim].returncode) == ([gone], 1)
 
 
 # A line on standard input is the timeout from then on: until the other process hangs, a busy machine may take any time.

@@ -30,7 +30,7 @@ function drawOp({ floor, op }, data) {
 
 function formula(listing) {
   const set = XRAY.model.formulas[listing.name];
-  const figure = el("figure", { class: "formula" });
+  const figure = el("figure", { class: "formula", tabindex: 0 }); // a long formula scrolls, by keyboard, too
   if (!set) return figure;
   figure.innerHTML = set; // from the program that made this page, never from a text
   figure.append(el("figcaption", {}, listing.name));
