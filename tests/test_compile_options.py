@@ -33,7 +33,7 @@ def untuned(params: Params, ops: Ops, config: Any = WIDE, platform: str = "gpu",
     return options != usual
 
 
-def test_only_what_was_compared_is_not_tuned(by_kernels):
+def test_what_was_not_compared_is_tuned(by_kernels):
     assert untuned(CODED, by_kernels)
     assert not untuned(CODED, by_kernels, platform="cpu")
     assert not untuned(CODED, by_kernels, batch=2)
@@ -52,7 +52,7 @@ def test_an_op_that_a_kernel_refuses_is_tuned(by_kernels):
 
 
 @pytest.mark.parametrize(("form", "group"), [("int4", 32), ("nf4", 64), (None, 0)])
-def test_prompts_of_all_weights_were_compared(by_kernels, form, group):
+def test_one_sequence_is_not_tuned_whatever_its_weights_are(by_kernels, form, group):
     params = shapes(WIDE)
     assert untuned(in_codes(params, form, group) if form else params, by_kernels)
 

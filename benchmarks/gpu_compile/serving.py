@@ -47,7 +47,8 @@ def compile_served(name: str) -> Serving:
     with jax.sharding.use_abstract_mesh(mesh().abstract_mesh):
         programs = compile_serving(params, config, ops=ops, sizes=sizes, platform="gpu", spread=on_h200)
     size = PAGES * config.kv_heads * PAGE * config.head_dim * number.itemsize
-    texts: dict[str, str] = {name: program.as_text() for name, program in programs._asdict().items()}  # type: ignore
+    compiled: dict[str, Any] = programs._asdict()  # JAX's, though their type says only that they can be called
+    texts: dict[str, str] = {name: program.as_text() for name, program in compiled.items()}
     return Serving(
         size,
         {name: launches(text) for name, text in texts.items()},

@@ -9,7 +9,6 @@ of this machine in bytes a second, and the bytes that a step of decoding so many
 
 import json
 import sys
-from importlib.metadata import version
 from time import perf_counter
 from typing import Any
 
@@ -18,13 +17,14 @@ import jax
 from model.checkpoints.codes import quantized
 from model.checkpoints.open import open_checkpoint
 from model.insight.cost import decode_cost
-from model.insight.machine import Reader
+from model.insight.machine import Reader, about
 from model.llama import choose_dtype, load_backend
 from model.options import SamplingOptions
 from model.running.session import Session
 from model.weights.params import abstract_params
 
 PROMPT = 8
+VERSIONS = ("llamaspec", "jax", "jaxlib")
 GREEDY = SamplingOptions(temperature=0.0)
 
 
@@ -67,7 +67,8 @@ class Engine:
 
 def main():
     engine = Engine(*sys.argv[1:])
-    print(json.dumps({"versions": {name: version(name) for name in ("llamaspec", "jax", "jaxlib")}}), flush=True)
+    found = about()["versions"]  # without llamaspec's, where its source runs as it is
+    print(json.dumps({"versions": {name: found[name] for name in VERSIONS if name in found}}), flush=True)
     for line in sys.stdin:
         ((request, count),) = json.loads(line).items()
         print(json.dumps(getattr(engine, request)(count)), flush=True)
