@@ -68,7 +68,7 @@ test-jax011:
 # The plugin needs an environment of its own: beside it, the interpreter that runs kernels in tests aborts at random.
 test-gpu-compile test-gpu-compile-jax011: test-%:
 	@.ci/setup "$(PYTHON)" $*; case $$? in \
-	    0) .venv-$*/bin/python -m benchmarks.gpu_compile $(ARGS) ;; \
+	    0) .venv-$*/bin/python -m llamaspec.benchmarks.gpu_compile $(ARGS) ;; \
 	    75) echo "test-$*: skipped, since jax's CUDA plugin cannot be installed here" >&2 ;; \
 	    *) exit 1 ;; \
 	esac
@@ -76,12 +76,12 @@ test-gpu-compile test-gpu-compile-jax011: test-%:
 bench-gpu: $(COMPLETE)
 	@mkdir -p $(RESULTS)/raw
 	@$(BIN)/llamaspec bench --suite gpu --json $(RESULTS)/raw/gpu.json --plot $(RESULTS)/gpu.svg
-	@$(BIN)/python -m benchmarks.summary $(RESULTS)/raw/gpu.json
+	@$(BIN)/python -m llamaspec.benchmarks.summary $(RESULTS)/raw/gpu.json
 
 bench-gpu-models bench-gpu-kernels bench-gpu-variants: bench-gpu-%: $(COMPLETE)
 	@mkdir -p $(RESULTS)/raw
 	@$(BIN)/llamaspec bench --suite $* --json $(RESULTS)/raw/gpu-$*.json
-	@$(BIN)/python -m benchmarks.summary $(RESULTS)/raw/gpu-$*.json
+	@$(BIN)/python -m llamaspec.benchmarks.summary $(RESULTS)/raw/gpu-$*.json
 
 # The sample is two of the ten models, and the oldest jax runs what `make test` does. A change to the kernels needs
 # test-jax011 and test-gpu-compile in full.
@@ -96,11 +96,11 @@ ci: lint docs test-all gates
 SITE := build/site
 docs: $(COMPLETE)
 	@.ci/setup "$(PYTHON)" docs
-	@$(BIN)/python -m learn.site stage $(SITE)
+	@$(BIN)/python -m llamaspec.learn.site stage $(SITE)
 	@$(BIN)/python -m llamaspec xray "$(TEXT)" --out $(SITE)/source/xray
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict --quiet \
 	    --config-file $(SITE)/mkdocs.yml
-	@$(BIN)/python -m learn.site check $(SITE)
+	@$(BIN)/python -m llamaspec.learn.site check $(SITE)
 
 # Every mutant must be found, and every op of ours accepted.
 EXAMPLES ?= 1000
@@ -111,4 +111,4 @@ verify: $(COMPLETE)
 
 # Hours: no false alarm in thousands of draws an op. A stopped run continues where it was.
 verify-long: $(COMPLETE)
-	@$(BIN)/python -m benchmarks.no_false_alarms numpy xla kernels $(ARGS)
+	@$(BIN)/python -m llamaspec.benchmarks.no_false_alarms numpy xla kernels $(ARGS)

@@ -18,9 +18,9 @@ from typing import NoReturn
 
 import click
 
-from commands.interrupt import answered_at_once
-from commands.output import fail, one_line
-from commands.verbs import Entry, NobodyReads, Verbs
+from llamaspec.commands.interrupt import answered_at_once
+from llamaspec.commands.output import fail, one_line
+from llamaspec.commands.verbs import Entry, NobodyReads, Verbs
 
 WIDEST = 100  # columns of help
 USE, LOOK, MAKE, TRUST = "Use a model", "Look into a model", "Make a model", "Trust it"

@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.random_model import random_shapes
-from model.cache import empty_cache
-from model.forward import decode
-from model.insight.shapes import SHAPES
-from model.ops.gpu import pallas_ops
-from model.ops.table import Ops
-from model.running.programs import CACHE, decode_shapes, longest_burst
-from model.weights.gpu_codes import arranged
+from llamaspec.benchmarks.random_model import random_shapes
+from llamaspec.model.cache import empty_cache
+from llamaspec.model.forward import decode
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.ops.gpu import pallas_ops
+from llamaspec.model.ops.table import Ops
+from llamaspec.model.running.programs import CACHE, decode_shapes, longest_burst
+from llamaspec.model.weights.gpu_codes import arranged
 
 CAPACITY = 4096  # positions of the cache
 FEW_LAYERS = 2

@@ -1,6 +1,6 @@
 """Processes that draw the same numbers and decode the same tokens: does one of them ever get others?
 
-python -m benchmarks.determinism [--processes 10] [--repeats 5] [--at-once 2] [--seconds N] [--json FILE]
+python -m llamaspec.benchmarks.determinism [--processes 10] [--repeats 5] [--at-once 2] [--seconds N] [--json FILE]
 
 On a GPU, once, one of ten processes drew another cache for TinyLlama in float32, before any kernel of ours had run.
 Each process here draws weights and a cache, decodes after them, and does it again. After each stage the bits of every
@@ -29,14 +29,14 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, UInt32
 
-from benchmarks.model_speed import GREEDY, compile_programs, decoding
-from benchmarks.random_model import random_cache, random_params, random_shapes
-from benchmarks.report import write_report
-from model.insight.shapes import SHAPES
-from model.ops.choice import ops_for
-from model.running.device import default_device
+from llamaspec.benchmarks.model_speed import GREEDY, compile_programs, decoding
+from llamaspec.benchmarks.random_model import random_cache, random_params, random_shapes
+from llamaspec.benchmarks.report import write_report
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.ops.choice import ops_for
+from llamaspec.model.running.device import default_device
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 STRIDE = np.uint32(2_654_435_761)  # odd, so that no bit of a product is lost
 TOKENS, CONTEXT, CAPACITY = 16, 300, 1024
 
@@ -92,7 +92,7 @@ def found_by(
     def run(number: int) -> None:
         if time.monotonic() > over:
             return
-        command = [sys.executable, "-m", "benchmarks.determinism", "--worker", *arguments]
+        command = [sys.executable, "-m", "llamaspec.benchmarks.determinism", "--worker", *arguments]
         with TemporaryFile("w+") as said, Popen(command, cwd=ROOT, stdout=PIPE, stderr=said, text=True) as process:
             timer = Timer(min(over - time.monotonic(), TIMEOUT_MAX), process.kill)
             timer.start()

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.report import Row
-from model.insight.machine import Ceilings
+from llamaspec.benchmarks.report import Row
+from llamaspec.model.insight.machine import Ceilings
 
 
 class Series(NamedTuple):

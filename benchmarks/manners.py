@@ -1,6 +1,6 @@
 """Manners of the commands: nothing of XLA's on stderr, memory on demand, one line for a refusal, Ctrl-C at once.
 
-python -m benchmarks.manners [--shape tinyllama-1.1b] [--json FILE]
+python -m llamaspec.benchmarks.manners [--shape tinyllama-1.1b] [--json FILE]
 
 Runs commands as a user does, with an empty cache folder of their own: alone, with `--debug`, two at once, beside a
 process that holds most of a GPU, beside one that holds nearly all of it, and interrupted at several moments. Prints
@@ -25,14 +25,14 @@ from typing import Any, NamedTuple
 
 import click
 
-from benchmarks.report import write_report
-from benchmarks.starts import write_model
-from model.checkpoints.open import open_checkpoint
-from model.insight.shapes import SHAPES
-from model.running.process import MEMORY
-from model.system import nvidia_driver
+from llamaspec.benchmarks.report import write_report
+from llamaspec.benchmarks.starts import write_model
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.running.process import MEMORY
+from llamaspec.model.system import nvidia_driver
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # What the libraries below us write: a log line of theirs, or one that names them.
 NOISE = re.compile(
     r"^[IWEF]\d{4} |^\d{4}-\d\d-\d\d .*: [IWEF] |^WARNING|Warning:|external/|/xla/|cuda_|CUDA_ERROR|cuBLAS"

@@ -5,11 +5,11 @@ from typing import Any
 
 import jax
 
-from benchmarks.model_speed import GREEDY, Programs, decoding, prefilling
-from benchmarks.report import Column, Row, model_line, table
-from model.insight.cost import decode_bytes
-from model.insight.profile import Trace, events_of, parts_of, record, seconds_by
-from model.weights.params import Params
+from llamaspec.benchmarks.model_speed import GREEDY, Programs, decoding, prefilling
+from llamaspec.benchmarks.report import Column, Row, model_line, table
+from llamaspec.model.insight.cost import decode_bytes
+from llamaspec.model.insight.profile import Trace, events_of, parts_of, record, seconds_by
+from llamaspec.model.weights.params import Params
 
 RUNS = 3
 IDLE = "between ops, and the host"

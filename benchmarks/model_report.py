@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks import svg
-from benchmarks.growth import SERIES, sentences
-from benchmarks.model_profile import tables
-from benchmarks.report import Column, machine_lines, model_line, table
+from llamaspec.benchmarks import svg
+from llamaspec.benchmarks.growth import SERIES, sentences
+from llamaspec.benchmarks.model_profile import tables
+from llamaspec.benchmarks.report import Column, machine_lines, model_line, table
 
 COLUMNS = (
     Column("what", "what"),

@@ -10,18 +10,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.random_model import random_cache
-from model.cache import Cache, empty_cache
-from model.forward import decode, prefill, text_after
-from model.insight.timing import Effort, Seconds, measure
-from model.ops.table import Ops
-from model.options import SamplingOptions
-from model.running.compile import model_options
-from model.running.process import give_back_compilers_memory, keep_heaps_small
-from model.running.programs import CACHE, STOPS
-from model.sampling import as_arrays
-from model.weights.params import Params
-from reference.config import Config
+from llamaspec.benchmarks.random_model import random_cache
+from llamaspec.model.cache import Cache, empty_cache
+from llamaspec.model.forward import decode, prefill, text_after
+from llamaspec.model.insight.timing import Effort, Seconds, measure
+from llamaspec.model.ops.table import Ops
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.running.compile import model_options
+from llamaspec.model.running.process import give_back_compilers_memory, keep_heaps_small
+from llamaspec.model.running.programs import CACHE, STOPS
+from llamaspec.model.sampling import as_arrays
+from llamaspec.model.weights.params import Params
+from llamaspec.reference.config import Config
 
 GREEDY = SamplingOptions(temperature=0.0)
 

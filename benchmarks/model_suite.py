@@ -8,20 +8,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.growth import slopes
-from benchmarks.model_profile import profiled
-from benchmarks.model_speed import (
+from llamaspec.benchmarks.growth import slopes
+from llamaspec.benchmarks.model_profile import profiled
+from llamaspec.benchmarks.model_speed import (
     GREEDY,
     Programs,
     decoding,
     first_token_seconds,
     prefill_seconds,
 )
-from benchmarks.report import Row, skipped, timed, with_shares
-from benchmarks.resident import forget_peak, peak_resident_bytes
-from benchmarks.timed_model import DRAWN, TimedModel, choose_model
-from model.insight.cost import Cost, decode_cost, prefill_cost
-from model.insight.machine import (
+from llamaspec.benchmarks.report import Row, skipped, timed, with_shares
+from llamaspec.benchmarks.resident import forget_peak, peak_resident_bytes
+from llamaspec.benchmarks.timed_model import DRAWN, TimedModel, choose_model
+from llamaspec.model.insight.cost import Cost, decode_cost, prefill_cost
+from llamaspec.model.insight.machine import (
     Ceilings,
     Reader,
     Sizes,
@@ -32,18 +32,18 @@ from model.insight.machine import (
     measure_ceilings,
     this_machine,
 )
-from model.insight.plan import DEVICES, NVLINK, Link, Plan, make_plan
-from model.insight.profile import Trace
-from model.insight.timing import Effort, Seconds, in_turn, measure, spread
-from model.llama import BackendName, load_backend
-from model.options import SamplingOptions, choose_context
-from model.parallel.share import share
-from model.running.device import default_device
-from model.running.jax_backend import describe_run
-from model.running.reference_backend import BY_REFERENCE
-from model.running.session import Session
-from model.system import return_freed_memory
-from model.weights.params import Params, Progress, no_progress
+from llamaspec.model.insight.plan import DEVICES, NVLINK, Link, Plan, make_plan
+from llamaspec.model.insight.profile import Trace
+from llamaspec.model.insight.timing import Effort, Seconds, in_turn, measure, spread
+from llamaspec.model.llama import BackendName, load_backend
+from llamaspec.model.options import SamplingOptions, choose_context
+from llamaspec.model.parallel.share import share
+from llamaspec.model.running.device import default_device
+from llamaspec.model.running.jax_backend import describe_run
+from llamaspec.model.running.reference_backend import BY_REFERENCE
+from llamaspec.model.running.session import Session
+from llamaspec.model.system import return_freed_memory
+from llamaspec.model.weights.params import Params, Progress, no_progress
 
 PROMPT = 512  # tokens, unless the model's context is short
 GROWTH = (128, 8192)  # least and most tokens; each length is twice the last

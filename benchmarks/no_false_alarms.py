@@ -1,6 +1,7 @@
 """Campaign against false alarms: right implementations must pass thousands of draws an op.
 
-    python -m benchmarks.no_false_alarms numpy xla onnxruntime kernels --seed 1 --python /path/to/onnxruntime's/python
+    python -m llamaspec.benchmarks.no_false_alarms numpy xla onnxruntime kernels --seed 1 \
+        --python /path/to/onnxruntime's/python
 
     numpy         the right implementations that mutants are made from, in float32
     xla           jax's own functions and our plain ops on a CPU, float32 and bfloat16, over at most 64 shapes each
@@ -8,7 +9,7 @@
     kernels       our kernels, in the interpreter
 
 A log in benchmarks/results/raw/ gets a line of JSON for each op and dtype. A run skips what its log has, so a stopped
-campaign continues where it was. `python -m benchmarks.summary` makes the kept summary from the log.
+campaign continues where it was. `python -m llamaspec.benchmarks.summary` makes the kept summary from the log.
 """
 
 import argparse
@@ -23,12 +24,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.others.table import GGUF, JAX, ONNXRUNTIME
-from benchmarks.report import RAW
-from model.candidates.table import CANDIDATES
-from verify.campaign import Campaign, Job, run
-from verify.catalogue import IMPLEMENTATIONS
-from verify.runner import unseen
+from llamaspec.benchmarks.others.table import GGUF, JAX, ONNXRUNTIME
+from llamaspec.benchmarks.report import RAW
+from llamaspec.model.candidates.table import CANDIDATES
+from llamaspec.verify.campaign import Campaign, Job, run
+from llamaspec.verify.catalogue import IMPLEMENTATIONS
+from llamaspec.verify.runner import unseen
 
 LOG = RAW / "no-false-alarms.jsonl"
 EXAMPLES = {"numpy": 10_000, "xla": 10_000, "onnxruntime": 10_000, "kernels": 200}
@@ -124,7 +125,7 @@ def finished(log: Path, *, examples: int | None) -> set[tuple[str, str]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.no_false_alarms", description=(__doc__ or "").splitlines()[0]
+        prog="python -m llamaspec.benchmarks.no_false_alarms", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("groups", nargs="+", choices=EXAMPLES, metavar="|".join(EXAMPLES))
     parser.add_argument("--seed", type=int, default=1)

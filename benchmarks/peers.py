@@ -1,7 +1,7 @@
 """Comparison with llama.cpp and transformers: the same weights and prompts, on the same cores, in turn, in one run.
 
-python -m benchmarks.peers [--llama-cpp-python PYTHON] [--transformers-python PYTHON] [--rounds 5]
-python -m benchmarks.peers --llama-server PROGRAM
+python -m llamaspec.benchmarks.peers [--llama-cpp-python PYTHON] [--transformers-python PYTHON] [--rounds 5]
+python -m llamaspec.benchmarks.peers --llama-server PROGRAM
 
 Either option names a Python that has the library; the extra `peers` puts llama-cpp-python into this one. A random Llama
 of dim 768, 12 layers, 12 heads, ffn 2048, vocab 32000, untied, is written for all. llama.cpp quantizes its own files,
@@ -27,20 +27,20 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 
-from benchmarks.load import Workload, draw_requests
-from benchmarks.random_model import random_checkpoint
-from benchmarks.report import RAW, Column, table, write_report
-from benchmarks.serve_suite import COLUMNS, WIDTH, measure_rates, our_command, served, shown
-from model.checkpoints.checkpoint import Checkpoint
-from model.checkpoints.gguf.write import write_gguf
-from model.checkpoints.huggingface.write import write_huggingface
-from model.checkpoints.open import open_checkpoint
-from model.insight.timing import spread
-from model.tokenizers.gguf_writer import vocabulary_keys
-from model.tokenizers.of_model import tokenizer_of
-from reference.config import Config
+from llamaspec.benchmarks.load import Workload, draw_requests
+from llamaspec.benchmarks.random_model import random_checkpoint
+from llamaspec.benchmarks.report import RAW, Column, table, write_report
+from llamaspec.benchmarks.serve_suite import COLUMNS, WIDTH, measure_rates, our_command, served, shown
+from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.checkpoints.gguf.write import write_gguf
+from llamaspec.model.checkpoints.huggingface.write import write_huggingface
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.insight.timing import spread
+from llamaspec.model.tokenizers.gguf_writer import vocabulary_keys
+from llamaspec.model.tokenizers.of_model import tokenizer_of
+from llamaspec.reference.config import Config
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 WORKERS = Path(__file__).parent / "peer_workers"
 KEPT = RAW / "peers.json"
 CONFIG = Config(768, 12, 12, 12, 64, 2048, vocab=32_000, context=1024, eps=1e-5, theta=1e4)
@@ -141,7 +141,8 @@ def commands(
     ours = folder / "hf"
     write_huggingface(checkpoint, ours)
     found = {
-        f"ours {form}": [sys.executable, "-m", "benchmarks.peer_workers.our_engine", str(ours), form] for form in OURS
+        f"ours {form}": [sys.executable, "-m", "llamaspec.benchmarks.peer_workers.our_engine", str(ours), form]
+        for form in OURS
     }
     if llama_cpp:
         script, first = str(WORKERS / "llama_cpp_engine.py"), str(folder / "F32.gguf")
@@ -267,7 +268,7 @@ def _cells(row: Mapping[str, Any] | None) -> str:
 def main(
     llama_cpp: str | None, transformers: str | None, llama_server: str | None, rounds: int, tiny: bool, kept: Path
 ):
-    from model.insight.machine import about
+    from llamaspec.model.insight.machine import about
 
     if llama_server and not (llama_server := shutil.which(llama_server)):
         raise click.BadParameter("there is no such program", param_hint="--llama-server")

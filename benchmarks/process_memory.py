@@ -1,6 +1,6 @@
 """Memory of a process beside its arrays on a CPU, while it compiles a model and while it runs one.
 
-    python -m benchmarks.process_memory --json benchmarks/results/raw/process-memory.json
+    python -m llamaspec.benchmarks.process_memory --json benchmarks/results/raw/process-memory.json
 
 `model.running.memory` plans with these figures. Each model is loaded in a process of its own, with an empty cache of
 compiled programs. Its arrays are small, and their size by `memory_of` is subtracted.
@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.growth import slope
-from benchmarks.report import Column, Row, table, write_report
-from benchmarks.resident import forget_peak, peak_resident_bytes, resident_bytes
+from llamaspec.benchmarks.growth import slope
+from llamaspec.benchmarks.report import Column, Row, table, write_report
+from llamaspec.benchmarks.resident import forget_peak, peak_resident_bytes, resident_bytes
 
 LAYERS = (2, 8, 24)
 MEASURED_SCHEMES = (None, "q8", "q4", "nf4", "fp8", "mxfp4")
@@ -37,16 +37,16 @@ def measured(layers: int, quantize: str | None) -> Row:
     import jax
     import numpy as np
 
-    from model.checkpoints.checkpoint import Checkpoint, Tensor
-    from model.checkpoints.codes import quantized
-    from model.llama import load_backend
-    from model.options import SamplingOptions
-    from model.running.memory import memory_of
-    from model.running.programs import prompt_chunk
-    from model.running.session import Session
-    from model.tensors import tensor_shapes
-    from model.weights.params import abstract_params
-    from reference.config import Config
+    from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor
+    from llamaspec.model.checkpoints.codes import quantized
+    from llamaspec.model.llama import load_backend
+    from llamaspec.model.options import SamplingOptions
+    from llamaspec.model.running.memory import memory_of
+    from llamaspec.model.running.programs import prompt_chunk
+    from llamaspec.model.running.session import Session
+    from llamaspec.model.tensors import tensor_shapes
+    from llamaspec.model.weights.params import abstract_params
+    from llamaspec.reference.config import Config
 
     config = Config(256, layers, 4, 2, 64, 512, vocab=4096, context=256, eps=1e-5, theta=1e4)
     number = np.float32(2**-8)
@@ -87,7 +87,7 @@ def fitted(rows: Sequence[Row], key: str) -> tuple[float, float]:
 
 
 def _in_a_process_of_its_own(layers: int, quantize: str | None) -> Row:
-    words = [sys.executable, "-m", "benchmarks.process_memory", "--only", str(layers), quantize or ""]
+    words = [sys.executable, "-m", "llamaspec.benchmarks.process_memory", "--only", str(layers), quantize or ""]
     return json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None):
             fixed, a_layer = fitted([row for row in rows if row["quantize"] == scheme], key)
             print(f"{key} {scheme or 'float32'}: {fixed / 1e6:,.0f} MB, and {a_layer / 1e6:,.1f} MB a layer")
     if options.json:
-        from model.insight.machine import about
+        from llamaspec.model.insight.machine import about
 
         write_report({"about": about(), "rows": rows}, options.json)
 

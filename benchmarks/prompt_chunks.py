@@ -1,6 +1,6 @@
 """Prompts in chunks of several lengths, on a GPU: what `model.running.programs.wide_chunks` is chosen by.
 
-python -m benchmarks.prompt_chunks [--shape llama-3.1-8b] [--quantize q8] [--json FILE]
+python -m llamaspec.benchmarks.prompt_chunks [--shape llama-3.1-8b] [--quantize q8] [--json FILE]
 
 Weights are random, activations bfloat16, ops those that the model runs with. Each prompt is read in chunks of one
 length, the last one padded.
@@ -15,22 +15,22 @@ import click
 import jax
 import numpy as np
 
-from benchmarks.model_speed import Programs, prefill_seconds
-from benchmarks.random_model import random_params, random_shapes
-from benchmarks.report import write_report
-from model.cache import empty_cache
-from model.forward import prefill
-from model.insight.machine import about
-from model.insight.shapes import SHAPES
-from model.insight.timing import Effort
-from model.ops.choice import ops_for
-from model.ops.table import Ops
-from model.running.compile import model_options
-from model.running.device import default_device
-from model.running.programs import CACHE
-from model.weights.gpu_codes import arranged
-from model.weights.params import Params
-from reference.config import Config
+from llamaspec.benchmarks.model_speed import Programs, prefill_seconds
+from llamaspec.benchmarks.random_model import random_params, random_shapes
+from llamaspec.benchmarks.report import write_report
+from llamaspec.model.cache import empty_cache
+from llamaspec.model.forward import prefill
+from llamaspec.model.insight.machine import about
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.insight.timing import Effort
+from llamaspec.model.ops.choice import ops_for
+from llamaspec.model.ops.table import Ops
+from llamaspec.model.running.compile import model_options
+from llamaspec.model.running.device import default_device
+from llamaspec.model.running.programs import CACHE
+from llamaspec.model.weights.gpu_codes import arranged
+from llamaspec.model.weights.params import Params
+from llamaspec.reference.config import Config
 
 EFFORT = Effort(repeats=5, warm=2)
 

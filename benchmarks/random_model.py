@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from model.cache import Cache, LayerCache
-from model.checkpoints.checkpoint import Checkpoint, Tensor
-from model.checkpoints.codes import quantized
-from model.insight.machine import random_numbers
-from model.running.process import give_back_compilers_memory
-from model.tensors import tensor_shapes
-from model.weights.embedding import Embedding
-from model.weights.params import Params, abstract_params, aligned_zeros, rope_table
-from reference.config import Config
+from llamaspec.model.cache import Cache, LayerCache
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor
+from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.insight.machine import random_numbers
+from llamaspec.model.running.process import give_back_compilers_memory
+from llamaspec.model.tensors import tensor_shapes
+from llamaspec.model.weights.embedding import Embedding
+from llamaspec.model.weights.params import Params, abstract_params, aligned_zeros, rope_table
+from llamaspec.reference.config import Config
 
 NO_NAN = 0x77  # bits of a code that may be set: no such pattern is NaN in any scheme
 

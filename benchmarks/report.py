@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from model.insight.machine import Ceilings
-from model.insight.timing import Seconds
+from llamaspec.model.insight.machine import Ceilings
+from llamaspec.model.insight.timing import Seconds
 
 Row = dict[str, Any]
 

@@ -9,14 +9,14 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Int
 
-from model.checkpoints.checkpoint import Checkpoint, Tensor
-from model.checkpoints.codes import quantized
-from model.insight.evaluation_by_tensor import relative_error
-from model.quantize.calibration import calibrated
-from model.quantize.methods import METHODS
-from model.tensors import quantizable, tensor_shapes
-from reference.quantizers import ggml
-from reference.quantizers.schemes import SCHEMES
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor
+from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.insight.evaluation_by_tensor import relative_error
+from llamaspec.model.quantize.calibration import calibrated
+from llamaspec.model.quantize.methods import METHODS
+from llamaspec.model.tensors import quantizable, tensor_shapes
+from llamaspec.reference.quantizers import ggml
+from llamaspec.reference.quantizers.schemes import SCHEMES
 
 GGML = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")  # blocks of 32, which divide the rows of small models
 SUPERBLOCKS = ("Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K")  # blocks of 256, timed in decoding only

@@ -1,6 +1,6 @@
 """Cost of each scheme: bits a weight, predictions, error of weights, and speed of decoding.
 
-python -m benchmarks.schemes [--tokens 4096] [--rounds 5]
+python -m llamaspec.benchmarks.schemes [--tokens 4096] [--rounds 5]
 
 A model predicts stories that it told itself, in float32 at temperature 1, each from its beginning to its end. AWQ, GPTQ
 and SmoothQuant are calibrated with other stories of the same model. SmoothQuant is judged with int8 activations, which
@@ -22,28 +22,28 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
-from benchmarks.model_speed import compile_programs, decode_seconds
-from benchmarks.random_model import random_params
-from benchmarks.report import RAW, write_report
-from benchmarks.scheme_forms import GGML, SUPERBLOCKS, Form, bits, forms, weight_error
-from model.checkpoints.checkpoint import Codes, Tensor
-from model.checkpoints.checkpoint import Form as CodeForm
-from model.checkpoints.codes import form_of
-from model.checkpoints.gguf.blocks import FORMS
-from model.checkpoints.open import open_checkpoint
-from model.insight.evaluation import Predictor, Text, comparison, recorded, scored_logits
-from model.insight.evaluation_by_tensor import decoded
-from model.insight.machine import about
-from model.insight.shapes import SHAPES
-from model.insight.timing import Effort
-from model.llama import Llama, load, load_backend
-from model.ops.choice import ops_for
-from model.options import SamplingOptions
-from model.running.programs import longest_burst, prompt_chunk
-from model.tensors import quantizable, tensor_shapes
-from model.weights.params import Params, abstract_params
-from reference.config import Config
-from reference.quantizers.schemes import SCHEMES
+from llamaspec.benchmarks.model_speed import compile_programs, decode_seconds
+from llamaspec.benchmarks.random_model import random_params
+from llamaspec.benchmarks.report import RAW, write_report
+from llamaspec.benchmarks.scheme_forms import GGML, SUPERBLOCKS, Form, bits, forms, weight_error
+from llamaspec.model.checkpoints.checkpoint import Codes, Tensor
+from llamaspec.model.checkpoints.checkpoint import Form as CodeForm
+from llamaspec.model.checkpoints.codes import form_of
+from llamaspec.model.checkpoints.gguf.blocks import FORMS
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.insight.evaluation import Predictor, Text, comparison, recorded, scored_logits
+from llamaspec.model.insight.evaluation_by_tensor import decoded
+from llamaspec.model.insight.machine import about
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.insight.timing import Effort
+from llamaspec.model.llama import Llama, load, load_backend
+from llamaspec.model.ops.choice import ops_for
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.running.programs import longest_burst, prompt_chunk
+from llamaspec.model.tensors import quantizable, tensor_shapes
+from llamaspec.model.weights.params import Params, abstract_params
+from llamaspec.reference.config import Config
+from llamaspec.reference.quantizers.schemes import SCHEMES
 
 KEPT = RAW / "schemes.json"
 WINDOWS, WINDOW = 32, 256  # of calibration, and tokens of each

@@ -1,4 +1,4 @@
-"""Tokens a second of many requests together, as multiples of one sequence's: `python -m benchmarks.serve`.
+"""Tokens a second of many requests together, as multiples of one sequence's: `python -m llamaspec.benchmarks.serve`.
 
 The engine runs in this process, on random weights of a published shape. Each round draws a burst of tokens for one
 sequence as `generate` does, and then by the engine for all its rows and for one row of them, each after 200 tokens. A
@@ -15,23 +15,23 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.random_model import random_params, random_shapes
-from benchmarks.report import write_report
-from model.cache import Pages
-from model.insight.shapes import SHAPES
-from model.ops.choice import ops_for
-from model.options import SamplingOptions
-from model.running.device import default_device
-from model.running.jax_backend import JaxBackend
-from model.running.programs import Layout, compile_programs, longest_burst, prompt_chunk
-from model.weights.gpu_codes import arranged
-from model.weights.params import Params
-from reference.config import Config
-from serving.executor import JaxExecutor
-from serving.loading import PAGE
-from serving.programs import Sizes, compile_serving
-from serving.request import Request
-from serving.scheduler import Plan, Row
+from llamaspec.benchmarks.random_model import random_params, random_shapes
+from llamaspec.benchmarks.report import write_report
+from llamaspec.model.cache import Pages
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.ops.choice import ops_for
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.running.device import default_device
+from llamaspec.model.running.jax_backend import JaxBackend
+from llamaspec.model.running.programs import Layout, compile_programs, longest_burst, prompt_chunk
+from llamaspec.model.weights.gpu_codes import arranged
+from llamaspec.model.weights.params import Params
+from llamaspec.reference.config import Config
+from llamaspec.serving.executor import JaxExecutor
+from llamaspec.serving.loading import PAGE
+from llamaspec.serving.programs import Sizes, compile_serving
+from llamaspec.serving.request import Request
+from llamaspec.serving.scheduler import Plan, Row
 
 AFTER = 200  # tokens before those that are timed
 BURST = 16

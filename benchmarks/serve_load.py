@@ -1,4 +1,4 @@
-"""Many clients at once, for long: `python -m benchmarks.serve_load --minutes 10`.
+"""Many clients at once, for long: `python -m llamaspec.benchmarks.serve_load --minutes 10`.
 
 The server is a process of its own, with the built-in model and the rows of `--together`. Each of `--connections`
 clients keeps one connection and asks again and again, whole or streamed; one request in twenty leaves in the middle.
@@ -26,10 +26,10 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from benchmarks.load import percentiles
+from llamaspec.benchmarks.load import percentiles
 
-ROOT = Path(__file__).parents[1]
-SERVE = [sys.executable, "-c", "import cli; cli.main()", "serve", "--port", "0"]
+ROOT = Path(__file__).parents[2]
+SERVE = [sys.executable, "-c", "from llamaspec import cli; cli.main()", "serve", "--port", "0"]
 WORDS = "fox bird kite dog moon boat tree cake rain song".split()
 BEGINNING = " ".join(f"The {one} saw a {other}." for one in WORDS for other in WORDS)  # of long prompts: 860 tokens
 LEAVES = 0.05  # of all requests

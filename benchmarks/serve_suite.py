@@ -18,13 +18,13 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import svg
-from benchmarks.load import Ask, Workload, arrivals, draw_requests, send, summarize
-from benchmarks.report import Column, table
-from model.checkpoints.open import open_checkpoint
-from model.insight.machine import about
-from model.options import choose_context
-from model.weights.params import Progress, no_progress
+from llamaspec.benchmarks import svg
+from llamaspec.benchmarks.load import Ask, Workload, arrivals, draw_requests, send, summarize
+from llamaspec.benchmarks.report import Column, table
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.insight.machine import about
+from llamaspec.model.options import choose_context
+from llamaspec.model.weights.params import Progress, no_progress
 
 WIDTH = 16  # requests that decode at once
 SHARES = (0.25, 0.5, 0.75, 1.0)  # of the most that the server can do: the rates, unless others are asked for

@@ -1,6 +1,6 @@
 """Several devices: what an all-reduce costs, and decoding beside one device.
 
-    python -m benchmarks.several --devices 2 --shape llama-3.1-8b --quantize q4 --json several.json
+    python -m llamaspec.benchmarks.several --devices 2 --shape llama-3.1-8b --quantize q4 --json several.json
 
 Weights of a shape are random, drawn on each device. `llamaspec bench --devices N` measures the same.
 """
@@ -19,26 +19,26 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.model_suite import prompt_tokens
-from benchmarks.random_model import random_params
-from benchmarks.timed_model import TimedModel, choose_model
-from model.checkpoints.checkpoint import Checkpoint
-from model.checkpoints.codes import quantized
-from model.insight.machine import about
-from model.insight.plan import Link
-from model.insight.shapes import SHAPES
-from model.llama import load_backend
-from model.options import SamplingOptions
-from model.parallel.backend import ParallelBackend
-from model.parallel.load import plan_parallel
-from model.parallel.partition import mesh
-from model.parallel.reading import empty_share
-from model.parallel.share import share
-from model.parallel.tensor import AXIS
-from model.running.device import default_device
-from model.running.jax_backend import JaxBackend
-from model.running.programs import Layout, compile_programs, longest_burst, prompt_chunk
-from model.weights.params import Progress, abstract_params, no_progress
+from llamaspec.benchmarks.model_suite import prompt_tokens
+from llamaspec.benchmarks.random_model import random_params
+from llamaspec.benchmarks.timed_model import TimedModel, choose_model
+from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.insight.machine import about
+from llamaspec.model.insight.plan import Link
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.llama import load_backend
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.parallel.backend import ParallelBackend
+from llamaspec.model.parallel.load import plan_parallel
+from llamaspec.model.parallel.partition import mesh
+from llamaspec.model.parallel.reading import empty_share
+from llamaspec.model.parallel.share import share
+from llamaspec.model.parallel.tensor import AXIS
+from llamaspec.model.running.device import default_device
+from llamaspec.model.running.jax_backend import JaxBackend
+from llamaspec.model.running.programs import Layout, compile_programs, longest_burst, prompt_chunk
+from llamaspec.model.weights.params import Progress, abstract_params, no_progress
 
 SIZES = tuple(4096 << (2 * i) for i in range(8))  # bytes: 4 KB to 64 MB
 LOOP = 50  # all-reduces of a call, fewer for large arrays

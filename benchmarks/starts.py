@@ -1,6 +1,6 @@
 """Starts of the command, by phase: from the command to the first token, with nothing compiled and with everything.
 
-python -m benchmarks.starts [--shape tinyllama-1.1b] [--quantize q8] [--cold 1] [--repeats 5] [--json FILE]
+python -m llamaspec.benchmarks.starts [--shape tinyllama-1.1b] [--quantize q8] [--cold 1] [--repeats 5] [--json FILE]
 
 Writes a model of random weights in bfloat16, with the built-in tokenizer, and runs `generate --timings` on it: with an
 empty cache folder each time, then several times with what the last of these runs has left there. The file is in memory
@@ -21,16 +21,16 @@ import click
 import ml_dtypes
 import numpy as np
 
-from benchmarks.report import write_report
-from model.checkpoints.checkpoint import Checkpoint, Tensor
-from model.checkpoints.huggingface.write import write_huggingface
-from model.checkpoints.open import open_checkpoint, place_of
-from model.insight.shapes import SHAPES
-from model.insight.timing import spread
-from model.tensors import tensor_shapes
-from reference.config import Config
+from llamaspec.benchmarks.report import write_report
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor
+from llamaspec.model.checkpoints.huggingface.write import write_huggingface
+from llamaspec.model.checkpoints.open import open_checkpoint, place_of
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.insight.timing import spread
+from llamaspec.model.tensors import tensor_shapes
+from llamaspec.reference.config import Config
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FEW = 1 << 20  # weights that are drawn; they repeat
 PHASES = ("import", "device", "read", "compile", "upload", "first_token", "total")
 
@@ -55,7 +55,7 @@ def write_model(config: Config, folder: Path) -> None:
 
 def start(model: str, cache: str, *options: str) -> dict[str, Any]:
     """Run the command once, in a process of its own; give its phases in seconds."""
-    command = [sys.executable, "-m", "cli", "generate", "Once upon a time", "--model", model, *options]
+    command = [sys.executable, "-m", "llamaspec.cli", "generate", "Once upon a time", "--model", model, *options]
     command += ["--max-new-tokens", "2", "--seed", "1", "--timings", "--json"]
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "XDG_CACHE_HOME": cache, "PYTHONPATH": paths}

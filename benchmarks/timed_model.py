@@ -7,27 +7,27 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.model_speed import (
+from llamaspec.benchmarks.model_speed import (
     Programs,
     compile_programs,
 )
-from benchmarks.random_model import random_checkpoint, random_params, random_shapes
-from model.checkpoints.checkpoint import Checkpoint
-from model.checkpoints.codes import quantized
-from model.checkpoints.open import open_checkpoint
-from model.insight.profile import named
-from model.insight.shapes import SHAPES
-from model.insight.timing import Effort
-from model.llama import choose_dtype
-from model.ops.choice import Choice, check_kernels, ops_for
-from model.parallel.reading import empty_share
-from model.parallel.share import share
-from model.parallel.way import Parts
-from model.running.device import default_device, free_bytes
-from model.running.memory import Memory, check_fits, memory_of
-from model.running.programs import longest_burst, prompt_chunk
-from model.weights.params import Params, abstract_params, check_weights, load_params
-from reference.config import Config
+from llamaspec.benchmarks.random_model import random_checkpoint, random_params, random_shapes
+from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.insight.profile import named
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.insight.timing import Effort
+from llamaspec.model.llama import choose_dtype
+from llamaspec.model.ops.choice import Choice, check_kernels, ops_for
+from llamaspec.model.parallel.reading import empty_share
+from llamaspec.model.parallel.share import share
+from llamaspec.model.parallel.way import Parts
+from llamaspec.model.running.device import default_device, free_bytes
+from llamaspec.model.running.memory import Memory, check_fits, memory_of
+from llamaspec.model.running.programs import longest_burst, prompt_chunk
+from llamaspec.model.weights.params import Params, abstract_params, check_weights, load_params
+from llamaspec.reference.config import Config
 
 DRAWN = 16  # tokens that one call of the program draws, at least
 EFFORT = Effort(5)

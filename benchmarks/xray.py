@@ -1,4 +1,4 @@
-"""Seconds, memory and bytes of the X-ray page of a large model: `python -m benchmarks.xray llama-3.2-1b`.
+"""Seconds, memory and bytes of the X-ray page of a large model: `python -m llamaspec.benchmarks.xray llama-3.2-1b`.
 
 The weights are random, and drawn before the time begins. A page costs as much with trained ones.
 """
@@ -12,13 +12,13 @@ from time import perf_counter
 
 import numpy as np
 
-from benchmarks.random_model import random_checkpoint
-from learn.trace import record
-from learn.xray.content import default_layers
-from learn.xray.page import write_page
-from model.candidates.walking import chosen_ops, walkable
-from model.insight.shapes import SHAPES
-from verify.precision import precision
+from llamaspec.benchmarks.random_model import random_checkpoint
+from llamaspec.learn.trace import record
+from llamaspec.learn.xray.content import default_layers
+from llamaspec.learn.xray.page import write_page
+from llamaspec.model.candidates.walking import chosen_ops, walkable
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.verify.precision import precision
 
 TOKENS = 12  # as a short sentence has
 

@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 
 import click
 
-from commands.interrupt import handled_by
-from commands.loading import cache_folder, prepare_jax, say_how
-from commands.options import (
+from llamaspec.commands.interrupt import handled_by
+from llamaspec.commands.loading import cache_folder, prepare_jax, say_how
+from llamaspec.commands.options import (
     COUNT,
     MODEL,
     POSITIVE,
@@ -19,8 +19,8 @@ from commands.options import (
     kernels_option,
     quantize_option,
 )
-from commands.output import fail, write
-from commands.progress import progress_bar
+from llamaspec.commands.output import fail, write
+from llamaspec.commands.progress import progress_bar
 
 DEFAULT = click.core.ParameterSource.DEFAULT
 
@@ -126,7 +126,7 @@ def bench(
     import json
     from contextlib import ExitStack
 
-    from model.checkpoints.staging import new_file
+    from llamaspec.model.checkpoints.staging import new_file
 
     on_gpu = suite in ("gpu", "models", "kernels", "variants")
     for name in of if on_gpu else ["dry_run"]:
@@ -142,8 +142,8 @@ def bench(
             for path in (json_file, plot_file, tune_file)
         )
         if on_gpu:
-            from benchmarks.gpu import report as view
-            from benchmarks.gpu.suite import run_suite
+            from llamaspec.benchmarks.gpu import report as view
+            from llamaspec.benchmarks.gpu.suite import run_suite
 
             with progress_bar() as progress, handled_by(_interrupt):  # the report then has what was measured
                 batch = of["batch"] if suite == "models" else 1
@@ -153,9 +153,9 @@ def bench(
             of["model"] = of["model"] or default_model()
             with progress_bar():
                 prepare_jax()
-                from benchmarks import model_report as view
-                from benchmarks.model_suite import describe_suite, run_suite
-                from model.insight.machine import keep_read_rate
+                from llamaspec.benchmarks import model_report as view
+                from llamaspec.benchmarks.model_suite import describe_suite, run_suite
+                from llamaspec.model.insight.machine import keep_read_rate
 
                 description = describe_suite(suite, **of)
             say_how(description)
@@ -163,7 +163,7 @@ def bench(
                 report = run_suite(suite, progress=progress, **of)
             if folder := cache_folder():
                 keep_read_rate(folder, report["ceilings"])
-        from benchmarks.report import write_report
+        from llamaspec.benchmarks.report import write_report
 
         if "interrupted" in report:  # what stands at FILE may be whole, and stays
             where = "above"
@@ -178,7 +178,7 @@ def bench(
         if plot_out:
             plot_out.write_text(view.as_svg(report))
         if tune_file and tune_out:
-            from benchmarks.gpu.report import tuned
+            from llamaspec.benchmarks.gpu.report import tuned
 
             table = json.loads(Path(tune_file).read_text()) if Path(tune_file).exists() else {}
             write_report(tuned(table, report), tune_out)
@@ -196,15 +196,15 @@ def _several(suite: str, devices: int, json_file: str | None, **of: Any) -> None
     decoding = suite == "decode" or bool(of["shape"] or of["model"])
     from contextlib import nullcontext
 
-    from model.checkpoints.staging import new_file
+    from llamaspec.model.checkpoints.staging import new_file
 
     of["model"] = of["model"] or default_model()
     with new_file(json_file, replace=True) if json_file else nullcontext() as staged:
         prepare_jax()
-        from benchmarks.report import write_report
-        from benchmarks.several import as_text, measure_several
-        from model.insight.machine import keep_link
-        from model.insight.plan import Link
+        from llamaspec.benchmarks.report import write_report
+        from llamaspec.benchmarks.several import as_text, measure_several
+        from llamaspec.model.insight.machine import keep_link
+        from llamaspec.model.insight.plan import Link
 
         numbers = [devices] if suite == "decode" else [1, devices]
         with progress_bar() as progress:
@@ -221,15 +221,15 @@ def _serve(json_file: str | None, plot_file: str | None, of: dict[str, Any], *, 
     """Load a server and print what its clients wait for; a server that fails them ends the command with 1."""
     from contextlib import ExitStack
 
-    from model.checkpoints.staging import new_file
+    from llamaspec.model.checkpoints.staging import new_file
 
     try:
-        from benchmarks import serve_suite
+        from llamaspec.benchmarks import serve_suite
     except ModuleNotFoundError as error:
         if error.name != "aiohttp":
             raise
         raise click.ClickException("aiohttp is missing: pip install 'llamaspec[serve]'") from None
-    from benchmarks.report import write_report
+    from llamaspec.benchmarks.report import write_report
 
     with ExitStack() as files:
         staged = [

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commands.interrupt import handled_by, still_watched, unechoed
-from commands.loading import cache_folder, checked_request, load, print_seed
-from commands.options import BUILT_IN, Verb, generation_options, template_option
-from commands.output import say, stream
+from llamaspec.commands.interrupt import handled_by, still_watched, unechoed
+from llamaspec.commands.loading import cache_folder, checked_request, load, print_seed
+from llamaspec.commands.options import BUILT_IN, Verb, generation_options, template_option
+from llamaspec.commands.output import say, stream
 
 if TYPE_CHECKING:
-    from model.chat.chat import Chat
-    from model.chat.template import ChatTemplate
-    from model.generation import Generation
-    from model.parallel.processes import Watch
-    from model.tokenizers.tokenizer import Tokenizer
+    from llamaspec.model.chat.chat import Chat
+    from llamaspec.model.chat.template import ChatTemplate
+    from llamaspec.model.generation import Generation
+    from llamaspec.model.parallel.processes import Watch
+    from llamaspec.model.tokenizers.tokenizer import Tokenizer
 
 COMMANDS = """\
 /help         show this
@@ -99,9 +99,9 @@ def chat(
     llamaspec chat --model path/to/Llama-3.2-1B-Instruct --system "Answer in one sentence."
     llamaspec chat --model path/to/Qwen3-0.6B --template-option enable_thinking=false
     """
-    from model.chat.chat import Chat
-    from model.chat.template import check_options, find_template
-    from model.running.start_clock import StartClock
+    from llamaspec.model.chat.chat import Chat
+    from llamaspec.model.chat.template import check_options, find_template
+    from llamaspec.model.running.start_clock import StartClock
 
     if sys.stdin is None:
         raise click.UsageError("standard input is closed")
@@ -128,7 +128,7 @@ def chat(
     lines = _terminal_lines() if typed else (line.rstrip("\r\n") for line in sys.stdin)
     agree: Callable[[bool], int] = bool
     if others:
-        from model.parallel.processes import agreed as agree
+        from llamaspec.model.parallel.processes import agreed as agree
 
         typed, lines = bool(agree(typed)), others.shared(lines)
     interrupted = _Pressed(agree, prompts=first)
@@ -185,7 +185,7 @@ def _command(conversation: Chat, line: str, *, sample: str, saves: bool) -> None
 def _save(conversation: Chat, file: str) -> None:
     import json
 
-    from model.checkpoints.staging import new_file
+    from llamaspec.model.checkpoints.staging import new_file
 
     with new_file(Path(file).expanduser()) as staged:
         staged.write_text(json.dumps(conversation.messages, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from commands.loading import prepare_jax
-from commands.options import MODEL, SCHEME_NAMES, Verb, tokenizer_option
-from commands.output import say
-from commands.progress import progress_bar
+from llamaspec.commands.loading import prepare_jax
+from llamaspec.commands.options import MODEL, SCHEME_NAMES, Verb, tokenizer_option
+from llamaspec.commands.output import say
+from llamaspec.commands.progress import progress_bar
 
 
 @click.command(cls=Verb)
@@ -48,9 +48,9 @@ def convert(source: str, destination: str, **options: Any):
     llamaspec convert Llama-3.2-1B llama-3.2-1b.gguf --to gguf --quantize q8_0
     llamaspec convert Llama-3.2-1B awq --to safetensors --quantize awq --calibration wiki.txt
     """
-    from model.checkpoints.open import open_checkpoint
-    from model.convert import CALIBRATED, check_request
-    from model.convert import convert as write
+    from llamaspec.model.checkpoints.open import open_checkpoint
+    from llamaspec.model.convert import CALIBRATED, check_request
+    from llamaspec.model.convert import convert as write
 
     if not options["to"] and options["quantize"] not in CALIBRATED:
         raise click.UsageError("Missing option '--to'. Choose from: safetensors, llama2c, gguf")

@@ -6,10 +6,10 @@ import sys
 
 import click
 
-from commands.loading import prepare_jax
-from commands.options import FILE, MODEL, Verb, combined, json_option, tokenizer_option
-from commands.output import write, write_json, write_rows
-from commands.progress import progress_bar
+from llamaspec.commands.loading import prepare_jax
+from llamaspec.commands.options import FILE, MODEL, Verb, combined, json_option, tokenizer_option
+from llamaspec.commands.output import write, write_json, write_rows
+from llamaspec.commands.progress import progress_bar
 
 
 @click.command(cls=Verb)
@@ -37,7 +37,7 @@ def doctor(model: str | None, text: str | None, tokenizer: str | None, as_json: 
         raise click.UsageError("--text and --tokenizer go with a MODEL")
     prepare_jax()
     if model:
-        from model.insight.checkup import as_text, check_up
+        from llamaspec.model.insight.checkup import as_text, check_up
 
         with progress_bar() as progress:
             checkup = check_up(model, tokenizer=tokenizer, text=text, progress=progress)
@@ -47,7 +47,7 @@ def doctor(model: str | None, text: str | None, tokenizer: str | None, as_json: 
             write(as_text(checkup))
         sys.exit(bool(checkup.faults))
     with progress_bar() as progress:
-        from model.insight.doctor import examine
+        from llamaspec.model.insight.doctor import examine
 
         report = examine(progress=progress)
     if as_json:

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from commands.loading import prepare_jax
-from commands.options import (
+from llamaspec.commands.loading import prepare_jax
+from llamaspec.commands.options import (
     BUILT_IN,
     MODEL,
     Verb,
@@ -18,8 +18,8 @@ from commands.options import (
     running_options,
     tokenizer_option,
 )
-from commands.output import write, write_json
-from commands.progress import progress_bar
+from llamaspec.commands.output import write, write_json
+from llamaspec.commands.progress import progress_bar
 
 
 @click.command("eval", cls=Verb)
@@ -59,13 +59,13 @@ def evaluate(
     """
     if by_tensor and not against:
         raise click.UsageError("--by-tensor goes with --against")
-    from model.checkpoints.codes import quantized
-    from model.checkpoints.open import open_checkpoint
-    from model.insight import evaluation
-    from model.insight.evaluation_by_tensor import check_alike, compare_by_tensor, decoded
-    from model.insight.evaluation_report import as_json as report_of
-    from model.insight.evaluation_report import as_text
-    from model.options import choose_context
+    from llamaspec.model.checkpoints.codes import quantized
+    from llamaspec.model.checkpoints.open import open_checkpoint
+    from llamaspec.model.insight import evaluation
+    from llamaspec.model.insight.evaluation_by_tensor import check_alike, compare_by_tensor, decoded
+    from llamaspec.model.insight.evaluation_report import as_json as report_of
+    from llamaspec.model.insight.evaluation_report import as_text
+    from llamaspec.model.options import choose_context
 
     checkpoint = open_checkpoint(model)
     base = open_checkpoint(against) if against else None
@@ -78,7 +78,7 @@ def evaluate(
         check_alike(base, checkpoint)
         base = decoded(base)
     prepare_jax()
-    from model.llama import load_backend
+    from llamaspec.model.llama import load_backend
 
     with progress_bar() as progress:
         running = load_backend(checkpoint, own_process=True, progress=progress, **options)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commands.loading import cache_folder, checked_request, load, print_seed
-from commands.options import Verb, generation_options, json_option
-from commands.output import say, stream, write_json
+from llamaspec.commands.loading import cache_folder, checked_request, load, print_seed
+from llamaspec.commands.options import Verb, generation_options, json_option
+from llamaspec.commands.output import say, stream, write_json
 
 if TYPE_CHECKING:
-    from model.generation import Generation
-    from model.llama import Llama
+    from llamaspec.model.generation import Generation
+    from llamaspec.model.llama import Llama
 
 
 @click.command(cls=Verb)
@@ -54,7 +54,7 @@ def story(prompt: str, as_json: bool, timings: bool, **options: Any):
 
 
 def _generate(prompt: str, *, as_json: bool, timings: bool, wrap: bool, **options: Any):
-    from model.running.start_clock import StartClock
+    from llamaspec.model.running.start_clock import StartClock
 
     clock = StartClock.of_process()
     request = checked_request(options)
@@ -102,6 +102,6 @@ def _bandwidth(generation: Generation, llama: Llama) -> str:
     rate = generation.timings.tokens_per_second
     if not read or not rate:
         return ""
-    from model.insight.machine import reading_in_words
+    from llamaspec.model.insight.machine import reading_in_words
 
     return f" ({reading_in_words(cache_folder(), bytes=read, seconds=1 / rate)})"

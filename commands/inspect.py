@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from commands.loading import cache_folder
-from commands.options import COUNT, MODEL, SCHEME_NAMES, Verb, default_model, devices_option, json_option
-from commands.output import write, write_json
-from commands.progress import progress_bar
+from llamaspec.commands.loading import cache_folder
+from llamaspec.commands.options import COUNT, MODEL, SCHEME_NAMES, Verb, default_model, devices_option, json_option
+from llamaspec.commands.output import write, write_json
+from llamaspec.commands.progress import progress_bar
 
 
 @click.command(cls=Verb)
@@ -50,8 +50,8 @@ def inspect(invocation: click.Context, model: str | None, plan: bool, as_json: b
     for name in planned:
         if invocation.get_parameter_source(name) != click.core.ParameterSource.DEFAULT:
             raise click.UsageError(f"--{name} goes with --plan")
-    from model.checkpoints.open import open_checkpoint
-    from model.insight.describe import describe
+    from llamaspec.model.checkpoints.open import open_checkpoint
+    from llamaspec.model.insight.describe import describe
 
     description = describe(open_checkpoint(model or default_model()))
     if as_json:
@@ -145,8 +145,8 @@ def _plan(
 ):  # fmt: skip
     if shape and model:
         raise click.UsageError("give either MODEL or --shape NAME")
-    from benchmarks.model_suite import planned
-    from model.insight.plan import as_text
+    from llamaspec.benchmarks.model_suite import planned
+    from llamaspec.model.insight.plan import as_text
 
     chosen |= {"shape": shape, "device": device, "context": context, "batch": batch, "measured": cache_folder()}
     with progress_bar() as progress:

@@ -67,8 +67,8 @@ class Interrupts:
 
     def end_for_a_lost_page(self) -> NoReturn:
         """End the process with an error for a file that became shorter while it was read."""
-        from model.checkpoints.checkpoint import refused
-        from model.checkpoints.mapped import maps_cut_short
+        from llamaspec.model.checkpoints.checkpoint import refused
+        from llamaspec.model.checkpoints.mapped import maps_cut_short
 
         file = next(iter(maps_cut_short().values()), "a file")
         os.write(2, f"error: {refused(file, 'was cut short while it was read')}\n".encode(errors="backslashreplace"))
@@ -112,10 +112,10 @@ def is_importing(frame: FrameType | None) -> bool:
 
 def remove_what_is_unfinished() -> None:
     """Remove half-written files, and end the processes that work for this one."""
-    _known("model.checkpoints.staging", "remove_unfinished")()
+    _known("llamaspec.model.checkpoints.staging", "remove_unfinished")()
     for process in _known("multiprocessing", "active_children")():
         process.terminate()  # not `kill`: a process of `verify` has a candidate to end, which may hang
-    _known("verify.process", "kill_all")()
+    _known("llamaspec.verify.process", "kill_all")()
 
 
 def _known(module: str, name: str) -> Callable[[], Any]:
@@ -140,7 +140,7 @@ def answered_at_once() -> Iterator[Interrupts]:
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     atexit.register(interrupts.skip_teardown)
     try:
-        from model.system import at_bus_error  # this takes a moment, in which a signal may come
+        from llamaspec.model.system import at_bus_error  # this takes a moment, in which a signal may come
 
         with at_bus_error(interrupts.end_for_a_lost_page):
             yield interrupts

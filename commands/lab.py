@@ -10,8 +10,8 @@ from pathlib import Path
 
 import click
 
-from commands.options import Verb, write_help_text
-from commands.output import say, write, write_rows
+from llamaspec.commands.options import Verb, write_help_text
+from llamaspec.commands.output import say, write, write_rows
 
 NUMBER = click.argument("number", type=int)
 
@@ -47,7 +47,7 @@ def lab():
 @lab.command("list", cls=Verb)
 def list_exercises():
     """List the exercises, one a line, its number first."""
-    from learn.lab.folder import ALL
+    from llamaspec.learn.lab.folder import ALL
 
     for chapter, exercises in itertools.groupby(ALL.values(), key=lambda one: one.chapter):
         say(chapter)
@@ -60,9 +60,9 @@ def list_exercises():
 @click.option("--into", metavar="DIR", default=".", show_default=True, help="Make the folder lab-NN in this folder.")
 def start(number: int, into: str):
     """Make the folder of an exercise."""
-    from learn.lab.exercise import Broken
-    from learn.lab.folder import name_of
-    from learn.lab.folder import write as write_folder
+    from llamaspec.learn.lab.exercise import Broken
+    from llamaspec.learn.lab.folder import name_of
+    from llamaspec.learn.lab.folder import write as write_folder
 
     one = _exercise(number)
     folder = Path(into) / name_of(number)
@@ -80,10 +80,10 @@ def start(number: int, into: str):
 @click.option("--into", metavar="DIR", default=".", show_default=True, help="Look for the folder lab-NN here.")
 def check(number: int, into: str):
     """Judge an exercise. Exits with 0 where it is solved, with 1 where it is not."""
-    from commands.verifying import heeded, verify_progress
-    from learn.lab.check import EXAMPLES
-    from learn.lab.check import check as judge
-    from learn.lab.folder import name_of
+    from llamaspec.commands.verifying import heeded, verify_progress
+    from llamaspec.learn.lab.check import EXAMPLES
+    from llamaspec.learn.lab.check import check as judge
+    from llamaspec.learn.lab.folder import name_of
 
     one = _exercise(number)
     try:
@@ -108,13 +108,13 @@ def hint(number: int):
 @NUMBER
 def solution(number: int):
     """Print what was wrong, and where such a mistake was made before."""
-    from learn.lab.check import solution as solve
+    from llamaspec.learn.lab.check import solution as solve
 
     write("\n".join(solve(_exercise(number))) + "\n")
 
 
 def _exercise(number: int):
-    from learn.lab.folder import exercise
+    from llamaspec.learn.lab.folder import exercise
 
     try:
         return exercise(number)

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commands.output import say
-from commands.progress import progress_bar
+from llamaspec.commands.output import say
+from llamaspec.commands.progress import progress_bar
 
 if TYPE_CHECKING:
-    from model.llama import Llama
-    from model.running.start_clock import StartClock
-    from model.tokenizers.tokenizer import Tokenizer
+    from llamaspec.model.llama import Llama
+    from llamaspec.model.running.start_clock import StartClock
+    from llamaspec.model.tokenizers.tokenizer import Tokenizer
 
 
 def checked_request(options: dict[str, Any]) -> dict[str, Any]:
     """Check what `Llama.generate` takes, before a model is loaded. Raises click.UsageError."""
-    from model.options import SamplingOptions, check_max_new_tokens, check_seed
+    from llamaspec.model.options import SamplingOptions, check_max_new_tokens, check_seed
 
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     try:
@@ -54,11 +54,11 @@ def load(
     Files and prompt are checked before JAX, which takes a second, is imported, and before weights are read, which may
     take a minute. `examine` is called then, with the tokenizer and `Llama.places`. `clock` measures the phases.
     """
-    from model.checkpoints.open import open_checkpoint, place_of
-    from model.options import check_length, choose_context
-    from model.running.start_clock import StartClock
-    from model.tokenizers.of_model import tokenizer_of
-    from model.tokenizers.tokenizer import encode_text
+    from llamaspec.model.checkpoints.open import open_checkpoint, place_of
+    from llamaspec.model.options import check_length, choose_context
+    from llamaspec.model.running.start_clock import StartClock
+    from llamaspec.model.tokenizers.of_model import tokenizer_of
+    from llamaspec.model.tokenizers.tokenizer import encode_text
 
     clock = clock or StartClock()
     clock.begin("read")
@@ -75,10 +75,10 @@ def load(
     clock.begin("import")
     with progress_bar() as progress:
         folder = prepare_jax()
-        from model.running.device import opened_beside
+        from llamaspec.model.running.device import opened_beside
 
         with opened_beside():
-            from model.llama import Llama, load_backend
+            from llamaspec.model.llama import Llama, load_backend
         how = {
             "greedy": greedy,
             "prompt": None if ids is None else len(ids),
@@ -101,7 +101,7 @@ def say_how(description: str):
 
 def prepare_jax() -> Path | None:
     """Keep compiled programs between runs, so that the second start is fast; give the folder that they are in."""
-    from model.running.process import keep_compiled
+    from llamaspec.model.running.process import keep_compiled
 
     if folder := cache_folder():
         keep_compiled(folder / "compiled")
@@ -120,7 +120,7 @@ def cache_folder() -> Path | None:
 
 def parse_ids(text: str, vocab: int) -> list[int]:
     """Read comma-separated ids. Raises UsageError for other text, ValueError for an id beyond the vocabulary."""
-    from model.options import check_ids
+    from llamaspec.model.options import check_ids
 
     if not re.fullmatch(r"\s*(-?[0-9]+\s*(,\s*-?[0-9]+\s*)*)?", text):
         raise click.UsageError(f"ids are whole numbers with commas between them, got {text!r}")

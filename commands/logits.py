@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from commands.loading import parse_ids, prepare_jax
-from commands.options import (
+from llamaspec.commands.loading import parse_ids, prepare_jax
+from llamaspec.commands.options import (
     Verb,
     combined,
     emulate_option,
@@ -16,8 +16,8 @@ from commands.options import (
     running_options,
     tokenizer_option,
 )
-from commands.output import say
-from commands.progress import progress_bar
+from llamaspec.commands.output import say
+from llamaspec.commands.progress import progress_bar
 
 
 @click.command(cls=Verb)
@@ -39,11 +39,11 @@ def logits(ids: str | None, prompt: str | None, out: str, model: str, tokenizer:
         raise click.UsageError("give either --tokens IDS or --prompt TEXT")
     import numpy as np
 
-    from model.checkpoints.open import open_checkpoint
-    from model.checkpoints.staging import new_file
-    from model.options import check_length, choose_context
-    from model.tokenizers.of_model import tokenizer_of
-    from model.tokenizers.tokenizer import encode_text
+    from llamaspec.model.checkpoints.open import open_checkpoint
+    from llamaspec.model.checkpoints.staging import new_file
+    from llamaspec.model.options import check_length, choose_context
+    from llamaspec.model.tokenizers.of_model import tokenizer_of
+    from llamaspec.model.tokenizers.tokenizer import encode_text
 
     checkpoint = open_checkpoint(model)
     if ids is not None:
@@ -54,7 +54,7 @@ def logits(ids: str | None, prompt: str | None, out: str, model: str, tokenizer:
     check_length(sequence, choose_context(options["context"], checkpoint.config.context))
     with new_file(out, replace=True) as staged:
         prepare_jax()
-        from model.llama import load_backend
+        from llamaspec.model.llama import load_backend
 
         with progress_bar() as progress:
             backend = load_backend(checkpoint, own_process=True, progress=progress, **options)

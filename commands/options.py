@@ -13,7 +13,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from commands.output import say
+from llamaspec.commands.output import say
 
 COUNT = click.IntRange(1)
 POSITIVE = click.FloatRange(0, min_open=True)
@@ -102,12 +102,12 @@ class Verb(click.Command):
 
         The object of the context is the `model.parallel.processes.Watch` of several processes, otherwise None.
         """
-        from model.running.process import prepare_process
+        from llamaspec.model.running.process import prepare_process
 
         prepare_process(debug="--debug" in sys.argv)
         if "devices" not in ctx.params:
             return super().invoke(ctx)
-        from commands.parallel import taking_part
+        from llamaspec.commands.parallel import taking_part
 
         with taking_part(ctx.params, ctx.command) as ctx.obj:
             return super().invoke(ctx)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sys
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 if TYPE_CHECKING:
-    from model.generation import Generation
+    from llamaspec.model.generation import Generation
 
 
 def write(text: str):
@@ -189,13 +188,11 @@ def one_line(error: Exception) -> str:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, ValueError | MemoryError | OSError | FloatingPointError):
         return text
-    if isinstance(error, ModuleNotFoundError) and error.name and not _is_ours(error.name.partition(".")[0]):
+    if isinstance(error, ModuleNotFoundError) and error.name and not _is_ours(error.name):
         # docs/verify-your-kernel.md installs no more than `verify` needs.
         return f"{text}: this Python lacks packages that llamaspec needs: pip install PATH/TO/llamaspec"
     return f"{type(error).__name__}: {text} (a fault of llamaspec: --debug shows where)"
 
 
-def _is_ours(package: str) -> bool:
-    """Tell whether a top-level package, or a module, lies beside `commands`."""
-    ours = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), package)
-    return os.path.isdir(ours) or os.path.isfile(f"{ours}.py")
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] == "llamaspec"

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commands.output import say
+from llamaspec.commands.output import say
 
 if TYPE_CHECKING:
-    from model.parallel.processes import Watch
+    from llamaspec.model.parallel.processes import Watch
 
 # Options that may differ: a process's own place and patience, and what it writes beside the text, or instead of it.
 OF_ONE = {"coordinator", "process", "silence", "as_json", "timings", "thoughts"}
@@ -53,7 +53,7 @@ def taking_part(params: dict[str, Any], command: click.Command) -> Iterator[Watc
         return
     if params.get("prompt") == "-":
         raise click.UsageError("several processes cannot read one standard input: give PROMPT itself")
-    from model.parallel.processes import Group, agreed, joined
+    from llamaspec.model.parallel.processes import Group, agreed, joined
 
     if number:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from commands.loading import prepare_jax
-from commands.options import COUNT, MODEL, Verb, default_model, json_option, kernels_option, quantize_option
-from commands.output import write, write_json
-from commands.progress import progress_bar
+from llamaspec.commands.loading import prepare_jax
+from llamaspec.commands.options import COUNT, MODEL, Verb, default_model, json_option, kernels_option, quantize_option
+from llamaspec.commands.output import write, write_json
+from llamaspec.commands.progress import progress_bar
 
 
 @click.command(cls=Verb)
@@ -35,13 +35,13 @@ def profile(model: str | None, trace_file: str | None, as_json: bool, **of: Any)
     """
     if of["shape"] and model:
         raise click.UsageError("give either MODEL or --shape NAME")
-    from model.checkpoints.staging import new_file
+    from llamaspec.model.checkpoints.staging import new_file
 
     with new_file(trace_file, replace=True) if trace_file else nullcontext() as staged:
         prepare_jax()
-        from benchmarks.model_profile import as_text
-        from benchmarks.model_suite import profile_model
-        from model.insight.profile import save
+        from llamaspec.benchmarks.model_profile import as_text
+        from llamaspec.benchmarks.model_suite import profile_model
+        from llamaspec.model.insight.profile import save
 
         with progress_bar() as progress:
             report, trace = profile_model(model=model or default_model(), progress=progress, **of)

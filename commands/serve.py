@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commands.interrupt import SIGNALS, first_handled_by, remove_what_is_unfinished
-from commands.loading import prepare_jax
-from commands.options import (
+from llamaspec.commands.interrupt import SIGNALS, first_handled_by, remove_what_is_unfinished
+from llamaspec.commands.loading import prepare_jax
+from llamaspec.commands.options import (
     COUNT,
     MODEL,
     POSITIVE,
@@ -26,16 +26,16 @@ from commands.options import (
     template_option,
     tokenizer_option,
 )
-from commands.output import fail, say
-from commands.progress import progress_bar
+from llamaspec.commands.output import fail, say
+from llamaspec.commands.progress import progress_bar
 
 if TYPE_CHECKING:
-    from model.chat.template import ChatTemplate
-    from model.checkpoints.checkpoint import Checkpoint
-    from model.tokenizers.tokenizer import Tokenizer
-    from serving.connections import Access, ClientLimits
-    from serving.http import Site
-    from serving.request import Engine
+    from llamaspec.model.chat.template import ChatTemplate
+    from llamaspec.model.checkpoints.checkpoint import Checkpoint
+    from llamaspec.model.tokenizers.tokenizer import Tokenizer
+    from llamaspec.serving.connections import Access, ClientLimits
+    from llamaspec.serving.http import Site
+    from llamaspec.serving.request import Engine
 
 MIXED = "It's 12345,  a\tB-c\r\n\n  of 3.14 \u00e9e\u0301 \u72d0\u72f8 \U0001f98a don't STOP {x: [1]};\u00a0 \u0130"
 LAST_STEP = 60.0  # seconds that a device has for its last step, once all requests are cancelled; it takes a few at most
@@ -104,7 +104,7 @@ def serve(model: str | None, **options: Any):
     """
     model = model or default_model()
     try:
-        from serving.connections import Access, ClientLimits, loopback_hosts
+        from llamaspec.serving.connections import Access, ClientLimits, loopback_hosts
     except ModuleNotFoundError as error:
         if error.name not in NEEDED:
             raise
@@ -129,16 +129,16 @@ def serve(model: str | None, **options: Any):
 
 def _serve(model: str, options: dict[str, Any], bound: socket.socket, limits: ClientLimits, access: Access) -> None:
     """Load the model, then serve it until told to stop."""
-    from model.checkpoints.open import open_checkpoint
-    from model.options import choose_context
-    from model.tokenizers.of_model import tokenizer_of
+    from llamaspec.model.checkpoints.open import open_checkpoint
+    from llamaspec.model.options import choose_context
+    from llamaspec.model.tokenizers.of_model import tokenizer_of
 
     checkpoint = open_checkpoint(model)
     tokenizer = tokenizer_of(checkpoint, options["tokenizer"])
     choose_context(options["context"], checkpoint.config.context)
     with progress_bar() as progress:
         prepare_jax()
-        from serving.loading import load_engine
+        from llamaspec.serving.loading import load_engine
 
         engine = load_engine(
             checkpoint,
@@ -149,7 +149,7 @@ def _serve(model: str, options: dict[str, Any], bound: socket.socket, limits: Cl
             step_seconds=options["step_seconds"],
             progress=progress,
         )
-    from serving.watchdog import DeviceHangs
+    from llamaspec.serving.watchdog import DeviceHangs
 
     try:
         site = _site(model, options, checkpoint, tokenizer, engine, limits, access)
@@ -218,15 +218,15 @@ def _site(
     import time
     from dataclasses import replace
 
-    from model.chat.template import find_template
-    from model.checkpoints.checkpoint import CheckpointError
-    from model.checkpoints.open import place_of
-    from serving.api import Api
-    from serving.connections import allow_files
-    from serving.http import Site
-    from serving.metrics import Metrics
-    from serving.openai_answers import Model
-    from serving.prompts import Prompts
+    from llamaspec.model.chat.template import find_template
+    from llamaspec.model.checkpoints.checkpoint import CheckpointError
+    from llamaspec.model.checkpoints.open import place_of
+    from llamaspec.serving.api import Api
+    from llamaspec.serving.connections import allow_files
+    from llamaspec.serving.http import Site
+    from llamaspec.serving.metrics import Metrics
+    from llamaspec.serving.openai_answers import Model
+    from llamaspec.serving.prompts import Prompts
 
     places = [place for place in (options["tokenizer"], place_of(model)) if place]
     try:
@@ -265,7 +265,7 @@ def _fingerprint(name: str, options: dict[str, Any], tokenizer: Tokenizer, templ
     """Name all that a text depends on besides its request: model, words, programs and options of the engine."""
     import hashlib
 
-    from model.running.program_store import facts
+    from llamaspec.model.running.program_store import facts
 
     chosen = [options[key] for key in ("context", "dtype", "quantize", "cache", "kernels", "max_batch", "devices")]
     ids = range(tokenizer.vocab)

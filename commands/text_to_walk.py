@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 if TYPE_CHECKING:
-    from model.checkpoints.checkpoint import Checkpoint
+    from llamaspec.model.checkpoints.checkpoint import Checkpoint
 
 
 walk_dtype_option = click.option(
@@ -32,10 +32,10 @@ class Read(NamedTuple):
 
 def read(text: str, *, model: str, tokenizer: str | None, layers: Sequence[int]) -> Read:
     """Open a model and split a text into tokens. Raises UsageError for no tokens, and layers that the model lacks."""
-    from model.checkpoints.open import open_checkpoint
-    from model.options import check_length, choose_context
-    from model.tokenizers.of_model import tokenizer_of
-    from model.tokenizers.tokenizer import encode_text
+    from llamaspec.model.checkpoints.open import open_checkpoint
+    from llamaspec.model.options import check_length, choose_context
+    from llamaspec.model.tokenizers.of_model import tokenizer_of
+    from llamaspec.model.tokenizers.tokenizer import encode_text
 
     checkpoint = open_checkpoint(model)
     config = checkpoint.config

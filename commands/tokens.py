@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from commands.loading import parse_ids
-from commands.options import Verb, combined, json_option, model_option, tokenizer_option
-from commands.output import write, write_json
+from llamaspec.commands.loading import parse_ids
+from llamaspec.commands.options import Verb, combined, json_option, model_option, tokenizer_option
+from llamaspec.commands.output import write, write_json
 
 
 @click.command(cls=Verb)
@@ -28,15 +28,15 @@ def tokens(text: str | None, decode: str | None, no_bos: bool, model: str, token
         raise click.UsageError("give either TEXT or --decode IDS")
     if decode is not None and no_bos:
         raise click.UsageError("--no-bos is for TEXT: --decode leaves control tokens out")
-    from model.tokenizers.load import load_tokenizer
-    from model.tokenizers.tokenizer import decode as decode_ids
-    from model.tokenizers.tokenizer import encode_text
+    from llamaspec.model.tokenizers.load import load_tokenizer
+    from llamaspec.model.tokenizers.tokenizer import decode as decode_ids
+    from llamaspec.model.tokenizers.tokenizer import encode_text
 
     if tokenizer:
         vocabulary = load_tokenizer(tokenizer)
     else:
-        from model.checkpoints.open import open_checkpoint
-        from model.tokenizers.of_model import tokenizer_of
+        from llamaspec.model.checkpoints.open import open_checkpoint
+        from llamaspec.model.tokenizers.of_model import tokenizer_of
 
         vocabulary = tokenizer_of(open_checkpoint(model), None)
     if decode is not None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from commands.loading import prepare_jax
-from commands.options import Verb, combined, json_option, kernels_option, model_option, tokenizer_option
-from commands.output import say, write, write_json
-from commands.progress import progress_bar
-from commands.text_to_walk import layers_option, read, walk_dtype_option
+from llamaspec.commands.loading import prepare_jax
+from llamaspec.commands.options import Verb, combined, json_option, kernels_option, model_option, tokenizer_option
+from llamaspec.commands.output import say, write, write_json
+from llamaspec.commands.progress import progress_bar
+from llamaspec.commands.text_to_walk import layers_option, read, walk_dtype_option
 
 
 @click.command(cls=Verb)
@@ -42,9 +42,9 @@ def trace(
     \b
     llamaspec trace "Once upon a time" --layer 0 --layer 9
     """
-    from learn.trace import trace as walk
-    from learn.trace_text import as_json as to_json
-    from learn.trace_text import lines
+    from llamaspec.learn.trace import trace as walk
+    from llamaspec.learn.trace_text import as_json as to_json
+    from llamaspec.learn.trace_text import lines
 
     checkpoint, tokens, text_of = read(text, model=model, tokenizer=tokenizer, layers=layers)
     config = checkpoint.config
@@ -52,8 +52,8 @@ def trace(
         raise click.UsageError(f"--position {position}: the text has tokens 0 to {len(tokens) - 1}")
 
     prepare_jax()
-    from model.candidates.walking import chosen_ops, walkable
-    from verify.precision import precision
+    from llamaspec.model.candidates.walking import chosen_ops, walkable
+    from llamaspec.verify.precision import precision
 
     with progress_bar() as progress:
         walker = walkable(checkpoint, chosen_ops(kernels), dtype=precision(dtype).dtype, rows=len(tokens))

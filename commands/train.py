@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commands.loading import prepare_jax
-from commands.options import COUNT, POSITIVE, Verb, devices_option, processes_options
-from commands.output import say
-from commands.progress import progress_bar
+from llamaspec.commands.loading import prepare_jax
+from llamaspec.commands.options import COUNT, POSITIVE, Verb, devices_option, processes_options
+from llamaspec.commands.output import say
+from llamaspec.commands.progress import progress_bar
 
 if TYPE_CHECKING:
-    from training.data import Source
-    from training.loop import StepReport
+    from llamaspec.training.data import Source
+    from llamaspec.training.loop import StepReport
 
 
 @click.command(cls=Verb)
@@ -87,16 +87,16 @@ def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: st
     prepare_jax()
     try:
         with progress_bar():
-            from training.evaluation import evaluate_model
-            from training.loop import parameters
-            from training.loop import train as train_model
-            from training.recipe import Recipe
+            from llamaspec.training.evaluation import evaluate_model
+            from llamaspec.training.loop import parameters
+            from llamaspec.training.loop import train as train_model
+            from llamaspec.training.recipe import Recipe
 
             source = _source(text, tokenizer, context=options["context"])
             vocab = source.tokenizer.vocab  # that of the stories is made here, which takes seconds
     except ModuleNotFoundError as error:
         raise click.ClickException(f"{error.name} is missing: pip install 'llamaspec[train]'") from None
-    from reference.config import Config
+    from llamaspec.reference.config import Config
 
     if evaluate:
         with progress_bar() as progress:
@@ -120,13 +120,13 @@ def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: st
 
 def _source(text: str | None, tokenizer: str | None, *, context: int) -> Source:
     """Open what a model is trained on: the stories, or a text."""
-    from training.data import Text, files_beside
-    from training.stories.source import Stories
+    from llamaspec.training.data import Text, files_beside
+    from llamaspec.training.stories.source import Stories
 
     stories = Stories()
     if not text:
         return stories
-    from model.tokenizers.load import load_tokenizer
+    from llamaspec.model.tokenizers.load import load_tokenizer
 
     vocabulary = load_tokenizer(tokenizer) if tokenizer else stories.tokenizer
     files = files_beside(tokenizer) if tokenizer else stories.files

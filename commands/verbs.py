@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from commands.options import write_help_text
+from llamaspec.commands.options import write_help_text
 
 
 class NobodyReads(Exception):
@@ -40,7 +40,7 @@ class Verbs(click.Group):
         if cmd_name not in self.verbs:
             return None
         entry = self.verbs[cmd_name]
-        return getattr(import_module(f"commands.{entry.file}"), entry.name or cmd_name)
+        return getattr(import_module(f"llamaspec.commands.{entry.file}"), entry.name or cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

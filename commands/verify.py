@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commands.loading import cache_folder
-from commands.options import COUNT, POSITIVE, Verb, devices_option, json_option, parallel_option
-from commands.output import write, write_json, write_rows
-from commands.verify_model import verify_model, walk_random_models
-from commands.verifying import for_terminal, heeded, verify_progress
+from llamaspec.commands.loading import cache_folder
+from llamaspec.commands.options import COUNT, POSITIVE, Verb, devices_option, json_option, parallel_option
+from llamaspec.commands.output import write, write_json, write_rows
+from llamaspec.commands.verify_model import verify_model, walk_random_models
+from llamaspec.commands.verifying import for_terminal, heeded, verify_progress
 
 if TYPE_CHECKING:
-    from verify.campaign import Campaign, Job
-    from verify.contract import Contract
-    from verify.mutant import Implementation
+    from llamaspec.verify.campaign import Campaign, Job
+    from llamaspec.verify.contract import Contract
+    from llamaspec.verify.mutant import Implementation
 
 
 @click.command(cls=Verb)
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     help="The function to verify, of a module or a file.py; without :FUNCTION those called as the ops are.  "
     "[default: the ops of this package]",
 )
-@click.option("--contract", "contract_file", metavar="FILE.py", help="Contracts of your own, as verify.declare makes.")
+@click.option(
+    "--contract", "contract_file", metavar="FILE.py", help="Contracts of your own, as llamaspec.verify.declare makes."
+)
 @click.option("--arrays", help="What it is handed: jax, numpy, torch, cupy.  [default: jax if it is here, or numpy]")
 @click.option(
     "--dtype", "dtypes", multiple=True, help="May be repeated.  [default: float32; fewer draws of the other two]"
@@ -94,7 +96,7 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
     import secrets
 
     _store_in_the_cache()
-    from verify.catalogue import CONTRACTS, IMPLEMENTATIONS, contract_for, in_file
+    from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS, contract_for, in_file
 
     for option in click.get_current_context().command.params:
         if options.get(str(option.name)) == "":  # a variable of the shell that is not set, say
@@ -154,7 +156,7 @@ def _store_in_the_cache() -> None:
 
 def _list_contracts(contracts: list[Contract], mutants: Mapping[str, list[str]], *, in_full: bool, as_json: bool):
     """Print contracts, or without `in_full` their names by group; as JSON always all of them."""
-    from verify import listing
+    from llamaspec.verify import listing
 
     if as_json:
         write_json([listing.as_json(contract, mutants.get(contract.name, [])) for contract in contracts])
@@ -174,10 +176,10 @@ def _list_contracts(contracts: list[Contract], mutants: Mapping[str, list[str]],
 def _verify_mutants(
     pairs: list[tuple[Contract, Implementation]], heed: Callable[[], None], *, seed: int, as_json: bool
 ):
-    from verify.mutation import row, table, trials
+    from llamaspec.verify.mutation import row, table, trials
 
     if not pairs:
-        raise ValueError("there are no mutants: verify.mutant.implementation makes some")
+        raise ValueError("there are no mutants: llamaspec.verify.mutant.implementation makes some")
     click.echo(f"seed {seed}", err=True)
     found = []
     for contract, implementation in pairs:
@@ -199,7 +201,7 @@ def _verify_mutants(
 
 def _verify_problem(path: str, heed: Callable[[], None], contracts: Mapping[str, Contract], options: dict[str, Any]):
     """Hold ModelNew to the contract that Model meets; `--time` is beside Model."""
-    from verify.kernelbench import way_of
+    from llamaspec.verify.kernelbench import way_of
 
     options["arrays"] = options["arrays"] or "torch"
     options["dtypes"] = options["dtypes"] or ("float32",)  # which problems are written in
@@ -220,9 +222,9 @@ def _verify(
     jobs: list[Job] | None = None,
     **options: Any,
 ):
-    from commands.verify_page import page
-    from verify.campaign import again, run, run_side_by_side
-    from verify.report import as_annotations, as_json, as_junit
+    from llamaspec.commands.verify_page import page
+    from llamaspec.verify.campaign import again, run, run_side_by_side
+    from llamaspec.verify.report import as_annotations, as_json, as_junit
 
     candidate, replay, as_json_text = options["candidate"], options["replay"], options["as_json"]
     campaign = _campaign(options, contracts)
@@ -269,7 +271,7 @@ def _verify(
 
 def _save(path: str, text: str) -> None:
     """Write a file whole or not at all. Raises ValueError where that cannot be: the verdicts are printed by then."""
-    from model.checkpoints.staging import new_file
+    from llamaspec.model.checkpoints.staging import new_file
 
     try:
         is_device = os.path.exists(path) and not os.path.isfile(path)  # /dev/stdout
@@ -287,16 +289,16 @@ def _library() -> str:
 
 
 def _at_once(jobs: list[Job]) -> int:
-    from model.system import usable_cpus
+    from llamaspec.model.system import usable_cpus
 
     return min(len(jobs), len(usable_cpus()), 4)
 
 
 def _campaign(options: dict[str, Any], contracts: Mapping[str, Contract]) -> Campaign:
-    from verify.campaign import Campaign
-    from verify.catalogue import CONTRACTS
-    from verify.domain import choices
-    from verify.loose import dtype_of, dtypes_for
+    from llamaspec.verify.campaign import Campaign
+    from llamaspec.verify.catalogue import CONTRACTS
+    from llamaspec.verify.domain import choices
+    from llamaspec.verify.loose import dtype_of, dtypes_for
 
     names = (
         *("contract_file", "device", "python", "examples", "seed", "seconds", "timeout", "shapes", "deterministic"),
@@ -323,7 +325,7 @@ def _jobs(ops: list[str], candidate: str | None, *, contract_file: str | None, n
 
     Ops that this package has no such function for are left out, which a line on stderr says.
     """
-    from verify.campaign import jobs_for, jobs_of
+    from llamaspec.verify.campaign import jobs_for, jobs_of
 
     if candidate:
         if not named and ":" not in candidate:
@@ -331,7 +333,7 @@ def _jobs(ops: list[str], candidate: str | None, *, contract_file: str | None, n
         return jobs_for(ops, candidate)
     if contract_file:
         raise ValueError("--contract is for a function of yours: name it with --candidate")
-    from model.candidates.table import CANDIDATES
+    from llamaspec.model.candidates.table import CANDIDATES
 
     jobs = jobs_of(ops, CANDIDATES)
     if missing := [op for op in ops if not any(job.op == op for job in jobs)]:

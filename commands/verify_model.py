@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commands.loading import prepare_jax
-from commands.output import write, write_json
-from commands.progress import progress_bar
+from llamaspec.commands.loading import prepare_jax
+from llamaspec.commands.output import write, write_json
+from llamaspec.commands.progress import progress_bar
 
 if TYPE_CHECKING:
-    from model.candidates.walking import OpsFor
-    from model.checkpoints.checkpoint import Checkpoint
-    from model.ops.table import Ops
-    from verify.campaign import Campaign
-    from verify.runner import Report
-    from verify.walk import Step
+    from llamaspec.model.candidates.walking import OpsFor
+    from llamaspec.model.checkpoints.checkpoint import Checkpoint
+    from llamaspec.model.ops.table import Ops
+    from llamaspec.verify.campaign import Campaign
+    from llamaspec.verify.runner import Report
+    from llamaspec.verify.walk import Step
 
 
 def verify_model(
@@ -26,10 +26,10 @@ def verify_model(
     **_: Any,
 ):  # fmt: skip
     """Hold each op of a model to its definition, on a prompt of random tokens and two more after it."""
-    from model.candidates.walking import chosen_ops
-    from model.checkpoints.open import open_checkpoint
-    from verify.report import counterexample
-    from verify.walk import table
+    from llamaspec.model.candidates.walking import chosen_ops
+    from llamaspec.model.checkpoints.open import open_checkpoint
+    from llamaspec.verify.report import counterexample
+    from llamaspec.verify.walk import table
 
     checkpoint = open_checkpoint(model)
     click.echo(f"seed {seed}", err=True)
@@ -50,10 +50,10 @@ def verify_model(
 def walk_random_models(campaign: Campaign) -> Iterator[tuple[Report, list[str]]]:
     """Walk through small models: plain, as a CPU has them, and by kernels, in each dtype that models run in."""
     prepare_jax()
-    from model.candidates.walking import random_checkpoint, tables
-    from model.tensors import tensor_shapes
-    from verify.report import counterexample
-    from verify.walk import BEYOND, CONFIGS, KERNELS, weights
+    from llamaspec.model.candidates.walking import random_checkpoint, tables
+    from llamaspec.model.tensors import tensor_shapes
+    from llamaspec.verify.report import counterexample
+    from llamaspec.verify.walk import BEYOND, CONFIGS, KERNELS, weights
 
     models = [(config, name, kernels) for name, config in (CONFIGS | BEYOND).items() for kernels in ("xla", "cpu")]
     for config, name, kernels in [*models, (KERNELS, "heads of 64", "our")]:
@@ -71,16 +71,16 @@ def _walk(
     parallel: str = "tensor",
 ) -> tuple[list[Step], Report]:  # fmt: skip
     prepare_jax()
-    from model.candidates.walking import walkable
-    from verify.precision import precision
-    from verify.walk import prompt, walk_through
+    from llamaspec.model.candidates.walking import walkable
+    from llamaspec.verify.precision import precision
+    from llamaspec.verify.walk import prompt, walk_through
 
     config = checkpoint.config
     rows = sum(map(len, prompt(config, seed=seed)))
     sizes: dict[str, Any] = {"dtype": precision(dtype).dtype, "rows": rows}
     if devices > 1:
-        from model.parallel.walking import walkable_on
-        from model.parallel.way import way_named
+        from llamaspec.model.parallel.walking import walkable_on
+        from llamaspec.model.parallel.way import way_named
 
         model = walkable_on(checkpoint, ops, devices=devices, way=way_named(parallel), **sizes)
     else:

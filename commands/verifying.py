@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from verify.campaign import Stage
+    from llamaspec.verify.campaign import Stage
 
 UNBROKEN: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from commands.loading import prepare_jax
-from commands.options import Verb, combined, kernels_option, model_option, tokenizer_option
-from commands.output import say, write
-from commands.progress import progress_bar
-from commands.text_to_walk import layers_option, read, walk_dtype_option
+from llamaspec.commands.loading import prepare_jax
+from llamaspec.commands.options import Verb, combined, kernels_option, model_option, tokenizer_option
+from llamaspec.commands.output import say, write
+from llamaspec.commands.progress import progress_bar
+from llamaspec.commands.text_to_walk import layers_option, read, walk_dtype_option
 
 
 @click.command(cls=Verb)
@@ -46,8 +46,8 @@ def xray(
     \b
     llamaspec xray "Once upon a time" --out page --open
     """
-    from learn.xray.content import default_layers
-    from learn.xray.page import check_folder, write_page
+    from llamaspec.learn.xray.content import default_layers
+    from llamaspec.learn.xray.page import check_folder, write_page
 
     try:
         check_folder(out)
@@ -57,9 +57,9 @@ def xray(
     checkpoint.config.check_llama("X-ray pages")
 
     prepare_jax()
-    from learn.trace import record
-    from model.candidates.walking import chosen_ops, walkable
-    from verify.precision import precision
+    from llamaspec.learn.trace import record
+    from llamaspec.model.candidates.walking import chosen_ops, walkable
+    from llamaspec.verify.precision import precision
 
     with progress_bar() as progress:
         walker = walkable(checkpoint, chosen_ops(kernels), dtype=precision(dtype).dtype, rows=len(tokens))

@@ -17,22 +17,22 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from model.candidates.walking import Walkable
-from model.insight.cost import decode_bytes, positions_seen
-from model.ops.table import Ops
-from reference.add import add
-from reference.attention import attention, attention_weights, causal_mask
-from reference.config import Config
-from reference.layernorm import layernorm
-from reference.linear import linear
-from reference.llama import GATED, UNGATED
-from reference.moe import moe
-from reference.qk_norm import head_qk_norm, qk_norm
-from reference.rmsnorm import rmsnorm
-from reference.rope import rope_halves
-from reference.softmax import softmax
-from verify.precision import U, precision
-from verify.walk import TRACED, Result, ratios, results
+from llamaspec.model.candidates.walking import Walkable
+from llamaspec.model.insight.cost import decode_bytes, positions_seen
+from llamaspec.model.ops.table import Ops
+from llamaspec.reference.add import add
+from llamaspec.reference.attention import attention, attention_weights, causal_mask
+from llamaspec.reference.config import Config
+from llamaspec.reference.layernorm import layernorm
+from llamaspec.reference.linear import linear
+from llamaspec.reference.llama import GATED, UNGATED
+from llamaspec.reference.moe import moe
+from llamaspec.reference.qk_norm import head_qk_norm, qk_norm
+from llamaspec.reference.rmsnorm import rmsnorm
+from llamaspec.reference.rope import rope_halves
+from llamaspec.reference.softmax import softmax
+from llamaspec.verify.precision import U, precision
+from llamaspec.verify.walk import TRACED, Result, ratios, results
 
 TIMED = 3  # calls of an op after the first; the shortest counts
 LIKELIEST = 5  # tokens that a layer's guess names

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from learn.trace import Guess, Output, Trace, Visit, by_layer
+from llamaspec.learn.trace import Guess, Output, Trace, Visit, by_layer
 
 BLOCKS = " ▁▂▃▄▅▆▇█"  # an eighth of the height each
 KEYS = 48  # the newest keys, of which a head's blocks are drawn

@@ -22,7 +22,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Float32, Int, Int8
 
-from reference.config import Config
+from llamaspec.reference.config import Config
 
 SCALE = 4  # bytes of a float32
 LARGEST = 127  # largest code

@@ -3,18 +3,18 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from model.chat.template import template_of
-from model.checkpoints.checkpoint import Checkpoint
-from model.checkpoints.codes import quantized
-from model.checkpoints.gguf.write import FLOATS, QUANTIZED_TYPES, write_gguf
-from model.checkpoints.huggingface.write import write_huggingface
-from model.checkpoints.llama2c.write import write_llama2c
-from model.checkpoints.recognize import leads_out
-from model.tokenizers.gguf_writer import unkept, vocabulary_keys
-from model.tokenizers.load import tokenizer_in
-from model.tokenizers.of_model import tokenizer_if_any, tokenizer_inside, tokenizer_of
-from model.tokenizers.tokenizer import Tokenizer
-from reference.quantizers.schemes import SCHEMES
+from llamaspec.model.chat.template import template_of
+from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.checkpoints.gguf.write import FLOATS, QUANTIZED_TYPES, write_gguf
+from llamaspec.model.checkpoints.huggingface.write import write_huggingface
+from llamaspec.model.checkpoints.llama2c.write import write_llama2c
+from llamaspec.model.checkpoints.recognize import leads_out
+from llamaspec.model.tokenizers.gguf_writer import unkept, vocabulary_keys
+from llamaspec.model.tokenizers.load import tokenizer_in
+from llamaspec.model.tokenizers.of_model import tokenizer_if_any, tokenizer_inside, tokenizer_of
+from llamaspec.model.tokenizers.tokenizer import Tokenizer
+from llamaspec.reference.quantizers.schemes import SCHEMES
 
 TensorWritten = Callable[[str, int], None]  # called with the name of a tensor that was written, and its bytes
 
@@ -105,7 +105,7 @@ def _files_inside(checkpoint: Checkpoint) -> tuple[dict[str, bytes], list[str]]:
     found = tokenizer_inside(checkpoint)
     if found is None:
         return {}, []
-    from model.tokenizers.huggingface_writer import tokenizer_files
+    from llamaspec.model.tokenizers.huggingface_writer import tokenizer_files
 
     templates, notes = _templates(found, [checkpoint.path])
     eos = min(checkpoint.stops, default=None)
@@ -131,7 +131,7 @@ def _calibrated(
     tokenizer: str | Path | None,
     progress: Callable[[str, float], object],
 ) -> Checkpoint:
-    from model.quantize.calibration import (
+    from llamaspec.model.quantize.calibration import (
         calibrated,
         read_windows,
     )  # This imports JAX, which other conversions do without.

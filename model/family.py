@@ -11,10 +11,10 @@ from math import isclose
 from pkgutil import iter_modules
 from typing import Any, Literal
 
-from model import families as modules
-from model.tensors import NAMES
-from reference.config import Config
-from reference.rope import DynamicScaling, Llama3Scaling, LongRopeScaling, YarnScaling, yarn_magnitude
+from llamaspec.model import families as modules
+from llamaspec.model.tensors import NAMES
+from llamaspec.reference.config import Config
+from llamaspec.reference.rope import DynamicScaling, Llama3Scaling, LongRopeScaling, YarnScaling, yarn_magnitude
 
 # Fields of `Config`, and the key of config.json that sets each: of several spellings the first is written.
 KEYS: dict[str, tuple[str, ...]] = {

@@ -13,12 +13,12 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from model.cache import Cache, LayerPages, Stored
-from model.ops.block import join
-from model.ops.table import Ops, Positions
-from model.sampling import Sampling, sample
-from model.weights.params import Layer, Params, Rope
-from reference.config import Config
+from llamaspec.model.cache import Cache, LayerPages, Stored
+from llamaspec.model.ops.block import join
+from llamaspec.model.ops.table import Ops, Positions
+from llamaspec.model.sampling import Sampling, sample
+from llamaspec.model.weights.params import Layer, Params, Rope
+from llamaspec.reference.config import Config
 
 
 def hidden_states(

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
 
-from model.chat.channels import Channels, Heard
-from model.running.session import FinishReason
-from model.tokenizers.tokenizer import Decoder, Tokenizer
+from llamaspec.model.chat.channels import Channels, Heard
+from llamaspec.model.running.session import FinishReason
+from llamaspec.model.tokenizers.tokenizer import Decoder, Tokenizer
 
 
 class Token(NamedTuple):

@@ -10,30 +10,37 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float
 
-from model.chat.channels import Channels
-from model.checkpoints.checkpoint import Checkpoint
-from model.checkpoints.codes import quantized
-from model.checkpoints.mapped import refused_if_cut_short
-from model.checkpoints.open import open_checkpoint, place_of
-from model.generation import Generation
-from model.ops.emulated import roundings
-from model.options import SamplingOptions, check_ids, check_length, check_max_new_tokens, check_seed, choose_context
-from model.running.backend import Backend
-from model.running.device import default_device
-from model.running.jax_backend import JaxBackend
-from model.running.load import load_on_one_device
-from model.running.memory import check_fits
-from model.running.process import keep_compiled
-from model.running.programs import Layout, longest_burst, prompt_chunk, wide_chunks
-from model.running.reference_backend import ReferenceBackend, load_reference_params, reference_memory
-from model.running.session import Session
-from model.running.start_clock import StartClock
-from model.system import available_bytes
-from model.tensors import quantizable
-from model.tokenizers.of_model import tokenizer_of
-from model.tokenizers.tokenizer import Tokenizer, decode, encode_text
-from model.weights.params import Progress, check_weights, no_progress
-from reference.config import Config, for_sequences
+from llamaspec.model.chat.channels import Channels
+from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.checkpoints.mapped import refused_if_cut_short
+from llamaspec.model.checkpoints.open import open_checkpoint, place_of
+from llamaspec.model.generation import Generation
+from llamaspec.model.ops.emulated import roundings
+from llamaspec.model.options import (
+    SamplingOptions,
+    check_ids,
+    check_length,
+    check_max_new_tokens,
+    check_seed,
+    choose_context,
+)
+from llamaspec.model.running.backend import Backend
+from llamaspec.model.running.device import default_device
+from llamaspec.model.running.jax_backend import JaxBackend
+from llamaspec.model.running.load import load_on_one_device
+from llamaspec.model.running.memory import check_fits
+from llamaspec.model.running.process import keep_compiled
+from llamaspec.model.running.programs import Layout, longest_burst, prompt_chunk, wide_chunks
+from llamaspec.model.running.reference_backend import ReferenceBackend, load_reference_params, reference_memory
+from llamaspec.model.running.session import Session
+from llamaspec.model.running.start_clock import StartClock
+from llamaspec.model.system import available_bytes
+from llamaspec.model.tensors import quantizable
+from llamaspec.model.tokenizers.of_model import tokenizer_of
+from llamaspec.model.tokenizers.tokenizer import Tokenizer, decode, encode_text
+from llamaspec.model.weights.params import Progress, check_weights, no_progress
+from llamaspec.reference.config import Config, for_sequences
 
 BackendName = Literal["jax", "reference"]
 
@@ -327,8 +334,8 @@ def load_backend(
         wide=wide_chunks(device.platform, capacity, codes=any(tensor.codes for tensor in run.tensors.values())),
     )
     if devices != 1:
-        from model.parallel.load import load_parallel  # here, since most runs need none of it
-        from model.parallel.way import way_named
+        from llamaspec.model.parallel.load import load_parallel  # here, since most runs need none of it
+        from llamaspec.model.parallel.way import way_named
 
         return load_parallel(
             checkpoint,

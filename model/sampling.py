@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from model.options import SamplingOptions
+from llamaspec.model.options import SamplingOptions
 
 
 class Sampling(NamedTuple):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from reference.config import Config
+from llamaspec.reference.config import Config
 
 NAMES: Mapping[str, str] = {
     "embedding": "model.embed_tokens",

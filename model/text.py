@@ -5,7 +5,7 @@ import os
 import stat
 from pathlib import Path
 
-from model.checkpoints.checkpoint import os_errors, refused
+from llamaspec.model.checkpoints.checkpoint import os_errors, refused
 
 LARGEST = 1 << 30  # bytes of a text that is read whole: its tokens take some 20 times as much memory
 

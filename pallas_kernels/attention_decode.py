@@ -13,9 +13,14 @@ import jax
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.parts.attention_parts import attend_in_parts, check_attention, choose_splits, keys_of_a_tile
-from pallas_kernels.parts.compat import Target, current_target
-from pallas_kernels.unsupported import Unsupported
+from llamaspec.pallas_kernels.parts.attention_parts import (
+    attend_in_parts,
+    check_attention,
+    choose_splits,
+    keys_of_a_tile,
+)
+from llamaspec.pallas_kernels.parts.compat import Target, current_target
+from llamaspec.pallas_kernels.unsupported import Unsupported
 
 
 def attention_decode(

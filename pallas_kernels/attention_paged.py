@@ -14,10 +14,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.parts.attention_parts import attend_in_parts, check_attention, choose_splits
-from pallas_kernels.parts.compat import Target, current_target
-from pallas_kernels.parts.key_ring import TILE
-from pallas_kernels.unsupported import Unsupported
+from llamaspec.pallas_kernels.parts.attention_parts import attend_in_parts, check_attention, choose_splits
+from llamaspec.pallas_kernels.parts.compat import Target, current_target
+from llamaspec.pallas_kernels.parts.key_ring import TILE
+from llamaspec.pallas_kernels.unsupported import Unsupported
 
 
 def attention_paged(

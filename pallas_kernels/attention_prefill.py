@@ -23,10 +23,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.parts.compat import Target, current_target
-from pallas_kernels.parts.operands import check_operand
-from pallas_kernels.parts.wgmma import WGMMA, accumulate, across, filled, matrices
-from pallas_kernels.unsupported import Unsupported
+from llamaspec.pallas_kernels.parts.compat import Target, current_target
+from llamaspec.pallas_kernels.parts.operands import check_operand
+from llamaspec.pallas_kernels.parts.wgmma import WGMMA, accumulate, across, filled, matrices
+from llamaspec.pallas_kernels.unsupported import Unsupported
 
 WORKERS = 2  # warpgroups that compute
 ROWS = 64  # queries of each

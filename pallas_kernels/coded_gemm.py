@@ -21,9 +21,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Float32
 
-from pallas_kernels.parts import decoded_codes, int4, rest
-from pallas_kernels.parts.compat import PROCESSORS, Target, current_target
-from pallas_kernels.parts.decoded_codes import (
+from llamaspec.pallas_kernels.parts import decoded_codes, int4, rest
+from llamaspec.pallas_kernels.parts.compat import PROCESSORS, Target, current_target
+from llamaspec.pallas_kernels.parts.decoded_codes import (
     LINE,
     ROWS,
     RUN,
@@ -35,12 +35,12 @@ from pallas_kernels.parts.decoded_codes import (
     store_turned,
     sums_of,
 )
-from pallas_kernels.parts.matrix import ScaledCodes, check_rest
-from pallas_kernels.parts.operands import check_operand
-from pallas_kernels.parts.row_tiles import MOST_STAGES, RowTiles, even_share
-from pallas_kernels.parts.staging import own_meetings
-from pallas_kernels.parts.wgmma import across, down, filled
-from pallas_kernels.unsupported import Unsupported
+from llamaspec.pallas_kernels.parts.matrix import ScaledCodes, check_rest
+from llamaspec.pallas_kernels.parts.operands import check_operand
+from llamaspec.pallas_kernels.parts.row_tiles import MOST_STAGES, RowTiles, even_share
+from llamaspec.pallas_kernels.parts.staging import own_meetings
+from llamaspec.pallas_kernels.parts.wgmma import across, down, filled
+from llamaspec.pallas_kernels.unsupported import Unsupported
 
 MOST_VECTORS = 64
 GROUPS = (16, 32, 64, 128)  # columns that may share a scale, the fewest not for codes of four bits

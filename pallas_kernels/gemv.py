@@ -17,11 +17,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
-from pallas_kernels.parts.compat import Target, current_target, store_in_pieces
-from pallas_kernels.parts.matrix import MatrixOperand, product_of, shares
-from pallas_kernels.parts.operands import check_operand
-from pallas_kernels.parts.staging import own_meetings
-from pallas_kernels.parts.tile import Tile
+from llamaspec.pallas_kernels.parts.compat import Target, current_target, store_in_pieces
+from llamaspec.pallas_kernels.parts.matrix import MatrixOperand, product_of, shares
+from llamaspec.pallas_kernels.parts.operands import check_operand
+from llamaspec.pallas_kernels.parts.staging import own_meetings
+from llamaspec.pallas_kernels.parts.tile import Tile
 
 
 def gemv(

@@ -21,12 +21,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.parts.compat import Target, current_target, store_in_pieces
-from pallas_kernels.parts.matrix import MatrixOperand, ProductOf, products_beside, shares
-from pallas_kernels.parts.operands import check_operand
-from pallas_kernels.parts.staging import finish_reads, own_meetings
-from pallas_kernels.parts.tile import Tile
-from pallas_kernels.unsupported import Unsupported
+from llamaspec.pallas_kernels.parts.compat import Target, current_target, store_in_pieces
+from llamaspec.pallas_kernels.parts.matrix import MatrixOperand, ProductOf, products_beside, shares
+from llamaspec.pallas_kernels.parts.operands import check_operand
+from llamaspec.pallas_kernels.parts.staging import finish_reads, own_meetings
+from llamaspec.pallas_kernels.parts.tile import Tile
+from llamaspec.pallas_kernels.unsupported import Unsupported
 
 PIECE = 8  # rows of W of a run: numbers of a head in each half of a tile
 AHEAD = 4  # vectors whose position and angles are read before the product; there are no registers for more

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from pallas_kernels.parts.compat import Target, current_target
-from pallas_kernels.parts.operands import check_operand
-from pallas_kernels.parts.spans import Spans, as_rows, check_rows
+from llamaspec.pallas_kernels.parts.compat import Target, current_target
+from llamaspec.pallas_kernels.parts.operands import check_operand
+from llamaspec.pallas_kernels.parts.spans import Spans, as_rows, check_rows
 
 MAX_BYTES = 32 * 1024  # bytes of a row: 64 registers a thread
 EARLY = 8192  # features up to which registers also hold the weight from the start

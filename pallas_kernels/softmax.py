@@ -23,8 +23,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from pallas_kernels.parts.compat import THREADS, Target, current_target
-from pallas_kernels.parts.spans import Span, Spans, as_rows, check_rows
+from llamaspec.pallas_kernels.parts.compat import THREADS, Target, current_target
+from llamaspec.pallas_kernels.parts.spans import Span, Spans, as_rows, check_rows
 
 WHOLE = 8192  # scores that one thread block keeps in registers, 64 a thread
 MAX_SCORES = 2**20  # scores in a row: 8,192 a span

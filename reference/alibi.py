@@ -16,7 +16,7 @@ query. No Llama uses this. It is here to be compared with `rope`, which also see
 import numpy as np
 from jaxtyping import Float
 
-from reference.attention import causal_mask
+from llamaspec.reference.attention import causal_mask
 
 
 def alibi_slopes(heads: int) -> Float[np.ndarray, " heads"]:

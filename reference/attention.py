@@ -29,8 +29,8 @@ position 0 but at `offset`.
 import numpy as np
 from jaxtyping import Float
 
-from reference.capped import capped
-from reference.softmax import softmax
+from llamaspec.reference.capped import capped
+from llamaspec.reference.softmax import softmax
 
 
 def causal_mask(

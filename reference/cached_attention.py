@@ -17,7 +17,7 @@ https://arxiv.org/abs/2309.06180).
 import numpy as np
 from jaxtyping import Float, Int
 
-from reference.attention import attention, causal_mask
+from llamaspec.reference.attention import attention, causal_mask
 
 
 def attention_prefill(

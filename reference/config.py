@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from reference.rope import LongRopeScaling, Rotation, Scaling, frequencies, magnitude
+from llamaspec.reference.rope import LongRopeScaling, Rotation, Scaling, frequencies, magnitude
 
 # The function of gate and up: SwiGLU (Llama), GeGLU (Gemma) or clamped SwiGLU (gpt-oss). Where there is no gate, the
 # function of up: GELU by tanh (Starcoder 2) or squared ReLU (Nemotron).

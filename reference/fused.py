@@ -14,11 +14,11 @@ way is rounded here.
 import numpy as np
 from jaxtyping import Float, Int
 
-from reference.add import add
-from reference.linear import linear
-from reference.rmsnorm import rmsnorm
-from reference.rope import rope_halves
-from reference.swiglu import swiglu
+from llamaspec.reference.add import add
+from llamaspec.reference.linear import linear
+from llamaspec.reference.rmsnorm import rmsnorm
+from llamaspec.reference.rope import rope_halves
+from llamaspec.reference.swiglu import swiglu
 
 
 def norm_linear(

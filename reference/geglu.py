@@ -8,7 +8,7 @@ with a = W_gate x and b = W_up x, and `reference.gelu`'s GELU by tanh, the one t
 import numpy as np
 from jaxtyping import Float
 
-from reference.gelu import gelu
+from llamaspec.reference.gelu import gelu
 
 
 def geglu(

@@ -29,22 +29,22 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from reference.add import add
-from reference.attention import attention_weights, causal_mask, weighted
-from reference.capped import capped
-from reference.clamped_swiglu import clamped_swiglu
-from reference.config import Config
-from reference.embedding import embedding
-from reference.geglu import geglu
-from reference.gelu import gelu
-from reference.layernorm import layernorm
-from reference.linear import linear
-from reference.moe import Biases, moe, shared_expert
-from reference.qk_norm import head_qk_norm, qk_norm, wide_qk_norm
-from reference.rmsnorm import rmsnorm
-from reference.rope import Rotation, rotated
-from reference.squared_relu import squared_relu
-from reference.swiglu import swiglu
+from llamaspec.reference.add import add
+from llamaspec.reference.attention import attention_weights, causal_mask, weighted
+from llamaspec.reference.capped import capped
+from llamaspec.reference.clamped_swiglu import clamped_swiglu
+from llamaspec.reference.config import Config
+from llamaspec.reference.embedding import embedding
+from llamaspec.reference.geglu import geglu
+from llamaspec.reference.gelu import gelu
+from llamaspec.reference.layernorm import layernorm
+from llamaspec.reference.linear import linear
+from llamaspec.reference.moe import Biases, moe, shared_expert
+from llamaspec.reference.qk_norm import head_qk_norm, qk_norm, wide_qk_norm
+from llamaspec.reference.rmsnorm import rmsnorm
+from llamaspec.reference.rope import Rotation, rotated
+from llamaspec.reference.squared_relu import squared_relu
+from llamaspec.reference.swiglu import swiglu
 
 # Functions of a feed-forward layer: of gate and up, or of up where there is no gate.
 GATED = {"silu": swiglu, "gelu_tanh": geglu, "clamped_silu": clamped_swiglu}

@@ -23,7 +23,7 @@ is one of GKD's (https://arxiv.org/abs/2306.13649).
 import numpy as np
 from jaxtyping import Float, Int
 
-from reference.softmax import softmax
+from llamaspec.reference.softmax import softmax
 
 
 def log_softmax(logits: Float[np.ndarray, "*batch vocab"]) -> Float[np.ndarray, "*batch vocab"]:

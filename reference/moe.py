@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from reference.clamped_swiglu import clamped_swiglu
-from reference.linear import linear
-from reference.softmax import softmax
-from reference.swiglu import swiglu
+from llamaspec.reference.clamped_swiglu import clamped_swiglu
+from llamaspec.reference.linear import linear
+from llamaspec.reference.softmax import softmax
+from llamaspec.reference.swiglu import swiglu
 
 
 class Biases(NamedTuple):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from reference.collectives import all_gather, all_to_all, reduce_scatter
+from llamaspec.reference.collectives import all_gather, all_to_all, reduce_scatter
 
 Part = Float[np.ndarray, "..."]
 Compute = Callable[[Part], Part]

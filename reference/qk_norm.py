@@ -10,8 +10,8 @@ activations, which is what makes long trainings diverge. The idea is that of Hen
 import numpy as np
 from jaxtyping import Float
 
-from reference.layernorm import layernorm
-from reference.rmsnorm import rmsnorm
+from llamaspec.reference.layernorm import layernorm
+from llamaspec.reference.rmsnorm import rmsnorm
 
 
 def qk_norm(

@@ -23,7 +23,7 @@ distribution give the same token, whoever computed them.
 import numpy as np
 from jaxtyping import Bool, Float
 
-from reference.softmax import softmax
+from llamaspec.reference.softmax import softmax
 
 
 def penalize(

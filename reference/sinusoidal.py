@@ -17,7 +17,7 @@ No Llama uses this. It is here to be read before `rope`, whose frequencies it ha
 import numpy as np
 from jaxtyping import Float, Int
 
-from reference.rope import frequencies
+from llamaspec.reference.rope import frequencies
 
 
 def sinusoidal(

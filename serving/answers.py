@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from functools import partial
 from time import perf_counter
 
-from serving.metrics import Metrics
-from serving.openai import Refusal
-from serving.openai_answers import FinishReason, Usage
-from serving.prompts import Prompt, too_long
-from serving.request import Engine, Event, Finished, PromptLogprobs, PromptTooLong, QueueFull, Request, Tokens
-from serving.request import TopLogprobs as Likeliest
-from serving.streaming import Drawn, Inbox, Piece, TextReader
+from llamaspec.serving.metrics import Metrics
+from llamaspec.serving.openai import Refusal
+from llamaspec.serving.openai_answers import FinishReason, Usage
+from llamaspec.serving.prompts import Prompt, too_long
+from llamaspec.serving.request import Engine, Event, Finished, PromptLogprobs, PromptTooLong, QueueFull, Request, Tokens
+from llamaspec.serving.request import TopLogprobs as Likeliest
+from llamaspec.serving.streaming import Drawn, Inbox, Piece, TextReader
 
 REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "context": "length"}
 

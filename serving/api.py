@@ -10,13 +10,13 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from model.chat.channels import Channels, channels_of
-from model.options import MAX_SEED, check_seed
-from serving.answers import Answering, Choice, queue_full, shutting_down
-from serving.forms import ChatForm, CompletionForm, Form, Head, spell
-from serving.grammar import Grammars, Rules
-from serving.metrics import Metrics
-from serving.openai import (
+from llamaspec.model.chat.channels import Channels, channels_of
+from llamaspec.model.options import MAX_SEED, check_seed
+from llamaspec.serving.answers import Answering, Choice, queue_full, shutting_down
+from llamaspec.serving.forms import ChatForm, CompletionForm, Form, Head, spell
+from llamaspec.serving.grammar import Grammars, Rules
+from llamaspec.serving.metrics import Metrics
+from llamaspec.serving.openai import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -26,11 +26,11 @@ from serving.openai import (
     TokenizeRequest,
     Tool,
 )
-from serving.openai_answers import Model
-from serving.prompts import EFFORT, Prompt, Prompts
-from serving.request import Engine, Request
-from serving.streaming import TextReader
-from serving.tools import CallForm, CallReader, wanted_tools
+from llamaspec.serving.openai_answers import Model
+from llamaspec.serving.prompts import EFFORT, Prompt, Prompts
+from llamaspec.serving.request import Engine, Request
+from llamaspec.serving.streaming import TextReader
+from llamaspec.serving.tools import CallForm, CallReader, wanted_tools
 
 DEFAULT_COMPLETION = 16  # tokens, as OpenAI has it
 MOST_PROMPTS = 32  # in one request

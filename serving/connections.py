@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from serving.metrics import Metrics
-from serving.openai import Refusal
+from llamaspec.serving.metrics import Metrics
+from llamaspec.serving.openai import Refusal
 
 RETRY_AFTER = {"Retry-After": "5"}  # seconds, for a client that comes while the server drains
 LONGEST_LINE = 8190  # bytes of a request's first line, and of a header

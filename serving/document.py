@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from serving.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from serving.openai_answers import ChatCompletion, Completion
+from llamaspec.serving.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from llamaspec.serving.openai_answers import ChatCompletion, Completion
 
 ERROR = {
     "type": "object",

@@ -11,10 +11,10 @@ from time import monotonic
 import numpy as np
 from jaxtyping import Bool
 
-from model.options import check_ids
-from model.running.session import tokens_at_once
-from serving.executor import Executor, Outcome, Reports, ending_ids
-from serving.request import (
+from llamaspec.model.options import check_ids
+from llamaspec.model.running.session import tokens_at_once
+from llamaspec.serving.executor import Executor, Outcome, Reports, ending_ids
+from llamaspec.serving.request import (
     MOST_STOPS,
     Deliver,
     Finished,
@@ -25,8 +25,8 @@ from serving.request import (
     Stats,
     Tokens,
 )
-from serving.scheduler import Ended, Limits, Plan, Scheduler
-from serving.watchdog import LOOK, STEP_SECONDS, DeviceHangs, Watchdog
+from llamaspec.serving.scheduler import Ended, Limits, Plan, Scheduler
+from llamaspec.serving.watchdog import LOOK, STEP_SECONDS, DeviceHangs, Watchdog
 
 NOT_NUMBERS = "the logits are not numbers"
 # Clients are told no more, since errors name what is inside.

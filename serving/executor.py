@@ -7,13 +7,13 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float
 
-from model.options import SamplingOptions
-from model.sampling import Sampling, as_arrays, random_key
-from model.weights.params import Params
-from reference.config import Config
-from serving.programs import Drawn, Logprobs, Rows, ServingPrograms, Sizes, State, empty_state
-from serving.request import MOST_LOGPROBS, MOST_STOPS, FinishReason, Request, TopLogprobs
-from serving.scheduler import Chunk, Draws, Plan, Row
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.sampling import Sampling, as_arrays, random_key
+from llamaspec.model.weights.params import Params
+from llamaspec.reference.config import Config
+from llamaspec.serving.programs import Drawn, Logprobs, Rows, ServingPrograms, Sizes, State, empty_state
+from llamaspec.serving.request import MOST_LOGPROBS, MOST_STOPS, FinishReason, Request, TopLogprobs
+from llamaspec.serving.scheduler import Chunk, Draws, Plan, Row
 
 
 class Reports(NamedTuple):

@@ -8,9 +8,9 @@ from typing import Protocol, runtime_checkable
 
 from msgspec import UNSET, Struct, UnsetType
 
-from model.tokenizers.tokenizer import Tokenizer
-from serving.answers import Choice
-from serving.openai_answers import (
+from llamaspec.model.tokenizers.tokenizer import Tokenizer
+from llamaspec.serving.answers import Choice
+from llamaspec.serving.openai_answers import (
     AssistantMessage,
     Call,
     CallDelta,
@@ -29,8 +29,8 @@ from serving.openai_answers import (
     TokenLogprob,
     Usage,
 )
-from serving.streaming import CallPiece, Drawn, Piece, Placed
-from serving.tools import CallReader, Said
+from llamaspec.serving.streaming import CallPiece, Drawn, Piece, Placed
+from llamaspec.serving.tools import CallReader, Said
 
 LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON lacks, as OpenAI's does
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool
 
-from model.tokenizers.tokenizer import Tokenizer
-from serving.openai import JsonFormat, Refusal, SchemaFormat
-from serving.request import Allowed
+from llamaspec.model.tokenizers.tokenizer import Tokenizer
+from llamaspec.serving.openai import JsonFormat, Refusal, SchemaFormat
+from llamaspec.serving.request import Allowed
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from serving.answers import shutting_down
-from serving.api import Answer, Api
-from serving.connections import (
+from llamaspec.serving.answers import shutting_down
+from llamaspec.serving.api import Answer, Api
+from llamaspec.serving.connections import (
     Access,
     ClientLimits,
     Connections,
@@ -26,8 +26,8 @@ from serving.connections import (
     in_json,
     reading,
 )
-from serving.document import openapi
-from serving.openai import (
+from llamaspec.serving.document import openapi
+from llamaspec.serving.openai import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -35,7 +35,7 @@ from serving.openai import (
     TokenizeRequest,
     read_json,
 )
-from serving.streaming import server_sent
+from llamaspec.serving.streaming import server_sent
 
 PAGE = Path(__file__).with_name("page")
 CONTENT_POLICY = (

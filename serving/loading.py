@@ -5,26 +5,26 @@ from typing import Any, Literal
 
 import numpy as np
 
-from model.cache import Pages, position_bytes
-from model.checkpoints.checkpoint import Checkpoint
-from model.llama import choose_dtype
-from model.ops.choice import ops_for
-from model.options import choose_context
-from model.parallel.backend import load_shares
-from model.parallel.load import in_one_memory
-from model.parallel.partition import Partition, mesh
-from model.parallel.way import TENSOR, Parts
-from model.running.device import default_device, free_bytes
-from model.running.memory import check_fits, gigabytes, memory_of, shortage_named
-from model.running.programs import MIDDLE, longest_burst, prompt_chunk
-from model.weights.params import Progress, abstract_params, check_weights, load_params, no_progress
-from reference.config import Config, for_sequences
-from serving.engine import BatchingEngine
-from serving.executor import JaxExecutor
-from serving.programs import Sizes, compile_serving
-from serving.scheduler import Limits
-from serving.several import EngineDevices
-from serving.watchdog import STEP_SECONDS
+from llamaspec.model.cache import Pages, position_bytes
+from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.llama import choose_dtype
+from llamaspec.model.ops.choice import ops_for
+from llamaspec.model.options import choose_context
+from llamaspec.model.parallel.backend import load_shares
+from llamaspec.model.parallel.load import in_one_memory
+from llamaspec.model.parallel.partition import Partition, mesh
+from llamaspec.model.parallel.way import TENSOR, Parts
+from llamaspec.model.running.device import default_device, free_bytes
+from llamaspec.model.running.memory import check_fits, gigabytes, memory_of, shortage_named
+from llamaspec.model.running.programs import MIDDLE, longest_burst, prompt_chunk
+from llamaspec.model.weights.params import Progress, abstract_params, check_weights, load_params, no_progress
+from llamaspec.reference.config import Config, for_sequences
+from llamaspec.serving.engine import BatchingEngine
+from llamaspec.serving.executor import JaxExecutor
+from llamaspec.serving.programs import Sizes, compile_serving
+from llamaspec.serving.scheduler import Limits
+from llamaspec.serving.several import EngineDevices
+from llamaspec.serving.watchdog import STEP_SECONDS
 
 WIDTH = 16  # requests that decode at once, by default
 PAGE = 64  # tokens

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from serving.request import LARGEST_BIAS, LARGEST_PENALTY, MOST_BIASES, MOST_LOGPROBS
+from llamaspec.serving.request import LARGEST_BIAS, LARGEST_PENALTY, MOST_BIASES, MOST_LOGPROBS
 
 Count = Annotated[int, Meta(ge=0)]
 Likeliest = Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)]

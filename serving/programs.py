@@ -16,14 +16,14 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from model.cache import Cache, LayerPages, empty_pages
-from model.forward import hidden_states
-from model.ops.table import Ops
-from model.running.compile import compiler_options
-from model.sampling import Sampling, penalize, sample_by_row
-from model.weights.params import Params
-from reference.config import Config
-from serving.request import MOST_LOGPROBS, MOST_STOPS
+from llamaspec.model.cache import Cache, LayerPages, empty_pages
+from llamaspec.model.forward import hidden_states
+from llamaspec.model.ops.table import Ops
+from llamaspec.model.running.compile import compiler_options
+from llamaspec.model.sampling import Sampling, penalize, sample_by_row
+from llamaspec.model.weights.params import Params
+from llamaspec.reference.config import Config
+from llamaspec.serving.request import MOST_LOGPROBS, MOST_STOPS
 
 
 class Sizes(NamedTuple):

@@ -12,13 +12,20 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from model.chat.channels import CHANNEL, MESSAGE, channels_of
-from model.chat.chat import LONGEST_TOKEN
-from model.chat.template import OWN_VARIABLES, CannotRender, ChatTemplate, SpecialTokens, check_options, turn_stops
-from model.chat.template_process import Workers
-from model.tokenizers.tokenizer import Tokenizer, check_text, decode, encode_text
-from serving.openai import Message, Refusal, Tool, ToolCall
-from serving.tools import CallForm, form_of
+from llamaspec.model.chat.channels import CHANNEL, MESSAGE, channels_of
+from llamaspec.model.chat.chat import LONGEST_TOKEN
+from llamaspec.model.chat.template import (
+    OWN_VARIABLES,
+    CannotRender,
+    ChatTemplate,
+    SpecialTokens,
+    check_options,
+    turn_stops,
+)
+from llamaspec.model.chat.template_process import Workers
+from llamaspec.model.tokenizers.tokenizer import Tokenizer, check_text, decode, encode_text
+from llamaspec.serving.openai import Message, Refusal, Tool, ToolCall
+from llamaspec.serving.tools import CallForm, form_of
 
 UNSUPPORTED = "unsupported_parameter"
 EFFORT = "reasoning_effort"  # an option of templates that OpenAI has a field for

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool
 
-from model.options import SamplingOptions, check_max_new_tokens, check_seed
+from llamaspec.model.options import SamplingOptions, check_max_new_tokens, check_seed
 
 MOST_LOGPROBS = 20  # likeliest tokens that a request may ask for at each position
 MOST_BIASES = 300  # tokens in `logit_bias`

@@ -32,8 +32,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from serving.pages import NOBODY, PagePool
-from serving.request import FinishReason, PromptTooLong, QueueFull, Request
+from llamaspec.serving.pages import NOBODY, PagePool
+from llamaspec.serving.request import FinishReason, PromptTooLong, QueueFull, Request
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from model.parallel.partition import HEADS, Partition
-from model.weights.params import Params
-from reference.config import Config
-from serving.programs import Sizes, State, empty_state
+from llamaspec.model.parallel.partition import HEADS, Partition
+from llamaspec.model.weights.params import Params
+from llamaspec.reference.config import Config
+from llamaspec.serving.programs import Sizes, State, empty_state
 
 
 class EngineDevices(NamedTuple):

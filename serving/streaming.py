@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from model.chat.channels import Channels, Heard
-from model.generation import StopTexts
-from model.tokenizers.tokenizer import Decoder, Tokenizer
+from llamaspec.model.chat.channels import Channels, Heard
+from llamaspec.model.generation import StopTexts
+from llamaspec.model.tokenizers.tokenizer import Decoder, Tokenizer
 
 
 class Drawn(NamedTuple):

@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from model.chat.channels import CHANNEL, CONSTRAIN, FUNCTIONS, MESSAGE, TO_TOOL
-from serving.openai import ChatRequest, Refusal, TextFormat, Tool, ToolChoice
-from serving.streaming import CallPiece
+from llamaspec.model.chat.channels import CHANNEL, CONSTRAIN, FUNCTIONS, MESSAGE, TO_TOOL
+from llamaspec.serving.openai import ChatRequest, Refusal, TextFormat, Tool, ToolChoice
+from llamaspec.serving.streaming import CallPiece
 
 LONGEST_NAME = 512  # characters of a call before its arguments
 MOST_FORCED = 16  # calls of an answer that must call: a grammar without an end lets a small model go on for ever

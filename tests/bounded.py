@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from model.checkpoints import CheckpointError
+from llamaspec.model.checkpoints import CheckpointError
 
 SECONDS = 2.0
 BYTES = 500_000_000

@@ -2,7 +2,7 @@
 
 from xml.etree import ElementTree
 
-from benchmarks import svg
+from llamaspec.benchmarks import svg
 
 
 def rectangles(page: str) -> list[float]:

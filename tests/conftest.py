@@ -109,7 +109,7 @@ def compiled_once(caches) -> Iterator[None]:
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
-    from commands.loading import prepare_jax
+    from llamaspec.commands.loading import prepare_jax
 
     names = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs", "persistent_cache_min_entry_size_bytes")
     before = {f"jax_{name}": getattr(jax.config, f"jax_{name}") for name in names}
@@ -144,12 +144,12 @@ def compiled_fast() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def workers_stay() -> Iterator[None]:
     """Have the tests of a file render chat templates by processes that stay, as a server does."""
-    from model.chat.template_process import Workers
+    from llamaspec.model.chat.template_process import Workers
 
     workers = Workers()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("model.chat.template.Workers", lambda: workers)
-        patch.setattr("model.chat.template.closing", nullcontext)
+        patch.setattr("llamaspec.model.chat.template.Workers", lambda: workers)
+        patch.setattr("llamaspec.model.chat.template.closing", nullcontext)
         yield
     workers.close()
 
@@ -189,7 +189,7 @@ def run(monkeypatch, capfd, tmp_path_factory, caches):
 
     Each test has caches of its own, except for the programs that earlier ones have compiled.
     """
-    import cli  # not sooner: see pytest_configure
+    from llamaspec import cli  # not sooner: see pytest_configure
 
     own, shared = (folder / "llamaspec" for folder in (tmp_path_factory.mktemp("cache"), caches))
     own.mkdir()

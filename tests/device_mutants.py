@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from model.parallel import context, gathered, reading, share, way
-from model.parallel.tensor import AXIS, tensor_parallel, total
-from model.tensors import NAMES, row_order
-from reference.quantizers.schemes import scheme
+from llamaspec.model.parallel import context, gathered, reading, share, way
+from llamaspec.model.parallel.tensor import AXIS, tensor_parallel, total
+from llamaspec.model.tensors import NAMES, row_order
+from llamaspec.reference.quantizers.schemes import scheme
 from tests.on_devices import GPT_OSS, STABLELM_2, Walk, walked
 
 BIASES = Walk("biases, scaled RoPE", 2)

@@ -1,6 +1,6 @@
 """The kernels as a table of ops without routes: for decoding alone, and a refusal is raised."""
 
-from model.ops.gpu import KERNELS
-from model.ops.xla import XLA
+from llamaspec.model.ops.gpu import KERNELS
+from llamaspec.model.ops.xla import XLA
 
 KERNEL_OPS = XLA._replace(**{name: op.kernel for name, op in KERNELS.items()})

@@ -161,7 +161,7 @@ def results(*arguments: str, module: str = "on_devices") -> list[dict[str, Any]]
 
 def configs() -> Mapping[str, Any]:
     """Models whose shapes make mistakes show."""
-    from verify.walk import BEYOND, CONFIGS
+    from llamaspec.verify.walk import BEYOND, CONFIGS
 
     small = replace(CONFIGS["biases, scaled RoPE"], layers=1)
     broad = replace(small, heads=8, kv_heads=2, head_dim=4, vocab=51, qk_norm=True, windows=(3,), tied=True)
@@ -183,9 +183,9 @@ def way_of(case: Walk, config: Any) -> Any:
     """Find how a case shares its model. FSDP is a way only here: what generates has no use for it."""
     from jax.sharding import PartitionSpec as P
 
-    from model.parallel.gathered import gathered, row_layouts
-    from model.parallel.way import Way, way_named
-    from model.weights.params import Names, array_names
+    from llamaspec.model.parallel.gathered import gathered, row_layouts
+    from llamaspec.model.parallel.way import Way, way_named
+    from llamaspec.model.weights.params import Names, array_names
 
     if case.way != "FSDP":
         return way_named(case.way)
@@ -232,14 +232,14 @@ def walked(case: Walk, parallel: Callable | None = None, change: Callable | None
     """Walk through a prompt and a token; the first wrong result, and the worst ratio of an error to its bound."""
     import numpy as np
 
-    from model.candidates.walking import random_checkpoint
-    from model.checkpoints.codes import quantized
-    from model.ops.cpu import CPU
-    from model.ops.xla import XLA
-    from model.parallel.walking import walkable_on
-    from model.tensors import tensor_shapes
-    from verify.precision import precision
-    from verify.walk import walk, weights
+    from llamaspec.model.candidates.walking import random_checkpoint
+    from llamaspec.model.checkpoints.codes import quantized
+    from llamaspec.model.ops.cpu import CPU
+    from llamaspec.model.ops.xla import XLA
+    from llamaspec.model.parallel.walking import walkable_on
+    from llamaspec.model.tensors import tensor_shapes
+    from llamaspec.verify.precision import precision
+    from llamaspec.verify.walk import walk, weights
 
     config, kind = configs()[case.model], precision(case.dtype)
     arrays = weights(tensor_shapes(config), seed=0)
@@ -267,8 +267,8 @@ def walked(case: Walk, parallel: Callable | None = None, change: Callable | None
 
 def told(way: Any, devices: int) -> dict[str, Any]:
     """Tell the beginning of a story, drawn and greedy, and compute logits."""
-    from model.llama import load
-    from model.options import SamplingOptions
+    from llamaspec.model.llama import load
+    from llamaspec.model.options import SamplingOptions
 
     llama = load("stories", devices=devices, parallel=way, context=64)
 
@@ -288,13 +288,13 @@ def gradient(name: str) -> dict[str, Any]:
     from jax import lax
     from jax.sharding import PartitionSpec as P
 
-    from model.ops.table import Ops
-    from model.parallel.partition import mesh
-    from model.parallel.share import cut_axis, share
-    from model.parallel.tensor import AXIS, tensor_parallel
-    from model.tensors import weights
-    from training.objective import WHOLE, initial_tensors, remat, summed_loss
-    from training.parallel import spread
+    from llamaspec.model.ops.table import Ops
+    from llamaspec.model.parallel.partition import mesh
+    from llamaspec.model.parallel.share import cut_axis, share
+    from llamaspec.model.parallel.tensor import AXIS, tensor_parallel
+    from llamaspec.model.tensors import weights
+    from llamaspec.training.objective import WHOLE, initial_tensors, remat, summed_loss
+    from llamaspec.training.parallel import spread
 
     devices = 4
     config = replace(configs()["experts" if "experts" in name else "biases, scaled RoPE"], kv_heads=4, vocab=52)
@@ -362,11 +362,11 @@ def served(devices: int) -> dict[str, Any]:
     """
     import threading
 
-    from model.candidates.walking import random_checkpoint
-    from model.tensors import tensor_shapes
-    from serving.loading import load_engine
-    from serving.request import Finished, Request
-    from verify.walk import weights
+    from llamaspec.model.candidates.walking import random_checkpoint
+    from llamaspec.model.tensors import tensor_shapes
+    from llamaspec.serving.loading import load_engine
+    from llamaspec.serving.request import Finished, Request
+    from llamaspec.verify.walk import weights
 
     config = replace(configs()["broad"], tied=False, context=128)
     checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
@@ -429,16 +429,16 @@ def spread_cache(name: str) -> dict[str, Any]:
     from jax import lax
     from jax.sharding import PartitionSpec as P
 
-    from model.cache import Cache, LayerCache, empty_cache
-    from model.candidates.walking import random_checkpoint
-    from model.forward import forward
-    from model.ops.xla import XLA
-    from model.parallel import context
-    from model.parallel.partition import mesh
-    from model.parallel.tensor import AXIS
-    from model.tensors import tensor_shapes
-    from model.weights.params import load_params
-    from verify.walk import weights
+    from llamaspec.model.cache import Cache, LayerCache, empty_cache
+    from llamaspec.model.candidates.walking import random_checkpoint
+    from llamaspec.model.forward import forward
+    from llamaspec.model.ops.xla import XLA
+    from llamaspec.model.parallel import context
+    from llamaspec.model.parallel.partition import mesh
+    from llamaspec.model.parallel.tensor import AXIS
+    from llamaspec.model.tensors import tensor_shapes
+    from llamaspec.model.weights.params import load_params
+    from llamaspec.verify.walk import weights
 
     def others_wrap(rows: Any, new: Any, at: Any) -> Any:
         devices, mine = lax.axis_size(AXIS), lax.axis_index(AXIS)
@@ -516,11 +516,11 @@ def family_logits(name: str, kind: str, devices: int) -> dict[str, Any]:
     """Compare logits of a prompt on several devices with those of the definition."""
     import numpy as np
 
-    from model.candidates.walking import random_checkpoint
-    from model.running.reference_backend import load_reference_params
-    from model.tensors import tensor_shapes
-    from reference import llama as reference
-    from verify.walk import weights
+    from llamaspec.model.candidates.walking import random_checkpoint
+    from llamaspec.model.running.reference_backend import load_reference_params
+    from llamaspec.model.tensors import tensor_shapes
+    from llamaspec.reference import llama as reference
+    from llamaspec.verify.walk import weights
 
     config = switched()[name]
     checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
@@ -535,13 +535,13 @@ def logits_on(checkpoint: Any, kind: str, devices: int, tokens: Any) -> Any:
     """Compute the logits of a prompt on several devices."""
     import numpy as np
 
-    from model.forward import forward
-    from model.ops.xla import XLA
-    from model.parallel.backend import cache_shapes, load_shares
-    from model.parallel.partition import Partition, mesh
-    from model.parallel.way import Parts, way_named
-    from model.running.programs import Layout
-    from model.weights.params import abstract_params
+    from llamaspec.model.forward import forward
+    from llamaspec.model.ops.xla import XLA
+    from llamaspec.model.parallel.backend import cache_shapes, load_shares
+    from llamaspec.model.parallel.partition import Partition, mesh
+    from llamaspec.model.parallel.way import Parts, way_named
+    from llamaspec.model.running.programs import Layout
+    from llamaspec.model.weights.params import abstract_params
 
     way, dtype, rows = way_named(kind), np.dtype(np.float32), len(tokens)
     parts, config = Parts(checkpoint, devices, None, way), way.config(checkpoint.config, devices)
@@ -563,14 +563,14 @@ def drawn(*, own_key: bool) -> dict[str, Any]:
     import numpy as np
     from jax import lax
 
-    from model import sampling
-    from model.candidates.walking import random_checkpoint
-    from model.llama import load_backend
-    from model.options import SamplingOptions
-    from model.parallel.tensor import AXIS
-    from model.running.jax_backend import JaxBackend
-    from model.tensors import tensor_shapes
-    from verify.walk import weights
+    from llamaspec.model import sampling
+    from llamaspec.model.candidates.walking import random_checkpoint
+    from llamaspec.model.llama import load_backend
+    from llamaspec.model.options import SamplingOptions
+    from llamaspec.model.parallel.tensor import AXIS
+    from llamaspec.model.running.jax_backend import JaxBackend
+    from llamaspec.model.tensors import tensor_shapes
+    from llamaspec.verify.walk import weights
 
     def uniform(key: Any, position: Any, right: Callable = sampling.uniform) -> Any:
         return right(key, position + 1000 * lax.axis_index(AXIS))
@@ -603,13 +603,13 @@ def trained(kind: str) -> dict[str, Any]:
 
     import numpy as np
 
-    from model.checkpoints.open import open_checkpoint
-    from model.tokenizers.load import load_tokenizer
-    from reference.config import Config
+    from llamaspec.model.checkpoints.open import open_checkpoint
+    from llamaspec.model.tokenizers.load import load_tokenizer
+    from llamaspec.reference.config import Config
+    from llamaspec.training.data import Text
+    from llamaspec.training.loop import train
+    from llamaspec.training.recipe import Recipe
     from tests import tiny_tokenizers
-    from training.data import Text
-    from training.loop import train
-    from training.recipe import Recipe
 
     with tempfile.TemporaryDirectory() as folder:
         text, tokenizer = Path(folder) / "text", Path(folder) / "tokenizer.bin"
@@ -665,7 +665,7 @@ def command(*arguments: str) -> dict[str, Any]:
     from io import BytesIO, TextIOWrapper
     from unittest.mock import patch
 
-    import cli
+    from llamaspec import cli
 
     with redirect_stdout(TextIOWrapper(BytesIO())) as out, redirect_stderr(TextIOWrapper(BytesIO())) as err:
         with patch.object(sys, "argv", ["llamaspec", *arguments]):
@@ -682,11 +682,11 @@ def commands(typed: Iterable[tuple[str, ...]]) -> Iterator[Callable[[], dict[str
     """Give a function for each command, in a folder of their own, on a machine that is measured briefly."""
     import tempfile
 
-    from benchmarks import several
-    from model.insight import machine
-    from model.insight.shapes import SHAPES
-    from model.insight.timing import Effort
-    from reference.config import Config
+    from llamaspec.benchmarks import several
+    from llamaspec.model.insight import machine
+    from llamaspec.model.insight.shapes import SHAPES
+    from llamaspec.model.insight.timing import Effort
+    from llamaspec.reference.config import Config
 
     SHAPES["tiny"] = Config(128, 2, 4, 2, 32, 256, vocab=96, context=128, eps=1e-5, theta=1e4)
     several.SIZES, several.LOOP, several.ROUNDS = (4096, 1 << 20), 2, 1

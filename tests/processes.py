@@ -55,4 +55,4 @@ def interrupt_within(path: Path, text: str, **_: Any) -> NoReturn:
 
 def run_llamaspec(*arguments: str, stdin: str = "") -> Done:
     """Run a command of `llamaspec`."""
-    return run_python("import cli; cli.main()", *arguments, stdin=stdin)
+    return run_python("from llamaspec import cli; cli.main()", *arguments, stdin=stdin)

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from model.checkpoints.checkpoint import Checkpoint, Tensor
-from model.tensors import tensor_shapes
-from reference.config import Config
-from reference.rope import LinearScaling, Llama3Scaling
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor
+from llamaspec.model.tensors import tensor_shapes
+from llamaspec.reference.config import Config
+from llamaspec.reference.rope import LinearScaling, Llama3Scaling
 
 SMALL = Config(
     dim=24, layers=2, heads=4, kv_heads=4, head_dim=6, ffn=40, vocab=50, context=64, eps=1e-5, theta=10_000.0

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from model.checkpoints import Checkpoint, check_finite, open_checkpoint
-from model.tokenizers.load import load_tokenizer
+from llamaspec.model.checkpoints import Checkpoint, check_finite, open_checkpoint
+from llamaspec.model.tokenizers.load import load_tokenizer
 from tests import bounded
 
 

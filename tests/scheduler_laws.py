@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from serving.pages import NOBODY
-from serving.request import Request
-from serving.scheduler import Limits
+from llamaspec.serving.pages import NOBODY
+from llamaspec.serving.request import Request
+from llamaspec.serving.scheduler import Limits
 from tests.scheduler_machine import BEST, Watched, alone
 
 Made = Callable[[Limits], Watched]

@@ -12,9 +12,9 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from serving.pages import NOBODY, PagePool
-from serving.request import FinishReason, PromptTooLong, QueueFull, Request
-from serving.scheduler import Draws, Ended, Limits, Plan, Scheduler
+from llamaspec.serving.pages import NOBODY, PagePool
+from llamaspec.serving.request import FinishReason, PromptTooLong, QueueFull, Request
+from llamaspec.serving.scheduler import Draws, Ended, Limits, Plan, Scheduler
 
 EOS = 3
 BEST = -1  # priority

@@ -4,9 +4,9 @@ The names end with the thread that tells of the bug: an issue (#) or a pull requ
 nano-vllm, LMCache, ROCm/ATOM, Atlas (Avarok-Cybersecurity) or M* (mstar-project). `verify.mutant` explains the form.
 """
 
-from serving.pages import PagePool
-from serving.scheduler import Scheduler
-from verify.mutant import implementation
+from llamaspec.serving.pages import PagePool
+from llamaspec.serving.scheduler import Scheduler
+from llamaspec.verify.mutant import implementation
 
 PAGES = implementation(
     PagePool,

@@ -7,13 +7,13 @@ from functools import cache
 import jax
 import numpy as np
 
-from model.ops.cpu import CPU
-from model.weights.params import Params, abstract_params, load_params
-from reference.config import Config
-from serving.executor import JaxExecutor, Reports
-from serving.programs import ServingPrograms, Sizes, compile_serving
-from serving.request import FinishReason, Request
-from serving.scheduler import Limits, Scheduler
+from llamaspec.model.ops.cpu import CPU
+from llamaspec.model.weights.params import Params, abstract_params, load_params
+from llamaspec.reference.config import Config
+from llamaspec.serving.executor import JaxExecutor, Reports
+from llamaspec.serving.programs import ServingPrograms, Sizes, compile_serving
+from llamaspec.serving.request import FinishReason, Request
+from llamaspec.serving.scheduler import Limits, Scheduler
 from tests.random_models import CONFIGS, random_checkpoint
 
 FLOAT32 = np.dtype(np.float32)

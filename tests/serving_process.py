@@ -43,9 +43,9 @@ def main() -> None:
     """Serve until a signal comes. Exits with 0 where all ended well."""
     from dataclasses import replace
 
-    from commands.interrupt import answered_at_once
-    from commands.serve import _bound, _run
-    from serving.connections import ClientLimits, allow_files
+    from llamaspec.commands.interrupt import answered_at_once
+    from llamaspec.commands.serve import _bound, _run
+    from llamaspec.serving.connections import ClientLimits, allow_files
 
     port, files = map(int, sys.argv[1:])
     if files:

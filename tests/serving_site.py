@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import model.stories
-from model.chat.template import ChatTemplate, template_of
-from model.tokenizers.load import load_tokenizer
-from model.tokenizers.tokenizer import Tokenizer
-from serving.api import Api
-from serving.connections import Access, ClientLimits
-from serving.http import Site
-from serving.metrics import Metrics
-from serving.openai_answers import Model
-from serving.prompts import Prompts
-from serving.request import (
+import llamaspec.model.stories
+from llamaspec.model.chat.template import ChatTemplate, template_of
+from llamaspec.model.tokenizers.load import load_tokenizer
+from llamaspec.model.tokenizers.tokenizer import Tokenizer
+from llamaspec.serving.api import Api
+from llamaspec.serving.connections import Access, ClientLimits
+from llamaspec.serving.http import Site
+from llamaspec.serving.metrics import Metrics
+from llamaspec.serving.openai_answers import Model
+from llamaspec.serving.prompts import Prompts
+from llamaspec.serving.request import (
     Deliver,
     Engine,
     Finished,
@@ -39,7 +39,7 @@ from serving.request import (
 )
 from tests.waiting import PATIENCE
 
-STORIES = Path(model.stories.__file__).parent
+STORIES = Path(llamaspec.model.stories.__file__).parent
 TOKENIZER = load_tokenizer(STORIES)
 EOS = TOKENIZER.special["</s>"]
 WORDS = TOKENIZER.encode("the fox and a bird found one red kite in the old tree; they sang, and slept")

@@ -3,7 +3,7 @@ from fractions import Fraction
 import numpy as np
 from hypothesis import given
 
-from reference.add import add
+from llamaspec.reference.add import add
 from tests.strategies import dtypes, noises
 
 

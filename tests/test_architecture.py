@@ -90,9 +90,9 @@ def imports(tree: ast.AST, at_once: bool) -> Iterator[tuple[int, str]]:
     for node in ast.iter_child_nodes(tree):
         match node:
             case ast.Import(names=names):
-                yield from ((node.lineno, alias.name) for alias in names)
+                yield from ((node.lineno, alias.name.removeprefix("llamaspec.")) for alias in names)
             case ast.ImportFrom(module=module, names=names, level=level):
-                package = "." * level + (f"{module}." if module else "")
+                package = "." * level + (f"{module}." if module else "").removeprefix("llamaspec.")
                 yield from ((node.lineno, package + alias.name) for alias in names)
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.If(test=ast.Name(id="TYPE_CHECKING"), orelse=[]) if (
                 at_once
@@ -109,7 +109,7 @@ def among(name: str, modules: tuple[str, ...]) -> bool:
 def violations(path: str, source: str) -> list[str]:
     """The imports of the file at `path` (from the root, with slashes) that a rule forbids.
 
-    >>> violations("model/forward.py", "import cli")
+    >>> violations("model/forward.py", "from llamaspec import cli")
     ['model/forward.py:1 imports cli']
     """
     return sorted(
@@ -128,34 +128,46 @@ def test_imports_run_one_way():
     assert [wrong for file in files for wrong in violations(file, (ROOT / file).read_text(encoding="utf-8"))] == []
 
 
+def test_everything_of_ours_is_imported_by_one_name():
+    """A module that is imported as `reference.rope`, too, is there twice, with classes that are not the same."""
+    short = {*OURS} - {"tests"}
+    for path in (
+        path for name in OURS for path in (*(ROOT / name).rglob("*.py"), ROOT / f"{name}.py") if path.is_file()
+    ):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            named += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert short.isdisjoint(name.partition(".")[0] for name in named), f"{path}:{getattr(node, 'lineno', 0)}"
+
+
 @pytest.mark.parametrize(
     ("path", "source"),
     [
         ("reference/rope.py", "import jax.numpy as jnp"),
-        ("reference/rope.py", "from model import load"),
+        ("reference/rope.py", "from llamaspec.model.llama import load"),
         ("reference/rope.py", "from .config import Config"),  # relative imports hide where they lead
         ("reference/rope.py", "def f():\n    if True:\n        import jax"),
-        ("verify/contracts.py", "from pallas_kernels import rmsnorm"),
-        ("pallas_kernels/rmsnorm.py", "from reference.rmsnorm import rmsnorm"),
-        ("model/forward.py", "import reference"),
-        ("model/forward.py", "from reference import rmsnorm"),
-        ("model/forward.py", "from reference.configuration import Config"),
-        ("model/running/reference_backend.py", "import cli"),
+        ("verify/contracts.py", "from llamaspec.pallas_kernels import rmsnorm"),
+        ("pallas_kernels/rmsnorm.py", "from llamaspec.reference.rmsnorm import rmsnorm"),
+        ("model/forward.py", "from llamaspec import reference"),
+        ("model/forward.py", "from llamaspec.reference import rmsnorm"),
+        ("model/forward.py", "from llamaspec.reference.configuration import Config"),
+        ("model/running/reference_backend.py", "from llamaspec import cli"),
         ("benchmarks/gpu/suite.py", "from tests.strategies import Noise"),
         ("model/checkpoints/gguf/read.py", "from jax import numpy as jnp"),
         ("commands/chat.py", "import jax"),
-        ("commands/chat.py", "from model.llama import load"),
-        ("commands/chat.py", "def chat():\n    import cli"),
-        ("model/llama.py", "from commands.progress import progress_bar"),
+        ("commands/chat.py", "from llamaspec.model.llama import load"),
+        ("commands/chat.py", "def chat():\n    from llamaspec import cli"),
+        ("model/llama.py", "from llamaspec.commands.progress import progress_bar"),
         ("model/tensors.py", "import jax"),
-        ("model/tensors.py", "from model.weights.params import Params"),
+        ("model/tensors.py", "from llamaspec.model.weights.params import Params"),
         ("model/families/qwen3_moe.py", "import jax"),
-        ("model/family.py", "from model.weights.params import Params"),
-        ("model/llama.py", "from serving.request import Request"),
-        ("serving/engine.py", "from pallas_kernels.attention_paged import attention_paged"),
+        ("model/family.py", "from llamaspec.model.weights.params import Params"),
+        ("model/llama.py", "from llamaspec.serving.request import Request"),
+        ("serving/engine.py", "from llamaspec.pallas_kernels.attention_paged import attention_paged"),
         ("serving/scheduler.py", "import jax.numpy as jnp"),
         ("cli.py", "import numpy as np"),
-        ("cli.py", "try:\n    from model import load\nexcept ImportError:\n    pass"),
+        ("cli.py", "try:\n    from llamaspec.model.llama import load\nexcept ImportError:\n    pass"),
         ("cli.py", "class Command:\n    import jax"),
         ("cli.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import jax"),
     ],
@@ -167,16 +179,20 @@ def test_a_violation_is_seen(path, source):
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("reference/rope.py", "import math\nimport numpy as np\nfrom reference import config"),
-        ("model/forward.py", "import jax\nfrom reference.rope import Scaling\nfrom reference import config"),
-        ("model/running/reference_backend.py", "from reference.llama import forward"),
-        ("cli.py", "import click\ndef main():\n    import jax\n    from model import load"),
-        ("cli.py", "if TYPE_CHECKING:\n    from model.llama import Llama"),
-        ("serving/engine.py", "import jax\nfrom model.options import SamplingOptions"),
-        ("cli.py", "from commands.output import fail"),
+        ("reference/rope.py", "import math\nimport numpy as np\nfrom llamaspec.reference import config"),
+        (
+            "model/forward.py",
+            "import jax\nfrom llamaspec.reference.rope import Scaling\nfrom llamaspec.reference import config",
+        ),
+        ("model/running/reference_backend.py", "from llamaspec.reference.llama import forward"),
+        ("cli.py", "import click\ndef main():\n    import jax\n    from llamaspec.model.llama import load"),
+        ("cli.py", "if TYPE_CHECKING:\n    from llamaspec.model.llama import Llama"),
+        ("serving/engine.py", "import jax\nfrom llamaspec.model.options import SamplingOptions"),
+        ("cli.py", "from llamaspec.commands.output import fail"),
         (
             "commands/chat.py",
-            "import click\nfrom commands.output import write\ndef chat():\n    from model import load",
+            "import click\nfrom llamaspec.commands.output import write\ndef chat():\n"
+            "    from llamaspec.model.llama import load",
         ),
     ],
 )

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from reference.attention import attention, attention_weights, causal_mask
+from llamaspec.reference.attention import attention, attention_weights, causal_mask
 from tests.strategies import Noise, assert_within, attention_bound, dtypes, noises, sizes
 
 HEAD_DIM = 4

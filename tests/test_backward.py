@@ -7,23 +7,23 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from model.running.reference_backend import load_reference_params
-from reference import llama
-from reference.attention import causal_mask
-from reference.backward.attention import attention_backward
-from reference.backward.embedding import embedding_backward
-from reference.backward.linear import linear_backward
-from reference.backward.llama import loss_and_gradient
-from reference.backward.moe import moe_backward
-from reference.backward.qk_norm import qk_norm_backward
-from reference.backward.rmsnorm import rmsnorm_backward
-from reference.backward.rope import rope_halves_backward
-from reference.backward.softmax import softmax_backward
-from reference.backward.swiglu import swiglu_backward
-from reference.losses import cross_entropy
-from reference.moe import route
-from reference.rope import frequencies, rope_halves
-from reference.softmax import softmax
+from llamaspec.model.running.reference_backend import load_reference_params
+from llamaspec.reference import llama
+from llamaspec.reference.attention import causal_mask
+from llamaspec.reference.backward.attention import attention_backward
+from llamaspec.reference.backward.embedding import embedding_backward
+from llamaspec.reference.backward.linear import linear_backward
+from llamaspec.reference.backward.llama import loss_and_gradient
+from llamaspec.reference.backward.moe import moe_backward
+from llamaspec.reference.backward.qk_norm import qk_norm_backward
+from llamaspec.reference.backward.rmsnorm import rmsnorm_backward
+from llamaspec.reference.backward.rope import rope_halves_backward
+from llamaspec.reference.backward.softmax import softmax_backward
+from llamaspec.reference.backward.swiglu import swiglu_backward
+from llamaspec.reference.losses import cross_entropy
+from llamaspec.reference.moe import route
+from llamaspec.reference.rope import frequencies, rope_halves
+from llamaspec.reference.softmax import softmax
 from tests.random_models import CONFIGS, random_checkpoint
 from tests.strategies import seeds, share_of
 

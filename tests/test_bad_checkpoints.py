@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.checkpoints import CheckpointError
+from llamaspec.model.checkpoints import CheckpointError
 from tests import families, llama2c_files
 from tests.gguf_files import STRING, U32, File, Tensor
 from tests.llama2c_files import Sizes

@@ -14,17 +14,17 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import growth, model_suite, svg
-from benchmarks import report as benchmarks_report
-from benchmarks.random_model import random_params, random_shapes
-from benchmarks.report import timed, with_shares
-from cli import llamaspec
-from model import system
-from model.checkpoints.checkpoint import Checkpoint, Tensor
-from model.insight import machine, timing
-from model.insight.cost import decode_bytes, decode_cost, prefill_cost
-from model.insight.describe import EMBEDDING, describe, matrix_weights
-from model.insight.machine import (
+from llamaspec.benchmarks import growth, model_suite, svg
+from llamaspec.benchmarks import report as benchmarks_report
+from llamaspec.benchmarks.random_model import random_params, random_shapes
+from llamaspec.benchmarks.report import timed, with_shares
+from llamaspec.cli import llamaspec
+from llamaspec.model import system
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor
+from llamaspec.model.insight import machine, timing
+from llamaspec.model.insight.cost import decode_bytes, decode_cost, prefill_cost
+from llamaspec.model.insight.describe import EMBEDDING, describe, matrix_weights
+from llamaspec.model.insight.machine import (
     Ceilings,
     Sizes,
     keep_read_rate,
@@ -33,14 +33,14 @@ from model.insight.machine import (
     measure_ceilings,
     reading_in_words,
 )
-from model.insight.shapes import SHAPES
-from model.insight.timing import Effort, Seconds, in_turn, measure, measure_turns
-from model.ops import choice
-from model.running.device import HOPPER, Device
-from model.tensors import tensor_shapes
-from model.weights.codes import QuantizedMatrix
-from reference.attention import causal_mask
-from reference.config import Config
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.insight.timing import Effort, Seconds, in_turn, measure, measure_turns
+from llamaspec.model.ops import choice
+from llamaspec.model.running.device import HOPPER, Device
+from llamaspec.model.tensors import tensor_shapes
+from llamaspec.model.weights.codes import QuantizedMatrix
+from llamaspec.reference.attention import causal_mask
+from llamaspec.reference.config import Config
 from tests.charts import rectangles
 
 SMALL = Sizes(1 << 18, 32, Effort(2))
@@ -132,7 +132,7 @@ def test_a_call_is_timed_as_often_as_was_said():
 def test_so_many_turns_are_timed_that_they_take_a_while(monkeypatch):
     now, asked = [0.0], []
     late = {2: 0.03, 4: 30.0}  # additional seconds of the third and the fifth call
-    monkeypatch.setattr("model.insight.timing.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("llamaspec.model.insight.timing.time.perf_counter", lambda: now[0])
 
     def call(turns):
         now[0] += 0.05 + 0.01 * turns + late.get(len(asked), 0.0)

@@ -18,29 +18,29 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 
-from benchmarks import model_speed
-from benchmarks.gpu import report as gpu_report
-from benchmarks.gpu import right, suite, tuning
-from benchmarks.gpu import scale as tiny_scale
-from benchmarks.gpu.clock import Clock
-from benchmarks.gpu.drawing import draw
-from benchmarks.gpu.kernels import time_kernels
-from benchmarks.gpu.models import decoding, params_of, programs_of, time_models
-from benchmarks.gpu.right import check, spoiled, unseen
-from benchmarks.gpu.scale import dry, full
-from benchmarks.gpu.suite import GRACE, Found, Part, plan, run_part
-from benchmarks.gpu.tuning import listed, product_of, tune
-from benchmarks.kernel_cases import attention, case, kernel_cases, variants
-from benchmarks.kernel_cases.attention import window_cases
-from benchmarks.kernel_cases.case import BFLOAT16
-from benchmarks.report import skipped, timed
-from commands.interrupt import OwnWay
-from model.insight.cost import decode_cost
-from model.insight.machine import Ceilings
-from model.insight.timing import Seconds
-from model.ops.xla import XLA
-from pallas_kernels.parts.tile import MOST_ROWS, Tile, tile_for
-from pallas_kernels.unsupported import Unsupported
+from llamaspec.benchmarks import model_speed
+from llamaspec.benchmarks.gpu import report as gpu_report
+from llamaspec.benchmarks.gpu import right, suite, tuning
+from llamaspec.benchmarks.gpu import scale as tiny_scale
+from llamaspec.benchmarks.gpu.clock import Clock
+from llamaspec.benchmarks.gpu.drawing import draw
+from llamaspec.benchmarks.gpu.kernels import time_kernels
+from llamaspec.benchmarks.gpu.models import decoding, params_of, programs_of, time_models
+from llamaspec.benchmarks.gpu.right import check, spoiled, unseen
+from llamaspec.benchmarks.gpu.scale import dry, full
+from llamaspec.benchmarks.gpu.suite import GRACE, Found, Part, plan, run_part
+from llamaspec.benchmarks.gpu.tuning import listed, product_of, tune
+from llamaspec.benchmarks.kernel_cases import attention, case, kernel_cases, variants
+from llamaspec.benchmarks.kernel_cases.attention import window_cases
+from llamaspec.benchmarks.kernel_cases.case import BFLOAT16
+from llamaspec.benchmarks.report import skipped, timed
+from llamaspec.commands.interrupt import OwnWay
+from llamaspec.model.insight.cost import decode_cost
+from llamaspec.model.insight.machine import Ceilings
+from llamaspec.model.insight.timing import Seconds
+from llamaspec.model.ops.xla import XLA
+from llamaspec.pallas_kernels.parts.tile import MOST_ROWS, Tile, tile_for
+from llamaspec.pallas_kernels.unsupported import Unsupported
 from tests.charts import rectangles
 from tests.processes import REPOSITORY
 from tests.waiting import PATIENCE
@@ -48,7 +48,7 @@ from tests.waiting import PATIENCE
 
 def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run llamaspec where JAX finds no GPU."""
-    words = [sys.executable, "-m", "cli", *map(str, arguments)]
+    words = [sys.executable, "-m", "llamaspec.cli", *map(str, arguments)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     return subprocess.run(words, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
 
@@ -253,7 +253,9 @@ def test_a_model_draws_as_many_tokens_a_call_as_a_session_would(monkeypatch):
     params = params_of(model, scale)
     programs = programs_of(model, params, XLA, scale)
     asked = []
-    monkeypatch.setattr("benchmarks.gpu.models.tokens_at_once", lambda step, most: asked.append((step, most)) or 3)
+    monkeypatch.setattr(
+        "llamaspec.benchmarks.gpu.models.tokens_at_once", lambda step, most: asked.append((step, most)) or 3
+    )
     row = decoding(model, params, programs, scale, context=context)
     assert (row["burst"], [most for _, most in asked]) == (3, [4, 4])
     assert row["bytes"] == decode_cost(params, model.config, position=context + 1.5, batch=1).bytes
@@ -264,8 +266,10 @@ def test_a_model_draws_as_many_tokens_a_call_as_a_session_would(monkeypatch):
         return len(queue)
 
     given = []
-    monkeypatch.setattr("benchmarks.model_speed.decoding", lambda *arguments, **fixed: ask)
-    monkeypatch.setattr("benchmarks.gpu.models.measure", lambda read, effort: given.append(read()) or Seconds(1, 1, 1))
+    monkeypatch.setattr("llamaspec.benchmarks.model_speed.decoding", lambda *arguments, **fixed: ask)
+    monkeypatch.setattr(
+        "llamaspec.benchmarks.gpu.models.measure", lambda read, effort: given.append(read()) or Seconds(1, 1, 1)
+    )
     decoding(model, params, programs, scale, context=context)
     assert given == [1, 3, 5] and len(queue) == 6  # results of earlier calls; one more call is queued
     monkeypatch.undo()

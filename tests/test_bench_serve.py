@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import load, peers, serve_suite
-from benchmarks.load import Answered, Ask, Workload, arrivals, draw_requests, send, summarize
-from benchmarks.serve import AFTER, BURST, measure
-from benchmarks.serve_suite import Served, our_command, processor_seconds, served
-from cli import llamaspec
+from llamaspec.benchmarks import load, peers, serve_suite
+from llamaspec.benchmarks.load import Answered, Ask, Workload, arrivals, draw_requests, send, summarize
+from llamaspec.benchmarks.serve import AFTER, BURST, measure
+from llamaspec.benchmarks.serve_suite import Served, our_command, processor_seconds, served
+from llamaspec.cli import llamaspec
 from tests.random_models import SMALL
 from tests.serving_site import EOS, FakeEngine, running
 from tests.waiting import PATIENCE

@@ -9,16 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.checkpoints.checkpoint import CheckpointError, Form
-from model.checkpoints.codes import exact_parts, quantized
-from model.checkpoints.huggingface.bitsandbytes import CODEBOOKS, BitsAndBytes, format_bitsandbytes, read_bitsandbytes
-from model.checkpoints.huggingface.config import Fields
-from model.checkpoints.huggingface.write import write_huggingface
-from model.checkpoints.open import open_checkpoint
-from model.weights.codes import QuantizedMatrix
-from model.weights.params import load_params
-from reference.quantizers import double_quantization, nf4
-from reference.quantizers.nf4 import NF4
+from llamaspec.model.checkpoints.checkpoint import CheckpointError, Form
+from llamaspec.model.checkpoints.codes import exact_parts, quantized
+from llamaspec.model.checkpoints.huggingface.bitsandbytes import (
+    CODEBOOKS,
+    BitsAndBytes,
+    format_bitsandbytes,
+    read_bitsandbytes,
+)
+from llamaspec.model.checkpoints.huggingface.config import Fields
+from llamaspec.model.checkpoints.huggingface.write import write_huggingface
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.weights.codes import QuantizedMatrix
+from llamaspec.model.weights.params import load_params
+from llamaspec.reference.quantizers import double_quantization, nf4
+from llamaspec.reference.quantizers.nf4 import NF4
 from tests import families
 from tests.families import is_matrix
 from tests.goldens.quantizers.make_bitsandbytes_files import SHAPE, WEIGHTS

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from model.checkpoints import CheckpointError
+from llamaspec.model.checkpoints import CheckpointError
 from tests import bounded
 from tests.bounded import BYTES, Bounded
 

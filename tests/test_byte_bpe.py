@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from reference.byte_bpe import GPT2, LLAMA3, QWEN2, TEKKEN, decode, encode, split
+from llamaspec.reference.byte_bpe import GPT2, LLAMA3, QWEN2, TEKKEN, decode, encode, split
 
 CORPUS = [
     "Once upon a time there was a little girl named Lily. She loved to play outside in the park, in the sand.",

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model import SamplingOptions, load
-from model.cache import LayerCache, append, cache_bytes, empty_cache, from_int8, position_bytes, to_int8
-from model.ops.attention import SPANS, attend
-from model.ops.gpu import pallas_ops
-from model.ops.gpu_products import STEPS
-from model.ops.table import Positions
-from model.ops.xla import XLA
-from model.weights.params import abstract_params
-from reference.attention import attention, causal_mask
-from reference.config import Config
-from reference.quantizers import kv_cache
+from llamaspec import SamplingOptions, load
+from llamaspec.model.cache import LayerCache, append, cache_bytes, empty_cache, from_int8, position_bytes, to_int8
+from llamaspec.model.ops.attention import SPANS, attend
+from llamaspec.model.ops.gpu import pallas_ops
+from llamaspec.model.ops.gpu_products import STEPS
+from llamaspec.model.ops.table import Positions
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.weights.params import abstract_params
+from llamaspec.reference.attention import attention, causal_mask
+from llamaspec.reference.config import Config
+from llamaspec.reference.quantizers import kv_cache
 from tests.random_models import CONFIGS, SMALL
 from tests.strategies import Noise, assert_within, attention_bound, noises, roundoff, share_of
 from tests.test_quantized_models import written_logits

@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.attention import attention, causal_mask
-from reference.cached_attention import attention_decode, attention_paged, attention_prefill
+from llamaspec.reference.attention import attention, causal_mask
+from llamaspec.reference.cached_attention import attention_decode, attention_paged, attention_prefill
 from tests.strategies import noises
 
 windows = st.none() | st.integers(1, 5)

@@ -16,28 +16,28 @@ import rich.progress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.cache import empty_cache
-from model.checkpoints.checkpoint import Checkpoint, CheckpointError, Tensor
-from model.checkpoints.codes import exact_parts, quantized
-from model.checkpoints.huggingface.write import write_huggingface
-from model.checkpoints.open import open_checkpoint
-from model.convert import CALIBRATED
-from model.forward import forward
-from model.ops.xla import XLA
-from model.quantize import calibration
-from model.quantize.calibration import calibrated, read_windows
-from model.quantize.methods import METHODS, Q4, Inputs, Method, awq_factors, errors, gptq_codes, observe
-from model.running.reference_backend import load_reference_params
-from model.tokenizers.load import load_tokenizer
-from model.tokenizers.tokenizer import Tokenizer
-from model.weights.params import Progress, load_params
-from reference import llama as reference
-from reference.quantizers import affine, awq, gptq
-from reference.quantizers.blocks import Quantized
+from llamaspec.model.cache import empty_cache
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, CheckpointError, Tensor
+from llamaspec.model.checkpoints.codes import exact_parts, quantized
+from llamaspec.model.checkpoints.huggingface.write import write_huggingface
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.convert import CALIBRATED
+from llamaspec.model.forward import forward
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.quantize import calibration
+from llamaspec.model.quantize.calibration import calibrated, read_windows
+from llamaspec.model.quantize.methods import METHODS, Q4, Inputs, Method, awq_factors, errors, gptq_codes, observe
+from llamaspec.model.running.reference_backend import load_reference_params
+from llamaspec.model.tokenizers.load import load_tokenizer
+from llamaspec.model.tokenizers.tokenizer import Tokenizer
+from llamaspec.model.weights.params import Progress, load_params
+from llamaspec.reference import llama as reference
+from llamaspec.reference.quantizers import affine, awq, gptq
+from llamaspec.reference.quantizers.blocks import Quantized
+from llamaspec.training.stories.corpus import story
 from tests.families import is_matrix
 from tests.random_models import CONFIGS, random_checkpoint
 from tests.strategies import Noise, U, noises, seeds
-from training.stories.corpus import story
 
 FLOAT32 = np.dtype(np.float32)
 FOUR_BITS = ("awq", "gptq")

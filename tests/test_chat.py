@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from cli import llamaspec
-from commands.chat import named_values
-from model.chat.chat import Chat
-from model.chat.template import ChatTemplate, SpecialTokens, find_template
-from model.checkpoints.open import open_checkpoint
-from model.llama import Llama, load, load_backend
-from model.options import SamplingOptions
-from model.tokenizers.huggingface import read_huggingface
-from model.tokenizers.llama2c import read_llama2c
-from model.tokenizers.load import load_tokenizer
-from model.tokenizers.tiktoken_ranks import read_tiktoken
-from model.tokenizers.tokenizer import decode
-from reference.config import Config
+from llamaspec.cli import llamaspec
+from llamaspec.commands.chat import named_values
+from llamaspec.model.chat.chat import Chat
+from llamaspec.model.chat.template import ChatTemplate, SpecialTokens, find_template
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.llama import Llama, load, load_backend
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.tokenizers.huggingface import read_huggingface
+from llamaspec.model.tokenizers.llama2c import read_llama2c
+from llamaspec.model.tokenizers.load import load_tokenizer
+from llamaspec.model.tokenizers.tiktoken_ranks import read_tiktoken
+from llamaspec.model.tokenizers.tokenizer import decode
+from llamaspec.reference.config import Config
 from tests import tiny_tokenizers
 from tests.families import FAMILIES, write_checkpoint
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from commands.output import stream
-from model.chat.channels import channels_of
-from model.chat.template import ChatTemplate
+from llamaspec.commands.output import stream
+from llamaspec.model.chat.channels import channels_of
+from llamaspec.model.chat.template import ChatTemplate
 from tests.test_chat import HARMONY, TOKENIZERS, Talk
 
 pytestmark = pytest.mark.usefixtures("workers_stay")

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from model.chat import template_process
-from model.chat.chat import Chat
-from model.chat.template import (
+from llamaspec.model.chat import template_process
+from llamaspec.model.chat.chat import Chat
+from llamaspec.model.chat.template import (
     CannotRender,
     ChatTemplate,
     SpecialTokens,
@@ -26,14 +26,14 @@ from model.chat.template import (
     find_template,
     turn_stops,
 )
-from model.chat.template_process import CPU_SECONDS, KEPT, Worker, Workers
-from model.chat.template_worker import LONGEST
-from model.checkpoints.checkpoint import CheckpointError
-from model.llama import Llama
-from model.tokenizers.llama2c import read_llama2c
-from model.tokenizers.load import load_tokenizer
-from model.tokenizers.tiktoken_ranks import read_tiktoken
-from model.tokenizers.tokenizer import decode
+from llamaspec.model.chat.template_process import CPU_SECONDS, KEPT, Worker, Workers
+from llamaspec.model.chat.template_worker import LONGEST
+from llamaspec.model.checkpoints.checkpoint import CheckpointError
+from llamaspec.model.llama import Llama
+from llamaspec.model.tokenizers.llama2c import read_llama2c
+from llamaspec.model.tokenizers.load import load_tokenizer
+from llamaspec.model.tokenizers.tiktoken_ranks import read_tiktoken
+from llamaspec.model.tokenizers.tokenizer import decode
 from tests import tiny_tokenizers
 from tests.waiting import PATIENCE
 
@@ -132,7 +132,7 @@ def test_a_machine_without_time_is_not_the_templates_fault(monkeypatch, name, wh
     def timer(seconds, action):
         return SimpleNamespace(start=action if seconds == limit else lambda: None, cancel=lambda: None)
 
-    monkeypatch.setattr("model.chat.template_process.Timer", timer)
+    monkeypatch.setattr("llamaspec.model.chat.template_process.Timer", timer)
     with pytest.raises(CannotRender, match=f"^t: cannot be rendered: .* did not {what} within {limit:g} seconds"):
         ChatTemplate("t", "a").render(HELLO)
 
@@ -155,7 +155,7 @@ def started(monkeypatch):
             super().__init__(source)
             ids.append(self._process.pid)
 
-    monkeypatch.setattr("model.chat.template_process.Worker", Listed)
+    monkeypatch.setattr("llamaspec.model.chat.template_process.Worker", Listed)
     return ids
 
 
@@ -164,7 +164,7 @@ def say(template: ChatTemplate, text: str) -> str:
 
 
 def test_one_worker_renders_again_and_again_whatever_a_rendering_does(monkeypatch, started):
-    monkeypatch.setattr("model.chat.template_process.CPU_SECONDS", 1)
+    monkeypatch.setattr("llamaspec.model.chat.template_process.CPU_SECONDS", 1)
     with closing(Workers()) as workers:
         template = ChatTemplate("t", AS_TOLD, workers=workers)
         for wrong, what in (("eat", "more than 512 MB"), ("hang", "more than 2 seconds"), ("refuse", "refuses .* no")):

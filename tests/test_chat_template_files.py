@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from model.chat.template import BUILT_IN, BUILT_IN_NAMES, LARGEST, MOST_NAMED, SpecialTokens, find_template
-from model.checkpoints.checkpoint import CheckpointError
-from model.tokenizers.load import load_tokenizer
+from llamaspec.model.chat.template import BUILT_IN, BUILT_IN_NAMES, LARGEST, MOST_NAMED, SpecialTokens, find_template
+from llamaspec.model.checkpoints.checkpoint import CheckpointError
+from llamaspec.model.tokenizers.load import load_tokenizer
 from tests import tiny_tokenizers
 from tests.goldens import chat_templates
 from tests.test_chat_template import GOLDEN, HELLO, LLAMA2, LLAMA3, TOKENIZERS

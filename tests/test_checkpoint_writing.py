@@ -15,11 +15,11 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.checkpoints import Checkpoint, CheckpointError, Tensor, open_checkpoint
-from model.checkpoints.gguf.write import write_gguf
-from model.checkpoints.huggingface.write import write_huggingface
-from model.checkpoints.llama2c.write import write_llama2c
-from reference.rope import LinearScaling, frequencies
+from llamaspec.model.checkpoints import Checkpoint, CheckpointError, Tensor, open_checkpoint
+from llamaspec.model.checkpoints.gguf.write import write_gguf
+from llamaspec.model.checkpoints.huggingface.write import write_huggingface
+from llamaspec.model.checkpoints.llama2c.write import write_llama2c
+from llamaspec.reference.rope import LinearScaling, frequencies
 from tests import families, llama2c_files
 from tests.llama2c_files import Sizes
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.checkpoints import CheckpointError, check_finite, open_checkpoint
-from model.tensors import tensor_shapes
+from llamaspec.model.checkpoints import CheckpointError, check_finite, open_checkpoint
+from llamaspec.model.tensors import tensor_shapes
 from tests import families, llama2c_files
 from tests.llama2c_files import Sizes
 

@@ -11,17 +11,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from model.checkpoints.codes import quantized
-from model.checkpoints.huggingface.write import write_huggingface
-from model.checkpoints.open import BUILT_IN, open_checkpoint
-from model.insight.checkup import Checkup, check_up
-from model.insight.evaluation import Text
-from model.insight.text_faults import text_faults
-from model.insight.trials import TEXT, try_changes
-from model.insight.weight_faults import Fault
-from model.tokenizers.of_model import tokenizer_of
-from reference.quantizers import ggml
-from reference.rope import LinearScaling, halves_to_interleaved, interleaved_to_halves
+from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.checkpoints.huggingface.write import write_huggingface
+from llamaspec.model.checkpoints.open import BUILT_IN, open_checkpoint
+from llamaspec.model.insight.checkup import Checkup, check_up
+from llamaspec.model.insight.evaluation import Text
+from llamaspec.model.insight.text_faults import text_faults
+from llamaspec.model.insight.trials import TEXT, try_changes
+from llamaspec.model.insight.weight_faults import Fault
+from llamaspec.model.tokenizers.of_model import tokenizer_of
+from llamaspec.reference.quantizers import ggml
+from llamaspec.reference.rope import LinearScaling, halves_to_interleaved, interleaved_to_halves
 from tests import families, gguf_files, tiny_tokenizers
 from tests.families import is_matrix
 from tests.gguf_files import CODES, Tensor

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-import cli
-from commands.inspect import folded
-from model.checkpoints.open import BUILT_IN
-from model.insight.doctor import TYPICAL
-from model.insight.shapes import SHAPES
+from llamaspec import cli
+from llamaspec.commands.inspect import folded
+from llamaspec.model.checkpoints.open import BUILT_IN
+from llamaspec.model.insight.doctor import TYPICAL
+from llamaspec.model.insight.shapes import SHAPES
 from tests.families import FAMILIES, write_checkpoint
 from tests.processes import REPOSITORY, Done, run_llamaspec, run_python
 
@@ -141,7 +141,7 @@ def test_chat_refuses_a_command_by_name(line, words):
 
 @pytest.mark.parametrize("wrong", [["--template", "nothere.jinja"], ["--template-option", "nothing=1"]])
 def test_chat_looks_at_the_template_before_it_reads_weights(run, monkeypatch, wrong):
-    monkeypatch.setattr("model.llama.load_backend", lambda *_, **__: pytest.fail("weights were read"))
+    monkeypatch.setattr("llamaspec.model.llama.load_backend", lambda *_, **__: pytest.fail("weights were read"))
     code, out, err = run("chat", *wrong)
     assert (code != 0, out) == (True, "") and err.startswith("error: ") and wrong[1].partition("=")[0] in err
 
@@ -279,7 +279,7 @@ def test_a_missing_tokenizer_names_the_option_and_what_is_there(run, data):
 @pytest.mark.parametrize(("arguments", "word"), [("generate --model", "sto"), ("inspect", "x"), ("convert", "x")])
 def test_the_shell_completes_models_as_files(arguments, word):
     environment = {"COMP_WORDS": f"llamaspec {arguments} {word}", "COMP_CWORD": str(1 + len(arguments.split()))}
-    script = "import cli; cli.llamaspec.main(prog_name='llamaspec')"
+    script = "from llamaspec import cli; cli.llamaspec.main(prog_name='llamaspec')"
     done = subprocess.run(
         [sys.executable, "-c", script],
         **{"cwd": REPOSITORY, "capture_output": True, "text": True},
@@ -340,7 +340,7 @@ def test_convert_there_and_back(run, stories, tmp_path):
 
 def test_doctor(run, monkeypatch):
     """Choose the ops of one model; the next test chooses those of all."""
-    monkeypatch.setattr("model.insight.doctor.SHAPES", {TYPICAL: SHAPES[TYPICAL]})
+    monkeypatch.setattr("llamaspec.model.insight.doctor.SHAPES", {TYPICAL: SHAPES[TYPICAL]})
     code, out, err = run("doctor")
     assert code == 0, err
     assert all(word in out for word in ("jaxlib", "processor", "norm_qkv", "caches", "verdict"))
@@ -424,8 +424,8 @@ def test_what_the_system_refuses_is_said_without_its_number(run, tmp_path):
 
 def test_a_conversion_that_is_told_to_end_leaves_nothing(stories, tmp_path):
     script = """
-import os, signal, cli
-from model.checkpoints.huggingface import write as huggingface_writer
+import os, signal; from llamaspec import cli
+from llamaspec.model.checkpoints.huggingface import write as huggingface_writer
 huggingface_writer.check_finite = lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)
 cli.main()
 """

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import DTypeLike
 
-from reference import collectives as c
+from llamaspec.reference import collectives as c
 from tests.strategies import seeds
 
 U32 = 2.0**-24

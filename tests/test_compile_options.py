@@ -8,14 +8,14 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.model_speed import compile_programs as benchmarked
-from model.ops.gpu import pallas_ops
-from model.ops.table import Ops
-from model.ops.xla import XLA
-from model.running import programs
-from model.running.compile import UNTUNED, compiler_options, model_options
-from model.running.programs import Layout
-from model.weights.params import Params
+from llamaspec.benchmarks.model_speed import compile_programs as benchmarked
+from llamaspec.model.ops.gpu import pallas_ops
+from llamaspec.model.ops.table import Ops
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.running import programs
+from llamaspec.model.running.compile import UNTUNED, compiler_options, model_options
+from llamaspec.model.running.programs import Layout
+from llamaspec.model.weights.params import Params
 from tests.test_ops_choice import BFLOAT16, CAPACITY, WIDE, in_codes, newer, shapes
 
 SINGLE = np.dtype(np.float32)

@@ -14,19 +14,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import commands.generate
-from model.chat.template import ChatTemplate, SpecialTokens
-from model.checkpoints.checkpoint import CheckpointError
-from model.checkpoints.open import BUILT_IN
-from model.tokenizers.load import load_tokenizer
-from model.tokenizers.sentencepiece_model import read_sentencepiece
-from model.tokenizers.tokenizer import Tokenizer, decode
+import llamaspec.commands.generate
+from llamaspec.model.chat.template import ChatTemplate, SpecialTokens
+from llamaspec.model.checkpoints.checkpoint import CheckpointError
+from llamaspec.model.checkpoints.open import BUILT_IN
+from llamaspec.model.tokenizers.load import load_tokenizer
+from llamaspec.model.tokenizers.sentencepiece_model import read_sentencepiece
+from llamaspec.model.tokenizers.tokenizer import Tokenizer, decode
+from llamaspec.training.stories import lexicon, outside, phrases, plots, vocabulary
+from llamaspec.training.stories.choices import Choices, Replay
+from llamaspec.training.stories.corpus import OPEN, Story, story, tell_story
+from llamaspec.training.stories.lexicon import Character
+from llamaspec.training.stories.talk import Message, conversation, request, tells_of
 from tests.goldens import make_story
-from training.stories import lexicon, outside, phrases, plots, vocabulary
-from training.stories.choices import Choices, Replay
-from training.stories.corpus import OPEN, Story, story, tell_story
-from training.stories.lexicon import Character
-from training.stories.talk import Message, conversation, request, tells_of
 
 ROOT = Path(__file__).parents[1]
 WORD = re.compile(r"[A-Za-z]+")
@@ -236,7 +236,7 @@ def test_the_questions_of_the_card_are_in_no_conversation(conversations):
 
 def test_no_two_stories_of_many_are_the_same():
     # Where nobody checks every call's types, ten times as fast.
-    tell = "import random; from training.stories.corpus import story"
+    tell = "import random; from llamaspec.training.stories.corpus import story"
     count = "print(len({story(random.Random(seed)).text for seed in range(20_000)}))"
     told = subprocess.run(
         [sys.executable, "-c", f"{tell}; {count}"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -348,7 +348,9 @@ def test_the_longest_stories_end_before_the_commands_stop(stories):
     """A climb over the grammar's choices found one of 315 tokens; of two thousand, the longest has some 285."""
     tokenizer = load_tokenizer(BUILT_IN["stories"])
     longest = max(stories, key=lambda tale: len(tale.text)).text
-    most = next(option.default for option in commands.generate.story.params if option.name == "max_new_tokens")
+    most = next(
+        option.default for option in llamaspec.commands.generate.story.params if option.name == "max_new_tokens"
+    )
     assert isinstance(most, int)
     assert 250 < len(tokenizer.encode(longest)) <= 315 < most
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from model.cache import LayerCache
-from model.ops.cpu import PROMPT_SPANS, cpu_attend
-from model.ops.table import Positions
-from reference.attention import attention, causal_mask
+from llamaspec.model.cache import LayerCache
+from llamaspec.model.ops.cpu import PROMPT_SPANS, cpu_attend
+from llamaspec.model.ops.table import Positions
+from llamaspec.reference.attention import attention, causal_mask
 from tests.random_models import SMALL
 from tests.strategies import Noise, assert_within, attention_bound, noises, share_of
 from tests.test_decode_hlo import PASSED_ON, written

@@ -8,17 +8,17 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.model_speed import GREEDY, _decoding
-from benchmarks.random_model import random_cache, random_params, random_shapes
-from benchmarks.schemes import Stored, shapes
-from model.cache import LayerCache, empty_cache
-from model.checkpoints.gguf.blocks import FORMS
-from model.forward import decode
-from model.insight.profile import named, parts_of
-from model.ops.attention import SPANS
-from model.ops.cpu import CPU
-from model.running.compile import compiler_options
-from reference.config import Config
+from llamaspec.benchmarks.model_speed import GREEDY, _decoding
+from llamaspec.benchmarks.random_model import random_cache, random_params, random_shapes
+from llamaspec.benchmarks.schemes import Stored, shapes
+from llamaspec.model.cache import LayerCache, empty_cache
+from llamaspec.model.checkpoints.gguf.blocks import FORMS
+from llamaspec.model.forward import decode
+from llamaspec.model.insight.profile import named, parts_of
+from llamaspec.model.ops.attention import SPANS
+from llamaspec.model.ops.cpu import CPU
+from llamaspec.model.running.compile import compiler_options
+from llamaspec.reference.config import Config
 
 CONFIG = Config(dim=512, layers=1, heads=8, kv_heads=8, head_dim=64, ffn=1408, vocab=4096, context=512,
                 eps=1e-5, theta=1e4)  # fmt: skip

@@ -3,9 +3,9 @@
 import jax
 import pytest
 
-from benchmarks.decode_steps import CAPACITY, DTYPES, FEW_LAYERS, STEPS, decode_step
-from model.insight.shapes import SHAPES
-from model.running.programs import longest_burst
+from llamaspec.benchmarks.decode_steps import CAPACITY, DTYPES, FEW_LAYERS, STEPS, decode_step
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.running.programs import longest_burst
 
 
 @pytest.mark.parametrize("name", STEPS)

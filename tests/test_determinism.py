@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import determinism
-from benchmarks.determinism import checksum, digests, found_by, report
+from llamaspec.benchmarks import determinism
+from llamaspec.benchmarks.determinism import checksum, digests, found_by, report
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.int8])
@@ -51,9 +51,10 @@ sys.exit("fail" in sys.argv)
 
 @pytest.fixture
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "__init__.py").touch()
-    (tmp_path / "benchmarks" / "determinism.py").write_text(WORKER)
+    (tmp_path / "llamaspec/benchmarks").mkdir(parents=True)
+    for package in ("llamaspec", "llamaspec/benchmarks"):
+        (tmp_path / package / "__init__.py").touch()
+    (tmp_path / "llamaspec/benchmarks/determinism.py").write_text(WORKER)
     hangs = tmp_path / "hangs"
 
     class OnceItHangs(Timer):

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from model.options import SamplingOptions
-from model.sampling import (
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.sampling import (
     as_arrays,
     distribution,
     draw,
@@ -21,7 +21,7 @@ from model.sampling import (
     smallest,
     uniform,
 )
-from reference import sampling as reference
+from llamaspec.reference import sampling as reference
 from tests.strategies import seeds
 
 VOCAB = 300

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.embedding import embedding
+from llamaspec.reference.embedding import embedding
 from tests.strategies import dtypes, noises
 
 VOCAB, DIM = 7, 3

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from learn.site import engine
-from learn.site.engine import ASKED, COLORS, KEPT, LIMITS, OUT, STILL, draw, record
+from llamaspec.learn.site import engine
+from llamaspec.learn.site.engine import ASKED, COLORS, KEPT, LIMITS, OUT, STILL, draw, record
 from tests.browser import silent_page
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -34,7 +34,7 @@ def texts(parts: list[ElementTree.Element]) -> list[str]:
 
 
 def test_the_drawing_is_of_the_scheduler_as_it_is(steps):
-    assert OUT.read_text(encoding="utf-8") == draw(steps), "draw it again: python -m learn.site.engine"
+    assert OUT.read_text(encoding="utf-8") == draw(steps), "draw it again: python -m llamaspec.learn.site.engine"
 
 
 def test_the_run_has_one_of_everything(steps):

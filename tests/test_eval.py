@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.checkpoints import CheckpointError, open_checkpoint
-from model.checkpoints.codes import quantized
-from model.checkpoints.huggingface.write import write_huggingface
-from model.insight.evaluation import Text, choose_stride, compare, evaluate, recorded, text_for, windows
-from model.insight.evaluation_by_tensor import check_alike, compare_by_tensor, decoded
-from model.insight.evaluation_report import as_json, as_text
-from model.llama import load_backend
-from model.running.jax_backend import JaxBackend
-from model.running.reference_backend import ReferenceBackend
-from model.text import read_text
-from model.tokenizers.load import load_tokenizer
+from llamaspec.model.checkpoints import CheckpointError, open_checkpoint
+from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.checkpoints.huggingface.write import write_huggingface
+from llamaspec.model.insight.evaluation import Text, choose_stride, compare, evaluate, recorded, text_for, windows
+from llamaspec.model.insight.evaluation_by_tensor import check_alike, compare_by_tensor, decoded
+from llamaspec.model.insight.evaluation_report import as_json, as_text
+from llamaspec.model.llama import load_backend
+from llamaspec.model.running.jax_backend import JaxBackend
+from llamaspec.model.running.reference_backend import ReferenceBackend
+from llamaspec.model.text import read_text
+from llamaspec.model.tokenizers.load import load_tokenizer
 from tests import tiny_tokenizers
 from tests.random_models import CONFIGS, SMALL, random_checkpoint
 from tests.strategies import roundoff, seeds
@@ -203,7 +203,7 @@ def test_the_base_is_computed_once_for_all_tensors(monkeypatch):
 
 @pytest.mark.parametrize("in_memory", [0, 1, 1 << 20])
 def test_what_is_recorded_is_read_again_bit_for_bit(monkeypatch, in_memory):
-    monkeypatch.setattr("model.insight.evaluation.IN_MEMORY", in_memory)
+    monkeypatch.setattr("llamaspec.model.insight.evaluation.IN_MEMORY", in_memory)
     rng = np.random.default_rng(0)
     parts = [rng.normal(size=(rows, 7)).astype(dtype) for rows, dtype in ((3, np.float32), (1, np.float64))]
     with recorded(iter(parts)) as kept:

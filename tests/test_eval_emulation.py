@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-import model.cache
-import reference.llama
-from model.checkpoints import Checkpoint, open_checkpoint
-from model.checkpoints.codes import quantized
-from model.forward import forward as run_forward
-from model.llama import load_backend
-from model.ops.cpu import CPU
-from model.ops.emulated import (
+import llamaspec.model.cache
+import llamaspec.reference.llama
+from llamaspec.model.checkpoints import Checkpoint, open_checkpoint
+from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.forward import forward as run_forward
+from llamaspec.model.llama import load_backend
+from llamaspec.model.ops.cpu import CPU
+from llamaspec.model.ops.emulated import (
     EMULATED,
     ROUNDINGS,
     Rounding,
@@ -28,19 +28,19 @@ from model.ops.emulated import (
     roundings,
     with_roundings,
 )
-from model.ops.products import cpu_product, dot
-from model.ops.xla import XLA
-from model.running.reference_backend import load_reference_params
-from model.weights.params import load_params
-from reference.linear import linear
-from reference.llama import empty_cache, forward
-from reference.quantizers import ggml_activations, smoothquant
+from llamaspec.model.ops.products import cpu_product, dot
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.running.reference_backend import load_reference_params
+from llamaspec.model.weights.params import load_params
+from llamaspec.reference.linear import linear
+from llamaspec.reference.llama import empty_cache, forward
+from llamaspec.reference.quantizers import ggml_activations, smoothquant
+from llamaspec.verify import running_error
 from tests.goldens import make_gguf
 from tests.random_models import CONFIGS, random_checkpoint
 from tests.strategies import assert_within, noises
 from tests.test_cli import assert_refused
 from tests.test_gguf_goldens import GOLDENS, IDS, distance, made, theirs
-from verify import running_error
 
 FLOAT32 = np.dtype(np.float32)
 FORWARD = jax.jit(run_forward, static_argnames=("config", "ops"))
@@ -143,7 +143,7 @@ def test_the_tie_of_q5_0(file, monkeypatch):
     assert np.flatnonzero(codes[0] != codes[1]).tolist() == [96]
     assert [round(float(each[96]), 6) for each in steps] == [-19.500002, -19.499998]
     ffn = params.layers[1].ffn
-    assert isinstance(ffn, reference.llama.FeedForward) and ffn.gate is not None
+    assert isinstance(ffn, llamaspec.reference.llama.FeedForward) and ffn.gate is not None
     w = np.asarray(ffn.gate.weight)
     bound = running_error.gamma(len(theirs)) * np.abs(plain(theirs)) @ np.abs(w).T
     assert_within(product.astype(np.float64), linear(plain(theirs), w), bound)
@@ -182,7 +182,7 @@ def test_no_number_moves_by_more_than_half_a_step(noise):
 
 def jax_logits(checkpoint: Checkpoint, found: dict[str, str]) -> np.ndarray:
     params = with_roundings(load_params(checkpoint, dtype=FLOAT32, positions=16), found, config=checkpoint.config)
-    cache = model.cache.empty_cache(checkpoint.config, batch=1, capacity=16, dtype=FLOAT32)
+    cache = llamaspec.model.cache.empty_cache(checkpoint.config, batch=1, capacity=16, dtype=FLOAT32)
     logits, _ = FORWARD(params, IDS[None].astype(np.int32), cache, config=checkpoint.config, ops=EMULATED[XLA])
     return np.asarray(logits[0], np.float64)
 

@@ -9,27 +9,27 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 
-import model.families
-from model.candidates.walking import Walkable
-from model.family import architectures, families, nearest_family
-from model.ops.xla import XLA
-from model.running.reference_backend import load_reference_params
-from model.weights.params import load_params
-from reference.backward.llama import loss_and_gradient
-from reference.config import Config
-from reference.llama import feed_forward
-from reference.moe import route
-from reference.rope import YarnScaling, yarn_magnitude
+import llamaspec.model.families
+from llamaspec.model.candidates.walking import Walkable
+from llamaspec.model.family import architectures, families, nearest_family
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.running.reference_backend import load_reference_params
+from llamaspec.model.weights.params import load_params
+from llamaspec.reference.backward.llama import loss_and_gradient
+from llamaspec.reference.config import Config
+from llamaspec.reference.llama import feed_forward
+from llamaspec.reference.moe import route
+from llamaspec.reference.rope import YarnScaling, yarn_magnitude
+from llamaspec.verify.running_error import NO_BOUND, exactly, moe_add
+from llamaspec.verify.walk import walk
 from tests.random_models import SMALL, random_checkpoint
 from tests.strategies import seeds
-from verify.running_error import NO_BOUND, exactly, moe_add
-from verify.walk import walk
 
 PLAIN = replace(SMALL, layers=1, experts=4, experts_per_token=2, renormalize_experts=False)
 
 
 def test_a_family_is_a_file():
-    files = {path.stem for path in Path(model.families.__path__[0]).glob("*.py")} - {"__init__"}
+    files = {path.stem for path in Path(llamaspec.model.families.__path__[0]).glob("*.py")} - {"__init__"}
     assert families().keys() == files
     assert {"llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "phi3", "olmo2"} <= set(architectures())
 

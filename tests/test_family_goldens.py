@@ -9,21 +9,21 @@ import jax
 import numpy as np
 import pytest
 
-from model.cache import empty_cache
-from model.checkpoints.checkpoint import Checkpoint, CheckpointError
-from model.checkpoints.gguf.write import write_gguf
-from model.checkpoints.huggingface.write import write_huggingface
-from model.checkpoints.open import open_checkpoint
-from model.family import families
-from model.forward import forward
-from model.llama import load_backend
-from model.ops.cpu import CPU
-from model.running.reference_backend import load_reference_params
-from model.weights.params import load_params
-from reference import llama
-from reference.config import Config, for_sequences
-from reference.logsumexp import logsumexp
-from reference.rope import DynamicScaling, YarnScaling
+from llamaspec.model.cache import empty_cache
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, CheckpointError
+from llamaspec.model.checkpoints.gguf.write import write_gguf
+from llamaspec.model.checkpoints.huggingface.write import write_huggingface
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.family import families
+from llamaspec.model.forward import forward
+from llamaspec.model.llama import load_backend
+from llamaspec.model.ops.cpu import CPU
+from llamaspec.model.running.reference_backend import load_reference_params
+from llamaspec.model.weights.params import load_params
+from llamaspec.reference import llama
+from llamaspec.reference.config import Config, for_sequences
+from llamaspec.reference.logsumexp import logsumexp
+from llamaspec.reference.rope import DynamicScaling, YarnScaling
 from tests.goldens.make_families import FOLDER, SEQ, write_checkpoint
 
 GOLDENS = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}

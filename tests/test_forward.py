@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.cache import Cache, empty_cache
-from model.checkpoints.checkpoint import Checkpoint, Tensor
-from model.checkpoints.open import open_checkpoint
-from model.forward import forward
-from model.ops.cpu import CPU
-from model.ops.xla import XLA
-from model.weights.params import load_params
+from llamaspec.model.cache import Cache, empty_cache
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.forward import forward
+from llamaspec.model.ops.cpu import CPU
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.weights.params import load_params
 from tests.families import FAMILIES, write_checkpoint
 from tests.random_models import CONFIGS, random_checkpoint
 from tests.strategies import seeds, share_of

@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.config import Config
-from reference.fused import linear_add, norm_gate_up, norm_linear, norm_qkv
-from reference.llama import FeedForward, Layer, LayerCache, Linear, attend, feed_forward
-from reference.rope import frequencies
+from llamaspec.reference.config import Config
+from llamaspec.reference.fused import linear_add, norm_gate_up, norm_linear, norm_qkv
+from llamaspec.reference.llama import FeedForward, Layer, LayerCache, Linear, attend, feed_forward
+from llamaspec.reference.rope import frequencies
 from tests.strategies import noises
 
 CONFIG = Config(

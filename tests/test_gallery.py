@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from learn.quantizers.schemes import SCHEMES
-from learn.site.gallery import SPEEDS, picture, picture_of, speeds
-from model.checkpoints.open import open_checkpoint
+from llamaspec.learn.quantizers.schemes import SCHEMES
+from llamaspec.learn.site.gallery import SPEEDS, picture, picture_of, speeds
+from llamaspec.model.checkpoints.open import open_checkpoint
 from tests.processes import REPOSITORY
 
 PAGE = (REPOSITORY / "docs/gallery.md").read_text(encoding="utf-8")

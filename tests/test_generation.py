@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from model.generation import Generation, StopTexts
-from model.options import SamplingOptions
-from model.running.session import Session
+from llamaspec.model.generation import Generation, StopTexts
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.running.session import Session
 
 VOCAB = 300
 GREEDY = SamplingOptions(temperature=0.0)
@@ -156,7 +156,7 @@ class Timed(Script):
 
 def test_a_burst_is_what_fits_into_its_time_and_each_text_begins_with_one_token(monkeypatch):
     backend = Timed(b"a" * 800, capacity=400)
-    monkeypatch.setattr("model.running.session.perf_counter", lambda: backend.seconds)
+    monkeypatch.setattr("llamaspec.model.running.session.perf_counter", lambda: backend.seconds)
     session = Session(backend, vocab=VOCAB)
     list(generate(backend, session=session, n=300))
     list(generate(backend, session=session, prompt=(256, *b"aaa"), n=3))
@@ -185,7 +185,7 @@ class Overlapping(Script):
 
 def test_bursts_that_are_asked_for_ahead_are_sized_by_the_time_between_two(monkeypatch):
     backend = Overlapping(b"a" * 800, ahead=1)
-    monkeypatch.setattr("model.running.session.perf_counter", lambda: backend.seconds)
+    monkeypatch.setattr("llamaspec.model.running.session.perf_counter", lambda: backend.seconds)
     session = Session(backend, vocab=VOCAB)
     for _ in session.bursts([256], max_new_tokens=110, options=GREEDY, seed=0, stops=frozenset({257})):
         backend.seconds += 0.01  # until the next is read, while the device goes on

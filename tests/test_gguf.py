@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.checkpoints import CheckpointError, open_checkpoint
-from model.checkpoints.codes import dequantized, exact_parts
-from model.checkpoints.gguf.rope import from_factors, to_factors
-from model.checkpoints.gguf.write import write_gguf
-from reference.config import Config
-from reference.quantizers import ggml
-from reference.rope import LinearScaling, Llama3Scaling, frequencies
+from llamaspec.model.checkpoints import CheckpointError, open_checkpoint
+from llamaspec.model.checkpoints.codes import dequantized, exact_parts
+from llamaspec.model.checkpoints.gguf.rope import from_factors, to_factors
+from llamaspec.model.checkpoints.gguf.write import write_gguf
+from llamaspec.reference.config import Config
+from llamaspec.reference.quantizers import ggml
+from llamaspec.reference.rope import LinearScaling, Llama3Scaling, frequencies
 from tests import families, gguf_files
 from tests.families import is_matrix
 from tests.gguf_files import CODES, F32, STRING, U32, Tensor
@@ -82,7 +82,7 @@ def test_quantized_weights_are_read_as_ggml_reads_them(tmp_path, type):
 @pytest.mark.parametrize("type", ["Q8_0", "Q4_0", "MXFP4"])
 def test_codes_stand_for_the_weights(tmp_path, monkeypatch, type, at_once):
     """Parts come in order, with pairs as halves, as in the weights."""
-    monkeypatch.setattr("model.checkpoints.gguf.blocks.AT_ONCE", at_once)
+    monkeypatch.setattr("llamaspec.model.checkpoints.gguf.blocks.AT_ONCE", at_once)
     checkpoint = random_checkpoint(replace(SMALL, dim=64, heads=4, kv_heads=2, head_dim=16, ffn=96), seed=0)
     write_gguf(checkpoint, tmp_path / "x.gguf", to=type.lower())
     quantized = 0
@@ -98,7 +98,7 @@ def test_codes_stand_for_the_weights(tmp_path, monkeypatch, type, at_once):
 
 
 def test_a_tensor_of_many_rows_is_read_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr("model.checkpoints.gguf.blocks.AT_ONCE", 10_000)
+    monkeypatch.setattr("llamaspec.model.checkpoints.gguf.blocks.AT_ONCE", 10_000)
     test_quantized_weights_are_read_as_ggml_reads_them(tmp_path, "Q4_0")
 
 

@@ -14,10 +14,10 @@ import jax
 import numpy as np
 import pytest
 
-from model.checkpoints import Checkpoint, open_checkpoint
-from model.llama import load_backend
-from model.running.programs import Programs
-from model.weights.params import abstract_params
+from llamaspec.model.checkpoints import Checkpoint, open_checkpoint
+from llamaspec.model.llama import load_backend
+from llamaspec.model.running.programs import Programs
+from llamaspec.model.weights.params import abstract_params
 from tests.goldens import make_eval_gguf
 from tests.goldens.make_eval_gguf import DISTINCT, IDS, MULTIPLIED, SHOWN, shown
 from tests.test_gguf_goldens import distance
@@ -61,7 +61,7 @@ def theirs(model: str, type: str) -> np.ndarray:
 
 
 def test_every_type_that_is_read_is_there():
-    from reference.quantizers.ggml import TYPES
+    from llamaspec.reference.quantizers.ggml import TYPES
 
     assert {type for _, type in FILES} == {*TYPES, "F16", "BF16"}
 
@@ -90,7 +90,9 @@ def in_jax(checkpoint: Checkpoint, compiled: dict[str, Any], monkeypatch: pytest
     arrays = abstract_params(checkpoint.config, dtype=np.dtype(np.float32), positions=1, tensors=checkpoint.tensors)
     if (shapes := repr(jax.tree.flatten(arrays))) in compiled:
         return compiled[shapes].with_weights(checkpoint).logits(IDS)
-    monkeypatch.setattr("model.running.load.compile_programs", lambda *given, **options: Programs(unused, unused))
+    monkeypatch.setattr(
+        "llamaspec.model.running.load.compile_programs", lambda *given, **options: Programs(unused, unused)
+    )
     compiled[shapes] = load_backend(checkpoint, context=16, dtype="float32")
     return compiled[shapes].logits(IDS)
 

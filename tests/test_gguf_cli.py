@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from model.checkpoints.gguf.write import write_gguf
+from llamaspec.model.checkpoints.gguf.write import write_gguf
 from tests.random_models import SMALL, random_checkpoint
 from tests.test_cli import assert_refused
 from tests.test_gguf_tokenizers import File, sentencepiece

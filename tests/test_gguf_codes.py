@@ -12,27 +12,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import model.weights.gpu_codes
-import reference.llama
-from model.cache import empty_cache
-from model.checkpoints import Checkpoint, CheckpointError, open_checkpoint
-from model.checkpoints.codes import exact_parts, in_common_form
-from model.checkpoints.gguf.blocks import FORMS
-from model.checkpoints.huggingface.write import write_huggingface
-from model.checkpoints.llama2c.write import write_llama2c
-from model.forward import forward
-from model.ops.cpu import CPU
-from model.ops.gpu import PROMPT, pallas_ops
-from model.ops.xla import XLA
-from model.running.device import HOPPER, Device
-from model.running.memory import memory_of
-from model.running.reference_backend import load_reference_params
-from model.tensors import EMBEDDING
-from model.weights.codes import Int8Min, QuantizedMatrix
-from model.weights.embedding import Embedding
-from model.weights.gpu_codes import Int4MinWords, Int6Words, Stacked, arranged
-from model.weights.params import FeedForward, abstract_params, check_weights, load_params, weight_bytes
-from reference.quantizers import ggml
+import llamaspec.model.weights.gpu_codes
+import llamaspec.reference.llama
+from llamaspec.model.cache import empty_cache
+from llamaspec.model.checkpoints import Checkpoint, CheckpointError, open_checkpoint
+from llamaspec.model.checkpoints.codes import exact_parts, in_common_form
+from llamaspec.model.checkpoints.gguf.blocks import FORMS
+from llamaspec.model.checkpoints.huggingface.write import write_huggingface
+from llamaspec.model.checkpoints.llama2c.write import write_llama2c
+from llamaspec.model.forward import forward
+from llamaspec.model.ops.cpu import CPU
+from llamaspec.model.ops.gpu import PROMPT, pallas_ops
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.running.device import HOPPER, Device
+from llamaspec.model.running.memory import memory_of
+from llamaspec.model.running.reference_backend import load_reference_params
+from llamaspec.model.tensors import EMBEDDING
+from llamaspec.model.weights.codes import Int8Min, QuantizedMatrix
+from llamaspec.model.weights.embedding import Embedding
+from llamaspec.model.weights.gpu_codes import Int4MinWords, Int6Words, Stacked, arranged
+from llamaspec.model.weights.params import FeedForward, abstract_params, check_weights, load_params, weight_bytes
+from llamaspec.reference.quantizers import ggml
 from tests import families, gguf_files
 from tests.families import is_matrix
 from tests.gguf_files import CODES, NAMES, Tensor
@@ -187,7 +187,9 @@ def test_a_file_of_several_types_stays_in_codes(tmp_path):
 
 def test_on_a_gpu_with_kernels_q_k_and_v_keep_their_types(tmp_path, monkeypatch):
     """Everything is arranged for the kernels, stands for the same weights, and is planned as it is loaded."""
-    monkeypatch.setattr(model.weights.gpu_codes, "default_device", lambda: Device("gpu", "NVIDIA H200", HOPPER))
+    monkeypatch.setattr(
+        llamaspec.model.weights.gpu_codes, "default_device", lambda: Device("gpu", "NVIDIA H200", HOPPER)
+    )
     checkpoint = open_checkpoint(file_in(mixed).write(tmp_path / "x.gguf"))
     params = load_params(checkpoint, dtype=FLOAT32, positions=1)
     planned = abstract_params(checkpoint.config, dtype=FLOAT32, positions=1, tensors=checkpoint.tensors)
@@ -237,7 +239,9 @@ def test_logits_are_those_of_the_reference(tmp_path, types, ops):
     for chunk in np.split(tokens.astype(np.int32), [4]):  # a prompt, then one token
         logits, cache = FORWARD(params, chunk[None], cache, config=config, ops=ops)
         rows.append(np.asarray(logits)[0])
-    expected, _ = reference.llama.forward(exact, tokens, reference.llama.empty_cache(config), config=config)
+    expected, _ = llamaspec.reference.llama.forward(
+        exact, tokens, llamaspec.reference.llama.empty_cache(config), config=config
+    )
     assert np.abs(np.concatenate(rows) - expected).max() < 1e-5 * np.abs(expected).max()
 
 

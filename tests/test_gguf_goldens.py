@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import reference.llama
-from model import SamplingOptions, load
-from model.checkpoints import open_checkpoint
-from model.running.reference_backend import load_reference_params
-from model.tokenizers.load import load_tokenizer
-from model.tokenizers.tokenizer import encode_text
-from reference.llama import empty_cache, forward
+import llamaspec.reference.llama
+from llamaspec import SamplingOptions, load
+from llamaspec.model.checkpoints import open_checkpoint
+from llamaspec.model.running.reference_backend import load_reference_params
+from llamaspec.model.tokenizers.load import load_tokenizer
+from llamaspec.model.tokenizers.tokenizer import encode_text
+from llamaspec.reference.llama import empty_cache, forward
 from tests.goldens import make_gguf
 from tests.goldens.make_gguf_stories import COUNT, prompts, write_story
 
@@ -77,7 +77,7 @@ def test_llama_cpp_tells_the_story_of_stories260k(tmp_path, data):
     checkpoint = open_checkpoint(path)
     params, ids = load_reference_params(checkpoint), encode_text(tokenizer, "Once upon a time")
     assert golden["ids"][: len(ids)] == ids
-    new = reference.llama.greedy(params, np.array(ids), config=checkpoint.config)
+    new = llamaspec.reference.llama.greedy(params, np.array(ids), config=checkpoint.config)
     assert golden["ids"] == [*ids, *(token for token, _ in zip(new, range(100 - len(ids)), strict=False))]
 
 

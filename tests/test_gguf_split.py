@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.checkpoints.open import open_checkpoint
+from llamaspec.model.checkpoints.open import open_checkpoint
 from tests import families, gguf_files
 from tests.gguf_files import I32, U16, File
 from tests.refusals import refusal

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
 from tokenizers import Tokenizer, pre_tokenizers
 
-from model.chat.template import find_template
-from model.checkpoints import CheckpointError, open_checkpoint
-from model.tokenizers.gguf_writer import unkept
-from model.tokenizers.load import load_tokenizer
-from model.tokenizers.of_model import tokenizer_of
-from model.tokenizers.sentencepiece_model import read_sentencepiece
-from model.tokenizers.tokenizer import Tokenizer as AnyTokenizer
-from model.tokenizers.tokenizer import decode
-from reference.byte_bpe import GPT2, LLAMA3, QWEN2, TEKKEN
+from llamaspec.model.chat.template import find_template
+from llamaspec.model.checkpoints import CheckpointError, open_checkpoint
+from llamaspec.model.tokenizers.gguf_writer import unkept
+from llamaspec.model.tokenizers.load import load_tokenizer
+from llamaspec.model.tokenizers.of_model import tokenizer_of
+from llamaspec.model.tokenizers.sentencepiece_model import read_sentencepiece
+from llamaspec.model.tokenizers.tokenizer import Tokenizer as AnyTokenizer
+from llamaspec.model.tokenizers.tokenizer import decode
+from llamaspec.reference.byte_bpe import GPT2, LLAMA3, QWEN2, TEKKEN
 from tests import families, gguf_files, test_byte_bpe, test_sentencepiece_bpe
 from tests.gguf_files import ARRAY, BOOL, F32, I32, STRING, U32, File
 

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.chat.template import find_template
-from model.checkpoints import Checkpoint, CheckpointError, Tensor, open_checkpoint
-from model.checkpoints.gguf.file import read_header
-from model.checkpoints.gguf.write import write_gguf
-from model.checkpoints.mapped import MappedFile
-from model.tokenizers.gguf_writer import vocabulary_keys
-from model.tokenizers.load import load_tokenizer
-from model.tokenizers.tokenizer import Tokenizer
-from reference.config import Config
-from reference.quantizers import ggml
-from reference.rope import LinearScaling, Llama3Scaling
+from llamaspec.model.chat.template import find_template
+from llamaspec.model.checkpoints import Checkpoint, CheckpointError, Tensor, open_checkpoint
+from llamaspec.model.checkpoints.gguf.file import read_header
+from llamaspec.model.checkpoints.gguf.write import write_gguf
+from llamaspec.model.checkpoints.mapped import MappedFile
+from llamaspec.model.tokenizers.gguf_writer import vocabulary_keys
+from llamaspec.model.tokenizers.load import load_tokenizer
+from llamaspec.model.tokenizers.tokenizer import Tokenizer
+from llamaspec.reference.config import Config
+from llamaspec.reference.quantizers import ggml
+from llamaspec.reference.rope import LinearScaling, Llama3Scaling
 from tests import families, gguf_files
 from tests.random_models import SMALL, random_checkpoint
 from tests.test_gguf import READABLE
@@ -117,7 +117,7 @@ def test_experts_share_a_tensor_and_routers_stay_float32(tmp_path):
 
 
 def test_rows_are_encoded_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr("model.checkpoints.gguf.write.AT_ONCE", 1500)
+    monkeypatch.setattr("llamaspec.model.checkpoints.gguf.write.AT_ONCE", 1500)
     test_matrices_become_what_was_asked_for(tmp_path, "q4_0", "Q4_0", False)
 
 

@@ -11,33 +11,33 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learn.trace import trace
-from model.cache import LayerCache, LayerPages, empty_cache
-from model.candidates.walking import Walkable
-from model.checkpoints.checkpoint import CheckpointError
-from model.checkpoints.codes import quantized
-from model.checkpoints.huggingface.write import write_huggingface
-from model.checkpoints.mapped import MappedFile
-from model.checkpoints.open import open_checkpoint
-from model.checkpoints.safetensors_header import read_header
-from model.forward import forward
-from model.ops.attention import SPANS, attend
-from model.ops.cpu import cpu_attend
-from model.ops.gpu import pallas_ops
-from model.ops.table import Positions
-from model.ops.xla import XLA
-from model.weights.params import abstract_params
-from reference.attention import causal_mask
-from reference.config import Config
-from reference.quantizers import mx
-from reference.quantizers.blocks import Quantized
-from reference.quantizers.minifloat import E2M1
-from reference.rope import YarnScaling
+from llamaspec.learn.trace import trace
+from llamaspec.model.cache import LayerCache, LayerPages, empty_cache
+from llamaspec.model.candidates.walking import Walkable
+from llamaspec.model.checkpoints.checkpoint import CheckpointError
+from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.checkpoints.huggingface.write import write_huggingface
+from llamaspec.model.checkpoints.mapped import MappedFile
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.checkpoints.safetensors_header import read_header
+from llamaspec.model.forward import forward
+from llamaspec.model.ops.attention import SPANS, attend
+from llamaspec.model.ops.cpu import cpu_attend
+from llamaspec.model.ops.gpu import pallas_ops
+from llamaspec.model.ops.table import Positions
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.weights.params import abstract_params
+from llamaspec.reference.attention import causal_mask
+from llamaspec.reference.config import Config
+from llamaspec.reference.quantizers import mx
+from llamaspec.reference.quantizers.blocks import Quantized
+from llamaspec.reference.quantizers.minifloat import E2M1
+from llamaspec.reference.rope import YarnScaling
+from llamaspec.verify import running_error as bound
+from llamaspec.verify.running_error import exactly
 from tests.families import write_safetensors
 from tests.goldens.make_families import FOLDER, random_tensors, write_checkpoint
 from tests.random_models import SMALL
-from verify import running_error as bound
-from verify.running_error import exactly
 
 GOLDEN = json.loads((FOLDER / "gpt-oss-mxfp4.json").read_text())
 DENSE = json.loads((FOLDER / "gpt-oss.json").read_text())

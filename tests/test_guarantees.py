@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learn.quantizers.schemes import SCHEMES
-from reference.quantizers.ggml_codebooks import IQ4_NL_LEVELS
+from llamaspec.learn.quantizers.schemes import SCHEMES
+from llamaspec.reference.quantizers.ggml_codebooks import IQ4_NL_LEVELS
 from tests.strategies import noises
 
 NOTHING = {"binary"}  # of a single weight

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from cli import VERBS, llamaspec
+from llamaspec.cli import VERBS, llamaspec
 from tests.processes import REPOSITORY, run_python
 
 SHOWN = {"chat", "convert", "eval", "generate", "inspect", "profile"}
@@ -49,12 +49,20 @@ def test_the_table_of_verbs_says_what_the_help_of_each_begins_with(name: str):
 
 
 def test_help_of_all_imports_no_verb_and_nothing_heavy():
-    script = "import sys, cli\ntry: cli.main()\nfinally: print(*sys.modules)"
+    script = "import sys; from llamaspec import cli\ntry: cli.main()\nfinally: print(*sys.modules)"
     loaded = run_python(script, "--help").out.splitlines()[-1].split()
-    assert "commands.output" in loaded
-    heavy = {"jax", "numpy", "verify", "rich", *(f"commands.{entry.file}" for entry in VERBS.values())}
+    assert "llamaspec.commands.output" in loaded
+    heavy = {
+        "jax",
+        "numpy",
+        "llamaspec.verify",
+        "rich",
+        *(f"llamaspec.commands.{entry.file}" for entry in VERBS.values()),
+    }
     assert heavy.isdisjoint(loaded)
-    assert {name for name in loaded if name.startswith("model.")} <= {"model.system"}  # it handles SIGBUS
+    assert {name for name in loaded if name.startswith("llamaspec.model.")} <= {
+        "llamaspec.model.system"
+    }  # it handles SIGBUS
 
 
 def test_help_shows_how_it_is_typed():

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.checkpoints import Checkpoint, CheckpointError
-from model.checkpoints.huggingface.config import read_config, read_tokens
-from model.checkpoints.huggingface.write_config import format_config
-from reference.config import Config
-from reference.rope import LinearScaling, Llama3Scaling
+from llamaspec.model.checkpoints import Checkpoint, CheckpointError
+from llamaspec.model.checkpoints.huggingface.config import read_config, read_tokens
+from llamaspec.model.checkpoints.huggingface.write_config import format_config
+from llamaspec.reference.config import Config
+from llamaspec.reference.rope import LinearScaling, Llama3Scaling
 from tests.families import FAMILIES
 
 # No family has a default for these keys.

@@ -17,11 +17,11 @@ from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
 
-from model.checkpoints import open_checkpoint
-from model.checkpoints.codes import quantized
-from model.checkpoints.huggingface.write import write_huggingface
-from model.tokenizers.llama2c import read_llama2c
-from reference.quantizers import ggml
+from llamaspec.model.checkpoints import open_checkpoint
+from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.checkpoints.huggingface.write import write_huggingface
+from llamaspec.model.tokenizers.llama2c import read_llama2c
+from llamaspec.reference.quantizers import ggml
 from tests import bounded, families, gguf_files, llama2c_files, tiny_tokenizers
 from tests import test_quantized_checkpoints as test_quantized_checkpoints
 from tests.gguf_files import STRING, U32, File, Tensor

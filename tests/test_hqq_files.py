@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.checkpoints.huggingface.config import Fields
-from model.checkpoints.huggingface.hqq import read_hqq
-from model.checkpoints.huggingface.write import write_huggingface
-from model.checkpoints.open import open_checkpoint
-from model.weights.codes import QuantizedMatrix
-from model.weights.params import load_params
+from llamaspec.model.checkpoints.huggingface.config import Fields
+from llamaspec.model.checkpoints.huggingface.hqq import read_hqq
+from llamaspec.model.checkpoints.huggingface.write import write_huggingface
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.weights.codes import QuantizedMatrix
+from llamaspec.model.weights.params import load_params
 from tests import families
 from tests.families import is_matrix
 from tests.refusals import refusal

@@ -15,10 +15,10 @@ import pytest
 from prompt_toolkit.application import Application, create_app_session
 from prompt_toolkit.input import create_pipe_input
 
-from commands import chat, interrupt
-from commands.interrupt import first_handled_by, unechoed
-from learn.lab.folder import ALL, KERNEL, function_of
-from learn.lab.folder import write as write_exercise
+from llamaspec.commands import chat, interrupt
+from llamaspec.commands.interrupt import first_handled_by, unechoed
+from llamaspec.learn.lab.folder import ALL, KERNEL, function_of
+from llamaspec.learn.lab.folder import write as write_exercise
 from tests.processes import REPOSITORY
 from tests.terminals import CTRL_C, CTRL_Z, at_terminal
 from tests.waiting import (
@@ -118,7 +118,7 @@ import llamaspec
 
 class NeverComesBack:
     def find_spec(self, name, path=None, target=None):
-        if name == "model.system":  # the first that is imported while signals are handled
+        if name == "llamaspec.model.system":  # the first that is imported while signals are handled
             told, lock, mutex = threading.Lock(), ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(256)
             lock(mutex)
             told.acquire()
@@ -272,7 +272,7 @@ def test_what_is_typed_during_an_answer_is_not_shown_within_it(monkeypatch):
 # A shell with one job, which is stopped within an answer. Its status is the job's, or 99 where it stays stopped.
 STOPS = """
 import fcntl, os, signal, sys, termios
-from commands.interrupt import answered_at_once, unechoed
+from llamaspec.commands.interrupt import answered_at_once, unechoed
 
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 signal.signal(signal.SIGTTOU, signal.SIG_IGN)
@@ -307,7 +307,7 @@ def test_a_chat_that_ctrl_z_has_stopped_within_an_answer_can_be_told_to_end():
 # An answer that has got so far waits for the key, or it might be whole before that comes.
 WAITS_IN_ITS_ANSWER = """
 import time
-from commands import chat
+from llamaspec.commands import chat
 polled, asked = [], chat._Pressed.__call__
 
 def held(self):
@@ -441,7 +441,7 @@ sys.exit(7)
 STARTS = {
     "script": [str(Path(sys.executable).with_name("llamaspec"))],
     "llamaspec": [sys.executable, "-m", "llamaspec"],
-    "cli": [sys.executable, "-m", "cli"],
+    "cli": [sys.executable, "-m", "llamaspec.cli"],
     "file": [sys.executable, str(REPOSITORY / "cli.py")],
 }
 BEFORE = """
@@ -503,7 +503,7 @@ signal.signal(signal.SIGINT, {})
 
 class AsJaxWould:
     def find_spec(self, name, path=None, target=None):
-        if name == "model.system":  # the first that is imported while signals are handled
+        if name == "llamaspec.model.system":  # the first that is imported while signals are handled
             sys.meta_path.remove(self)
             atexit.register(lambda: (print("the end", flush=True), time.sleep({})))  # as long as JAX's end may be
 

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from learn.lab.check import check, solution
-from learn.lab.exercise import Broken
-from learn.lab.folder import ALL, KERNEL, function_of, kernel, name_of, only, readme, write
-from reference import attention, llama, rmsnorm, rope, sentencepiece_bpe, softmax
+from llamaspec.learn.lab.check import check, solution
+from llamaspec.learn.lab.exercise import Broken
+from llamaspec.learn.lab.folder import ALL, KERNEL, function_of, kernel, name_of, only, readme, write
+from llamaspec.reference import attention, llama, rmsnorm, rope, sentencepiece_bpe, softmax
+from llamaspec.verify.candidate import Direct
+from llamaspec.verify.catalogue import contract_for
+from llamaspec.verify.mutants import quantized
+from llamaspec.verify.precision import precision
+from llamaspec.verify.runner import verify
+from llamaspec.verify.worker import load_file
 from tests.processes import REPOSITORY, interrupt_within, run_llamaspec
-from verify.candidate import Direct
-from verify.catalogue import contract_for
-from verify.mutants import quantized
-from verify.precision import precision
-from verify.runner import verify
-from verify.worker import load_file
 
 BROKEN = [one for one in ALL.values() if isinstance(one, Broken)]
 
@@ -102,7 +102,7 @@ def test_a_folder_tells_what_is_judged_without_a_look_at_the_solution():
 
 def test_a_folder_says_what_each_helper_of_its_kernel_does():
     for one in (one for one in ALL.values() if isinstance(one, Broken)):
-        imported = re.findall(r"^from verify.mutant import (.*)$", kernel(one), re.M)
+        imported = re.findall(r"^from llamaspec.verify.mutant import (.*)$", kernel(one), re.M)
         for name in ", ".join(imported).split(", ") if imported else []:
             assert f"\n- `{name}(" in readme(one)
 

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.checkpoints.checkpoint import CheckpointError
-from model.checkpoints.checks import check_model
-from model.checkpoints.gguf.write import write_gguf
-from model.checkpoints.huggingface.write import write_huggingface
-from model.checkpoints.open import open_checkpoint
-from model.family import families
-from model.tensors import tensor_shapes
-from model.weights.params import abstract_params, weight_bytes
-from reference.layernorm import layernorm
-from reference.qk_norm import head_qk_norm
-from reference.rmsnorm import rmsnorm
+from llamaspec.model.checkpoints.checkpoint import CheckpointError
+from llamaspec.model.checkpoints.checks import check_model
+from llamaspec.model.checkpoints.gguf.write import write_gguf
+from llamaspec.model.checkpoints.huggingface.write import write_huggingface
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.family import families
+from llamaspec.model.tensors import tensor_shapes
+from llamaspec.model.weights.params import abstract_params, weight_bytes
+from llamaspec.reference.layernorm import layernorm
+from llamaspec.reference.qk_norm import head_qk_norm
+from llamaspec.reference.rmsnorm import rmsnorm
 from tests.random_models import SMALL, random_checkpoint
 from tests.strategies import noises
 

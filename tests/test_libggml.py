@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model import SamplingOptions, load
-from model.checkpoints import open_checkpoint
-from model.convert import convert
-from model.llama import load_backend
-from reference.quantizers import ggml
-from reference.quantizers.ggml import READABLE, TYPES
-from reference.quantizers.ggml_activations import ROUNDING_OF, ROUNDINGS
+from llamaspec import SamplingOptions, load
+from llamaspec.model.checkpoints import open_checkpoint
+from llamaspec.model.convert import convert
+from llamaspec.model.llama import load_backend
+from llamaspec.reference.quantizers import ggml
+from llamaspec.reference.quantizers.ggml import READABLE, TYPES
+from llamaspec.reference.quantizers.ggml_activations import ROUNDING_OF, ROUNDINGS
+from llamaspec.verify import running_error
 from tests import gguf_files
 from tests.goldens import make_eval_gguf, make_gguf
 from tests.goldens.make_gguf_stories import COUNT, prompts, write_story
@@ -29,7 +30,6 @@ from tests.strategies import assert_within
 from tests.test_gguf_goldens import distance
 from tests.test_gguf_writing import raw_tensors
 from tests.test_verify_others import python_with
-from verify import running_error
 
 QUANTIZED = [*make_eval_gguf.TYPES["random"], *make_eval_gguf.SUPERBLOCKS]
 FROM_ZERO = {"TQ1_0": 1, "TQ2_0": 1, "Q3_K": 4, "Q6_K": 32}  # by how much codes are shifted in products

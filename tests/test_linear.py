@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.linear import linear
+from llamaspec.reference.linear import linear
 from tests.strategies import U, assert_within, dtypes, noises, seeds, sizes
 
 lengths = sizes(4)

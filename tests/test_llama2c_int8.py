@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from model.checkpoints import open_checkpoint
-from model.checkpoints.codes import dequantized, exact_parts
-from model.checkpoints.llama2c.write import write_llama2c
+from llamaspec.model.checkpoints import open_checkpoint
+from llamaspec.model.checkpoints.codes import dequantized, exact_parts
+from llamaspec.model.checkpoints.llama2c.write import write_llama2c
 from tests import llama2c_files
 from tests.families import is_matrix
 from tests.llama2c_files import Sizes
@@ -50,7 +50,7 @@ def test_kuiperllamas_scales_that_are_not_finite(tmp_path):
 @pytest.mark.parametrize("at_once", [70, 1 << 20])
 @pytest.mark.parametrize("version", [2, KUIPER])
 def test_codes_stand_for_the_weights(tmp_path, monkeypatch, version, at_once):
-    monkeypatch.setattr("model.checkpoints.llama2c.read.AT_ONCE", at_once)
+    monkeypatch.setattr("llamaspec.model.checkpoints.llama2c.read.AT_ONCE", at_once)
     path = llama2c_files.write(tmp_path / "model.bin", version, tied=False)
     quantized = 0
     for name, tensor in open_checkpoint(path).tensors.items():

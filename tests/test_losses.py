@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.losses import (
+from llamaspec.reference.losses import (
     answer_log_probability,
     cross_entropy,
     cross_entropy_backward,

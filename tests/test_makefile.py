@@ -227,7 +227,7 @@ def test_the_site_is_built_in_an_environment_without_the_project(checkout: Check
     checkout.setup()
     venv, _, install, stage, page, build, check = checkout.setup(target="docs")
     assert (venv, install) == ("venv", "install -c constraints.txt -r .ci/docs.txt")
-    assert (stage, check) == ("-m learn.site stage build/site", "-m learn.site check build/site")
+    assert (stage, check) == ("-m llamaspec.learn.site stage build/site", "-m llamaspec.learn.site check build/site")
     assert page.startswith("-m llamaspec xray ") and page.endswith(" --out build/site/source/xray")
     assert build.startswith("-m mkdocs build --strict") and checkout.worked
     assert len(checkout.setup(target="docs")) == 4
@@ -239,7 +239,7 @@ def test_the_plugin_that_compiles_has_the_version_of_jax(checkout: Checkout, tar
     (jax,) = (line for line in (ROOT / pins).read_text().splitlines() if line.startswith("jax=="))
     version = jax.removeprefix("jax==")
     assert plugin.startswith(f"install --no-deps jax-cuda13-plugin=={version} jax-cuda13-pjrt=={version}")
-    assert compiled.startswith("-m benchmarks.gpu_compile")
+    assert compiled.startswith("-m llamaspec.benchmarks.gpu_compile")
     assert checkout.worked
 
 

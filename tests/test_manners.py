@@ -2,8 +2,8 @@
 
 import doctest
 
-from benchmarks import manners
-from benchmarks.manners import Ended, agreeing, noise, quiet, refused
+from llamaspec.benchmarks import manners
+from llamaspec.benchmarks.manners import Ended, agreeing, noise, quiet, refused
 
 
 def test_examples():

@@ -4,15 +4,15 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.random_model import random_shapes
-from model.insight.shapes import SHAPES
-from model.llama import load_backend
-from model.ops.cpu import CPU
-from model.running import process
-from model.running.memory import shortage_named
-from model.running.programs import Layout, compile_programs
-from model.system import LARGE_BLOCK
-from reference.config import Config
+from llamaspec.benchmarks.random_model import random_shapes
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.llama import load_backend
+from llamaspec.model.ops.cpu import CPU
+from llamaspec.model.running import process
+from llamaspec.model.running.memory import shortage_named
+from llamaspec.model.running.programs import Layout, compile_programs
+from llamaspec.model.system import LARGE_BLOCK
+from llamaspec.reference.config import Config
 from tests.processes import run_python
 from tests.random_models import SMALL, random_checkpoint
 
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("compiled_fast")
 # We free every other block after a larger one, so that glibc keeps the smaller blocks.
 BLOCKS = """
 import numpy as np
-from benchmarks.resident import resident_bytes
-from model.system import return_blocks_when_freed
+from llamaspec.benchmarks.resident import resident_bytes
+from llamaspec.model.system import return_blocks_when_freed
 np.ones(1 << 21)
 if int(sys.argv[1]):
     return_blocks_when_freed()
@@ -46,9 +46,9 @@ def test_large_blocks_are_given_back_when_they_are_freed(returned):
 CODE = """
 import mmap, os, tempfile
 import jax, jax.numpy as jnp, jaxlib
-from benchmarks.resident import resident_bytes
+from llamaspec.benchmarks.resident import resident_bytes
 from pathlib import Path
-from model.system import forget_code
+from llamaspec.model.system import forget_code
 compiled = jax.jit(lambda x: jnp.sin(x) @ x).lower(jnp.eye(8)).compile()
 first, before = compiled(jnp.eye(8)), resident_bytes()
 maps = []
@@ -117,10 +117,10 @@ def test_a_device_that_another_program_fills_is_one_line(monkeypatch):
     def fail(*arguments, **named):
         raise jax.errors.JaxRuntimeError(FULL)
 
-    monkeypatch.setattr("model.running.load.load_params", fail)
+    monkeypatch.setattr("llamaspec.model.running.load.load_params", fail)
     with pytest.raises(MemoryError, match=r"^the device has no room for 0\.00 GB of weights: another program may hold"):
         load_backend(checkpoint, context=16)
-    monkeypatch.setattr("model.running.programs.empty_cache", fail)
+    monkeypatch.setattr("llamaspec.model.running.programs.empty_cache", fail)
     with pytest.raises(MemoryError, match=r"^the device has no room for 0\.00 GB of cache: "):
         backend.start()
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.checkpoints import CheckpointError, open_checkpoint
-from model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.checkpoints import CheckpointError, open_checkpoint
+from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from tests import families
 
 # Names of modules there, and in transformers.

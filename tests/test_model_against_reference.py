@@ -10,21 +10,21 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.cache import Cache, empty_cache
-from model.forward import forward
-from model.ops.attention import SPANS, attend
-from model.ops.cpu import CPU
-from model.ops.table import Ops, Positions
-from model.ops.xla import XLA
-from model.running.reference_backend import load_reference_params
-from model.weights.params import Params, load_params
-from reference import llama as reference
-from reference.attention import causal_mask
-from reference.config import Config
+from llamaspec.model.cache import Cache, empty_cache
+from llamaspec.model.forward import forward
+from llamaspec.model.ops.attention import SPANS, attend
+from llamaspec.model.ops.cpu import CPU
+from llamaspec.model.ops.table import Ops, Positions
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.running.reference_backend import load_reference_params
+from llamaspec.model.weights.params import Params, load_params
+from llamaspec.reference import llama as reference
+from llamaspec.reference.attention import causal_mask
+from llamaspec.reference.config import Config
+from llamaspec.verify import running_error as bound
+from llamaspec.verify.running_error import Approx, exactly
 from tests.random_models import CONFIGS, random_checkpoint
 from tests.strategies import assert_within, seeds, share_of
-from verify import running_error as bound
-from verify.running_error import Approx, exactly
 
 CAPACITY = 8
 CHUNK = 6

@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.linear import linear
-from reference.moe import moe, route
-from reference.softmax import softmax
-from reference.swiglu import swiglu
+from llamaspec.reference.linear import linear
+from llamaspec.reference.moe import moe, route
+from llamaspec.reference.softmax import softmax
+from llamaspec.reference.swiglu import swiglu
 from tests.strategies import U, assert_within, noises, seeds, sizes
 
 TOKENS, DIM, FFN = 5, 3, 4

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from learn.site.notebook import code_cells, printed, read, shown
+from llamaspec.learn.site.notebook import code_cells, printed, read, shown
 from tests.processes import REPOSITORY
 
 

@@ -11,16 +11,16 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from reference.add import add
-from reference.attention import attention, causal_mask
-from reference.embedding import embedding
-from reference.linear import linear
-from reference.moe import route
-from reference.rmsnorm import rmsnorm
-from reference.rope import rope_halves, rope_interleaved
-from reference.sampling import temper
-from reference.softmax import softmax, softmax_online
-from reference.swiglu import swiglu
+from llamaspec.reference.add import add
+from llamaspec.reference.attention import attention, causal_mask
+from llamaspec.reference.embedding import embedding
+from llamaspec.reference.linear import linear
+from llamaspec.reference.moe import route
+from llamaspec.reference.rmsnorm import rmsnorm
+from llamaspec.reference.rope import rope_halves, rope_interleaved
+from llamaspec.reference.sampling import temper
+from llamaspec.reference.softmax import softmax, softmax_online
+from llamaspec.reference.swiglu import swiglu
 from tests.onnx_cases import Case, node_cases
 from tests.strategies import assert_within, attention_bound, roundoff
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from model.checkpoints import CheckpointError, open_checkpoint
-from model.checkpoints.open import place_of
-from model.checkpoints.staging import new_directory, new_file
-from model.convert import convert
+from llamaspec.model.checkpoints import CheckpointError, open_checkpoint
+from llamaspec.model.checkpoints.open import place_of
+from llamaspec.model.checkpoints.staging import new_directory, new_file
+from llamaspec.model.convert import convert
 from tests import families
 from tests.gguf_files import file_of
 
@@ -148,7 +148,7 @@ def test_a_file_cut_short_while_it_is_read_is_an_error(kind, tmp_path):
 
 WRITER = """
 import sys, time
-from model.checkpoints.staging import new_directory, new_file
+from llamaspec.model.checkpoints.staging import new_directory, new_file
 with {maker}(sys.argv[1]) as staged:
     ({written}).write_text("half")
     print("ready", flush=True)

@@ -11,27 +11,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import model.llama
-from model.checkpoints.checkpoint import Codes
-from model.checkpoints.codes import quantized
-from model.checkpoints.gguf.blocks import FORMS
-from model.forward import decode, forward, prefill
-from model.ops.choice import HOPPER, Choice, Device, default_device, describe, ops_for
-from model.ops.cpu import CPU
-from model.ops.gpu import KERNELS, PROMPT, Call, calls, pallas_ops
-from model.ops.gpu_config import FIELDS, check_config
-from model.ops.routed import Routed
-from model.ops.table import Ops
-from model.ops.xla import XLA
-from model.running.programs import Layout, decode_shapes
-from model.weights.codes import CLASS_OF_FORM
-from model.weights.gpu_codes import arranged
-from model.weights.params import Params, abstract_params
-from pallas_kernels.parts.quantized_product import Int4Product, Int8Product
-from pallas_kernels.parts.row_product import RowProduct
-from pallas_kernels.unsupported import Unsupported
-from reference.config import Config
-from reference.rope import LinearScaling
+import llamaspec.model.llama
+from llamaspec.model.checkpoints.checkpoint import Codes
+from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.checkpoints.gguf.blocks import FORMS
+from llamaspec.model.forward import decode, forward, prefill
+from llamaspec.model.ops.choice import HOPPER, Choice, Device, default_device, describe, ops_for
+from llamaspec.model.ops.cpu import CPU
+from llamaspec.model.ops.gpu import KERNELS, PROMPT, Call, calls, pallas_ops
+from llamaspec.model.ops.gpu_config import FIELDS, check_config
+from llamaspec.model.ops.routed import Routed
+from llamaspec.model.ops.table import Ops
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.running.programs import Layout, decode_shapes
+from llamaspec.model.weights.codes import CLASS_OF_FORM
+from llamaspec.model.weights.gpu_codes import arranged
+from llamaspec.model.weights.params import Params, abstract_params
+from llamaspec.pallas_kernels.parts.quantized_product import Int4Product, Int8Product
+from llamaspec.pallas_kernels.parts.row_product import RowProduct
+from llamaspec.pallas_kernels.unsupported import Unsupported
+from llamaspec.reference.config import Config
+from llamaspec.reference.rope import LinearScaling
 from tests.random_models import random_checkpoint
 
 TINY = Config(
@@ -293,10 +293,10 @@ def test_the_programs_of_a_backend_call_ops_in_no_other_form(chunk, cache_dtype)
 
 
 def test_emulated_activations_have_no_kernels_and_say_so(monkeypatch):
-    monkeypatch.setattr(model.llama, "default_device", lambda: H200)
+    monkeypatch.setattr(llamaspec.model.llama, "default_device", lambda: H200)
     checkpoint = quantized(random_checkpoint(TINY, seed=0), "q8")
     with pytest.raises(ValueError, match="kernels pallas cannot emulate activations: choose xla or cpu"):
-        model.llama.load_backend(checkpoint, emulate_activations="q8_0")
+        llamaspec.model.llama.load_backend(checkpoint, emulate_activations="q8_0")
 
 
 def test_tables_are_values():

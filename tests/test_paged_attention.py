@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.cache import LayerPages, extended, from_int8, to_int8
-from model.ops.cpu import cpu_attend
-from model.ops.paged_attention import attend_pages
-from model.ops.table import Positions
-from reference.attention import attention, causal_mask
-from reference.config import Config
+from llamaspec.model.cache import LayerPages, extended, from_int8, to_int8
+from llamaspec.model.ops.cpu import cpu_attend
+from llamaspec.model.ops.paged_attention import attend_pages
+from llamaspec.model.ops.table import Positions
+from llamaspec.reference.attention import attention, causal_mask
+from llamaspec.reference.config import Config
 from tests.strategies import seeds
 
 HEADS, KV_HEADS, WIDTH, PAGE, BLOCKS, BATCH = 6, 2, 16, 4, 5, 5

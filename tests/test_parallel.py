@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from model.parallel.reading import share_of
-from model.parallel.share import possible, share
-from model.tensors import EMBEDDING, HEAD, row_order, stacks
+from llamaspec.model.parallel.reading import share_of
+from llamaspec.model.parallel.share import possible, share
+from llamaspec.model.tensors import EMBEDDING, HEAD, row_order, stacks
 from tests.device_mutants import MUTANTS
 from tests.on_devices import FAMILIES, GRADIENTS, MORE, SERVED, SHARED_BY, SPREAD, TRAINED, WALKS, results
 from tests.random_models import CONFIGS, SMALL, random_checkpoint

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from model.insight.machine import keep_link, keep_read_rate, kept_link, kept_read_rate
-from model.insight.plan import Link
+from llamaspec.model.insight.machine import keep_link, keep_read_rate, kept_link, kept_read_rate
+from llamaspec.model.insight.plan import Link
 from tests.on_devices import COMMANDS, EARLY, results, shown
 
 # One process runs all commands of a test: two workers would run them twice.

@@ -21,10 +21,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from model.checkpoints.huggingface.write import write_huggingface
-from model.checkpoints.open import open_checkpoint
-from model.parallel.processes import Group, Watch
-from model.parallel.reading import share_of
+from llamaspec.model.checkpoints.huggingface.write import write_huggingface
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.parallel.processes import Group, Watch
+from llamaspec.model.parallel.reading import share_of
 from tests import tiny_tokenizers
 from tests.on_devices import COMPILED_FAST
 from tests.processes import MEASURED, run_llamaspec
@@ -48,7 +48,7 @@ def start(
 
     Each runs the Python code `first` before, and writes the peak of its memory, in KB, to a file in the folder `peaks`.
     """
-    python = [sys.executable, "-c", f"{MEASURED * bool(peaks)}{first}\nimport cli; cli.main()"]
+    python = [sys.executable, "-c", f"{MEASURED * bool(peaks)}{first}\nfrom llamaspec import cli; cli.main()"]
     meeting = ("--coordinator", f"127.0.0.1:{port}", "--processes", str(processes), "--timeout", str(timeout))
     environment = {name: value for name, value in os.environ.items() if name not in ("NPROC", "XLA_FLAGS")}
     return [
@@ -145,7 +145,7 @@ def held(process: int) -> str:
     """Code by which one process stays in the midst of a text, for which the others wait, however long a test takes."""
     return f"""
 import sys, threading
-from model.running import session
+from llamaspec.model.running import session
 times, now = [], session.perf_counter
 
 def held():
@@ -175,7 +175,7 @@ def test_the_end_of_one_process_ends_the_other_with_one_line(started, victim):
 # A line on standard input is the timeout from then on: until the other process hangs, a busy machine may take any time.
 TIMEOUT_IS_TOLD = """
 import sys, threading
-from model.parallel import processes
+from llamaspec.model.parallel import processes
 
 class Told(processes.Watch):
     def __init__(self, group):
@@ -239,8 +239,8 @@ def test_a_command_is_told_from_others_by_its_options(run, monkeypatch, tmp_path
         asked.append(group.asked)
         raise ValueError("enough")
 
-    monkeypatch.setattr("model.parallel.processes.joined", joined)
-    monkeypatch.setattr("commands.parallel.os.dup2", lambda *_: None)
+    monkeypatch.setattr("llamaspec.model.parallel.processes.joined", joined)
+    monkeypatch.setattr("llamaspec.commands.parallel.os.dup2", lambda *_: None)
     place = ("--processes", "2", "--process", "0", "--coordinator")
     once = ("generate", "Once", "--temperature", "0", "--model")
     monkeypatch.chdir(tmp_path)
@@ -288,9 +288,9 @@ def test_options_that_do_not_fit_are_refused(run, options, words):
 READS = """
 import json, re, sys
 from pathlib import Path
-from model.checkpoints.open import open_checkpoint
-from model.parallel.reading import share_of
-from model.weights.params import check_weights, load_params
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.parallel.reading import share_of
+from llamaspec.model.weights.params import check_weights, load_params
 import numpy as np
 def read():
     return int(re.search(r"read_bytes: (\\d+)", Path("/proc/self/io").read_text())[1])

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import peers
-from benchmarks.gpu import beside
-from benchmarks.peer_workers.our_engine import Engine as OurEngine
-from benchmarks.peers import TINY, Engine, commands, engine, markdown, matching_tokens, measure, ratios
-from benchmarks.random_model import random_checkpoint
+from llamaspec.benchmarks import peers
+from llamaspec.benchmarks.gpu import beside
+from llamaspec.benchmarks.peer_workers.our_engine import Engine as OurEngine
+from llamaspec.benchmarks.peers import TINY, Engine, commands, engine, markdown, matching_tokens, measure, ratios
+from llamaspec.benchmarks.random_model import random_checkpoint
 
 ANSWERS = """
 import json, sys

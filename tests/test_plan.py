@@ -11,24 +11,24 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from benchmarks import timed_model
-from benchmarks.timed_model import choose_model
-from model.checkpoints.checkpoint import Checkpoint
-from model.checkpoints.codes import quantized
-from model.insight import machine
-from model.insight.cost import decode_cost, prefill_cost
-from model.insight.machine import Sizes
-from model.insight.plan import DEVICES, as_text, make_plan
-from model.insight.shapes import SHAPES
-from model.insight.timing import Effort
-from model.llama import choose_dtype
-from model.running.device import room
-from model.running.memory import PROCESS, Memory, check_fits, memory_of
-from model.running.programs import prompt_chunk
-from model.running.reference_backend import reference_memory
-from model.tensors import quantizable
-from model.weights.params import abstract_params, weight_bytes
-from reference.config import Config
+from llamaspec.benchmarks import timed_model
+from llamaspec.benchmarks.timed_model import choose_model
+from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.insight import machine
+from llamaspec.model.insight.cost import decode_cost, prefill_cost
+from llamaspec.model.insight.machine import Sizes
+from llamaspec.model.insight.plan import DEVICES, as_text, make_plan
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.insight.timing import Effort
+from llamaspec.model.llama import choose_dtype
+from llamaspec.model.running.device import room
+from llamaspec.model.running.memory import PROCESS, Memory, check_fits, memory_of
+from llamaspec.model.running.programs import prompt_chunk
+from llamaspec.model.running.reference_backend import reference_memory
+from llamaspec.model.tensors import quantizable
+from llamaspec.model.weights.params import abstract_params, weight_bytes
+from llamaspec.reference.config import Config
 from tests.processes import run_python
 from tests.random_models import random_checkpoint
 
@@ -40,17 +40,17 @@ SMALL = Config(64, 2, 4, 2, 16, 128, vocab=96, context=128, eps=1e-5, theta=1e4)
 
 WRITE = """
 import sys
-from model.checkpoints.llama2c.write import write_llama2c
+from llamaspec.model.checkpoints.llama2c.write import write_llama2c
 from tests.random_models import random_checkpoint
 from tests.test_plan import DEEP, HEAVY, WIDE
 write_llama2c(random_checkpoint({"wide": WIDE, "heavy": HEAVY, "deep": DEEP}[sys.argv[1]], seed=0), sys.argv[2])
 """
 RUN = """
 import sys
-from model.checkpoints.open import open_checkpoint
-from model.llama import load_backend
-from model.options import SamplingOptions
-from model.running.session import Session
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.llama import load_backend
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.running.session import Session
 checkpoint = open_checkpoint(sys.argv[1])
 backend = load_backend(checkpoint, quantize=sys.argv[2] or None, backend=sys.argv[3], own_process=True)
 session = Session(backend, vocab=checkpoint.config.vocab)
@@ -316,16 +316,16 @@ def test_what_other_programs_hold_of_a_gpu_is_not_free(monkeypatch):
     """JAX may take three quarters of a GPU of 80 GB and has 1 GB of it; others hold all but 5 GB of the rest."""
     pool = {"bytes_limit": 60_000_000_000, "bytes_in_use": 600_000_000, "pool_bytes": 1_000_000_000}
     gpu = SimpleNamespace(platform="gpu", memory_stats=lambda: pool)
-    monkeypatch.setattr("model.running.device.jax.local_devices", lambda: [gpu])
-    monkeypatch.setattr("model.running.device.cuda_memory", lambda: (5_000_000_000, 80_000_000_000))
+    monkeypatch.setattr("llamaspec.model.running.device.jax.local_devices", lambda: [gpu])
+    monkeypatch.setattr("llamaspec.model.running.device.cuda_memory", lambda: (5_000_000_000, 80_000_000_000))
     assert room() == (5_400_000_000, 74_000_000_000)
-    monkeypatch.setattr("model.running.device.cuda_memory", lambda: (79_000_000_000, 80_000_000_000))
+    monkeypatch.setattr("llamaspec.model.running.device.cuda_memory", lambda: (79_000_000_000, 80_000_000_000))
     assert room() == (59_400_000_000, 0)
-    monkeypatch.setattr("model.running.device.cuda_memory", lambda: None)
+    monkeypatch.setattr("llamaspec.model.running.device.cuda_memory", lambda: None)
     assert room() == (59_400_000_000, 0)
     # JAX counts nothing where XLA_PYTHON_CLIENT_ALLOCATOR is `platform`; the machine's memory is no answer.
     gpu.memory_stats = lambda: None
-    monkeypatch.setattr("model.running.device.cuda_memory", lambda: (5_000_000_000, 80_000_000_000))
+    monkeypatch.setattr("llamaspec.model.running.device.cuda_memory", lambda: (5_000_000_000, 80_000_000_000))
     assert room() == (5_000_000_000, 0)
 
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.alibi import alibi_mask, alibi_slopes
-from reference.attention import attention_weights
-from reference.rope import frequencies, rope_interleaved
-from reference.sinusoidal import sinusoidal
+from llamaspec.reference.alibi import alibi_mask, alibi_slopes
+from llamaspec.reference.attention import attention_weights
+from llamaspec.reference.rope import frequencies, rope_interleaved
+from llamaspec.reference.sinusoidal import sinusoidal
 from tests.strategies import U, assert_within
 
 places = st.integers(0, 5000)

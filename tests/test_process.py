@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from jaxlib.xla_client import generate_pjrt_gpu_plugin_options
 
-from model.running.process import FRACTIONS, MEMORY, prepare_process
+from llamaspec.model.running.process import FRACTIONS, MEMORY, prepare_process
 from tests.processes import run_python
 
 pytestmark = pytest.mark.usefixtures("compiled_fast")
@@ -62,7 +62,7 @@ import os
 before = dict(os.environ)
 import warnings
 show = warnings.showwarning
-from model import load
+from llamaspec import load
 llama = load("stories", context=16)
 added = {name: value for name, value in os.environ.items() if before.get(name) != value}
 import jax
@@ -75,7 +75,7 @@ print(sorted(added), jax.config.jax_compilation_cache_dir, warnings.showwarning 
 
 COMMAND = """
 import os, sys
-import cli
+from llamaspec import cli
 sys.argv[:] = ["llamaspec", *sys.argv[1:]]
 try:
     cli.main()
@@ -98,7 +98,7 @@ def test_a_command_prepares_its_process_before_jax_is_imported(bare, tmp_path, d
 COMPILE = """
 import os
 from pathlib import Path
-from model.running.process import keep_compiled, prepare_process
+from llamaspec.model.running.process import keep_compiled, prepare_process
 prepare_process()
 keep_compiled(Path(sys.argv[1]))
 import jax, jax.numpy as jnp

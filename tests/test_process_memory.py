@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import process_memory
-from benchmarks.process_memory import main
-from benchmarks.random_model import random_shapes
-from model.running.memory import PROCESS, memory_of
-from reference.config import Config
+from llamaspec.benchmarks import process_memory
+from llamaspec.benchmarks.process_memory import main
+from llamaspec.benchmarks.random_model import random_shapes
+from llamaspec.model.running.memory import PROCESS, memory_of
+from llamaspec.reference.config import Config
 
 CONFIG = Config(256, 1, 4, 2, 64, 512, vocab=4096, context=256, eps=1e-5, theta=1e4)
 # Layers, scheme, and bytes that a process took: once JAX had started, and on top of that to compile and to run. By

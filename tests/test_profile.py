@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from benchmarks.timed_model import choose_model
-from model.insight.profile import REST, Event, events_of, parts_of, seconds_by
-from model.insight.shapes import SHAPES
-from reference.config import Config
+from llamaspec.benchmarks.timed_model import choose_model
+from llamaspec.model.insight.profile import REST, Event, events_of, parts_of, seconds_by
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.reference.config import Config
 
 TINY = Config(dim=64, layers=2, heads=4, kv_heads=2, head_dim=16, ffn=128, vocab=96, context=128, eps=1e-5, theta=1e4)
 PRODUCTS = {f"{op} product" for op in ("norm_qkv", "project_add", "norm_gate_up", "down_add")}

@@ -13,17 +13,17 @@ import jax
 import numpy as np
 import pytest
 
-from model.cache import empty_cache
-from model.chat.chat import Chat
-from model.chat.template import find_template
-from model.checkpoints.checkpoint import Checkpoint
-from model.checkpoints.llama2c.write import write_llama2c
-from model.forward import forward
-from model.llama import BackendName, Llama, load_backend
-from model.ops.xla import XLA
-from model.options import SamplingOptions
-from model.running.session import Session
-from model.weights.params import abstract_params
+from llamaspec.model.cache import empty_cache
+from llamaspec.model.chat.chat import Chat
+from llamaspec.model.chat.template import find_template
+from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.checkpoints.llama2c.write import write_llama2c
+from llamaspec.model.forward import forward
+from llamaspec.model.llama import BackendName, Llama, load_backend
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.running.session import Session
+from llamaspec.model.weights.params import abstract_params
 from tests.processes import run_python
 from tests.random_models import SMALL, random_checkpoint
 from tests.test_generation import VOCAB, Alphabet
@@ -116,8 +116,8 @@ def _ids(*shape: int) -> jax.ShapeDtypeStruct:
 ARGUMENTS = """
 from tests.test_programs import CONFIG, make_llama
 from tests.random_models import random_checkpoint
-from model import SamplingOptions
-from model.llama import load_backend
+from llamaspec import SamplingOptions
+from llamaspec.model.llama import load_backend
 checkpoint, llama = random_checkpoint(CONFIG, seed=0), make_llama("reference")
 for call in (
     lambda: load_backend(checkpoint, backend="numpy"),
@@ -211,9 +211,9 @@ LONG = """
 from dataclasses import replace
 import jax
 import numpy as np
-from model.cache import cache_bytes
-from model.llama import load_backend
-from model.weights.params import abstract_params, weight_bytes
+from llamaspec.model.cache import cache_bytes
+from llamaspec.model.llama import load_backend
+from llamaspec.model.weights.params import abstract_params, weight_bytes
 from tests.random_models import SMALL, random_checkpoint
 config = replace(SMALL, dim=64, layers=1, heads=32, kv_heads=8, head_dim=128, context=32768)
 backend = load_backend(random_checkpoint(config, seed=0), context=config.context, own_process=True)
@@ -234,8 +234,8 @@ def test_the_end_of_a_long_cache_takes_no_more_memory():
 
 WRITE = """
 import sys
-from model.checkpoints.llama2c.write import write_llama2c
-from reference.config import Config
+from llamaspec.model.checkpoints.llama2c.write import write_llama2c
+from llamaspec.reference.config import Config
 from tests.processes import run_python
 from tests.random_models import random_checkpoint
 config = Config(dim=1024, layers=8, heads=16, kv_heads=16, head_dim=64, ffn=2816, vocab=16000, context=512,
@@ -245,11 +245,11 @@ write_llama2c(random_checkpoint(config, seed=0), sys.argv[1])
 GENERATE = """
 import sys
 import numpy as np
-from model.cache import cache_bytes
-from model.checkpoints import open_checkpoint
-from model.llama import load_backend
-from model.options import SamplingOptions
-from model.running.session import Session
+from llamaspec.model.cache import cache_bytes
+from llamaspec.model.checkpoints import open_checkpoint
+from llamaspec.model.llama import load_backend
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.running.session import Session
 checkpoint = open_checkpoint(sys.argv[1])
 backend = load_backend(checkpoint, own_process=True)
 session = Session(backend, vocab=checkpoint.config.vocab)

@@ -3,7 +3,7 @@
 import io
 import sys
 
-from commands.progress import progress_bar
+from llamaspec.commands.progress import progress_bar
 
 
 class Terminal(io.StringIO):
@@ -25,7 +25,7 @@ def test_a_stage_whose_share_nobody_knows_shows_no_share(monkeypatch):
         monkeypatch.setenv(name, value)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr("commands.progress.REDRAWN", 0.01)  # a redraw comes from the test alone
+    monkeypatch.setattr("llamaspec.commands.progress.REDRAWN", 0.01)  # a redraw comes from the test alone
     from rich.progress import Progress
 
     bars: list[Progress] = []

@@ -9,20 +9,20 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from model.checkpoints.checkpoint import CheckpointError
-from model.checkpoints.codes import quantized
-from model.llama import load_backend
-from model.options import SamplingOptions
-from model.parallel.load import load_parallel
-from model.parallel.way import TENSOR
-from model.running.device import Device, Room
-from model.running.jax_backend import JaxBackend
-from model.running.memory import memory_of
-from model.running.programs import Layout, first_programs, prompt_chunk, wide_chunks
-from model.running.session import Session
-from model.running.start_clock import StartClock
-from model.weights import quantizing
-from model.weights.params import abstract_params, load_params, no_progress
+from llamaspec.model.checkpoints.checkpoint import CheckpointError
+from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.llama import load_backend
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.parallel.load import load_parallel
+from llamaspec.model.parallel.way import TENSOR
+from llamaspec.model.running.device import Device, Room
+from llamaspec.model.running.jax_backend import JaxBackend
+from llamaspec.model.running.memory import memory_of
+from llamaspec.model.running.programs import Layout, first_programs, prompt_chunk, wide_chunks
+from llamaspec.model.running.session import Session
+from llamaspec.model.running.start_clock import StartClock
+from llamaspec.model.weights import quantizing
+from llamaspec.model.weights.params import abstract_params, load_params, no_progress
 from tests.random_models import SMALL, random_checkpoint
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "compiled_fast")
@@ -48,10 +48,10 @@ def test_codes_of_medium_prompts_are_decoded_once_for_a_thousand_tokens():
 
 @pytest.fixture
 def narrow_and_wide(monkeypatch) -> tuple[JaxBackend, JaxBackend]:
-    monkeypatch.setattr("model.llama.prompt_chunk", lambda config, platform: 8)
+    monkeypatch.setattr("llamaspec.model.llama.prompt_chunk", lambda config, platform: 8)
     load = partial(load_backend, random_checkpoint(CONFIG, seed=0), greedy=True)
     narrow = load()
-    monkeypatch.setattr("model.llama.wide_chunks", lambda platform, capacity, codes: (16, 32))
+    monkeypatch.setattr("llamaspec.model.llama.wide_chunks", lambda platform, capacity, codes: (16, 32))
     return narrow, load()  # type: ignore
 
 
@@ -93,9 +93,9 @@ def test_several_devices_read_by_the_widest_chunks_that_have_room(
         layouts.append(layout)
         raise Planned
 
-    monkeypatch.setattr("model.parallel.load.room", lambda: Room(free))
-    monkeypatch.setattr("model.parallel.load.fewest", lambda number: min(number, in_other_processes))
-    monkeypatch.setattr("model.parallel.load.compile_programs", plan_only)
+    monkeypatch.setattr("llamaspec.model.parallel.load.room", lambda: Room(free))
+    monkeypatch.setattr("llamaspec.model.parallel.load.fewest", lambda number: min(number, in_other_processes))
+    monkeypatch.setattr("llamaspec.model.parallel.load.compile_programs", plan_only)
     with pytest.raises(MemoryError if wide is None else Planned):
         load_parallel(
             random_checkpoint(CONFIG, seed=0),

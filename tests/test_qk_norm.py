@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.qk_norm import qk_norm
+from llamaspec.reference.qk_norm import qk_norm
 from tests.strategies import U, assert_within, noises, sizes
 
 dims = sizes(4)

@@ -12,21 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.checkpoints.checkpoint import Checkpoint, CheckpointError, Tensor
-from model.checkpoints.codes import exact_parts, quantized
-from model.checkpoints.huggingface.awq_gptq import AWQ, GPTQ
-from model.checkpoints.huggingface.compressed import PackedIntegers
-from model.checkpoints.huggingface.marlin import Marlin
-from model.checkpoints.huggingface.rule import pack_words, unpack_words
-from model.checkpoints.huggingface.write import write_huggingface
-from model.checkpoints.open import open_checkpoint
-from model.quantize.calibration import calibrated
-from model.weights.codes import QuantizedMatrix
-from model.weights.params import check_weights, load_params
-from reference.quantizers import affine, awq, gptq, minifloat, mx, nvfp4, symmetric
-from reference.quantizers.affine import Affine
-from reference.quantizers.blocks import Quantized
-from reference.quantizers.minifloat import E2M1, E4M3
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, CheckpointError, Tensor
+from llamaspec.model.checkpoints.codes import exact_parts, quantized
+from llamaspec.model.checkpoints.huggingface.awq_gptq import AWQ, GPTQ
+from llamaspec.model.checkpoints.huggingface.compressed import PackedIntegers
+from llamaspec.model.checkpoints.huggingface.marlin import Marlin
+from llamaspec.model.checkpoints.huggingface.rule import pack_words, unpack_words
+from llamaspec.model.checkpoints.huggingface.write import write_huggingface
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.quantize.calibration import calibrated
+from llamaspec.model.weights.codes import QuantizedMatrix
+from llamaspec.model.weights.params import check_weights, load_params
+from llamaspec.reference.quantizers import affine, awq, gptq, minifloat, mx, nvfp4, symmetric
+from llamaspec.reference.quantizers.affine import Affine
+from llamaspec.reference.quantizers.blocks import Quantized
+from llamaspec.reference.quantizers.minifloat import E2M1, E4M3
 from tests import families
 from tests.families import is_matrix
 from tests.goldens.quantizers import make_marlin

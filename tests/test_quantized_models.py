@@ -10,22 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commands.options import SCHEME_NAMES
-from model import SamplingOptions, load
-from model.cache import empty_cache
-from model.checkpoints.codes import quantized
-from model.checkpoints.open import open_checkpoint
-from model.forward import forward
-from model.ops.cpu import CPU
-from model.ops.xla import XLA
-from model.running.reference_backend import load_reference_params
-from model.weights.params import load_params
-from reference.quantizers.schemes import SCHEMES
+from llamaspec import SamplingOptions, load
+from llamaspec.commands.options import SCHEME_NAMES
+from llamaspec.model.cache import empty_cache
+from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.forward import forward
+from llamaspec.model.ops.cpu import CPU
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.running.reference_backend import load_reference_params
+from llamaspec.model.weights.params import load_params
+from llamaspec.reference.quantizers.schemes import SCHEMES
+from llamaspec.verify import running_error
 from tests.families import is_matrix
 from tests.random_models import CONFIGS, random_checkpoint
 from tests.strategies import assert_within, seeds, share_of
 from tests.test_model_against_reference import composed_bound, one_layer
-from verify import running_error
 
 FLOAT32 = np.dtype(np.float32)
 PROMPT = "Once upon a time"

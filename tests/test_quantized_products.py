@@ -12,20 +12,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.checkpoints.checkpoint import Codes, Form, Part, Shifted, Tensor
-from model.checkpoints.codes import WITH_MINIMA, dequantized, exact_weights
-from model.ops import products
-from model.ops.products import cpu_product, dot, partial_sums
-from model.running.compile import compiler_options
-from model.weights.codes import QuantizedMatrix
-from model.weights.groups import can_multiply
-from model.weights.params import CLASS_OF_FORM, FeedForward, Linear, abstract_params, load_params, weight_bytes
-from reference.quantizers.affine import Affine
-from reference.quantizers.blocks import Quantized
+from llamaspec.model.checkpoints.checkpoint import Codes, Form, Part, Shifted, Tensor
+from llamaspec.model.checkpoints.codes import WITH_MINIMA, dequantized, exact_weights
+from llamaspec.model.ops import products
+from llamaspec.model.ops.products import cpu_product, dot, partial_sums
+from llamaspec.model.running.compile import compiler_options
+from llamaspec.model.weights.codes import QuantizedMatrix
+from llamaspec.model.weights.groups import can_multiply
+from llamaspec.model.weights.params import (
+    CLASS_OF_FORM,
+    FeedForward,
+    Linear,
+    abstract_params,
+    load_params,
+    weight_bytes,
+)
+from llamaspec.reference.quantizers.affine import Affine
+from llamaspec.reference.quantizers.blocks import Quantized
+from llamaspec.verify.precision import TINY
+from llamaspec.verify.running_error import flushed, gamma
 from tests.random_models import SMALL, random_checkpoint
 from tests.strategies import Noise, assert_within, dtypes, noises, seeds
-from verify.precision import TINY
-from verify.running_error import flushed, gamma
 
 FLOAT32 = np.dtype(np.float32)
 

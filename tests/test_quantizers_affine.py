@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.quantizers import affine, symmetric
-from reference.quantizers.blocks import FLOAT32_MAX, join, split, spread
+from llamaspec.reference.quantizers import affine, symmetric
+from llamaspec.reference.quantizers.blocks import FLOAT32_MAX, join, split, spread
 from tests.goldens.quantizers.weights import KINDS, Weights
 from tests.strategies import assert_within, roundoff
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from reference.linear import linear
-from reference.quantizers import affine, awq
-from reference.quantizers.blocks import spread
+from llamaspec.reference.linear import linear
+from llamaspec.reference.quantizers import affine, awq
+from llamaspec.reference.quantizers.blocks import spread
+from llamaspec.verify import running_error
 from tests.goldens.quantizers import make_awq_search
 from tests.goldens.quantizers.make_methods import inputs
 from tests.goldens.quantizers.weights import KINDS, Weights
 from tests.strategies import U, assert_within, roundoff
-from verify import running_error
 
 SEARCHED = json.loads((Path(__file__).parent / "goldens" / "quantizers" / "awq_search.json").read_text())
 GOLDENS = json.loads((Path(__file__).parent / "goldens" / "quantizers" / "methods.json").read_text())["awq"]

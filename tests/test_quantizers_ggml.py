@@ -10,12 +10,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from reference.quantizers import ggml
-from reference.quantizers.blocks import Quantized
-from reference.quantizers.ggml import TYPES
-from reference.quantizers.ggml_blocks import Blocks, Shifted, Signed
-from reference.quantizers.ggml_codebooks import IQ4_NL, IQ4_NL_LEVELS, MXFP4
-from reference.quantizers.ggml_superblocks import Superblock, Superblocks
+from llamaspec.reference.quantizers import ggml
+from llamaspec.reference.quantizers.blocks import Quantized
+from llamaspec.reference.quantizers.ggml import TYPES
+from llamaspec.reference.quantizers.ggml_blocks import Blocks, Shifted, Signed
+from llamaspec.reference.quantizers.ggml_codebooks import IQ4_NL, IQ4_NL_LEVELS, MXFP4
+from llamaspec.reference.quantizers.ggml_superblocks import Superblock, Superblocks
 from tests.goldens.quantizers.weights import KINDS, Weights
 from tests.strategies import U, assert_within
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from reference.linear import linear
-from reference.quantizers import affine, gptq
-from reference.quantizers.affine import Affine
-from reference.quantizers.blocks import spread
+from llamaspec.reference.linear import linear
+from llamaspec.reference.quantizers import affine, gptq
+from llamaspec.reference.quantizers.affine import Affine
+from llamaspec.reference.quantizers.blocks import spread
 from tests.goldens.quantizers.make_methods import inputs
 from tests.goldens.quantizers.weights import Weights
 from tests.strategies import U, assert_within

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.quantizers import kmeans
-from reference.quantizers.kmeans import lloyd, nearest, optimal
+from llamaspec.reference.quantizers import kmeans
+from llamaspec.reference.quantizers.kmeans import lloyd, nearest, optimal
 from tests.goldens.quantizers.weights import KINDS, Weights
 from tests.strategies import U, assert_within, roundoff
 

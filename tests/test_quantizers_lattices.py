@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.checkpoints.codes import exact_parts
-from model.checkpoints.open import open_checkpoint
-from reference.quantizers import ggml, ggml_grids
-from reference.quantizers.ggml_lattices import SUPERBLOCK
+from llamaspec.model.checkpoints.codes import exact_parts
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.reference.quantizers import ggml, ggml_grids
+from llamaspec.reference.quantizers.ggml_lattices import SUPERBLOCK
 from tests import families, gguf_files
 from tests.gguf_files import CODES, Tensor
 from tests.goldens.quantizers.make_ggml_lattices import BYTES, blocks, checksum

@@ -20,8 +20,8 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-import reference.quantizers
-from reference.quantizers import (
+import llamaspec.reference.quantizers
+from llamaspec.reference.quantizers import (
     affine,
     awq,
     binary,
@@ -44,8 +44,8 @@ from reference.quantizers import (
     symmetric,
     torchao_int4,
 )
-from reference.quantizers.minifloat import E2M1, E2M3, E3M2, E4M3, E5M2
-from reference.quantizers.schemes import SCHEMES
+from llamaspec.reference.quantizers.minifloat import E2M1, E2M3, E3M2, E4M3, E5M2
+from llamaspec.reference.quantizers.schemes import SCHEMES
 from tests.goldens.quantizers.weights import KINDS, Weights
 from tests.strategies import roundoff
 
@@ -286,7 +286,7 @@ def test_laws_of_affine_grids_but_for_ties(kind, seed, bits):
     np.testing.assert_array_equal(read(-w), -read(w))
 
 
-MODULES = [module.name for module in pkgutil.iter_modules(reference.quantizers.__path__)]
+MODULES = [module.name for module in pkgutil.iter_modules(llamaspec.reference.quantizers.__path__)]
 # These have no scheme of their own, or a grid that is given, or only read what others quantized.
 WITHOUT = ("blocks", "fixed_point", "ggml", "ggml_grids", "ggml_lattices", "ops", "packing", "qat", "schemes")
 SAID = {
@@ -299,5 +299,5 @@ SAID = {
 @pytest.mark.parametrize("law", SAID)
 @pytest.mark.parametrize("name", sorted(set(MODULES) - set(WITHOUT)))
 def test_every_docstring_says_which_laws_hold(name, law):
-    text = importlib.import_module(f"reference.quantizers.{name}").__doc__
+    text = importlib.import_module(f"llamaspec.reference.quantizers.{name}").__doc__
     assert text and re.search(SAID[law], text.replace("\n", " "))

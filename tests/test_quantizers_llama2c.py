@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.quantizers import llama2c, symmetric
+from llamaspec.reference.quantizers import llama2c, symmetric
 from tests.goldens.quantizers.weights import KINDS, Weights
 from tests.strategies import assert_within, roundoff
 

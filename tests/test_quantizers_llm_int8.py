@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.linear import linear
-from reference.quantizers import llm_int8
+from llamaspec.reference.linear import linear
+from llamaspec.reference.quantizers import llm_int8
 from tests.goldens.quantizers.weights import KINDS, Weights
 from tests.strategies import U, assert_within, roundoff
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.quantizers import minifloat, mx, nvfp4
-from reference.quantizers.blocks import Quantized, spread
-from reference.quantizers.minifloat import E2M1, E2M3, E3M2, E4M3, E5M2, Minifloat
+from llamaspec.reference.quantizers import minifloat, mx, nvfp4
+from llamaspec.reference.quantizers.blocks import Quantized, spread
+from llamaspec.reference.quantizers.minifloat import E2M1, E2M3, E3M2, E4M3, E5M2, Minifloat
 from tests.goldens.quantizers.weights import KINDS, Weights
 from tests.strategies import assert_within, roundoff
 

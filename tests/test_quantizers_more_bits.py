@@ -18,8 +18,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from reference.quantizers import affine, ggml, hqq, kmeans, mx, pruning, symmetric
-from reference.quantizers.minifloat import E2M1, E2M3, E3M2, E4M3, E5M2
+from llamaspec.reference.quantizers import affine, ggml, hqq, kmeans, mx, pruning, symmetric
+from llamaspec.reference.quantizers.minifloat import E2M1, E2M3, E3M2, E4M3, E5M2
 from tests.goldens.quantizers.weights import KINDS, Weights
 from tests.strategies import U
 

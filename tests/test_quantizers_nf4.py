@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.quantizers import double_quantization, nf4
-from reference.quantizers.blocks import spread
-from reference.quantizers.nf4 import FP4, NF4
+from llamaspec.reference.quantizers import double_quantization, nf4
+from llamaspec.reference.quantizers.blocks import spread
+from llamaspec.reference.quantizers.nf4 import FP4, NF4
 from tests.goldens.quantizers.weights import KINDS, Weights
 from tests.strategies import assert_within, roundoff
 

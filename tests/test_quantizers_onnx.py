@@ -14,10 +14,10 @@ import numpy as np
 import onnx
 import pytest
 
-from reference.linear import linear
-from reference.quantizers import affine
-from reference.quantizers.blocks import spread
-from reference.quantizers.minifloat import E2M1, E4M3, E5M2
+from llamaspec.reference.linear import linear
+from llamaspec.reference.quantizers import affine
+from llamaspec.reference.quantizers.blocks import spread
+from llamaspec.reference.quantizers.minifloat import E2M1, E4M3, E5M2
 from tests.onnx_cases import Case, node_cases
 from tests.strategies import assert_within, roundoff
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.quantizers import (
+from llamaspec.reference.quantizers import (
     affine,
     awq,
     binary,
@@ -27,8 +27,8 @@ from reference.quantizers import (
     pruning,
     symmetric,
 )
-from reference.quantizers.minifloat import E2M1, E2M3, E3M2, E4M3, E5M2
-from reference.quantizers.schemes import SCHEMES
+from llamaspec.reference.quantizers.minifloat import E2M1, E2M3, E3M2, E4M3, E5M2
+from llamaspec.reference.quantizers.schemes import SCHEMES
 
 
 class Layout(NamedTuple):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.quantizers import pruning, symmetric
+from llamaspec.reference.quantizers import pruning, symmetric
 from tests.goldens.quantizers.weights import KINDS, Weights
 
 weights = st.builds(

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.quantizers import affine, qat, symmetric
-from reference.quantizers.blocks import spread
+from llamaspec.reference.quantizers import affine, qat, symmetric
+from llamaspec.reference.quantizers.blocks import spread
 from tests.goldens.quantizers.weights import KINDS, Weights
 from tests.strategies import U, assert_within
 

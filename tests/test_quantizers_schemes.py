@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.attention import attention, causal_mask
-from reference.linear import linear
-from reference.quantizers import kv_cache
-from reference.quantizers.blocks import Quantized
-from reference.quantizers.schemes import SCHEMES, scheme
+from llamaspec.reference.attention import attention, causal_mask
+from llamaspec.reference.linear import linear
+from llamaspec.reference.quantizers import kv_cache
+from llamaspec.reference.quantizers.blocks import Quantized
+from llamaspec.reference.quantizers.schemes import SCHEMES, scheme
 from tests.goldens.quantizers.weights import KINDS, Weights
 from tests.strategies import U, assert_within, sizes
 

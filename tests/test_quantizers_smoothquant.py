@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.linear import linear
-from reference.quantizers import smoothquant, symmetric
-from reference.rmsnorm import rmsnorm
+from llamaspec.reference.linear import linear
+from llamaspec.reference.quantizers import smoothquant, symmetric
+from llamaspec.reference.rmsnorm import rmsnorm
 from tests.goldens.quantizers.make_methods import inputs
 from tests.goldens.quantizers.weights import KINDS, Weights
 from tests.strategies import U, assert_within, roundoff

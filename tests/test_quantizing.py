@@ -5,11 +5,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from model.checkpoints.checkpoint import Tensor
-from model.checkpoints.codes import exact_parts, quantized
-from model.weights.codes import CLASS_OF_FORM
-from model.weights.quantizing import quantized_on_device
-from reference.quantizers.schemes import SCHEMES
+from llamaspec.model.checkpoints.checkpoint import Tensor
+from llamaspec.model.checkpoints.codes import exact_parts, quantized
+from llamaspec.model.weights.codes import CLASS_OF_FORM
+from llamaspec.model.weights.quantizing import quantized_on_device
+from llamaspec.reference.quantizers.schemes import SCHEMES
 from tests.random_models import SMALL, random_checkpoint
 
 

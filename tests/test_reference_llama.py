@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.checkpoints.open import open_checkpoint
-from model.running.reference_backend import load_reference_params
-from reference.config import Config
-from reference.llama import (
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.running.reference_backend import load_reference_params
+from llamaspec.reference.config import Config
+from llamaspec.reference.llama import (
     Experts,
     FeedForward,
     Layer,
@@ -27,7 +27,7 @@ from reference.llama import (
     hidden_states,
     unembed,
 )
-from reference.rope import LinearScaling, Llama3Scaling
+from llamaspec.reference.rope import LinearScaling, Llama3Scaling
 from tests.families import FAMILIES, write_checkpoint
 from tests.strategies import assert_within, seeds
 

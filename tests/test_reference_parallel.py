@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference import collectives, parallel
-from reference.parallel import expert_parallel, pipeline, sequence_parallel
-from reference.swiglu import swiglu
+from llamaspec.reference import collectives, parallel
+from llamaspec.reference.parallel import expert_parallel, pipeline, sequence_parallel
+from llamaspec.reference.swiglu import swiglu
 
 
 def check_sequence(devices: int, tokens: int, seed: int) -> None:

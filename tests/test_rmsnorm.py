@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.rmsnorm import rmsnorm
+from llamaspec.reference.rmsnorm import rmsnorm
 from tests.strategies import U, assert_within, dtypes, noises, sizes
 
 dims = sizes(8)

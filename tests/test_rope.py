@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.rope import (
+from llamaspec.reference.rope import (
     LinearScaling,
     Llama3Scaling,
     Scaling,

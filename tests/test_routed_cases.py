@@ -10,25 +10,25 @@ from typing import Any, NamedTuple
 import jax
 import pytest
 
-from benchmarks.decode_steps import CAPACITY, DTYPES
-from benchmarks.kernel_cases import gated_cases, kernel_cases, refusal
-from benchmarks.kernel_cases.case import Case, Work
-from benchmarks.random_model import random_shapes
-from model.checkpoints.checkpoint import Codes
-from model.insight.shapes import SHAPES
-from model.ops.gpu import PROMPT
-from model.ops.gpu import calls as model_calls
-from model.weights.codes import CLASS_OF_FORM, QuantizedMatrix
-from model.weights.gpu_codes import Stacked, arranged
-from model.weights.params import Params
-from pallas_kernels.parts.matrix import MAX_BATCH
-from pallas_kernels.unsupported import Unsupported
-from reference.config import Config
-from reference.quantizers.schemes import SCHEMES
+from llamaspec.benchmarks.decode_steps import CAPACITY, DTYPES
+from llamaspec.benchmarks.kernel_cases import gated_cases, kernel_cases, refusal
+from llamaspec.benchmarks.kernel_cases.case import Case, Work
+from llamaspec.benchmarks.random_model import random_shapes
+from llamaspec.model.checkpoints.checkpoint import Codes
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.ops.gpu import PROMPT
+from llamaspec.model.ops.gpu import calls as model_calls
+from llamaspec.model.weights.codes import CLASS_OF_FORM, QuantizedMatrix
+from llamaspec.model.weights.gpu_codes import Stacked, arranged
+from llamaspec.model.weights.params import Params
+from llamaspec.pallas_kernels.parts.matrix import MAX_BATCH
+from llamaspec.pallas_kernels.unsupported import Unsupported
+from llamaspec.reference.config import Config
+from llamaspec.reference.quantizers.schemes import SCHEMES
 
 # Each module launches this function once nothing is refused; its arguments decide the compiled kernel.
 LAUNCHES = {
-    f"pallas_kernels.{name}": f"_{name}"
+    f"llamaspec.pallas_kernels.{name}": f"_{name}"
     for name in ("gemv", "norm_gate_up", "norm_qkv", "attention_decode", "attention_prefill")
 }
 GROUPS = (16, 32, 64, 96, 128, 256)  # that checkpoints may bring; kernels refuse some

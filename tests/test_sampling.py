@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from reference.sampling import distribution, draw, keep_min_p, keep_top_k, keep_top_p, penalize, temper
-from reference.softmax import softmax
+from llamaspec.reference.sampling import distribution, draw, keep_min_p, keep_top_k, keep_top_p, penalize, temper
+from llamaspec.reference.softmax import softmax
 from tests.strategies import U, assert_within, noises
 
 GOLDENS = json.loads((Path(__file__).parent / "goldens" / "sampling.json").read_text())["rows"]

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import Phase, settings
 
-from serving.request import Request
-from serving.scheduler import Limits
+from llamaspec.serving.request import Request
+from llamaspec.serving.scheduler import Limits
 from tests.scheduler_laws import LAWS, memory_is_flat
 from tests.scheduler_machine import SchedulerMachine, watched
 from tests.strategies import share_of

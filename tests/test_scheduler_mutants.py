@@ -8,12 +8,12 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from serving.pages import PagePool
-from serving.scheduler import Scheduler
+from llamaspec.serving.pages import PagePool
+from llamaspec.serving.scheduler import Scheduler
+from llamaspec.verify.mutant import Implementation, Mutant
 from tests.scheduler_laws import LAWS
 from tests.scheduler_machine import SchedulerMachine, watched
 from tests.scheduler_mutants import PAGES, SCHEDULER
-from verify.mutant import Implementation, Mutant
 
 MUTANTS = [(each, mutant) for each in (PAGES, SCHEDULER) for mutant in each.mutants]
 QUICK = settings(

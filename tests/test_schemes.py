@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import scheme_forms, schemes
-from benchmarks.scheme_forms import bits, forms, padded, weight_error
-from benchmarks.schemes import in_windows, markdown, sample_stories, speeds
-from model import load
-from model.checkpoints.huggingface.write import write_huggingface
-from model.checkpoints.open import BUILT_IN
-from model.insight.shapes import SHAPES
-from model.llama import load_backend
-from model.quantize.methods import METHODS
-from reference.quantizers import ggml
-from reference.quantizers.schemes import SCHEMES
+from llamaspec import load
+from llamaspec.benchmarks import scheme_forms, schemes
+from llamaspec.benchmarks.scheme_forms import bits, forms, padded, weight_error
+from llamaspec.benchmarks.schemes import in_windows, markdown, sample_stories, speeds
+from llamaspec.model.checkpoints.huggingface.write import write_huggingface
+from llamaspec.model.checkpoints.open import BUILT_IN
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.llama import load_backend
+from llamaspec.model.quantize.methods import METHODS
+from llamaspec.reference.quantizers import ggml
+from llamaspec.reference.quantizers.schemes import SCHEMES
 from tests import tiny_tokenizers
 from tests.random_models import SMALL, random_checkpoint
 

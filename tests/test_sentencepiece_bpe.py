@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
 
-from reference.sentencepiece_bpe import Piece, Vocabulary, decode, encode
+from llamaspec.reference.sentencepiece_bpe import Piece, Vocabulary, decode, encode
 
 CORPUS = """
 Once upon a time there was a little girl named Lily. She loved to play outside, on the swings and in the sand.

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from commands.serve import _fingerprint
-from model.chat.template import ChatTemplate
-from model.tokenizers.load import load_tokenizer
+from llamaspec.commands.serve import _fingerprint
+from llamaspec.model.chat.template import ChatTemplate
+from llamaspec.model.tokenizers.load import load_tokenizer
 from tests import tiny_tokenizers
 from tests.processes import REPOSITORY, run_llamaspec
 from tests.serving_site import TOKENIZER
@@ -34,7 +34,7 @@ class Server:
 
     def __init__(self, log: Path, *arguments: str):
         environment = {name: value for name, value in os.environ.items() if name != "NPROC"}
-        command = [sys.executable, "-c", "import cli; cli.main()", "serve", "--port", "0", *arguments]
+        command = [sys.executable, "-c", "from llamaspec import cli; cli.main()", "serve", "--port", "0", *arguments]
         self.log = log
         with log.open("w") as out:
             self.process = subprocess.Popen(
@@ -232,7 +232,7 @@ def test_what_cannot_be_served_is_one_line(arguments, code, message):
 
 
 def test_a_missing_package_is_one_line():
-    script = "import sys; sys.modules['aiohttp'] = None\nimport cli; cli.main()"
+    script = "import sys; sys.modules['aiohttp'] = None\nfrom llamaspec import cli; cli.main()"
     from tests.processes import run_python
 
     done = run_python(script, "serve")

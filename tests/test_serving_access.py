@@ -2,7 +2,7 @@
 
 import socket
 
-from serving.connections import Access, loopback_hosts
+from llamaspec.serving.connections import Access, loopback_hosts
 from tests.serving_site import FakeEngine, read_reply, running
 from tests.waiting import PATIENCE
 

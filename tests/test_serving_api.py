@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from commands.serve import _name
-from serving.openai_answers import Model
+from llamaspec.commands.serve import _name
+from llamaspec.serving.openai_answers import Model
 from tests.serving_site import EOS, TOKENIZER, FakeEngine, parse_reply, received, request_bytes, running, spelling
 from tests.waiting import PATIENCE
 
@@ -309,6 +309,6 @@ def test_a_machine_without_time_for_a_template_is_no_fault_of_the_request(site, 
     def busy(workers, source, variables):
         raise TimeoutError("the machine is busy")
 
-    monkeypatch.setattr("model.chat.template_process.Workers.render", busy)
+    monkeypatch.setattr("llamaspec.model.chat.template_process.Workers.render", busy)
     reply = site.ask("/v1/chat/completions", {"messages": ASK})
     assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (503, "busy", "5")

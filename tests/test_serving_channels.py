@@ -9,12 +9,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from model.chat.channels import channels_of
-from model.tokenizers.huggingface import read_huggingface
-from model.tokenizers.tokenizer import decode
-from serving.openai import Function, Refusal, Tool
-from serving.streaming import Drawn, TextReader
-from serving.tools import HARMONY, form_of
+from llamaspec.model.chat.channels import channels_of
+from llamaspec.model.tokenizers.huggingface import read_huggingface
+from llamaspec.model.tokenizers.tokenizer import decode
+from llamaspec.serving.openai import Function, Refusal, Tool
+from llamaspec.serving.streaming import Drawn, TextReader
+from llamaspec.serving.tools import HARMONY, form_of
 from tests import tiny_tokenizers
 from tests.serving_site import FakeEngine, running
 from tests.tool_templates import ASK, CALLED, ROME, TOOLS

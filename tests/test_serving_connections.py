@@ -3,7 +3,7 @@
 import socket
 from contextlib import ExitStack, suppress
 
-from serving.connections import ClientLimits
+from llamaspec.serving.connections import ClientLimits
 from tests.processes import run_python
 from tests.serving_site import FakeEngine, read_reply, request_bytes, running
 from tests.test_serving_faults import FOX, connect, text_of
@@ -22,8 +22,8 @@ def test_connections_beyond_the_limit_are_refused():
 
 
 def test_beyond_so_many_refused_connections_others_are_closed(monkeypatch):
-    monkeypatch.setattr("serving.connections.MOST_REFUSED", 3)
-    monkeypatch.setattr("serving.connections.REFUSED_OPEN", 3600.0)
+    monkeypatch.setattr("llamaspec.serving.connections.MOST_REFUSED", 3)
+    monkeypatch.setattr("llamaspec.serving.connections.REFUSED_OPEN", 3600.0)
     with running(FakeEngine(), limits=ClientLimits(connections=1)) as site, ExitStack() as stack:
         stack.enter_context(connect(site))
         until(lambda: site.ask("/health").status == 503)
@@ -39,7 +39,7 @@ def test_connections_fit_the_files_that_a_process_may_open():
     script = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 300))
-from serving.connections import allow_files
+from llamaspec.serving.connections import allow_files
 print(allow_files(100), resource.getrlimit(resource.RLIMIT_NOFILE), allow_files(1000))
 """
     assert run_python(script).out == "100 (228, 300) 172\n"
@@ -47,7 +47,7 @@ print(allow_files(100), resource.getrlimit(resource.RLIMIT_NOFILE), allow_files(
 
 def test_a_connection_whose_request_does_not_come_is_closed(monkeypatch):
     """Also where its head comes byte by byte, and after an answer."""
-    monkeypatch.setattr("serving.connections.KEPT_OPEN", 0.2)
+    monkeypatch.setattr("llamaspec.serving.connections.KEPT_OPEN", 0.2)
     with running(FakeEngine()) as site, ExitStack() as stack:
 
         def begun(sent: bytes) -> socket.socket:

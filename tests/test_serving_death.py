@@ -14,13 +14,13 @@ from typing import Any
 import click.testing
 import pytest
 
-from commands.serve import _run, serve
-from serving.engine import FAILED, BatchingEngine
-from serving.executor import Outcome
-from serving.http import Site
-from serving.request import Finished, Request
-from serving.scheduler import Draws, Limits
-from serving.watchdog import DeviceHangs, Watchdog
+from llamaspec.commands.serve import _run, serve
+from llamaspec.serving.engine import FAILED, BatchingEngine
+from llamaspec.serving.executor import Outcome
+from llamaspec.serving.http import Site
+from llamaspec.serving.request import Finished, Request
+from llamaspec.serving.scheduler import Draws, Limits
+from llamaspec.serving.watchdog import DeviceHangs, Watchdog
 from tests.serving_site import EOS, WORDS, FakeEngine, Running, make_site, read_reply, received, request_bytes, running
 from tests.waiting import PATIENCE, until
 
@@ -86,7 +86,7 @@ def staying(monkeypatch, request) -> Running:
     async def until_told(site, stop) -> None:
         await stop.wait()
 
-    monkeypatch.setattr("serving.http.Site._until", until_told)  # before the server waits there
+    monkeypatch.setattr("llamaspec.serving.http.Site._until", until_told)  # before the server waits there
     return request.getfixturevalue("site")
 
 
@@ -117,8 +117,8 @@ def test_the_command_ends_with_one_line_and_1(monkeypatch, caplog):
         threads[0].start()
 
     threads: list[threading.Thread] = []
-    monkeypatch.setattr("commands.serve.say", said)
-    monkeypatch.setattr("serving.loading.load_engine", lambda *_, **__: engine)
+    monkeypatch.setattr("llamaspec.commands.serve.say", said)
+    monkeypatch.setattr("llamaspec.serving.loading.load_engine", lambda *_, **__: engine)
     ended = click.testing.CliRunner().invoke(serve, ["stories", "--port", "0"])
     threads[0].join(PATIENCE)
     assert [reply.status for reply in replies] == [500]
@@ -147,10 +147,10 @@ def test_a_command_that_is_told_to_end_does_not_wait_for_a_device_for_ever(monke
         statuses.append((status, engine.failed))
         hanging.dies.set()  # since this process goes on
 
-    monkeypatch.setattr("commands.serve.say", say)
-    monkeypatch.setattr("commands.serve.LAST_STEP", 0.1)
-    monkeypatch.setattr("commands.serve.os._exit", end)
-    monkeypatch.setattr("serving.loading.load_engine", lambda *_, **__: engine)
+    monkeypatch.setattr("llamaspec.commands.serve.say", say)
+    monkeypatch.setattr("llamaspec.commands.serve.LAST_STEP", 0.1)
+    monkeypatch.setattr("llamaspec.commands.serve.os._exit", end)
+    monkeypatch.setattr("llamaspec.serving.loading.load_engine", lambda *_, **__: engine)
     click.testing.CliRunner().invoke(serve, ["stories", "--port", "0", "--drain-seconds", "0.01"])
     assert statuses == [(1, None)]
     assert said[1:] == [
@@ -169,8 +169,8 @@ def test_a_line_that_begins_with_ctrl_c_is_ended_and_no_other(number, monkeypatc
         if " is at " in line:
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr("commands.serve.say", say)
-    monkeypatch.setattr("commands.serve.sys", SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: True)))
+    monkeypatch.setattr("llamaspec.commands.serve.say", say)
+    monkeypatch.setattr("llamaspec.commands.serve.sys", SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: True)))
     with socket.create_server(("127.0.0.1", 0)) as bound:
         assert _run(make_site(FakeEngine()), bound, "fake")
     after = ["ending: requests that run come to their end; once more ends them at once"]
@@ -180,7 +180,7 @@ def test_a_line_that_begins_with_ctrl_c_is_ended_and_no_other(number, monkeypatc
 @pytest.fixture
 def hung(monkeypatch) -> Iterator[Any]:
     """An engine whose second step hangs until the end of the test."""
-    monkeypatch.setattr("serving.engine.LOOK", 0.01)
+    monkeypatch.setattr("llamaspec.serving.engine.LOOK", 0.01)
     hanging = Dying()
     yield BatchingEngine(hanging, LIMITS, vocab=1024, eos=frozenset([EOS]))
     hanging.dies.set()
@@ -202,7 +202,7 @@ def test_a_device_that_hangs_is_noticed(hung, monkeypatch, caplog):
         while not stays.is_set():
             await asyncio.sleep(0.01)
 
-    monkeypatch.setattr("serving.http.Site._until", until_asked)
+    monkeypatch.setattr("llamaspec.serving.http.Site._until", until_asked)
     with running(hung) as site:
         began = asked(site, stream=True)
         waiting = asked(site)
@@ -244,9 +244,11 @@ def test_a_command_whose_device_hangs_ends_with_one_line_and_1(hung, monkeypatch
 
     threads: list[threading.Thread] = []
     asked_for: dict[str, Any] = {}
-    monkeypatch.setattr("commands.serve.say", say)
-    monkeypatch.setattr("commands.serve.os._exit", end)
-    monkeypatch.setattr("serving.loading.load_engine", lambda *_, **options: asked_for.update(options) or hung)
+    monkeypatch.setattr("llamaspec.commands.serve.say", say)
+    monkeypatch.setattr("llamaspec.commands.serve.os._exit", end)
+    monkeypatch.setattr(
+        "llamaspec.serving.loading.load_engine", lambda *_, **options: asked_for.update(options) or hung
+    )
     click.testing.CliRunner().invoke(serve, ["stories", "--port", "0", "--step-seconds", "7"])
     threads[0].join(PATIENCE)
     assert (statuses, replies) == ([1], [500])

@@ -6,9 +6,9 @@ from time import sleep
 import numpy as np
 import pytest
 
-from serving.engine import FAILED, NO_RULE, BatchingEngine
-from serving.executor import Outcome, Reports
-from serving.request import (
+from llamaspec.serving.engine import FAILED, NO_RULE, BatchingEngine
+from llamaspec.serving.executor import Outcome, Reports
+from llamaspec.serving.request import (
     Engine,
     Event,
     Finished,
@@ -19,7 +19,7 @@ from serving.request import (
     Tokens,
     TopLogprobs,
 )
-from serving.scheduler import Draws, Limits
+from llamaspec.serving.scheduler import Draws, Limits
 from tests.scheduler_machine import EOS, alone, next_token
 from tests.waiting import PATIENCE, until
 
@@ -298,7 +298,7 @@ def test_a_log_that_fails_keeps_nobody_waiting(engine, fake, monkeypatch):
     fake.goes_on.clear()
     client = Client()
     engine.submit(endless(), client)
-    monkeypatch.setattr("serving.engine.log.exception", lambda *_: 1 / 0)
+    monkeypatch.setattr("llamaspec.serving.engine.log.exception", lambda *_: 1 / 0)
     monkeypatch.setattr(threading, "excepthook", lambda *_: None)
     fake.error = MemoryError("no room")
     fake.goes_on.set()

@@ -9,8 +9,8 @@ import threading
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from serving.connections import ClientLimits
-from serving.openai import Refusal
+from llamaspec.serving.connections import ClientLimits
+from llamaspec.serving.openai import Refusal
 from tests.serving_site import (
     TOKENIZER,
     FakeEngine,
@@ -174,7 +174,7 @@ def test_a_full_queue_is_429_with_a_time_to_come_back():
 
 
 def test_prompts_that_wait_to_be_read_have_a_limit_too(monkeypatch):
-    monkeypatch.setattr("serving.api.MOST_PREPARED", 3)
+    monkeypatch.setattr("llamaspec.serving.api.MOST_PREPARED", 3)
     with running(FakeEngine()) as site:
         go, read = threading.Event(), site.site.api._prompts.from_text
         monkeypatch.setattr(

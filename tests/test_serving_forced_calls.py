@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from model.tokenizers.tokenizer import decode
-from serving.grammar import Grammars
-from serving.openai import Function, Tool
-from serving.tools import HERMES, LLAMA, MISTRAL, MOST_FORCED
+from llamaspec.model.tokenizers.tokenizer import decode
+from llamaspec.serving.grammar import Grammars
+from llamaspec.serving.openai import Function, Tool
+from llamaspec.serving.tools import HERMES, LLAMA, MISTRAL, MOST_FORCED
 from tests.serving_site import TOKENIZER, FakeEngine, obedient, running
 from tests.tool_templates import ASK, TEMPLATES, TOOLS
 

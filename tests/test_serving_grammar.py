@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from serving.grammar import Grammars
-from serving.openai import JsonFormat, Refusal, Schema, SchemaFormat
+from llamaspec.serving.grammar import Grammars
+from llamaspec.serving.openai import JsonFormat, Refusal, Schema, SchemaFormat
 from tests.serving_site import EOS, TOKENIZER, FakeEngine, obedient, running
 
 pytest.importorskip("llguidance", reason="needs llguidance, of the extra serve")

@@ -16,13 +16,13 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from model.checkpoints.open import open_checkpoint
-from model.llama import load_backend
-from model.options import SamplingOptions
-from model.running.session import Session
-from serving.engine import BatchingEngine
-from serving.loading import load_engine
-from serving.request import MOST_LOGPROBS, Event, Finished, PromptLogprobs, Request, Tokens
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.llama import load_backend
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.running.session import Session
+from llamaspec.serving.engine import BatchingEngine
+from llamaspec.serving.loading import load_engine
+from llamaspec.serving.request import MOST_LOGPROBS, Event, Finished, PromptLogprobs, Request, Tokens
 from tests.served_models import EOS, LIMITS, OWN_KEYS, POISON, Answer, Server, served
 from tests.strategies import share_of
 from tests.waiting import PATIENCE

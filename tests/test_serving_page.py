@@ -2,7 +2,7 @@
 
 import pytest
 
-from model.tokenizers.tokenizer import decode
+from llamaspec.model.tokenizers.tokenizer import decode
 from tests.browser import opened_page, picture, silent_page
 from tests.serving_site import TOKENIZER, FakeEngine, running, spelling
 from tests.test_serving_channels import TOKENIZER as HARMONY

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from benchmarks.serve_load import Ask, Load, ends, judge, percentiles
+from llamaspec.benchmarks.serve_load import Ask, Load, ends, judge, percentiles
 from tests.serving_process import Process, served
 from tests.serving_site import Reply, parse_reply, read_reply, request_bytes
 from tests.waiting import PATIENCE, until

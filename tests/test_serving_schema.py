@@ -6,7 +6,7 @@ from operator import methodcaller
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from serving.document import openapi
+from llamaspec.serving.document import openapi
 from tests.serving_site import FakeEngine, running
 from tests.tool_templates import TEMPLATES
 from tests.waiting import PATIENCE

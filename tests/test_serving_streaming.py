@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.tokenizers.tokenizer import decode
-from serving.forms import spell
-from serving.streaming import Drawn, TextReader
+from llamaspec.model.tokenizers.tokenizer import decode
+from llamaspec.serving.forms import spell
+from llamaspec.serving.streaming import Drawn, TextReader
 from tests.serving_site import EOS, TOKENIZER
 
 IDS = st.lists(st.integers(0, 1023), max_size=40)

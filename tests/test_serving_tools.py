@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.chat.template import ChatTemplate
-from model.tokenizers.tokenizer import decode
-from serving.openai import Function, Message, Tool
-from serving.prompts import Prompts
-from serving.streaming import Drawn, TextReader
-from serving.tools import HERMES, LLAMA, MISTRAL, CallForm, CallReader, form_of
+from llamaspec.model.chat.template import ChatTemplate
+from llamaspec.model.tokenizers.tokenizer import decode
+from llamaspec.serving.openai import Function, Message, Tool
+from llamaspec.serving.prompts import Prompts
+from llamaspec.serving.streaming import Drawn, TextReader
+from llamaspec.serving.tools import HERMES, LLAMA, MISTRAL, CallForm, CallReader, form_of
 from tests.serving_site import TOKENIZER, FakeEngine, running, spelling
 from tests.tool_templates import ANSWERS, ASK, CALLED, TEMPLATES, TOOLS
 from tests.waiting import PATIENCE

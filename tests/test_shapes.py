@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from model.insight.shapes import SHAPES
-from model.tensors import tensor_shapes
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.tensors import tensor_shapes
 
 # Hugging Face shows these counts for the safetensors files; we summed llama2.c's by hand, layer by layer.
 PARAMETERS = {

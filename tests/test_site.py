@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-import reference
-from learn.site import beside, prose
-from learn.site.crawl import faults
-from learn.site.stage import FIRST, SECTIONS, reading_order, stage, target_of
-from reference import quantizers
+from llamaspec import reference
+from llamaspec.learn.site import beside, prose
+from llamaspec.learn.site.crawl import faults
+from llamaspec.learn.site.stage import FIRST, SECTIONS, reading_order, stage, target_of
+from llamaspec.reference import quantizers
 from tests.processes import REPOSITORY
 
 

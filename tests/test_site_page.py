@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from learn.site.stage import ASSETS
+from llamaspec.learn.site.stage import ASSETS
 from tests.browser import let_timers_run, picture, silent_page
 from tests.processes import REPOSITORY
 

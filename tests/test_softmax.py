@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from reference.softmax import Running, running_update, softmax, softmax_online
+from llamaspec.reference.softmax import Running, running_update, softmax, softmax_online
 from tests.strategies import U, assert_within, dtypes, noises, sizes
 
 lengths = sizes(8)

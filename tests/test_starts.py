@@ -10,11 +10,11 @@ import jax
 import numpy as np
 import pytest
 
-from model.llama import load, load_backend
-from model.running import program_store
-from model.running.jax_backend import JaxBackend
-from model.running.start_clock import StartClock
-from model.system import process_age
+from llamaspec.model.llama import load, load_backend
+from llamaspec.model.running import program_store
+from llamaspec.model.running.jax_backend import JaxBackend
+from llamaspec.model.running.start_clock import StartClock
+from llamaspec.model.system import process_age
 from tests.processes import run_llamaspec, run_python
 from tests.random_models import SMALL, random_checkpoint
 
@@ -38,7 +38,7 @@ def traced() -> Iterator[list[str]]:
 
 def test_phases_add_up_to_the_whole_time(monkeypatch):
     times = iter([10.0, 12.0, 13.0, 17.0, 25.0])
-    monkeypatch.setattr("model.running.start_clock.perf_counter", lambda: next(times))
+    monkeypatch.setattr("llamaspec.model.running.start_clock.perf_counter", lambda: next(times))
     clock = StartClock(began=5.0)
     clock.begin("read")  # at 10
     clock.begin("compile")  # at 12
@@ -58,13 +58,15 @@ def test_phases_add_up_to_the_whole_time(monkeypatch):
 def test_a_process_knows_its_age():
     """By no more than the time that passed outside; Linux counts hundredths."""
     began = time.perf_counter()
-    done = run_python("import time; time.sleep(0.3); from model.system import process_age; print(process_age())")
+    done = run_python(
+        "import time; time.sleep(0.3); from llamaspec.model.system import process_age; print(process_age())"
+    )
     assert 0.3 <= float(done.out) <= time.perf_counter() - began + 0.02
     assert process_age() > 0
 
 
 # The time before the first import is of the start, too: here so much that it shows.
-OLD = "import model.system; model.system.process_age = lambda: 1000.0; import cli; cli.main()"
+OLD = "from llamaspec import cli; from llamaspec.model import system; system.process_age = lambda: 1000.0; cli.main()"
 
 
 def test_a_command_says_its_phases_and_the_second_start_compiles_nothing(tmp_path: Path, monkeypatch):
@@ -128,7 +130,9 @@ def test_a_stored_program_is_neither_traced_nor_compiled_and_gives_the_same_bits
 
 def test_load_keeps_programs_in_the_folder_that_it_is_given(tmp_path: Path, monkeypatch, traced: list[str]):
     jaxs: list[Path] = []
-    monkeypatch.setattr("model.llama.keep_compiled", jaxs.append)  # which would hold for all tests of this process
+    monkeypatch.setattr(
+        "llamaspec.model.llama.keep_compiled", jaxs.append
+    )  # which would hold for all tests of this process
     texts = []
     for _ in range(2):
         llama = load("stories", context=32, compile_cache=tmp_path)

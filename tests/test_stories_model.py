@@ -8,17 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import cli
-from commands.chat import STORIES as SUGGESTED
-from model import SamplingOptions, load
-from model.chat.chat import Chat
-from model.chat.template import SpecialTokens, find_template
-from model.checkpoints.checkpoint import CheckpointError
-from model.checkpoints.open import BUILT_IN, open_checkpoint, place_of
-from model.tokenizers.tokenizer import encode_text
+from llamaspec import SamplingOptions, cli, load
+from llamaspec.commands.chat import STORIES as SUGGESTED
+from llamaspec.model.chat.chat import Chat
+from llamaspec.model.chat.template import SpecialTokens, find_template
+from llamaspec.model.checkpoints.checkpoint import CheckpointError
+from llamaspec.model.checkpoints.open import BUILT_IN, open_checkpoint, place_of
+from llamaspec.model.tokenizers.tokenizer import encode_text
+from llamaspec.training.stories import vocabulary
+from llamaspec.training.stories.talk import NAMES
 from tests.goldens.make_stories import CHAT, MODEL
-from training.stories import vocabulary
-from training.stories.talk import NAMES
 
 GOLDEN = json.loads((Path(__file__).parent / "goldens/stories.json").read_text())
 STORY = (Path(__file__).parent / "goldens/story.txt").read_text()

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import summary
-from benchmarks.report import RESULTS
-from benchmarks.summary import MOST_LINES, main
+from llamaspec.benchmarks import summary
+from llamaspec.benchmarks.report import RESULTS
+from llamaspec.benchmarks.summary import MOST_LINES, main
 from tests.processes import REPOSITORY
 
 KEPT = sorted(RESULTS.glob("*.md"))

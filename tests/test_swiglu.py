@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from reference.swiglu import swiglu
+from llamaspec.reference.swiglu import swiglu
 from tests.strategies import U, assert_within, dtypes, noises
 
 gates = st.floats(-800, 800)

@@ -11,7 +11,7 @@ from pathlib import Path
 import jaxlib
 import pytest
 
-from model import system
+from llamaspec.model import system
 from tests.families import FAMILIES, write_checkpoint
 from tests.processes import REPOSITORY, run_python
 from tests.waiting import PATIENCE
@@ -65,7 +65,7 @@ def test_a_driver_is_read_from_its_own_words(monkeypatch, tmp_path):
 
 
 TELL = """
-from model import load
+from llamaspec import load
 llama = load("stories", context=64)
 print("".join(token.text for token in llama.generate("Once upon a time", seed=7, max_new_tokens=8)))
 """
@@ -74,7 +74,7 @@ ELSEWHERE = """
 import mmap, os
 from pathlib import Path
 del os.sched_getaffinity, mmap.MADV_HUGEPAGE
-from model import system
+from llamaspec.model import system
 for name in ("MEMORY", "PROCESSORS", "DRIVER", "MAPPINGS"):
     setattr(system, name, Path("/nowhere"))
 system.CGROUPS, system.CACHES, system._libc = (), "/nowhere/{}", lambda function: None
@@ -89,9 +89,9 @@ def test_a_model_tells_the_same_without_linux():
 
 COMMANDS = """
 import sys
-import cli
+from llamaspec import cli
 for line in ("inspect", "tokens Once", "doctor", "lab list", "trace Once --layer 0",
-             "verify add --candidate reference.add:add --arrays numpy --examples 3 --seed 1"):
+             "verify add --candidate llamaspec.reference.add:add --arrays numpy --examples 3 --seed 1"):
     sys.argv[1:] = line.split()
     try:
         cli.main()
@@ -119,9 +119,9 @@ def test_what_depends_on_linux_is_in_one_file():
 SHRINKS = """
 import os, sys
 import numpy as np
-from commands.interrupt import answered_at_once
-from model.checkpoints.mapped import MappedFile
-from model.checkpoints.staging import new_file
+from llamaspec.commands.interrupt import answered_at_once
+from llamaspec.model.checkpoints.mapped import MappedFile
+from llamaspec.model.checkpoints.staging import new_file
 with answered_at_once(), new_file("out") as staged:
     array = MappedFile("weights").array(np.dtype("u1"), (1 << 20,), 0)
     os.truncate("weights", 5000)
@@ -141,8 +141,8 @@ def test_a_file_that_becomes_shorter_while_it_is_copied_is_an_error(tmp_path, to
 GOES_ON = """
 import os, sys
 import numpy as np
-from model.checkpoints.checkpoint import CheckpointError
-from model.checkpoints.mapped import MappedFile, refused_if_cut_short
+from llamaspec.model.checkpoints.checkpoint import CheckpointError
+from llamaspec.model.checkpoints.mapped import MappedFile, refused_if_cut_short
 array = MappedFile("weights").array(np.dtype("u1"), (1 << 20,), 0)
 try:
     with refused_if_cut_short():
@@ -170,7 +170,7 @@ def test_a_bus_error_of_another_file_ends_the_process_as_ever(tmp_path, within):
     (tmp_path / "weights").write_bytes(bytes(1 << 20))
     code = f"""
 import mmap, os
-from model.checkpoints.mapped import refused_if_cut_short
+from llamaspec.model.checkpoints.mapped import refused_if_cut_short
 file = open("weights", "rb")
 others = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 with refused_if_cut_short():
@@ -184,7 +184,7 @@ os.truncate("weights", 0)
 
 LOADS = """
 import os, sys
-from model import load
+from llamaspec import load
 def shorten(stage, share):
     if stage == "reading weights":
         os.truncate("model.safetensors", 100)

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from model.chat.template import find_template
-from model.checkpoints import CheckpointError, open_checkpoint
-from model.convert import convert
-from model.tokenizers.load import load_tokenizer
-from model.tokenizers.of_model import tokenizer_if_any, tokenizer_of
-from model.tokenizers.tekken import read_tekken
-from model.tokenizers.tokenizer import decode
-from reference.byte_bpe import LLAMA3
+from llamaspec.model.chat.template import find_template
+from llamaspec.model.checkpoints import CheckpointError, open_checkpoint
+from llamaspec.model.convert import convert
+from llamaspec.model.tokenizers.load import load_tokenizer
+from llamaspec.model.tokenizers.of_model import tokenizer_if_any, tokenizer_of
+from llamaspec.model.tokenizers.tekken import read_tekken
+from llamaspec.model.tokenizers.tokenizer import decode
+from llamaspec.reference.byte_bpe import LLAMA3
 from tests import test_mistral_layout, test_sentencepiece_bpe, tiny_tokenizers
 from tests.tiny_tokenizers import tekken
 

@@ -5,10 +5,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.checkpoints.huggingface.config import read_config
-from model.family import families
-from model.tensors import NAMES, QUANTIZABLE, Role, by_layer, quantizable, row_order, stacks, tensor_shapes, weights
-from reference.config import Config
+from llamaspec.model.checkpoints.huggingface.config import read_config
+from llamaspec.model.family import families
+from llamaspec.model.tensors import (
+    NAMES,
+    QUANTIZABLE,
+    Role,
+    by_layer,
+    quantizable,
+    row_order,
+    stacks,
+    tensor_shapes,
+    weights,
+)
+from llamaspec.reference.config import Config
 from tests.families import FAMILIES, is_matrix
 from tests.families import tensor_shapes as hub_shapes
 from tests.random_models import CONFIGS

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.checkpoints import CheckpointError
-from model.insight.evaluation import text_for
-from model.text import LARGEST, read_text
-from model.tokenizers.load import load_tokenizer
+from llamaspec.model.checkpoints import CheckpointError
+from llamaspec.model.insight.evaluation import text_for
+from llamaspec.model.text import LARGEST, read_text
+from llamaspec.model.tokenizers.load import load_tokenizer
 from tests import tiny_tokenizers
 from tests.random_models import SMALL, random_checkpoint
 
@@ -75,6 +75,6 @@ def test_models_that_cut_the_text_differently_are_refused(tmp_path, monkeypatch)
     one.write_text(spec)
     other.write_text(json.dumps(swapped(json.loads(spec))))
     models = [replace(checkpoint, path=str(each)) for each in (one, other)]
-    monkeypatch.setattr("model.insight.evaluation.tokenizer_of", lambda model, _: load_tokenizer(model.path))
+    monkeypatch.setattr("llamaspec.model.insight.evaluation.tokenizer_of", lambda model, _: load_tokenizer(model.path))
     with pytest.raises(ValueError, match=r"other tokens, from token 0 on: .*--tokenizer names one for both"):
         text_for(models, path)

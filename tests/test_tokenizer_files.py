@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from model.chat.template import template_of
-from model.checkpoints import open_checkpoint
-from model.checkpoints.checkpoint import CheckpointError
-from model.checkpoints.huggingface.write import write_huggingface
-from model.convert import convert
-from model.tokenizers.huggingface_writer import tokenizer_files
-from model.tokenizers.load import load_tokenizer
-from model.tokenizers.of_model import tokenizer_of
+from llamaspec.model.chat.template import template_of
+from llamaspec.model.checkpoints import open_checkpoint
+from llamaspec.model.checkpoints.checkpoint import CheckpointError
+from llamaspec.model.checkpoints.huggingface.write import write_huggingface
+from llamaspec.model.convert import convert
+from llamaspec.model.tokenizers.huggingface_writer import tokenizer_files
+from llamaspec.model.tokenizers.load import load_tokenizer
+from llamaspec.model.tokenizers.of_model import tokenizer_of
 from tests import families, llama2c_files, tiny_tokenizers
 from tests.gguf_files import ARRAY, BOOL, STRING, U32, File, file_of
 from tests.test_gguf_tokenizers import KINDS

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
 from tokenizers import Tokenizer
 
-from model.chat.template import SpecialTokens
-from model.checkpoints.checkpoint import CheckpointError
-from model.tokenizers.huggingface import HuggingFaceTokenizer, read_huggingface
-from model.tokenizers.tokenizer import decode, encode_text
+from llamaspec.model.chat.template import SpecialTokens
+from llamaspec.model.checkpoints.checkpoint import CheckpointError
+from llamaspec.model.tokenizers.huggingface import HuggingFaceTokenizer, read_huggingface
+from llamaspec.model.tokenizers.tokenizer import decode, encode_text
 from tests import bounded, test_sentencepiece_bpe
 from tests.strategies import share_of
 from tests.test_tokenizers import sentencepiece_json

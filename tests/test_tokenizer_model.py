@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
 
-from model.chat.template import SpecialTokens, find_template
-from model.tokenizers.load import load_tokenizer
-from model.tokenizers.tokenizer import decode
+from llamaspec.model.chat.template import SpecialTokens, find_template
+from llamaspec.model.tokenizers.load import load_tokenizer
+from llamaspec.model.tokenizers.tokenizer import decode
 from tests import bounded, test_sentencepiece_bpe, tiny_tokenizers
 
 CONTROL, USER_DEFINED = 3, 4

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from model.checkpoints.checkpoint import CheckpointError
-from model.tokenizers.load import load_tokenizer
-from model.tokenizers.tokenizer import Decoder, decode
-from reference.byte_bpe import LLAMA3
+from llamaspec.model.checkpoints.checkpoint import CheckpointError
+from llamaspec.model.tokenizers.load import load_tokenizer
+from llamaspec.model.tokenizers.tokenizer import Decoder, decode
+from llamaspec.reference.byte_bpe import LLAMA3
 from tests import test_byte_bpe as byte_level
 from tests import test_sentencepiece_bpe as sentencepiece
 from tests import tiny_tokenizers
@@ -448,7 +448,7 @@ def test_damage_is_refused_or_harmless(folder, tmp_path_factory, kind, name, pla
 
 
 def test_jax_is_not_needed(folder):
-    code = "import sys; from model.tokenizers.load import load_tokenizer\n"
+    code = "import sys; from llamaspec.model.tokenizers.load import load_tokenizer\n"
     code += "for path in sys.argv[1:]: load_tokenizer(path)\nassert 'jax' not in sys.modules"
     command = [sys.executable, "-W", "error", "-c", code, *(str(folder / kind) for kind in KINDS)]
     subprocess.run(command, check=True, cwd=Path(__file__).parent.parent)

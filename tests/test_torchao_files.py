@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.checkpoints.checkpoint import Codes
-from model.checkpoints.codes import exact_weights
-from model.checkpoints.huggingface.config import Fields
-from model.checkpoints.huggingface.torchao import CODES, SCALE, ZERO, read_torchao
-from model.checkpoints.open import open_checkpoint
-from model.weights.codes import QuantizedMatrix
-from model.weights.params import load_params
-from reference.quantizers import torchao_int4
+from llamaspec.model.checkpoints.checkpoint import Codes
+from llamaspec.model.checkpoints.codes import exact_weights
+from llamaspec.model.checkpoints.huggingface.config import Fields
+from llamaspec.model.checkpoints.huggingface.torchao import CODES, SCALE, ZERO, read_torchao
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.weights.codes import QuantizedMatrix
+from llamaspec.model.weights.params import load_params
+from llamaspec.reference.quantizers import torchao_int4
 from tests import families
 from tests.families import is_matrix
 from tests.goldens.quantizers.weights import KINDS, Weights

@@ -6,16 +6,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from learn.trace import Trace, definitions, record, trace
-from model.candidates.walking import random_checkpoint, walkable
-from model.insight.cost import decode_cost
-from model.ops.xla import XLA
-from model.running.reference_backend import load_reference_params
-from model.tensors import tensor_shapes
-from reference.llama import empty_cache, forward
-from reference.softmax import softmax
+from llamaspec.learn.trace import Trace, definitions, record, trace
+from llamaspec.model.candidates.walking import random_checkpoint, walkable
+from llamaspec.model.insight.cost import decode_cost
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.running.reference_backend import load_reference_params
+from llamaspec.model.tensors import tensor_shapes
+from llamaspec.reference.llama import empty_cache, forward
+from llamaspec.reference.softmax import softmax
+from llamaspec.verify.walk import BEYOND, CONFIGS, walk, weights
 from tests.processes import REPOSITORY
-from verify.walk import BEYOND, CONFIGS, walk, weights
 
 TOKENS = [3, 14, 15, 9, 26, 5, 35]
 

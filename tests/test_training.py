@@ -24,29 +24,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import cli
-from model.cache import LayerCache
-from model.checkpoints.checkpoint import Checkpoint, CheckpointError, Tensor
-from model.checkpoints.open import open_checkpoint
-from model.ops.table import Ops, Positions
-from model.ops.xla import XLA
-from model.running.reference_backend import load_reference_params
-from model.tensors import tensor_shapes
-from model.tokenizers.load import load_tokenizer
-from model.tokenizers.tokenizer import decode
-from reference import llama as reference
-from reference.attention import causal_mask
-from reference.config import Config
-from tests import tiny_tokenizers
-from tests.processes import REPOSITORY
-from tests.random_models import random_checkpoint
-from tests.strategies import assert_within, seeds
-from tests.test_model_against_reference import composed_bound
-from training import data, loop, saving
-from training.data import Example, Text, batches, files_beside
-from training.evaluation import evaluate
-from training.loop import StepReport, train
-from training.objective import (
+from llamaspec import cli
+from llamaspec.model.cache import LayerCache
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, CheckpointError, Tensor
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.ops.table import Ops, Positions
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.running.reference_backend import load_reference_params
+from llamaspec.model.tensors import tensor_shapes
+from llamaspec.model.tokenizers.load import load_tokenizer
+from llamaspec.model.tokenizers.tokenizer import decode
+from llamaspec.reference import llama as reference
+from llamaspec.reference.attention import causal_mask
+from llamaspec.reference.config import Config
+from llamaspec.training import data, loop, saving
+from llamaspec.training.data import Example, Text, batches, files_beside
+from llamaspec.training.evaluation import evaluate
+from llamaspec.training.loop import StepReport, train
+from llamaspec.training.objective import (
     WHOLE,
     Step,
     attend_whole,
@@ -56,12 +51,17 @@ from training.objective import (
     remat,
     summed_loss,
 )
-from training.recipe import Recipe
-from training.stories import source, vocabulary
-from training.stories.source import Stories, questions
-from training.stories.vocabulary import EOS
-from verify import running_error as bound
-from verify.running_error import exactly, gamma
+from llamaspec.training.recipe import Recipe
+from llamaspec.training.stories import source, vocabulary
+from llamaspec.training.stories.source import Stories, questions
+from llamaspec.training.stories.vocabulary import EOS
+from llamaspec.verify import running_error as bound
+from llamaspec.verify.running_error import exactly, gamma
+from tests import tiny_tokenizers
+from tests.processes import REPOSITORY
+from tests.random_models import random_checkpoint
+from tests.strategies import assert_within, seeds
+from tests.test_model_against_reference import composed_bound
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 TINY = Config(
@@ -137,7 +137,7 @@ def whole(command, tmp_path_factory) -> tuple[Path, str]:
 
 KILLED_AS_IT_WRITES_STEP_30 = """
 import os, signal
-from training import saving
+from llamaspec.training import saving
 
 def save_file(arrays, path, metadata, write=saving.save_file):
     if metadata["step"] == "30":
@@ -146,7 +146,7 @@ def save_file(arrays, path, metadata, write=saving.save_file):
     write(arrays, path, metadata)
 
 saving.save_file = save_file
-import cli
+from llamaspec import cli
 cli.main()
 """
 

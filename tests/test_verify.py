@@ -15,19 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy import array
 
-from verify import replay
-from verify.candidate import Direct
-from verify.catalogue import CONTRACTS, contract_for
-from verify.contract import Expected
-from verify.domain import choices
-from verify.draw import KINDS, Values, integers, values
-from verify.examination import examine
-from verify.judge import judge
-from verify.precision import PRECISIONS, precision
-from verify.replay import Replay
-from verify.report import as_json, as_junit, counterexample
-from verify.runner import verify
-from verify.seeded import PROVIDERS, by_the_seed_alone
+from llamaspec.verify import replay
+from llamaspec.verify.candidate import Direct
+from llamaspec.verify.catalogue import CONTRACTS, contract_for
+from llamaspec.verify.contract import Expected
+from llamaspec.verify.domain import choices
+from llamaspec.verify.draw import KINDS, Values, integers, values
+from llamaspec.verify.examination import examine
+from llamaspec.verify.judge import judge
+from llamaspec.verify.precision import PRECISIONS, precision
+from llamaspec.verify.replay import Replay
+from llamaspec.verify.report import as_json, as_junit, counterexample
+from llamaspec.verify.runner import verify
+from llamaspec.verify.seeded import PROVIDERS, by_the_seed_alone
 
 FLOAT32 = precision("float32")
 RMSNORM = contract_for("rmsnorm")
@@ -53,7 +53,7 @@ def eps_outside(x, weight, *, eps):
 def time_to_shrink() -> Iterator[None]:
     """A busy machine may need longer for the smallest counterexample than a person would wait."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("verify.runner.SHRINKING", np.inf)
+        patch.setattr("llamaspec.verify.runner.SHRINKING", np.inf)
         yield
 
 

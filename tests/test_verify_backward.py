@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from verify.candidate import Direct
-from verify.catalogue import CONTRACTS
-from verify.precision import precision
-from verify.runner import verify
+from llamaspec.verify.candidate import Direct
+from llamaspec.verify.catalogue import CONTRACTS
+from llamaspec.verify.precision import precision
+from llamaspec.verify.runner import verify
 
 
 def vjp(function, inputs, dy):

@@ -6,27 +6,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model import candidates
-from model.candidates import table
+from llamaspec.model import candidates
+from llamaspec.model.candidates import table
+from llamaspec.verify import contracts, mutants
+from llamaspec.verify.candidate import Direct
+from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS, by_op, contract_for, found
+from llamaspec.verify.contract import Contract, as_float64
+from llamaspec.verify.draw import Values
+from llamaspec.verify.examination import examine
+from llamaspec.verify.judge import judge
+from llamaspec.verify.mutant import Implementation
+from llamaspec.verify.precision import U, precision
+from llamaspec.verify.runner import verify
 from tests.strategies import share_of
-from verify import contracts, mutants
-from verify.candidate import Direct
-from verify.catalogue import CONTRACTS, IMPLEMENTATIONS, by_op, contract_for, found
-from verify.contract import Contract, as_float64
-from verify.draw import Values
-from verify.examination import examine
-from verify.judge import judge
-from verify.mutant import Implementation
-from verify.precision import U, precision
-from verify.runner import verify
 
 HALVE = """
 import numpy as np
 from hypothesis import strategies as st
 
-from verify.contract import Contract, Expected
-from verify.contracts.add import CONTRACT as OF_ANOTHER_FILE
-from verify.draw import values
+from llamaspec.verify.contract import Contract, Expected
+from llamaspec.verify.contracts.add import CONTRACT as OF_ANOTHER_FILE
+from llamaspec.verify.draw import values
 
 
 def halve(x):
@@ -45,7 +45,7 @@ def expect(x):
 HALVE = Contract(halve, {"rows": st.just(3)}, {"x": values()}, arguments, expect, domain="x", bound="exact")
 """
 MUTANTS = """
-from verify.mutant import implementation
+from llamaspec.verify.mutant import implementation
 
 
 def halve(x):
@@ -55,7 +55,7 @@ def halve(x):
 IMPLEMENTATION = implementation(halve, "doubled\\n    - / 2\\n    + * 2\\n")
 """
 CANDIDATE = """
-from model.candidates.made_for import made_for
+from llamaspec.model.candidates.made_for import made_for
 
 
 @made_for("halve", dtypes=("float32",))
@@ -94,7 +94,7 @@ def test_a_module_in_candidates_is_found(drop):
     drop(candidates, "halve", CANDIDATE)
     known = {candidate.function for candidate in table.CANDIDATES}
     [new] = [candidate for candidate in table.found() if candidate.function not in known]
-    assert new[:2] == ("halve", "model.candidates.halve:by_shift")
+    assert new[:2] == ("halve", "llamaspec.model.candidates.halve:by_shift")
 
 
 def test_two_definitions_of_one_op_are_an_error():
@@ -103,7 +103,9 @@ def test_two_definitions_of_one_op_are_an_error():
 
 
 def test_definitions_are_pages_of_the_reference():
-    outside = [name for name, one in CONTRACTS.items() if not one.definition.__module__.startswith("reference.")]
+    outside = [
+        name for name, one in CONTRACTS.items() if not one.definition.__module__.startswith("llamaspec.reference.")
+    ]
     assert outside == []
 
 

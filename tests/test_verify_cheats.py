@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llamaspec.verify import judge
+from llamaspec.verify.candidate import Direct, Worker
+from llamaspec.verify.catalogue import CONTRACTS
+from llamaspec.verify.examination import Examination
+from llamaspec.verify.guard import Guarded, changes, snapshot
+from llamaspec.verify.precision import precision
+from llamaspec.verify.runner import _Search, verify
 from tests import test_verify_timing
 from tests.waiting import PATIENCE
-from verify import judge
-from verify.candidate import Direct, Worker
-from verify.catalogue import CONTRACTS
-from verify.examination import Examination
-from verify.guard import Guarded, changes, snapshot
-from verify.precision import precision
-from verify.runner import _Search, verify
 
 PAGE = Path(__file__).parents[1] / "docs" / "cheats.md"
 CHEATS = r"""
@@ -120,7 +120,7 @@ def later(x):
 
 class Lazy(np.ndarray):
     def __array__(self, dtype=None, copy=None):
-        return np.asarray(sys.modules["reference.softmax"].softmax(np.asarray(self)))
+        return np.asarray(sys.modules["llamaspec.reference.softmax"].softmax(np.asarray(self)))
 
 
 def lazy_subclass(x):
@@ -140,8 +140,8 @@ def equal_to_everything(x):
 
 
 def calls_the_definition(x):
-    import reference.softmax
-    return reference.softmax.softmax(x).astype(x.dtype) * np.float32(1.001)
+    import llamaspec.reference.softmax
+    return llamaspec.reference.softmax.softmax(x).astype(x.dtype) * np.float32(1.001)
 
 
 def reads_the_judge(x):
@@ -233,9 +233,9 @@ def test_the_right_function_among_them_passes(cheats):
 
 
 def patches_the_definition():
-    import reference.softmax
+    import llamaspec.reference.softmax
 
-    reference.softmax.softmax = lambda x: np.zeros_like(x)
+    llamaspec.reference.softmax.softmax = lambda x: np.zeros_like(x)
 
 
 def patches_code():
@@ -253,10 +253,10 @@ def patches_a_method():
 @pytest.mark.parametrize(
     ("patch", "name"),
     [
-        (patches_the_definition, "reference.softmax.softmax"),
-        (patches_code, "verify.judge._ratio.__code__"),
-        (patches_a_class, "verify.examination.Examination.violated"),
-        (patches_a_method, "verify.runner._Search._examine.__code__"),
+        (patches_the_definition, "llamaspec.reference.softmax.softmax"),
+        (patches_code, "llamaspec.verify.judge._ratio.__code__"),
+        (patches_a_class, "llamaspec.verify.examination.Examination.violated"),
+        (patches_a_method, "llamaspec.verify.runner._Search._examine.__code__"),
     ],
 )
 def test_a_patched_judge_is_refused_in_a_test(patch, name):

@@ -13,8 +13,8 @@ from xml.etree import ElementTree
 import click
 import pytest
 
-from cli import llamaspec
-from verify.catalogue import CONTRACTS
+from llamaspec.cli import llamaspec
+from llamaspec.verify.catalogue import CONTRACTS
 
 CANDIDATES = """
 import numpy as np
@@ -41,7 +41,7 @@ def lacks(x):
 
 
 # All examples, and the smallest counterexample: for a busy machine the limits of time are too short for them.
-PATIENT = "from verify import runner; runner.SHRINKING = float('inf'); import cli; cli.main()"
+PATIENT = "from llamaspec.verify import runner; runner.SHRINKING = float('inf'); from llamaspec import cli; cli.main()"
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def folder(tmp_path, monkeypatch):
 def verify(tmp_path, folder):
     def run(*arguments: str, status: int = 0, patient: bool = False) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-        start = ["-c", PATIENT] if patient else ["-m", "cli"]
+        start = ["-c", PATIENT] if patient else ["-m", "llamaspec.cli"]
         command = [sys.executable, *start, "verify", *arguments, *(["--time-budget=inf"] if patient else [])]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == status, done.stdout + done.stderr
@@ -82,7 +82,7 @@ def test_what_hypothesis_keeps_is_in_the_cache(tmp_path, monkeypatch, has_cache)
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     monkeypatch.setenv("HYPOTHESIS_STORAGE_DIRECTORY", "")  # so that it is taken back afterwards
     monkeypatch.delenv("HYPOTHESIS_STORAGE_DIRECTORY")
-    import_module("commands.verify")._store_in_the_cache()
+    import_module("llamaspec.commands.verify")._store_in_the_cache()
     kept = Path(os.environ["HYPOTHESIS_STORAGE_DIRECTORY"])
     assert kept.is_relative_to(cache) == has_cache
     assert kept.parent.is_dir() or not has_cache
@@ -351,7 +351,7 @@ def test_a_closed_pipe_is_no_verdict(tmp_path):
     """A status of 1 would say that a bound is violated."""
     reader, pipe = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "cli", "verify", "--list"]
+    command = [sys.executable, "-m", "llamaspec.cli", "verify", "--list"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=pipe, stderr=subprocess.PIPE, text=True)
     os.close(pipe)
@@ -395,8 +395,8 @@ def test_without_a_candidate_our_own_ops_are_verified(verify):
     """Side by side; an op that no function of this package is called as has no line."""
     done = verify("softmax", "draw", "pack", "--examples", "3", "--seed", "1", "--dtype", "float32")
     assert [line.split("  ")[1] for line in done.stdout.splitlines() if not line.startswith(" ")] == [
-        "model.candidates.kernels:softmax",
-        "model.candidates.plain:draw",
+        "llamaspec.model.candidates.kernels:softmax",
+        "llamaspec.model.candidates.plain:draw",
     ]
     assert done.stderr == "no function of this package is called as pack is\nseed 1\n"
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from cli import llamaspec
-from verify.candidate import Direct
-from verify.carried import Carried, Rounding
-from verify.catalogue import in_file
-from verify.contract import Expected, with_rounding
-from verify.declare import declare, derived, sizes
-from verify.mutation import trials
-from verify.precision import TINY, U, precision
-from verify.runner import verify
+from llamaspec.cli import llamaspec
+from llamaspec.verify.candidate import Direct
+from llamaspec.verify.carried import Carried, Rounding
+from llamaspec.verify.catalogue import in_file
+from llamaspec.verify.contract import Expected, with_rounding
+from llamaspec.verify.declare import declare, derived, sizes
+from llamaspec.verify.mutation import trials
+from llamaspec.verify.precision import TINY, U, precision
+from llamaspec.verify.runner import verify
 
 FOLDER = Path(__file__).parents[1] / "docs" / "contracts"
 EXAMPLES = ("layernorm", "gelu_gated_linear", "fused_cross_entropy")

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.others.table import GGUF, JAX, ONNXRUNTIME, TORCH, TRITON
-from model.candidates.table import CANDIDATES
-from verify.candidate import Direct, NoVerdict
-from verify.catalogue import CONTRACTS, IMPLEMENTATIONS
-from verify.contract import Expected
-from verify.domain import LONGEST, choices, domain, narrowed
-from verify.draw import HIDDEN, KINDS, Values
-from verify.listing import describe
-from verify.precision import precision
-from verify.report import counterexample
-from verify.runner import verify
+from llamaspec.benchmarks.others.table import GGUF, JAX, ONNXRUNTIME, TORCH, TRITON
+from llamaspec.model.candidates.table import CANDIDATES
+from llamaspec.verify.candidate import Direct, NoVerdict
+from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
+from llamaspec.verify.contract import Expected
+from llamaspec.verify.domain import LONGEST, choices, domain, narrowed
+from llamaspec.verify.draw import HIDDEN, KINDS, Values
+from llamaspec.verify.listing import describe
+from llamaspec.verify.precision import precision
+from llamaspec.verify.report import counterexample
+from llamaspec.verify.runner import verify
 
 SOFTMAX = CONTRACTS["softmax"]
 

@@ -17,18 +17,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-import cli
-from commands.interrupt import remove_what_is_unfinished
+from llamaspec import cli
+from llamaspec.commands.interrupt import remove_what_is_unfinished
+from llamaspec.verify import examination, runner
+from llamaspec.verify.campaign import Campaign, Job, _end_when_told, _run_all
+from llamaspec.verify.candidate import Direct, Failure, Worker
+from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
+from llamaspec.verify.drawing import uniform
+from llamaspec.verify.examination import Unjudged, takes
+from llamaspec.verify.precision import precision
+from llamaspec.verify.runner import verify
+from llamaspec.verify.worker import load_file
 from tests.waiting import PATIENCE, session_lives, session_seconds, until
-from verify import examination, runner
-from verify.campaign import Campaign, Job, _end_when_told, _run_all
-from verify.candidate import Direct, Failure, Worker
-from verify.catalogue import CONTRACTS, IMPLEMENTATIONS
-from verify.drawing import uniform
-from verify.examination import Unjudged, takes
-from verify.precision import precision
-from verify.runner import verify
-from verify.worker import load_file
 
 CANDIDATES = """
 import os, time
@@ -146,7 +146,7 @@ def test_what_fails_is_not_taken_for_a_violation(monkeypatch, capsys, fault):
     def verify(*_: Any, **__: Any):
         raise fault
 
-    monkeypatch.setattr(import_module("commands.verify"), "_verify", verify)
+    monkeypatch.setattr(import_module("llamaspec.commands.verify"), "_verify", verify)
     monkeypatch.setattr(sys, "argv", ["llamaspec", "verify", "add"])
     if fault is None:
         monkeypatch.setattr(sys, "stdout", None)
@@ -157,7 +157,7 @@ def test_what_fails_is_not_taken_for_a_violation(monkeypatch, capsys, fault):
 
 
 def test_a_failure_with_its_traceback_is_no_violation(monkeypatch, capsys):
-    monkeypatch.setattr(import_module("commands.verify"), "_verify", lambda *_, **__: {}["x"])
+    monkeypatch.setattr(import_module("llamaspec.commands.verify"), "_verify", lambda *_, **__: {}["x"])
     monkeypatch.setattr(sys, "argv", ["llamaspec", "--debug", "verify", "add"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -203,7 +203,7 @@ def started(folder: Path, *arguments: str, told: str) -> Iterator[subprocess.Pop
         # A shell starts a command with both handlers; a background job ignores SIGINT, and nohup ignores SIGHUP.
         [sys.executable, "-c", "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
          "signal.signal(signal.SIGHUP, signal.SIG_DFL);"
-         "import cli; cli.main()", "verify", *arguments, "--time-budget=inf"],
+         "from llamaspec import cli; cli.main()", "verify", *arguments, "--time-budget=inf"],
         cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     try:

@@ -3,7 +3,7 @@
 import click
 import pytest
 
-from cli import llamaspec
+from llamaspec.cli import llamaspec
 
 HEAD = "import numpy as np\n\n\ndef get_init_inputs():\n    return []\n\n\n"
 PRODUCT = """

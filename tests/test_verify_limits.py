@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from llamaspec.verify.candidate import Failure, Worker
+from llamaspec.verify.worker import GPUS, read_back
 from tests.processes import run_python
-from verify.candidate import Failure, Worker
-from verify.worker import GPUS, read_back
 
 no_limit_of_memory = pytest.mark.skipif(
     sys.platform != "linux" or any(map(os.path.exists, GPUS)), reason="needs Linux, and no GPU"
@@ -67,7 +67,7 @@ def refuse(kind, limits):
     right(kind, limits)
 
 resource.setrlimit = refuse
-from verify.worker import limit_resources
+from llamaspec.verify.worker import limit_resources
 limit_resources()
 print(*(resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE)))
 """

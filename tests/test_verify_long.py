@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from benchmarks import no_false_alarms
-from benchmarks.no_false_alarms import EXAMPLES, finished, jobs
-from verify.catalogue import CONTRACTS
+from llamaspec.benchmarks import no_false_alarms
+from llamaspec.benchmarks.no_false_alarms import EXAMPLES, finished, jobs
+from llamaspec.verify.catalogue import CONTRACTS
 
 
 def test_every_contract_is_held_to_right_implementations():

@@ -9,14 +9,14 @@ import jaxtyping
 import numpy as np
 import pytest
 
-from cli import llamaspec
-from verify.candidate import Direct
-from verify.catalogue import CONTRACTS, IMPLEMENTATIONS
-from verify.contract import Claim, Law, Trial
-from verify.loose import loosened
-from verify.precision import PRECISIONS
-from verify.pytest import contract
-from verify.runner import Report, verify
+from llamaspec.cli import llamaspec
+from llamaspec.verify.candidate import Direct
+from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
+from llamaspec.verify.contract import Claim, Law, Trial
+from llamaspec.verify.loose import loosened
+from llamaspec.verify.precision import PRECISIONS
+from llamaspec.verify.pytest import contract
+from llamaspec.verify.runner import Report, verify
 
 
 @pytest.fixture(autouse=True)

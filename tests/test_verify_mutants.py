@@ -10,12 +10,12 @@ import sys
 import numpy as np
 import pytest
 
-from verify.candidate import Direct
-from verify.catalogue import CONTRACTS, IMPLEMENTATIONS
-from verify.draw import Values
-from verify.examination import LAW, examine
-from verify.mutant import implementation
-from verify.precision import TINY, precision
+from llamaspec.verify.candidate import Direct
+from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
+from llamaspec.verify.draw import Values
+from llamaspec.verify.examination import LAW, examine
+from llamaspec.verify.mutant import implementation
+from llamaspec.verify.precision import TINY, precision
 
 MUTANTS = [(op, mutant.name) for op, right in IMPLEMENTATIONS.items() for mutant in right.mutants]
 # The mutants of these ops take seven eighths of the time: a draw of attention or of experts takes long. Most have a
@@ -31,10 +31,10 @@ FAST = [op for op in IMPLEMENTATIONS if op not in LONG]
 
 RIGHT = """
 import json
-from verify.candidate import Direct
-from verify.catalogue import CONTRACTS, IMPLEMENTATIONS
-from verify.precision import PRECISIONS
-from verify.runner import verify
+from llamaspec.verify.candidate import Direct
+from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
+from llamaspec.verify.precision import PRECISIONS
+from llamaspec.verify.runner import verify
 
 reports = [
     verify(CONTRACTS[op], Direct(right.function), precision=precision, examples=12, seed=0, only=right.only)
@@ -53,7 +53,7 @@ def answer(*command: str):
 
 @pytest.mark.parametrize("ops", [FAST, LONG], ids=["fast ops", "long ops"])
 def test_every_mutant_is_found_out(ops: list[str]):
-    rows = answer("-m", "cli", "verify", *ops, "--mutants", "--seed", "0", "--json")
+    rows = answer("-m", "llamaspec.cli", "verify", *ops, "--mutants", "--seed", "0", "--json")
     assert [(row["op"], row["mutant"]) for row in rows] == [
         (op, mutant) for asked in ops for op, mutant in MUTANTS if op == asked
     ]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from verify.campaign import Campaign, Job, run
-from verify.catalogue import CONTRACTS
+from llamaspec.verify.campaign import Campaign, Job, run
+from llamaspec.verify.catalogue import CONTRACTS
 
 CAUSAL = """
 import numpy as np

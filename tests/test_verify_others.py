@@ -10,20 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.others.refused import REFUSED
-from benchmarks.others.rows import called, library_of, replay_of
-from benchmarks.others.table import ACCEPTED, GGUF, JAX, ONNXRUNTIME, OTHERS, TRITON
-from reference.losses import cross_entropy
+from llamaspec.benchmarks.others.refused import REFUSED
+from llamaspec.benchmarks.others.rows import called, library_of, replay_of
+from llamaspec.benchmarks.others.table import ACCEPTED, GGUF, JAX, ONNXRUNTIME, OTHERS, TRITON
+from llamaspec.reference.losses import cross_entropy
+from llamaspec.verify import replay as replays
+from llamaspec.verify.campaign import Job
+from llamaspec.verify.candidate import Candidate, Direct, Worker
+from llamaspec.verify.catalogue import contract_for
+from llamaspec.verify.examination import examine
+from llamaspec.verify.precision import precision
+from llamaspec.verify.report import counterexample
+from llamaspec.verify.runner import verify
+from llamaspec.verify.worker import load
 from tests.other_pythons import python_with
-from verify import replay as replays
-from verify.campaign import Job
-from verify.candidate import Candidate, Direct, Worker
-from verify.catalogue import contract_for
-from verify.examination import examine
-from verify.precision import precision
-from verify.report import counterexample
-from verify.runner import verify
-from verify.worker import load
 
 ROOT = Path(__file__).parents[1]
 FOUND = sorted((ROOT / "docs" / "found").glob("*.json"))

@@ -11,15 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import pallas_kernels
-from model.candidates.table import CANDIDATES
-from verify.candidate import Direct
-from verify.catalogue import CONTRACTS, contract_for
-from verify.precision import precision
-from verify.report import counterexample
-from verify.runner import verify
-from verify.running_error import TANH
-from verify.worker import load
+from llamaspec import pallas_kernels
+from llamaspec.model.candidates.table import CANDIDATES
+from llamaspec.verify.candidate import Direct
+from llamaspec.verify.catalogue import CONTRACTS, contract_for
+from llamaspec.verify.precision import precision
+from llamaspec.verify.report import counterexample
+from llamaspec.verify.runner import verify
+from llamaspec.verify.running_error import TANH
+from llamaspec.verify.worker import load
 
 PLAIN = [candidate for candidate in CANDIDATES if not candidate.kernel]
 KERNELS = [candidate for candidate in CANDIDATES if candidate.kernel]

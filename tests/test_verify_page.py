@@ -8,15 +8,15 @@ import click
 import numpy as np
 import pytest
 
-from benchmarks import svg
-from cli import llamaspec
-from commands.verify_page import page
+from llamaspec.benchmarks import svg
+from llamaspec.cli import llamaspec
+from llamaspec.commands.verify_page import page
+from llamaspec.verify.candidate import Direct
+from llamaspec.verify.catalogue import CONTRACTS
+from llamaspec.verify.precision import precision
+from llamaspec.verify.report import counterexample
+from llamaspec.verify.runner import Report, verify
 from tests.processes import interrupt_within
-from verify.candidate import Direct
-from verify.catalogue import CONTRACTS
-from verify.precision import precision
-from verify.report import counterexample
-from verify.runner import Report, verify
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from reference.softmax import softmax
+from llamaspec.reference.softmax import softmax
+from llamaspec.verify.adapt import adapt
+from llamaspec.verify.candidate import Direct
+from llamaspec.verify.catalogue import contract_for, in_file
+from llamaspec.verify.precision import precision
+from llamaspec.verify.pytest import contract
+from llamaspec.verify.runner import verify
 from tests.processes import REPOSITORY
-from verify.adapt import adapt
-from verify.candidate import Direct
-from verify.catalogue import contract_for, in_file
-from verify.precision import precision
-from verify.pytest import contract
-from verify.runner import verify
 
 
 @contract("softmax", examples=30, shapes=4)
@@ -119,19 +119,26 @@ def test_an_option_that_means_nothing_is_refused_where_it_is_written(options, me
 
 def test_a_candidate_cannot_change_what_it_is_judged_by(monkeypatch):
     def patches(x):
-        monkeypatch.setattr("reference.softmax.softmax", lambda x: np.zeros(x.shape))
-        monkeypatch.setattr("verify.contracts.softmax.softmaxed", lambda *a, **n: (np.zeros(x.shape), np.ones(x.shape)))
+        monkeypatch.setattr("llamaspec.reference.softmax.softmax", lambda x: np.zeros(x.shape))
+        monkeypatch.setattr(
+            "llamaspec.verify.contracts.softmax.softmaxed", lambda *a, **n: (np.zeros(x.shape), np.ones(x.shape))
+        )
         return np.zeros_like(x)
 
-    with pytest.raises(AssertionError, match=r"definition: reference.softmax.softmax, verify.contracts.softmax.soft"):
+    with pytest.raises(
+        AssertionError,
+        match=r"definition: llamaspec.reference.softmax.softmax, llamaspec.verify.contracts.softmax.soft",
+    ):
         contract("softmax", arrays="numpy", seed=0, examples=20)(patches)()
     assert softmax(np.zeros((1, 2))).tolist() == [[0.5, 0.5]]
 
 
 def test_a_definition_that_was_changed_before_the_test_is_seen(monkeypatch):
     test = contract("add", arrays="numpy", seed=0, examples=20)(lambda x, y: x + y)
-    monkeypatch.setattr("verify.contracts.add.add", lambda x, y: x - y)
-    with pytest.raises(AssertionError, match=r"definition: verify.contracts.add.add was changed, which the candidate"):
+    monkeypatch.setattr("llamaspec.verify.contracts.add.add", lambda x, y: x - y)
+    with pytest.raises(
+        AssertionError, match=r"definition: llamaspec.verify.contracts.add.add was changed, which the candidate"
+    ):
         test()
     test()
 

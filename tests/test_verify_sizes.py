@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from verify.candidate import Direct
-from verify.catalogue import CONTRACTS
-from verify.contract import Contract, Large
-from verify.declare import declare, sizes
-from verify.domain import parsed
-from verify.drawing import uniform
-from verify.listing import describe
-from verify.precision import precision
-from verify.reach import FAR, reaches, table
-from verify.replay import Replay, check, digest, load, save
-from verify.report import counterexample
-from verify.runner import verify
+from llamaspec.verify.candidate import Direct
+from llamaspec.verify.catalogue import CONTRACTS
+from llamaspec.verify.contract import Contract, Large
+from llamaspec.verify.declare import declare, sizes
+from llamaspec.verify.domain import parsed
+from llamaspec.verify.drawing import uniform
+from llamaspec.verify.listing import describe
+from llamaspec.verify.precision import precision
+from llamaspec.verify.reach import FAR, reaches, table
+from llamaspec.verify.replay import Replay, check, digest, load, save
+from llamaspec.verify.report import counterexample
+from llamaspec.verify.runner import verify
 
 
 def early(contract: Contract) -> list[str]:

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llamaspec.verify.candidate import Direct
+from llamaspec.verify.catalogue import contract_for
+from llamaspec.verify.precision import precision
+from llamaspec.verify.report import counterexample
+from llamaspec.verify.runner import verify
 from tests.other_pythons import python_with
 from tests.processes import REPOSITORY
-from verify.candidate import Direct
-from verify.catalogue import contract_for
-from verify.precision import precision
-from verify.report import counterexample
-from verify.runner import verify
 
 GUIDE = (REPOSITORY / "docs" / "verify-triton.md").read_text(encoding="utf-8")
 MINE, USUAL, _ = re.findall(r"```python\n(.*?)```", GUIDE, re.S)
@@ -90,7 +90,7 @@ def triton() -> str:
 
 @pytest.mark.parametrize(("line", "shown"), TRANSCRIPTS, ids=KERNELS)
 def test_the_guide_shows_what_triton_gives(line: str, shown: str, triton: str, tmp_path: Path):
-    done = on_triton(triton, tmp_path, sys.executable, "-m", "cli", *line.split(), "--python", triton)
+    done = on_triton(triton, tmp_path, sys.executable, "-m", "llamaspec.cli", *line.split(), "--python", triton)
     assert done.returncode == int("violated" in shown), done.stderr
     for told, due in zip(VERDICT.split(done.stdout)[1:], VERDICT.split(shown)[1:], strict=True):
         assert told.split("  ")[0] == due.split("  ")[0]  # the verdict, the op and the dtype

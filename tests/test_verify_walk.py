@@ -7,11 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from model.candidates.walking import random_checkpoint, tables, walkable
-from model.ops.table import Ops
-from model.ops.xla import XLA
-from model.tensors import tensor_shapes
-from verify.walk import BEYOND, CONFIGS, first_wrong, report, table, walk, walk_through, weights
+from llamaspec.model.candidates.walking import random_checkpoint, tables, walkable
+from llamaspec.model.ops.table import Ops
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.tensors import tensor_shapes
+from llamaspec.verify.walk import BEYOND, CONFIGS, first_wrong, report, table, walk, walk_through, weights
 
 CONFIG = replace(CONFIGS["7 heads to 1"], ffn=8)
 TOKENS = [np.array([3, 1, 4, 1, 5], np.int32), np.array([9], np.int32)]

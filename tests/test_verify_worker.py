@@ -11,10 +11,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from commands.interrupt import remove_what_is_unfinished
+from llamaspec.commands.interrupt import remove_what_is_unfinished
+from llamaspec.verify.candidate import Direct, Failure, NoVerdict, Outputs, Worker, check_library
 from tests.bad_candidates import CANDIDATES, daemons
 from tests.waiting import PATIENCE, until
-from verify.candidate import Direct, Failure, NoVerdict, Outputs, Worker, check_library
 
 X = np.array([[1, -2]], np.float32)
 
@@ -97,7 +97,7 @@ def test_a_judge_that_ends_at_once_leaves_no_process(worker):
 
 
 def test_a_signal_within_the_import_of_what_ends_processes_is_acted_on(monkeypatch):
-    for name in ("verify.process", "multiprocessing", "model.checkpoints.staging"):
+    for name in ("llamaspec.verify.process", "multiprocessing", "llamaspec.model.checkpoints.staging"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     remove_what_is_unfinished()
 
@@ -216,7 +216,7 @@ def test_a_worker_needs_nothing_of_this_project(worker, tmp_path):
     (tmp_path / "spies.py").write_text(
         "import sys\nimport numpy as np\n"
         "def spy(x, *, factor):\n"
-        "    ours = {'verify', 'reference', 'model', 'hypothesis', 'jax', 'ml_dtypes'}\n"
+        "    ours = {'llamaspec', 'hypothesis', 'jax', 'ml_dtypes'}\n"
         "    return np.array(len(ours & set(sys.modules)))\n"
     )
     worker("right")

@@ -27,7 +27,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy: setuptools leaves a build folder behind, and packs what an older one holds."""
     folder = tmp_path_factory.mktemp("wheel")
     litter = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info")
-    shutil.copytree(ROOT, folder / "source", ignore=litter)
+    shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=litter)
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, folder / "source", cwd=folder)
     (built,) = folder.glob("*.whl")
     return built
@@ -35,9 +35,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_the_packages_and_the_command_and_nothing_else(wheel: Path):
     files = [path.relative_to(ROOT) for name in PACKAGES for path in (ROOT / name).rglob("*") if path.is_file()]
-    expected = {path.as_posix() for path in files if "__pycache__" not in path.parts} | {"cli.py", "llamaspec.py"}
-    expected = {name for name in expected if not name.startswith(NOT_PACKED)}
-    assert {"reference/py.typed", "model/py.typed", "benchmarks/gpu/suite.py"} <= expected
+    expected = {path.as_posix() for path in files if "__pycache__" not in path.parts} | {
+        "cli.py",
+        "__init__.py",
+        "__main__.py",
+    }
+    expected = {f"llamaspec/{name}" for name in expected if not name.startswith(NOT_PACKED)}
+    assert {"llamaspec/reference/py.typed", "llamaspec/model/py.typed", "llamaspec/benchmarks/gpu/suite.py"} <= expected
 
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert packed == expected

@@ -89,7 +89,9 @@ def test_an_unclear_docstring_is_seen():
 
 
 def module(path: str) -> str:
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    """Name the module of a file, as it is imported."""
+    name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    return name if name.startswith(("llamaspec", "tests", "docs")) else f"llamaspec.{name}"
 
 
 def imported(source: str, modules: set[str]) -> Iterator[str]:

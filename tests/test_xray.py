@@ -16,28 +16,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commands.text_to_walk import Read
-from commands.xray import xray
-from learn.quantizers import schemes
-from learn.quantizers.by_inputs import METHODS
-from learn.quantizers.schemes import SCHEMES
-from learn.trace import Recording, definitions, layers_of_ops, record
-from learn.xray import content, page, quantized
-from learn.xray.arrays import CELLS, heat_map
-from learn.xray.formulas import FORMULAS
-from learn.xray.lines import run
-from learn.xray.ops import Rerun, unturned
-from model.candidates.walking import random_checkpoint, walkable
-from model.checkpoints import codes
-from model.insight.shapes import SHAPES
-from model.ops.xla import XLA
-from model.running.reference_backend import load_reference_params
-from model.tensors import tensor_shapes
-from reference.linear import linear
-from reference.rmsnorm import rmsnorm
-from reference.rope import LinearScaling, frequencies
+from llamaspec.commands.text_to_walk import Read
+from llamaspec.commands.xray import xray
+from llamaspec.learn.quantizers import schemes
+from llamaspec.learn.quantizers.by_inputs import METHODS
+from llamaspec.learn.quantizers.schemes import SCHEMES
+from llamaspec.learn.trace import Recording, definitions, layers_of_ops, record
+from llamaspec.learn.xray import content, page, quantized
+from llamaspec.learn.xray.arrays import CELLS, heat_map
+from llamaspec.learn.xray.formulas import FORMULAS
+from llamaspec.learn.xray.lines import run
+from llamaspec.learn.xray.ops import Rerun, unturned
+from llamaspec.model.candidates.walking import random_checkpoint, walkable
+from llamaspec.model.checkpoints import codes
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.running.reference_backend import load_reference_params
+from llamaspec.model.tensors import tensor_shapes
+from llamaspec.reference.linear import linear
+from llamaspec.reference.rmsnorm import rmsnorm
+from llamaspec.reference.rope import LinearScaling, frequencies
+from llamaspec.verify.walk import BEYOND, CONFIGS, weights
 from tests.processes import REPOSITORY, interrupt_within, run_llamaspec
-from verify.walk import BEYOND, CONFIGS, weights
 
 TOKENS = [3, 14, 15, 9, 26]
 LAYER = 0  # has a window, where there is one
@@ -192,7 +192,7 @@ def test_a_page_that_a_newer_one_replaces_is_whole_until_then(tmp_path, monkeypa
         with monkeypatch.context() as patch:
             for module, name in ((os, "replace"), (shutil, "rmtree")):
                 patch.setattr(module, name, partial(dies, getattr(module, name)))
-            patch.setattr("model.checkpoints.staging._remove", lambda staged: None)  # a kill removes nothing
+            patch.setattr("llamaspec.model.checkpoints.staging._remove", lambda staged: None)  # a kill removes nothing
             with suppress(KeyboardInterrupt):
                 page._fill(tmp_path, scripts)
                 break
@@ -302,6 +302,6 @@ def test_the_command_refuses_what_it_cannot_do(arguments, message, tmp_path):
 
 def test_the_command_names_the_switches_that_pages_do_not_draw(tmp_path, monkeypatch):
     checkpoint = random_checkpoint(BEYOND["LayerNorm, GELU without a gate"], {})
-    monkeypatch.setattr("commands.xray.read", lambda *_, **__: Read(checkpoint, [1], str))
+    monkeypatch.setattr("llamaspec.commands.xray.read", lambda *_, **__: Read(checkpoint, [1], str))
     with pytest.raises(ValueError, match=r"^X-ray pages do not know activation, gated, layer norm yet$"):
         xray.main(["Once", "--out", str(tmp_path / "page")], standalone_mode=False)

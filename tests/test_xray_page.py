@@ -5,13 +5,13 @@ import re
 import numpy as np
 import pytest
 
-from learn.quantizers.by_inputs import METHODS
-from learn.quantizers.schemes import SCHEMES
-from learn.xray.page import data_of
-from model.cache import position_bytes
-from reference.config import Config
-from reference.rope import frequencies, halves_to_interleaved, rope_halves, rope_interleaved
-from reference.sampling import distribution, draw
+from llamaspec.learn.quantizers.by_inputs import METHODS
+from llamaspec.learn.quantizers.schemes import SCHEMES
+from llamaspec.learn.xray.page import data_of
+from llamaspec.model.cache import position_bytes
+from llamaspec.reference.config import Config
+from llamaspec.reference.rope import frequencies, halves_to_interleaved, rope_halves, rope_interleaved
+from llamaspec.reference.sampling import distribution, draw
 from tests.browser import picture, silent_page
 from tests.processes import run_python
 from tests.test_xray import numbers, script
@@ -24,11 +24,11 @@ LAST = 4  # position of the newest token
 # All schemes tell a few tokens as a coarse one, which parts soon from the exact text: `tests/test_xray.py` holds what
 # schemes tell. The whole page would take 35 s of a processor, and this one takes 8.
 QUICK = """
-from learn.quantizers.schemes import SCHEMES, rounded
-from learn.xray import quantized
+from llamaspec.learn.quantizers.schemes import SCHEMES, rounded
+from llamaspec.learn.xray import quantized
 quantized.TOLD = 4
 quantized.rounded = lambda checkpoint, _: rounded(checkpoint, SCHEMES["GGUF TQ1_0"].rounded)
-import cli; cli.main()
+from llamaspec import cli; cli.main()
 """
 
 

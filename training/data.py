@@ -8,11 +8,11 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from model.checkpoints.checkpoint import os_errors, refused
-from model.checkpoints.huggingface.companions import companions
-from model.text import read_text
-from model.tokenizers.tokenizer import Tokenizer
-from training.recipe import Recipe, check_context
+from llamaspec.model.checkpoints.checkpoint import os_errors, refused
+from llamaspec.model.checkpoints.huggingface.companions import companions
+from llamaspec.model.text import read_text
+from llamaspec.model.tokenizers.tokenizer import Tokenizer
+from llamaspec.training.recipe import Recipe, check_context
 
 LENGTHS = range(32, 1025, 32)  # lengths that documents are padded to: each is a program to compile
 COARSE = range(128, 1025, 128)  # for several documents at once, whose lengths differ by more than that anyway

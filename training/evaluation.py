@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from model.checkpoints.checkpoint import refused
-from model.checkpoints.open import open_checkpoint
-from model.running.device import default_device
-from model.weights.params import Progress, check_weights, no_progress
-from reference.config import Config
-from training.data import Batch, Example, Source, batches
-from training.objective import WHOLE, Tensors, summed_loss
+from llamaspec.model.checkpoints.checkpoint import refused
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.running.device import default_device
+from llamaspec.model.weights.params import Progress, check_weights, no_progress
+from llamaspec.reference.config import Config
+from llamaspec.training.data import Batch, Example, Source, batches
+from llamaspec.training.objective import WHOLE, Tensors, summed_loss
 
 
 class Evaluation(NamedTuple):

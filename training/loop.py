@@ -20,18 +20,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from model.checkpoints.checkpoint import os_errors, refused
-from model.checkpoints.staging import new_file
-from model.parallel.processes import agreed
-from model.running.device import default_device
-from model.tensors import tensor_shapes
-from reference.config import Config
-from training.data import Batch, Source, batches, stops
-from training.evaluation import Evaluation, evaluate, rows_at_once
-from training.objective import WHOLE, Tensors, compile_step, initial_tensors, optimizer, remat
-from training.parallel import even, spread
-from training.recipe import Recipe, check_at_least_one, check_recipe
-from training.saving import checkpoints, load_state, save_state, write_model
+from llamaspec.model.checkpoints.checkpoint import os_errors, refused
+from llamaspec.model.checkpoints.staging import new_file
+from llamaspec.model.parallel.processes import agreed
+from llamaspec.model.running.device import default_device
+from llamaspec.model.tensors import tensor_shapes
+from llamaspec.reference.config import Config
+from llamaspec.training.data import Batch, Source, batches, stops
+from llamaspec.training.evaluation import Evaluation, evaluate, rows_at_once
+from llamaspec.training.objective import WHOLE, Tensors, compile_step, initial_tensors, optimizer, remat
+from llamaspec.training.parallel import even, spread
+from llamaspec.training.recipe import Recipe, check_at_least_one, check_recipe
+from llamaspec.training.saving import checkpoints, load_state, save_state, write_model
 
 STREAMS = 2  # batches computed side by side: one alone leaves parts of two cores idle
 

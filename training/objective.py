@@ -19,16 +19,16 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from model.cache import LayerCache, empty_cache
-from model.forward import forward
-from model.ops.block import capped, score_scale
-from model.ops.table import Ops, Positions
-from model.ops.xla import XLA
-from model.running.compile import UNTUNED, compiler_options
-from model.tensors import Role, weights
-from model.weights.params import params_of, rope_table
-from reference.config import Config
-from training.parallel import Spread
+from llamaspec.model.cache import LayerCache, empty_cache
+from llamaspec.model.forward import forward
+from llamaspec.model.ops.block import capped, score_scale
+from llamaspec.model.ops.table import Ops, Positions
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.running.compile import UNTUNED, compiler_options
+from llamaspec.model.tensors import Role, weights
+from llamaspec.model.weights.params import params_of, rope_table
+from llamaspec.reference.config import Config
+from llamaspec.training.parallel import Spread
 
 EMBEDDING_STD = 0.02
 

@@ -16,12 +16,12 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from model.ops.table import Ops
-from model.parallel.gathered import gathered, gathered_rows, row_layouts
-from model.parallel.partition import mesh
-from model.parallel.tensor import AXIS
-from model.tensors import EMBEDDING
-from reference.config import Config
+from llamaspec.model.ops.table import Ops
+from llamaspec.model.parallel.gathered import gathered, gathered_rows, row_layouts
+from llamaspec.model.parallel.partition import mesh
+from llamaspec.model.parallel.tensor import AXIS
+from llamaspec.model.tensors import EMBEDDING
+from llamaspec.reference.config import Config
 
 
 class Spread(NamedTuple):

@@ -5,8 +5,8 @@ from typing import Literal
 
 import numpy as np
 
-from model.checkpoints.checks import check_model
-from reference.config import Config
+from llamaspec.model.checkpoints.checks import check_model
+from llamaspec.reference.config import Config
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ import optax
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from model.checkpoints.checkpoint import Checkpoint, Tensor, os_errors, refused
-from model.checkpoints.huggingface.write import write_huggingface
-from model.checkpoints.staging import new_file
-from model.tensors import tensor_shapes
-from training.data import Source, stops
-from training.objective import Tensors
-from training.recipe import Recipe
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor, os_errors, refused
+from llamaspec.model.checkpoints.huggingface.write import write_huggingface
+from llamaspec.model.checkpoints.staging import new_file
+from llamaspec.model.tensors import tensor_shapes
+from llamaspec.training.data import Source, stops
+from llamaspec.training.objective import Tensors
+from llamaspec.training.recipe import Recipe
 
 KEPT = 2  # checkpoints
 CHECKPOINT = re.compile(r"step-(\d{8})\.safetensors")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from verify.catalogue import contract_for
+from llamaspec.verify.catalogue import contract_for
 
 
 def adapt(op: str, *takes: str, returns: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -14,20 +14,20 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol, runtime_checkable
 
-from verify import replay as replays
-from verify.candidate import NoVerdict, Worker, check_seconds
-from verify.catalogue import CONTRACTS, contract_for
-from verify.contract import Contract
-from verify.domain import narrowed
-from verify.drawing import uniform
-from verify.examination import Examination, examine, takes
-from verify.loose import dtypes_for, loosened
-from verify.precision import precision
-from verify.process import ENDING
-from verify.replay import Replay
-from verify.report import counterexample
-from verify.runner import Progress, Report, unseen, verify
-from verify.timing import ROUNDS, timed
+from llamaspec.verify import replay as replays
+from llamaspec.verify.candidate import NoVerdict, Worker, check_seconds
+from llamaspec.verify.catalogue import CONTRACTS, contract_for
+from llamaspec.verify.contract import Contract
+from llamaspec.verify.domain import narrowed
+from llamaspec.verify.drawing import uniform
+from llamaspec.verify.examination import Examination, examine, takes
+from llamaspec.verify.loose import dtypes_for, loosened
+from llamaspec.verify.precision import precision
+from llamaspec.verify.process import ENDING
+from llamaspec.verify.replay import Replay
+from llamaspec.verify.report import counterexample
+from llamaspec.verify.runner import Progress, Report, unseen, verify
+from llamaspec.verify.timing import ROUNDS, timed
 
 SHAPES = 64  # different shapes at most for jax, which compiles for each
 OTHERS = 16  # draws that a dtype is tried with, where all calls have raised

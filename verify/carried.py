@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from verify.precision import TINY, Precision, U
-from verify.running_error import ELEMENTARY, TANH, gamma
+from llamaspec.verify.precision import TINY, Precision, U
+from llamaspec.verify.running_error import ELEMENTARY, TANH, gamma
 
 POWERS = (2, 3, 4)  # computed as products
 LARGEST = float(np.finfo(np.float32).max)

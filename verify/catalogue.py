@@ -11,11 +11,11 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-import verify.contracts
-import verify.mutants
-from verify.contract import Contract
-from verify.mutant import Implementation
-from verify.worker import load_file
+import llamaspec.verify.contracts
+import llamaspec.verify.mutants
+from llamaspec.verify.contract import Contract
+from llamaspec.verify.mutant import Implementation
+from llamaspec.verify.worker import load_file
 
 
 def _held[Kind](module: Any, kind: type[Kind]) -> Iterator[Kind]:
@@ -47,8 +47,10 @@ def by_op[Kind](entries: Iterator[tuple[str, Kind]]) -> dict[str, Kind]:
     return dict(sorted(table.items()))
 
 
-CONTRACTS: dict[str, Contract] = by_op((one.name, one) for one in found(verify.contracts, Contract))
-IMPLEMENTATIONS: dict[str, Implementation] = by_op((one.of, one) for one in found(verify.mutants, Implementation))
+CONTRACTS: dict[str, Contract] = by_op((one.name, one) for one in found(llamaspec.verify.contracts, Contract))
+IMPLEMENTATIONS: dict[str, Implementation] = by_op(
+    (one.of, one) for one in found(llamaspec.verify.mutants, Implementation)
+)
 
 
 def contract_for(name: str, contracts: Mapping[str, Contract] = CONTRACTS) -> Contract:
@@ -70,5 +72,5 @@ def in_file(path: str) -> tuple[dict[str, Contract], dict[str, Implementation]]:
     module = load_file(path)
     contracts = by_op((one.name, one) for one in _held(module, Contract))
     if not contracts:
-        raise ValueError(f"{path} holds no contract: verify.declare makes one")
+        raise ValueError(f"{path} holds no contract: llamaspec.verify.declare makes one")
     return contracts, by_op((one.of, one) for one in _held(module, Implementation))

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 from jaxtyping import Bool, Float, Shaped
 
-from verify.precision import Precision
+from llamaspec.verify.precision import Precision
 
 Arguments = dict[str, Any]  # by name, in the order of the definition's signature
 

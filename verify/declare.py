@@ -2,7 +2,7 @@
 
     # layernorm.py
     import numpy as np
-    from verify.declare import declare, sizes
+    from llamaspec.verify.declare import declare, sizes
 
     def layernorm(x, weight, bias, *, eps):
         centered = x - np.mean(x, axis=-1, keepdims=True)
@@ -25,12 +25,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-from verify.carried import FLOAT32, Carried, Rounding
-from verify.contract import Arguments, Contract, Expected, Large, Law, as_float64, beyond
-from verify.domain import domain as domain_of
-from verify.draw import integers, seeds, sizes, values
-from verify.precision import TINY, Precision
-from verify.reach import FAR
+from llamaspec.verify.carried import FLOAT32, Carried, Rounding
+from llamaspec.verify.contract import Arguments, Contract, Expected, Large, Law, as_float64, beyond
+from llamaspec.verify.domain import domain as domain_of
+from llamaspec.verify.draw import integers, seeds, sizes, values
+from llamaspec.verify.precision import TINY, Precision
+from llamaspec.verify.reach import FAR
 
 __all__ = ["Whole", "declare", "derived", "sizes", "values"]
 

@@ -15,8 +15,8 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity
 from hypothesis import strategies as st
 
-from verify.contract import Contract
-from verify.draw import Values
+from llamaspec.verify.contract import Contract
+from llamaspec.verify.draw import Values
 
 LARGEST_SIZE = 2**20  # that a whole number may be narrowed to, where no range is drawn
 LONGEST = 1024  # entries of a list of whole numbers

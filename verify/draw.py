@@ -16,7 +16,7 @@ import numpy as np
 from hypothesis import strategies as st
 from jaxtyping import Bool, Float, Shaped, UInt64
 
-from verify.precision import Precision
+from llamaspec.verify.precision import Precision
 
 WORD = 2.0**64
 LARGEST = 2**24  # numbers of an array: a mistyped size must not fill the memory

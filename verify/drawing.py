@@ -11,10 +11,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from verify.contract import Contract
-from verify.domain import sampled, unwrapped
-from verify.draw import Values
-from verify.examination import AGAIN, LAW, Draw
+from llamaspec.verify.contract import Contract
+from llamaspec.verify.domain import sampled, unwrapped
+from llamaspec.verify.draw import Values
+from llamaspec.verify.examination import AGAIN, LAW, Draw
 
 Sampler = Callable[[Random], Any]
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from verify.candidate import Candidate, Failure, NoVerdict, Outputs
-from verify.contract import Arguments, Contract, Expected, Trial, with_rounding
-from verify.draw import SEEDS, Values
-from verify.judge import Finding, Point, broken, judge, returned_precision
-from verify.precision import Precision
-from verify.worker import HELD
+from llamaspec.verify.candidate import Candidate, Failure, NoVerdict, Outputs
+from llamaspec.verify.contract import Arguments, Contract, Expected, Trial, with_rounding
+from llamaspec.verify.draw import SEEDS, Values
+from llamaspec.verify.judge import Finding, Point, broken, judge, returned_precision
+from llamaspec.verify.precision import Precision
+from llamaspec.verify.worker import HELD
 
 LAW = "law"  # the draw that says which law is looked at beside the values
 AGAIN = "again"  # value of that draw: another call between two of the same inputs

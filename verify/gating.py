@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, beyond
-from verify.draw import Values, sizes, values
-from verify.laws import alone
-from verify.precision import Precision
-from verify.running_error import Approx, exactly
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, beyond
+from llamaspec.verify.draw import Values, sizes, values
+from llamaspec.verify.laws import alone
+from llamaspec.verify.precision import Precision
+from llamaspec.verify.running_error import Approx, exactly
 
 
 def gating_contract(

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from types import FunctionType
 from typing import Any
 
-from verify.candidate import Candidate, Failure, Outputs
+from llamaspec.verify.candidate import Candidate, Failure, Outputs
 
-JUDGES = ("reference", "verify", "numpy", "math")  # modules, and for the first two those under them
+OURS = ("llamaspec.reference", "llamaspec.verify")  # and the modules under them
+JUDGES = (*OURS, "numpy", "math")
 
 CODE = ("__code__", "__defaults__", "__kwdefaults__")
 
@@ -23,7 +24,7 @@ def snapshot() -> Snapshot:
     """The attributes of all modules that a verdict rests on, of their classes, and the code of their functions."""
     found: Snapshot = []
     for name, module in list(sys.modules.items()):
-        if name in JUDGES or name.partition(".")[0] in JUDGES[:2]:
+        if name in JUDGES or name.startswith(tuple(f"{ours}." for ours in OURS)):
             attributes = {key: value for key, value in vars(module).items() if not key.startswith("__")}
             found.append((name, module, attributes))
             for key, value in attributes.items():

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from verify.contract import Claim, Expected, Law, as_float64, with_rounding
-from verify.precision import PRECISIONS, Precision
+from llamaspec.verify.contract import Claim, Expected, Law, as_float64, with_rounding
+from llamaspec.verify.precision import PRECISIONS, Precision
 
 CANCELLING = 100.0  # terms that are so much larger than their sum have cancelled
 PARTS = 8  # of a result, each with a point

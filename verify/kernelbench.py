@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from verify.campaign import Campaign, Job
-from verify.candidate import NoVerdict, Outputs
-from verify.contract import Claim, Contract, Law, Trial
-from verify.domain import domain
-from verify.drawing import each
-from verify.precision import PRECISIONS
-from verify.runner import verify
+from llamaspec.verify.campaign import Campaign, Job
+from llamaspec.verify.candidate import NoVerdict, Outputs
+from llamaspec.verify.contract import Claim, Contract, Law, Trial
+from llamaspec.verify.domain import domain
+from llamaspec.verify.drawing import each
+from llamaspec.verify.precision import PRECISIONS
+from llamaspec.verify.runner import verify
 
 TRIED = 12  # draws that `Model` is held to
 CONVENTIONS = {"hidden": "none", "mask": "none", "padding": 0.0}

@@ -1,6 +1,6 @@
 """Laws that many ops obey."""
 
-from verify.contract import Claim, Law, Trial
+from llamaspec.verify.contract import Claim, Law, Trial
 
 
 def alone(what: str, *names: str) -> Law:

@@ -5,9 +5,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from verify.contract import Contract
-from verify.domain import domain
-from verify.reach import reaches
+from llamaspec.verify.contract import Contract
+from llamaspec.verify.domain import domain
+from llamaspec.verify.reach import reaches
 
 
 def signature(contract: Contract) -> str:
@@ -19,7 +19,7 @@ def signature(contract: Contract) -> str:
 def group(contract: Contract) -> str:
     """The group that `--list` names an op in, by where its definition is.
 
-    >>> from verify.contracts.rmsnorm import CONTRACT
+    >>> from llamaspec.verify.contracts.rmsnorm import CONTRACT
     >>> group(CONTRACT)
     'layers'
     """

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from verify.carried import Rounding
-from verify.contract import Claim, Contract, Law, Trial
-from verify.declare import derived
-from verify.drawing import each
-from verify.precision import PRECISIONS
+from llamaspec.verify.carried import Rounding
+from llamaspec.verify.contract import Claim, Contract, Law, Trial
+from llamaspec.verify.declare import derived
+from llamaspec.verify.drawing import each
+from llamaspec.verify.precision import PRECISIONS
 
 TRIED = 8  # draws that show whether a definition is covered
 NARROW = tuple(name for name, one in PRECISIONS.items() if one.unit)

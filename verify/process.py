@@ -10,7 +10,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from verify import worker
+from llamaspec.verify import worker
 
 ENDING = 5.0  # seconds that a process may take to end once its pipes are closed
 LOOKING = 0.1  # seconds between two looks at whether a process that does not answer still runs

@@ -1,6 +1,6 @@
 """Contracts as tests: three lines for a kernel.
 
-    from verify.pytest import contract
+    from llamaspec.verify.pytest import contract
 
     @contract("softmax")
     def test_softmax(x):
@@ -26,15 +26,15 @@ from typing import Any
 import hypothesis
 import numpy as np
 
-from verify.candidate import Direct, check_seconds
-from verify.catalogue import CONTRACTS, contract_for, in_file
-from verify.contract import Contract
-from verify.domain import narrowed
-from verify.guard import Guarded, snapshot
-from verify.loose import dtype_of, dtypes_for, loosened
-from verify.precision import precision
-from verify.report import counterexample
-from verify.runner import verify
+from llamaspec.verify.candidate import Direct, check_seconds
+from llamaspec.verify.catalogue import CONTRACTS, contract_for, in_file
+from llamaspec.verify.contract import Contract
+from llamaspec.verify.domain import narrowed
+from llamaspec.verify.guard import Guarded, snapshot
+from llamaspec.verify.loose import dtype_of, dtypes_for, loosened
+from llamaspec.verify.precision import precision
+from llamaspec.verify.report import counterexample
+from llamaspec.verify.runner import verify
 
 
 def contract(

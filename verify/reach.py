@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from verify.contract import Contract
-from verify.domain import LONGEST, domain, sampled, unwrapped
+from llamaspec.verify.contract import Contract
+from llamaspec.verify.domain import LONGEST, domain, sampled, unwrapped
 
 FAR = 8192  # a dimension without a natural end is drawn beyond this
 
@@ -65,7 +65,7 @@ def _lists(strategy: Any) -> tuple[int, int]:
 def table(contracts: Mapping[str, Contract]) -> list[str]:
     """Tabulate how far the dimensions of `contracts` are drawn, in Markdown.
 
-    >>> from verify.catalogue import CONTRACTS
+    >>> from llamaspec.verify.catalogue import CONTRACTS
     >>> table({"rope_halves": CONTRACTS["rope_halves"]})[-2]
     '| rope_halves | pairs | 64 | 257 | heads of published models have at most 512 features |'
     """

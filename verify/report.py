@@ -9,14 +9,14 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from verify.contract import Arguments, Contract
-from verify.domain import domain
-from verify.draw import KINDS, MEANINGS, Values
-from verify.examination import LAW, Draw
-from verify.precision import precision
-from verify.reach import reaches
-from verify.runner import Report
-from verify.timing import Timing
+from llamaspec.verify.contract import Arguments, Contract
+from llamaspec.verify.domain import domain
+from llamaspec.verify.draw import KINDS, MEANINGS, Values
+from llamaspec.verify.examination import LAW, Draw
+from llamaspec.verify.precision import precision
+from llamaspec.verify.reach import reaches
+from llamaspec.verify.runner import Report
+from llamaspec.verify.timing import Timing
 
 WIDTH = 110
 FEW = 16  # numbers that are shown themselves

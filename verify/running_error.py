@@ -20,20 +20,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from reference.attention import attention, sink_attention
-from reference.capped import capped
-from reference.clamped_swiglu import LIMIT, SLOPE, clamped_swiglu
-from reference.config import Config
-from reference.gelu import gelu
-from reference.linear import linear
-from reference.llama import Experts, FeedForward, Layer, Params
-from reference.moe import route
-from reference.rmsnorm import rmsnorm
-from reference.rope import rope_halves
-from reference.softmax import softmax
-from reference.squared_relu import squared_relu
-from reference.swiglu import swiglu
-from verify.precision import TINY, U
+from llamaspec.reference.attention import attention, sink_attention
+from llamaspec.reference.capped import capped
+from llamaspec.reference.clamped_swiglu import LIMIT, SLOPE, clamped_swiglu
+from llamaspec.reference.config import Config
+from llamaspec.reference.gelu import gelu
+from llamaspec.reference.linear import linear
+from llamaspec.reference.llama import Experts, FeedForward, Layer, Params
+from llamaspec.reference.moe import route
+from llamaspec.reference.rmsnorm import rmsnorm
+from llamaspec.reference.rope import rope_halves
+from llamaspec.reference.softmax import softmax
+from llamaspec.reference.squared_relu import squared_relu
+from llamaspec.reference.swiglu import swiglu
+from llamaspec.verify.precision import TINY, U
 
 ELEMENTARY = 4 * U  # relative error of exp, 1/sqrt and the sigmoid
 # Relative error of tanh, which XLA computes as a quotient of two polynomials. For every float32, that is 4.90 u off at

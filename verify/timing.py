@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from verify.candidate import Failure, NoVerdict, Worker
-from verify.contract import Arguments, Contract
-from verify.domain import domain, narrowed
-from verify.draw import Values
-from verify.drawing import each, leaves, narrowed_draws
-from verify.examination import Draw
-from verify.judge import judge
-from verify.precision import Precision
+from llamaspec.verify.candidate import Failure, NoVerdict, Worker
+from llamaspec.verify.contract import Arguments, Contract
+from llamaspec.verify.domain import domain, narrowed
+from llamaspec.verify.draw import Values
+from llamaspec.verify.drawing import each, leaves, narrowed_draws
+from llamaspec.verify.examination import Draw
+from llamaspec.verify.judge import judge
+from llamaspec.verify.precision import Precision
 
 ROUNDS = 11
 SECONDS = 0.1  # of timed calls, for a candidate and round

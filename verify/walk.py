@@ -11,16 +11,16 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from reference.attention import causal_mask
-from reference.config import Config
-from reference.llama import Params
-from reference.rope import LinearScaling
-from verify import running_error as bound
-from verify.examination import Examination
-from verify.judge import Finding
-from verify.precision import precision
-from verify.runner import Report
-from verify.running_error import Approx, exactly
+from llamaspec.reference.attention import causal_mask
+from llamaspec.reference.config import Config
+from llamaspec.reference.llama import Params
+from llamaspec.reference.rope import LinearScaling
+from llamaspec.verify import running_error as bound
+from llamaspec.verify.examination import Examination
+from llamaspec.verify.judge import Finding
+from llamaspec.verify.precision import precision
+from llamaspec.verify.runner import Report
+from llamaspec.verify.running_error import Approx, exactly
 
 # Switches that no Llama has and that `trace` knows as well, and all for which bounds are derived.
 TRACED = ("activation", "gated", "layer_norm", "parallel_residual", "head_qk_norm", "rotary_dim")

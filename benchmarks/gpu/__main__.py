@@ -8,19 +8,19 @@ from functools import partial
 import click
 import jax
 
-from benchmarks.gpu import scale as scales
-from benchmarks.gpu.clock import Clock
-from benchmarks.gpu.kernels import time_clearing, time_kernels
-from benchmarks.gpu.launching import time_launches
-from benchmarks.gpu.models import time_models
-from benchmarks.gpu.prompts import time_attention
-from benchmarks.gpu.right import check
-from benchmarks.gpu.scale import Scale
-from benchmarks.gpu.starting import time_start
-from benchmarks.gpu.suite import CANNOT_RUN
-from benchmarks.gpu.tuning import tune
-from benchmarks.report import Row
-from model.insight.machine import about, measure_ceilings
+from llamaspec.benchmarks.gpu import scale as scales
+from llamaspec.benchmarks.gpu.clock import Clock
+from llamaspec.benchmarks.gpu.kernels import time_clearing, time_kernels
+from llamaspec.benchmarks.gpu.launching import time_launches
+from llamaspec.benchmarks.gpu.models import time_models
+from llamaspec.benchmarks.gpu.prompts import time_attention
+from llamaspec.benchmarks.gpu.right import check
+from llamaspec.benchmarks.gpu.scale import Scale
+from llamaspec.benchmarks.gpu.starting import time_start
+from llamaspec.benchmarks.gpu.suite import CANNOT_RUN
+from llamaspec.benchmarks.gpu.tuning import tune
+from llamaspec.benchmarks.report import Row
+from llamaspec.model.insight.machine import about, measure_ceilings
 
 DTYPES = ("float32", "bfloat16")
 SCALES = {"full": scales.full, "dry": scales.dry}

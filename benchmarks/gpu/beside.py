@@ -1,7 +1,7 @@
 """Comparison with llama.cpp and transformers on a GPU: the same files, prompts and tokens, in turn, in one run.
 
-    python -m benchmarks.gpu.beside --llama-cpp FOLDER [--transformers] [--shape NAME] [--type NAME] [--scheme NAME]
-        [--decode-only] [--seconds N]
+    python -m llamaspec.benchmarks.gpu.beside --llama-cpp FOLDER [--transformers] [--shape NAME]
+        [--type NAME] [--scheme NAME] [--decode-only] [--seconds N]
 
 FOLDER is the `bin` of a build of llama.cpp with CUDA: its `llama-quantize` makes the files and its `llama-bench` reads
 prompts and decodes, with flash attention and all layers on the GPU. A model of random weights, which repeat, is written
@@ -24,18 +24,18 @@ from typing import Any
 
 import click
 
-from benchmarks.peers import Engine, engine
-from benchmarks.report import in_a_line
-from benchmarks.starts import write_model
-from model.checkpoints.gguf.write import write_gguf
-from model.checkpoints.open import open_checkpoint
-from model.insight.shapes import SHAPES
-from model.insight.timing import spread
-from model.tokenizers.gguf_writer import vocabulary_keys
-from reference.config import Config
+from llamaspec.benchmarks.peers import Engine, engine
+from llamaspec.benchmarks.report import in_a_line
+from llamaspec.benchmarks.starts import write_model
+from llamaspec.model.checkpoints.gguf.write import write_gguf
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.insight.timing import spread
+from llamaspec.model.tokenizers.gguf_writer import vocabulary_keys
+from llamaspec.reference.config import Config
 
 WORKERS = Path(__file__).parents[1] / "peer_workers"
-OURS = "benchmarks.peer_workers.our_engine"
+OURS = "llamaspec.benchmarks.peer_workers.our_engine"
 TYPES = ("BF16", "Q4_K_M", "Q8_0", "Q4_0", "Q6_K", "Q5_K_M", "Q3_K_M", "Q2_K", "IQ4_NL", "Q5_0", "Q4_1", "Q5_1")
 SCHEMES = ("q8", "q4", "fp8", "nf4")  # which files do not hold
 PROMPTS, DECODED, BEFORE = (512, 4096, 16_384), 512, 8  # tokens; `BEFORE` are those before the decoded ones
@@ -171,7 +171,7 @@ def main(
     """Compare all types and schemes, or those that are named."""
     import jax
 
-    from model.insight.machine import about
+    from llamaspec.model.insight.machine import about
 
     over, device = time.monotonic() + seconds, jax.default_backend()
     types, schemes = (types, schemes) if types or schemes else (TYPES, SCHEMES)

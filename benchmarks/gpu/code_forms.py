@@ -1,6 +1,7 @@
 """Every form of codes that kernels read, on a GPU: held to exact numbers, and timed alone and in whole models.
 
-    python -m benchmarks.gpu.code_forms right|kernels|models [--shape NAME] [--seconds N] [--share I/N] [--dry-run]
+    python -m llamaspec.benchmarks.gpu.code_forms right|kernels|models [--shape NAME] [--seconds N]
+        [--share I/N] [--dry-run]
 
 Rows are lines of JSON. The models are those of `benchmarks.gpu.stored`: files of llama.cpp, directories of Hugging Face
 and our own schemes, in the shapes of two models, with random codes. A dry run shows on a CPU that the script works.
@@ -18,23 +19,23 @@ import click
 import jax
 import jax.numpy as jnp
 
-from benchmarks.gpu.clock import Clock
-from benchmarks.gpu.kernels import time_kernels
-from benchmarks.gpu.models import DRAWING, by_kernels, capacity, decoding, programs_of
-from benchmarks.gpu.right import checked
-from benchmarks.gpu.scale import TINY, TINY_WORK, WIDE, Model, Scale, dry, full, once
-from benchmarks.gpu.stored import DIRECTORIES, FILES, SCHEMES, shapes_of
-from benchmarks.gpu.varied import BROAD, NARROW, WORK
-from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Work
-from benchmarks.kernel_cases.products import EVERY_FORM, MIXED, bias_cases, form_cases, several_cases
-from benchmarks.model_speed import Programs
-from benchmarks.random_model import random_params
-from benchmarks.report import Row, in_a_line, skipped
-from model.insight.machine import about, measure_ceilings
-from model.insight.shapes import SHAPES
-from model.ops.gpu import pallas_ops
-from model.weights.params import Params
-from pallas_kernels.parts.compat import Target, current_target, use_target
+from llamaspec.benchmarks.gpu.clock import Clock
+from llamaspec.benchmarks.gpu.kernels import time_kernels
+from llamaspec.benchmarks.gpu.models import DRAWING, by_kernels, capacity, decoding, programs_of
+from llamaspec.benchmarks.gpu.right import checked
+from llamaspec.benchmarks.gpu.scale import TINY, TINY_WORK, WIDE, Model, Scale, dry, full, once
+from llamaspec.benchmarks.gpu.stored import DIRECTORIES, FILES, SCHEMES, shapes_of
+from llamaspec.benchmarks.gpu.varied import BROAD, NARROW, WORK
+from llamaspec.benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Work
+from llamaspec.benchmarks.kernel_cases.products import EVERY_FORM, MIXED, bias_cases, form_cases, several_cases
+from llamaspec.benchmarks.model_speed import Programs
+from llamaspec.benchmarks.random_model import random_params
+from llamaspec.benchmarks.report import Row, in_a_line, skipped
+from llamaspec.model.insight.machine import about, measure_ceilings
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.ops.gpu import pallas_ops
+from llamaspec.model.weights.params import Params
+from llamaspec.pallas_kernels.parts.compat import Target, current_target, use_target
 
 SMALL, LARGE = "tinyllama-1.1b", "llama-3.1-8b"
 KINDS = (None, *DIRECTORIES, *FILES, *SCHEMES)  # by importance; None is bfloat16

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.kernel_cases.case import Case
-from benchmarks.random_model import NO_NAN
-from model.insight.machine import random_numbers
-from pallas_kernels.parts.matrix import ScaledE4M3
+from llamaspec.benchmarks.kernel_cases.case import Case
+from llamaspec.benchmarks.random_model import NO_NAN
+from llamaspec.model.insight.machine import random_numbers
+from llamaspec.pallas_kernels.parts.matrix import ScaledE4M3
 
 MOST_CODES = {"int8": 127, "int32": 2**31 - 1}  # a word of codes of less than eight bits may be anything
 

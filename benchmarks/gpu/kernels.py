@@ -12,16 +12,16 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int
 
-from benchmarks.gpu.clock import Clock
-from benchmarks.gpu.drawing import draw
-from benchmarks.gpu.scale import Scale
-from benchmarks.gpu.varied import clearing_cases
-from benchmarks.kernel_cases.case import Case
-from benchmarks.report import Row, in_a_line, skipped, timed
-from model.insight.timing import Seconds, measure_turns
-from model.running.compile import LOOPS_IN_GRAPHS
-from pallas_kernels.parts.compat import Target, current_target, use_target
-from pallas_kernels.parts.key_ring import TILE
+from llamaspec.benchmarks.gpu.clock import Clock
+from llamaspec.benchmarks.gpu.drawing import draw
+from llamaspec.benchmarks.gpu.scale import Scale
+from llamaspec.benchmarks.gpu.varied import clearing_cases
+from llamaspec.benchmarks.kernel_cases.case import Case
+from llamaspec.benchmarks.report import Row, in_a_line, skipped, timed
+from llamaspec.model.insight.timing import Seconds, measure_turns
+from llamaspec.model.running.compile import LOOPS_IN_GRAPHS
+from llamaspec.pallas_kernels.parts.compat import Target, current_target, use_target
+from llamaspec.pallas_kernels.parts.key_ring import TILE
 
 FRESH = 512 << 20  # bytes of arguments before the first set is used again: caches hold 60 MB
 

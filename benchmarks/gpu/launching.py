@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
-from benchmarks.gpu.clock import Clock
-from benchmarks.gpu.models import by_kernels, decoding, params_of, programs_of
-from benchmarks.gpu.scale import Scale
-from benchmarks.report import Row, skipped
-from model.running.compile import IN_GRAPHS, LOOPS_IN_GRAPHS
-from pallas_kernels.parts.compat import Target, use_target
+from llamaspec.benchmarks.gpu.clock import Clock
+from llamaspec.benchmarks.gpu.models import by_kernels, decoding, params_of, programs_of
+from llamaspec.benchmarks.gpu.scale import Scale
+from llamaspec.benchmarks.report import Row, skipped
+from llamaspec.model.running.compile import IN_GRAPHS, LOOPS_IN_GRAPHS
+from llamaspec.pallas_kernels.parts.compat import Target, use_target
 
 IN_A_GRAPH: dict[str, dict[str, Any]] = {  # options of the compiler, by their names in the report
     "everything": LOOPS_IN_GRAPHS,

@@ -9,21 +9,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks import model_speed
-from benchmarks.gpu.clock import Clock
-from benchmarks.gpu.scale import Model, Scale
-from benchmarks.model_speed import GREEDY, Programs, compile_programs, prefill_seconds
-from benchmarks.random_model import random_params, random_shapes
-from benchmarks.report import Row, skipped, timed
-from model.insight.cost import decode_cost, prefill_cost
-from model.insight.timing import Effort, Seconds, measure
-from model.ops.gpu import pallas_ops
-from model.ops.table import Ops
-from model.ops.xla import XLA
-from model.options import SamplingOptions
-from model.running.session import tokens_at_once
-from model.weights.gpu_codes import arranged
-from model.weights.params import Params
+from llamaspec.benchmarks import model_speed
+from llamaspec.benchmarks.gpu.clock import Clock
+from llamaspec.benchmarks.gpu.scale import Model, Scale
+from llamaspec.benchmarks.model_speed import GREEDY, Programs, compile_programs, prefill_seconds
+from llamaspec.benchmarks.random_model import random_params, random_shapes
+from llamaspec.benchmarks.report import Row, skipped, timed
+from llamaspec.model.insight.cost import decode_cost, prefill_cost
+from llamaspec.model.insight.timing import Effort, Seconds, measure
+from llamaspec.model.ops.gpu import pallas_ops
+from llamaspec.model.ops.table import Ops
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.running.session import tokens_at_once
+from llamaspec.model.weights.gpu_codes import arranged
+from llamaspec.model.weights.params import Params
 
 SOME = 16  # tokens, to choose how many a session would draw at once
 DRAWING = {"greedy": GREEDY, "top-p": SamplingOptions()}

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from benchmarks.gpu.clock import Clock
-from benchmarks.gpu.scale import Scale
-from benchmarks.report import Row, skipped, timed
-from model.insight.machine import random_numbers
-from model.insight.timing import Seconds, measure_turns
-from model.running.compile import LOOPS_IN_GRAPHS
-from pallas_kernels.attention_prefill import attention_prefill
-from reference.config import Config
+from llamaspec.benchmarks.gpu.clock import Clock
+from llamaspec.benchmarks.gpu.scale import Scale
+from llamaspec.benchmarks.report import Row, skipped, timed
+from llamaspec.model.insight.machine import random_numbers
+from llamaspec.model.insight.timing import Seconds, measure_turns
+from llamaspec.model.running.compile import LOOPS_IN_GRAPHS
+from llamaspec.pallas_kernels.attention_prefill import attention_prefill
+from llamaspec.reference.config import Config
 
 
 def time_attention(scale: Scale, clock: Clock) -> Iterator[Row]:

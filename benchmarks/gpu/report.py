@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
-from benchmarks import svg
-from benchmarks.gpu.suite import Found
-from benchmarks.report import Column, Row, machine_lines, skipped, table, with_shares
-from model.insight.machine import Ceilings
+from llamaspec.benchmarks import svg
+from llamaspec.benchmarks.gpu.suite import Found
+from llamaspec.benchmarks.report import Column, Row, machine_lines, skipped, table, with_shares
+from llamaspec.model.insight.machine import Ceilings
 
 NOTHING_MEANT = "dry run on a CPU: nothing has run on a GPU, and no number means anything"
 INTERRUPTED = 130  # exit status after Ctrl-C

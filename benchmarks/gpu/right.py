@@ -15,14 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from benchmarks.gpu.clock import Clock
-from benchmarks.gpu.drawing import draw
-from benchmarks.gpu.scale import Scale
-from benchmarks.kernel_cases.attention import WINDOW
-from benchmarks.kernel_cases.case import Case
-from benchmarks.report import Row, in_a_line, skipped
-from pallas_kernels.unsupported import Unsupported
-from verify.running_error import NO_BOUND, Approx
+from llamaspec.benchmarks.gpu.clock import Clock
+from llamaspec.benchmarks.gpu.drawing import draw
+from llamaspec.benchmarks.gpu.scale import Scale
+from llamaspec.benchmarks.kernel_cases.attention import WINDOW
+from llamaspec.benchmarks.kernel_cases.case import Case
+from llamaspec.benchmarks.report import Row, in_a_line, skipped
+from llamaspec.pallas_kernels.unsupported import Unsupported
+from llamaspec.verify.running_error import NO_BOUND, Approx
 
 POISON = 1 << 24  # numbers
 CANARIES = 64  # arrays

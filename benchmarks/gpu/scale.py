@@ -5,29 +5,29 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.gpu.varied import in_two_launches, routed_cases, varied_cases
-from benchmarks.kernel_cases import OPS, kernel_cases, refusal, variants
-from benchmarks.kernel_cases.attention import (
+from llamaspec.benchmarks.gpu.varied import in_two_launches, routed_cases, varied_cases
+from llamaspec.benchmarks.kernel_cases import OPS, kernel_cases, refusal, variants
+from llamaspec.benchmarks.kernel_cases.attention import (
     attention_decode_cases,
     attention_paged_cases,
     attention_prefill_cases,
     window_cases,
 )
-from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Work
-from benchmarks.kernel_cases.products import (
+from llamaspec.benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Work
+from llamaspec.benchmarks.kernel_cases.products import (
     bias_cases,
     gemv_cases,
     norm_gate_up_cases,
     norm_qkv_cases,
     quantized_cases,
 )
-from benchmarks.kernel_cases.rows import logit_cases, norm_cases
-from model.insight.machine import SIZES, Sizes
-from model.insight.shapes import SHAPES
-from model.insight.timing import Effort
-from model.running.programs import longest_burst
-from pallas_kernels.parts.compat import interpreter
-from reference.config import Config
+from llamaspec.benchmarks.kernel_cases.rows import logit_cases, norm_cases
+from llamaspec.model.insight.machine import SIZES, Sizes
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.insight.timing import Effort
+from llamaspec.model.running.programs import longest_burst
+from llamaspec.pallas_kernels.parts.compat import interpreter
+from llamaspec.reference.config import Config
 
 
 @dataclass(frozen=True)

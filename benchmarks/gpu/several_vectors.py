@@ -1,6 +1,6 @@
 """Codes times several vectors on a GPU: held to exact numbers, timed by cut, and in whole decode steps.
 
-    python -m benchmarks.gpu.several_vectors right|kernels|models [--seconds N] [--dry-run]
+    python -m llamaspec.benchmarks.gpu.several_vectors right|kernels|models [--seconds N] [--dry-run]
 
 Rows are lines of JSON. `kernels` times the five matrices of Llama 3.1 8B by `coded_gemm` in several cuts, by XLA in
 bfloat16, by the kernel for a few vectors (`gemv`), and by XLA from codes that it decodes. `models` times decode steps
@@ -21,26 +21,26 @@ import click
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.gpu.clock import Clock
-from benchmarks.gpu.kernels import Timing, compiled_together
-from benchmarks.gpu.right import checked
-from benchmarks.gpu.scale import TINY, Scale, dry, full
-from benchmarks.gpu.stored import shapes_of
-from benchmarks.kernel_cases import coded_gemm as cases
-from benchmarks.kernel_cases.case import BFLOAT16, Case, array
-from benchmarks.model_speed import compile_programs, decode_seconds
-from benchmarks.random_model import random_params
-from benchmarks.report import Row, in_a_line, skipped
-from model.insight.cost import decode_cost
-from model.insight.machine import about, measure_ceilings
-from model.insight.shapes import SHAPES
-from model.insight.timing import Effort
-from model.ops.gpu import pallas_ops
-from model.ops.products import dot
-from pallas_kernels.coded_gemm import Cut, coded_gemm, geometry_of
-from pallas_kernels.gemv import gemv
-from pallas_kernels.parts.matrix import MAX_BATCH
-from pallas_kernels.unsupported import Unsupported
+from llamaspec.benchmarks.gpu.clock import Clock
+from llamaspec.benchmarks.gpu.kernels import Timing, compiled_together
+from llamaspec.benchmarks.gpu.right import checked
+from llamaspec.benchmarks.gpu.scale import TINY, Scale, dry, full
+from llamaspec.benchmarks.gpu.stored import shapes_of
+from llamaspec.benchmarks.kernel_cases import coded_gemm as cases
+from llamaspec.benchmarks.kernel_cases.case import BFLOAT16, Case, array
+from llamaspec.benchmarks.model_speed import compile_programs, decode_seconds
+from llamaspec.benchmarks.random_model import random_params
+from llamaspec.benchmarks.report import Row, in_a_line, skipped
+from llamaspec.model.insight.cost import decode_cost
+from llamaspec.model.insight.machine import about, measure_ceilings
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.insight.timing import Effort
+from llamaspec.model.ops.gpu import pallas_ops
+from llamaspec.model.ops.products import dot
+from llamaspec.pallas_kernels.coded_gemm import Cut, coded_gemm, geometry_of
+from llamaspec.pallas_kernels.gemv import gemv
+from llamaspec.pallas_kernels.parts.matrix import MAX_BATCH
+from llamaspec.pallas_kernels.unsupported import Unsupported
 
 LARGE = "llama-3.1-8b"
 REPEATS = 100

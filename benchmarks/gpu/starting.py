@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import jax
 
-from benchmarks.gpu.clock import Clock
-from benchmarks.gpu.models import by_kernels, params_of, programs_of
-from benchmarks.gpu.scale import Scale
-from benchmarks.model_speed import first_token_seconds
-from benchmarks.report import Row
+from llamaspec.benchmarks.gpu.clock import Clock
+from llamaspec.benchmarks.gpu.models import by_kernels, params_of, programs_of
+from llamaspec.benchmarks.gpu.scale import Scale
+from llamaspec.benchmarks.model_speed import first_token_seconds
+from llamaspec.benchmarks.report import Row
 
 
 def time_start(scale: Scale, _: Clock, *, label: str, began: float) -> Iterator[Row]:

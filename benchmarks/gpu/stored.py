@@ -6,14 +6,14 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from benchmarks.kernel_cases.case import BFLOAT16
-from benchmarks.random_model import random_shapes
-from model.checkpoints.checkpoint import Codes, Form, Part, Tensor
-from model.checkpoints.gguf.blocks import FORMS
-from model.tensors import EMBEDDING, HEAD, quantizable, tensor_shapes
-from model.weights.gpu_codes import arranged
-from model.weights.params import Params, abstract_params
-from reference.config import Config
+from llamaspec.benchmarks.kernel_cases.case import BFLOAT16
+from llamaspec.benchmarks.random_model import random_shapes
+from llamaspec.model.checkpoints.checkpoint import Codes, Form, Part, Tensor
+from llamaspec.model.checkpoints.gguf.blocks import FORMS
+from llamaspec.model.tensors import EMBEDDING, HEAD, quantizable, tensor_shapes
+from llamaspec.model.weights.gpu_codes import arranged
+from llamaspec.model.weights.params import Params, abstract_params
+from llamaspec.reference.config import Config
 
 
 class Coded(NamedTuple):
@@ -76,7 +76,7 @@ def type_in_file(name: str, kind: str, config: Config) -> str:
 
     So it is without an importance matrix, for a model with four or more heads for each of k and v, and no experts.
 
-    >>> from model.insight.shapes import SHAPES
+    >>> from llamaspec.model.insight.shapes import SHAPES
     >>> name, config = "model.layers.{}.self_attn.v_proj.weight", SHAPES["llama-3.1-8b"]
     >>> [type_in_file(name.format(layer), "Q4_K_M", config) for layer in (0, 4, 6, 31)]
     ['Q6_K', 'Q4_K', 'Q6_K', 'Q6_K']

@@ -14,8 +14,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.gpu.clock import Clock
-from benchmarks.report import Row, skipped
+from llamaspec.benchmarks.gpu.clock import Clock
+from llamaspec.benchmarks.report import Row, skipped
 
 # By default the first process takes most of the memory, and each starts a NumPy thread for every core.
 BESIDE_OTHERS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "OPENBLAS_NUM_THREADS": "2"}
@@ -160,13 +160,13 @@ def run_part(
     """
     options = {**part.options, **({"began": time.time()} if part.starts else {})}
     arguments = [part.section, "--scale", scale, "--seconds", str(seconds), "--options", json.dumps(options)]
-    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
+    paths = [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")]
     environment = {**os.environ, **part.environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     environment |= {CACHE: cache, **KEEP_ALL} if part.starts else {}
     with tempfile.TemporaryFile("w+") as said:
         late = threading.Event()
         with subprocess.Popen(
-            [sys.executable, "-P", "-m", "benchmarks.gpu", *arguments],
+            [sys.executable, "-P", "-m", "llamaspec.benchmarks.gpu", *arguments],
             env=environment | (ON_A_CPU if scale == "dry" else {}),
             stdout=subprocess.PIPE,
             stderr=said,

@@ -9,14 +9,14 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.gpu.clock import Clock
-from benchmarks.gpu.kernels import Timing
-from benchmarks.gpu.scale import Scale
-from benchmarks.kernel_cases.case import Case
-from benchmarks.report import Row, skipped
-from pallas_kernels.parts.matrix import key_of
-from pallas_kernels.parts.tile import Tile, tile_for
-from pallas_kernels.unsupported import Unsupported
+from llamaspec.benchmarks.gpu.clock import Clock
+from llamaspec.benchmarks.gpu.kernels import Timing
+from llamaspec.benchmarks.gpu.scale import Scale
+from llamaspec.benchmarks.kernel_cases.case import Case
+from llamaspec.benchmarks.report import Row, skipped
+from llamaspec.pallas_kernels.parts.matrix import key_of
+from llamaspec.pallas_kernels.parts.tile import Tile, tile_for
+from llamaspec.pallas_kernels.unsupported import Unsupported
 
 STAGES = (2, 3, 4, 6)
 

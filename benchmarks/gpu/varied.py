@@ -11,24 +11,24 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.kernel_cases import coded_gemm, exact, kernel_cases, plain
-from benchmarks.kernel_cases.attention import (
+from llamaspec.benchmarks.kernel_cases import coded_gemm, exact, kernel_cases, plain
+from llamaspec.benchmarks.kernel_cases.attention import (
     attention_decode_cases,
     attention_paged_cases,
     attention_prefill_cases,
     window_cases,
 )
-from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Work, array, times
-from benchmarks.kernel_cases.products import bias_cases, form_cases, quantized_cases, several_cases
-from benchmarks.kernel_cases.rows import logit_cases
-from model.ops.gpu_products import MOST_SEQUENCES
-from model.ops.xla import XLA
-from model.weights.params import FeedForward, Layer, Linear
-from pallas_kernels.coded_gemm import WIDTHS
-from pallas_kernels.parts.key_ring import TILE
-from pallas_kernels.parts.matrix import AT_ONCE, MAX_BATCH
-from pallas_kernels.parts.tile import Tile
-from reference.config import Config
+from llamaspec.benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, Case, Work, array, times
+from llamaspec.benchmarks.kernel_cases.products import bias_cases, form_cases, quantized_cases, several_cases
+from llamaspec.benchmarks.kernel_cases.rows import logit_cases
+from llamaspec.model.ops.gpu_products import MOST_SEQUENCES
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.weights.params import FeedForward, Layer, Linear
+from llamaspec.pallas_kernels.coded_gemm import WIDTHS
+from llamaspec.pallas_kernels.parts.key_ring import TILE
+from llamaspec.pallas_kernels.parts.matrix import AT_ONCE, MAX_BATCH
+from llamaspec.pallas_kernels.parts.tile import Tile
+from llamaspec.reference.config import Config
 
 BROAD = Config(
     dim=2048, layers=1, heads=16, kv_heads=4, head_dim=128, ffn=4096, vocab=4096, context=4096, eps=1e-5, theta=1e4

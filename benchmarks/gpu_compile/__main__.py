@@ -8,19 +8,19 @@ from typing import Any
 
 import click
 
-from benchmarks.decode_steps import FEW_LAYERS, STEPS, decode_step
-from benchmarks.gpu_compile.chunk import CHUNKS, broken_by_chunk, compile_chunk
-from benchmarks.gpu_compile.compiler import compile_case, compile_step
-from benchmarks.gpu_compile.gates import broken_by, broken_by_step
-from benchmarks.gpu_compile.report import KERNEL_COLUMNS, STEP_COLUMNS, Row, kernel_row, step_row, table
-from benchmarks.gpu_compile.serving import SERVED, broken_by_serving, compile_served
-from benchmarks.gpu_compile.several import STEPS as SHARED
-from benchmarks.gpu_compile.several import broken_by_shared_step, compile_shared
-from benchmarks.gpu_compile.workers import Failure, call_each
-from benchmarks.kernel_cases import gated_cases, refusal, sampled
-from benchmarks.kernel_cases.case import TWO_MODELS
-from benchmarks.report import write_report
-from model.insight.shapes import SHAPES
+from llamaspec.benchmarks.decode_steps import FEW_LAYERS, STEPS, decode_step
+from llamaspec.benchmarks.gpu_compile.chunk import CHUNKS, broken_by_chunk, compile_chunk
+from llamaspec.benchmarks.gpu_compile.compiler import compile_case, compile_step
+from llamaspec.benchmarks.gpu_compile.gates import broken_by, broken_by_step
+from llamaspec.benchmarks.gpu_compile.report import KERNEL_COLUMNS, STEP_COLUMNS, Row, kernel_row, step_row, table
+from llamaspec.benchmarks.gpu_compile.serving import SERVED, broken_by_serving, compile_served
+from llamaspec.benchmarks.gpu_compile.several import STEPS as SHARED
+from llamaspec.benchmarks.gpu_compile.several import broken_by_shared_step, compile_shared
+from llamaspec.benchmarks.gpu_compile.workers import Failure, call_each
+from llamaspec.benchmarks.kernel_cases import gated_cases, refusal, sampled
+from llamaspec.benchmarks.kernel_cases.case import TWO_MODELS
+from llamaspec.benchmarks.report import write_report
+from llamaspec.model.insight.shapes import SHAPES
 
 VERSIONS = ("jax", "jaxlib", "nvidia-cuda-nvcc", "nvidia-cuda-nvdisasm")
 
@@ -60,7 +60,9 @@ def step_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str,
 @click.option("--sample", is_flag=True, help="Cases and steps of two of the models, and some variants.")
 @click.option("--limit", default=120.0, show_default=True, help="Seconds that one compilation may take.")
 @click.option("--at-once", default=2, show_default=True, help="Compilations at once.")
-@click.option("--json", "raw", type=click.Path(path_type=Path), help="Write every fact, for `benchmarks.summary`.")
+@click.option(
+    "--json", "raw", type=click.Path(path_type=Path), help="Write every fact, for `llamaspec.benchmarks.summary`."
+)
 def main(only: str, sample: bool, limit: float, at_once: int, raw: Path | None):
     """Compile, print tables, and fail if a gate does."""
 

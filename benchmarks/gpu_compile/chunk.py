@@ -7,19 +7,19 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from benchmarks.gpu_compile.compiler import hlo_for_h200
+from llamaspec.benchmarks.gpu_compile.compiler import hlo_for_h200
 
 import jax  # isort: skip  # after the compiler's module, which sets what JAX reads when it is imported
 
-from benchmarks.decode_steps import CAPACITY, DTYPES, FEW_LAYERS
-from benchmarks.gpu_compile.program import products
-from benchmarks.random_model import random_shapes
-from model.forward import prefill
-from model.insight.shapes import SHAPES
-from model.ops.gpu import pallas_ops
-from model.running.compile import model_options
-from model.running.programs import CACHE, MIDDLE, Layout, prefill_shapes
-from model.weights.gpu_codes import arranged
+from llamaspec.benchmarks.decode_steps import CAPACITY, DTYPES, FEW_LAYERS
+from llamaspec.benchmarks.gpu_compile.program import products
+from llamaspec.benchmarks.random_model import random_shapes
+from llamaspec.model.forward import prefill
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.ops.gpu import pallas_ops
+from llamaspec.model.running.compile import model_options
+from llamaspec.model.running.programs import CACHE, MIDDLE, Layout, prefill_shapes
+from llamaspec.model.weights.gpu_codes import arranged
 
 CHUNKS = ("tinyllama-1.1b bfloat16 q8", "tinyllama-1.1b bfloat16", "tinyllama-1.1b bfloat16 q4")
 PRODUCTS_A_LAYER = 4  # q, k and v; o; gate and up; down

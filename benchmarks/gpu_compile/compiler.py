@@ -20,12 +20,12 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.stages import Compiled
 
-from benchmarks.decode_steps import FEW_LAYERS, decode_step
-from benchmarks.gpu_compile.h200 import TARGET
-from benchmarks.gpu_compile.kernel import Kernel, read_kernels
-from benchmarks.gpu_compile.program import Program, issued, launches
-from benchmarks.kernel_cases import gated_cases
-from model.running.compile import LOOPS_IN_GRAPHS
+from llamaspec.benchmarks.decode_steps import FEW_LAYERS, decode_step
+from llamaspec.benchmarks.gpu_compile.h200 import TARGET
+from llamaspec.benchmarks.gpu_compile.kernel import Kernel, read_kernels
+from llamaspec.benchmarks.gpu_compile.program import Program, issued, launches
+from llamaspec.benchmarks.kernel_cases import gated_cases
+from llamaspec.model.running.compile import LOOPS_IN_GRAPHS
 
 # With this format, of programs that run, XLA writes down little but the thunks of one that is only compiled.
 DUMPED = {"xla_dump_hlo_snapshots": True}

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from benchmarks.gpu_compile.kernel import Kernel
-from benchmarks.gpu_compile.program import Program
-from benchmarks.kernel_cases.case import Case, Limits
+from llamaspec.benchmarks.gpu_compile.kernel import Kernel
+from llamaspec.benchmarks.gpu_compile.program import Program
+from llamaspec.benchmarks.kernel_cases.case import Case, Limits
 
 LARGE = 1 << 20  # bytes: a copy as slow as a kernel
 STEP_TEMP = 32 << 20  # bytes

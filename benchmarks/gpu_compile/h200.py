@@ -5,7 +5,7 @@ The second half computes, without measuring, how fast a kernel could stream its 
 
 from typing import NamedTuple
 
-from benchmarks.gpu_compile.kernel import Kernel
+from llamaspec.benchmarks.gpu_compile.kernel import Kernel
 
 MULTIPROCESSORS = 132
 REGISTERS = 65_536  # of a multiprocessor, a quarter for each scheduler

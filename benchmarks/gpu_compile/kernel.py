@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.gpu_compile import sass
+from llamaspec.benchmarks.gpu_compile import sass
 
 _PTXAS = re.compile(
     r"Function properties for (?P<entry>\w+)\s+"

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.gpu_compile.gates import instructions_per_weight, kernels_a_layer
-from benchmarks.gpu_compile.h200 import roofline
-from benchmarks.gpu_compile.kernel import Kernel
-from benchmarks.gpu_compile.program import Program
-from benchmarks.kernel_cases.case import Case
+from llamaspec.benchmarks.gpu_compile.gates import instructions_per_weight, kernels_a_layer
+from llamaspec.benchmarks.gpu_compile.h200 import roofline
+from llamaspec.benchmarks.gpu_compile.kernel import Kernel
+from llamaspec.benchmarks.gpu_compile.program import Program
+from llamaspec.benchmarks.kernel_cases.case import Case
 
 Row = dict[str, Any]
 

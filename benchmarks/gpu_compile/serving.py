@@ -4,20 +4,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from benchmarks.gpu_compile.compiler import mesh, placed
+from llamaspec.benchmarks.gpu_compile.compiler import mesh, placed
 
 import jax  # isort: skip  # after the compiler's module, which sets what JAX reads when it is imported
 
-from benchmarks.decode_steps import CAPACITY, DTYPES, FEW_LAYERS
-from benchmarks.gpu_compile.program import Launch, launches, swaps
-from benchmarks.random_model import random_shapes
-from model.cache import Pages
-from model.insight.shapes import SHAPES
-from model.ops.gpu import pallas_ops
-from model.running.programs import MIDDLE, longest_burst
-from model.weights.gpu_codes import arranged
-from serving.loading import PAGE, WIDTH
-from serving.programs import Sizes, compile_serving
+from llamaspec.benchmarks.decode_steps import CAPACITY, DTYPES, FEW_LAYERS
+from llamaspec.benchmarks.gpu_compile.program import Launch, launches, swaps
+from llamaspec.benchmarks.random_model import random_shapes
+from llamaspec.model.cache import Pages
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.ops.gpu import pallas_ops
+from llamaspec.model.running.programs import MIDDLE, longest_burst
+from llamaspec.model.weights.gpu_codes import arranged
+from llamaspec.serving.loading import PAGE, WIDTH
+from llamaspec.serving.programs import Sizes, compile_serving
 
 SERVED = ("tinyllama-1.1b bfloat16",)
 PAGES = 10_001  # so many that nothing else in a program is as large as the keys of a layer

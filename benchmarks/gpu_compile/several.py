@@ -4,25 +4,25 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from benchmarks.gpu_compile.compiler import TARGET
+from llamaspec.benchmarks.gpu_compile.compiler import TARGET
 
 import jax  # isort: skip  # after the compiler's module, which sets what JAX reads when it is imported
 import numpy as np
 from jax.experimental import topologies
 
-from benchmarks.decode_steps import CAPACITY, DTYPES, FEW_LAYERS
-from benchmarks.gpu_compile.gates import LARGE
-from benchmarks.gpu_compile.program import Launch, launches
-from model.forward import decode
-from model.insight.shapes import SHAPES
-from model.ops.gpu import pallas_ops
-from model.parallel.partition import Partition, cache_layout, layouts
-from model.parallel.reading import empty_share
-from model.parallel.share import share
-from model.parallel.tensor import AXIS, tensor_parallel
-from model.running.compile import LOOPS_IN_GRAPHS
-from model.running.programs import Layout, decode_shapes
-from model.weights.params import abstract_params
+from llamaspec.benchmarks.decode_steps import CAPACITY, DTYPES, FEW_LAYERS
+from llamaspec.benchmarks.gpu_compile.gates import LARGE
+from llamaspec.benchmarks.gpu_compile.program import Launch, launches
+from llamaspec.model.forward import decode
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.ops.gpu import pallas_ops
+from llamaspec.model.parallel.partition import Partition, cache_layout, layouts
+from llamaspec.model.parallel.reading import empty_share
+from llamaspec.model.parallel.share import share
+from llamaspec.model.parallel.tensor import AXIS, tensor_parallel
+from llamaspec.model.running.compile import LOOPS_IN_GRAPHS
+from llamaspec.model.running.programs import Layout, decode_shapes
+from llamaspec.model.weights.params import abstract_params
 
 STEPS = {"llama-3.1-8b on 2": ("llama-3.1-8b", 2), "llama-3.1-70b on 8": ("llama-3.1-70b", 8)}  # model and devices
 SUMS_A_LAYER = 2

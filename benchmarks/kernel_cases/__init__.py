@@ -20,8 +20,8 @@ from dataclasses import replace
 from functools import cache
 from importlib import import_module
 
-from benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, TWO_MODELS, Case, Family, Variant, Work
-from model.insight.shapes import SHAPES
+from llamaspec.benchmarks.kernel_cases.case import BFLOAT16, FLOAT32, TWO_MODELS, Case, Family, Variant, Work
+from llamaspec.model.insight.shapes import SHAPES
 
 
 def _declared[Kind: (Family, Variant)](kind: type[Kind]) -> Iterator[Kind]:

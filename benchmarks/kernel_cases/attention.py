@@ -6,12 +6,23 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.kernel_cases import exact, plain
-from benchmarks.kernel_cases.case import BFLOAT16, EVERYWHERE, LATE, Case, Family, Limits, Variant, Work, array, times
-from pallas_kernels.attention_decode import attention_decode
-from pallas_kernels.attention_paged import attention_paged
-from pallas_kernels.attention_prefill import attention_prefill
-from reference.config import Config
+from llamaspec.benchmarks.kernel_cases import exact, plain
+from llamaspec.benchmarks.kernel_cases.case import (
+    BFLOAT16,
+    EVERYWHERE,
+    LATE,
+    Case,
+    Family,
+    Limits,
+    Variant,
+    Work,
+    array,
+    times,
+)
+from llamaspec.pallas_kernels.attention_decode import attention_decode
+from llamaspec.pallas_kernels.attention_paged import attention_paged
+from llamaspec.pallas_kernels.attention_prefill import attention_prefill
+from llamaspec.reference.config import Config
 
 INT32 = np.dtype(np.int32)
 

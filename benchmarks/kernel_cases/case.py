@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from reference.config import Config
-from verify.running_error import Approx
+from llamaspec.reference.config import Config
+from llamaspec.verify.running_error import Approx
 
 FLOAT32, BFLOAT16 = np.dtype(jnp.float32), np.dtype(jnp.bfloat16)
 

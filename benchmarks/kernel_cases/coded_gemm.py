@@ -5,11 +5,11 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.kernel_cases import exact, plain
-from benchmarks.kernel_cases.case import BFLOAT16, Case, Limits, Meeting, Variant, Work, array, times
-from benchmarks.kernel_cases.products import EVERY_FORM, coded_matrix
-from pallas_kernels.coded_gemm import GROUPS, Geometry, coded_gemm, geometry_of
-from reference.config import Config
+from llamaspec.benchmarks.kernel_cases import exact, plain
+from llamaspec.benchmarks.kernel_cases.case import BFLOAT16, Case, Limits, Meeting, Variant, Work, array, times
+from llamaspec.benchmarks.kernel_cases.products import EVERY_FORM, coded_matrix
+from llamaspec.pallas_kernels.coded_gemm import GROUPS, Geometry, coded_gemm, geometry_of
+from llamaspec.reference.config import Config
 
 FORMS = tuple(
     name

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from pallas_kernels.parts import int4
-from pallas_kernels.parts.compat import WARPS
-from pallas_kernels.parts.integer_mma import CHUNK as STEP
-from pallas_kernels.parts.matrix import ScaledCodes, ScaledE4M3
-from pallas_kernels.parts.quantized_product import GROUPS
-from reference.attention import causal_mask
-from reference.quantizers.minifloat import E4M3
-from reference.softmax import softmax as exact_softmax
-from verify.precision import TINY, U
-from verify.running_error import (
+from llamaspec.pallas_kernels.parts import int4
+from llamaspec.pallas_kernels.parts.compat import WARPS
+from llamaspec.pallas_kernels.parts.integer_mma import CHUNK as STEP
+from llamaspec.pallas_kernels.parts.matrix import ScaledCodes, ScaledE4M3
+from llamaspec.pallas_kernels.parts.quantized_product import GROUPS
+from llamaspec.reference.attention import causal_mask
+from llamaspec.reference.quantizers.minifloat import E4M3
+from llamaspec.reference.softmax import softmax as exact_softmax
+from llamaspec.verify.precision import TINY, U
+from llamaspec.verify.running_error import (
     ELEMENTARY,
     Approx,
     added,
@@ -30,7 +30,7 @@ from verify.running_error import (
     projected,
     turned_by,
 )
-from verify.running_error import rounded as rounded_by
+from llamaspec.verify.running_error import rounded as rounded_by
 
 ROUNDING = 2.0**-8  # of bfloat16
 PARTS = 16  # of the columns of a product with several vectors, at most, and a rounding

@@ -19,11 +19,11 @@ addresses to a thread's registers.
 
 from math import ceil
 
-from benchmarks.kernel_cases.case import FLOAT32, Limits
-from pallas_kernels.parts.compat import LANES, THREADS, WARPS
-from pallas_kernels.parts.integer_mma import QUARTER, SIDE, SIDES
-from pallas_kernels.parts.quantized_product import QuantizedProduct
-from pallas_kernels.parts.row_product import PIECES, TOGETHER, RowProduct
+from llamaspec.benchmarks.kernel_cases.case import FLOAT32, Limits
+from llamaspec.pallas_kernels.parts.compat import LANES, THREADS, WARPS
+from llamaspec.pallas_kernels.parts.integer_mma import QUARTER, SIDE, SIDES
+from llamaspec.pallas_kernels.parts.quantized_product import QuantizedProduct
+from llamaspec.pallas_kernels.parts.row_product import PIECES, TOGETHER, RowProduct
 
 MOST_REGISTERS = 255
 FENCE = 1  # instructions that wait for reads

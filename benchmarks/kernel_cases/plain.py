@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from model.ops.block import rmsnorm as _rmsnorm
-from model.ops.products import dot
-from model.weights.codes import FP8
-from pallas_kernels.parts import int4
-from pallas_kernels.parts.matrix import ScaledCodes, ScaledE4M3
+from llamaspec.model.ops.block import rmsnorm as _rmsnorm
+from llamaspec.model.ops.products import dot
+from llamaspec.model.weights.codes import FP8
+from llamaspec.pallas_kernels.parts import int4
+from llamaspec.pallas_kernels.parts.matrix import ScaledCodes, ScaledE4M3
 
 
 def gemv(w, x, *, norm=None, eps: float = 1e-5, bias=None, residual=None, out: Any = None):

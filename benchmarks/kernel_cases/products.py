@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.kernel_cases import exact, plain
-from benchmarks.kernel_cases.case import (
+from llamaspec.benchmarks.kernel_cases import exact, plain
+from llamaspec.benchmarks.kernel_cases.case import (
     BFLOAT16,
     EVERYWHERE,
     FLOAT32,
@@ -22,16 +22,16 @@ from benchmarks.kernel_cases.case import (
     array,
     times,
 )
-from benchmarks.kernel_cases.limits import product_limits
-from model.weights.gpu_codes import LEVELS
-from pallas_kernels.gemv import gemv
-from pallas_kernels.norm_gate_up import norm_gate_up
-from pallas_kernels.norm_qkv import PIECE, norm_qkv
-from pallas_kernels.parts.levels import Levels
-from pallas_kernels.parts.matrix import ScaledCodes, ScaledE4M3, product_of, shares
-from pallas_kernels.parts.quantized_product import GROUPS
-from pallas_kernels.unsupported import Unsupported
-from reference.config import Config
+from llamaspec.benchmarks.kernel_cases.limits import product_limits
+from llamaspec.model.weights.gpu_codes import LEVELS
+from llamaspec.pallas_kernels.gemv import gemv
+from llamaspec.pallas_kernels.norm_gate_up import norm_gate_up
+from llamaspec.pallas_kernels.norm_qkv import PIECE, norm_qkv
+from llamaspec.pallas_kernels.parts.levels import Levels
+from llamaspec.pallas_kernels.parts.matrix import ScaledCodes, ScaledE4M3, product_of, shares
+from llamaspec.pallas_kernels.parts.quantized_product import GROUPS
+from llamaspec.pallas_kernels.unsupported import Unsupported
+from llamaspec.reference.config import Config
 
 
 class Coded(NamedTuple):

@@ -5,11 +5,11 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.kernel_cases import exact, plain
-from benchmarks.kernel_cases.case import FLOAT32, LATE, Case, Family, Limits, Work, array, times
-from pallas_kernels.rmsnorm import rmsnorm
-from pallas_kernels.softmax import WHOLE, softmax
-from reference.config import Config
+from llamaspec.benchmarks.kernel_cases import exact, plain
+from llamaspec.benchmarks.kernel_cases.case import FLOAT32, LATE, Case, Family, Limits, Work, array, times
+from llamaspec.pallas_kernels.rmsnorm import rmsnorm
+from llamaspec.pallas_kernels.softmax import WHOLE, softmax
+from llamaspec.reference.config import Config
 
 
 @Family

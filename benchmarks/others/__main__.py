@@ -1,8 +1,8 @@
 """Judge functions of other projects, in the Python that has them, and write the table of docs/found/kernels.md.
 
-    python -m benchmarks.others liger_kernel_ops:rmsnorm      # judges it in every dtype
-    python -m benchmarks.others liger_kernel_ops --log LOG    # judges all, and keeps verdicts as JSON
-    python -m benchmarks.others --table LOG LOG               # the table of what was kept
+    python -m llamaspec.benchmarks.others liger_kernel_ops:rmsnorm      # judges it in every dtype
+    python -m llamaspec.benchmarks.others liger_kernel_ops --log LOG    # judges all, and keeps verdicts as JSON
+    python -m llamaspec.benchmarks.others --table LOG LOG               # the table of what was kept
 
 Candidates run in this process, whose Python needs NumPy, hypothesis, jaxtyping, ml_dtypes and click beside them.
 """
@@ -15,16 +15,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.others.rows import table
-from benchmarks.others.table import OTHERS
-from verify.campaign import Job
-from verify.candidate import Direct
-from verify.catalogue import contract_for
-from verify.precision import precision
-from verify.replay import Replay, digest, save
-from verify.report import counterexample
-from verify.runner import verify
-from verify.worker import load
+from llamaspec.benchmarks.others.rows import table
+from llamaspec.benchmarks.others.table import OTHERS
+from llamaspec.verify.campaign import Job
+from llamaspec.verify.candidate import Direct
+from llamaspec.verify.catalogue import contract_for
+from llamaspec.verify.precision import precision
+from llamaspec.verify.replay import Replay, digest, save
+from llamaspec.verify.report import counterexample
+from llamaspec.verify.runner import verify
+from llamaspec.verify.worker import load
 
 
 def chosen(names: Sequence[str]) -> list[Job]:
@@ -65,7 +65,9 @@ def judged(job: Job, *, examples: int, seed: int, replays: Path) -> Iterator[tup
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.others", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m llamaspec.benchmarks.others", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument(
         "names", nargs="*", help="parts of the names of candidates, as benchmarks/others/table.py has them"
     )

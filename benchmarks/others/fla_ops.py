@@ -1,7 +1,7 @@
 """Kernels of flash-linear-attention, interpreted. Each docstring names what is called."""
 
-import benchmarks.others.interpreted as here  # isort: skip
-from benchmarks.others.torch_ops import gradients
+import llamaspec.benchmarks.others.interpreted as here  # isort: skip
+from llamaspec.benchmarks.others.torch_ops import gradients
 
 for name in ("fla", "fla.ops", "fla.ops.attn"):
     here.package(name, __version__="0")  # or its models would be imported

@@ -4,13 +4,13 @@ import os
 
 os.environ.setdefault("GEMS_VENDOR", "nvidia")
 
-import benchmarks.others.interpreted as here  # isort: skip
+import llamaspec.benchmarks.others.interpreted as here  # isort: skip
 from importlib import import_module
 
 import torch  # pyright: ignore[reportMissingImports]
 from triton.runtime.interpreter import InterpretedFunction  # pyright: ignore[reportMissingImports]
 
-from benchmarks.others.torch_ops import gradients
+from llamaspec.benchmarks.others.torch_ops import gradients
 
 # FlagGems keeps compiled kernels in caches of its own, which know nothing of the interpreter.
 here.package("flag_gems")

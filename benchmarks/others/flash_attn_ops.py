@@ -1,7 +1,7 @@
 """Triton kernels of flash-attn, interpreted: a clone of it is in PYTHONPATH. Each docstring names what is called."""
 
-import benchmarks.others.interpreted as here  # isort: skip
-from benchmarks.others.torch_ops import gradients
+import llamaspec.benchmarks.others.interpreted as here  # isort: skip
+from llamaspec.benchmarks.others.torch_ops import gradients
 
 here.package("flash_attn")
 from flash_attn.ops.triton.cross_entropy import cross_entropy_loss  # noqa: E402  # pyright: ignore

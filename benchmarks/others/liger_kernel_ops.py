@@ -1,10 +1,10 @@
 """Kernels of Liger-Kernel, interpreted. Each docstring names what is called."""
 
-import benchmarks.others.interpreted as here  # isort: skip
+import llamaspec.benchmarks.others.interpreted as here  # isort: skip
 import torch  # pyright: ignore[reportMissingImports]
 from liger_kernel import ops  # pyright: ignore[reportMissingImports]
 
-from benchmarks.others.torch_ops import gradients
+from llamaspec.benchmarks.others.torch_ops import gradients
 
 
 def softmax(x):

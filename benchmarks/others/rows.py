@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.others.refused import REFUSED
+from llamaspec.benchmarks.others.refused import REFUSED
 
 HERE = Path(__file__).parent
 PACKAGES = {
@@ -30,7 +30,7 @@ SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 def library_of(candidate: str) -> tuple[str, str]:
     """The library and the function of a candidate.
 
-    >>> library_of("benchmarks.others.flash_attn_ops:rmsnorm")
+    >>> library_of("llamaspec.benchmarks.others.flash_attn_ops:rmsnorm")
     ('flash_attn', 'rmsnorm')
     """
     module, _, function = candidate.partition(":")

@@ -1,6 +1,6 @@
 """Triton kernels of SGLang, interpreted: its wheel, unpacked, is in PYTHONPATH. Each docstring names what is called."""
 
-import benchmarks.others.interpreted as here  # isort: skip
+import llamaspec.benchmarks.others.interpreted as here  # isort: skip
 import torch  # pyright: ignore[reportMissingImports]
 import triton  # pyright: ignore[reportMissingImports]
 

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.others.refused import REFUSED
-from benchmarks.others.rows import library_of
-from verify.campaign import Job
-from verify.catalogue import contract_for
+from llamaspec.benchmarks.others.refused import REFUSED
+from llamaspec.benchmarks.others.rows import library_of
+from llamaspec.verify.campaign import Job
+from llamaspec.verify.catalogue import contract_for
 
 SEEING = {"hidden": ["none", "every other", "all but the last"], "n": [2, 3, 7, 33, 128, 513]}  # no row of -inf alone
 SEEN: dict[str, Any] = {
@@ -24,15 +24,17 @@ HEADS = {"kv_heads": [1, 2], "group": [1, 2, 3], "head_dim": [16, 64]}
 
 
 def _jax(op: str, function: str = "", **fields: Any) -> Job:
-    return Job(op, f"benchmarks.others.jax_ops:{function or op}", arrays="jax", **fields)
+    return Job(op, f"llamaspec.benchmarks.others.jax_ops:{function or op}", arrays="jax", **fields)
 
 
 def _ort(op: str, **only: Any) -> Job:
-    return Job(op, f"benchmarks.others.onnxruntime_ops:{op}", arrays="numpy", dtypes=ALONE, only=only)
+    return Job(op, f"llamaspec.benchmarks.others.onnxruntime_ops:{op}", arrays="numpy", dtypes=ALONE, only=only)
 
 
 def _torch(op: str, function: str = "", *, library: str = "torch", dtypes: tuple[str, ...] = ALL, **only: Any) -> Job:
-    return Job(op, f"benchmarks.others.{library}_ops:{function or op}", arrays="torch", dtypes=dtypes, only=only)
+    return Job(
+        op, f"llamaspec.benchmarks.others.{library}_ops:{function or op}", arrays="torch", dtypes=dtypes, only=only
+    )
 
 
 def _interpreted(library: str, op: str, function: str = "", *, dtypes: tuple[str, ...] = ALL, **only: Any) -> Job:
@@ -253,7 +255,8 @@ SGLANG = [
     ),
 ]
 GGUF = [
-    Job(op, f"benchmarks.others.gguf_ops:{op}", arrays="numpy", dtypes=ALONE) for op in ("ggml_decode", "ggml_encode")
+    Job(op, f"llamaspec.benchmarks.others.gguf_ops:{op}", arrays="numpy", dtypes=ALONE)
+    for op in ("ggml_decode", "ggml_encode")
 ]
 TRANSFORMERS = [
     _torch("attention", library="transformers", **SEEN),
@@ -279,8 +282,8 @@ QUANTO = [
     _torch(op, library="quanto", dtypes=ALONE, scheme=["q8_row"]) for op in ("quantize", "dequantize", "gemv_quantized")
 ]
 SCIPY = [
-    Job("softmax", "benchmarks.others.scipy_ops:softmax", arrays="numpy", dtypes=ALONE, only=VISIBLE),
-    Job("logsumexp", "benchmarks.others.scipy_ops:logsumexp", arrays="numpy", dtypes=ALONE),
+    Job("softmax", "llamaspec.benchmarks.others.scipy_ops:softmax", arrays="numpy", dtypes=ALONE, only=VISIBLE),
+    Job("logsumexp", "llamaspec.benchmarks.others.scipy_ops:logsumexp", arrays="numpy", dtypes=ALONE),
 ]
 OTHERS = [
     *TORCH,

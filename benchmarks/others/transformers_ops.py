@@ -8,7 +8,7 @@ from transformers.models.llama import modeling_llama as llama  # pyright: ignore
 from transformers.models.mixtral import modeling_mixtral as mixtral  # pyright: ignore[reportMissingImports]
 from transformers.models.qwen3 import modeling_qwen3 as qwen3  # pyright: ignore[reportMissingImports]
 
-from benchmarks.others.torch_ops import gradients
+from llamaspec.benchmarks.others.torch_ops import gradients
 
 
 def with_weights(module, **weights):

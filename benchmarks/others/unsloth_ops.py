@@ -1,6 +1,6 @@
 """Triton kernels of unsloth, interpreted: a clone of it is in PYTHONPATH. Each docstring names what is called."""
 
-import benchmarks.others.interpreted as here  # isort: skip
+import llamaspec.benchmarks.others.interpreted as here  # isort: skip
 import logging
 from functools import partial
 
@@ -10,7 +10,7 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 from packaging.version import Version
 from triton.runtime import interpreter  # pyright: ignore[reportMissingImports]
 
-from benchmarks.others.torch_ops import gradients
+from llamaspec.benchmarks.others.torch_ops import gradients
 
 
 def settings(n):

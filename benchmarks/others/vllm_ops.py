@@ -1,6 +1,6 @@
 """Triton kernels of vLLM, interpreted: its wheel, unpacked, is in PYTHONPATH. Each docstring names what is called."""
 
-import benchmarks.others.interpreted as here  # isort: skip
+import llamaspec.benchmarks.others.interpreted as here  # isort: skip
 import math
 from enum import IntEnum
 from types import SimpleNamespace

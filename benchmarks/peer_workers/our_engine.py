@@ -1,6 +1,6 @@
 """llamaspec as `generate` runs it: the same session, with its bursts and the work of the host between them.
 
-python -m benchmarks.peer_workers.our_engine MODEL float32|bfloat16|SCHEME|stored [CONTEXT]
+python -m llamaspec.benchmarks.peer_workers.our_engine MODEL float32|bfloat16|SCHEME|stored [CONTEXT]
 
 `stored` leaves weights as the file has them. A dtype that is not named is what `generate` would choose on the device.
 Answers requests on standard input (`benchmarks.peer_workers`). The answer to `{"read": tokens}` is the read bandwidth
@@ -14,14 +14,14 @@ from typing import Any
 
 import jax
 
-from model.checkpoints.codes import quantized
-from model.checkpoints.open import open_checkpoint
-from model.insight.cost import decode_cost
-from model.insight.machine import Reader, about
-from model.llama import choose_dtype, load_backend
-from model.options import SamplingOptions
-from model.running.session import Session
-from model.weights.params import abstract_params
+from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.insight.cost import decode_cost
+from llamaspec.model.insight.machine import Reader, about
+from llamaspec.model.llama import choose_dtype, load_backend
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.running.session import Session
+from llamaspec.model.weights.params import abstract_params
 
 PROMPT = 8
 VERSIONS = ("llamaspec", "jax", "jaxlib")

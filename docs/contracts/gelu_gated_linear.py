@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from verify.declare import declare, sizes, values
-from verify.laws import alone
-from verify.mutant import f32, implementation
+from llamaspec.verify.declare import declare, sizes, values
+from llamaspec.verify.laws import alone
+from llamaspec.verify.mutant import f32, implementation
 
 
 def gelu_gated_linear(x: np.ndarray, gate: np.ndarray, up: np.ndarray) -> np.ndarray:

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from verify.contract import Claim, Law, Trial, as_float64
-from verify.declare import declare, sizes, values
-from verify.laws import alone
-from verify.mutant import f32, implementation
+from llamaspec.verify.contract import Claim, Law, Trial, as_float64
+from llamaspec.verify.declare import declare, sizes, values
+from llamaspec.verify.laws import alone
+from llamaspec.verify.mutant import f32, implementation
 
 
 def layernorm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, *, eps: float) -> np.ndarray:

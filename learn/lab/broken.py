@@ -1,6 +1,6 @@
 """The forty broken kernels, in five chapters."""
 
-from learn.lab.exercise import Broken
+from llamaspec.learn.lab.exercise import Broken
 
 GITHUB = "https://github.com/"
 NORMS = "Softmax and norms"

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from learn.lab.exercise import Broken, Exercise
-from learn.lab.folder import KERNEL, function_of, kernel, only
-from verify.campaign import Campaign, Job, Stage, run
-from verify.runner import unseen
-from verify.worker import load_file
+from llamaspec.learn.lab.exercise import Broken, Exercise
+from llamaspec.learn.lab.folder import KERNEL, function_of, kernel, only
+from llamaspec.verify.campaign import Campaign, Job, Stage, run
+from llamaspec.verify.runner import unseen
+from llamaspec.verify.worker import load_file
 
 EXAMPLES, SECONDS = 1000, 60.0
 SEEN_BY = {  # who saw a fault, by the kind of the finding

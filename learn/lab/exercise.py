@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from verify.catalogue import IMPLEMENTATIONS
-from verify.mutant import Implementation, Mutant
+from llamaspec.verify.catalogue import IMPLEMENTATIONS
+from llamaspec.verify.mutant import Implementation, Mutant
 
 
 @dataclass(frozen=True)

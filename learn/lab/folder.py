@@ -6,13 +6,13 @@ import re
 import sys
 from pathlib import Path
 
-from learn.lab.broken import EXERCISES
-from learn.lab.exercise import Broken, Exercise
-from learn.lab.own import exercises as own_exercises
-from model.checkpoints.staging import new_directory
-from verify import mutant
-from verify.catalogue import CONTRACTS
-from verify.listing import describe
+from llamaspec.learn.lab.broken import EXERCISES
+from llamaspec.learn.lab.exercise import Broken, Exercise
+from llamaspec.learn.lab.own import exercises as own_exercises
+from llamaspec.model.checkpoints.staging import new_directory
+from llamaspec.verify import mutant
+from llamaspec.verify.catalogue import CONTRACTS
+from llamaspec.verify.listing import describe
 
 KERNEL, TEST, README = "kernel.py", "test_kernel.py", "README.md"
 ALL: dict[int, Exercise] = {exercise.number: exercise for exercise in (*EXERCISES, *own_exercises(len(EXERCISES) + 1))}
@@ -75,7 +75,7 @@ def _preamble(one: Broken, source: str) -> str:
     imports = ["import ml_dtypes"] if "ml_dtypes" in named else []
     imports += ["import numpy as np"]
     if helpers:
-        imports += ["", f"from verify.mutant import {', '.join(helpers)}"]
+        imports += ["", f"from llamaspec.verify.mutant import {', '.join(helpers)}"]
     return "\n".join(imports) + "\n" + "".join(f"\n{text}\n" for text in reversed(kept))
 
 
@@ -85,12 +85,12 @@ def test(one: Exercise) -> str:
     if not one.op:
         return (
             f'"""Run by pytest in this folder."""\n\nfrom kernel import {function}\n\n'
-            f"from learn.lab.folder import exercise\n\n\ndef test_{function}():\n"
+            f"from llamaspec.learn.lab.folder import exercise\n\n\ndef test_{function}():\n"
             f"    assert exercise({one.number}).judge({function}) is None\n"
         )
     draws = "".join(f", {name}={list(values)!r}" for name, values in only(one).items())
     return (
-        f'"""Run by pytest in this folder."""\n\nimport kernel\nfrom verify.pytest import contract\n\n\n'
+        f'"""Run by pytest in this folder."""\n\nimport kernel\nfrom llamaspec.verify.pytest import contract\n\n\n'
         f'@contract("{one.op}", arrays="numpy", examples=1000{draws})\n'
         f"def test_{function}(*arguments, **options):\n    return kernel.{function}(*arguments, **options)\n"
     )

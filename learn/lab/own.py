@@ -5,13 +5,13 @@ from itertools import islice
 
 import numpy as np
 
-from learn.lab.exercise import Own
-from model.checkpoints.open import open_checkpoint
-from model.running.reference_backend import load_reference_params
-from model.tokenizers.of_model import tokenizer_of
-from model.tokenizers.tokenizer import decode
-from reference import llama
-from reference.sentencepiece_bpe import Piece, Vocabulary, encode
+from llamaspec.learn.lab.exercise import Own
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.running.reference_backend import load_reference_params
+from llamaspec.model.tokenizers.of_model import tokenizer_of
+from llamaspec.model.tokenizers.tokenizer import decode
+from llamaspec.reference import llama
+from llamaspec.reference.sentencepiece_bpe import Piece, Vocabulary, encode
 
 CHAPTER = "Write it yourself"
 LENGTH = 60  # tokens of the story

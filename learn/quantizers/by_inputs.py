@@ -6,10 +6,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from learn.quantizers.guarantees import U64, Matrix, Shown, of_weights
-from learn.quantizers.schemes import COLS, GROUP, SCHEMES, Kept
-from model.quantize.methods import ALPHA
-from reference.quantizers import affine, awq, gptq, smoothquant
+from llamaspec.learn.quantizers.guarantees import U64, Matrix, Shown, of_weights
+from llamaspec.learn.quantizers.schemes import COLS, GROUP, SCHEMES, Kept
+from llamaspec.model.quantize.methods import ALPHA
+from llamaspec.reference.quantizers import affine, awq, gptq, smoothquant
 
 Inputs = Float64[np.ndarray, "tokens cols"]
 

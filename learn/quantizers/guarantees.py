@@ -9,19 +9,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from reference.quantizers import double_quantization, ggml, mx, pruning
-from reference.quantizers.affine import Affine
-from reference.quantizers.blocks import Quantized, spread
-from reference.quantizers.ggml_blocks import Blocks, Shifted, Signed, largest
-from reference.quantizers.ggml_codebooks import IQ4_NL_LEVELS
-from reference.quantizers.ggml_superblocks import Superblock
-from reference.quantizers.hqq import Hqq
-from reference.quantizers.kmeans import Codebooks
-from reference.quantizers.minifloat import E2M1, E4M3, Minifloat
-from reference.quantizers.nf4 import NF4, SMALLEST, Codebook
-from reference.quantizers.nvfp4 import Nvfp4
-from reference.quantizers.symmetric import largest_code
-from reference.quantizers.torchao_int4 import Int4
+from llamaspec.reference.quantizers import double_quantization, ggml, mx, pruning
+from llamaspec.reference.quantizers.affine import Affine
+from llamaspec.reference.quantizers.blocks import Quantized, spread
+from llamaspec.reference.quantizers.ggml_blocks import Blocks, Shifted, Signed, largest
+from llamaspec.reference.quantizers.ggml_codebooks import IQ4_NL_LEVELS
+from llamaspec.reference.quantizers.ggml_superblocks import Superblock
+from llamaspec.reference.quantizers.hqq import Hqq
+from llamaspec.reference.quantizers.kmeans import Codebooks
+from llamaspec.reference.quantizers.minifloat import E2M1, E4M3, Minifloat
+from llamaspec.reference.quantizers.nf4 import NF4, SMALLEST, Codebook
+from llamaspec.reference.quantizers.nvfp4 import Nvfp4
+from llamaspec.reference.quantizers.symmetric import largest_code
+from llamaspec.reference.quantizers.torchao_int4 import Int4
 
 U32, U64 = 2.0**-24, 2.0**-53
 OVERFLOW = 2.0**-120  # of ggml: what is lost where 1 / d overflows

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from learn.quantizers import guarantees
-from learn.quantizers.guarantees import Matrix, Shown
-from model.checkpoints.checkpoint import Checkpoint
-from model.tensors import quantizable
-from reference.quantizers import (
+from llamaspec.learn.quantizers import guarantees
+from llamaspec.learn.quantizers.guarantees import Matrix, Shown
+from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.tensors import quantizable
+from llamaspec.reference.quantizers import (
     affine,
     binary,
     bitnet,
@@ -28,9 +28,9 @@ from reference.quantizers import (
     pruning,
     torchao_int4,
 )
-from reference.quantizers.minifloat import E2M1, E2M3, E3M2, E4M3, E5M2, Minifloat
-from reference.quantizers.nf4 import FP4, NF4
-from reference.quantizers.schemes import SCHEMES as NAMED
+from llamaspec.reference.quantizers.minifloat import E2M1, E2M3, E3M2, E4M3, E5M2, Minifloat
+from llamaspec.reference.quantizers.nf4 import FP4, NF4
+from llamaspec.reference.quantizers.schemes import SCHEMES as NAMED
 
 Rounding = Callable[[Matrix], Matrix]
 COLS = 4096  # of a row, where a scheme's bits depend on it

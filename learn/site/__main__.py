@@ -1,16 +1,16 @@
 """Make the source of the site, or check what was built of it.
 
-python -m learn.site stage FOLDER    write FOLDER/mkdocs.yml and FOLDER/source
-python -m learn.site check FOLDER    exit with 1 where an address in FOLDER/html leads nowhere
+python -m llamaspec.learn.site stage FOLDER    write FOLDER/mkdocs.yml and FOLDER/source
+python -m llamaspec.learn.site check FOLDER    exit with 1 where an address in FOLDER/html leads nowhere
 """
 
 import sys
 from pathlib import Path
 
-from learn.site.crawl import faults
-from learn.site.stage import stage
+from llamaspec.learn.site.crawl import faults
+from llamaspec.learn.site.stage import stage
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def main(arguments: list[str]) -> int:

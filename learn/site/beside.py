@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from learn.site.prose import inline, to_html
+from llamaspec.learn.site.prose import inline, to_html
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 

@@ -1,6 +1,6 @@
 """The drawing of `docs/engine.md`: a run of the scheduler, plan by plan, as an SVG that moves by itself.
 
-python -m learn.site.engine    write docs/images/engine.svg again
+python -m llamaspec.learn.site.engine    write docs/images/engine.svg again
 
 The scheduler is `serving.scheduler`'s own, and every line, page and sentence is read from what it planned. Tokens are
 drawn by nobody: which they are does not change a plan. The SVG needs no script. Who asks for less motion sees one plan.
@@ -11,10 +11,10 @@ from html import escape
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from serving.request import Request
-from serving.scheduler import Draws, Limits, Plan, Scheduler
+from llamaspec.serving.request import Request
+from llamaspec.serving.scheduler import Draws, Limits, Plan, Scheduler
 
-OUT = Path(__file__).parents[2] / "docs/images/engine.svg"
+OUT = Path(__file__).parents[3] / "docs/images/engine.svg"
 SECONDS = 1.6  # that a plan is shown for
 STILL = 12  # the plan that is shown to who asks for less motion: two begin, two wait, pages are shared and kept
 LIMITS = Limits(pages=14, page=4, rows=3, chunk=8, burst=2, context=36)

@@ -1,6 +1,6 @@
 """Every quantizer of weights on the built-in model: what it stores, guarantees, and costs, and a picture of its grid.
 
-python -m learn.site.gallery    writes docs/gallery.md and the pictures beside it, in two minutes
+python -m llamaspec.learn.site.gallery    writes docs/gallery.md and the pictures beside it, in two minutes
 """
 
 import re
@@ -12,19 +12,19 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from learn.quantizers.by_inputs import METHODS
-from learn.quantizers.schemes import COLS, SCHEMES, Rounding, rounded
-from model.checkpoints.checkpoint import Checkpoint
-from model.checkpoints.open import open_checkpoint
-from model.insight.evaluation_by_tensor import relative_error
-from model.llama import load
-from model.options import SamplingOptions
-from model.quantize.calibration import calibrated
-from model.quantize.methods import METHODS as METHODS_OF_MODELS
-from model.running.reference_backend import load_reference_params
-from model.tensors import quantizable
-from reference.llama import empty_cache, forward
-from reference.logsumexp import logsumexp
+from llamaspec.learn.quantizers.by_inputs import METHODS
+from llamaspec.learn.quantizers.schemes import COLS, SCHEMES, Rounding, rounded
+from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.insight.evaluation_by_tensor import relative_error
+from llamaspec.model.llama import load
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.quantize.calibration import calibrated
+from llamaspec.model.quantize.methods import METHODS as METHODS_OF_MODELS
+from llamaspec.model.running.reference_backend import load_reference_params
+from llamaspec.model.tensors import quantizable
+from llamaspec.reference.llama import empty_cache, forward
+from llamaspec.reference.logsumexp import logsumexp
 
 STORIES = 2  # that the model tells itself, and then predicts
 CALIBRATION = 4  # other stories, for the methods that look at activations
@@ -33,7 +33,7 @@ STEPS, COLUMNS = (
     1440,
     180,
 )  # numbers whose rounding a picture shows, and points of its line: the largest error of each few
-SPEEDS = Path(__file__).parents[2] / "benchmarks/results/schemes.md"
+SPEEDS = Path(__file__).parents[3] / "benchmarks/results/schemes.md"
 Number = int | float
 
 
@@ -41,7 +41,7 @@ PAGE = """# Quantizers: a gallery
 
 Every quantizer of weights in [reference/quantizers](../reference/quantizers/), on the built-in model: what it stores,
 what it guarantees of each weight, what it does to all of them, and what that costs in predictions. `python -m
-learn.site.gallery` makes this page.
+llamaspec.learn.site.gallery` makes this page.
 
 - **Bits** a weight, with scales, of a row of {cols} weights.
 - **Guaranteed** in short: how far a weight may move. The page of the scheme has the exact bound and its reason.
@@ -246,4 +246,4 @@ def _text(x: Number, y: Number, text: str, anchor: str) -> str:
 
 
 if __name__ == "__main__":
-    write(Path(__file__).parents[2] / "docs")
+    write(Path(__file__).parents[3] / "docs")

@@ -1,6 +1,6 @@
 """A notebook's code cells, run in order, without Jupyter.
 
-python -m learn.site.notebook docs/first-steps.ipynb    runs it and writes what it printed into it
+python -m llamaspec.learn.site.notebook docs/first-steps.ipynb    runs it and writes what it printed into it
 """
 
 import io

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from learn.site import beside
+from llamaspec.learn.site import beside
 
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
 FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)

@@ -6,18 +6,18 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from learn.quantizers.schemes import SCHEMES
-from learn.trace import Guess, Recording, Trace
-from learn.xray import quantized
-from learn.xray.arrays import packed
-from learn.xray.formulas import FORMULAS
-from learn.xray.lines import Listing
-from learn.xray.ops import Rerun, logits, unturned, visits
-from model.cache import position_bytes
-from model.checkpoints.checkpoint import Checkpoint
-from model.insight.describe import matrix_weights
-from reference.config import Config
-from reference.rope import frequencies
+from llamaspec.learn.quantizers.schemes import SCHEMES
+from llamaspec.learn.trace import Guess, Recording, Trace
+from llamaspec.learn.xray import quantized
+from llamaspec.learn.xray.arrays import packed
+from llamaspec.learn.xray.formulas import FORMULAS
+from llamaspec.learn.xray.lines import Listing
+from llamaspec.learn.xray.ops import Rerun, logits, unturned, visits
+from llamaspec.model.cache import position_bytes
+from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.insight.describe import matrix_weights
+from llamaspec.reference.config import Config
+from llamaspec.reference.rope import frequencies
 
 SMALL = 50_000_000  # weights of a model of which all layers are shown, and which tells a text under each scheme
 LIKELY = 40  # tokens of a distribution that have a name

@@ -55,7 +55,7 @@ class Runs:
 def run(function: Callable, *arguments: Any, **options: Any) -> tuple[Any, Listing]:
     """Call a function, and give its value and its code.
 
-    >>> from reference.add import add
+    >>> from llamaspec.reference.add import add
     >>> value, listing = run(add, np.ones(2), np.ones(2))
     >>> value, [listing.lines[step.line].strip()[:8] for step in listing.steps]
     (array([2., 2.]), ['return x'])

@@ -4,20 +4,20 @@ from typing import Any
 
 import numpy as np
 
-from learn.trace import Recording, Trace, by_layer
-from learn.xray.arrays import heat_map
-from learn.xray.lines import Listing, Runs
-from reference.add import add
-from reference.attention import attention, attention_weights, causal_mask
-from reference.linear import linear
-from reference.llama import Experts, Layer
-from reference.moe import moe
-from reference.qk_norm import qk_norm
-from reference.rmsnorm import rmsnorm
-from reference.rope import frequencies, rope_halves
-from reference.softmax import softmax
-from reference.swiglu import swiglu
-from verify.walk import Result, ratios
+from llamaspec.learn.trace import Recording, Trace, by_layer
+from llamaspec.learn.xray.arrays import heat_map
+from llamaspec.learn.xray.lines import Listing, Runs
+from llamaspec.reference.add import add
+from llamaspec.reference.attention import attention, attention_weights, causal_mask
+from llamaspec.reference.linear import linear
+from llamaspec.reference.llama import Experts, Layer
+from llamaspec.reference.moe import moe
+from llamaspec.reference.qk_norm import qk_norm
+from llamaspec.reference.rmsnorm import rmsnorm
+from llamaspec.reference.rope import frequencies, rope_halves
+from llamaspec.reference.softmax import softmax
+from llamaspec.reference.swiglu import swiglu
+from llamaspec.verify.walk import Result, ratios
 
 Axes = tuple[str, ...]
 GIVEN: dict[str, tuple[str, Axes]] = {

@@ -16,10 +16,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from learn.trace import Recording
-from learn.xray.content import Progress, TextOf, model_content, token_content
-from model.checkpoints.checkpoint import Checkpoint
-from model.checkpoints.staging import new_directory, new_file
+from llamaspec.learn.trace import Recording
+from llamaspec.learn.xray.content import Progress, TextOf, model_content, token_content
+from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.checkpoints.staging import new_directory, new_file
 
 MARK = '<meta name="generator" content="llamaspec xray">'
 BUDGET = 12_000_000  # bytes of the tokens' data: the newest tokens that fit can be chosen
@@ -83,7 +83,7 @@ def _fill(folder: Path, scripts: dict[str, str]) -> None:
     data = next(folder / name for name in DATA if folder / name != older)
     if data.exists():  # left by a process that was killed
         shutil.rmtree(data)
-    page = {file.name: file.read_bytes() for file in files("learn.xray").joinpath("page").iterdir()}
+    page = {file.name: file.read_bytes() for file in files("llamaspec.learn.xray").joinpath("page").iterdir()}
     start = page.pop(index.name).replace(b'"data/', f'"{data.name}/'.encode())
     with new_directory(data) as staged:
         for name, content in page.items():

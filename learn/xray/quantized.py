@@ -5,16 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from learn.quantizers.by_inputs import METHODS
-from learn.quantizers.schemes import SCHEMES, Kept, Scheme, rounded
-from learn.trace import Recording
-from learn.xray.arrays import packed
-from model.checkpoints.checkpoint import Checkpoint
-from model.insight.evaluation import comparison
-from model.running.reference_backend import load_reference_params
-from reference.config import Config
-from reference.llama import Params, empty_cache, forward, greedy
-from reference.rmsnorm import rmsnorm
+from llamaspec.learn.quantizers.by_inputs import METHODS
+from llamaspec.learn.quantizers.schemes import SCHEMES, Kept, Scheme, rounded
+from llamaspec.learn.trace import Recording
+from llamaspec.learn.xray.arrays import packed
+from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.insight.evaluation import comparison
+from llamaspec.model.running.reference_backend import load_reference_params
+from llamaspec.reference.config import Config
+from llamaspec.reference.llama import Params, empty_cache, forward, greedy
+from llamaspec.reference.rmsnorm import rmsnorm
 
 COLUMNS = 128  # weights of a row that are shown
 TOLD = 48  # tokens that a quantized model tells

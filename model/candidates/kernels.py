@@ -11,26 +11,26 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from model.candidates.made_for import made_for
-from model.ops.gpu import pallas_ops
-from model.ops.table import Ops
-from model.ops.xla import XLA
-from model.running.device import default_device
-from model.weights.codes import MXFP4
-from model.weights.gpu_codes import LEVELS
-from model.weights.params import Params
-from pallas_kernels.attention_decode import attention_decode as decode_kernel
-from pallas_kernels.attention_paged import attention_paged as paged_kernel
-from pallas_kernels.attention_prefill import attention_prefill as prefill_kernel
-from pallas_kernels.gemv import gemv as gemv_kernel
-from pallas_kernels.norm_gate_up import norm_gate_up as gate_up_kernel
-from pallas_kernels.norm_qkv import norm_qkv as qkv_kernel
-from pallas_kernels.parts import int4
-from pallas_kernels.parts.compat import interpreter
-from pallas_kernels.parts.matrix import ScaledCodes, ScaledE4M3
-from pallas_kernels.rmsnorm import rmsnorm as rmsnorm_kernel
-from pallas_kernels.softmax import softmax as softmax_kernel
-from reference.config import Config
+from llamaspec.model.candidates.made_for import made_for
+from llamaspec.model.ops.gpu import pallas_ops
+from llamaspec.model.ops.table import Ops
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.running.device import default_device
+from llamaspec.model.weights.codes import MXFP4
+from llamaspec.model.weights.gpu_codes import LEVELS
+from llamaspec.model.weights.params import Params
+from llamaspec.pallas_kernels.attention_decode import attention_decode as decode_kernel
+from llamaspec.pallas_kernels.attention_paged import attention_paged as paged_kernel
+from llamaspec.pallas_kernels.attention_prefill import attention_prefill as prefill_kernel
+from llamaspec.pallas_kernels.gemv import gemv as gemv_kernel
+from llamaspec.pallas_kernels.norm_gate_up import norm_gate_up as gate_up_kernel
+from llamaspec.pallas_kernels.norm_qkv import norm_qkv as qkv_kernel
+from llamaspec.pallas_kernels.parts import int4
+from llamaspec.pallas_kernels.parts.compat import interpreter
+from llamaspec.pallas_kernels.parts.matrix import ScaledCodes, ScaledE4M3
+from llamaspec.pallas_kernels.rmsnorm import rmsnorm as rmsnorm_kernel
+from llamaspec.pallas_kernels.softmax import softmax as softmax_kernel
+from llamaspec.reference.config import Config
 
 # An interpreted kernel calls back into Python, which runs programs itself: dispatch must leave threads for those.
 jax.config.update("jax_cpu_enable_async_dispatch", False)

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from model import sampling
-from model.cache import LayerCache
-from model.candidates.made_for import MadeFor, made_for
-from model.ops import attention, block, products
-from model.ops.table import Positions
-from model.options import SamplingOptions
-from reference.config import Config
+from llamaspec.model import sampling
+from llamaspec.model.cache import LayerCache
+from llamaspec.model.candidates.made_for import MadeFor, made_for
+from llamaspec.model.ops import attention, block, products
+from llamaspec.model.ops.table import Positions
+from llamaspec.model.options import SamplingOptions
+from llamaspec.reference.config import Config
 
 # A cache of ours holds finite leftovers beyond its length, and XLA reads at least one position of it.
 CACHE = {"padding": [0.0, 100.0]}

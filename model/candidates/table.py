@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any, NamedTuple
 
-import model.candidates
-from model.candidates.made_for import MadeFor
+import llamaspec.model.candidates
+from llamaspec.model.candidates.made_for import MadeFor
 
 
 class Candidate(NamedTuple):
@@ -24,10 +24,10 @@ class Candidate(NamedTuple):
 
 def found() -> Iterator[Candidate]:
     """Yield the candidates that the modules of this package hold."""
-    for name in sorted(module.name for module in pkgutil.iter_modules(model.candidates.__path__)):
+    for name in sorted(module.name for module in pkgutil.iter_modules(llamaspec.model.candidates.__path__)):
         if name == "table":
             continue
-        module = f"{model.candidates.__name__}.{name}"
+        module = f"{llamaspec.model.candidates.__name__}.{name}"
         for attribute, value in vars(import_module(module)).items():
             if isinstance(value, MadeFor):
                 yield Candidate(value.op, f"{module}:{attribute}", value.only, value.dtypes, value.kernel)

@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from model.cache import empty_cache
-from model.candidates.kernels import runnable, walked_ops
-from model.checkpoints.checkpoint import Checkpoint, Tensor
-from model.ops.choice import ops_for
-from model.ops.cpu import CPU
-from model.ops.table import Ops, Positions
-from model.ops.xla import XLA
-from model.running.reference_backend import load_reference_params
-from model.weights.params import Params, load_params
-from reference.config import Config
+from llamaspec.model.cache import empty_cache
+from llamaspec.model.candidates.kernels import runnable, walked_ops
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor
+from llamaspec.model.ops.choice import ops_for
+from llamaspec.model.ops.cpu import CPU
+from llamaspec.model.ops.table import Ops, Positions
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.running.reference_backend import load_reference_params
+from llamaspec.model.weights.params import Params, load_params
+from llamaspec.reference.config import Config
 
 
 @dataclass(frozen=True)

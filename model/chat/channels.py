@@ -9,7 +9,7 @@ https://github.com/openai/harmony.
 import re
 from typing import Literal, NamedTuple
 
-from model.tokenizers.tokenizer import Tokenizer
+from llamaspec.model.tokenizers.tokenizer import Tokenizer
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")

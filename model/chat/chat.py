@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from model.chat.channels import channels_of
-from model.chat.template import ChatTemplate, SpecialTokens, check_options, find_template, turn_stops
-from model.generation import Generation
-from model.llama import Llama
-from model.options import SamplingOptions
+from llamaspec.model.chat.channels import channels_of
+from llamaspec.model.chat.template import ChatTemplate, SpecialTokens, check_options, find_template, turn_stops
+from llamaspec.model.generation import Generation
+from llamaspec.model.llama import Llama
+from llamaspec.model.options import SamplingOptions
 
 MARGIN = 100  # tokens, more than a template puts around a question
 LONGEST_TOKEN = 256  # characters that a token may stand for; the longest known is 128 spaces

@@ -16,13 +16,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from model.chat.template_process import CPU_SECONDS, Workers
-from model.checkpoints.checkpoint import CheckpointError, os_errors, refused
-from model.checkpoints.mapped import MappedFile
-from model.checkpoints.recognize import GGUF, leads_out
-from model.checkpoints.strict_json import short
-from model.tokenizers.tokenizer import Tokenizer, check_text
-from model.tokenizers.tokenizer_config import read_config, stated_tokens
+from llamaspec.model.chat.template_process import CPU_SECONDS, Workers
+from llamaspec.model.checkpoints.checkpoint import CheckpointError, os_errors, refused
+from llamaspec.model.checkpoints.mapped import MappedFile
+from llamaspec.model.checkpoints.recognize import GGUF, leads_out
+from llamaspec.model.checkpoints.strict_json import short
+from llamaspec.model.tokenizers.tokenizer import Tokenizer, check_text
+from llamaspec.model.tokenizers.tokenizer_config import read_config, stated_tokens
 
 # The control tokens that end an answer, or the whole text. Of those that a model has, the first is its eos_token where
 # no file names one.
@@ -240,7 +240,7 @@ def _in_file(path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
     """The template inside a GGUF file, else the one beside it."""
     with os_errors(path):
         if path.is_file() and (file := MappedFile(path)).bytes(0, len(GGUF)) == GGUF:
-            from model.tokenizers.gguf import read_templates
+            from llamaspec.model.tokenizers.gguf import read_templates
 
             if found := read_templates(file):
                 return _checked(path, *found, tokenizer)

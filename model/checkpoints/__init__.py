@@ -3,9 +3,9 @@
 Import writers from their own modules: programs that only read then start faster.
 """
 
-from model.checkpoints.checkpoint import Checkpoint as Checkpoint
-from model.checkpoints.checkpoint import CheckpointError as CheckpointError
-from model.checkpoints.checkpoint import Tensor as Tensor
-from model.checkpoints.checks import check_finite as check_finite
-from model.checkpoints.open import open_checkpoint as open_checkpoint
-from model.tensors import tensor_shapes as tensor_shapes
+from llamaspec.model.checkpoints.checkpoint import Checkpoint as Checkpoint
+from llamaspec.model.checkpoints.checkpoint import CheckpointError as CheckpointError
+from llamaspec.model.checkpoints.checkpoint import Tensor as Tensor
+from llamaspec.model.checkpoints.checks import check_finite as check_finite
+from llamaspec.model.checkpoints.open import open_checkpoint as open_checkpoint
+from llamaspec.model.tensors import tensor_shapes as tensor_shapes

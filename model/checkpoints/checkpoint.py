@@ -14,9 +14,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float32, Integer
 
-from reference.config import Config
-from reference.quantizers.affine import Affine
-from reference.quantizers.blocks import Quantized
+from llamaspec.reference.config import Config
+from llamaspec.reference.quantizers.affine import Affine
+from llamaspec.reference.quantizers.blocks import Quantized
 
 
 class CheckpointError(ValueError):

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 
-from model.checkpoints.checkpoint import refused
-from reference.config import Config
-from reference.rope import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
+from llamaspec.model.checkpoints.checkpoint import refused
+from llamaspec.reference.config import Config
+from llamaspec.reference.rope import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
 
 SMALLEST = 2.0**-126  # the smallest normal float32; its inverse is a float32, too
 LARGEST = 2**31 - 1  # dimension: llama2.c stores them in 32 bits, and no model comes near

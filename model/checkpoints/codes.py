@@ -8,15 +8,15 @@ from typing import get_args
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from model.checkpoints.checkpoint import Checkpoint, Codes, Form, Part, Shifted, Tensor
-from model.tensors import quantizable
-from reference.quantizers import mx
-from reference.quantizers.affine import Affine
-from reference.quantizers.blocks import Quantized
-from reference.quantizers.ggml_codebooks import IQ4_NL_LEVELS
-from reference.quantizers.minifloat import E2M1, E4M3
-from reference.quantizers.nf4 import FP4, NF4
-from reference.quantizers.schemes import Scheme, scheme
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, Codes, Form, Part, Shifted, Tensor
+from llamaspec.model.tensors import quantizable
+from llamaspec.reference.quantizers import mx
+from llamaspec.reference.quantizers.affine import Affine
+from llamaspec.reference.quantizers.blocks import Quantized
+from llamaspec.reference.quantizers.ggml_codebooks import IQ4_NL_LEVELS
+from llamaspec.reference.quantizers.minifloat import E2M1, E4M3
+from llamaspec.reference.quantizers.nf4 import FP4, NF4
+from llamaspec.reference.quantizers.schemes import Scheme, scheme
 
 PART = 1 << 20  # weights quantized at once: float64 arithmetic needs several copies of them
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from model.checkpoints.checkpoint import refused
+from llamaspec.model.checkpoints.checkpoint import refused
 
 
 @runtime_checkable

@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from model.checkpoints.checkpoint import os_errors, refused
-from model.system import at_bus_error, map_zeros
+from llamaspec.model.checkpoints.checkpoint import os_errors, refused
+from llamaspec.model.system import at_bus_error, map_zeros
 
 _files: WeakKeyDictionary[mmap.mmap, str] = WeakKeyDictionary()  # the names of files whose maps are in use
 

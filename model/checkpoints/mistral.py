@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from model.checkpoints.checkpoint import Checkpoint
-from model.checkpoints.checks import MOST_LAYERS
-from model.checkpoints.huggingface.fields import Fields
-from model.checkpoints.huggingface.read import Description, open_described
-from model.checkpoints.mapped import MappedFile
-from model.checkpoints.strict_json import read_object, short
-from model.families.mistral import FAMILY
-from model.family import RopeKeys
+from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.checkpoints.checks import MOST_LAYERS
+from llamaspec.model.checkpoints.huggingface.fields import Fields
+from llamaspec.model.checkpoints.huggingface.read import Description, open_described
+from llamaspec.model.checkpoints.mapped import MappedFile
+from llamaspec.model.checkpoints.strict_json import read_object, short
+from llamaspec.model.families.mistral import FAMILY
+from llamaspec.model.family import RopeKeys
 
 STEM = "consolidated"
 EMBEDDING = "tok_embeddings"

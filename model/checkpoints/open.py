@@ -5,14 +5,14 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from model.checkpoints.checkpoint import Checkpoint, os_errors, refused
-from model.checkpoints.hub import find_in_cache, how_to_download
-from model.checkpoints.huggingface.read import open_huggingface
-from model.checkpoints.llama2c.read import open_llama2c
-from model.checkpoints.mapped import MappedFile
-from model.checkpoints.mistral import EMBEDDING, is_mistrals, open_mistral
-from model.checkpoints.recognize import GGUF, folder_without_config, snapshot_of, weights_file
-from model.checkpoints.safetensors_header import read_header
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, os_errors, refused
+from llamaspec.model.checkpoints.hub import find_in_cache, how_to_download
+from llamaspec.model.checkpoints.huggingface.read import open_huggingface
+from llamaspec.model.checkpoints.llama2c.read import open_llama2c
+from llamaspec.model.checkpoints.mapped import MappedFile
+from llamaspec.model.checkpoints.mistral import EMBEDDING, is_mistrals, open_mistral
+from llamaspec.model.checkpoints.recognize import GGUF, folder_without_config, snapshot_of, weights_file
+from llamaspec.model.checkpoints.safetensors_header import read_header
 
 BUILT_IN = {"stories": Path(__file__).parents[1] / "stories"}  # models in this package, by name
 ENDINGS = {".gguf", ".bin", ".safetensors"}  # of files that are models
@@ -74,7 +74,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         return open_huggingface(path)
     file = MappedFile(path)
     if file.bytes(0, len(GGUF)) == GGUF:
-        from model.checkpoints.gguf.read import (
+        from llamaspec.model.checkpoints.gguf.read import (
             open_gguf,  # and ggml's quantizers: 30 ms, which others need not wait for
         )
 

@@ -4,9 +4,9 @@ import os
 import re
 from pathlib import Path
 
-from model.checkpoints.checkpoint import CheckpointError, quoted, refused
-from model.checkpoints.mapped import MappedFile
-from model.checkpoints.strict_json import read_object
+from llamaspec.model.checkpoints.checkpoint import CheckpointError, quoted, refused
+from llamaspec.model.checkpoints.mapped import MappedFile
+from llamaspec.model.checkpoints.strict_json import read_object
 
 GGUF = b"GGUF"
 TO_SAFETENSORS = "transformers' from_pretrained() and save_pretrained() write it as safetensors"

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-from model.checkpoints.checkpoint import quoted, refused
-from model.checkpoints.mapped import MappedFile
-from model.checkpoints.strict_json import LARGEST, parse_object, short
+from llamaspec.model.checkpoints.checkpoint import quoted, refused
+from llamaspec.model.checkpoints.mapped import MappedFile
+from llamaspec.model.checkpoints.strict_json import LARGEST, parse_object, short
 
 MOST_AXES = 8
 

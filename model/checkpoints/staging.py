@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from model.checkpoints.checkpoint import os_errors, refused
+from llamaspec.model.checkpoints.checkpoint import os_errors, refused
 
 # This is the one state of a module in this package. Unfinished files belong to the whole process, and so does the set.
 _unfinished: set[Path] = set()

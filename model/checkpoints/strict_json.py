@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from model.checkpoints.checkpoint import refused
-from model.checkpoints.mapped import MappedFile
+from llamaspec.model.checkpoints.checkpoint import refused
+from llamaspec.model.checkpoints.mapped import MappedFile
 
 # Llama 3.1 405B has 1137 tensors: an index of 100 KB, and an object per tensor in a header. Both bounds are ten
 # times as large, and a hostile file costs at most a second and 200 MB.
@@ -27,7 +27,7 @@ def parse_object(text: bytes, path: str | Path, *, most_objects: int = MOST_OBJE
     {'a': 1}
     >>> parse_object(b'{"a": 1, "a": 2}', "config.json")
     Traceback (most recent call last):
-    model.checkpoints.checkpoint.CheckpointError: config.json: is not usable JSON: 'a' appears twice
+    llamaspec.model.checkpoints.checkpoint.CheckpointError: config.json: is not usable JSON: 'a' appears twice
     """
     if text.count(b"{") > most_objects:
         raise refused(path, f"is not usable JSON: more than {most_objects} objects")

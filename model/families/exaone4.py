@@ -6,9 +6,9 @@ See https://arxiv.org/abs/2507.11407.
 from collections.abc import Mapping
 from typing import Any
 
-from model.families.gemma2 import GGUF_NORMS, NORMS, WINDOW, write_window
-from model.family import DEFAULTS, GGUF_NAMES, Architecture, Family, windows_but_every
-from model.tensors import NAMES
+from llamaspec.model.families.gemma2 import GGUF_NORMS, NORMS, WINDOW, write_window
+from llamaspec.model.family import DEFAULTS, GGUF_NAMES, Architecture, Family, windows_but_every
+from llamaspec.model.tensors import NAMES
 
 LARGEST = 64  # layers of EXAONE 4.0 32B
 SWITCHES = {"pre_norms": False, "post_norms": True, "qk_norm": True}

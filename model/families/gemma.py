@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import sqrt
 from typing import Any
 
-from model.family import DEFAULTS, GGUF_KEYS, KEYS, Architecture, Family
+from llamaspec.model.family import DEFAULTS, GGUF_KEYS, KEYS, Architecture, Family
 
 DEFAULT_VALUES = DEFAULTS | {"context": 8192, "kv_heads": None, "head_dim": 256, "tied": True}
 SWITCHES = {"activation": "gelu_tanh"}

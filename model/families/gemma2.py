@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from math import isclose, sqrt
 from typing import Any
 
-from model.families.gemma import ACTIVATIONS, DEFAULT_VALUES, SWITCHES
-from model.family import GGUF_KEYS, GGUF_NAMES, KEYS, Architecture, Family, windows_but_every
-from model.tensors import NAMES
-from reference.config import Config
+from llamaspec.model.families.gemma import ACTIVATIONS, DEFAULT_VALUES, SWITCHES
+from llamaspec.model.family import GGUF_KEYS, GGUF_NAMES, KEYS, Architecture, Family, windows_but_every
+from llamaspec.model.tensors import NAMES
+from llamaspec.reference.config import Config
 
 NORMS = {
     "attention_post_norm": "model.layers.{layer}.post_attention_layernorm",

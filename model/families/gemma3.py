@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from model.families import gemma3_text
+from llamaspec.model.families import gemma3_text
 
 FAMILY = replace(
     gemma3_text.FAMILY,

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from model.families import gemma2
-from model.families.gemma2 import GGUF_NORMS, SCALES, SWITCHES, WINDOW, read_gguf, write_window
-from model.family import GGUF_KEYS, GGUF_NAMES, Architecture, RopeKeys
-from reference.config import Config
+from llamaspec.model.families import gemma2
+from llamaspec.model.families.gemma2 import GGUF_NORMS, SCALES, SWITCHES, WINDOW, read_gguf, write_window
+from llamaspec.model.family import GGUF_KEYS, GGUF_NAMES, Architecture, RopeKeys
+from llamaspec.reference.config import Config
 
 LARGEST = 62  # layers of Gemma 3 27B
 LOCAL_THETA = "rope.freq_base_swa"

@@ -6,10 +6,19 @@ See https://arxiv.org/abs/2508.10925. Its release has the experts' matrices in M
 from collections.abc import Mapping
 from typing import Any
 
-from model.families.gemma2 import WINDOW, write_window
-from model.family import DEFAULTS, GGUF_KEYS, GGUF_NAMES, KEYS, Architecture, Family, RopeKeys, windows_but_every
-from model.tensors import NAMES
-from reference.rope import YarnScaling, yarn_magnitude
+from llamaspec.model.families.gemma2 import WINDOW, write_window
+from llamaspec.model.family import (
+    DEFAULTS,
+    GGUF_KEYS,
+    GGUF_NAMES,
+    KEYS,
+    Architecture,
+    Family,
+    RopeKeys,
+    windows_but_every,
+)
+from llamaspec.model.tensors import NAMES
+from llamaspec.reference.rope import YarnScaling, yarn_magnitude
 
 EXPERTS = "model.layers.{layer}.mlp.experts"
 SWITCHES = {"sinks": True, "expert_bias": True, "activation": "clamped_silu"}

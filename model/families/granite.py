@@ -6,8 +6,8 @@ The multipliers are those of muP (Yang et al., 2022, https://arxiv.org/abs/2203.
 from collections.abc import Mapping
 from typing import Any
 
-from model.family import DEFAULTS, GGUF_KEYS, KEYS, Architecture, Family
-from reference.config import Config
+from llamaspec.model.family import DEFAULTS, GGUF_KEYS, KEYS, Architecture, Family
+from llamaspec.reference.config import Config
 
 
 def _scale(multiplier: float, given: Mapping[str, Any]) -> dict[str, Any]:

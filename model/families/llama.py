@@ -1,6 +1,6 @@
 """Llama 1 to 3.2, and all that call themselves so: TinyLlama, SmolLM2 and others."""
 
-from model.family import DEFAULTS, KEYS, Architecture, Family
+from llamaspec.model.family import DEFAULTS, KEYS, Architecture, Family
 
 # llama.cpp's "llama" is Mistral and Mixtral, too.
 ARCHITECTURE = Architecture(

@@ -1,7 +1,7 @@
 """Mistral: a Llama whose layers see a window of the last positions (https://arxiv.org/abs/2310.06825)."""
 
-from model.families.llama import ARCHITECTURE
-from model.family import DEFAULTS, Family
+from llamaspec.model.families.llama import ARCHITECTURE
+from llamaspec.model.family import DEFAULTS, Family
 
 FAMILY = Family(
     "mistral",

@@ -1,7 +1,7 @@
 """Mixtral: a Mistral with experts (https://arxiv.org/abs/2401.04088)."""
 
-from model.families.llama import ARCHITECTURE
-from model.family import DEFAULTS, KEYS, Family, RopeKeys
+from llamaspec.model.families.llama import ARCHITECTURE
+from llamaspec.model.family import DEFAULTS, KEYS, Family, RopeKeys
 
 FAMILY = Family(
     "mixtral",

@@ -3,7 +3,7 @@
 See https://arxiv.org/abs/2402.16819 and https://arxiv.org/abs/2407.14679.
 """
 
-from model.family import DEFAULTS, GGUF_KEYS, KEYS, Architecture, Family, RopeKeys
+from llamaspec.model.family import DEFAULTS, GGUF_KEYS, KEYS, Architecture, Family, RopeKeys
 
 SWITCHES = {"activation": "relu2", "gated": False, "layer_norm": True}
 

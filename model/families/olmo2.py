@@ -3,9 +3,9 @@
 See https://arxiv.org/abs/2501.00656.
 """
 
-from model.families.gemma2 import GGUF_NORMS, NORMS, WINDOW, write_window
-from model.family import DEFAULTS, GGUF_NAMES, KEYS, Architecture, Family, windows_but_every
-from model.tensors import NAMES
+from llamaspec.model.families.gemma2 import GGUF_NORMS, NORMS, WINDOW, write_window
+from llamaspec.model.family import DEFAULTS, GGUF_NAMES, KEYS, Architecture, Family, windows_but_every
+from llamaspec.model.tensors import NAMES
 
 SWITCHES = {"pre_norms": False, "post_norms": True, "qk_norm": True, "wide_qk_norm": True}
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from model.families import olmo2
-from model.family import RopeKeys
+from llamaspec.model.families import olmo2
+from llamaspec.model.family import RopeKeys
 
 THETA = 500_000.0
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from model.family import DEFAULTS, GGUF_NAMES, Architecture, Family, RopeKeys
-from model.tensors import NAMES
+from llamaspec.model.family import DEFAULTS, GGUF_NAMES, Architecture, Family, RopeKeys
+from llamaspec.model.tensors import NAMES
 
 LAYER = "model.layers.{layer}"
 

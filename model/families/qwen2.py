@@ -1,6 +1,6 @@
 """Qwen2 and 2.5: a Llama with biases of q, k and v (https://arxiv.org/abs/2407.10671)."""
 
-from model.family import DEFAULTS, Architecture, Family
+from llamaspec.model.family import DEFAULTS, Architecture, Family
 
 FAMILY = Family(
     "qwen2",

@@ -1,7 +1,7 @@
 """Qwen1.5-MoE and Qwen2-MoE: experts, and one more that every token passes (https://arxiv.org/abs/2407.10671)."""
 
-from model.families.qwen3_moe import FAMILY as QWEN3
-from model.family import DEFAULTS, GGUF_KEYS, GGUF_NAMES, KEYS, Architecture, Family
+from llamaspec.model.families.qwen3_moe import FAMILY as QWEN3
+from llamaspec.model.family import DEFAULTS, GGUF_KEYS, GGUF_NAMES, KEYS, Architecture, Family
 
 FAMILY = Family(
     "qwen2_moe",

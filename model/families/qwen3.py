@@ -1,6 +1,6 @@
 """Qwen3: a Llama that normalizes every head of q and k (https://arxiv.org/abs/2505.09388)."""
 
-from model.family import DEFAULTS, KEYS, Architecture, Family
+from llamaspec.model.family import DEFAULTS, KEYS, Architecture, Family
 
 FAMILY = Family(
     "qwen3",

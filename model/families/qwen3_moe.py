@@ -1,7 +1,7 @@
 """Qwen3-MoE: a Qwen3 with experts in every layer (https://arxiv.org/abs/2505.09388)."""
 
-from model.family import DEFAULTS, GGUF_KEYS, KEYS, Architecture, Family
-from model.tensors import NAMES
+from llamaspec.model.family import DEFAULTS, GGUF_KEYS, KEYS, Architecture, Family
+from llamaspec.model.tensors import NAMES
 
 FAMILY = Family(
     "qwen3_moe",

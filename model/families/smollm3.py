@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from model.family import DEFAULTS, KEYS, Architecture, Family
-from reference.config import Config
+from llamaspec.model.family import DEFAULTS, KEYS, Architecture, Family
+from llamaspec.reference.config import Config
 
 EVERY = 4
 

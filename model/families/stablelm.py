@@ -5,9 +5,9 @@ See https://arxiv.org/abs/2402.17834.
 
 from typing import Any
 
-from model.family import DEFAULTS, GGUF_KEYS, GGUF_NAMES, KEYS, Architecture, Family, RopeKeys
-from model.tensors import NAMES
-from reference.config import Config
+from llamaspec.model.family import DEFAULTS, GGUF_KEYS, GGUF_NAMES, KEYS, Architecture, Family, RopeKeys
+from llamaspec.model.tensors import NAMES
+from llamaspec.reference.config import Config
 
 SWITCHES = {"layer_norm": True}
 NORMS_OF_HEADS = {"head_q_norm": "blk.{layer}.attn_q_norm", "head_k_norm": "blk.{layer}.attn_k_norm"}

@@ -3,8 +3,8 @@
 See https://arxiv.org/abs/2402.19173.
 """
 
-from model.family import DEFAULTS, GGUF_KEYS, KEYS, Architecture, Family
-from model.tensors import NAMES
+from llamaspec.model.family import DEFAULTS, GGUF_KEYS, KEYS, Architecture, Family
+from llamaspec.model.tensors import NAMES
 
 SWITCHES = {"activation": "gelu_tanh", "gated": False, "layer_norm": True}
 BIASES = ("qkv_bias", "o_bias", "ffn_bias")

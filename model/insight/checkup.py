@@ -4,17 +4,17 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from model.checkpoints.checkpoint import Checkpoint, CheckpointError
-from model.checkpoints.huggingface.read import open_huggingface
-from model.checkpoints.open import open_checkpoint, place_of
-from model.insight.evaluation import Text
-from model.insight.text_faults import open_tokenizer, text_faults
-from model.insight.trials import TEXT, Trials, try_changes
-from model.insight.weight_faults import Fault, norm_faults, same_head_and_embedding, weight_faults
-from model.text import read_text
-from model.tokenizers.tokenizer import encode_text
-from model.weights.params import Progress, no_progress
-from reference.config import Config
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, CheckpointError
+from llamaspec.model.checkpoints.huggingface.read import open_huggingface
+from llamaspec.model.checkpoints.open import open_checkpoint, place_of
+from llamaspec.model.insight.evaluation import Text
+from llamaspec.model.insight.text_faults import open_tokenizer, text_faults
+from llamaspec.model.insight.trials import TEXT, Trials, try_changes
+from llamaspec.model.insight.weight_faults import Fault, norm_faults, same_head_and_embedding, weight_faults
+from llamaspec.model.text import read_text
+from llamaspec.model.tokenizers.tokenizer import encode_text
+from llamaspec.model.weights.params import Progress, no_progress
+from llamaspec.reference.config import Config
 
 LONGEST = 512  # tokens of a text that are tried: each change is a pass of the model in float64
 LLAMA_3_VOCAB, LLAMA_3_THETA, LLAMA_3_CONTEXT = 128_256, 500_000.0, 8_192  # https://arxiv.org/abs/2407.21783

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from model.cache import position_bytes
-from model.insight.describe import cached_numbers, matrix_weights
-from model.weights.params import Experts, FeedForward, Params
-from reference.config import Config
+from llamaspec.model.cache import position_bytes
+from llamaspec.model.insight.describe import cached_numbers, matrix_weights
+from llamaspec.model.weights.params import Experts, FeedForward, Params
+from llamaspec.reference.config import Config
 
 
 class Cost(NamedTuple):

@@ -4,9 +4,9 @@ from dataclasses import asdict
 from math import prod
 from typing import Any
 
-from model.checkpoints.checkpoint import Checkpoint, Tensor
-from model.tensors import EMBEDDING, Role, Weight, weights
-from reference.config import Config
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor
+from llamaspec.model.tensors import EMBEDDING, Role, Weight, weights
+from llamaspec.reference.config import Config
 
 
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -25,12 +25,12 @@ from typing import IO, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float, Float64
 
-from model.checkpoints.checkpoint import Checkpoint, os_errors, refused
-from model.running.backend import check_logits
-from model.text import read_text
-from model.tokenizers.of_model import tokenizer_of
-from model.tokenizers.tokenizer import encode_text
-from model.weights.params import Progress, no_progress
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, os_errors, refused
+from llamaspec.model.running.backend import check_logits
+from llamaspec.model.text import read_text
+from llamaspec.model.tokenizers.of_model import tokenizer_of
+from llamaspec.model.tokenizers.tokenizer import encode_text
+from llamaspec.model.weights.params import Progress, no_progress
 
 IN_MEMORY = 64 << 20  # bytes of logits that are kept in memory; more go into a file
 

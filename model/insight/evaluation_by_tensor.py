@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from model.checkpoints.checkpoint import Checkpoint
-from model.insight.evaluation import Comparison, Divergence, Predictor, Text, compare, recorded, scored_logits
-from model.weights.params import Progress, no_progress
+from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.insight.evaluation import Comparison, Divergence, Predictor, Text, compare, recorded, scored_logits
+from llamaspec.model.weights.params import Progress, no_progress
 
 
 class Cost(NamedTuple):

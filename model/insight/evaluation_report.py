@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from model.insight.evaluation import Comparison, Divergence, Evaluation
-from model.insight.evaluation_by_tensor import Cost
+from llamaspec.model.insight.evaluation import Comparison, Divergence, Evaluation
+from llamaspec.model.insight.evaluation_by_tensor import Cost
 
 
 def as_json(evaluation: Evaluation | Comparison, costs: Sequence[Cost] | None = None, **request: Any) -> dict[str, Any]:

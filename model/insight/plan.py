@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from model.insight.cost import Cost, decode_cost, prefill_cost
-from model.running.memory import Memory, gigabytes, memory_of
-from model.running.programs import prompt_chunk
-from model.weights.params import Params
-from reference.collectives import ring_seconds, tree_seconds
-from reference.config import Config
+from llamaspec.model.insight.cost import Cost, decode_cost, prefill_cost
+from llamaspec.model.running.memory import Memory, gigabytes, memory_of
+from llamaspec.model.running.programs import prompt_chunk
+from llamaspec.model.weights.params import Params
+from llamaspec.reference.collectives import ring_seconds, tree_seconds
+from llamaspec.reference.config import Config
 
 
 class Link(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from model.ops.table import Ops
+from llamaspec.model.ops.table import Ops
 
 PRODUCT = "product"  # the scope of a matrix product inside of an op
 SAMPLE = "sample"  # the scope of drawing a token, in `model.sampling`

@@ -1,7 +1,7 @@
 """The shapes of published Llamas, under the names that `bench --shape` takes."""
 
-from reference.config import Config
-from reference.rope import Llama3Scaling
+from llamaspec.reference.config import Config
+from llamaspec.reference.rope import Llama3Scaling
 
 
 def _llama2(dim: int, layers: int, heads: int, ffn: int) -> Config:

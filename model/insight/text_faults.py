@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from model.chat.template import SpecialTokens, template_of
-from model.checkpoints.checkpoint import Checkpoint, CheckpointError
-from model.insight.weight_faults import Fault
-from model.tokenizers.of_model import tokenizer_if_any
-from model.tokenizers.tokenizer import Tokenizer
+from llamaspec.model.chat.template import SpecialTokens, template_of
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, CheckpointError
+from llamaspec.model.insight.weight_faults import Fault
+from llamaspec.model.tokenizers.of_model import tokenizer_if_any
+from llamaspec.model.tokenizers.tokenizer import Tokenizer
 
 ANSWER = "It is blue"  # what the assistant says in the conversation that a template is tried on
 CONVERSATION = [{"role": "user", "content": "Which color is the sky?"}, {"role": "assistant", "content": ANSWER}]

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from model.checkpoints.checkpoint import Checkpoint
-from model.insight.evaluation import Text, evaluate
-from model.running.reference_backend import LazyLayers, ReferenceBackend, load_reference_params
-from model.weights.params import Progress, no_progress
-from reference.config import Config
-from reference.rope import halves_to_interleaved, interleaved_to_halves
+from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.insight.evaluation import Text, evaluate
+from llamaspec.model.running.reference_backend import LazyLayers, ReferenceBackend, load_reference_params
+from llamaspec.model.weights.params import Progress, no_progress
+from llamaspec.reference.config import Config
+from llamaspec.reference.rope import halves_to_interleaved, interleaved_to_halves
 
 ODDS = 1e9  # how much likelier a change must make the text
 THETAS = (10_000.0, 100_000.0, 500_000.0, 1_000_000.0)  # the bases of RoPE that most releases have
@@ -105,7 +105,7 @@ def setting(format: str, key: str, value: str) -> str:
 
 def changes(config: Config, format: str) -> list[Change]:
     """List the changes that a checkpoint of this configuration and format may need."""
-    pairs = "reorder the rows of q and k, as `reference.rope.{}` does, and convert again"
+    pairs = "reorder the rows of q and k, as `llamaspec.reference.rope.{}` does, and convert again"
     made = [
         Change(
             *("rope pairing", "q and k have the pairs of RoPE side by side, where halves are due"),

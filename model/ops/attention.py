@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from model.cache import LayerPages, Stored, from_int8
-from model.ops.block import capped, score_scale, sink_scores
-from model.ops.paged_attention import attend_pages
-from model.ops.table import Positions
-from reference.config import Config
+from llamaspec.model.cache import LayerPages, Stored, from_int8
+from llamaspec.model.ops.block import capped, score_scale, sink_scores
+from llamaspec.model.ops.paged_attention import attend_pages
+from llamaspec.model.ops.table import Positions
+from llamaspec.reference.config import Config
 
 
 class Spans(NamedTuple):

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from model.cache import Stored, extended
-from model.ops.table import Mean, Positions, Product, Total
-from model.weights.params import Experts, FeedForward, Layer, Linear, Params
-from reference.config import Activation, Config
+from llamaspec.model.cache import Stored, extended
+from llamaspec.model.ops.table import Mean, Positions, Product, Total
+from llamaspec.model.weights.params import Experts, FeedForward, Layer, Linear, Params
+from llamaspec.reference.config import Activation, Config
 
 # The clamped SwiGLU of `reference.clamped_swiglu`, which is a layer, so that its numbers are not imported.
 SLOPE, LIMIT = 1.702, 7.0

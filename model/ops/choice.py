@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from model.cache import Pages
-from model.ops.cpu import CPU
-from model.ops.table import Ops
-from model.ops.xla import XLA
-from model.running.device import HOPPER, Device, default_device
-from model.weights.params import Params
-from reference.config import Config
+from llamaspec.model.cache import Pages
+from llamaspec.model.ops.cpu import CPU
+from llamaspec.model.ops.table import Ops
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.running.device import HOPPER, Device, default_device
+from llamaspec.model.weights.params import Params
+from llamaspec.reference.config import Config
 
 
 class Choice(NamedTuple):
@@ -72,7 +72,7 @@ def check_kernels(kernels: str, device: Device) -> None:
 
 
 def _by_kernels(config: Config, params: Params, *, only: bool, **sizes: Any) -> Choice:
-    from model.ops.gpu import KERNELS, PROMPT, pallas_ops  # here, since importing Pallas takes a second
+    from llamaspec.model.ops.gpu import KERNELS, PROMPT, pallas_ops  # here, since importing Pallas takes a second
 
     ops, reasons = pallas_ops(config, params, **sizes)
     refused = {name: reason for name, reason in reasons.items() if reason}

@@ -7,14 +7,14 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from model.cache import LayerPages, Stored
-from model.ops.attention import SPANS, Spans, attend, scores_by_dot, weighted_by_dot
-from model.ops.page_list import attend_listed_pages
-from model.ops.products import cpu_product, lane_sums, last_sum
-from model.ops.table import Positions
-from model.ops.xla import plain
-from model.weights.groups import LANES
-from reference.config import Config
+from llamaspec.model.cache import LayerPages, Stored
+from llamaspec.model.ops.attention import SPANS, Spans, attend, scores_by_dot, weighted_by_dot
+from llamaspec.model.ops.page_list import attend_listed_pages
+from llamaspec.model.ops.products import cpu_product, lane_sums, last_sum
+from llamaspec.model.ops.table import Positions
+from llamaspec.model.ops.xla import plain
+from llamaspec.model.weights.groups import LANES
+from llamaspec.reference.config import Config
 
 # The first chunk of a prompt has 128 tokens, and 512 rows of keys and values stay in a CPU's caches.
 PROMPT_SPANS = Spans(smallest=128, longest=512, growth=2)

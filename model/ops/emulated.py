@@ -19,18 +19,18 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from model.cache import from_int8, to_int8
-from model.checkpoints.checkpoint import Checkpoint
-from model.checkpoints.codes import BYTES
-from model.ops.cpu import CPU
-from model.ops.products import cpu_product, dot
-from model.ops.table import Ops, Product
-from model.ops.xla import XLA, plain
-from model.tensors import stacks
-from model.weights.codes import QuantizedMatrix
-from model.weights.gpu_codes import Stacked
-from model.weights.params import Matrix, Names, Params, array_names
-from reference.config import Config
+from llamaspec.model.cache import from_int8, to_int8
+from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.checkpoints.codes import BYTES
+from llamaspec.model.ops.cpu import CPU
+from llamaspec.model.ops.products import cpu_product, dot
+from llamaspec.model.ops.table import Ops, Product
+from llamaspec.model.ops.xla import XLA, plain
+from llamaspec.model.tensors import stacks
+from llamaspec.model.weights.codes import QuantizedMatrix
+from llamaspec.model.weights.gpu_codes import Stacked
+from llamaspec.model.weights.params import Matrix, Names, Params, array_names
+from llamaspec.reference.config import Config
 
 BLOCK = 32
 SUPERBLOCK = 256
@@ -43,7 +43,7 @@ def roundings(checkpoint: Checkpoint, emulate: str) -> dict[str, str]:
     rounding that llama.cpp pairs with the type of each tensor of a GGUF file. Raises ValueError for another name, for a
     model that has nothing to emulate, and for matrices that are one product here but have two roundings there.
     """
-    from reference.quantizers.ggml_activations import ROUNDING_OF  # here, since most runs need none of it
+    from llamaspec.reference.quantizers.ggml_activations import ROUNDING_OF  # here, since most runs need none of it
 
     matrices = {name: tensor for name, tensor in checkpoint.tensors.items() if len(tensor.shape) == 2}
     named = {name: ROUNDING_OF[tensor.type] for name, tensor in matrices.items() if tensor.type in ROUNDING_OF}
@@ -126,8 +126,8 @@ class RoundingArray(np.ndarray):
 
     @classmethod
     def of(cls, matrix: np.ndarray, to: str, minima: np.ndarray | None = None) -> "RoundingArray":
-        from reference.quantizers.ggml_activations import ROUNDINGS
-        from reference.quantizers.smoothquant import activations
+        from llamaspec.reference.quantizers.ggml_activations import ROUNDINGS
+        from llamaspec.reference.quantizers.smoothquant import activations
 
         array = matrix.view(cls)
         array.rounding = activations if to == "int8" else ROUNDINGS[to]

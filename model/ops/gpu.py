@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from model.cache import LayerCache, LayerPages, Pages, Stored, empty_cache, empty_pages
-from model.ops.gpu_config import check_config
-from model.ops.gpu_products import (
+from llamaspec.model.cache import LayerCache, LayerPages, Pages, Stored, empty_cache, empty_pages
+from llamaspec.model.ops.gpu_config import check_config
+from llamaspec.model.ops.gpu_products import (
     PROMPTS,
     STEPS,
     Shaped,
@@ -32,18 +32,18 @@ from model.ops.gpu_products import (
     multiplied_apart,
     multiplied_at_once,
 )
-from model.ops.routed import Form, KernelOp, Routed, form_of
-from model.ops.table import Mean, Ops, Positions, Total
-from model.ops.xla import XLA
-from model.weights.params import FeedForward, Layer, Linear, Params
-from pallas_kernels.attention_decode import attention_decode
-from pallas_kernels.attention_paged import attention_paged
-from pallas_kernels.attention_prefill import attention_prefill
-from pallas_kernels.gemv import gemv
-from pallas_kernels.norm_gate_up import norm_gate_up as _norm_gate_up
-from pallas_kernels.norm_qkv import norm_qkv as _norm_qkv
-from pallas_kernels.unsupported import Unsupported
-from reference.config import Config
+from llamaspec.model.ops.routed import Form, KernelOp, Routed, form_of
+from llamaspec.model.ops.table import Mean, Ops, Positions, Total
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.weights.params import FeedForward, Layer, Linear, Params
+from llamaspec.pallas_kernels.attention_decode import attention_decode
+from llamaspec.pallas_kernels.attention_paged import attention_paged
+from llamaspec.pallas_kernels.attention_prefill import attention_prefill
+from llamaspec.pallas_kernels.gemv import gemv
+from llamaspec.pallas_kernels.norm_gate_up import norm_gate_up as _norm_gate_up
+from llamaspec.pallas_kernels.norm_qkv import norm_qkv as _norm_qkv
+from llamaspec.pallas_kernels.unsupported import Unsupported
+from llamaspec.reference.config import Config
 
 CHUNK = 256  # tokens of a prompt that stand for any number of them when its kernel is asked
 PROMPT = "attend_prompt"  # the name that attention's other kernel has among the reasons

@@ -3,8 +3,8 @@
 from dataclasses import MISSING, fields
 from typing import NamedTuple
 
-from pallas_kernels.unsupported import Unsupported
-from reference.config import Config
+from llamaspec.pallas_kernels.unsupported import Unsupported
+from llamaspec.reference.config import Config
 
 
 class Known(NamedTuple):

@@ -11,16 +11,16 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from model.ops.products import dot
-from model.ops.xla import plain
-from model.weights.codes import FP8, Int8, Int8Min, QuantizedMatrix
-from model.weights.gpu_codes import LEVELS, WORDS, Stacked
-from model.weights.params import Matrix
-from pallas_kernels.coded_gemm import coded_gemm, geometry_of
-from pallas_kernels.gemv import gemv
-from pallas_kernels.parts import int4
-from pallas_kernels.parts.matrix import MatrixOperand, ScaledCodes, ScaledE4M3, product_of
-from pallas_kernels.unsupported import Unsupported
+from llamaspec.model.ops.products import dot
+from llamaspec.model.ops.xla import plain
+from llamaspec.model.weights.codes import FP8, Int8, Int8Min, QuantizedMatrix
+from llamaspec.model.weights.gpu_codes import LEVELS, WORDS, Stacked
+from llamaspec.model.weights.params import Matrix
+from llamaspec.pallas_kernels.coded_gemm import coded_gemm, geometry_of
+from llamaspec.pallas_kernels.gemv import gemv
+from llamaspec.pallas_kernels.parts import int4
+from llamaspec.pallas_kernels.parts.matrix import MatrixOperand, ScaledCodes, ScaledE4M3, product_of
+from llamaspec.pallas_kernels.unsupported import Unsupported
 
 # Kernels take this many sequences at once where weights are floats: for four, XLA's tensor cores are faster
 # (docs/lessons-gpu.md).
@@ -120,8 +120,8 @@ def operand(weight: Matrix) -> MatrixOperand:
         scales = weight.scales[:, 0] if one_a_row else weight.scales
         return ScaledCodes(weight.codes, scales, weight.minima, LEVELS.get(weight.form), weight.rest)
     raise Unsupported(
-        f"kernels read {weight.form} weights as model.weights.gpu_codes arranges them, with columns in multiples "
-        f"of {int4.BLOCK}, got {weight.cols}, and with zero points of groups"
+        f"kernels read {weight.form} weights as model/weights/gpu_codes.py arranges them, with columns in multiples of "
+        f"{int4.BLOCK}, got {weight.cols}, and with zero points of groups"
     )
 
 

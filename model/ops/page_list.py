@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from model.cache import LayerPages
-from model.ops.attention import Scores, with_cap
-from model.ops.block import score_scale, sink_scores
-from reference.config import Config
+from llamaspec.model.cache import LayerPages
+from llamaspec.model.ops.attention import Scores, with_cap
+from llamaspec.model.ops.block import score_scale, sink_scores
+from llamaspec.reference.config import Config
 
 AT_ONCE = 8  # pages
 SUMMED = 16  # values of a page in a partial sum, at most

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from model.cache import LayerPages, from_int8
-from model.ops.block import capped, score_scale, sink_scores
-from reference.config import Config
+from llamaspec.model.cache import LayerPages, from_int8
+from llamaspec.model.ops.block import capped, score_scale, sink_scores
+from llamaspec.reference.config import Config
 
 # XLA on a CPU runs loops at the same time that do not depend on each other, each on one core.
 LOOPS = 2

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from model.weights.codes import QuantizedMatrix
-from model.weights.gpu_codes import Stacked
-from model.weights.groups import LANES, PAIR, ROW
-from model.weights.params import Matrix
+from llamaspec.model.weights.codes import QuantizedMatrix
+from llamaspec.model.weights.gpu_codes import Stacked
+from llamaspec.model.weights.groups import LANES, PAIR, ROW
+from llamaspec.model.weights.params import Matrix
 
 MOST_DECODED = 1 << 24  # weights of a quantized matrix in float32 at once: 64 MB
 MOST_CPU_DECODED = 1 << 20  # the same on a CPU: 4 MB

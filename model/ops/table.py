@@ -12,9 +12,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, Int
 
-from model.cache import Stored
-from model.weights.params import Layer, Matrix, Params
-from reference.config import Config
+from llamaspec.model.cache import Stored
+from llamaspec.model.weights.params import Layer, Matrix, Params
+from llamaspec.reference.config import Config
 
 
 class Positions(NamedTuple):

@@ -2,10 +2,10 @@
 
 from functools import partial
 
-from model.ops.attention import attend
-from model.ops.block import down_add, moe_add, norm_gate_up, norm_logits, norm_qkv, project_add
-from model.ops.products import dot
-from model.ops.table import Ops, Product
+from llamaspec.model.ops.attention import attend
+from llamaspec.model.ops.block import down_add, moe_add, norm_gate_up, norm_logits, norm_qkv, project_add
+from llamaspec.model.ops.products import dot
+from llamaspec.model.ops.table import Ops, Product
 
 
 def plain(product: Product) -> Ops:

@@ -8,19 +8,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from model.cache import Cache, cache_bytes
-from model.checkpoints.checkpoint import Checkpoint
-from model.forward import forward
-from model.insight.cost import decode_cost
-from model.ops.choice import Choice
-from model.parallel.partition import Partition
-from model.parallel.way import TENSOR, Parts, Way
-from model.running.device import Device
-from model.running.jax_backend import Drawing, JaxBackend
-from model.running.memory import gigabytes, shortage_named
-from model.running.programs import Layout, Programs
-from model.weights.params import Params, Progress, load_params, no_progress
-from reference.config import Config
+from llamaspec.model.cache import Cache, cache_bytes
+from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.forward import forward
+from llamaspec.model.insight.cost import decode_cost
+from llamaspec.model.ops.choice import Choice
+from llamaspec.model.parallel.partition import Partition
+from llamaspec.model.parallel.way import TENSOR, Parts, Way
+from llamaspec.model.running.device import Device
+from llamaspec.model.running.jax_backend import Drawing, JaxBackend
+from llamaspec.model.running.memory import gigabytes, shortage_named
+from llamaspec.model.running.programs import Layout, Programs
+from llamaspec.model.weights.params import Params, Progress, load_params, no_progress
+from llamaspec.reference.config import Config
 
 
 class ParallelBackend(JaxBackend):

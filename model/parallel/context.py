@@ -11,13 +11,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from model.cache import LayerCache, to_int8
-from model.ops.attention import scores_by_dot, weighted_by_dot, with_cap
-from model.ops.block import score_scale, sink_scores
-from model.ops.table import Ops, Positions
-from model.parallel.tensor import AXIS
-from model.weights.params import Layer
-from reference.config import Config
+from llamaspec.model.cache import LayerCache, to_int8
+from llamaspec.model.ops.attention import scores_by_dot, weighted_by_dot, with_cap
+from llamaspec.model.ops.block import score_scale, sink_scores
+from llamaspec.model.ops.table import Ops, Positions
+from llamaspec.model.parallel.tensor import AXIS
+from llamaspec.model.weights.params import Layer
+from llamaspec.reference.config import Config
 
 
 def context_parallel(ops: Ops) -> Ops:

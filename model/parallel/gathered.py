@@ -12,11 +12,11 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from model.ops.table import Ops
-from model.parallel.tensor import AXIS
-from model.tensors import QUANTIZABLE, Role, stacks
-from model.weights.params import Experts, FeedForward, Layer, Linear
-from reference.config import Config
+from llamaspec.model.ops.table import Ops
+from llamaspec.model.parallel.tensor import AXIS
+from llamaspec.model.tensors import QUANTIZABLE, Role, stacks
+from llamaspec.model.weights.params import Experts, FeedForward, Layer, Linear
+from llamaspec.reference.config import Config
 
 
 def row_layouts(config: Config, devices: int) -> dict[str, P]:

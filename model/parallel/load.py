@@ -5,21 +5,21 @@ from functools import partial
 import jax
 import numpy as np
 
-from model.checkpoints.checkpoint import Checkpoint
-from model.ops.choice import Choice, ops_for
-from model.ops.xla import XLA
-from model.parallel.backend import ParallelBackend, load_shares
-from model.parallel.partition import Partition, mesh
-from model.parallel.processes import fewest
-from model.parallel.way import TENSOR, Parts, Way
-from model.running.device import Device, room
-from model.running.load import plan_memory
-from model.running.memory import Memory, check_fits, gigabytes, shortage_named
-from model.running.process import give_back_compilers_memory, keep_heaps_small
-from model.running.programs import Layout, compile_programs
-from model.running.start_clock import StartClock
-from model.weights.params import Params, Progress, abstract_params, check_weights
-from reference.config import Config
+from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.ops.choice import Choice, ops_for
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.parallel.backend import ParallelBackend, load_shares
+from llamaspec.model.parallel.partition import Partition, mesh
+from llamaspec.model.parallel.processes import fewest
+from llamaspec.model.parallel.way import TENSOR, Parts, Way
+from llamaspec.model.running.device import Device, room
+from llamaspec.model.running.load import plan_memory
+from llamaspec.model.running.memory import Memory, check_fits, gigabytes, shortage_named
+from llamaspec.model.running.process import give_back_compilers_memory, keep_heaps_small
+from llamaspec.model.running.programs import Layout, compile_programs
+from llamaspec.model.running.start_clock import StartClock
+from llamaspec.model.weights.params import Params, Progress, abstract_params, check_weights
+from llamaspec.reference.config import Config
 
 
 def load_parallel(

@@ -15,13 +15,13 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from model.cache import Cache, LayerCache
-from model.forward import decode, forward, prefill
-from model.parallel.share import cut_axis
-from model.parallel.tensor import AXIS
-from model.tensors import weights
-from model.weights.params import Names, Params, array_names
-from reference.config import Config
+from llamaspec.model.cache import Cache, LayerCache
+from llamaspec.model.forward import decode, forward, prefill
+from llamaspec.model.parallel.share import cut_axis
+from llamaspec.model.parallel.tensor import AXIS
+from llamaspec.model.tensors import weights
+from llamaspec.model.weights.params import Names, Params, array_names
+from llamaspec.reference.config import Config
 
 CACHE = 2  # the position of the cache among the arguments of a program, which takes it over
 HEADS = P(None, AXIS)  # keys and values [batch, kv_heads, rows, head_dim]

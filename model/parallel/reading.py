@@ -10,10 +10,10 @@ from math import prod
 
 import numpy as np
 
-from model.checkpoints.checkpoint import Checkpoint, Codes, Part, Tensor, refused
-from model.parallel.share import Cut, cut, held, share
-from model.tensors import EMBEDDING, HEAD
-from reference.config import Config
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, Codes, Part, Tensor, refused
+from llamaspec.model.parallel.share import Cut, cut, held, share
+from llamaspec.model.tensors import EMBEDDING, HEAD
+from llamaspec.reference.config import Config
 
 
 def share_of(checkpoint: Checkpoint, *, device: int, devices: int) -> Checkpoint:

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from model.tensors import NAMES, Role, Weight, weights
-from reference.config import Config
+from llamaspec.model.tensors import NAMES, Role, Weight, weights
+from llamaspec.reference.config import Config
 
 MOST = 64  # devices that a refusal names
 

@@ -19,9 +19,9 @@ from functools import partial
 from jax import lax
 from jaxtyping import Array, Float
 
-from model.ops.table import Ops
-from model.weights.params import Params
-from reference.config import Config
+from llamaspec.model.ops.table import Ops
+from llamaspec.model.weights.params import Params
+from llamaspec.reference.config import Config
 
 AXIS = "devices"
 

@@ -13,19 +13,19 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from model.cache import Cache, LayerCache
-from model.candidates.walking import Walkable
-from model.checkpoints.checkpoint import Checkpoint
-from model.checkpoints.codes import quantized
-from model.ops.table import Ops, Positions
-from model.parallel.backend import cache_shapes, load_shares
-from model.parallel.partition import Partition, mesh
-from model.parallel.tensor import AXIS
-from model.parallel.way import TENSOR, Parts, Way
-from model.running.programs import Layout
-from model.running.reference_backend import load_reference_params
-from model.weights.params import Params, abstract_params
-from reference.config import Config
+from llamaspec.model.cache import Cache, LayerCache
+from llamaspec.model.candidates.walking import Walkable
+from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.ops.table import Ops, Positions
+from llamaspec.model.parallel.backend import cache_shapes, load_shares
+from llamaspec.model.parallel.partition import Partition, mesh
+from llamaspec.model.parallel.tensor import AXIS
+from llamaspec.model.parallel.way import TENSOR, Parts, Way
+from llamaspec.model.running.programs import Layout
+from llamaspec.model.running.reference_backend import load_reference_params
+from llamaspec.model.weights.params import Params, abstract_params
+from llamaspec.reference.config import Config
 
 OpsFor = Callable[[Config, Params, int], Ops]  # from a share's weights, and the rows of the cache
 

@@ -8,18 +8,18 @@ from typing import Literal, NamedTuple
 import jax
 from jax.sharding import PartitionSpec as P
 
-from model.cache import Cache
-from model.checkpoints.checkpoint import Checkpoint
-from model.checkpoints.codes import quantized
-from model.ops.table import Ops
-from model.parallel.context import context_parallel
-from model.parallel.partition import HEADS, cache_layout, layouts
-from model.parallel.reading import share_of
-from model.parallel.share import share
-from model.parallel.tensor import AXIS, tensor_parallel
-from model.weights.params import Params
-from reference.config import Config
-from reference.quantizers.schemes import scheme
+from llamaspec.model.cache import Cache
+from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.ops.table import Ops
+from llamaspec.model.parallel.context import context_parallel
+from llamaspec.model.parallel.partition import HEADS, cache_layout, layouts
+from llamaspec.model.parallel.reading import share_of
+from llamaspec.model.parallel.share import share
+from llamaspec.model.parallel.tensor import AXIS, tensor_parallel
+from llamaspec.model.weights.params import Params
+from llamaspec.reference.config import Config
+from llamaspec.reference.quantizers.schemes import scheme
 
 WayName = Literal["tensor", "context"]
 

@@ -25,21 +25,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float64, Int
 
-from model.cache import LayerCache
-from model.checkpoints.checkpoint import Checkpoint, Codes, Tensor, refused
-from model.checkpoints.checks import check_finite
-from model.checkpoints.codes import PART, dequantized
-from model.ops.block import rmsnorm
-from model.ops.table import Positions
-from model.ops.xla import XLA
-from model.quantize.methods import METHODS, Method, observe
-from model.tensors import EMBEDDING, QUANTIZABLE, Stack, Weight, stacks, weights
-from model.text import read_text
-from model.tokenizers.tokenizer import Tokenizer
-from model.weights.params import Experts, FeedForward, Layer, Linear, Progress, no_progress, rope_table
-from reference.config import Config
-from reference.quantizers import smoothquant
-from reference.quantizers.blocks import Quantized
+from llamaspec.model.cache import LayerCache
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, Codes, Tensor, refused
+from llamaspec.model.checkpoints.checks import check_finite
+from llamaspec.model.checkpoints.codes import PART, dequantized
+from llamaspec.model.ops.block import rmsnorm
+from llamaspec.model.ops.table import Positions
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.quantize.methods import METHODS, Method, observe
+from llamaspec.model.tensors import EMBEDDING, QUANTIZABLE, Stack, Weight, stacks, weights
+from llamaspec.model.text import read_text
+from llamaspec.model.tokenizers.tokenizer import Tokenizer
+from llamaspec.model.weights.params import Experts, FeedForward, Layer, Linear, Progress, no_progress, rope_table
+from llamaspec.reference.config import Config
+from llamaspec.reference.quantizers import smoothquant
+from llamaspec.reference.quantizers.blocks import Quantized
 
 WINDOW = 512  # tokens; a model with a shorter context takes that
 WINDOWS = 128  # at most, the usual number for AWQ and GPTQ

@@ -19,10 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float64
 
-from model.checkpoints.checkpoint import Form
-from reference.quantizers import affine, awq, gptq, smoothquant, symmetric
-from reference.quantizers.blocks import Quantized
-from reference.quantizers.schemes import SCHEMES
+from llamaspec.model.checkpoints.checkpoint import Form
+from llamaspec.reference.quantizers import affine, awq, gptq, smoothquant, symmetric
+from llamaspec.reference.quantizers.blocks import Quantized
+from llamaspec.reference.quantizers.schemes import SCHEMES
 
 Q4 = SCHEMES["q4"]
 GROUP = 64  # columns that share a scale of q4

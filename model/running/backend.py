@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float
 
-from model.options import SamplingOptions
+from llamaspec.model.options import SamplingOptions
 
 
 @runtime_checkable

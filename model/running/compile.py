@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from model.ops.table import Ops
-from model.weights.params import Params
-from reference.config import Config
+from llamaspec.model.ops.table import Ops
+from llamaspec.model.weights.params import Params
+from llamaspec.reference.config import Config
 
 IN_GRAPHS = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION"  # by default
 

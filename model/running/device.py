@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from model.system import available_bytes, cuda_memory, nvidia_driver
+from llamaspec.model.system import available_bytes, cuda_memory, nvidia_driver
 
 HOPPER = "9.0"  # the compute capability that the kernels are made for
 
@@ -50,7 +50,7 @@ def opened_beside() -> Iterator[None]:
         return
     with ThreadPoolExecutor(1) as pool:
         pool.submit(lambda: jax.block_until_ready(jax.device_put(np.zeros(1, np.float32))))
-        import model.ops.gpu  # noqa: F401
+        import llamaspec.model.ops.gpu  # noqa: F401
 
         yield
 

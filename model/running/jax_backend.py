@@ -9,19 +9,19 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from model.cache import Cache, cache_bytes
-from model.checkpoints.checkpoint import Checkpoint
-from model.forward import Text, forward, text_after
-from model.insight.cost import decode_cost
-from model.ops.choice import Choice, describe
-from model.options import SamplingOptions
-from model.running.backend import check_logits
-from model.running.device import Device
-from model.running.memory import gigabytes, shortage_named
-from model.running.programs import STOPS, Layout, Programs
-from model.sampling import as_arrays, random_key
-from model.weights.params import Params, load_params
-from reference.config import Config
+from llamaspec.model.cache import Cache, cache_bytes
+from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.forward import Text, forward, text_after
+from llamaspec.model.insight.cost import decode_cost
+from llamaspec.model.ops.choice import Choice, describe
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.running.backend import check_logits
+from llamaspec.model.running.device import Device
+from llamaspec.model.running.memory import gigabytes, shortage_named
+from llamaspec.model.running.programs import STOPS, Layout, Programs
+from llamaspec.model.sampling import as_arrays, random_key
+from llamaspec.model.weights.params import Params, load_params
+from llamaspec.reference.config import Config
 
 
 class Drawing(NamedTuple):

@@ -11,18 +11,18 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from model.checkpoints.checkpoint import Checkpoint
-from model.ops.choice import Choice, ops_for
-from model.ops.emulated import emulated_ops, with_roundings
-from model.running.device import Device, room
-from model.running.jax_backend import JaxBackend
-from model.running.memory import Memory, check_fits, gigabytes, memory_of, shortage_named
-from model.running.process import give_back_compilers_memory, is_large, keep_heaps_small
-from model.running.program_store import ProgramStore, facts
-from model.running.programs import Layout, Programs, are_stored, compile_programs, first_programs
-from model.running.start_clock import StartClock
-from model.weights.params import Params, Progress, abstract_params, check_weights, load_params
-from reference.config import Config
+from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.ops.choice import Choice, ops_for
+from llamaspec.model.ops.emulated import emulated_ops, with_roundings
+from llamaspec.model.running.device import Device, room
+from llamaspec.model.running.jax_backend import JaxBackend
+from llamaspec.model.running.memory import Memory, check_fits, gigabytes, memory_of, shortage_named
+from llamaspec.model.running.process import give_back_compilers_memory, is_large, keep_heaps_small
+from llamaspec.model.running.program_store import ProgramStore, facts
+from llamaspec.model.running.programs import Layout, Programs, are_stored, compile_programs, first_programs
+from llamaspec.model.running.start_clock import StartClock
+from llamaspec.model.weights.params import Params, Progress, abstract_params, check_weights, load_params
+from llamaspec.reference.config import Config
 
 COMPILERS_ROOM = 4 << 30  # bytes of a GPU that compiling may take while weights are read
 READERS = 8  # threads that read weights for a GPU

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model.system import forget_code, return_blocks_when_freed, return_freed_memory
+from llamaspec.model.system import forget_code, return_blocks_when_freed, return_freed_memory
 
 if TYPE_CHECKING:
-    from reference.config import Config
+    from llamaspec.reference.config import Config
 
 AHEAD = "XLA_PYTHON_CLIENT_PREALLOCATE"
 FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # JAX refuses both; the second is deprecated
@@ -78,7 +78,7 @@ def _drops_broken_entries(folder: Path, show: Callable[..., Any]) -> Callable[..
 
 def is_large(config: Config) -> bool:
     """Whether a CPU takes so long to read the weights that what else a step or a chunk takes hardly counts."""
-    from model.tensors import tensor_shapes
+    from llamaspec.model.tensors import tensor_shapes
 
     return sum(math.prod(shape) for shape in tensor_shapes(config).values()) > SMALL
 

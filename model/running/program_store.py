@@ -19,7 +19,7 @@ import jax
 from jax.experimental import serialize_executable
 from jax.stages import Compiled, Lowered
 
-from model.system import instructions, usable_cpus
+from llamaspec.model.system import instructions, usable_cpus
 
 SOURCES = ("model", "pallas_kernels", "reference")  # packages that decide what a program computes
 ENVIRONMENT = ("XLA_", "MOSAIC_", "NVIDIA_", "CUDA_")  # beginnings of variables that may change a program

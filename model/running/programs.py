@@ -15,17 +15,17 @@ import numpy as np
 from jax.stages import Compiled, Lowered
 from jaxtyping import Array
 
-from model.cache import Cache, cache_rows, empty_cache
-from model.forward import Text, decode, prefill
-from model.ops.table import Ops
-from model.options import SamplingOptions
-from model.running.compile import compiler_options, model_options
-from model.running.memory import Memory
-from model.running.process import is_large
-from model.running.program_store import ProgramStore
-from model.sampling import as_arrays
-from model.weights.params import Params
-from reference.config import Config
+from llamaspec.model.cache import Cache, cache_rows, empty_cache
+from llamaspec.model.forward import Text, decode, prefill
+from llamaspec.model.ops.table import Ops
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.running.compile import compiler_options, model_options
+from llamaspec.model.running.memory import Memory
+from llamaspec.model.running.process import is_large
+from llamaspec.model.running.program_store import ProgramStore
+from llamaspec.model.sampling import as_arrays
+from llamaspec.model.weights.params import Params
+from llamaspec.reference.config import Config
 
 CACHE = 2  # the position of the cache among the arguments of a program, which takes it over
 MIDDLE, WIDE, WIDE_OF_CODES = 512, 1024, 2048  # tokens

@@ -8,18 +8,18 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from model.cache import cache_bytes
-from model.checkpoints.checkpoint import Checkpoint, Shifted
-from model.checkpoints.codes import exact_parts
-from model.ops.emulated import RoundingArray
-from model.options import SamplingOptions
-from model.running.backend import check_logits
-from model.running.memory import PROCESS, Memory
-from model.sampling import random_key, uniform
-from model.tensors import EMBEDDING, Role, Weight, by_layer
-from model.weights.params import abstract_params, weight_bytes
-from reference.config import Config
-from reference.llama import (
+from llamaspec.model.cache import cache_bytes
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, Shifted
+from llamaspec.model.checkpoints.codes import exact_parts
+from llamaspec.model.ops.emulated import RoundingArray
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.running.backend import check_logits
+from llamaspec.model.running.memory import PROCESS, Memory
+from llamaspec.model.sampling import random_key, uniform
+from llamaspec.model.tensors import EMBEDDING, Role, Weight, by_layer
+from llamaspec.model.weights.params import abstract_params, weight_bytes
+from llamaspec.reference.config import Config
+from llamaspec.reference.llama import (
     Cache,
     Experts,
     FeedForward,
@@ -33,9 +33,9 @@ from reference.llama import (
     hidden_states,
     unembed,
 )
-from reference.moe import Biases
-from reference.quantizers import kv_cache
-from reference.sampling import distribution, draw
+from llamaspec.reference.moe import Biases
+from llamaspec.reference.quantizers import kv_cache
+from llamaspec.reference.sampling import distribution, draw
 
 CHUNK = 512  # prompt tokens computed at once
 BY_REFERENCE = "float64 on CPU, by the NumPy reference"  # how a model of this backend runs, in words

@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from model.options import SamplingOptions
-from model.running.backend import Backend, not_numbers
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.running.backend import Backend, not_numbers
 
 FinishReason = Literal["stop", "length", "context", "interrupted"]
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, Literal, get_args
 
-from model.system import process_age
+from llamaspec.model.system import process_age
 
 Phase = Literal["import", "device", "read", "compile", "upload", "first token"]
 

@@ -7,7 +7,7 @@ rest   the replacements in UTF-8, each with a zero byte behind it
 
 import numpy as np
 
-from model.checkpoints.checkpoint import refused
+from llamaspec.model.checkpoints.checkpoint import refused
 
 LEAF, HAS_LEAF = np.uint32(1 << 31), np.uint32(1 << 8)
 
@@ -17,7 +17,8 @@ def check_charsmap(table: bytes, path: str) -> None:
 
     >>> check_charsmap(b"", "tokenizer.model")
     Traceback (most recent call last):
-    model.checkpoints.checkpoint.CheckpointError: tokenizer.model: its table of characters to replace is damaged
+    llamaspec.model.checkpoints.checkpoint.CheckpointError: tokenizer.model: its table of characters to replace is \
+damaged
     """
     if not _is_sound(table):
         raise refused(path, "its table of characters to replace is damaged")

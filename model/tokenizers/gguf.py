@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from model.checkpoints.gguf.config import BOS
-from model.checkpoints.gguf.file import Metadata, read_header, short
-from model.checkpoints.mapped import MappedFile
-from model.tokenizers.limits import check_count
-from model.tokenizers.tokenizer import Tokenizer
-from reference.byte_bpe import GPT2, LLAMA3, QWEN2, TEKKEN
+from llamaspec.model.checkpoints.gguf.config import BOS
+from llamaspec.model.checkpoints.gguf.file import Metadata, read_header, short
+from llamaspec.model.checkpoints.mapped import MappedFile
+from llamaspec.model.tokenizers.limits import check_count
+from llamaspec.model.tokenizers.tokenizer import Tokenizer
+from llamaspec.reference.byte_bpe import GPT2, LLAMA3, QWEN2, TEKKEN
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # the types of tokens, as SentencePiece's
 TYPE = "tokenizer.ggml.model"
@@ -110,7 +110,7 @@ def _with_unknown(metadata: Metadata, tokens: Sequence[str], types: Sequence[int
 def _sentencepiece(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> Tokenizer:
     from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
 
-    from model.tokenizers.sentencepiece_model import from_proto
+    from llamaspec.model.tokenizers.sentencepiece_model import from_proto
 
     scores = metadata.numbers("tokenizer.ggml.scores")
     if len(scores) != len(tokens) or scores.dtype.kind != "f" or not np.all(np.isfinite(scores)):
@@ -130,7 +130,7 @@ def _sentencepiece(metadata: Metadata, tokens: list[str], types: Sequence[int]) 
 
 
 def _byte_level(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> Tokenizer:
-    from model.tokenizers.huggingface import read_huggingface
+    from llamaspec.model.tokenizers.huggingface import read_huggingface
 
     name = metadata.string("tokenizer.ggml.pre")
     name = SAME.get(name, name)

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from model.checkpoints.checkpoint import Checkpoint, refused
-from model.checkpoints.gguf.config import BOS, STOPS
-from model.checkpoints.gguf.file import Value
-from model.tokenizers.gguf import (
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, refused
+from llamaspec.model.checkpoints.gguf.config import BOS, STOPS
+from llamaspec.model.checkpoints.gguf.file import Value
+from llamaspec.model.tokenizers.gguf import (
     BYTE,
     CONTROL,
     NORMAL,
@@ -22,12 +22,12 @@ from model.tokenizers.gguf import (
     UNUSED,
     USER_DEFINED,
 )
-from model.tokenizers.huggingface import HuggingFaceTokenizer, is_byte
-from model.tokenizers.huggingface_decoder import byte_characters
-from model.tokenizers.sentencepiece_model import SentencePieceTokenizer
-from model.tokenizers.tiktoken_ranks import TiktokenTokenizer
-from model.tokenizers.tokenizer import Tokenizer
-from reference.byte_bpe import GPT2
+from llamaspec.model.tokenizers.huggingface import HuggingFaceTokenizer, is_byte
+from llamaspec.model.tokenizers.huggingface_decoder import byte_characters
+from llamaspec.model.tokenizers.sentencepiece_model import SentencePieceTokenizer
+from llamaspec.model.tokenizers.tiktoken_ranks import TiktokenTokenizer
+from llamaspec.model.tokenizers.tokenizer import Tokenizer
+from llamaspec.reference.byte_bpe import GPT2
 
 END_OF_TURN, END_OF_MESSAGE = ("<|eot_id|>", "<|im_end|>"), ("<|eom_id|>",)
 LAST_SCORE = -1000.0  # the score of tokens that no text is cut into

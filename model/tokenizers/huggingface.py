@@ -15,10 +15,10 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, models
 
-from model.checkpoints.checkpoint import CheckpointError, refused
-from model.checkpoints.strict_json import short
-from model.tokenizers.huggingface_decoder import Spelling, read_decoder
-from model.tokenizers.huggingface_parts import (
+from llamaspec.model.checkpoints.checkpoint import CheckpointError, refused
+from llamaspec.model.checkpoints.strict_json import short
+from llamaspec.model.tokenizers.huggingface_decoder import Spelling, read_decoder
+from llamaspec.model.tokenizers.huggingface_parts import (
     Part,
     check_growth,
     check_patterns_and_tables,
@@ -26,9 +26,9 @@ from model.tokenizers.huggingface_parts import (
     places_of,
     steps,
 )
-from model.tokenizers.limits import check_count, check_special
-from model.tokenizers.tokenizer import check_text
-from model.tokenizers.tokenizer_config import stated_bos
+from llamaspec.model.tokenizers.limits import check_count, check_special
+from llamaspec.model.tokenizers.tokenizer import check_text
+from llamaspec.model.tokenizers.tokenizer_config import stated_bos
 
 MOST_BRACKETS = 700_000  # One list holds each merge: Llama 3 has 280,000 merges, Gemma 1 and 2 have 581,000.
 MOST_VALUES = 3_000_000  # Gemma 3 has 1.3 million values.

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from tokenizers import Regex, decoders
 
-from model.checkpoints.checkpoint import CheckpointError, refused
-from model.checkpoints.strict_json import short
-from model.tokenizers.huggingface_parts import Part, check_growth, steps
+from llamaspec.model.checkpoints.checkpoint import CheckpointError, refused
+from llamaspec.model.checkpoints.strict_json import short
+from llamaspec.model.tokenizers.huggingface_parts import Part, check_growth, steps
 
 Decode = Callable[[list[str]], str]
 

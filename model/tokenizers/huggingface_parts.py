@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from model.checkpoints.checkpoint import refused
-from model.checkpoints.strict_json import short
-from model.tokenizers.charsmap import check_charsmap
+from llamaspec.model.checkpoints.checkpoint import refused
+from llamaspec.model.checkpoints.strict_json import short
+from llamaspec.model.tokenizers.charsmap import check_charsmap
 
 Part = dict[str, Any]
 Places = tuple[Part | None, Part | None]  # normalizer and pre-tokenizer
@@ -78,8 +78,8 @@ def check_pattern(pattern: str, name: str, path: str) -> None:
     >>> check_pattern(r"[(+]+(?:\\(a+|b)?", "normalizer", "tokenizer.json")
     >>> check_pattern("(?:a+|b)*", "normalizer", "tokenizer.json")
     Traceback (most recent call last):
-    model.checkpoints.checkpoint.CheckpointError: tokenizer.json: its normalizer's regular expression repeats a group \
-that repeats: "(?:a+|b)*"
+    llamaspec.model.checkpoints.checkpoint.CheckpointError: tokenizer.json: its normalizer's regular expression \
+repeats a group that repeats: "(?:a+|b)*"
     """
     if len(pattern) > LONGEST_PATTERN:
         raise refused(path, f"its {name}'s regular expression has more than {LONGEST_PATTERN:,} characters")

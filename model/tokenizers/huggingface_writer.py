@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from model.tokenizers.huggingface import HuggingFaceTokenizer
-from model.tokenizers.sentencepiece_model import SentencePieceTokenizer
-from model.tokenizers.tokenizer import Tokenizer
+from llamaspec.model.tokenizers.huggingface import HuggingFaceTokenizer
+from llamaspec.model.tokenizers.sentencepiece_model import SentencePieceTokenizer
+from llamaspec.model.tokenizers.tokenizer import Tokenizer
 
 
 def tokenizer_files(tokenizer: Tokenizer, *, eos: int | None, templates: Mapping[str, str]) -> dict[str, bytes]:

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from model.checkpoints.checkpoint import refused
-from model.checkpoints.strict_json import short
+from llamaspec.model.checkpoints.checkpoint import refused
+from llamaspec.model.checkpoints.strict_json import short
 
 MOST_TOKENS = 500_000  # Gemma 3 has 262,145 tokens.
 MOST_SPECIAL = 100_000  # Gemma 3 has 6,415 tokens beside its vocabulary.

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
 
-from model.checkpoints.checkpoint import refused
-from model.tokenizers.limits import check_count
-from model.tokenizers.sentencepiece_model import SentencePieceTokenizer, from_proto
+from llamaspec.model.checkpoints.checkpoint import refused
+from llamaspec.model.tokenizers.limits import check_count
+from llamaspec.model.tokenizers.sentencepiece_model import SentencePieceTokenizer, from_proto
 
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # SentencePiece.Type in sentencepiece_model.proto
 BPE = 2  # TrainerSpec.ModelType

@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
-from model.checkpoints.checkpoint import os_errors, refused
-from model.checkpoints.mapped import MappedFile
-from model.checkpoints.recognize import GGUF
-from model.tokenizers.tokenizer import Tokenizer
+from llamaspec.model.checkpoints.checkpoint import os_errors, refused
+from llamaspec.model.checkpoints.mapped import MappedFile
+from llamaspec.model.checkpoints.recognize import GGUF
+from llamaspec.model.tokenizers.tokenizer import Tokenizer
 
 NAMES = ("tokenizer.json", "tekken.json", "tokenizer.model", "tokenizer.bin")
 MISTRALS = re.compile(r"tokenizer\.model\.v\d+(m\d+)?")  # the name in Mistral's own layout, with a version
@@ -28,7 +28,7 @@ def load_tokenizer(path: str | Path, *, beside: str | None = None) -> Tokenizer:
             path = _in_directory(path, beside)
     file = MappedFile(path)
     if file.bytes(0, len(GGUF)) == GGUF:
-        from model.tokenizers.gguf import read_gguf
+        from llamaspec.model.tokenizers.gguf import read_gguf
 
         if found := read_gguf(file):
             return found
@@ -65,21 +65,21 @@ def _recognize(data: bytes, path: str) -> Tokenizer:
     if head[:1] == b"<":
         raise refused(path, "a web page, not a tokenizer; the download may have gone wrong")
     if head[:1] == b"{" and TEKKEN.search(data, 0, 100_000):
-        from model.tokenizers.tekken import read_tekken
+        from llamaspec.model.tokenizers.tekken import read_tekken
 
         return read_tekken(data, path=path)
     if head[:1] == b"{":
-        from model.tokenizers.huggingface import read_huggingface
+        from llamaspec.model.tokenizers.huggingface import read_huggingface
 
         return read_huggingface(data, path=path)
     if re.match(rb"[A-Za-z0-9+/]+=* +\d", data):
-        from model.tokenizers.tiktoken_ranks import read_tiktoken
+        from llamaspec.model.tokenizers.tiktoken_ranks import read_tiktoken
 
         return read_tiktoken(data, path=path)
     if data[2:4] == b"\0\0":  # The high half of a length below 65,536 is here; SentencePiece has text.
-        from model.tokenizers.llama2c import read_llama2c
+        from llamaspec.model.tokenizers.llama2c import read_llama2c
 
         return read_llama2c(data, path=path)
-    from model.tokenizers.sentencepiece_model import read_sentencepiece
+    from llamaspec.model.tokenizers.sentencepiece_model import read_sentencepiece
 
     return read_sentencepiece(data, path=path)

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from model.checkpoints.checkpoint import Checkpoint, refused
-from model.checkpoints.mapped import MappedFile
-from model.tokenizers.load import load_tokenizer, tokenizer_in
-from model.tokenizers.tokenizer import Tokenizer
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, refused
+from llamaspec.model.checkpoints.mapped import MappedFile
+from llamaspec.model.tokenizers.load import load_tokenizer, tokenizer_in
+from llamaspec.model.tokenizers.tokenizer import Tokenizer
 
 PADDING = 64  # Models round their vocabulary up for the hardware, by less than 1/64.
 
@@ -38,6 +38,6 @@ def tokenizer_inside(checkpoint: Checkpoint) -> Tokenizer | None:
     """Open the tokenizer inside a model's GGUF file; None where there is none."""
     if not checkpoint.format.startswith("gguf"):
         return None
-    from model.tokenizers.gguf import read_gguf
+    from llamaspec.model.tokenizers.gguf import read_gguf
 
     return read_gguf(MappedFile(checkpoint.path))

@@ -8,12 +8,12 @@ from google.protobuf.message import DecodeError
 from sentencepiece import SentencePieceProcessor
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
 
-from model.checkpoints.checkpoint import refused
-from model.checkpoints.strict_json import short
-from model.tokenizers.charsmap import check_charsmap
-from model.tokenizers.limits import MOST_SPECIAL, MOST_TOKENS, check_count, check_special
-from model.tokenizers.tokenizer import UNKNOWN, check_text
-from model.tokenizers.tokenizer_config import Added, read_added, read_config, stated_bos
+from llamaspec.model.checkpoints.checkpoint import refused
+from llamaspec.model.checkpoints.strict_json import short
+from llamaspec.model.tokenizers.charsmap import check_charsmap
+from llamaspec.model.tokenizers.limits import MOST_SPECIAL, MOST_TOKENS, check_count, check_special
+from llamaspec.model.tokenizers.tokenizer import UNKNOWN, check_text
+from llamaspec.model.tokenizers.tokenizer_config import Added, read_added, read_config, stated_bos
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # SentencePiece.Type in sentencepiece_model.proto
 MISTRALS = "[INST]"  # a control token of Mistral's models alone

@@ -9,12 +9,12 @@ import base64
 import binascii
 from typing import Any
 
-from model.checkpoints.checkpoint import refused
-from model.checkpoints.huggingface.fields import Fields
-from model.checkpoints.strict_json import parse_object, short
-from model.tokenizers.huggingface_parts import check_pattern
-from model.tokenizers.limits import MOST_TOKENS, check_count, check_special
-from model.tokenizers.tiktoken_ranks import TiktokenTokenizer, from_ranks
+from llamaspec.model.checkpoints.checkpoint import refused
+from llamaspec.model.checkpoints.huggingface.fields import Fields
+from llamaspec.model.checkpoints.strict_json import parse_object, short
+from llamaspec.model.tokenizers.huggingface_parts import check_pattern
+from llamaspec.model.tokenizers.limits import MOST_TOKENS, check_count, check_special
+from llamaspec.model.tokenizers.tiktoken_ranks import TiktokenTokenizer, from_ranks
 
 BEGIN = "<s>"
 UNLISTED = (

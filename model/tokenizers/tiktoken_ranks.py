@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 import tiktoken
 
-from model.checkpoints.checkpoint import refused
-from model.tokenizers.limits import check_count
-from model.tokenizers.tokenizer import check_text
-from reference.byte_bpe import LLAMA3
+from llamaspec.model.checkpoints.checkpoint import refused
+from llamaspec.model.tokenizers.limits import check_count
+from llamaspec.model.tokenizers.tokenizer import check_text
+from llamaspec.reference.byte_bpe import LLAMA3
 
 SPECIAL = (
     "<|begin_of_text|>",

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from model.checkpoints.checkpoint import refused
-from model.checkpoints.strict_json import read_object, short
+from llamaspec.model.checkpoints.checkpoint import refused
+from llamaspec.model.checkpoints.strict_json import read_object, short
 
 NAMED_TOKENS = {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
 

@@ -14,11 +14,11 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, UInt8
 
-from model.checkpoints.checkpoint import Codes, Form, Part, Shifted
-from model.weights.groups import LANES, PAIR, ROW, group_of
-from reference.quantizers.affine import Affine
-from reference.quantizers.ggml_codebooks import IQ4_NL_LEVELS
-from reference.quantizers.nf4 import FP4, NF4
+from llamaspec.model.checkpoints.checkpoint import Codes, Form, Part, Shifted
+from llamaspec.model.weights.groups import LANES, PAIR, ROW, group_of
+from llamaspec.reference.quantizers.affine import Affine
+from llamaspec.reference.quantizers.ggml_codebooks import IQ4_NL_LEVELS
+from llamaspec.reference.quantizers.nf4 import FP4, NF4
 
 
 class _Arrays(NamedTuple):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from model.weights.codes import QuantizedMatrix
+from llamaspec.model.weights.codes import QuantizedMatrix
 
 
 @jax.tree_util.register_dataclass

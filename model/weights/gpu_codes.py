@@ -17,13 +17,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int32, UInt8
 
-from model.checkpoints.checkpoint import Tensor
-from model.checkpoints.codes import LEVELS as EXACT_LEVELS
-from model.running.device import default_device
-from model.weights.codes import Int8Min, QuantizedMatrix
-from model.weights.groups import LANES, can_multiply
-from pallas_kernels.parts import int4
-from pallas_kernels.parts.levels import Levels
+from llamaspec.model.checkpoints.checkpoint import Tensor
+from llamaspec.model.checkpoints.codes import LEVELS as EXACT_LEVELS
+from llamaspec.model.running.device import default_device
+from llamaspec.model.weights.codes import Int8Min, QuantizedMatrix
+from llamaspec.model.weights.groups import LANES, can_multiply
+from llamaspec.pallas_kernels.parts import int4
+from llamaspec.pallas_kernels.parts.levels import Levels
 
 # The levels of a form as the tensor cores multiply them, in bytes. Those of NF4 and FP4 are rounded by 2^-23 at most.
 LEVELS: dict[str, Levels] = {

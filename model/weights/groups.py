@@ -1,6 +1,6 @@
 """Columns that share a scale in our arrays, by the groups of a file."""
 
-from model.checkpoints.checkpoint import Codes
+from llamaspec.model.checkpoints.checkpoint import Codes
 
 LANES = 16  # float32 numbers in an AVX-512 register; the second code of a byte belongs 16 columns after the first
 PAIR = 2 * LANES  # columns in 16 bytes of packed codes; groups are of 16 columns, or of a multiple of 32

@@ -18,18 +18,24 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from model.checkpoints.checkpoint import Checkpoint, Shifted, Tensor, refused
-from model.checkpoints.checks import check_finite
-from model.checkpoints.codes import in_common_form
-from model.system import use_huge_pages
-from model.tensors import Role, Stack, stacks, tensor_shapes
-from model.weights.codes import CLASS_OF_FORM, QuantizedMatrix
-from model.weights.embedding import Embedding
-from model.weights.gpu_codes import Stacked, as_read_here, in_runs_of_a_form
-from model.weights.groups import can_multiply
-from model.weights.quantizing import can_quantize_whole, in_parts, is_worth_compiling, quantized_parts, quantized_whole
-from reference.config import Config
-from reference.rope import Rotation, frequencies
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, Shifted, Tensor, refused
+from llamaspec.model.checkpoints.checks import check_finite
+from llamaspec.model.checkpoints.codes import in_common_form
+from llamaspec.model.system import use_huge_pages
+from llamaspec.model.tensors import Role, Stack, stacks, tensor_shapes
+from llamaspec.model.weights.codes import CLASS_OF_FORM, QuantizedMatrix
+from llamaspec.model.weights.embedding import Embedding
+from llamaspec.model.weights.gpu_codes import Stacked, as_read_here, in_runs_of_a_form
+from llamaspec.model.weights.groups import can_multiply
+from llamaspec.model.weights.quantizing import (
+    can_quantize_whole,
+    in_parts,
+    is_worth_compiling,
+    quantized_parts,
+    quantized_whole,
+)
+from llamaspec.reference.config import Config
+from llamaspec.reference.rope import Rotation, frequencies
 
 Progress = Callable[[str, float], object]  # called with the stage and the share of it that is done
 

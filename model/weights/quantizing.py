@@ -18,15 +18,15 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Float32, Float64, Int32, Shaped
 
-from model.checkpoints.checkpoint import Codes, Tensor
-from model.checkpoints.codes import exact_parts
-from model.running.device import default_device
-from model.weights.codes import CLASS_OF_FORM, QuantizedMatrix
-from model.weights.groups import LANES, repeats_of_scales
-from reference.quantizers import mx
-from reference.quantizers.minifloat import E2M1, E4M3, Minifloat
-from reference.quantizers.nf4 import NF4
-from reference.quantizers.schemes import SCHEMES
+from llamaspec.model.checkpoints.checkpoint import Codes, Tensor
+from llamaspec.model.checkpoints.codes import exact_parts
+from llamaspec.model.running.device import default_device
+from llamaspec.model.weights.codes import CLASS_OF_FORM, QuantizedMatrix
+from llamaspec.model.weights.groups import LANES, repeats_of_scales
+from llamaspec.reference.quantizers import mx
+from llamaspec.reference.quantizers.minifloat import E2M1, E4M3, Minifloat
+from llamaspec.reference.quantizers.nf4 import NF4
+from llamaspec.reference.quantizers.schemes import SCHEMES
 
 # Powers of 2 between which the largest weight of a group must be. Nothing is subnormal then, which XLA on a CPU would
 # take for 0, and nothing overflows.

@@ -13,8 +13,8 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels.parts.compat import LANES, WARPS, Target, store_in_pieces, tiled_layout
-from pallas_kernels.parts.staging import own_meetings
+from llamaspec.pallas_kernels.parts.compat import LANES, WARPS, Target, store_in_pieces, tiled_layout
+from llamaspec.pallas_kernels.parts.staging import own_meetings
 
 
 def attention_combine(

@@ -9,15 +9,15 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jaxtyping import Array
 
-from pallas_kernels.parts.attention_combine import attention_combine
-from pallas_kernels.parts.attention_split import SplitAttention
-from pallas_kernels.parts.attention_split_float32 import SplitAttentionFloat32
-from pallas_kernels.parts.compat import PROCESSORS, Target
-from pallas_kernels.parts.inline import read_past_first_cache
-from pallas_kernels.parts.key_ring import TILE, KeyRing, OpenRing, visible_keys
-from pallas_kernels.parts.operands import check_operand
-from pallas_kernels.parts.staging import own_meetings
-from pallas_kernels.unsupported import Unsupported
+from llamaspec.pallas_kernels.parts.attention_combine import attention_combine
+from llamaspec.pallas_kernels.parts.attention_split import SplitAttention
+from llamaspec.pallas_kernels.parts.attention_split_float32 import SplitAttentionFloat32
+from llamaspec.pallas_kernels.parts.compat import PROCESSORS, Target
+from llamaspec.pallas_kernels.parts.inline import read_past_first_cache
+from llamaspec.pallas_kernels.parts.key_ring import TILE, KeyRing, OpenRing, visible_keys
+from llamaspec.pallas_kernels.parts.operands import check_operand
+from llamaspec.pallas_kernels.parts.staging import own_meetings
+from llamaspec.pallas_kernels.unsupported import Unsupported
 
 RING_BYTES = 32 * 1024  # bytes of a block's ring, or two tiles; the next kernel's blocks fit beside it
 AT_ONCE = 2048  # most keys that the blocks of a head have together, with one tile each

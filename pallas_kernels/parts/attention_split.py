@@ -24,9 +24,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.parts.compat import store_in_pieces
-from pallas_kernels.parts.key_ring import KeyRing, OpenRing
-from pallas_kernels.parts.wgmma import TURNED, WGMMA, down, filled, matrices, product
+from llamaspec.pallas_kernels.parts.compat import store_in_pieces
+from llamaspec.pallas_kernels.parts.key_ring import KeyRing, OpenRing
+from llamaspec.pallas_kernels.parts.wgmma import TURNED, WGMMA, down, filled, matrices, product
 
 UNUSED = 5 * 1024  # bytes of a block with heads of 128; a processor then has room for two (`row_tiles.even_share`)
 LOWEST = float(np.finfo(np.float32).min)  # a maximum before the first score; finite, as -inf - -inf is NaN

@@ -19,8 +19,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.parts.compat import LANES, WARPS, store_in_pieces, tiled_layout
-from pallas_kernels.parts.key_ring import KeyRing, OpenRing
+from llamaspec.pallas_kernels.parts.compat import LANES, WARPS, store_in_pieces, tiled_layout
+from llamaspec.pallas_kernels.parts.key_ring import KeyRing, OpenRing
 
 ROWS = 8  # rows of a tile at a time; swizzled shared memory is cut into so many
 VECTOR = 4  # numbers that a thread loads at once: 16 bytes

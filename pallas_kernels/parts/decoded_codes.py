@@ -35,10 +35,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir.dialects import arith, llvm, vector
 from jaxtyping import Array, Float
 
-from pallas_kernels.parts import int4, rest
-from pallas_kernels.parts.compat import Target
-from pallas_kernels.parts.inline import array, down, float32, int32, load, ptx, times, total, word
-from pallas_kernels.parts.wgmma import WGMMA
+from llamaspec.pallas_kernels.parts import int4, rest
+from llamaspec.pallas_kernels.parts.compat import Target
+from llamaspec.pallas_kernels.parts.inline import array, down, float32, int32, load, ptx, times, total, word
+from llamaspec.pallas_kernels.parts.wgmma import WGMMA
 
 ROWS = 64  # of A
 OCTET = 8  # rows that lie together in memory

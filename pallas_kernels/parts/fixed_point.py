@@ -22,8 +22,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir.dialects import arith
 from jaxtyping import Array, Float32, Int8
 
-from pallas_kernels.parts.compat import Target
-from pallas_kernels.parts.inline import array, int32, ptx, word, words
+from llamaspec.pallas_kernels.parts.compat import Target
+from llamaspec.pallas_kernels.parts.inline import array, int32, ptx, word, words
 
 DIGITS = 3
 VECTOR = 8  # numbers of a group in a thread

@@ -17,7 +17,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 from jaxtyping import Array, Float32, Int8
 
-from pallas_kernels.parts.compat import THREADS, Target
+from llamaspec.pallas_kernels.parts.compat import THREADS, Target
 
 ONE_EACH = plgpu.Layout.WG_STRIDED((THREADS,), vec_size=1)  # a number for each thread
 

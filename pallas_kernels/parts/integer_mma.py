@@ -51,11 +51,23 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, math
 from jaxtyping import Array, Float32
 
-from pallas_kernels.parts import int4, rest
-from pallas_kernels.parts.compat import WARPS, Target, tiled_layout
-from pallas_kernels.parts.fixed_point import DIGITS, VECTOR
-from pallas_kernels.parts.inline import all_words, array, down, float32, int32, load, ptx, times, total, word, words
-from pallas_kernels.parts.levels import Levels
+from llamaspec.pallas_kernels.parts import int4, rest
+from llamaspec.pallas_kernels.parts.compat import WARPS, Target, tiled_layout
+from llamaspec.pallas_kernels.parts.fixed_point import DIGITS, VECTOR
+from llamaspec.pallas_kernels.parts.inline import (
+    all_words,
+    array,
+    down,
+    float32,
+    int32,
+    load,
+    ptx,
+    times,
+    total,
+    word,
+    words,
+)
+from llamaspec.pallas_kernels.parts.levels import Levels
 
 CHUNK = 1024  # columns of a step
 QUARTER = CHUNK // WARPS

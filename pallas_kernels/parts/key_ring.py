@@ -15,9 +15,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.parts.compat import Target
-from pallas_kernels.parts.staging import finish_reads
-from pallas_kernels.parts.wgmma import matrices
+from llamaspec.pallas_kernels.parts.compat import Target
+from llamaspec.pallas_kernels.parts.staging import finish_reads
+from llamaspec.pallas_kernels.parts.wgmma import matrices
 
 TILE = 64  # keys, at least
 

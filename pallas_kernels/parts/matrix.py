@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from pallas_kernels.parts import int4
-from pallas_kernels.parts.compat import LANES, MAX_SHARED_MEMORY
-from pallas_kernels.parts.levels import Levels
-from pallas_kernels.parts.operands import check_operand
-from pallas_kernels.parts.quantized_product import CHUNK, GROUPS, Int4Product, Int8Product, QuantizedProduct
-from pallas_kernels.parts.row_product import RowProduct
-from pallas_kernels.parts.row_tiles import MOST_STAGES, all_fit, blocks_for, even_share
-from pallas_kernels.parts.tile import MOST_ROWS, Tile, tile_for
-from pallas_kernels.unsupported import Unsupported
+from llamaspec.pallas_kernels.parts import int4
+from llamaspec.pallas_kernels.parts.compat import LANES, MAX_SHARED_MEMORY
+from llamaspec.pallas_kernels.parts.levels import Levels
+from llamaspec.pallas_kernels.parts.operands import check_operand
+from llamaspec.pallas_kernels.parts.quantized_product import CHUNK, GROUPS, Int4Product, Int8Product, QuantizedProduct
+from llamaspec.pallas_kernels.parts.row_product import RowProduct
+from llamaspec.pallas_kernels.parts.row_tiles import MOST_STAGES, all_fit, blocks_for, even_share
+from llamaspec.pallas_kernels.parts.tile import MOST_ROWS, Tile, tile_for
+from llamaspec.pallas_kernels.unsupported import Unsupported
 
 MAX_BATCH = 8
 AT_ONCE = 4  # vectors that one kernel multiplies codes by: shared memory has room for 4 of 14,336 numbers

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 from jax.typing import DTypeLike
 
-from pallas_kernels.unsupported import Unsupported
+from llamaspec.pallas_kernels.unsupported import Unsupported
 
 
 def check_operand(

@@ -24,13 +24,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
-from pallas_kernels.parts import int4, integer_mma, rest
-from pallas_kernels.parts.compat import THREADS, WARPS, Target, tiled_layout
-from pallas_kernels.parts.fixed_point import DIGITS, VECTOR, fixed_point
-from pallas_kernels.parts.integer_mma import CHUNK, DOTS, Step, unit_of
-from pallas_kernels.parts.levels import Levels
-from pallas_kernels.parts.row_tiles import RowTiles
-from pallas_kernels.parts.staging import Store, store_all
+from llamaspec.pallas_kernels.parts import int4, integer_mma, rest
+from llamaspec.pallas_kernels.parts.compat import THREADS, WARPS, Target, tiled_layout
+from llamaspec.pallas_kernels.parts.fixed_point import DIGITS, VECTOR, fixed_point
+from llamaspec.pallas_kernels.parts.integer_mma import CHUNK, DOTS, Step, unit_of
+from llamaspec.pallas_kernels.parts.levels import Levels
+from llamaspec.pallas_kernels.parts.row_tiles import RowTiles
+from llamaspec.pallas_kernels.parts.staging import Store, store_all
 
 GROUPS = (16, 32, 64, 128)  # columns that may share a scale
 PASSES = 4  # over a vector and its norm, read at once into 4 or 8 registers each

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir.dialects import arith
 
-from pallas_kernels.parts import int4
-from pallas_kernels.parts.inline import int32, load, times, total, word
+from llamaspec.pallas_kernels.parts import int4
+from llamaspec.pallas_kernels.parts.inline import int32, load, times, total, word
 
 OCTET = 8  # rows
 WORD = 32  # bits

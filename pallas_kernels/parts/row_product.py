@@ -26,10 +26,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
-from pallas_kernels.parts.compat import LANES, THREADS, WARPS, Target, tiled_layout
-from pallas_kernels.parts.inline import ONE_EACH, from_e4m3, thread_sums, widened
-from pallas_kernels.parts.row_tiles import RowTiles
-from pallas_kernels.parts.staging import Store, store_all
+from llamaspec.pallas_kernels.parts.compat import LANES, THREADS, WARPS, Target, tiled_layout
+from llamaspec.pallas_kernels.parts.inline import ONE_EACH, from_e4m3, thread_sums, widened
+from llamaspec.pallas_kernels.parts.row_tiles import RowTiles
+from llamaspec.pallas_kernels.parts.staging import Store, store_all
 
 PIECES = 4  # 16-byte loads of a piece of x in each thread
 TOGETHER = 4  # pieces that are read before any is stored; one with a norm

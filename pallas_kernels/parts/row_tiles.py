@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.parts.compat import PROCESSORS, Target
-from pallas_kernels.parts.staging import finish_reads
+from llamaspec.pallas_kernels.parts.compat import PROCESSORS, Target
+from llamaspec.pallas_kernels.parts.staging import finish_reads
 
 PROCESSOR_MEMORY = 228 * 1024  # bytes of shared memory of a processor
 BLOCK_MEMORY = 1024  # bytes of it that each block takes beside its own

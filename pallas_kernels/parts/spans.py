@@ -28,8 +28,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
-from pallas_kernels.parts.compat import THREADS
-from pallas_kernels.unsupported import Unsupported
+from llamaspec.pallas_kernels.parts.compat import THREADS
+from llamaspec.pallas_kernels.unsupported import Unsupported
 
 DTYPES = (np.dtype(jnp.float32), np.dtype(jnp.bfloat16))
 MAX_ELEMENTS = 2**31 - 1  # positions are int32

@@ -12,7 +12,7 @@ from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir.dialects import llvm
 
-from pallas_kernels.parts.compat import Target
+from llamaspec.pallas_kernels.parts.compat import Target
 
 
 class Store(NamedTuple):

@@ -27,7 +27,7 @@ class Tile(NamedTuple):
 
 @cache
 def _table(device: str) -> dict[str, list[Any]]:
-    return json.loads(files("pallas_kernels").joinpath("tuning", f"{device}.json").read_text())
+    return json.loads(files("llamaspec.pallas_kernels").joinpath("tuning", f"{device}.json").read_text())
 
 
 def tile_for(op: str, rows: int, cols: int, dtype: np.dtype, *, vectors: int = 1, device: str = "h200") -> Tile:

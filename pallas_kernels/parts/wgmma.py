@@ -8,7 +8,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.parts.compat import Target
+from llamaspec.pallas_kernels.parts.compat import Target
 
 WGMMA = plgpu.Layout.WGMMA  # a matrix in registers as the tensor cores leave it: 16 rows a warp
 TURNED = plgpu.Layout.WGMMA_TRANSPOSED  # the layout for storing the transpose of such a matrix

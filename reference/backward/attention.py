@@ -14,8 +14,8 @@ computes p again from it, a tile at a time, where this definition holds all of p
 import numpy as np
 from jaxtyping import Float
 
-from reference.backward.softmax import softmax_backward
-from reference.softmax import softmax
+from llamaspec.reference.backward.softmax import softmax_backward
+from llamaspec.reference.softmax import softmax
 
 
 def attention_backward(

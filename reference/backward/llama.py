@@ -15,24 +15,24 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from reference.attention import attention, causal_mask
-from reference.backward.attention import attention_backward
-from reference.backward.embedding import embedding_backward
-from reference.backward.linear import linear_backward
-from reference.backward.moe import moe_backward
-from reference.backward.qk_norm import qk_norm_backward
-from reference.backward.rmsnorm import rmsnorm_backward
-from reference.backward.rope import rope_halves_backward
-from reference.backward.swiglu import swiglu_backward
-from reference.config import Config
-from reference.embedding import embedding
-from reference.linear import linear
-from reference.llama import Experts, Layer, Linear, Params, feed_forward
-from reference.losses import cross_entropy, cross_entropy_backward
-from reference.qk_norm import qk_norm
-from reference.rmsnorm import rmsnorm
-from reference.rope import rotated
-from reference.swiglu import swiglu
+from llamaspec.reference.attention import attention, causal_mask
+from llamaspec.reference.backward.attention import attention_backward
+from llamaspec.reference.backward.embedding import embedding_backward
+from llamaspec.reference.backward.linear import linear_backward
+from llamaspec.reference.backward.moe import moe_backward
+from llamaspec.reference.backward.qk_norm import qk_norm_backward
+from llamaspec.reference.backward.rmsnorm import rmsnorm_backward
+from llamaspec.reference.backward.rope import rope_halves_backward
+from llamaspec.reference.backward.swiglu import swiglu_backward
+from llamaspec.reference.config import Config
+from llamaspec.reference.embedding import embedding
+from llamaspec.reference.linear import linear
+from llamaspec.reference.llama import Experts, Layer, Linear, Params, feed_forward
+from llamaspec.reference.losses import cross_entropy, cross_entropy_backward
+from llamaspec.reference.qk_norm import qk_norm
+from llamaspec.reference.rmsnorm import rmsnorm
+from llamaspec.reference.rope import rotated
+from llamaspec.reference.swiglu import swiglu
 
 
 class Kept(NamedTuple):

@@ -11,13 +11,13 @@ renormalized, w_e = p_e, and the softmax over all experts passes dw back to all 
 import numpy as np
 from jaxtyping import Float
 
-from reference.backward.linear import linear_backward
-from reference.backward.softmax import softmax_backward
-from reference.backward.swiglu import swiglu_backward
-from reference.linear import linear
-from reference.moe import route
-from reference.softmax import softmax
-from reference.swiglu import swiglu
+from llamaspec.reference.backward.linear import linear_backward
+from llamaspec.reference.backward.softmax import softmax_backward
+from llamaspec.reference.backward.swiglu import swiglu_backward
+from llamaspec.reference.linear import linear
+from llamaspec.reference.moe import route
+from llamaspec.reference.softmax import softmax
+from llamaspec.reference.swiglu import swiglu
 
 
 def moe_backward(

@@ -6,7 +6,7 @@ All heads share a weight, so its gradient adds up over heads as well as over tok
 import numpy as np
 from jaxtyping import Float
 
-from reference.backward.rmsnorm import rmsnorm_backward
+from llamaspec.reference.backward.rmsnorm import rmsnorm_backward
 
 
 def qk_norm_backward(

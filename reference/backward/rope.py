@@ -10,7 +10,7 @@ Positions and frequencies are not learned and have no gradient.
 import numpy as np
 from jaxtyping import Float, Int
 
-from reference.rope import rope_halves
+from llamaspec.reference.rope import rope_halves
 
 
 def rope_halves_backward(

@@ -26,8 +26,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Integer, UInt8
 
-from reference.quantizers import packing
-from reference.quantizers.blocks import finite, join, split, spread
+from llamaspec.reference.quantizers import packing
+from llamaspec.reference.quantizers.blocks import finite, join, split, spread
 
 
 class Affine(NamedTuple):

@@ -27,9 +27,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Float16, Float64, Int32, Integer, UInt8
 
-from reference.quantizers import affine, packing
-from reference.quantizers.affine import Affine
-from reference.quantizers.blocks import in_float16
+from llamaspec.reference.quantizers import affine, packing
+from llamaspec.reference.quantizers.affine import Affine
+from llamaspec.reference.quantizers.blocks import in_float16
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 ALPHAS = tuple(k / 20 for k in range(20))

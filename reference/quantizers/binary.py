@@ -16,8 +16,8 @@ fixed point: float64 holds n a, so that the mean of n equal numbers is exact. A 
 import numpy as np
 from jaxtyping import Float, Float64, Int8, UInt8
 
-from reference.quantizers import packing
-from reference.quantizers.blocks import Quantized, finite
+from llamaspec.reference.quantizers import packing
+from llamaspec.reference.quantizers.blocks import Quantized, finite
 
 
 def quantize(w: Float[np.ndarray, "*batch cols"]) -> Quantized:

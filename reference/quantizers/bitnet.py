@@ -25,8 +25,8 @@ Quantized weights are no fixed point: their mean is another; quantized tokens ar
 import numpy as np
 from jaxtyping import Float, Float64, Int8, UInt8
 
-from reference.quantizers import packing
-from reference.quantizers.blocks import Quantized, finite
+from llamaspec.reference.quantizers import packing
+from llamaspec.reference.quantizers.blocks import Quantized, finite
 
 SMALLEST = np.float32(1e-5)
 

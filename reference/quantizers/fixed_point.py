@@ -17,8 +17,8 @@ the price, and the reason why groups are short.
 import numpy as np
 from jaxtyping import Float, Integer, Shaped
 
-from reference.quantizers.blocks import spread
-from reference.quantizers.ops import gemv_quantized
+from llamaspec.reference.quantizers.blocks import spread
+from llamaspec.reference.quantizers.ops import gemv_quantized
 
 
 def fixed_point(x: Float[np.ndarray, "*batch cols"], *, group: int, bits: int) -> Float[np.ndarray, "*batch cols"]:

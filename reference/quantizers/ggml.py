@@ -10,11 +10,11 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float, Float64, UInt8
 
-from reference.quantizers.ggml_blocks import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
-from reference.quantizers.ggml_codebooks import IQ4_NL, MXFP4
-from reference.quantizers.ggml_lattices import IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_XS
-from reference.quantizers.ggml_superblocks import Q2_K, Q3_K, Q4_K, Q5_K, Q6_K
-from reference.quantizers.ggml_ternary import TQ1_0, TQ2_0
+from llamaspec.reference.quantizers.ggml_blocks import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
+from llamaspec.reference.quantizers.ggml_codebooks import IQ4_NL, MXFP4
+from llamaspec.reference.quantizers.ggml_lattices import IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_XS
+from llamaspec.reference.quantizers.ggml_superblocks import Q2_K, Q3_K, Q4_K, Q5_K, Q6_K
+from llamaspec.reference.quantizers.ggml_ternary import TQ1_0, TQ2_0
 
 
 @runtime_checkable

@@ -35,9 +35,9 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float, Float64
 
-from reference.quantizers.blocks import in_float16
-from reference.quantizers.ggml_blocks import BLOCK, in_blocks, in_rows, largest
-from reference.quantizers.ggml_superblocks import BLOCK as SUPERBLOCK
+from llamaspec.reference.quantizers.blocks import in_float16
+from llamaspec.reference.quantizers.ggml_blocks import BLOCK, in_blocks, in_rows, largest
+from llamaspec.reference.quantizers.ggml_superblocks import BLOCK as SUPERBLOCK
 
 Rounding = Callable[[Float[np.ndarray, "*batch cols"]], Float64[np.ndarray, "*batch rounded"]]
 

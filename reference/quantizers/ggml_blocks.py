@@ -34,8 +34,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Float16, Float32, Float64, Integer, UInt8
 
-from reference.quantizers import packing
-from reference.quantizers.blocks import finite, in_float16
+from llamaspec.reference.quantizers import packing
+from llamaspec.reference.quantizers.blocks import finite, in_float16
 
 BLOCK = 32
 

@@ -28,9 +28,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Float32, Float64, UInt8
 
-from reference.quantizers import packing
-from reference.quantizers.blocks import Quantized, in_float16
-from reference.quantizers.ggml_blocks import (
+from llamaspec.reference.quantizers import packing
+from llamaspec.reference.quantizers.blocks import Quantized, in_float16
+from llamaspec.reference.quantizers.ggml_blocks import (
     BLOCK,
     bytes_of,
     float16_at,

@@ -25,11 +25,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int8, Integer, UInt8
 
-from reference.quantizers import ggml_grids, packing
-from reference.quantizers.blocks import Quantized
-from reference.quantizers.ggml_blocks import float16_at
-from reference.quantizers.ggml_codebooks import IQ4_NL_LEVELS
-from reference.quantizers.ggml_grids import grid
+from llamaspec.reference.quantizers import ggml_grids, packing
+from llamaspec.reference.quantizers.blocks import Quantized
+from llamaspec.reference.quantizers.ggml_blocks import float16_at
+from llamaspec.reference.quantizers.ggml_codebooks import IQ4_NL_LEVELS
+from llamaspec.reference.quantizers.ggml_grids import grid
 
 SUPERBLOCK = 256
 

@@ -22,9 +22,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Float16, Float64, Int8, UInt8
 
-from reference.quantizers import packing
-from reference.quantizers.blocks import in_float16
-from reference.quantizers.ggml_blocks import (
+from llamaspec.reference.quantizers import packing
+from llamaspec.reference.quantizers.blocks import in_float16
+from llamaspec.reference.quantizers.ggml_blocks import (
     bytes_of,
     float16_at,
     in_blocks,

@@ -31,9 +31,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Float16, Float64, Int32, UInt8
 
-from reference.quantizers import affine, packing, symmetric
-from reference.quantizers.affine import Affine
-from reference.quantizers.blocks import finite, in_float16, spread
+from llamaspec.reference.quantizers import affine, packing, symmetric
+from llamaspec.reference.quantizers.affine import Affine
+from llamaspec.reference.quantizers.blocks import finite, in_float16, spread
 
 DAMP = 0.01  # of the paper
 

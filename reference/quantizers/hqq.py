@@ -27,8 +27,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Float32, Float64, UInt8
 
-from reference.quantizers import packing
-from reference.quantizers.blocks import finite, join, split, spread
+from llamaspec.reference.quantizers import packing
+from llamaspec.reference.quantizers.blocks import finite, join, split, spread
 
 P = 0.7
 BETA, GROWTH, STEPS = 10.0, 1.01, 20

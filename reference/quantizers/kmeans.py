@@ -34,8 +34,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int, UInt8
 
-from reference.quantizers import packing
-from reference.quantizers.blocks import finite
+from llamaspec.reference.quantizers import packing
+from llamaspec.reference.quantizers.blocks import finite
 
 Levels = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
 

@@ -21,9 +21,9 @@ Its laws are those of `symmetric`: powers of two pass into s, Q(-x) = -Q(x), and
 import numpy as np
 from jaxtyping import Float, Float64, Int8
 
-from reference.llama import LayerCache
-from reference.quantizers import symmetric
-from reference.quantizers.blocks import Quantized
+from llamaspec.reference.llama import LayerCache
+from llamaspec.reference.quantizers import symmetric
+from llamaspec.reference.quantizers.blocks import Quantized
 
 
 def quantize(x: Float[np.ndarray, "*batch head_dim"]) -> Quantized:

@@ -22,7 +22,7 @@ and quantized weights are a fixed point; Q(-w) = -Q(w).
 import numpy as np
 from jaxtyping import Float, Float64, UInt8
 
-from reference.quantizers.blocks import Quantized, finite
+from llamaspec.reference.quantizers.blocks import Quantized, finite
 
 
 def group_size(*widths: int, largest: int = 64) -> int:

@@ -25,7 +25,7 @@ a in a tensor of its own, `SCB` [rows] of float32.
 import numpy as np
 from jaxtyping import Float, Float64
 
-from reference.quantizers.blocks import Quantized, finite
+from llamaspec.reference.quantizers.blocks import Quantized, finite
 
 THRESHOLD = 6.0  # of the paper
 

@@ -31,8 +31,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Float64, UInt8
 
-from reference.quantizers import packing
-from reference.quantizers.blocks import Quantized, finite, join, split, spread
+from llamaspec.reference.quantizers import packing
+from llamaspec.reference.quantizers.blocks import Quantized, finite, join, split, spread
 
 
 @dataclass(frozen=True)

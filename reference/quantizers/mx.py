@@ -35,9 +35,9 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Float, Float64, Int, UInt8
 
-from reference.quantizers import packing
-from reference.quantizers.blocks import Quantized, finite, join, split
-from reference.quantizers.minifloat import Minifloat
+from llamaspec.reference.quantizers import packing
+from llamaspec.reference.quantizers.blocks import Quantized, finite, join, split
+from llamaspec.reference.quantizers.minifloat import Minifloat
 
 BLOCK = 32
 BIAS = 127  # of e; 255 is a NaN, which no quantizer here makes
@@ -48,7 +48,7 @@ Exponent = Callable[[np.ndarray, Minifloat], np.ndarray]
 def floor_exponent(top: Float64[np.ndarray, "*grid"], to: Minifloat) -> Int[np.ndarray, "*grid"]:
     """floor(log2(top)) - emax; of 0, the smallest.
 
-    >>> from reference.quantizers.minifloat import E2M1
+    >>> from llamaspec.reference.quantizers.minifloat import E2M1
     >>> floor_exponent(np.array([6.0, 7.9, 8.0]), E2M1).tolist()
     [0, 0, 1]
     """
@@ -58,7 +58,7 @@ def floor_exponent(top: Float64[np.ndarray, "*grid"], to: Minifloat) -> Int[np.n
 def ceil_exponent(top: Float64[np.ndarray, "*grid"], to: Minifloat) -> Int[np.ndarray, "*grid"]:
     """ceil(log2(top / largest)); of 0, the smallest.
 
-    >>> from reference.quantizers.minifloat import E2M1
+    >>> from llamaspec.reference.quantizers.minifloat import E2M1
     >>> ceil_exponent(np.array([6.0, 7.9, 8.0]), E2M1).tolist()
     [0, 1, 1]
     """
@@ -71,7 +71,7 @@ def quantize(w: Float[np.ndarray, "*batch cols"], *, to: Minifloat, exponent: Ex
 
     Raises ValueError for weights that are not finite, or rows that are no whole blocks of 32.
 
-    >>> from reference.quantizers.minifloat import E2M1
+    >>> from llamaspec.reference.quantizers.minifloat import E2M1
     >>> q = quantize(np.array([[7.0, -0.6] * 16]), to=E2M1)
     >>> q.scales, dequantize(q, to=E2M1)[0, :2]
     (array([[127]], dtype=uint8), array([ 6. , -0.5]))

@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float, Float32, Float64, UInt8
 
-from reference.quantizers import packing
-from reference.quantizers.blocks import Quantized, finite, join, split, spread
+from llamaspec.reference.quantizers import packing
+from llamaspec.reference.quantizers.blocks import Quantized, finite, join, split, spread
 
 SMALLEST = np.float32(1e-38)
 

@@ -24,9 +24,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Float32, Float64, UInt8
 
-from reference.quantizers import packing
-from reference.quantizers.blocks import finite, join, split, spread
-from reference.quantizers.minifloat import E2M1, E4M3
+from llamaspec.reference.quantizers import packing
+from llamaspec.reference.quantizers.blocks import finite, join, split, spread
+from llamaspec.reference.quantizers.minifloat import E2M1, E4M3
 
 BLOCK = 16
 

@@ -10,10 +10,10 @@ the scheme's affair, and each file of this folder says how far; what a kernel ma
 import numpy as np
 from jaxtyping import Float, Integer, Shaped, UInt8
 
-from reference.linear import linear
-from reference.quantizers import ggml
-from reference.quantizers.blocks import Quantized
-from reference.quantizers.schemes import SCHEMES
+from llamaspec.reference.linear import linear
+from llamaspec.reference.quantizers import ggml
+from llamaspec.reference.quantizers.blocks import Quantized
+from llamaspec.reference.quantizers.schemes import SCHEMES
 
 
 def quantize(

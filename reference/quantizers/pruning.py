@@ -23,8 +23,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Shaped, UInt8
 
-from reference.quantizers import packing
-from reference.quantizers.blocks import finite
+from llamaspec.reference.quantizers import packing
+from llamaspec.reference.quantizers.blocks import finite
 
 
 def fine_grained(w: Float[np.ndarray, "*shape"], *, keep: int) -> Bool[np.ndarray, "*shape"]:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Float64
 
-from reference.quantizers.blocks import finite
+from llamaspec.reference.quantizers.blocks import finite
 
 
 class Fake(NamedTuple):

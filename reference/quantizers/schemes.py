@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Float64, Integer, UInt8
 
-from reference.quantizers import minifloat, mx, nf4, symmetric
-from reference.quantizers.blocks import Quantized
-from reference.quantizers.minifloat import E2M1, E4M3
+from llamaspec.reference.quantizers import minifloat, mx, nf4, symmetric
+from llamaspec.reference.quantizers.blocks import Quantized
+from llamaspec.reference.quantizers.minifloat import E2M1, E4M3
 
 
 class Scheme(NamedTuple):

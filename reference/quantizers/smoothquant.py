@@ -20,7 +20,7 @@ Q(-w) = -Q(w).
 import numpy as np
 from jaxtyping import Float, Float64
 
-from reference.quantizers import symmetric
+from llamaspec.reference.quantizers import symmetric
 
 
 def factors(

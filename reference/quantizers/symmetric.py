@@ -27,8 +27,8 @@ integral from 0 to a is a^3 / 3 up to a = s / 2, where no grid that has 0 does w
 import numpy as np
 from jaxtyping import Float, Float64, Int8, UInt8
 
-from reference.quantizers import packing
-from reference.quantizers.blocks import Quantized, finite, join, split, spread
+from llamaspec.reference.quantizers import packing
+from llamaspec.reference.quantizers.blocks import Quantized, finite, join, split, spread
 
 
 def largest_code(bits: int) -> int:

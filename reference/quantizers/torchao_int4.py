@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int8
 
-from reference.quantizers.blocks import finite, join, split, spread
+from llamaspec.reference.quantizers.blocks import finite, join, split, spread
 
 LEAST = np.float32(1e-6)
 

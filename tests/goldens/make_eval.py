@@ -31,12 +31,12 @@ MODELS = {"model": None, "q4": "q4"}
 
 
 def write(folder: Path) -> None:
-    from model.checkpoints.codes import quantized
-    from model.checkpoints.huggingface.write import write_huggingface
-    from model.checkpoints.open import open_checkpoint
-    from model.insight.evaluation_by_tensor import decoded
-    from model.tokenizers.load import load_tokenizer
-    from model.tokenizers.tokenizer import encode_text
+    from llamaspec.model.checkpoints.codes import quantized
+    from llamaspec.model.checkpoints.huggingface.write import write_huggingface
+    from llamaspec.model.checkpoints.open import open_checkpoint
+    from llamaspec.model.insight.evaluation_by_tensor import decoded
+    from llamaspec.model.tokenizers.load import load_tokenizer
+    from llamaspec.model.tokenizers.tokenizer import encode_text
 
     folder.mkdir(parents=True)
     place = Path(os.environ["LLAMASPEC_DATA"]) / "stories260K"

@@ -90,8 +90,8 @@ def choices() -> dict[str, np.ndarray]:
 
 
 def padded_story(data: Path) -> Any:
-    from benchmarks.scheme_forms import padded
-    from model.checkpoints.open import open_checkpoint
+    from llamaspec.benchmarks.scheme_forms import padded
+    from llamaspec.model.checkpoints.open import open_checkpoint
     from tests import gguf_files
 
     checkpoint = padded(open_checkpoint(data / "stories260K" / "stories260K.bin"), 32)
@@ -106,7 +106,7 @@ def padded_story(data: Path) -> Any:
 
 def quantized(file: Any, type: str, codes: np.ndarray | None = None) -> tuple[Any, str]:
     """Convert all matrices of a file to `type`, and hash them. `codes` are those of `superblocks`."""
-    from reference.quantizers import ggml
+    from llamaspec.reference.quantizers import ggml
     from tests import gguf_files
 
     def encoded(w: np.ndarray) -> bytes:

@@ -33,9 +33,9 @@ VOCABULARY: dict[str, Any] = {
 
 def write(folder: Path) -> None:
     """Write a GGUF file of every golden that llama.cpp has an architecture for."""
-    from model.checkpoints.checkpoint import CheckpointError
-    from model.checkpoints.gguf.write import write_gguf
-    from model.checkpoints.open import open_checkpoint
+    from llamaspec.model.checkpoints.checkpoint import CheckpointError
+    from llamaspec.model.checkpoints.gguf.write import write_gguf
+    from llamaspec.model.checkpoints.open import open_checkpoint
 
     for path in sorted(FOLDER.glob("*.json")):
         with tempfile.TemporaryDirectory() as directory:

@@ -47,10 +47,10 @@ CONFIG = {
 
 def write_model(path: Path, type: str) -> None:
     """Write a random model with matrices of `type`: all of them if our writer has it, else those of the layers."""
-    from model.checkpoints import open_checkpoint
-    from model.checkpoints.gguf.write import write_gguf
-    from model.tokenizers.gguf_writer import vocabulary_keys
-    from reference.quantizers import ggml
+    from llamaspec.model.checkpoints import open_checkpoint
+    from llamaspec.model.checkpoints.gguf.write import write_gguf
+    from llamaspec.model.tokenizers.gguf_writer import vocabulary_keys
+    from llamaspec.reference.quantizers import ggml
     from tests import families, gguf_files
 
     folder = path.with_suffix(".hf")
@@ -75,9 +75,9 @@ def write_tokenizer(path: Path, kind: str) -> None:
     """Write a model of one layer with a tokenizer inside: SentencePiece, or bytes split as in Llama 3 or SmolLM."""
     from dataclasses import replace
 
-    from model.checkpoints.gguf.write import write_gguf
-    from model.tokenizers.gguf_writer import vocabulary_keys
-    from model.tokenizers.load import load_tokenizer
+    from llamaspec.model.checkpoints.gguf.write import write_gguf
+    from llamaspec.model.tokenizers.gguf_writer import vocabulary_keys
+    from llamaspec.model.tokenizers.load import load_tokenizer
     from tests import tiny_tokenizers
     from tests.random_models import SMALL, random_checkpoint
 
@@ -102,8 +102,8 @@ def write_tokenizer(path: Path, kind: str) -> None:
 
 def write_story(path: Path, data: Path) -> None:
     """stories260K with its tokenizer."""
-    from model.checkpoints import open_checkpoint
-    from model.convert import convert
+    from llamaspec.model.checkpoints import open_checkpoint
+    from llamaspec.model.convert import convert
 
     folder = data / "stories260K"
     checkpoint = open_checkpoint(folder / "stories260K.bin")

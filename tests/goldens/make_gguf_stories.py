@@ -36,8 +36,8 @@ def prompts() -> list[str]:
 
 def write_story(path: Path, type: str) -> str:
     """Write the built-in model with its matrices in `type`, and return the file's hash."""
-    from model.checkpoints import open_checkpoint
-    from model.convert import convert
+    from llamaspec.model.checkpoints import open_checkpoint
+    from llamaspec.model.convert import convert
 
     dtype, scheme = (type, None) if type in ("float32", "float16", "bfloat16") else (None, type)
     convert(open_checkpoint("stories"), path, to="gguf", dtype=dtype, quantize=scheme)

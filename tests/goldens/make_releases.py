@@ -18,22 +18,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from model.checkpoints.checkpoint import CheckpointError, Codes, Tensor
-from model.checkpoints.gguf import layout
-from model.checkpoints.gguf.blocks import FORMS
-from model.checkpoints.huggingface.config import read_config
-from model.checkpoints.huggingface.quantized import read_rule
-from model.checkpoints.huggingface.stacked_experts import METHOD
-from model.ops.choice import Choice, ops_for
-from model.options import choose_context
-from model.running.device import HOPPER, Device
-from model.running.programs import prompt_chunk
-from model.tensors import QUANTIZABLE, Role, weights
-from model.weights.codes import QuantizedMatrix
-from model.weights.gpu_codes import arranged
-from model.weights.params import Experts, Params, abstract_params
-from reference.config import Config
-from reference.quantizers.mx import BLOCK
+from llamaspec.model.checkpoints.checkpoint import CheckpointError, Codes, Tensor
+from llamaspec.model.checkpoints.gguf import layout
+from llamaspec.model.checkpoints.gguf.blocks import FORMS
+from llamaspec.model.checkpoints.huggingface.config import read_config
+from llamaspec.model.checkpoints.huggingface.quantized import read_rule
+from llamaspec.model.checkpoints.huggingface.stacked_experts import METHOD
+from llamaspec.model.ops.choice import Choice, ops_for
+from llamaspec.model.options import choose_context
+from llamaspec.model.running.device import HOPPER, Device
+from llamaspec.model.running.programs import prompt_chunk
+from llamaspec.model.tensors import QUANTIZABLE, Role, weights
+from llamaspec.model.weights.codes import QuantizedMatrix
+from llamaspec.model.weights.gpu_codes import arranged
+from llamaspec.model.weights.params import Experts, Params, abstract_params
+from llamaspec.reference.config import Config
+from llamaspec.reference.quantizers.mx import BLOCK
 
 RELEASES = Path(__file__).with_name("releases.json")
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"

@@ -14,10 +14,10 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
-from model import Llama, load
-from model.chat.chat import Chat
-from model.checkpoints.open import BUILT_IN
-from model.options import SamplingOptions
+from llamaspec import Llama, load
+from llamaspec.model.chat.chat import Chat
+from llamaspec.model.checkpoints.open import BUILT_IN
+from llamaspec.model.options import SamplingOptions
 
 ROOT = Path(__file__).parents[2]
 CARD = BUILT_IN["stories"] / "README.md"

@@ -5,9 +5,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from reference.attention import causal_mask
+from llamaspec.reference.attention import causal_mask
+from llamaspec.verify.running_error import Approx, attended, exactly, rounded
 from tests.strategies import assert_within, roundoff
-from verify.running_error import Approx, attended, exactly, rounded
 
 BFLOAT16: Any = ml_dtypes.bfloat16
 LARGEST = 2e4  # a score, either way

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.attention_decode import attention_decode
-from pallas_kernels.parts.attention_parts import keys_of_a_tile, ring_stages
-from pallas_kernels.parts.attention_split_float32 import ROWS
-from pallas_kernels.parts.compat import interpreter
-from pallas_kernels.parts.key_ring import TILE
+from llamaspec.pallas_kernels.attention_decode import attention_decode
+from llamaspec.pallas_kernels.parts.attention_parts import keys_of_a_tile, ring_stages
+from llamaspec.pallas_kernels.parts.attention_split_float32 import ROWS
+from llamaspec.pallas_kernels.parts.compat import interpreter
+from llamaspec.pallas_kernels.parts.key_ring import TILE
 from tests.kernels.attention_oracle import BFLOAT16, assert_attends, pointed
 from tests.strategies import DENORMAL, Noise, noises, share_of
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.attention_paged import attention_paged
-from pallas_kernels.parts.attention_parts import ring_stages
-from pallas_kernels.parts.compat import interpreter
-from pallas_kernels.parts.key_ring import TILE
+from llamaspec.pallas_kernels.attention_paged import attention_paged
+from llamaspec.pallas_kernels.parts.attention_parts import ring_stages
+from llamaspec.pallas_kernels.parts.compat import interpreter
+from llamaspec.pallas_kernels.parts.key_ring import TILE
 from tests.kernels.attention_oracle import BFLOAT16, assert_attends, pointed
 from tests.strategies import DENORMAL, Noise, noises, share_of
 

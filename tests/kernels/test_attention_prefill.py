@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.attention_prefill import BLOCK, ROWS, TILE, attention_prefill
-from pallas_kernels.parts.compat import interpreter
+from llamaspec.pallas_kernels.attention_prefill import BLOCK, ROWS, TILE, attention_prefill
+from llamaspec.pallas_kernels.parts.compat import interpreter
 from tests.kernels.attention_oracle import BFLOAT16, assert_attends, pointed
 from tests.strategies import DENORMAL, Noise, noises, share_of
 

@@ -11,21 +11,21 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.kernel_cases import exact
-from benchmarks.kernel_cases.coded_gemm import FORMS, case
-from benchmarks.kernel_cases.products import EVERY_FORM
-from benchmarks.random_model import random_shapes
-from model.cache import Pages
-from model.ops.gpu import calls, pallas_ops
-from model.ops.gpu_products import MOST_ONE_BY_ONE, operand, step_product
-from model.weights.codes import Int8
-from model.weights.gpu_codes import LEVELS, arranged
-from pallas_kernels.coded_gemm import MOST_VECTORS, WIDTHS, Cut, coded_gemm, cut_for, geometry_of
-from pallas_kernels.parts import int4
-from pallas_kernels.parts.compat import interpreter
-from pallas_kernels.parts.decoded_codes import RUN, in_order, scales_of
-from pallas_kernels.parts.matrix import ScaledCodes
-from reference.config import Config
+from llamaspec.benchmarks.kernel_cases import exact
+from llamaspec.benchmarks.kernel_cases.coded_gemm import FORMS, case
+from llamaspec.benchmarks.kernel_cases.products import EVERY_FORM
+from llamaspec.benchmarks.random_model import random_shapes
+from llamaspec.model.cache import Pages
+from llamaspec.model.ops.gpu import calls, pallas_ops
+from llamaspec.model.ops.gpu_products import MOST_ONE_BY_ONE, operand, step_product
+from llamaspec.model.weights.codes import Int8
+from llamaspec.model.weights.gpu_codes import LEVELS, arranged
+from llamaspec.pallas_kernels.coded_gemm import MOST_VECTORS, WIDTHS, Cut, coded_gemm, cut_for, geometry_of
+from llamaspec.pallas_kernels.parts import int4
+from llamaspec.pallas_kernels.parts.compat import interpreter
+from llamaspec.pallas_kernels.parts.decoded_codes import RUN, in_order, scales_of
+from llamaspec.pallas_kernels.parts.matrix import ScaledCodes
+from llamaspec.reference.config import Config
 from tests.strategies import Noise, assert_within, noises
 
 BFLOAT16 = np.dtype(jnp.bfloat16)
@@ -103,7 +103,7 @@ def of_the_next_group(ref, first: int, count: int, target) -> list:
 @pytest.mark.parametrize(("name", "mutant"), [("in_order", unordered), ("scales_of", of_the_next_group)])
 def test_the_bound_tells_a_wrong_product(name, mutant, monkeypatch):
     """With a geometry of its own, so that no other test's program is taken."""
-    monkeypatch.setattr("pallas_kernels.coded_gemm." + name, mutant)
+    monkeypatch.setattr("llamaspec.pallas_kernels.coded_gemm." + name, mutant)
     w, x = draw(Noise(0), 64, 1024, "q8"), Noise(1)(2, 1024, dtype=BFLOAT16)
     cut = Cut(stages=3, turn=64 if name == "scales_of" else 128)
     with pytest.raises(AssertionError):

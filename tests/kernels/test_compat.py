@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from model.running.compile import UNTUNED, compiler_options
-from pallas_kernels.parts.compat import Target, current_target, use_target
+from llamaspec.model.running.compile import UNTUNED, compiler_options
+from llamaspec.pallas_kernels.parts.compat import Target, current_target, use_target
 
 
 def test_what_was_traced_for_one_target_is_not_run_for_another():

@@ -9,21 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model.cache import LayerCache, empty_cache
-from model.forward import decode, prefill, text_after
-from model.insight.shapes import SHAPES
-from model.ops.gpu import PROMPT, pallas_ops
-from model.ops.gpu_products import MOST_SEQUENCES
-from model.ops.table import Ops, Positions
-from model.ops.xla import XLA
-from model.options import SamplingOptions
-from model.running.reference_backend import load_reference_params
-from model.sampling import as_arrays
-from model.weights.params import abstract_params, load_params
-from pallas_kernels.parts.attention_split_float32 import ROWS
-from pallas_kernels.parts.compat import interpreter
-from pallas_kernels.unsupported import Unsupported
-from reference.config import Config
+from llamaspec.model.cache import LayerCache, empty_cache
+from llamaspec.model.forward import decode, prefill, text_after
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.ops.gpu import PROMPT, pallas_ops
+from llamaspec.model.ops.gpu_products import MOST_SEQUENCES
+from llamaspec.model.ops.table import Ops, Positions
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.running.reference_backend import load_reference_params
+from llamaspec.model.sampling import as_arrays
+from llamaspec.model.weights.params import abstract_params, load_params
+from llamaspec.pallas_kernels.parts.attention_split_float32 import ROWS
+from llamaspec.pallas_kernels.parts.compat import interpreter
+from llamaspec.pallas_kernels.unsupported import Unsupported
+from llamaspec.reference.config import Config
 from tests.kernel_ops import KERNEL_OPS
 from tests.random_models import random_checkpoint
 from tests.test_model_against_reference import UNITS, walk

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 
-from pallas_kernels.parts.compat import Target
-from pallas_kernels.parts.fixed_point import BITS, fixed_point
+from llamaspec.pallas_kernels.parts.compat import Target
+from llamaspec.pallas_kernels.parts.fixed_point import BITS, fixed_point
+from llamaspec.verify.precision import TINY
 from tests.strategies import Noise, noises
-from verify.precision import TINY
 
 PLACES = 256.0 ** np.arange(3)
 

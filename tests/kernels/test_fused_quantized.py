@@ -12,15 +12,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from benchmarks.kernel_cases import exact
-from pallas_kernels.norm_gate_up import norm_gate_up
-from pallas_kernels.norm_qkv import norm_qkv
-from pallas_kernels.parts import int4
-from pallas_kernels.parts.compat import interpreter
-from pallas_kernels.parts.matrix import ScaledCodes
-from pallas_kernels.parts.tile import Tile
+from llamaspec.benchmarks.kernel_cases import exact
+from llamaspec.pallas_kernels.norm_gate_up import norm_gate_up
+from llamaspec.pallas_kernels.norm_qkv import norm_qkv
+from llamaspec.pallas_kernels.parts import int4
+from llamaspec.pallas_kernels.parts.compat import interpreter
+from llamaspec.pallas_kernels.parts.matrix import ScaledCodes
+from llamaspec.pallas_kernels.parts.tile import Tile
+from llamaspec.verify.running_error import Approx
 from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises, share_of
-from verify.running_error import Approx
 
 EPS = 1e-5
 TILE = Tile(

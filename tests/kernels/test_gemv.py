@@ -16,18 +16,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.gemv import gemv
-from pallas_kernels.norm_gate_up import norm_gate_up
-from pallas_kernels.norm_qkv import norm_qkv
-from pallas_kernels.parts import int4
-from pallas_kernels.parts.compat import LANES, PROCESSORS, interpreter
-from pallas_kernels.parts.matrix import MAX_BATCH, ScaledCodes, product_of
-from pallas_kernels.parts.quantized_product import Int4Product, Int8Product
-from pallas_kernels.parts.row_product import RowProduct
-from pallas_kernels.parts.row_tiles import BLOCK_MEMORY, PROCESSOR_MEMORY
-from pallas_kernels.parts.tile import Tile
+from llamaspec.pallas_kernels.gemv import gemv
+from llamaspec.pallas_kernels.norm_gate_up import norm_gate_up
+from llamaspec.pallas_kernels.norm_qkv import norm_qkv
+from llamaspec.pallas_kernels.parts import int4
+from llamaspec.pallas_kernels.parts.compat import LANES, PROCESSORS, interpreter
+from llamaspec.pallas_kernels.parts.matrix import MAX_BATCH, ScaledCodes, product_of
+from llamaspec.pallas_kernels.parts.quantized_product import Int4Product, Int8Product
+from llamaspec.pallas_kernels.parts.row_product import RowProduct
+from llamaspec.pallas_kernels.parts.row_tiles import BLOCK_MEMORY, PROCESSOR_MEMORY
+from llamaspec.pallas_kernels.parts.tile import Tile
+from llamaspec.verify.running_error import Approx, added, exactly, gamma, gated, normalized, projected, rounded
 from tests.strategies import DENORMAL, share_of
-from verify.running_error import Approx, added, exactly, gamma, gated, normalized, projected, rounded
 
 UNITS = {"float32": 0.0, "bfloat16": 2**-8}
 EPS = 1e-5

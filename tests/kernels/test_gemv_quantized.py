@@ -13,17 +13,17 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from benchmarks.kernel_cases import exact
-from model.weights.gpu_codes import LEVELS
-from pallas_kernels.gemv import gemv
-from pallas_kernels.parts import int4
-from pallas_kernels.parts.compat import current_target, interpreter
-from pallas_kernels.parts.levels import Levels
-from pallas_kernels.parts.matrix import ScaledCodes, product_of
-from pallas_kernels.parts.tile import Tile
-from pallas_kernels.unsupported import Unsupported
+from llamaspec.benchmarks.kernel_cases import exact
+from llamaspec.model.weights.gpu_codes import LEVELS
+from llamaspec.pallas_kernels.gemv import gemv
+from llamaspec.pallas_kernels.parts import int4
+from llamaspec.pallas_kernels.parts.compat import current_target, interpreter
+from llamaspec.pallas_kernels.parts.levels import Levels
+from llamaspec.pallas_kernels.parts.matrix import ScaledCodes, product_of
+from llamaspec.pallas_kernels.parts.tile import Tile
+from llamaspec.pallas_kernels.unsupported import Unsupported
+from llamaspec.verify.running_error import Approx, added
 from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises, share_of
-from verify.running_error import Approx, added
 
 # Bits, columns that share a scale, and what groups have beside it or codes choose from.
 INTEGERS = [(8, None), *((bits, group) for bits in (8, 4) for group in (16, 32, 64, 128)), (6, 16), (5, 32)]

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.parts import decoded_codes, fixed_point, inline, int4, integer_mma, rest
-from pallas_kernels.parts.compat import THREADS
-from pallas_kernels.parts.integer_mma import CHUNK, DIGITS, WARPS, Lane, Step
-from pallas_kernels.parts.levels import Levels
+from llamaspec.pallas_kernels.parts import decoded_codes, fixed_point, inline, int4, integer_mma, rest
+from llamaspec.pallas_kernels.parts.compat import THREADS
+from llamaspec.pallas_kernels.parts.integer_mma import CHUNK, DIGITS, WARPS, Lane, Step
+from llamaspec.pallas_kernels.parts.levels import Levels
 
 ARITH = SimpleNamespace(
     addi=np.add,

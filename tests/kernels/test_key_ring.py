@@ -3,8 +3,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pallas_kernels.parts.compat import Target
-from pallas_kernels.parts.key_ring import KeyRing, OpenRing, visible_keys
+from llamaspec.pallas_kernels.parts.compat import Target
+from llamaspec.pallas_kernels.parts.key_ring import KeyRing, OpenRing, visible_keys
 
 
 @given(

@@ -6,9 +6,9 @@ import jax
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-from benchmarks.kernel_cases import gated_cases, kernel_cases, refusal, sampled
-from benchmarks.kernel_cases.case import Case
-from pallas_kernels.unsupported import Unsupported
+from llamaspec.benchmarks.kernel_cases import gated_cases, kernel_cases, refusal, sampled
+from llamaspec.benchmarks.kernel_cases.case import Case
+from llamaspec.pallas_kernels.unsupported import Unsupported
 
 H200 = AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")
 

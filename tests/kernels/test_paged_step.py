@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model.cache import LayerPages, Pages
-from model.ops.gpu import calls, pallas_ops
-from model.ops.paged_attention import attend_pages
-from model.ops.table import Positions
-from model.weights.params import abstract_params
-from pallas_kernels.parts.compat import interpreter
-from reference.config import Config
+from llamaspec.model.cache import LayerPages, Pages
+from llamaspec.model.ops.gpu import calls, pallas_ops
+from llamaspec.model.ops.paged_attention import attend_pages
+from llamaspec.model.ops.table import Positions
+from llamaspec.model.weights.params import abstract_params
+from llamaspec.pallas_kernels.parts.compat import interpreter
+from llamaspec.reference.config import Config
 
 TINY = Config(dim=256, layers=1, heads=4, kv_heads=2, head_dim=64, ffn=256, vocab=64, context=128, eps=1e-5, theta=1e4)
 BFLOAT16 = np.dtype(jnp.bfloat16)

@@ -4,10 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model.candidates.kernels import run
-from model.ops import gpu
-from model.ops.xla import XLA
-from model.weights.params import FeedForward, Layer, Linear
+from llamaspec.model.candidates.kernels import run
+from llamaspec.model.ops import gpu
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.weights.params import FeedForward, Layer, Linear
 
 ROWS, COLS = 16, 512
 

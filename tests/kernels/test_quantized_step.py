@@ -9,29 +9,29 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.kernel_cases import exact
-from model.cache import LayerCache, LayerPages, Stored, empty_cache
-from model.checkpoints.checkpoint import Codes
-from model.checkpoints.codes import quantized
-from model.forward import decode, text_after
-from model.ops.gpu import pallas_ops
-from model.ops.gpu_products import MOST_SEQUENCES, operand, prompt_product
-from model.ops.table import Ops, Positions
-from model.ops.xla import XLA
-from model.options import SamplingOptions
-from model.sampling import as_arrays
-from model.weights.codes import CLASS_OF_FORM, FP8, Int4, Int8, QuantizedMatrix
-from model.weights.gpu_codes import LEVELS, Int4Words, Stacked, arranged
-from model.weights.params import FeedForward, Params, load_params
-from pallas_kernels.parts import int4
-from pallas_kernels.parts.compat import interpreter
-from pallas_kernels.parts.matrix import MAX_BATCH, ScaledE4M3
-from pallas_kernels.unsupported import Unsupported
-from reference.config import Config
+from llamaspec.benchmarks.kernel_cases import exact
+from llamaspec.model.cache import LayerCache, LayerPages, Stored, empty_cache
+from llamaspec.model.checkpoints.checkpoint import Codes
+from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.forward import decode, text_after
+from llamaspec.model.ops.gpu import pallas_ops
+from llamaspec.model.ops.gpu_products import MOST_SEQUENCES, operand, prompt_product
+from llamaspec.model.ops.table import Ops, Positions
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.sampling import as_arrays
+from llamaspec.model.weights.codes import CLASS_OF_FORM, FP8, Int4, Int8, QuantizedMatrix
+from llamaspec.model.weights.gpu_codes import LEVELS, Int4Words, Stacked, arranged
+from llamaspec.model.weights.params import FeedForward, Params, load_params
+from llamaspec.pallas_kernels.parts import int4
+from llamaspec.pallas_kernels.parts.compat import interpreter
+from llamaspec.pallas_kernels.parts.matrix import MAX_BATCH, ScaledE4M3
+from llamaspec.pallas_kernels.unsupported import Unsupported
+from llamaspec.reference.config import Config
+from llamaspec.verify.running_error import Approx, gamma
 from tests.kernel_ops import KERNEL_OPS
 from tests.random_models import random_checkpoint
 from tests.strategies import Noise, assert_within
-from verify.running_error import Approx, gamma
 
 # Kernels take codes in rows of 1024 or more.
 NARROW = Config(

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.gemv import gemv
-from pallas_kernels.norm_gate_up import norm_gate_up
-from pallas_kernels.norm_qkv import norm_qkv
-from pallas_kernels.parts.compat import interpreter
-from pallas_kernels.parts.matrix import AT_ONCE, MAX_BATCH, ScaledCodes, shares
-from pallas_kernels.parts.tile import Tile
+from llamaspec.pallas_kernels.gemv import gemv
+from llamaspec.pallas_kernels.norm_gate_up import norm_gate_up
+from llamaspec.pallas_kernels.norm_qkv import norm_qkv
+from llamaspec.pallas_kernels.parts.compat import interpreter
+from llamaspec.pallas_kernels.parts.matrix import AT_ONCE, MAX_BATCH, ScaledCodes, shares
+from llamaspec.pallas_kernels.parts.tile import Tile
 
 ROWS, COLS, BATCH = 48, 1024, AT_ONCE + 1
 TILE = Tile(16, 2)

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pallas_kernels.parts.compat import interpreter
-from pallas_kernels.softmax import MAX_SCORES, WHOLE, softmax
-from reference.softmax import softmax as exact_softmax
+from llamaspec.pallas_kernels.parts.compat import interpreter
+from llamaspec.pallas_kernels.softmax import MAX_SCORES, WHOLE, softmax
+from llamaspec.reference.softmax import softmax as exact_softmax
+from llamaspec.verify.running_error import ELEMENTARY, TINY, gamma
 from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises, roundoff, share_of
-from verify.running_error import ELEMENTARY, TINY, gamma
 
 FLOAT32, BFLOAT16 = np.dtype("float32"), np.dtype(jnp.bfloat16)
 U = roundoff(FLOAT32)

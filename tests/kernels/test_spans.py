@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pallas_kernels.parts.compat import THREADS
-from pallas_kernels.parts.spans import Span, Spans, as_rows, check_rows
-from pallas_kernels.softmax import MAX_SCORES, spans_of
+from llamaspec.pallas_kernels.parts.compat import THREADS
+from llamaspec.pallas_kernels.parts.spans import Span, Spans, as_rows, check_rows
+from llamaspec.pallas_kernels.softmax import MAX_SCORES, spans_of
 from tests.strategies import dtypes
 
 

@@ -12,15 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from model.cache import Cache, LayerCache, empty_cache
-from model.forward import forward
-from model.ops.gpu import pallas_ops
-from model.ops.table import Ops
-from model.ops.xla import XLA
-from model.running.reference_backend import load_reference_params
-from model.weights.params import load_params
-from pallas_kernels.parts.compat import interpreter
-from reference.config import Config
+from llamaspec.model.cache import Cache, LayerCache, empty_cache
+from llamaspec.model.forward import forward
+from llamaspec.model.ops.gpu import pallas_ops
+from llamaspec.model.ops.table import Ops
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.running.reference_backend import load_reference_params
+from llamaspec.model.weights.params import load_params
+from llamaspec.pallas_kernels.parts.compat import interpreter
+from llamaspec.reference.config import Config
 from tests.kernel_ops import KERNEL_OPS
 from tests.random_models import random_checkpoint
 from tests.strategies import assert_within

@@ -17,8 +17,8 @@ import random
 from collections.abc import Set
 from typing import NamedTuple
 
-from training.stories.choices import Choices
-from training.stories.lexicon import (
+from llamaspec.training.stories.choices import Choices
+from llamaspec.training.stories.lexicon import (
     COLORS,
     DISHES,
     KIND_WEIGHTS,
@@ -35,7 +35,7 @@ from training.stories.lexicon import (
     character,
     names,
 )
-from training.stories.plots import Question, Topic, tell
+from llamaspec.training.stories.plots import Question, Topic, tell
 
 type Subject = Thing | Dish | Weather | Plant | Skill
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from training.stories.choices import Choices
+from llamaspec.training.stories.choices import Choices
 
 
 @dataclass(frozen=True)

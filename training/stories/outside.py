@@ -6,8 +6,8 @@ are made up, numbers, and questions of many kinds around them.
 
 from collections.abc import Mapping
 
-from training.stories.choices import Choices
-from training.stories.phrases import DEEDS, HOW, KNOWN_HOW
+from llamaspec.training.stories.choices import Choices
+from llamaspec.training.stories.phrases import DEEDS, HOW, KNOWN_HOW
 
 NOUNS = """
 airplane algorithm angel apple army artist astronaut atom bank battery bicycle blog book bottle brain bridge bus camel

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
 
-from training.stories.choices import Choices
-from training.stories.lexicon import (
+from llamaspec.training.stories.choices import Choices
+from llamaspec.training.stories.lexicon import (
     ANIMALS,
     COLORS,
     DAYS,

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from functools import cache
 
-from model.checkpoints.open import BUILT_IN
-from model.tokenizers.sentencepiece_model import read_sentencepiece
-from model.tokenizers.tokenizer import Tokenizer
-from training.data import Example
-from training.recipe import Recipe
-from training.stories import vocabulary
-from training.stories.talk import Message
-from training.stories.vocabulary import BOS, EOS, Document, documents, encode, entropy_rate, messages
+from llamaspec.model.checkpoints.open import BUILT_IN
+from llamaspec.model.tokenizers.sentencepiece_model import read_sentencepiece
+from llamaspec.model.tokenizers.tokenizer import Tokenizer
+from llamaspec.training.data import Example
+from llamaspec.training.recipe import Recipe
+from llamaspec.training.stories import vocabulary
+from llamaspec.training.stories.talk import Message
+from llamaspec.training.stories.vocabulary import BOS, EOS, Document, documents, encode, entropy_rate, messages
 
 HELD_OUT = 400  # documents that the loss is measured on
 QUESTIONS = 200

@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from training.stories.choices import Choices
-from training.stories.corpus import SUBJECT_WEIGHTS, SUBJECTS, Plan, Story, Subject, tell_story
-from training.stories.lexicon import (
+from llamaspec.training.stories.choices import Choices
+from llamaspec.training.stories.corpus import SUBJECT_WEIGHTS, SUBJECTS, Plan, Story, Subject, tell_story
+from llamaspec.training.stories.lexicon import (
     ANIMALS,
     BOYS,
     CHILDREN,
@@ -29,8 +29,8 @@ from training.stories.lexicon import (
     capital,
     names,
 )
-from training.stories.outside import Words, unknown_noun, unknown_person, unknown_question
-from training.stories.phrases import (
+from llamaspec.training.stories.outside import Words, unknown_noun, unknown_person, unknown_question
+from llamaspec.training.stories.phrases import (
     ABILITIES,
     ABOUT_IT,
     AFTERWARDS,
@@ -51,7 +51,7 @@ from training.stories.phrases import (
     SOCIAL,
     UNKNOWN,
 )
-from training.stories.plots import unnamed
+from llamaspec.training.stories.plots import unnamed
 
 NAMES = (*GIRLS, *BOYS, *SHE_ANIMALS, *HE_ANIMALS)
 HELPERS = tuple(sorted({helper for spot in SPOTS.values() for helper in spot.helpers} - set(ANIMALS)))

@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 from sentencepiece import SentencePieceTrainer
 
-from model.tokenizers.sentencepiece_model import read_sentencepiece
-from model.tokenizers.tokenizer import Tokenizer
-from training.stories.corpus import story
-from training.stories.talk import Message, conversation
+from llamaspec.model.tokenizers.sentencepiece_model import read_sentencepiece
+from llamaspec.model.tokenizers.tokenizer import Tokenizer
+from llamaspec.training.stories.corpus import story
+from llamaspec.training.stories.talk import Message, conversation
 
 VOCAB = 1024
 SEEDS = range(0, 8_000, 2)  # documents that the pieces are learned from

@@ -3,11 +3,11 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from reference.add import add
-from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from verify.draw import Values, sizes, values
-from verify.laws import alone
-from verify.precision import TINY, Precision, U
+from llamaspec.reference.add import add
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from llamaspec.verify.draw import Values, sizes, values
+from llamaspec.verify.laws import alone
+from llamaspec.verify.precision import TINY, Precision, U
 
 
 def arguments(*, precision: Precision, rows: int, dim: int, x: Values, y: Values) -> Arguments:

@@ -3,11 +3,11 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from reference.argmax import argmax
-from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, beyond
-from verify.draw import Values, hidden, hide, sizes, values
-from verify.laws import alone
-from verify.precision import Precision
+from llamaspec.reference.argmax import argmax
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, beyond
+from llamaspec.verify.draw import Values, hidden, hide, sizes, values
+from llamaspec.verify.laws import alone
+from llamaspec.verify.precision import Precision
 
 
 def arguments(*, precision: Precision, rows: int, n: int, x: Values, around: float, hidden: str) -> Arguments:

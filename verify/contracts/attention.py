@@ -4,14 +4,14 @@ import numpy as np
 from hypothesis import strategies as st
 from jaxtyping import Float
 
-from reference.attention import attention, causal_mask
-from reference.cached_attention import attention_decode, attention_paged, attention_prefill
-from verify import reach
-from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from verify.draw import HIDDEN, Values, hide, integers, seeds, sizes, values
-from verify.laws import alone
-from verify.precision import TINY, Precision, U, precision
-from verify.running_error import attended, exactly
+from llamaspec.reference.attention import attention, causal_mask
+from llamaspec.reference.cached_attention import attention_decode, attention_paged, attention_prefill
+from llamaspec.verify import reach
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from llamaspec.verify.draw import HIDDEN, Values, hide, integers, seeds, sizes, values
+from llamaspec.verify.laws import alone
+from llamaspec.verify.precision import TINY, Precision, U, precision
+from llamaspec.verify.running_error import attended, exactly
 
 BLOCKS = 8  # blocks of keys, at most, of an online softmax or a split over keys
 

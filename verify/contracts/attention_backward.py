@@ -7,14 +7,14 @@ two products, probabilities, their gradients and o may be rounded to the dtype o
 import numpy as np
 from hypothesis import strategies as st
 
-from reference.backward.attention import attention_backward
-from verify import reach
-from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from verify.contracts.attention import HEADS_ENDS, MASKS, mask_named
-from verify.draw import Values, sizes, values
-from verify.laws import alone
-from verify.precision import TINY, Precision, U, precision
-from verify.running_error import gamma, softmaxed
+from llamaspec.reference.backward.attention import attention_backward
+from llamaspec.verify import reach
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from llamaspec.verify.contracts.attention import HEADS_ENDS, MASKS, mask_named
+from llamaspec.verify.draw import Values, sizes, values
+from llamaspec.verify.laws import alone
+from llamaspec.verify.precision import TINY, Precision, U, precision
+from llamaspec.verify.running_error import gamma, softmaxed
 
 BLOCKS = 8  # parts that an online softmax makes of the keys, at most
 

@@ -3,14 +3,14 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from reference.attention import attention_weights
-from verify import reach
-from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from verify.contracts.attention import HEADS_ENDS, MASKS, mask_named
-from verify.draw import Values, sizes, values
-from verify.laws import alone
-from verify.precision import TINY, Precision
-from verify.running_error import Approx, gamma, soft_capped, softmaxed
+from llamaspec.reference.attention import attention_weights
+from llamaspec.verify import reach
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from llamaspec.verify.contracts.attention import HEADS_ENDS, MASKS, mask_named
+from llamaspec.verify.draw import Values, sizes, values
+from llamaspec.verify.laws import alone
+from llamaspec.verify.precision import TINY, Precision
+from llamaspec.verify.running_error import Approx, gamma, soft_capped, softmaxed
 
 BLOCKS = 8  # blocks of keys, at most, of an online softmax
 

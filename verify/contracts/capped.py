@@ -3,12 +3,12 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from reference.capped import capped
-from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, beyond
-from verify.draw import Values, sizes, values
-from verify.laws import alone
-from verify.precision import Precision
-from verify.running_error import exactly, soft_capped
+from llamaspec.reference.capped import capped
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, beyond
+from llamaspec.verify.draw import Values, sizes, values
+from llamaspec.verify.laws import alone
+from llamaspec.verify.precision import Precision
+from llamaspec.verify.running_error import exactly, soft_capped
 
 CAPS = st.sampled_from([50.0, 30.0, 0.5, 1000.0])
 

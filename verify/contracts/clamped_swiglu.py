@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from reference.clamped_swiglu import LIMIT, clamped_swiglu
-from verify.contract import Claim, Law, Trial
-from verify.gating import gating_contract
-from verify.running_error import clamped_gated
+from llamaspec.reference.clamped_swiglu import LIMIT, clamped_swiglu
+from llamaspec.verify.contract import Claim, Law, Trial
+from llamaspec.verify.gating import gating_contract
+from llamaspec.verify.running_error import clamped_gated
 
 
 def _limits(trial: Trial) -> Claim:

@@ -3,12 +3,12 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from reference.losses import cross_entropy, cross_entropy_backward, log_softmax
-from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from verify.draw import Values, integers, seeds, sizes, values
-from verify.laws import alone
-from verify.precision import TINY, Precision, U
-from verify.running_error import ELEMENTARY, gamma, softmaxed
+from llamaspec.reference.losses import cross_entropy, cross_entropy_backward, log_softmax
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from llamaspec.verify.draw import Values, integers, seeds, sizes, values
+from llamaspec.verify.laws import alone
+from llamaspec.verify.precision import TINY, Precision, U
+from llamaspec.verify.running_error import ELEMENTARY, gamma, softmaxed
 
 
 def arguments(

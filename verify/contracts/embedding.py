@@ -3,10 +3,10 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from reference.embedding import embedding
-from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, beyond
-from verify.draw import Values, integers, seeds, sizes, values
-from verify.precision import Precision
+from llamaspec.reference.embedding import embedding
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, beyond
+from llamaspec.verify.draw import Values, integers, seeds, sizes, values
+from llamaspec.verify.precision import Precision
 
 
 def arguments(*, precision: Precision, count: int, vocab: int, dim: int, tokens: int, table: Values) -> Arguments:

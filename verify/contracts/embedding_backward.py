@@ -3,11 +3,11 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from reference.backward.embedding import embedding_backward
-from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from verify.draw import Values, integers, seeds, sizes, values
-from verify.precision import TINY, Precision
-from verify.running_error import gamma
+from llamaspec.reference.backward.embedding import embedding_backward
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from llamaspec.verify.draw import Values, integers, seeds, sizes, values
+from llamaspec.verify.precision import TINY, Precision
+from llamaspec.verify.running_error import gamma
 
 
 def arguments(*, precision: Precision, count: int, vocab: int, dim: int, tokens: int, dx: Values) -> Arguments:

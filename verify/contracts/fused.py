@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from reference.fused import linear_add, norm_gate_up, norm_linear, norm_qkv
-from reference.linear import linear
-from reference.rope import frequencies as exact_frequencies
-from verify import reach
-from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from verify.contracts.rope import SCALING, THETA
-from verify.draw import Values, sizes, values
-from verify.laws import alone
-from verify.precision import TINY, Precision, precision
-from verify.running_error import Approx, exactly, gated, normalized, projected, rotated, rounded
+from llamaspec.reference.fused import linear_add, norm_gate_up, norm_linear, norm_qkv
+from llamaspec.reference.linear import linear
+from llamaspec.reference.rope import frequencies as exact_frequencies
+from llamaspec.verify import reach
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from llamaspec.verify.contracts.rope import SCALING, THETA
+from llamaspec.verify.draw import Values, sizes, values
+from llamaspec.verify.laws import alone
+from llamaspec.verify.precision import TINY, Precision, precision
+from llamaspec.verify.running_error import Approx, exactly, gated, normalized, projected, rotated, rounded
 
 
 def _arrays(precision: Precision, batch: int, rows: int, cols: int, **drawn: Values | None) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """GELU by tanh, element by element, as Starcoder 2 has it."""
 
-from reference.gelu import gelu
-from verify.activation import activation_contract
-from verify.running_error import gelu_of
+from llamaspec.reference.gelu import gelu
+from llamaspec.verify.activation import activation_contract
+from llamaspec.verify.running_error import gelu_of
 
 CONTRACT = activation_contract(
     gelu,

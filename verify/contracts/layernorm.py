@@ -3,12 +3,23 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from reference.layernorm import layernorm
-from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond, of_one_size
-from verify.draw import Values, sizes, values
-from verify.laws import alone
-from verify.precision import Precision, U
-from verify.running_error import exactly, flushed, layer_normalized
+from llamaspec.reference.layernorm import layernorm
+from llamaspec.verify.contract import (
+    Arguments,
+    Claim,
+    Contract,
+    Expected,
+    Large,
+    Law,
+    Trial,
+    as_float64,
+    beyond,
+    of_one_size,
+)
+from llamaspec.verify.draw import Values, sizes, values
+from llamaspec.verify.laws import alone
+from llamaspec.verify.precision import Precision, U
+from llamaspec.verify.running_error import exactly, flushed, layer_normalized
 
 
 def arguments(

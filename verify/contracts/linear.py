@@ -6,12 +6,23 @@ import numpy as np
 from hypothesis import strategies as st
 from jaxtyping import Bool
 
-from reference.linear import gemm, gemv, linear
-from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond, of_one_size
-from verify.draw import Values, sizes, values
-from verify.laws import alone
-from verify.precision import TINY, Precision, U
-from verify.running_error import exactly, projected
+from llamaspec.reference.linear import gemm, gemv, linear
+from llamaspec.verify.contract import (
+    Arguments,
+    Claim,
+    Contract,
+    Expected,
+    Large,
+    Law,
+    Trial,
+    as_float64,
+    beyond,
+    of_one_size,
+)
+from llamaspec.verify.draw import Values, sizes, values
+from llamaspec.verify.laws import alone
+from llamaspec.verify.precision import TINY, Precision, U
+from llamaspec.verify.running_error import exactly, projected
 
 
 def expect(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> Expected:

@@ -3,11 +3,11 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from reference.backward.linear import linear_backward
-from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from verify.draw import Values, sizes, values
-from verify.precision import TINY, Precision, precision
-from verify.running_error import exactly, gamma, projected
+from llamaspec.reference.backward.linear import linear_backward
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from llamaspec.verify.draw import Values, sizes, values
+from llamaspec.verify.precision import TINY, Precision, precision
+from llamaspec.verify.running_error import exactly, gamma, projected
 
 
 def arguments(

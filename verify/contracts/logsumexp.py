@@ -3,14 +3,14 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from reference.logsumexp import logsumexp
-from reference.softmax import softmax
-from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from verify.contracts.softmax import BLOCKS
-from verify.draw import HIDDEN, Values, hide, sizes, values
-from verify.laws import alone
-from verify.precision import TINY, Precision, U
-from verify.running_error import ELEMENTARY, gamma
+from llamaspec.reference.logsumexp import logsumexp
+from llamaspec.reference.softmax import softmax
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from llamaspec.verify.contracts.softmax import BLOCKS
+from llamaspec.verify.draw import HIDDEN, Values, hide, sizes, values
+from llamaspec.verify.laws import alone
+from llamaspec.verify.precision import TINY, Precision, U
+from llamaspec.verify.running_error import ELEMENTARY, gamma
 
 
 def arguments(*, precision: Precision, rows: int, n: int, x: Values, around: float, hidden: str) -> Arguments:

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from reference.linear import linear
-from reference.llama import Experts
-from reference.moe import Biases, biased_moe, moe, route
-from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from verify.draw import Values, sizes, values
-from verify.laws import alone
-from verify.precision import Precision, precision
-from verify.running_error import NO_BOUND, clamped_gated, exactly, mixed, projected, routed, softmaxed
+from llamaspec.reference.linear import linear
+from llamaspec.reference.llama import Experts
+from llamaspec.reference.moe import Biases, biased_moe, moe, route
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from llamaspec.verify.draw import Values, sizes, values
+from llamaspec.verify.laws import alone
+from llamaspec.verify.precision import Precision, precision
+from llamaspec.verify.running_error import NO_BOUND, clamped_gated, exactly, mixed, projected, routed, softmaxed
 
 # Weights of the chosen experts: divided by their sum, as Mixtral does, or probabilities among all experts.
 SHARES = ("renormalized", "of all")

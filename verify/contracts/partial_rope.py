@@ -3,15 +3,15 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from reference.rope import frequencies as exact_frequencies
-from reference.rope import partial_rope
-from verify import reach
-from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from verify.contracts.rope import THETA
-from verify.draw import Values, sizes, values
-from verify.laws import alone
-from verify.precision import Precision
-from verify.running_error import flushed, gamma, turn_error
+from llamaspec.reference.rope import frequencies as exact_frequencies
+from llamaspec.reference.rope import partial_rope
+from llamaspec.verify import reach
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from llamaspec.verify.contracts.rope import THETA
+from llamaspec.verify.draw import Values, sizes, values
+from llamaspec.verify.laws import alone
+from llamaspec.verify.precision import Precision
+from llamaspec.verify.running_error import flushed, gamma, turn_error
 
 
 def arguments(

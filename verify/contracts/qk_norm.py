@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from reference.qk_norm import qk_norm, wide_qk_norm
-from verify import reach
-from verify.contract import Arguments, Contract, Expected, Large, beyond
-from verify.contracts import rmsnorm
-from verify.draw import Values, sizes, values
-from verify.laws import alone
-from verify.precision import Precision
+from llamaspec.reference.qk_norm import qk_norm, wide_qk_norm
+from llamaspec.verify import reach
+from llamaspec.verify.contract import Arguments, Contract, Expected, Large, beyond
+from llamaspec.verify.contracts import rmsnorm
+from llamaspec.verify.draw import Values, sizes, values
+from llamaspec.verify.laws import alone
+from llamaspec.verify.precision import Precision
 
 
 def arguments(

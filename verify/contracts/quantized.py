@@ -7,16 +7,24 @@ quotient decides: there either is right. Products are judged beside those with t
 import numpy as np
 from hypothesis import strategies as st
 
-from reference.linear import linear
-from reference.quantizers import ggml
-from reference.quantizers.blocks import Quantized
-from reference.quantizers.ops import dequantize, gemv_quantized, ggml_decode, ggml_encode, pack, quantize, unpack
-from reference.quantizers.schemes import SCHEMES
-from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from verify.contracts.linear import systematic
-from verify.draw import Values, sizes, values
-from verify.precision import TINY, Precision, U, precision
-from verify.running_error import exactly, gamma, projected
+from llamaspec.reference.linear import linear
+from llamaspec.reference.quantizers import ggml
+from llamaspec.reference.quantizers.blocks import Quantized
+from llamaspec.reference.quantizers.ops import (
+    dequantize,
+    gemv_quantized,
+    ggml_decode,
+    ggml_encode,
+    pack,
+    quantize,
+    unpack,
+)
+from llamaspec.reference.quantizers.schemes import SCHEMES
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from llamaspec.verify.contracts.linear import systematic
+from llamaspec.verify.draw import Values, sizes, values
+from llamaspec.verify.precision import TINY, Precision, U, precision
+from llamaspec.verify.running_error import exactly, gamma, projected
 
 NEAR = 8 * U  # share of a weight by which the rounding of a scale or a quotient may move it towards another level
 

@@ -7,14 +7,14 @@ relative to their magnitudes, not to the difference.
 import numpy as np
 from hypothesis import strategies as st
 
-from reference.backward.qk_norm import qk_norm_backward
-from reference.backward.rmsnorm import rmsnorm_backward
-from verify import reach
-from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from verify.draw import Values, sizes, values
-from verify.laws import alone
-from verify.precision import TINY, Precision, U
-from verify.running_error import ELEMENTARY, flushed, gamma
+from llamaspec.reference.backward.qk_norm import qk_norm_backward
+from llamaspec.reference.backward.rmsnorm import rmsnorm_backward
+from llamaspec.verify import reach
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from llamaspec.verify.draw import Values, sizes, values
+from llamaspec.verify.laws import alone
+from llamaspec.verify.precision import TINY, Precision, U
+from llamaspec.verify.running_error import ELEMENTARY, flushed, gamma
 
 
 def arguments(

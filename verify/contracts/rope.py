@@ -5,14 +5,14 @@ from collections.abc import Callable
 import numpy as np
 from hypothesis import strategies as st
 
-from reference.rope import LinearScaling, Llama3Scaling, Scaling, rope_halves, rope_interleaved
-from reference.rope import frequencies as exact_frequencies
-from verify import reach
-from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from verify.draw import Values, sizes, values
-from verify.laws import alone
-from verify.precision import TINY, Precision
-from verify.running_error import flushed, gamma, turn_error
+from llamaspec.reference.rope import LinearScaling, Llama3Scaling, Scaling, rope_halves, rope_interleaved
+from llamaspec.reference.rope import frequencies as exact_frequencies
+from llamaspec.verify import reach
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from llamaspec.verify.draw import Values, sizes, values
+from llamaspec.verify.laws import alone
+from llamaspec.verify.precision import TINY, Precision
+from llamaspec.verify.running_error import flushed, gamma, turn_error
 
 # An implementation that computes frequencies itself, and ignores the given ones, is wrong for scaled ones.
 SCALING: dict[str, Scaling | None] = {

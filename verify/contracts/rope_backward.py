@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from reference.backward.rope import rope_halves_backward
-from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64
-from verify.contracts.rope import HALVES
-from verify.laws import alone
+from llamaspec.reference.backward.rope import rope_halves_backward
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64
+from llamaspec.verify.contracts.rope import HALVES
+from llamaspec.verify.laws import alone
 
 
 def arguments(**drawn) -> Arguments:

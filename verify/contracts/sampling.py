@@ -10,11 +10,11 @@ import numpy as np
 from hypothesis import strategies as st
 from jaxtyping import Bool, Float
 
-from reference.sampling import distribution, draw, penalize
-from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64
-from verify.draw import HIDDEN, Values, hide, integers, seeds, sizes, values
-from verify.precision import TINY, Precision, U, precision
-from verify.running_error import gamma, softmaxed
+from llamaspec.reference.sampling import distribution, draw, penalize
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64
+from llamaspec.verify.draw import HIDDEN, Values, hide, integers, seeds, sizes, values
+from llamaspec.verify.precision import TINY, Precision, U, precision
+from llamaspec.verify.running_error import gamma, softmaxed
 
 
 class Between(NamedTuple):

@@ -3,13 +3,13 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from reference.linear import linear
-from reference.moe import shared_expert
-from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from verify.draw import Values, sizes, values
-from verify.laws import alone
-from verify.precision import Precision, U, precision
-from verify.running_error import exactly, flushed, gated, projected, rounded, sigmoid
+from llamaspec.reference.linear import linear
+from llamaspec.reference.moe import shared_expert
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from llamaspec.verify.draw import Values, sizes, values
+from llamaspec.verify.laws import alone
+from llamaspec.verify.precision import Precision, U, precision
+from llamaspec.verify.running_error import exactly, flushed, gated, projected, rounded, sigmoid
 
 
 def arguments(

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from reference.attention import sink_attention
-from verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64
-from verify.contracts.attention import ATTENTION, BLOCKS, arguments
-from verify.draw import Values, values
-from verify.laws import alone
-from verify.precision import Precision, U, precision
-from verify.running_error import attended, exactly
+from llamaspec.reference.attention import sink_attention
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64
+from llamaspec.verify.contracts.attention import ATTENTION, BLOCKS, arguments
+from llamaspec.verify.draw import Values, values
+from llamaspec.verify.laws import alone
+from llamaspec.verify.precision import Precision, U, precision
+from llamaspec.verify.running_error import attended, exactly
 
 
 def sink_arguments(*, precision: Precision, sinks: Values, around: float, **draws: Any) -> Arguments:

@@ -3,12 +3,12 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from reference.softmax import softmax
-from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from verify.draw import Values, hidden, hide, sizes, values
-from verify.laws import alone
-from verify.precision import TINY, Precision, U, precision
-from verify.running_error import softmaxed
+from llamaspec.reference.softmax import softmax
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from llamaspec.verify.draw import Values, hidden, hide, sizes, values
+from llamaspec.verify.laws import alone
+from llamaspec.verify.precision import TINY, Precision, U, precision
+from llamaspec.verify.running_error import softmaxed
 
 BLOCKS = 64  # blocks of a row, at most, of an online softmax
 

@@ -3,13 +3,13 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from reference.backward.softmax import softmax_backward
-from reference.softmax import softmax
-from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from verify.draw import Values, hidden, hide, sizes, values
-from verify.laws import alone
-from verify.precision import Precision, precision
-from verify.running_error import flushed, gamma
+from llamaspec.reference.backward.softmax import softmax_backward
+from llamaspec.reference.softmax import softmax
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from llamaspec.verify.draw import Values, hidden, hide, sizes, values
+from llamaspec.verify.laws import alone
+from llamaspec.verify.precision import Precision, precision
+from llamaspec.verify.running_error import flushed, gamma
 
 
 def arguments(*, precision: Precision, rows: int, n: int, x: Values, hidden: str, dp: Values) -> Arguments:

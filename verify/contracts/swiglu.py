@@ -1,8 +1,8 @@
 """SwiGLU: element by element, with a sigmoid that must not overflow."""
 
-from reference.swiglu import swiglu
-from verify.gating import gating_contract
-from verify.running_error import gated
+from llamaspec.reference.swiglu import swiglu
+from llamaspec.verify.gating import gating_contract
+from llamaspec.verify.running_error import gated
 
 CONTRACT = gating_contract(
     swiglu,

@@ -3,11 +3,11 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from reference.backward.swiglu import swiglu_backward
-from verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from verify.draw import Values, sizes, values
-from verify.precision import Precision, U, precision
-from verify.running_error import ELEMENTARY, flushed, gamma
+from llamaspec.reference.backward.swiglu import swiglu_backward
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from llamaspec.verify.draw import Values, sizes, values
+from llamaspec.verify.precision import Precision, U, precision
+from llamaspec.verify.running_error import ELEMENTARY, flushed, gamma
 
 
 def arguments(

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from verify.mutant import implementation, spans
+from llamaspec.verify.mutant import implementation, spans
 
 BLOCK = 32
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from verify.mutant import f32, implementation, spans
-from verify.mutants.quantized import size
+from llamaspec.verify.mutant import f32, implementation, spans
+from llamaspec.verify.mutants.quantized import size
 
 GROUP = 128
 

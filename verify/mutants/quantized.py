@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 
-from verify.mutant import f32, implementation, spans
+from llamaspec.verify.mutant import f32, implementation, spans
 
 GROUPS = {"q8": 64, "q4": 64, "nf4": 64, "mxfp4": 32}  # in the other schemes a row is one group
 NF4 = np.array(

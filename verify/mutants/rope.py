@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from verify.mutant import f32, implementation
+from llamaspec.verify.mutant import f32, implementation
 
 
 def rope_halves(x: np.ndarray, positions: np.ndarray, frequencies: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from verify.mutant import f32, implementation
+from llamaspec.verify.mutant import f32, implementation
 
 
 def distribution(

@@ -6,15 +6,15 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float16, Float32, Integer, UInt8
 
-from model.checkpoints.checkpoint import Codes, Form, Part, Shifted
-from model.checkpoints.codes import WITH_MINIMA
-from model.checkpoints.gguf.file import Entry
-from model.checkpoints.mapped import MappedFile
-from reference.quantizers import ggml
-from reference.quantizers.blocks import Quantized
-from reference.quantizers.ggml_blocks import Signed
-from reference.quantizers.ggml_superblocks import Superblocks
-from reference.rope import interleaved_to_halves
+from llamaspec.model.checkpoints.checkpoint import Codes, Form, Part, Shifted
+from llamaspec.model.checkpoints.codes import WITH_MINIMA
+from llamaspec.model.checkpoints.gguf.file import Entry
+from llamaspec.model.checkpoints.mapped import MappedFile
+from llamaspec.reference.quantizers import ggml
+from llamaspec.reference.quantizers.blocks import Quantized
+from llamaspec.reference.quantizers.ggml_blocks import Signed
+from llamaspec.reference.quantizers.ggml_superblocks import Superblocks
+from llamaspec.reference.rope import interleaved_to_halves
 
 AT_ONCE = 1 << 20  # weights decoded at a time, in float64
 

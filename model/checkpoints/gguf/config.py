@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from model.checkpoints.checkpoint import refused
-from model.checkpoints.checks import check_model
-from model.checkpoints.gguf.file import Metadata, short
-from model.checkpoints.gguf.rope import from_factors
-from model.checkpoints.recognize import IMATRIX
-from model.family import Architecture, architectures
-from reference.config import Config
-from reference.rope import LinearScaling, LongRopeScaling, Scaling, YarnScaling, yarn_magnitude
+from llamaspec.model.checkpoints.checkpoint import refused
+from llamaspec.model.checkpoints.checks import check_model
+from llamaspec.model.checkpoints.gguf.file import Metadata, short
+from llamaspec.model.checkpoints.gguf.rope import from_factors
+from llamaspec.model.checkpoints.recognize import IMATRIX
+from llamaspec.model.family import Architecture, architectures
+from llamaspec.reference.config import Config
+from llamaspec.reference.rope import LinearScaling, LongRopeScaling, Scaling, YarnScaling, yarn_magnitude
 
 # Keys that change the computation unless they have one of these values.
 NEUTRAL: dict[str, tuple[Any, ...]] = {

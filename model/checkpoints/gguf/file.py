@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from model.checkpoints.checkpoint import CheckpointError, quoted, refused
-from model.checkpoints.gguf import layout
-from model.checkpoints.mapped import MappedFile
-from model.checkpoints.recognize import GGUF
+from llamaspec.model.checkpoints.checkpoint import CheckpointError, quoted, refused
+from llamaspec.model.checkpoints.gguf import layout
+from llamaspec.model.checkpoints.mapped import MappedFile
+from llamaspec.model.checkpoints.recognize import GGUF
 
 # A vocabulary of 200,000 tokens, with its merges, is 640,000 strings of 14 MB in all. A string may take four times its
 # bytes in memory, so a hostile file costs at most a second and 200 MB.

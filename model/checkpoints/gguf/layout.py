@@ -15,10 +15,10 @@ of all experts of a layer. A tied output matrix is left out.
 import struct
 from typing import NamedTuple
 
-from model.family import Architecture
-from model.tensors import Weight, rotated_heads, weights
-from reference.config import Config
-from reference.quantizers.ggml import READABLE
+from llamaspec.model.family import Architecture
+from llamaspec.model.tensors import Weight, rotated_heads, weights
+from llamaspec.reference.config import Config
+from llamaspec.reference.quantizers.ggml import READABLE
 
 ALIGNMENT = 32
 LONGEST_NAME = 64  # bytes of a tensor's name

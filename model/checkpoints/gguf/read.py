@@ -7,18 +7,18 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Shaped
 
-from model.checkpoints.checkpoint import Checkpoint, Tensor, quoted, refused
-from model.checkpoints.checks import check_model
-from model.checkpoints.fused import taken_apart
-from model.checkpoints.gguf import blocks, layout
-from model.checkpoints.gguf.config import architecture_of, read_config, read_tokens
-from model.checkpoints.gguf.file import Entry, Metadata, read_header
-from model.checkpoints.gguf.split import Located, locate
-from model.checkpoints.mapped import MappedFile, release_all, scattered_in_all
-from model.family import Architecture
-from model.tensors import QUANTIZABLE, Role, Weight, fused_rows
-from reference.config import Config
-from reference.rope import interleaved_to_halves
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor, quoted, refused
+from llamaspec.model.checkpoints.checks import check_model
+from llamaspec.model.checkpoints.fused import taken_apart
+from llamaspec.model.checkpoints.gguf import blocks, layout
+from llamaspec.model.checkpoints.gguf.config import architecture_of, read_config, read_tokens
+from llamaspec.model.checkpoints.gguf.file import Entry, Metadata, read_header
+from llamaspec.model.checkpoints.gguf.split import Located, locate
+from llamaspec.model.checkpoints.mapped import MappedFile, release_all, scattered_in_all
+from llamaspec.model.family import Architecture
+from llamaspec.model.tensors import QUANTIZABLE, Role, Weight, fused_rows
+from llamaspec.reference.config import Config
+from llamaspec.reference.rope import interleaved_to_halves
 
 DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
 

@@ -14,8 +14,8 @@ from itertools import pairwise
 import numpy as np
 from jaxtyping import Float, Float32
 
-from model.checkpoints.checkpoint import refused
-from reference.rope import LinearScaling, Llama3Scaling, Scaling, frequencies
+from llamaspec.model.checkpoints.checkpoint import refused
+from llamaspec.reference.rope import LinearScaling, Llama3Scaling, Scaling, frequencies
 
 ORIGINAL_CONTEXT = 8192  # of Llama 3, the origin of all rescaled Llamas
 USUAL = (1.0, 4.0)  # low and high of those; too few pairs may not determine them

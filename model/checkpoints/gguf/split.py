@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from model.checkpoints.checkpoint import quoted, refused
-from model.checkpoints.gguf.file import Entry, Header, Metadata, read_header
-from model.checkpoints.mapped import MappedFile
-from model.checkpoints.recognize import leads_out
+from llamaspec.model.checkpoints.checkpoint import quoted, refused
+from llamaspec.model.checkpoints.gguf.file import Entry, Header, Metadata, read_header
+from llamaspec.model.checkpoints.mapped import MappedFile
+from llamaspec.model.checkpoints.recognize import leads_out
 
 COUNT, NUMBER, TENSORS = "split.count", "split.no", "split.tensors.count"
 MOST_PARTS = 10_000

@@ -14,18 +14,18 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Shaped, UInt8
 
-from model.checkpoints.checkpoint import Checkpoint, refused
-from model.checkpoints.checks import check_finite
-from model.checkpoints.gguf import layout
-from model.checkpoints.gguf.file import Value
-from model.checkpoints.gguf.rope import to_factors
-from model.checkpoints.recognize import GGUF
-from model.checkpoints.staging import new_file
-from model.family import Architecture, nearest_family
-from model.tensors import EMBEDDING, QUANTIZABLE, Role, Weight, fused_rows
-from reference.config import Config
-from reference.quantizers import ggml
-from reference.rope import LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling, halves_to_interleaved
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, refused
+from llamaspec.model.checkpoints.checks import check_finite
+from llamaspec.model.checkpoints.gguf import layout
+from llamaspec.model.checkpoints.gguf.file import Value
+from llamaspec.model.checkpoints.gguf.rope import to_factors
+from llamaspec.model.checkpoints.recognize import GGUF
+from llamaspec.model.checkpoints.staging import new_file
+from llamaspec.model.family import Architecture, nearest_family
+from llamaspec.model.tensors import EMBEDDING, QUANTIZABLE, Role, Weight, fused_rows
+from llamaspec.reference.config import Config
+from llamaspec.reference.quantizers import ggml
+from llamaspec.reference.rope import LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling, halves_to_interleaved
 
 FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 QUANTIZED_TYPES = {"q8_0": "Q8_0", "q4_0": "Q4_0", "mxfp4": "MXFP4"}

@@ -6,10 +6,10 @@ The tensors are qweight, qzeros and scales, and for GPTQ also g_idx: see `refere
 
 import numpy as np
 
-from model.checkpoints.checkpoint import refused
-from model.checkpoints.huggingface.config import Fields
-from model.checkpoints.huggingface.marlin import Marlin
-from model.checkpoints.huggingface.rule import (
+from llamaspec.model.checkpoints.checkpoint import refused
+from llamaspec.model.checkpoints.huggingface.config import Fields
+from llamaspec.model.checkpoints.huggingface.marlin import Marlin
+from llamaspec.model.checkpoints.huggingface.rule import (
     FLOATS,
     INT32,
     ROWS,
@@ -21,9 +21,9 @@ from model.checkpoints.huggingface.rule import (
     in_order,
     unpack_words,
 )
-from model.checkpoints.strict_json import short
-from reference.quantizers import awq, packing
-from reference.quantizers.affine import Affine
+from llamaspec.model.checkpoints.strict_json import short
+from llamaspec.reference.quantizers import awq, packing
+from llamaspec.reference.quantizers.affine import Affine
 
 
 class AWQ(Rule):

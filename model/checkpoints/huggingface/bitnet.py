@@ -6,11 +6,11 @@ weight_scale   one for the matrix; a weight is its code, -1, 0 or 1, divided by 
 
 import numpy as np
 
-from model.checkpoints.checkpoint import refused
-from model.checkpoints.huggingface.config import Fields
-from model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, Stored
-from model.checkpoints.strict_json import short
-from reference.quantizers.blocks import Quantized
+from llamaspec.model.checkpoints.checkpoint import refused
+from llamaspec.model.checkpoints.huggingface.config import Fields
+from llamaspec.model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, Stored
+from llamaspec.model.checkpoints.strict_json import short
+from llamaspec.reference.quantizers.blocks import Quantized
 
 
 class BitNet(Rule):

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from model.checkpoints.checkpoint import Form, Part, refused
-from model.checkpoints.huggingface.config import Fields
-from model.checkpoints.huggingface.rule import Arrays, Rule, Stored
-from model.checkpoints.strict_json import parse_object, short
-from reference.quantizers import double_quantization, nf4
-from reference.quantizers.blocks import Quantized
-from reference.quantizers.nf4 import FP4, NF4, Codebook
+from llamaspec.model.checkpoints.checkpoint import Form, Part, refused
+from llamaspec.model.checkpoints.huggingface.config import Fields
+from llamaspec.model.checkpoints.huggingface.rule import Arrays, Rule, Stored
+from llamaspec.model.checkpoints.strict_json import parse_object, short
+from llamaspec.reference.quantizers import double_quantization, nf4
+from llamaspec.reference.quantizers.blocks import Quantized
+from llamaspec.reference.quantizers.nf4 import FP4, NF4, Codebook
 
 CODEBOOKS: dict[Form, Codebook] = {"nf4": NF4, "fp4": FP4}
 GROUP = 64

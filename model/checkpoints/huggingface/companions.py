@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from model.checkpoints.recognize import leads_out
+from llamaspec.model.checkpoints.recognize import leads_out
 
 NAMES = (
     "tokenizer.json", "tekken.json", "tokenizer.model", "tokenizer.bin", "tokenizer_config.json",

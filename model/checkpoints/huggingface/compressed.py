@@ -18,10 +18,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from model.checkpoints.checkpoint import Codes, Form, refused
-from model.checkpoints.huggingface.config import Fields
-from model.checkpoints.huggingface.nvfp4 import NVFP4
-from model.checkpoints.huggingface.rule import (
+from llamaspec.model.checkpoints.checkpoint import Codes, Form, refused
+from llamaspec.model.checkpoints.huggingface.config import Fields
+from llamaspec.model.checkpoints.huggingface.nvfp4 import NVFP4
+from llamaspec.model.checkpoints.huggingface.rule import (
     FLOATS,
     INT32,
     Arrays,
@@ -35,10 +35,10 @@ from model.checkpoints.huggingface.rule import (
     pack_words,
     unpack_words,
 )
-from model.checkpoints.huggingface.targets import ByTarget, read_targets
-from model.checkpoints.strict_json import short
-from reference.quantizers.affine import Affine
-from reference.quantizers.blocks import Quantized
+from llamaspec.model.checkpoints.huggingface.targets import ByTarget, read_targets
+from llamaspec.model.checkpoints.strict_json import short
+from llamaspec.reference.quantizers.affine import Affine
+from llamaspec.reference.quantizers.blocks import Quantized
 
 G_IDX = "weight_g_idx"
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)

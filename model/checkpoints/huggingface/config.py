@@ -12,13 +12,13 @@ from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any
 
-from model.checkpoints.checkpoint import refused
-from model.checkpoints.checks import MOST_LAYERS, check_model
-from model.checkpoints.huggingface.fields import Fields
-from model.checkpoints.huggingface.rope import read_rope
-from model.checkpoints.strict_json import short
-from model.family import Family, families
-from reference.config import Config
+from llamaspec.model.checkpoints.checkpoint import refused
+from llamaspec.model.checkpoints.checks import MOST_LAYERS, check_model
+from llamaspec.model.checkpoints.huggingface.fields import Fields
+from llamaspec.model.checkpoints.huggingface.rope import read_rope
+from llamaspec.model.checkpoints.strict_json import short
+from llamaspec.model.family import Family, families
+from llamaspec.reference.config import Config
 
 
 def read_config(values: dict[str, Any], path: str | Path, family: Family | None = None) -> Config:

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from model.checkpoints.checkpoint import CheckpointError, refused
-from model.checkpoints.strict_json import short
+from llamaspec.model.checkpoints.checkpoint import CheckpointError, refused
+from llamaspec.model.checkpoints.strict_json import short
 
 
 class Fields:

@@ -9,14 +9,14 @@ A weight is its code times its scale, whatever the scale is called. Scales of in
 products in e4m3, change no weight. Model Optimizer's NVFP4 is in `nvfp4`.
 """
 
-from model.checkpoints.checkpoint import refused
-from model.checkpoints.huggingface.compressed import CompressedTensors
-from model.checkpoints.huggingface.config import Fields
-from model.checkpoints.huggingface.nvfp4 import NVFP4
-from model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, Stored
-from model.checkpoints.strict_json import short
-from reference.quantizers.affine import Affine
-from reference.quantizers.blocks import Quantized
+from llamaspec.model.checkpoints.checkpoint import refused
+from llamaspec.model.checkpoints.huggingface.compressed import CompressedTensors
+from llamaspec.model.checkpoints.huggingface.config import Fields
+from llamaspec.model.checkpoints.huggingface.nvfp4 import NVFP4
+from llamaspec.model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, Stored
+from llamaspec.model.checkpoints.strict_json import short
+from llamaspec.reference.quantizers.affine import Affine
+from llamaspec.reference.quantizers.blocks import Quantized
 
 SCALES = ("weight_scale", "weight_scale_inv")
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from model.checkpoints.checkpoint import Form, Shifted, refused
-from model.checkpoints.huggingface.config import Fields
-from model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, Stored
-from model.checkpoints.strict_json import short
+from llamaspec.model.checkpoints.checkpoint import Form, Shifted, refused
+from llamaspec.model.checkpoints.huggingface.config import Fields
+from llamaspec.model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, Stored
+from llamaspec.model.checkpoints.strict_json import short
 
 TERNARY = 1.58
 PARTS = {8: 1, 6: 1, 5: 1, 4: 2, 3: 10, 2: 4, TERNARY: 4, 1: 8}  # codes in a number, for each number of bits

@@ -11,8 +11,8 @@ columns. Scales of groups are those of 64 rows as an 8 x 8 square, transposed; t
 
 import numpy as np
 
-from model.checkpoints.huggingface.rule import FLOATS, INT32, Arrays, Rule, Stored, unpack_words
-from reference.quantizers.blocks import Quantized
+from llamaspec.model.checkpoints.huggingface.rule import FLOATS, INT32, Arrays, Rule, Stored, unpack_words
+from llamaspec.reference.quantizers.blocks import Quantized
 
 TILE, TOGETHER = 16, 64  # columns, and rows, that are stored together
 

@@ -10,10 +10,10 @@ half the scale. The product (or quotient) of the two scales is rounded to float3
 import ml_dtypes
 import numpy as np
 
-from model.checkpoints.huggingface.rule import Arrays, Rule, Stored, nibbles
-from reference.quantizers.blocks import Quantized
-from reference.quantizers.minifloat import E2M1
-from reference.quantizers.nvfp4 import BLOCK
+from llamaspec.model.checkpoints.huggingface.rule import Arrays, Rule, Stored, nibbles
+from llamaspec.reference.quantizers.blocks import Quantized
+from llamaspec.reference.quantizers.minifloat import E2M1
+from llamaspec.reference.quantizers.nvfp4 import BLOCK
 
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 TWICE = (2 * E2M1.decode(np.arange(16, dtype=np.uint8))).astype(np.int8)  # the integers that codes stand for

@@ -11,22 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from model.checkpoints.checkpoint import Codes, Part, Tensor, os_errors, refused
-from model.checkpoints.codes import PART, dequantized
-from model.checkpoints.huggingface.awq_gptq import read_awq, read_gptq, read_marlin
-from model.checkpoints.huggingface.bitnet import read_bitnet
-from model.checkpoints.huggingface.bitsandbytes import read_bitsandbytes
-from model.checkpoints.huggingface.compressed import read_compressed_tensors
-from model.checkpoints.huggingface.config import Fields
-from model.checkpoints.huggingface.fp8 import read_fbgemm, read_fp8, read_modelopt
-from model.checkpoints.huggingface.hqq import read_hqq
-from model.checkpoints.huggingface.rule import FLOATS, ROWS, Arrays, Rule, Stored
-from model.checkpoints.huggingface.stacked_experts import METHOD
-from model.checkpoints.huggingface.torchao import read_torchao
-from model.checkpoints.mapped import MappedFile
-from model.checkpoints.safetensors_header import Entry
-from model.checkpoints.strict_json import read_object, short
-from model.tensors import QUANTIZABLE, Weight
+from llamaspec.model.checkpoints.checkpoint import Codes, Part, Tensor, os_errors, refused
+from llamaspec.model.checkpoints.codes import PART, dequantized
+from llamaspec.model.checkpoints.huggingface.awq_gptq import read_awq, read_gptq, read_marlin
+from llamaspec.model.checkpoints.huggingface.bitnet import read_bitnet
+from llamaspec.model.checkpoints.huggingface.bitsandbytes import read_bitsandbytes
+from llamaspec.model.checkpoints.huggingface.compressed import read_compressed_tensors
+from llamaspec.model.checkpoints.huggingface.config import Fields
+from llamaspec.model.checkpoints.huggingface.fp8 import read_fbgemm, read_fp8, read_modelopt
+from llamaspec.model.checkpoints.huggingface.hqq import read_hqq
+from llamaspec.model.checkpoints.huggingface.rule import FLOATS, ROWS, Arrays, Rule, Stored
+from llamaspec.model.checkpoints.huggingface.stacked_experts import METHOD
+from llamaspec.model.checkpoints.huggingface.torchao import read_torchao
+from llamaspec.model.checkpoints.mapped import MappedFile
+from llamaspec.model.checkpoints.safetensors_header import Entry
+from llamaspec.model.checkpoints.strict_json import read_object, short
+from llamaspec.model.tensors import QUANTIZABLE, Weight
 
 INSTEAD = "take the original and quantize it by `llamaspec convert --quantize`, or a release as GGUF, AWQ, GPTQ or FP8"
 # The software that loads a model whose layout is not read, by its quant_method.

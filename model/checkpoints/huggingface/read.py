@@ -12,21 +12,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from model.checkpoints.checkpoint import Checkpoint, Tensor, os_errors, quoted, refused
-from model.checkpoints.fused import taken_apart
-from model.checkpoints.huggingface.config import Fields, family_of, read_config, read_tokens
-from model.checkpoints.huggingface.quantized import Located, read_rule, read_rule_beside, take_quantized
-from model.checkpoints.huggingface.rule import FLOATS
-from model.checkpoints.huggingface.stacked_experts import check_experts, take_experts
-from model.checkpoints.mapped import MappedFile, release_all, scattered_in_all
-from model.checkpoints.recognize import TO_SAFETENSORS, weights_file
-from model.checkpoints.safetensors_header import Entry, read_header
-from model.checkpoints.strict_json import read_object, short
-from model.family import Family
-from model.tensors import Role, Weight, fused_rows, rotated_heads
-from model.tensors import weights as weights_of
-from reference.config import Config
-from reference.rope import interleaved_to_halves
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor, os_errors, quoted, refused
+from llamaspec.model.checkpoints.fused import taken_apart
+from llamaspec.model.checkpoints.huggingface.config import Fields, family_of, read_config, read_tokens
+from llamaspec.model.checkpoints.huggingface.quantized import Located, read_rule, read_rule_beside, take_quantized
+from llamaspec.model.checkpoints.huggingface.rule import FLOATS
+from llamaspec.model.checkpoints.huggingface.stacked_experts import check_experts, take_experts
+from llamaspec.model.checkpoints.mapped import MappedFile, release_all, scattered_in_all
+from llamaspec.model.checkpoints.recognize import TO_SAFETENSORS, weights_file
+from llamaspec.model.checkpoints.safetensors_header import Entry, read_header
+from llamaspec.model.checkpoints.strict_json import read_object, short
+from llamaspec.model.family import Family
+from llamaspec.model.tensors import Role, Weight, fused_rows, rotated_heads
+from llamaspec.model.tensors import weights as weights_of
+from llamaspec.reference.config import Config
+from llamaspec.reference.rope import interleaved_to_halves
 
 COMPARED = 4 << 20  # bytes of two tensors compared at a time
 

@@ -7,12 +7,12 @@ otherwise than the rest, version 5 has an object for each of the two.
 import math
 from typing import Any
 
-from model.checkpoints.checks import LARGEST
-from model.checkpoints.huggingface.fields import Fields
-from model.checkpoints.strict_json import short
-from model.family import RopeKeys
-from reference.config import Config
-from reference.rope import (
+from llamaspec.model.checkpoints.checks import LARGEST
+from llamaspec.model.checkpoints.huggingface.fields import Fields
+from llamaspec.model.checkpoints.strict_json import short
+from llamaspec.model.family import RopeKeys
+from llamaspec.reference.config import Config
+from llamaspec.reference.rope import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from model.checkpoints.checkpoint import Form, Part
+from llamaspec.model.checkpoints.checkpoint import Form, Part
 
 Arrays = Mapping[str, np.ndarray]
 

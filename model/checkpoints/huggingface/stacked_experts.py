@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from model.checkpoints.checkpoint import Checkpoint, Codes, Tensor, refused
-from model.checkpoints.codes import dequantized
-from model.checkpoints.huggingface.rule import FLOATS, nibbles, pack_nibbles
-from model.checkpoints.mapped import MappedFile
-from model.checkpoints.safetensors_header import Entry
-from model.family import Family
-from model.tensors import Role, Weight, by_layer
-from model.tensors import weights as weights_of
-from reference.config import Config
-from reference.quantizers.blocks import Quantized
-from reference.quantizers.mx import BLOCK
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, Codes, Tensor, refused
+from llamaspec.model.checkpoints.codes import dequantized
+from llamaspec.model.checkpoints.huggingface.rule import FLOATS, nibbles, pack_nibbles
+from llamaspec.model.checkpoints.mapped import MappedFile
+from llamaspec.model.checkpoints.safetensors_header import Entry
+from llamaspec.model.family import Family
+from llamaspec.model.tensors import Role, Weight, by_layer
+from llamaspec.model.tensors import weights as weights_of
+from llamaspec.reference.config import Config
+from llamaspec.reference.quantizers.blocks import Quantized
+from llamaspec.reference.quantizers.mx import BLOCK
 
 METHOD = "mxfp4"  # the quant_method of a config.json whose experts have blocks and scales
 BYTE = np.dtype(np.uint8)

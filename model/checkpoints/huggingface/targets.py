@@ -7,9 +7,9 @@ modules that no other target names.
 import re
 from collections.abc import Sequence
 
-from model.checkpoints.huggingface.config import Fields
-from model.checkpoints.huggingface.rule import Arrays, Part, Rule, Stored
-from model.checkpoints.strict_json import short
+from llamaspec.model.checkpoints.huggingface.config import Fields
+from llamaspec.model.checkpoints.huggingface.rule import Arrays, Part, Rule, Stored
+from llamaspec.model.checkpoints.strict_json import short
 
 EVERY, PREFIX = "Linear", "re:"
 LONGEST, MOST_REPEATS = 200, 3

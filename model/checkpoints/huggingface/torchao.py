@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from model.checkpoints.checkpoint import Form, Shifted, refused
-from model.checkpoints.huggingface.compressed import E4M3, CompressedTensors
-from model.checkpoints.huggingface.config import Fields
-from model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, Stored, nibbles
-from model.checkpoints.strict_json import short
-from reference.quantizers.affine import Affine
-from reference.quantizers.blocks import Quantized
+from llamaspec.model.checkpoints.checkpoint import Form, Shifted, refused
+from llamaspec.model.checkpoints.huggingface.compressed import E4M3, CompressedTensors
+from llamaspec.model.checkpoints.huggingface.config import Fields
+from llamaspec.model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, Stored, nibbles
+from llamaspec.model.checkpoints.strict_json import short
+from llamaspec.reference.quantizers.affine import Affine
+from llamaspec.reference.quantizers.blocks import Quantized
 
 CODES, SCALE, ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
 FORMS: dict[str, Form] = {

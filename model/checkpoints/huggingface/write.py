@@ -10,20 +10,25 @@ from typing import Any
 
 import numpy as np
 
-from model.checkpoints.checkpoint import Checkpoint, Shifted, Tensor, refused
-from model.checkpoints.checks import check_finite
-from model.checkpoints.codes import WITH_MINIMA, in_whole_bytes
-from model.checkpoints.huggingface.bitsandbytes import CODEBOOKS, BitsAndBytes, format_bitsandbytes
-from model.checkpoints.huggingface.companions import companions
-from model.checkpoints.huggingface.compressed import FORMS, CompressedTensors, format_compressed_tensors, rule_for
-from model.checkpoints.huggingface.rule import FLOATS
-from model.checkpoints.huggingface.stacked_experts import METHOD, with_stacked_experts
-from model.checkpoints.huggingface.write_config import format_config, format_tokens
-from model.checkpoints.safetensors_header import format_header
-from model.checkpoints.staging import new_directory
-from model.family import Family, nearest_family
-from model.tensors import EMBEDDING, HEAD, QUANTIZABLE, Role, fused_rows, quantizable, weights
-from reference.quantizers.affine import Affine
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, Shifted, Tensor, refused
+from llamaspec.model.checkpoints.checks import check_finite
+from llamaspec.model.checkpoints.codes import WITH_MINIMA, in_whole_bytes
+from llamaspec.model.checkpoints.huggingface.bitsandbytes import CODEBOOKS, BitsAndBytes, format_bitsandbytes
+from llamaspec.model.checkpoints.huggingface.companions import companions
+from llamaspec.model.checkpoints.huggingface.compressed import (
+    FORMS,
+    CompressedTensors,
+    format_compressed_tensors,
+    rule_for,
+)
+from llamaspec.model.checkpoints.huggingface.rule import FLOATS
+from llamaspec.model.checkpoints.huggingface.stacked_experts import METHOD, with_stacked_experts
+from llamaspec.model.checkpoints.huggingface.write_config import format_config, format_tokens
+from llamaspec.model.checkpoints.safetensors_header import format_header
+from llamaspec.model.checkpoints.staging import new_directory
+from llamaspec.model.family import Family, nearest_family
+from llamaspec.model.tensors import EMBEDDING, HEAD, QUANTIZABLE, Role, fused_rows, quantizable, weights
+from llamaspec.reference.quantizers.affine import Affine
 
 Written = CompressedTensors | BitsAndBytes
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from model.checkpoints.checkpoint import Checkpoint, refused
-from model.checkpoints.huggingface.rope import format_rope
-from model.family import Family, nearest_family
-from reference.config import Config
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, refused
+from llamaspec.model.checkpoints.huggingface.rope import format_rope
+from llamaspec.model.family import Family, nearest_family
+from llamaspec.reference.config import Config
 
 
 def format_config(checkpoint: Checkpoint, *, dtype: str) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from model.tensors import Role, Weight, weights
-from reference.config import Config
+from llamaspec.model.tensors import Role, Weight, weights
+from llamaspec.reference.config import Config
 
 THETA = 10_000.0
 EPS = 1e-5

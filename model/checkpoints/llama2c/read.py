@@ -8,14 +8,14 @@ from functools import partial
 import numpy as np
 from jaxtyping import Float32
 
-from model.checkpoints.checkpoint import Checkpoint, Codes, Tensor, refused
-from model.checkpoints.checks import check_model
-from model.checkpoints.llama2c import layout
-from model.checkpoints.mapped import MappedFile
-from model.tensors import rotated_heads
-from reference.config import Config
-from reference.quantizers.blocks import Quantized
-from reference.rope import interleaved_to_halves
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, Codes, Tensor, refused
+from llamaspec.model.checkpoints.checks import check_model
+from llamaspec.model.checkpoints.llama2c import layout
+from llamaspec.model.checkpoints.mapped import MappedFile
+from llamaspec.model.tensors import rotated_heads
+from llamaspec.reference.config import Config
+from llamaspec.reference.quantizers.blocks import Quantized
+from llamaspec.reference.rope import interleaved_to_halves
 
 FLOAT32 = np.dtype("<f4")
 AT_ONCE = 4 << 20  # codes per part

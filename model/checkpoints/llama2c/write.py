@@ -6,14 +6,14 @@ from typing import BinaryIO
 
 import numpy as np
 
-from model.checkpoints.checkpoint import Checkpoint, refused
-from model.checkpoints.checks import check_finite
-from model.checkpoints.llama2c import layout
-from model.checkpoints.staging import new_file
-from model.tensors import Weight, rotated_heads
-from reference.config import Config
-from reference.quantizers import llama2c
-from reference.rope import halves_to_interleaved
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, refused
+from llamaspec.model.checkpoints.checks import check_finite
+from llamaspec.model.checkpoints.llama2c import layout
+from llamaspec.model.checkpoints.staging import new_file
+from llamaspec.model.tensors import Weight, rotated_heads
+from llamaspec.reference.config import Config
+from llamaspec.reference.quantizers import llama2c
+from llamaspec.reference.rope import halves_to_interleaved
 
 ROPE_POSITIONS = 4096  # rows of the RoPE tables made at a time
 

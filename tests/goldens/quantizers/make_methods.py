@@ -49,7 +49,7 @@ def compressed_tensors() -> dict[str, Any]:
     from compressed_tensors.quantization import QuantizationArgs  # pyright: ignore[reportMissingImports]
     from compressed_tensors.quantization.lifecycle.forward import quantize  # pyright: ignore[reportMissingImports]
 
-    from reference.quantizers import affine, symmetric  # only for scales and zero points
+    from llamaspec.reference.quantizers import affine, symmetric  # only for scales and zero points
 
     w = STUDENT(2, 64)
     cases = []
@@ -144,7 +144,7 @@ def gptq() -> dict[str, Any]:
     from compressed_tensors.quantization import QuantizationArgs  # pyright: ignore[reportMissingImports]
     from llmcompressor.modifiers.gptq.gptq_quantize import quantize_weight  # pyright: ignore[reportMissingImports]
 
-    from reference.quantizers import affine  # only for scales and zero points
+    from llamaspec.reference.quantizers import affine  # only for scales and zero points
 
     rows, cols, tokens = 4, 32, 64
     w, x = W(rows, cols), inputs(tokens, cols)

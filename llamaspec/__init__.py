@@ -39,38 +39,29 @@ Verify a kernel, as a test that pytest finds:
 that needs it.
 """
 
+# The folders of our packages lie beside this one in a checkout, where they are links here; a wheel has them here.
+
 from __future__ import annotations
 
 import os
-import sys
 
 TYPE_CHECKING = False  # `typing` would be imported before `main` answers Ctrl-C
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-    from model.chat.chat import Chat
-    from model.llama import Llama, load
-    from model.options import SamplingOptions
-    from verify.pytest import contract
+    from llamaspec.model.chat.chat import Chat
+    from llamaspec.model.llama import Llama, load
+    from llamaspec.model.options import SamplingOptions
+    from llamaspec.verify.pytest import contract
 
 __all__ = ["Chat", "Llama", "SamplingOptions", "contract", "load"]
 
 HOMES = {
-    "Chat": "model.chat.chat",
-    "Llama": "model.llama",
-    "SamplingOptions": "model.options",
-    "contract": "verify.pytest",
-    "load": "model.llama",
-}
-LIBRARY = ("model", "pallas_kernels", "reference")  # packages that a model needs
-ONLY_FOR = {  # further packages, by the word on the command line that needs them
-    "bench": ("benchmarks",),
-    "inspect": ("benchmarks",),
-    "profile": ("benchmarks",),
-    "serve": ("serving",),
-    "train": ("training",),
-    "verify": ("verify",),
-    "--html": ("benchmarks",),
+    "Chat": "llamaspec.model.chat.chat",
+    "Llama": "llamaspec.model.llama",
+    "SamplingOptions": "llamaspec.model.options",
+    "contract": "llamaspec.verify.pytest",
+    "load": "llamaspec.model.llama",
 }
 
 
@@ -79,35 +70,11 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'llamaspec' has no attribute {name!r}")
     from importlib import import_module
 
-    home = HOMES[name]
-    refuse_hidden("reference", "verify") if home.startswith("verify.") else refuse_hidden(*LIBRARY)
-    return getattr(import_module(home), name)
+    return getattr(import_module(HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
-
-
-def refuse_hidden(*packages: str) -> None:
-    """Raise ImportError, in one line, where another file comes before one of our top-level modules or packages.
-
-    Their names are plain words. Python looks for them in the folder of the script first, or in the current folder, and
-    a person's own `model.py` there would be imported instead of our `model`.
-    """
-    from importlib.util import find_spec
-    from pathlib import Path
-
-    ours = Path(__file__).resolve().parent
-    for name in packages:
-        if name in sys.modules:
-            found = getattr(sys.modules[name], "__file__", None)
-        else:
-            spec = find_spec(name)
-            found = spec.origin if spec else None
-        if found and Path(found).resolve() not in (ours / f"{name}.py", ours / name / "__init__.py"):
-            place = Path(found)
-            place = place.parent if place.name == "__init__.py" else place
-            raise ImportError(f"{place} hides the {name} of llamaspec: rename it, or start Python in another folder")
 
 
 def main() -> NoReturn:
@@ -118,13 +85,7 @@ def main() -> NoReturn:
         # `run` answers signals in its own way, once it and what it needs are imported. Ignored ones stay so.
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, leave)
-        needed = [package for word in sys.argv[1:] for package in ONLY_FOR.get(word, ())]
-        try:
-            refuse_hidden("cli", "commands", *LIBRARY, *needed)
-        except ImportError as error:
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(1)
-        from cli import main as run
+        from llamaspec.cli import main as run
 
         run()
     except KeyboardInterrupt:  # while `signal` was imported
@@ -138,7 +99,3 @@ def leave(*_: object) -> NoReturn:
             os.write(2, b"\n")
     finally:
         os._exit(130)
-
-
-if __name__ == "__main__":
-    main()

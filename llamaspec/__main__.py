@@ -1,0 +1,5 @@
+"""`python -m llamaspec`."""
+
+from llamaspec import main
+
+main()
