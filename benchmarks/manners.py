@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 import click
 
+from llamaspec.benchmarks.random_model import write_random_model
 from llamaspec.benchmarks.report import write_report
-from llamaspec.benchmarks.starts import write_model
 from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.running.process import MEMORY
@@ -225,7 +225,7 @@ def checks(shape: str, folder: Path) -> Iterator[Row]:
     model = "stories"
     if shape != "stories":
         model = str(folder / "model")
-        write_model(replace(SHAPES[shape], vocab=open_checkpoint("stories").config.vocab), Path(model))
+        write_random_model(replace(SHAPES[shape], vocab=open_checkpoint("stories").config.vocab), Path(model))
     text = folder / "text"
     text.write_text("Once upon a time there was a fox who lived in a wood. One day the fox met a bear.\n")
     runner = Runner(folder / "cache")

@@ -1,15 +1,19 @@
 """Random weights and caches, drawn on the device: as fast as a trained model's, without a file."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 from llamaspec.model.cache import Cache, LayerCache
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor
 from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.checkpoints.huggingface.write import write_huggingface
+from llamaspec.model.checkpoints.open import open_checkpoint, place_of
 from llamaspec.model.insight.machine import random_numbers
 from llamaspec.model.running.process import give_back_compilers_memory
 from llamaspec.model.tensors import tensor_shapes
@@ -18,6 +22,7 @@ from llamaspec.model.weights.params import Params, abstract_params, aligned_zero
 from llamaspec.reference.config import Config
 
 NO_NAN = 0x77  # bits of a code that may be set: no such pattern is NaN in any scheme
+PERIOD = 1 << 20  # weights of a written model that are drawn; the others repeat them
 
 
 def random_checkpoint(config: Config) -> Checkpoint:
@@ -31,6 +36,27 @@ def random_checkpoint(config: Config) -> Checkpoint:
 
     tensors = {name: tensor(shape) for name, shape in tensor_shapes(config).items()}
     return Checkpoint("random", "memory", config, tensors, bos=None, stops=frozenset())
+
+
+def write_random_model(config: Config, folder: Path) -> None:
+    """Write a model of these sizes in bfloat16, with the tokenizer of the built-in model.
+
+    The weights repeat after `PERIOD` numbers, so the disk limits the speed of writing.
+    """
+    stories = open_checkpoint("stories")
+    numbers = np.random.default_rng(0).standard_normal(PERIOD, np.float32)
+
+    def tensor(shape: tuple[int, ...]) -> Tensor:
+        def read() -> np.ndarray:
+            weights = (numbers * shape[-1] ** -0.5).astype(ml_dtypes.bfloat16)
+            return np.resize(weights, shape) if len(shape) == 2 else np.ones(shape, ml_dtypes.bfloat16)
+
+        return Tensor(shape, np.dtype(ml_dtypes.bfloat16), read)
+
+    tensors = {name: tensor(shape) for name, shape in tensor_shapes(config).items()}
+    checkpoint = Checkpoint("random", "memory", config, tensors, bos=stories.bos, stops=stories.stops)
+    tokenizer = place_of("stories") / "tokenizer.model"
+    write_huggingface(checkpoint, folder, files={tokenizer.name: tokenizer.read_bytes()})
 
 
 def random_shapes(config: Config, *, dtype: np.dtype, positions: int, quantize: str | None = None) -> Params:

@@ -41,7 +41,6 @@ SLOW: dict[str, int] = {
     # Whole steps of kernels in the interpreter. Each kernel has faster tests of its own.
     "tests/test_ops_choice.py::test_a_bug_in_a_kernel_is_loud_and_no_plain_form": 3,  # 9 in 4
     "tests/test_ops_choice.py::test_every_type_of_a_gguf_file_runs_by_kernels": 4,  # 10 in 2
-    "tests/test_code_forms.py::test_a_file_of_mixed_types_runs_by_kernels_alone": 1,  # 1 each
     "tests/kernels/test_attention_decode.py::test_large_scores": 1,  # 1 each
     "tests/test_ops_choice.py::test_a_field_that_is_harmless_to_an_op_does_not_change_its_plain_form": First(
         5

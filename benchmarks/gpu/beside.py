@@ -25,8 +25,8 @@ from typing import Any
 import click
 
 from llamaspec.benchmarks.peers import Engine, engine
+from llamaspec.benchmarks.random_model import write_random_model
 from llamaspec.benchmarks.report import in_a_line
-from llamaspec.benchmarks.starts import write_model
 from llamaspec.model.checkpoints.gguf.write import write_gguf
 from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.insight.shapes import SHAPES
@@ -89,7 +89,7 @@ def ours(model: Path, form: str, context: int, *, wait: Callable[[], object], **
 
 def written(config: Config, stored: Path, first: Path) -> None:
     """Write a model for transformers and our own schemes, and as a file in bfloat16."""
-    write_model(config, stored)
+    write_random_model(config, stored)
     checkpoint = open_checkpoint(stored)
     write_gguf(checkpoint, first, vocabulary=vocabulary_keys(checkpoint, None))
 

@@ -68,7 +68,7 @@ def varied_cases() -> Iterator[Case]:
 
 
 def at_once() -> Iterator[Case]:
-    """Yield a product of codes with several vectors in each form and width; `several_vectors` checks other shapes."""
+    """Yield a product of codes with several vectors in each form and width."""
     for batch in WIDTHS:
         for form in coded_gemm.FORMS if batch == WIDTHS[0] else ("q8", "q4"):
             yield coded_gemm.case(BROAD.dim, BROAD.ffn, batch=batch, scheme=form)
