@@ -53,7 +53,7 @@ test-all: $(COMPLETE)
 	@$(PYTEST) $(ARGS)
 
 test-browser: docs
-	@$(PYTEST) --dist loadfile tests/test_xray_page.py tests/test_serving_page.py tests/test_site_page.py $(ARGS)
+	@$(PYTEST) --dist loadfile tests/learn/test_xray_page.py tests/serving/test_serving_page.py tests/learn/test_site_page.py $(ARGS)
 
 lint: $(COMPLETE)
 	@$(BIN)/ruff format --check .
