@@ -95,6 +95,7 @@ def exactly(w: Weight, x, **options) -> Approx:
     return exact.gemv(jax.tree.map(np.asarray, w.stored), x, **options)
 
 
+@pytest.mark.slow  # 18 s
 @settings(max_examples=share_of(8))
 @given(
     noise=noises,
@@ -143,6 +144,7 @@ def test_product(noise, scheme, cols, batch, tile, dtype):
     assert_within(y, expected.value, expected.error)
 
 
+@pytest.mark.slow  # 10 s
 @settings(max_examples=share_of(3))
 @given(noise=noises, scheme=st.sampled_from(FORMS), dtype=dtypes, eps=st.sampled_from([1e-6, 0.5]))
 @example(noise=Noise(0), scheme=(4, 64, None), dtype=np.dtype("float32"), eps=1e-5)
@@ -163,6 +165,7 @@ def test_norm_bias_and_residual(noise, scheme, dtype, eps):
     assert_within(y, expected.value, expected.error)
 
 
+@pytest.mark.sampled(1)  # 2 to 3 s each
 @pytest.mark.parametrize(("bits", "group", "form"), FORMS)
 def test_a_unit_vector_gives_a_column_and_its_scales(bits, group, form):
     """Minima take a rounding more, and so do levels of several digits."""

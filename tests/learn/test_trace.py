@@ -31,6 +31,7 @@ def tell(config, model, **options) -> Trace:
 
 
 # The third beyond Llama differs in an activation, which has a contract; `llamaspec verify` walks through it, too.
+@pytest.mark.sampled(3)  # 7 cases, 6 s
 @pytest.mark.parametrize("name", [*CONFIGS, *list(BEYOND)[:2]])
 def test_distances_are_those_of_the_walk_and_the_logits_those_of_the_reference(name):
     config, checkpoint, model = model_of(name)

@@ -136,6 +136,7 @@ def test_an_array_that_is_long_is_cut_and_says_so():
     assert long["shape"] == [8192] and (numbers(long["values"]) == np.arange(CELLS)).all()
 
 
+@pytest.mark.sampled(1)  # 1 s each
 def test_a_large_model_fits_the_page(tmp_path, walked, monkeypatch):
     recording, checkpoint = walked
     for name in ("llama-3.2-1b", "llama-3.1-70b"):
@@ -254,6 +255,7 @@ def test_schemes_tell_and_diverge_as_the_models_do():
     np.testing.assert_array_equal(rounded.q.weight, coded.q.weight)
 
 
+@pytest.mark.sampled(1)  # 1 s each
 def test_every_scheme_has_a_row_of_every_matrix(walked):
     recording, _ = walked
     layer, config = recording.model.exact.layers[LAYER], recording.config

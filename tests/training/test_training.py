@@ -363,6 +363,7 @@ def test_a_loss_that_is_no_number_ends_the_run(whole, command, monkeypatch, tmp_
     assert re.search(r"the loss of step \d+ is (nan|inf): try a smaller --lr", said)
 
 
+@pytest.mark.slow  # 4 s
 def test_bfloat16_learns_too(alphabet, monkeypatch, tmp_path):
     losses: list[float] = []
     compiled: list[tuple[Ops, np.dtype]] = []

@@ -32,6 +32,7 @@ def test_an_example_finds_its_mutants(name):
     assert [trial.mutant for trial in found if not trial.killed or trial.report.examples > 200] == []
 
 
+@pytest.mark.sampled(5)  # 9 cases, 6 s
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_accepts_its_right_function(name, dtype):

@@ -217,6 +217,7 @@ def started(folder: Path, *arguments: str, told: str) -> Iterator[subprocess.Pop
         process.communicate()
 
 
+@pytest.mark.sampled(3)  # 6 cases, 5 s
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("calls", [0, 40])
 def test_a_signal_ends_a_run_without_a_verdict(folder, number, status, calls):

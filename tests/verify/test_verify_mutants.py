@@ -51,7 +51,9 @@ def answer(*command: str):
     return json.loads(run.stdout)
 
 
-@pytest.mark.parametrize("ops", [FAST, LONG], ids=["fast ops", "long ops"])
+@pytest.mark.parametrize(
+    "ops", [pytest.param(FAST, id="fast ops"), pytest.param(LONG, id="long ops", marks=pytest.mark.slow)]
+)
 def test_every_mutant_is_found_out(ops: list[str]):
     rows = answer("-m", "llamaspec.cli", "verify", *ops, "--mutants", "--seed", "0", "--json")
     assert [(row["op"], row["mutant"]) for row in rows] == [
@@ -60,6 +62,7 @@ def test_every_mutant_is_found_out(ops: list[str]):
     assert [(row["op"], row["mutant"]) for row in rows if row["found by"] == "lives"] == []
 
 
+@pytest.mark.slow  # 13 s
 def test_right_implementations_pass():
     assert [report for report in answer("-c", RIGHT) if report[2] != "within bounds"] == []
 

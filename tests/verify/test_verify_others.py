@@ -66,11 +66,13 @@ def other(monkeypatch):
         worker.stop()
 
 
+@pytest.mark.sampled(4)  # 1 s each
 @pytest.mark.parametrize(("job", "dtype"), each(JAX))
 def test_functions_of_jax(job, dtype):
     assert_accepted(job, dtype, Direct(load(job.candidate), arrays="jax"), examples=10, shapes=2)
 
 
+@pytest.mark.sampled(2)  # 1 s each
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(("job", "dtype"), each(TRITON))
 def test_triton_kernels_of_jax(job, dtype):

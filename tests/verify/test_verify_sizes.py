@@ -56,6 +56,7 @@ def test_the_page_has_the_table():
     assert "\n".join(table(CONTRACTS)) in text
 
 
+@pytest.mark.sampled(2)  # 1 to 2 s each
 @pytest.mark.parametrize("op", ["add", "rmsnorm", "linear", "rope_halves"])
 def test_rows_beyond_4096_are_found_at_default_settings(op: str):
     """`rows` are whatever the first axis of the first argument is called."""

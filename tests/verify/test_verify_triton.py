@@ -51,6 +51,7 @@ def in_numpy(name: str):
     return rmsnorm
 
 
+@pytest.mark.sampled(1)  # 2 s each
 @pytest.mark.parametrize(("line", "shown"), TRANSCRIPTS, ids=KERNELS)
 def test_what_is_drawn_and_found_is_what_the_guide_shows(line: str, shown: str):
     (name,) = re.findall(r"--candidate (\w+).py", line)

@@ -86,6 +86,7 @@ def test_a_table_of_ops_is_walked_through_from_python():
     assert {share for _, share in heard} == {0.0, 0.5}
 
 
+@pytest.mark.slow  # 4 s
 def test_sinks_and_biased_experts_are_walked_through():
     config = replace(BEYOND["sinks, experts with biases"], layers=1, windows=None)
     checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))

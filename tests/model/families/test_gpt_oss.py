@@ -51,6 +51,7 @@ def in_pages(cache: LayerCache) -> LayerPages:
     return LayerPages(k, v, jnp.arange(CAPACITY // PAGE, dtype=jnp.int32)[None, ::-1])
 
 
+@pytest.mark.sampled(3)  # 10 cases, 6 s
 @pytest.mark.parametrize(
     ("form", "seq", "kv_heads"),
     [
