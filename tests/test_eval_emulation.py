@@ -35,7 +35,7 @@ from llamaspec.model.weights.params import load_params
 from llamaspec.reference.linear import linear
 from llamaspec.reference.llama import empty_cache, forward
 from llamaspec.reference.quantizers import ggml_activations, smoothquant
-from llamaspec.verify import running_error
+from llamaspec.verify.bounds import running_error
 from tests.goldens import make_gguf
 from tests.random_models import CONFIGS, random_checkpoint
 from tests.strategies import assert_within, noises
