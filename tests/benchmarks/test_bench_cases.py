@@ -16,7 +16,7 @@ from llamaspec.benchmarks.suites.gpu.drawing import draw
 from llamaspec.benchmarks.suites.gpu.kernels import again_and_again
 from llamaspec.benchmarks.suites.gpu.right import SPOILED, share_of_bound, spoiled
 from llamaspec.benchmarks.suites.gpu.scale import TINY, TINY_WORK, once, tiny_cases, tiny_quantized_cases
-from llamaspec.verify.running_error import Approx
+from llamaspec.verify.bounds.running_error import Approx
 
 BFLOAT16 = np.dtype(jnp.bfloat16)
 # In bfloat16, XLA's form also rounds in between, such as a norm before the product; the bounds are for kernels.

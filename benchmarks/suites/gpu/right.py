@@ -22,7 +22,7 @@ from llamaspec.benchmarks.suites.gpu.clock import Clock
 from llamaspec.benchmarks.suites.gpu.drawing import draw
 from llamaspec.benchmarks.suites.gpu.scale import Scale
 from llamaspec.pallas_kernels.unsupported import Unsupported
-from llamaspec.verify.running_error import NO_BOUND, Approx
+from llamaspec.verify.bounds.running_error import NO_BOUND, Approx
 
 POISON = 1 << 24  # numbers
 CANARIES = 64  # arrays
