@@ -201,16 +201,16 @@ def _verify_mutants(
 
 def _verify_problem(path: str, heed: Callable[[], None], contracts: Mapping[str, Contract], options: dict[str, Any]):
     """Hold ModelNew to the contract that Model meets; `--time` is beside Model."""
-    from llamaspec.verify.kernelbench import way_of
+    from llamaspec.verify.kernelbench import adapter_for
 
     options["arrays"] = options["arrays"] or "torch"
     options["dtypes"] = options["dtypes"] or ("float32",)  # which problems are written in
-    way = way_of(path, contracts, _campaign(options, contracts), heed=heed)
-    click.echo(f"{path}: Model is {way.op}", err=True)
+    adapter = adapter_for(path, contracts, _campaign(options, contracts), heed=heed)
+    click.echo(f"{path}: Model is {adapter.op}", err=True)
     if options["timed"]:
-        options["against"] = options["against"] or way.job(path, "Model").candidate
-    held = {**contracts, way.op: way.contract(contracts[way.op])}
-    _verify([way.op], heed, contracts=held, named=True, jobs=[way.job(path, "ModelNew")], **options)
+        options["against"] = options["against"] or adapter.job(path, "Model").candidate
+    held = {**contracts, adapter.op: adapter.contract(contracts[adapter.op])}
+    _verify([adapter.op], heed, contracts=held, named=True, jobs=[adapter.job(path, "ModelNew")], **options)
 
 
 def _verify(

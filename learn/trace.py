@@ -123,8 +123,8 @@ class Recording:
             Visit(
                 layer,
                 op,
-                parts[0].given[position].shape,
-                _norm(parts[0].given[position]),
+                parts[0].input[position].shape,
+                _norm(parts[0].input[position]),
                 [_output(result, position, self.unit) for result in parts],
                 read[layer][op],
                 work[layer][op],
@@ -307,7 +307,7 @@ def _operations(config: Config, position: int) -> dict[str, int]:
 
 def _output(result: Result, position: int, unit: float) -> Output:
     share = ratios(result)[position].ravel()
-    exact, actual = result.due.value[position].ravel(), result.actual[position].astype(np.float64).ravel()
+    exact, actual = result.expected.value[position].ravel(), result.actual[position].astype(np.float64).ravel()
     worst = int(np.argmax(share))
     place = np.frexp(exact[worst])[1] - 1  # of the leading bit
     ulps = abs(actual[worst] - exact[worst]) / (2 * unit * 2.0**place)
@@ -339,7 +339,7 @@ def _likeliest(logits: np.ndarray) -> list[Guess]:
 def _weights(attend: Result, keys: Result, position: int, layer: int, config: Config) -> np.ndarray:
     """Compute the weights of the token's heads [heads keys] in float64, from the queries and keys that ran."""
     mask = causal_mask(1, position + 1, offset=position, window=config.window(layer))
-    return attention_weights(attend.given[[position]], keys.actual[: position + 1], mask)[:, 0]
+    return attention_weights(attend.input[[position]], keys.actual[: position + 1], mask)[:, 0]
 
 
 def by_layer(visits: Iterable[Visit]) -> dict[int | None, list[Visit]]:

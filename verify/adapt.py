@@ -37,22 +37,22 @@ def adapt(op: str, *takes: str, returns: str = "") -> Callable[[Callable[..., An
 
     entries = []
     for take in takes:
-        name, _, rest = (part.strip() for part in take.partition(":"))
+        name, _, target = (part.strip() for part in take.partition(":"))
         keyword, _, source = (part.strip() for part in name.rpartition("="))
         if name in ("out", "over"):
-            entries.append((name, "", named(rest)))
+            entries.append((name, "", named(target)))
         else:
-            entries.append((rest, keyword, named(source)))
+            entries.append((target, keyword, named(source)))
 
     def decorate(kernel: Callable[..., Any]) -> Callable[..., Any]:
         def candidate(*positional: Any, **keyword: Any) -> Any:
-            given = {**dict(zip(names, positional, strict=False)), **keyword}
+            values = {**dict(zip(names, positional, strict=False)), **keyword}
             arguments, options, written = [], {}, None
             for how, by_name, name in entries:
                 if how in ("out", "over"):
-                    value = written = _full_of_nan(given[name]) if how == "out" else _copy(given[name])
+                    value = written = _full_of_nan(values[name]) if how == "out" else _copy(values[name])
                 else:
-                    value = _reordered(given[name], how)
+                    value = _reordered(values[name], how)
                 if by_name:
                     options[by_name] = value
                 else:

@@ -72,8 +72,8 @@ class Campaign:
 
     def contract(self, op: str) -> Contract:
         """The contract of an op. Raises ValueError for one that has none, or no weaker one where that is declared."""
-        held = contract_for(op, self.own or CONTRACTS)
-        return loosened(held, self.loose) if self.loose else held
+        contract = contract_for(op, self.own or CONTRACTS)
+        return loosened(contract, self.loose) if self.loose else contract
 
     def worker(self, candidate: str) -> Worker:
         """The process that a candidate runs in."""
@@ -145,17 +145,24 @@ def jobs_of(ops: Sequence[str], listed: Iterable[Listed]) -> list[Job]:
     patient: dict[str, Any] = {"shapes": 4, "timeout": 600.0}  # a kernel in the interpreter takes seconds for a shape
     known = list(listed)
     return [
-        Job(op, one.function, dtypes=one.dtypes, only=one.only, share=1 / 4, **(patient if one.kernel else {}))
+        Job(
+            op,
+            function.function,
+            dtypes=function.dtypes,
+            only=function.only,
+            share=1 / 4,
+            **(patient if function.kernel else {}),
+        )
         for op in ops
-        for one in known
-        if one.op == op
+        for function in known
+        if function.op == op
     ]
 
 
-Told = tuple[Report, list[str]]  # and the lines that tell of it
+Answer = tuple[Report, list[str]]  # and the lines that tell of it
 
 
-def run(jobs: Sequence[Job], campaign: Campaign, *, progress: Stage) -> Iterator[Told]:
+def run(jobs: Sequence[Job], campaign: Campaign, *, progress: Stage) -> Iterator[Answer]:
     """Hold the candidate of each job to its contract, one after the other.
 
     Raises ImportError for a candidate that cannot be imported, before it is called, and ValueError for a campaign
@@ -166,10 +173,10 @@ def run(jobs: Sequence[Job], campaign: Campaign, *, progress: Stage) -> Iterator
         yield from _run(job, campaign, progress)
 
 
-def run_side_by_side(jobs: Sequence[Job], campaign: Campaign, *, at_once: int, progress: Stage) -> Iterator[Told]:
+def run_side_by_side(jobs: Sequence[Job], campaign: Campaign, *, at_once: int, progress: Stage) -> Iterator[Answer]:
     """`run`, with so many jobs at once; progress is told how many are done."""
     _check(jobs, campaign)
-    others = set(active_children())
+    earlier = set(active_children())
     # Fresh processes: one that imported jax cannot be forked.
     pool = ProcessPoolExecutor(at_once, mp_context=get_context("spawn"), initializer=_end_when_told)
     try:
@@ -183,10 +190,10 @@ def run_side_by_side(jobs: Sequence[Job], campaign: Campaign, *, at_once: int, p
             done(count)
     except BaseException:  # nobody waits for jobs under way: they end, and their candidates with them
         pool.shutdown(wait=False, cancel_futures=True)
-        ours = set(active_children()) - others
-        for process in ours:
+        workers = set(active_children()) - earlier
+        for process in workers:
             process.terminate()
-        for process in ours:
+        for process in workers:
             process.join(ENDING)
             process.kill()
         raise
@@ -209,18 +216,18 @@ def _check(jobs: Sequence[Job], campaign: Campaign) -> None:
     if campaign.against:
         if any(job.candidate == campaign.against for job in jobs):
             raise ValueError(f"{campaign.against} is timed beside another candidate, not beside itself")
-        with campaign.worker(campaign.against) as other:
-            other.start()
+        with campaign.worker(campaign.against) as rival:
+            rival.start()
 
 
-def _run_all(job: Job, campaign: Campaign) -> list[Told]:
+def _run_all(job: Job, campaign: Campaign) -> list[Answer]:
     try:
         return list(_run(job, campaign, unseen))
     except SystemExit:  # or the pool would hand this process the next job
         os._exit(1)
 
 
-def _run(job: Job, campaign: Campaign, progress: Stage) -> Iterator[Told]:
+def _run(job: Job, campaign: Campaign, progress: Stage) -> Iterator[Answer]:
     contract, campaign = campaign.contract(job.op), job.within(campaign)
     violated = False
     with campaign.worker(job.candidate) as worker:
@@ -228,11 +235,11 @@ def _run(job: Job, campaign: Campaign, progress: Stage) -> Iterator[Told]:
         for dtype in campaign.dtypes:
             report = _verified(contract, worker, dtype, campaign, progress)
             violated = violated or report.outcome == "violated"
-            told = _told(report, contract, replay=_save(contract, report, campaign))
+            printed = _lines(report, contract, replay=_save(contract, report, campaign))
             if campaign.timed and report.outcome == "within bounds":
                 report, lines = _timed(contract, worker, report, campaign, progress)
-                told += lines
-            yield report, told
+                printed += lines
+            yield report, printed
         for dtype in campaign.beside if not violated else ():
             before = worker.answers
             try:
@@ -241,10 +248,10 @@ def _run(job: Job, campaign: Campaign, progress: Stage) -> Iterator[Told]:
                 report = _not_taken(contract, worker, dtype, campaign, str(error))
             finding = report.worst.finding
             if finding and finding.kind == "raised" and worker.answers == before:
-                others = itertools.islice(uniform(contract, None, campaign.only, seed=campaign.seed), OTHERS)
-                if not takes(contract, worker, precision(dtype), others):
+                draws = itertools.islice(uniform(contract, None, campaign.only, seed=campaign.seed), OTHERS)
+                if not takes(contract, worker, precision(dtype), draws):
                     report = _not_taken(contract, worker, dtype, campaign, f"raised {finding.message}")
-            yield report, _told(report, contract, replay=_save(contract, report, campaign))
+            yield report, _lines(report, contract, replay=_save(contract, report, campaign))
 
 
 def _verified(contract: Contract, worker: Worker, dtype: str, campaign: Campaign, progress: Stage) -> Report:
@@ -260,17 +267,17 @@ def _verified(contract: Contract, worker: Worker, dtype: str, campaign: Campaign
         deterministic=campaign.deterministic,
         progress=progress(f"{contract.name} {dtype}"),
     )
-    return replace(report, said=worker.said)
+    return replace(report, output_lines=worker.output_lines)
 
 
-def _timed(contract: Contract, worker: Worker, report: Report, campaign: Campaign, progress: Stage) -> Told:
+def _timed(contract: Contract, worker: Worker, report: Report, campaign: Campaign, progress: Stage) -> Answer:
     """Time the candidate, and the one beside it; the verdict stays where that cannot be done."""
     with ExitStack() as stack:
-        others = [stack.enter_context(campaign.worker(campaign.against))] if campaign.against else []
+        rivals = [stack.enter_context(campaign.worker(campaign.against))] if campaign.against else []
         try:
             timing = timed(
                 contract,
-                [worker, *others],
+                [worker, *rivals],
                 precision(report.dtype),
                 only={**campaign.only, **campaign.at},
                 seed=campaign.seed,
@@ -286,28 +293,28 @@ def _not_taken(contract: Contract, worker: Worker, dtype: str, campaign: Campaig
     return Report(contract.name, worker.name, dtype, campaign.seed, 0, 0.0, Examination({}), not_taken=why)
 
 
-def _told(report: Report, contract: Contract, *, replay: str | None) -> list[str]:
+def _lines(report: Report, contract: Contract, *, replay: str | None) -> list[str]:
     """Lines of a report, and the last ones that the candidate printed."""
     lines = counterexample(report, contract, replay=replay)
-    if report.said:
-        lines.append("  it printed, at last:" if len(report.said) > LINES else "  it printed:")
-        lines += [f"    {line}" for line in report.said[-LINES:]]
+    if report.output_lines:
+        lines.append("  it printed, at last:" if len(report.output_lines) > LINES else "  it printed:")
+        lines += [f"    {line}" for line in report.output_lines[-LINES:]]
     return lines
 
 
-def again(path: Path, campaign: Campaign, *, candidate: str | None, arrays: str | None) -> Told:
+def again(path: Path, campaign: Campaign, *, candidate: str | None, arrays: str | None) -> Answer:
     """Call the candidate of a replay file as the file says; or another one, or with the arrays of another library.
 
     Raises ValueError for a file that cannot be replayed, and ImportError as `run` does.
     """
     saved = replays.load(path)
     contract = campaign.contract(saved.op)
-    wanted = precision(dtypes_for(campaign.loose, [saved.dtype])[0] if campaign.loose else saved.dtype)
+    inputs = precision(dtypes_for(campaign.loose, [saved.dtype])[0] if campaign.loose else saved.dtype)
     replays.check(saved, contract, path)
     start = monotonic()
     with replace(campaign, arrays=arrays or saved.arrays).worker(candidate or saved.candidate) as worker:
         worker.start()
-        found = examine(contract, worker, wanted, saved.draw, deterministic=campaign.deterministic)
+        examination = examine(contract, worker, inputs, saved.draw, deterministic=campaign.deterministic)
         report = Report(
             saved.op,
             worker.name,
@@ -315,15 +322,15 @@ def again(path: Path, campaign: Campaign, *, candidate: str | None, arrays: str 
             None,
             1,
             monotonic() - start,
-            found,
-            compared=found.compared,
-            said=worker.said,
-            differs=found.differs,
+            examination,
+            compared=examination.compared,
+            output_lines=worker.output_lines,
+            differs=examination.differs,
             weaker=contract.weaker,
         )
-    if found.finding is None and not found.compared:
+    if examination.finding is None and not examination.compared:
         raise NoVerdict(f"{path}: no number was compared, which is no verdict")
-    return report, _told(report, contract, replay=None)
+    return report, _lines(report, contract, replay=None)
 
 
 def _save(contract: Contract, report: Report, campaign: Campaign) -> str | None:
@@ -332,7 +339,7 @@ def _save(contract: Contract, report: Report, campaign: Campaign) -> str | None:
     if finding is None or campaign.folder is None:
         return None
     inputs = replays.digest(contract, report.dtype, report.worst.draw)
-    told = Replay(
+    saved = Replay(
         op=report.op,
         candidate=report.candidate,
         arrays=campaign.arrays,
@@ -344,6 +351,6 @@ def _save(contract: Contract, report: Report, campaign: Campaign) -> str | None:
     try:
         own = f" --contract {shlex.quote(campaign.contract_file)}" if campaign.contract_file else ""
         own += f" --loose u={campaign.loose}" if campaign.loose else ""
-        return f"llamaspec verify --replay {shlex.quote(str(replays.save(told, campaign.folder)))}{own}"
+        return f"llamaspec verify --replay {shlex.quote(str(replays.save(saved, campaign.folder)))}{own}"
     except OSError as error:
         return f"no replay file was written: {error.filename or campaign.folder}: {error.strerror}"

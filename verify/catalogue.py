@@ -18,16 +18,16 @@ from llamaspec.verify.contract import Contract
 from llamaspec.verify.mutant import Implementation
 
 
-def _held[Kind](module: Any, kind: type[Kind]) -> Iterator[Kind]:
+def _instances[Kind](module: Any, kind: type[Kind]) -> Iterator[Kind]:
     """Yield the instances of `kind` in `module`, each once."""
     yield from {id(value): value for value in vars(module).values() if isinstance(value, kind)}.values()
 
 
-def found[Kind](package: ModuleType, kind: type[Kind]) -> Iterator[Kind]:
+def instances_in[Kind](package: ModuleType, kind: type[Kind]) -> Iterator[Kind]:
     """Yield the instances of `kind` that the modules of `package` hold by a name of their own, each once."""
     seen: set[int] = set()
     for name in sorted(module.name for module in pkgutil.iter_modules(package.__path__)):
-        for value in _held(import_module(f"{package.__name__}.{name}"), kind):
+        for value in _instances(import_module(f"{package.__name__}.{name}"), kind):
             if id(value) not in seen:
                 seen.add(id(value))
                 yield value
@@ -47,9 +47,11 @@ def by_op[Kind](entries: Iterator[tuple[str, Kind]]) -> dict[str, Kind]:
     return dict(sorted(table.items()))
 
 
-CONTRACTS: dict[str, Contract] = by_op((one.name, one) for one in found(llamaspec.verify.contracts, Contract))
+CONTRACTS: dict[str, Contract] = by_op(
+    (entry.name, entry) for entry in instances_in(llamaspec.verify.contracts, Contract)
+)
 IMPLEMENTATIONS: dict[str, Implementation] = by_op(
-    (one.of, one) for one in found(llamaspec.verify.mutants, Implementation)
+    (entry.of, entry) for entry in instances_in(llamaspec.verify.mutants, Implementation)
 )
 
 
@@ -70,7 +72,7 @@ def in_file(path: str) -> tuple[dict[str, Contract], dict[str, Implementation]]:
     Raises ImportError, in one line, for a file that cannot be imported, and ValueError for one without a contract.
     """
     module = load_file(path)
-    contracts = by_op((one.name, one) for one in _held(module, Contract))
+    contracts = by_op((entry.name, entry) for entry in _instances(module, Contract))
     if not contracts:
         raise ValueError(f"{path} holds no contract: llamaspec.verify.declare makes one")
-    return contracts, by_op((one.of, one) for one in _held(module, Implementation))
+    return contracts, by_op((entry.of, entry) for entry in _instances(module, Implementation))

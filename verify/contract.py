@@ -29,10 +29,10 @@ class Expected(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A law's claim for one draw: `actual` is within `tolerance` of `due`."""
+    """A law's claim for one draw: `actual` is within `tolerance` of `expected`."""
 
     actual: Shaped[np.ndarray, "..."]
-    due: Shaped[np.ndarray, "..."]
+    expected: Shaped[np.ndarray, "..."]
     tolerance: Float[np.ndarray, "..."] | float
 
 
@@ -53,14 +53,14 @@ class Law(NamedTuple):
     sets: tuple[str, ...] = ()  # draws that it replaces by values of its own: left out where one of them is narrowed
 
 
-def alone(what: str, *names: str) -> Law:
+def independent(what: str, *names: str) -> Law:
     """A law of ops that work entry by entry on the first axis of arguments `names`. It compares the first output."""
 
     def check(trial: Trial) -> Claim:
         last = len(trial.arguments[names[0]]) - 1
-        one = slice(last, last + 1)
-        again = trial.again(**{name: trial.arguments[name][one] for name in names})
-        return Claim(again[0], trial.outputs[0][one], 2 * trial.bounds[0][one])
+        row = slice(last, last + 1)
+        again = trial.again(**{name: trial.arguments[name][row] for name in names})
+        return Claim(again[0], trial.outputs[0][row], 2 * trial.bounds[0][row])
 
     return Law(f"{what} alone gives what it gives among others", check)
 
@@ -93,7 +93,7 @@ class Large:
             if name not in only
             for place, (rank, size) in enumerate(reversed(list(enumerate(sizes))))
         ]
-        chosen = sorted(sorted(ranked, key=lambda one: one[1])[:most], key=lambda one: one[0])
+        chosen = sorted(sorted(ranked, key=lambda entry: entry[1])[:most], key=lambda entry: entry[0])
         return [{**self.beside, **self.closer.get(name, {}), **only, name: [size]} for _, _, size, name in chosen]
 
 
@@ -140,7 +140,7 @@ class Contract:
         positional, keyword = self.split(arguments)
         expected = self.expect(*positional.values(), **keyword)
         expected = (expected,) if isinstance(expected, Expected) else expected
-        if not all(np.all(np.isfinite(due.value)) and not np.any(np.isnan(due.hard)) for due in expected):
+        if not all(np.all(np.isfinite(output.value)) and not np.any(np.isnan(output.hard)) for output in expected):
             raise ValueError("the definition is not finite, or its bound is no number")  # also where -O drops asserts
         return expected
 

@@ -61,8 +61,8 @@ def derived(definition: Callable[..., Any], *, rounding: Rounding = FLOAT32):
             return Carried(exact, np.where(np.abs(exact) < TINY, np.abs(exact), 0.0), rounding=rounding)
 
         results = definition(*map(carried, positional), **named)
-        found = tuple(map(_expected, results if isinstance(results, tuple) else (results,)))
-        return found[0] if len(found) == 1 else found
+        outputs = tuple(map(_expected, results if isinstance(results, tuple) else (results,)))
+        return outputs[0] if len(outputs) == 1 else outputs
 
     return expect
 
@@ -110,18 +110,18 @@ def declare(
     numbers = {name: seeds if isinstance(shape, Whole) else values(-4, 4) for name, shape in arrays.items()}
 
     def arguments(*, precision: Precision, **drawn: Any) -> Arguments:
-        made = {}
+        named = {}
         for name in parameters:
             if name not in arrays:
-                made[name] = drawn[name]
+                named[name] = drawn[name]
                 continue
             shape = arrays[name]
             lengths = [drawn[axis] for axis in (shape.shape if isinstance(shape, Whole) else shape).split()]
             if isinstance(shape, Whole):
-                made[name] = integers(drawn[name], name, *lengths, below=drawn[shape.below])
+                named[name] = integers(drawn[name], name, *lengths, below=drawn[shape.below])
             else:
-                made[name] = drawn[name].array(name, *lengths, precision=precision)
-        return made
+                named[name] = drawn[name].array(name, *lengths, precision=precision)
+        return named
 
     return Contract(
         definition=definition,
@@ -148,12 +148,12 @@ def _beyond(
     if large is None:
         large = {}
         for name in sizes:
-            others = [
+            counts = [
                 np.prod([beside[axis][0] for axis in shape.split() if axis != name] or [1])
                 for shape in arrays.values()
                 if isinstance(shape, str) and name in shape.split()
             ]
-            most = min(_most(sizes[name]), MOST // max(others, default=1))
+            most = min(_most(sizes[name]), MOST // max(counts, default=1))
             large[name] = [size for size in BEYOND if size <= most]
     return Large(large, beside={name: choice for name, choice in beside.items()})
 
@@ -165,11 +165,11 @@ def _small(size: Sequence[int] | st.SearchStrategy) -> int:
     if isinstance(size, Sequence):
         return list(size)[-1]
     values = domain_of(size)
-    low, high = values.whole or (SMALL, SMALL)
+    low, high = values.integers or (SMALL, SMALL)
     return min(values.drawn or range(low, high + 1), key=lambda value: (abs(value - SMALL), value))
 
 
 def _most(size: Sequence[int] | st.SearchStrategy) -> int:
     """The end of a range. A size that is drawn from a list may be any number."""
     values = None if isinstance(size, Sequence) else domain_of(size)
-    return values.whole[1] if values and values.whole else MOST
+    return values.integers[1] if values and values.integers else MOST

@@ -17,10 +17,10 @@ from llamaspec.verify.bounds.carried import Rounding
 from llamaspec.verify.bounds.precision import PRECISIONS
 from llamaspec.verify.contract import Claim, Contract, Law, Trial
 from llamaspec.verify.declare import derived
-from llamaspec.verify.draws.drawing import each
+from llamaspec.verify.draws.drawing import draws_from
 
 TRIED = 8  # draws that show whether a definition is covered
-NARROW = tuple(name for name, one in PRECISIONS.items() if one.unit)
+NARROW = tuple(name for name, limits in PRECISIONS.items() if limits.unit)
 
 
 def dtype_of(text: str) -> str:
@@ -35,14 +35,14 @@ def dtype_of(text: str) -> str:
     return dtype
 
 
-def dtypes_for(dtype: str, asked: Sequence[str]) -> tuple[str, ...]:
+def dtypes_for(dtype: str, names: Sequence[str]) -> tuple[str, ...]:
     """The one dtype of arrays that a weaker contract in `dtype` is for. Raises ValueError where others are asked for.
 
     >>> dtypes_for("bfloat16", [])
     ('bfloat16',)
     """
-    if other := [name for name in asked if name != dtype]:
-        raise ValueError(f"a weaker contract in {dtype} is for arrays of {dtype}; got {', '.join(other)}")
+    if unsupported := [name for name in names if name != dtype]:
+        raise ValueError(f"a weaker contract in {dtype} is for arrays of {dtype}; got {', '.join(unsupported)}")
     return (dtype,)
 
 
@@ -61,7 +61,7 @@ def loosened(contract: Contract, dtype: str) -> Contract:
         "rounded once",
     )
     try:
-        for draw in itertools.islice(each(contract.draws, Random(0)), TRIED):
+        for draw in itertools.islice(draws_from(contract.draws, Random(0)), TRIED):
             loose.expected(contract.arguments(precision=PRECISIONS[dtype], **draw))
     except (TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"no weaker contract can be derived for {contract.name}: {error}") from None
@@ -88,4 +88,4 @@ def _loosened(law: Law, contract: Contract) -> Law:
 
 def _largest(contract: Contract, arguments: dict[str, Any]) -> float:
     """The largest bound of the results for `arguments`: infinite where one is, which allows anything."""
-    return max(float(np.max(due.hard, initial=0)) for due in contract.expected(arguments))
+    return max(float(np.max(output.hard, initial=0)) for output in contract.expected(arguments))

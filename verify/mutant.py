@@ -85,7 +85,7 @@ def implementation(
     ... ''').mutants
     (Mutant(name='narrower than it should be', old='np.float32', new='np.float16'),)
     """
-    found: list[Mutant] = []
+    mutants: list[Mutant] = []
     name, old, new = "", [], []
     for line in [*changes.splitlines(), "end"]:
         if not line.strip():
@@ -94,9 +94,9 @@ def implementation(
             (old if change[1] == "-" else new).append(change[2])
             continue
         if name:
-            found.append(Mutant(name, "\n".join(old), "\n".join(new)))
+            mutants.append(Mutant(name, "\n".join(old), "\n".join(new)))
         name, old, new = line.strip(), [], []
-    return Implementation(function, tuple(found), only or {}, op)
+    return Implementation(function, tuple(mutants), only or {}, op)
 
 
 def f32(array: Any) -> np.ndarray:

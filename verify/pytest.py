@@ -64,19 +64,19 @@ def contract(
     have or cannot have that value; ImportError for a file that cannot be imported.
     """
     known = CONTRACTS if file is None else in_file(os.fspath(file))[0]
-    held = op if isinstance(op, Contract) else contract_for(op, known)
-    asked = ["float32"] if dtype is None else [dtype] if isinstance(dtype, str) else list(dtype)
+    chosen_contract = op if isinstance(op, Contract) else contract_for(op, known)
+    dtypes = ["float32"] if dtype is None else [dtype] if isinstance(dtype, str) else list(dtype)
     if loose is not None:
         narrow = dtype_of(loose)
-        held, asked = loosened(held, narrow), dtypes_for(narrow, [] if dtype is None else asked)
-    precisions = [precision(name) for name in asked]
+        chosen_contract, dtypes = loosened(chosen_contract, narrow), dtypes_for(narrow, [] if dtype is None else dtypes)
+    precisions = [precision(name) for name in dtypes]
     if not precisions:
         raise ValueError("dtype names no dtype: nothing would be judged")
     check_seconds(seconds)
     for name, count in (("examples", examples), ("shapes", shapes)):
         if count is not None and count < 1:
             raise ValueError(f"{name} is a number from 1; got {count}")
-    chosen = narrowed(held, only)
+    chosen = narrowed(chosen_contract, only)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
         before = snapshot()
@@ -92,41 +92,47 @@ def contract(
             name = f"{function.__module__}:{function.__qualname__}"
             reports = [
                 verify(
-                    held,
+                    chosen_contract,
                     Guarded(Direct(candidate, arrays=arrays, name=name), before),
-                    precision=one,
+                    precision=chosen_precision,
                     examples=examples or profile.max_examples,
                     seed=drawn if seed is None else seed,
                     seconds=float(seconds),
                     shapes=shapes,
                     only=chosen,
                 )
-                for one in precisions
+                for chosen_precision in precisions
             ]
             wrong = ("violated", "suspicious") if strict else ("violated",)
-            failures = [counterexample(report, held) for report in reports if report.outcome in wrong]
+            failures = [counterexample(report, chosen_contract) for report in reports if report.outcome in wrong]
             if failures:
                 raise AssertionError("\n" + "\n".join(line for lines in failures for line in lines))
 
         update_wrapper(test, function)  # its name, and the marks that pytest put on it
         del test.__dict__["__wrapped__"]  # or pytest would look for fixtures called as the op's arguments
-        test.__signature__ = _of_pytest(function, held)  # type: ignore
+        test.__signature__ = _of_pytest(function, chosen_contract)  # type: ignore
         return test
 
     return decorate
 
 
-def _of_pytest(function: Callable[..., Any], held: Contract) -> inspect.Signature:
+def _of_pytest(function: Callable[..., Any], held_contract: Contract) -> inspect.Signature:
     """The parameters of `function` that are pytest's: `self`, and all that the definition does not give."""
-    arguments = inspect.signature(held.definition).parameters.values()
-    by_name = {one.name for one in arguments if one.kind is one.KEYWORD_ONLY}
+    arguments = inspect.signature(held_contract.definition).parameters.values()
+    by_name = {parameter.name for parameter in arguments if parameter.kind is parameter.KEYWORD_ONLY}
     own = list(inspect.signature(function).parameters.values())
     method = own[:1] if own and own[0].name == "self" else []
-    positional = [one for one in own[len(method) :] if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    taken = {one.name for one in positional[: len(arguments) - len(by_name)]} | by_name
-    rest = [
-        one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for one in own[len(method) :]
-        if one.name not in taken and one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    positional = [
+        parameter
+        for parameter in own[len(method) :]
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
-    return inspect.Signature([*method, *rest])
+    by_contract = {parameter.name for parameter in positional[: len(arguments) - len(by_name)]} | by_name
+    fixtures = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in own[len(method) :]
+        if parameter.name not in by_contract
+        and parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    return inspect.Signature([*method, *fixtures])

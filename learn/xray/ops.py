@@ -54,7 +54,7 @@ class Rerun:
         self._logits()
 
     def _given(self, layer: int | None, op: str) -> np.ndarray:
-        return self._recording.results[layer, op][0].given[[self._position]]
+        return self._recording.results[layer, op][0].input[[self._position]]
 
     def _keep(self, op: str, runs: Runs, **values: np.ndarray) -> None:
         self.listings[op] = runs.listings
@@ -135,7 +135,7 @@ def unturned(recording: Recording, layer: int, output: str, position: int) -> np
     config = recording.config
     result = next(part for part in recording.results[layer, "norm_qkv"] if part.output == output)
     turns = frequencies(config.head_dim, theta=config.theta, scaling=config.scaling)
-    return rope_halves(result.due.value[[position]], np.array([-position]), turns)[0]
+    return rope_halves(result.expected.value[[position]], np.array([-position]), turns)[0]
 
 
 def logits(recording: Recording, position: int) -> np.ndarray:
@@ -145,13 +145,13 @@ def logits(recording: Recording, position: int) -> np.ndarray:
 
 def _given(recording: Recording, layer: int | None, op: str, position: int) -> dict[str, Any]:
     name, axes = GIVEN[op]
-    return heat_map(name, axes, _shaped(recording.results[layer, op][0].given[position], recording, axes))
+    return heat_map(name, axes, _shaped(recording.results[layer, op][0].input[position], recording, axes))
 
 
 def _made(result: Result, recording: Recording, position: int) -> dict[str, Any]:
     name, axes = MADE[result.op, result.output]
     actual = result.actual[position]
-    off = actual.astype(np.float64) - result.due.value[position]
+    off = actual.astype(np.float64) - result.expected.value[position]
     parts = (_shaped(part, recording, axes) for part in (actual, off, ratios(result)[position]))
     values, difference, share = parts
     return heat_map(name, axes, values, difference=difference, share=share)

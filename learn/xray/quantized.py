@@ -45,7 +45,7 @@ def inputs(recording: Recording, layer: int) -> dict[str, np.ndarray]:
     exact, eps = recording.model.exact.layers[layer], recording.config.eps
 
     def given(op: str) -> np.ndarray:
-        x = recording.results[layer, op][0].given.astype(np.float64)
+        x = recording.results[layer, op][0].input.astype(np.float64)
         return x.reshape(len(x), -1)
 
     first = rmsnorm(given("norm_qkv"), exact.attention_norm, eps=eps)

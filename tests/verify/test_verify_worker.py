@@ -123,7 +123,7 @@ def test_a_candidate_that_answers_and_reads_no_more(worker):
 def test_a_second_reply_is_not_taken_for_that_of_the_next_call(worker):
     one = worker("forges_and_answers")
     assert isinstance(call(one), Outputs)
-    until(one._process.said_too_much)
+    until(one._process.has_extra_reply)
     assert call(one) == Failure("reply", "wrote something else than its result to the pipe that the judge reads")
 
 
@@ -136,9 +136,9 @@ def test_prints_are_kept_and_cannot_command_a_terminal(worker):
     one = worker("prints_escapes")
     call(one)
     call(one)
-    assert one.said == ["\\x1b[31mfirst", "second\\ttab"] * 2
+    assert one.output_lines == ["\\x1b[31mfirst", "second\\ttab"] * 2
     one.stop()
-    assert len(one.said) == 4
+    assert len(one.output_lines) == 4
 
 
 def test_a_library_that_the_candidate_lacks_is_no_verdict(worker):

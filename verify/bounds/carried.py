@@ -86,8 +86,8 @@ class Carried(NDArrayOperatorsMixin):
     def transpose(self, *axes: Any) -> "Carried":
         return self.moved(lambda part: part.transpose(*axes))
 
-    def swapaxes(self, one: int, other: int) -> "Carried":
-        return self.moved(lambda part: part.swapaxes(one, other))
+    def swapaxes(self, first: int, second: int) -> "Carried":
+        return self.moved(lambda part: part.swapaxes(first, second))
 
     def sum(self, axis: Any = None, *, keepdims: bool = False) -> "Carried":
         return _sum(self, axis=axis, keepdims=keepdims)
@@ -109,11 +109,11 @@ class Carried(NDArrayOperatorsMixin):
         """Another array of the same roundings."""
         return Carried(value, error, size, rounding=self.rounding)
 
-    def beside(self, one: Any) -> "Carried":
+    def beside(self, value: Any) -> "Carried":
         """`one`, or a constant beside this array, which may be rounded as every number is."""
-        if isinstance(one, Carried):
-            return one
-        exact = np.asarray(one).astype(np.float64)
+        if isinstance(value, Carried):
+            return value
+        exact = np.asarray(value).astype(np.float64)
         with np.errstate(all="ignore"):
             mantissa, exponent = np.frexp(exact)
             apart = np.abs(exact - np.ldexp(np.rint(mantissa / self.unit) * self.unit, exponent))
@@ -162,8 +162,8 @@ def _add(a: Carried, b: Carried) -> Carried:
 
 
 def _subtract(a: Carried, b: Carried) -> Carried:
-    same = a.value == b.value  # -inf - -inf, say
-    value = np.where(same, 0.0, a.value - b.value)
+    equal = a.value == b.value  # -inf - -inf, say
+    value = np.where(equal, 0.0, a.value - b.value)
     return a.rounded(value, a.error + b.error, a.size + b.size)
 
 
@@ -306,12 +306,12 @@ class Undecided:
 def _where(condition: Any, a: Any, b: Any) -> Carried:
     if isinstance(condition, Carried):
         raise TypeError("a rounding could decide np.where: no bound is derived for a condition that is rounded")
-    carried = [one for one in (a, b) if isinstance(one, Carried)]
+    carried = [branch for branch in (a, b) if isinstance(branch, Carried)]
     known = carried[0] if carried else Carried(0, rounding=condition.rounding)
     a, b = known.beside(a), known.beside(b)
     outcome = condition.outcome if isinstance(condition, Undecided) else condition
     parts = ((a.value, b.value), (a.error, b.error), (a.size, b.size))
-    value, error, size = (np.where(outcome, one, other) for one, other in parts)
+    value, error, size = (np.where(outcome, branch, branch_b) for branch, branch_b in parts)
     if isinstance(condition, Undecided):
         apart = np.where(a.value == b.value, 0.0, np.abs(a.value - b.value)) + np.where(outcome, b.error, a.error)
         error = np.where(condition.sure, error, np.maximum(error, apart))
@@ -336,10 +336,10 @@ def _split(x: Carried, sections: Any, axis: int = 0) -> list[Carried]:
 
 def _joining(join: Callable[..., np.ndarray]) -> Callable[..., Carried]:
     def apply(arrays: Any, axis: int = 0) -> Carried:
-        known = next(one for one in arrays if isinstance(one, Carried))
-        all_of_them = [known.beside(one) for one in arrays]
+        known = next(array for array in arrays if isinstance(array, Carried))
+        all_of_them = [known.beside(array) for array in arrays]
         return known.like(
-            *(join([getattr(one, part) for one in all_of_them], axis) for part in ("value", "error", "size"))
+            *(join([getattr(array, part) for array in all_of_them], axis) for part in ("value", "error", "size"))
         )
 
     return apply

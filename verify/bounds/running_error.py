@@ -149,7 +149,7 @@ def flushed(*sizes: np.ndarray | float) -> np.ndarray:
 def turned(x: Approx, positions: np.ndarray, config: Config) -> Approx:
     """RoPE with cos and sin rounded to float32: two products and a sum of each pair. Other features stay."""
     turns, length = config.rotation()
-    rest = x.map(lambda part: part[..., 2 * len(turns) :])
+    unturned = x.map(lambda part: part[..., 2 * len(turns) :])
     x = x.map(lambda part: part[..., : 2 * len(turns)])
     value = length * rope_halves(x.value, positions, turns)
     angles = positions[:, None, None] * turns  # [seq, 1, pairs]
@@ -160,7 +160,7 @@ def turned(x: Approx, positions: np.ndarray, config: Config) -> Approx:
         return np.concatenate([a * cos + b * sin, b * cos + a * sin], axis=-1)
 
     error = spread(x.error) + gamma(3) * spread(x.size)
-    return Approx(*(np.concatenate(parts, axis=-1) for parts in ((value, rest.value), (error, rest.error))))
+    return Approx(*(np.concatenate(parts, axis=-1) for parts in ((value, unturned.value), (error, unturned.error))))
 
 
 def turn_error(angle: np.ndarray) -> np.ndarray:
@@ -183,9 +183,9 @@ def rotated(x: Approx, positions: np.ndarray, turns: np.ndarray) -> Approx:
         return np.concatenate(np.split(part, 2, axis=-1)[::-1], axis=-1)
 
     off = turn_error(angle) * (x.size + partner(x.size))
-    both = x.size * cos + partner(x.size) * sin
+    size = x.size * cos + partner(x.size) * sin
     moved = x.error * cos + partner(x.error) * sin
-    return Approx(value, moved + off + gamma(3) * (both + off) + flushed(x.size + partner(x.size), 1.0))
+    return Approx(value, moved + off + gamma(3) * (size + off) + flushed(x.size + partner(x.size), 1.0))
 
 
 def turned_by(x: Approx, cos: np.ndarray, sin: np.ndarray) -> Approx:
@@ -396,8 +396,10 @@ def norm_qkv(
 def _head_normalized(x: Approx, weight: np.ndarray | None, *, eps: float) -> Approx:
     """LayerNorm of every head of x [tokens heads head_dim] by its own part of `weight`."""
     assert weight is not None
-    each = np.split(weight, x.value.shape[1])
-    parts = [layer_normalized(x.map(lambda part, i=i: part[:, i]), own, None, eps=eps) for i, own in enumerate(each)]
+    head_weights = np.split(weight, x.value.shape[1])
+    parts = [
+        layer_normalized(x.map(lambda part, i=i: part[:, i]), own, None, eps=eps) for i, own in enumerate(head_weights)
+    ]
     return Approx(*(np.stack([part[i] for part in parts], axis=1) for i in (0, 1)))
 
 
@@ -470,7 +472,7 @@ def mixed(
         for e in np.unique(chosen[:, rank]):
             its = chosen[:, rank] == e
             rows = n.map(lambda part, its=its: part[its])
-            by_gate, by_up, by_down = (None,) * 3 if biases is None else (each[e] for each in biases[1:])
+            by_gate, by_up, by_down = (None,) * 3 if biases is None else (by_expert[e] for by_expert in biases[1:])
             hidden = rounded(joined(projected(rows, gate[e], by_gate), projected(rows, up[e], by_up)), unit)
             out.value[its], out.error[its] = projected(hidden, down[e], by_down)
         weight = weights.map(lambda part, rank=rank: part[:, rank, None])
@@ -508,9 +510,9 @@ def routed(
 def clear_choice(p: np.ndarray, p_error: np.ndarray, chosen: np.ndarray) -> Bool[np.ndarray, " tokens"]:
     """Whether the chosen experts are ahead of the others by more than any rounding."""
     lowest_chosen = np.take_along_axis(p - p_error, chosen, axis=-1).min(axis=-1)
-    others = p + p_error
-    np.put_along_axis(others, chosen, -np.inf, axis=-1)
-    return lowest_chosen > others.max(axis=-1)
+    high = p + p_error
+    np.put_along_axis(high, chosen, -np.inf, axis=-1)
+    return lowest_chosen > high.max(axis=-1)
 
 
 def norm_logits(x: Approx, params: Params, *, config: Config, unit: float) -> Approx:

@@ -13,7 +13,7 @@ import numpy as np
 
 from llamaspec.verify.candidates import worker
 from llamaspec.verify.candidates.clock import FEWEST
-from llamaspec.verify.candidates.process import SAID, Process, printable
+from llamaspec.verify.candidates.process import OUTPUT, Process, printable
 
 LIBRARIES = ("jax", "numpy", "torch", "cupy")  # whose arrays a candidate may be handed
 STARTING = 120.0  # seconds that importing a candidate may take
@@ -91,7 +91,7 @@ class Worker:
         self.timeout = check_seconds(timeout)
         self.answers = 0  # calls that returned something
         self._process: Process | None = None
-        self._said = b""
+        self._output = b""
 
     def __enter__(self) -> "Worker":
         return self
@@ -100,10 +100,10 @@ class Worker:
         self.stop()
 
     @property
-    def said(self) -> list[str]:
+    def output_lines(self) -> list[str]:
         """Last lines that the candidate printed, as text that a terminal may show."""
-        now = self._process.said() if self._process else b""
-        return [printable(line) for line in (self._said + now)[-SAID:].decode(errors="replace").splitlines()]
+        now = self._process.output() if self._process else b""
+        return [printable(line) for line in (self._output + now)[-OUTPUT:].decode(errors="replace").splitlines()]
 
     def start(self) -> None:
         """Start the process, as `call` does too.
@@ -129,7 +129,7 @@ class Worker:
             raise (NoVerdict if imported else ImportError)(printable(str(problem)))
 
     def call(self, positional: dict[str, Any], keyword: dict[str, Any]) -> Outputs | Failure:
-        return self._asked(positional, keyword, None, self.timeout)[1]
+        return self._request(positional, keyword, None, self.timeout)[1]
 
     def timed(
         self, positional: dict[str, Any], keyword: dict[str, Any], *, seconds: float
@@ -138,9 +138,9 @@ class Worker:
 
         Raises NoVerdict as `call` does.
         """
-        return self._asked(positional, keyword, seconds, seconds + 2 * FEWEST * self.timeout)
+        return self._request(positional, keyword, seconds, seconds + 2 * FEWEST * self.timeout)
 
-    def _asked(
+    def _request(
         self, positional: dict[str, Any], keyword: dict[str, Any], seconds: float | None, patience: float
     ) -> tuple[list[float], Outputs | Failure]:
         if self._process is None:
@@ -148,7 +148,7 @@ class Worker:
         process = self._process
         assert process is not None
         try:
-            if process.said_too_much():
+            if process.has_extra_reply():
                 raise ValueError("a second reply")
             process.request([list(_as_bytes(positional).values()), _as_bytes(keyword), seconds], self.timeout)
             *reply, times = [*process.reply(patience), *([[]] if seconds is None else [])]
@@ -171,7 +171,7 @@ class Worker:
     def stop(self) -> None:
         """End the process, if there is one."""
         if self._process is not None:
-            self._said = (self._said + self._process.said())[-SAID:]
+            self._output = (self._output + self._process.output())[-OUTPUT:]
             self._process.end()
             self._process = None
 

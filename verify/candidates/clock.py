@@ -55,8 +55,8 @@ class Clock:
             return self._plain(function, positional, keyword)
         torch.empty(FLUSH, dtype=torch.int8, device=on_gpu[0].device).zero_()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        result, others = _between(start, end, torch.cuda.synchronize, function, positional, keyword)
-        self.times.append(start.elapsed_time(end) / 1000 + others)
+        result, outside = _between(start, end, torch.cuda.synchronize, function, positional, keyword)
+        self.times.append(start.elapsed_time(end) / 1000 + outside)
         return result
 
     def _cupy(self, function: Callable[..., Any], positional: list, keyword: dict[str, Any]) -> Any:
@@ -64,8 +64,8 @@ class Clock:
         cupy.zeros(FLUSH, dtype="int8")
         start, end = (cupy.cuda.Event() for _ in range(2))
         wait = cupy.cuda.runtime.deviceSynchronize
-        result, others = _between(start, end, wait, function, positional, keyword)
-        self.times.append(cupy.cuda.get_elapsed_time(start, end) / 1000 + others)
+        result, outside = _between(start, end, wait, function, positional, keyword)
+        self.times.append(cupy.cuda.get_elapsed_time(start, end) / 1000 + outside)
         return result
 
 

@@ -22,15 +22,15 @@ Snapshot = list[tuple[str, Any, dict[str, Any]]]  # what is looked at: its name,
 
 def snapshot() -> Snapshot:
     """The attributes of all modules that a verdict rests on, of their classes, and the code of their functions."""
-    found: Snapshot = []
+    parts: Snapshot = []
     for name, module in list(sys.modules.items()):
-        if name in JUDGES or name.startswith(tuple(f"{ours}." for ours in OURS)):
+        if name in JUDGES or name.startswith(tuple(f"{package}." for package in OURS)):
             attributes = {key: value for key, value in vars(module).items() if not key.startswith("__")}
-            found.append((name, module, attributes))
+            parts.append((name, module, attributes))
             for key, value in attributes.items():
                 if getattr(value, "__module__", None) == name:
-                    found += _within(f"{name}.{key}", value)
-    return found
+                    parts += _within(f"{name}.{key}", value)
+    return parts
 
 
 def _within(name: str, value: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
@@ -50,14 +50,14 @@ def _within(name: str, value: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
 
 def changes(before: Snapshot) -> list[str]:
     """Names that have another value than `before`, as module.name. They get their old one again."""
-    found = []
+    changed = []
     for name, holder, attributes in before:
         now = {key: getattr(holder, key) for key in attributes} if isinstance(holder, FunctionType) else vars(holder)
         for key, value in attributes.items():
             if now.get(key) is not value:
-                found.append(f"{name}.{key}")
+                changed.append(f"{name}.{key}")
                 setattr(holder, key, value)
-    return found
+    return changed
 
 
 class Guarded:
@@ -74,7 +74,7 @@ class Guarded:
     def call(self, positional: dict[str, Any], keyword: dict[str, Any]) -> Outputs | Failure:
         """Call the candidate, and look whether anything was changed by then: by it, or before it."""
         outcome = self.candidate.call(positional, keyword)
-        found = changes(self.before)
-        if not found:
+        changed = changes(self.before)
+        if not changed:
             return outcome
-        return Failure("definition", f"{', '.join(found[:3])} was changed, which the candidate is judged by")
+        return Failure("definition", f"{', '.join(changed[:3])} was changed, which the candidate is judged by")

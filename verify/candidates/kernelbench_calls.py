@@ -21,16 +21,16 @@ class Problem:
 
     def __init__(self, module: Any, name: str):
         self.kind = getattr(module, name)
-        self.given = list(getattr(module, "get_init_inputs", list)())
+        self.init_inputs = list(getattr(module, "get_init_inputs", list)())
         self.inputs = getattr(module, "get_inputs", None)
-        self.made: dict[str, Any] = {}
+        self.modules: dict[str, Any] = {}
 
-    def __call__(self, *arrays: Any, made_with: list | None = None, **named: Any) -> Any:
-        arguments = self.given if made_with is None else made_with
+    def __call__(self, *arrays: Any, init_inputs: list | None = None, **named: Any) -> Any:
+        arguments = self.init_inputs if init_inputs is None else init_inputs
         key = repr(arguments)
-        if key not in self.made:
-            self.made[key] = self.kind(*arguments)
-        module = self.made[key]
+        if key not in self.modules:
+            self.modules[key] = self.kind(*arguments)
+        module = self.modules[key]
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(arrays[0], torch.Tensor):
             return (module if callable(module) else module.forward)(*arrays, **named)
@@ -45,17 +45,17 @@ def ranks(problem: Problem) -> Call:
         torch = sys.modules.get("torch")
         with torch.device("meta") if torch else nullcontext():
             inputs = problem.inputs() if problem.inputs else []
-        return np.array([getattr(one, "ndim", 0) for one in inputs], np.int64)
+        return np.array([getattr(array, "ndim", 0) for array in inputs], np.int64)
 
     return call
 
 
 def as_defined(problem: Problem) -> Call:
     """Call it with the arguments of the definition in order, and those by name that `forward` takes."""
-    taken = inspect.signature(problem.kind.forward).parameters
+    parameters = inspect.signature(problem.kind.forward).parameters
 
     def call(*positional: Any, **named: Any) -> Any:
-        return problem(*positional, **{name: value for name, value in named.items() if name in taken})
+        return problem(*positional, **{name: value for name, value in named.items() if name in parameters})
 
     return call
 
@@ -74,7 +74,7 @@ def over_channels(problem: Problem) -> Call:
     """RMSNorm over the second of four axes, for so many features, without a weight: that is multiplied afterwards."""
 
     def call(x: Any, weight: Any, *, eps: float) -> Any:
-        y = problem(x.reshape(*x.shape, 1, 1), made_with=[x.shape[1], eps])
+        y = problem(x.reshape(*x.shape, 1, 1), init_inputs=[x.shape[1], eps])
         return y.reshape(*x.shape) * weight
 
     return call
@@ -95,6 +95,6 @@ def heads_first(problem: Problem) -> Call:
 
 
 CALLS: dict[str, Callable[[Problem], Call]] = {
-    one.__name__: one
-    for one in (ranks, as_defined, product, product_with_vector, over_channels, gate_alone, heads_first)
+    function.__name__: function
+    for function in (ranks, as_defined, product, product_with_vector, over_channels, gate_alone, heads_first)
 }

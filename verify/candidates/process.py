@@ -15,7 +15,7 @@ from llamaspec.verify.candidates import worker
 ENDING = 5.0  # seconds that a process may take to end once its pipes are closed
 LOOKING = 0.1  # seconds between two looks at whether a process that does not answer still runs
 REPLY = 2**30  # bytes that the arrays of a reply may have
-SAID = 2**16  # bytes that are kept of what a candidate prints
+OUTPUT = 2**16  # bytes that are kept of what a candidate prints
 CHUNK = 2**20  # bytes read from a pipe at once
 RUNNING: set["Process"] = set()  # the processes that a judge which ends at once must not leave behind
 
@@ -26,8 +26,8 @@ class Process:
     def __init__(self, python: str, arguments: list[str]):
         # -P: otherwise the worker's folder comes first in sys.path, and a candidate's `import process` finds ours.
         command = [python, "-P", str(Path(worker.__file__)), *arguments]
-        same = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        environment = same if python == sys.executable else None
+        inherited = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        environment = inherited if python == sys.executable else None
         self._stderr, self._stdout = tempfile.TemporaryFile(), tempfile.TemporaryFile()
         try:
             self._popen = subprocess.Popen(
@@ -56,12 +56,12 @@ class Process:
         """
         return worker.read_frame(_Impatient(self._popen, seconds), most=REPLY)
 
-    def said_too_much(self) -> bool:
+    def has_extra_reply(self) -> bool:
         """Check for something to read though nothing was asked, such as the reply after a forged one."""
         assert self._popen.stdout is not None
         return any(select.select([self._popen.stdout.fileno()], [], [], 0))
 
-    def said(self) -> bytes:
+    def output(self) -> bytes:
         """The end of what was printed."""
         return _end_of(self._stdout)
 
@@ -71,8 +71,8 @@ class Process:
             code = self._popen.wait(ENDING)
         except subprocess.TimeoutExpired:
             return "it closed its standard output"
-        said = _end_of(self._stderr).decode(errors="replace").splitlines()
-        last = next((line.strip() for line in reversed(said) if line.strip()), "")
+        output = _end_of(self._stderr).decode(errors="replace").splitlines()
+        last = next((line.strip() for line in reversed(output) if line.strip()), "")
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         return f"{how}: {printable(last[:200])}" if last else how
 
@@ -109,7 +109,7 @@ def kill_all() -> None:
 def _end_of(file: Any) -> bytes:
     """The last bytes of a file that another process writes, and that shares its position with this one."""
     size = os.fstat(file.fileno()).st_size
-    return os.pread(file.fileno(), SAID, max(size - SAID, 0))
+    return os.pread(file.fileno(), OUTPUT, max(size - OUTPUT, 0))
 
 
 class _Impatient:
@@ -131,11 +131,11 @@ class _Impatient:
 
     def write(self, data: bytes) -> None:
         os.set_blocking(self.stdin, False)
-        rest = memoryview(data)
-        while len(rest):
+        remaining = memoryview(data)
+        while len(remaining):
             if not self._wait(self.stdin, to_write=True):
                 raise BrokenPipeError
-            rest = rest[os.write(self.stdin, rest[:CHUNK]) :]
+            remaining = remaining[os.write(self.stdin, remaining[:CHUNK]) :]
 
     def flush(self) -> None:
         """Do nothing: nothing is held back."""

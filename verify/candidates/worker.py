@@ -137,7 +137,7 @@ class Caller:
         def given(value: Any) -> Any:
             return hand_over(value, self.library, self.device) if isinstance(value, Array) else value
 
-        held, self._held = self._held, []  # a call that fails may have left anything in them
+        earlier_results, self._held = self._held, []  # a call that fails may have left anything in them
         try:
             arguments = [given(value) for value in positional]
             named = {name: given(value) for name, value in keyword.items()}
@@ -157,8 +157,8 @@ class Caller:
         before = {**{str(i): value for i, value in enumerate(positional)}, **keyword}
         after = {**{str(i): value for i, value in enumerate(arguments)}, **named}
         changed = [name for name, value in before.items() if isinstance(value, Array) and _changed(value, after[name])]
-        at = next((n for n, arrays in enumerate(held, 1) if any(_changed(*one) for one in arrays)), 0)
-        self._held = [list(zip(outputs, results, strict=True)), *held[: at - 1 if at else None]]
+        at = next((n for n, arrays in enumerate(earlier_results, 1) if any(_changed(*pair) for pair in arrays)), 0)
+        self._held = [list(zip(outputs, results, strict=True)), *earlier_results[: at - 1 if at else None]]
         earlier = [sum(len(array.bytes) for array, _ in arrays) for arrays in self._held[1:]]
         while len(self._held) > (1 if call else HELD) or sum(earlier[: len(self._held) - 1]) > MOST_HELD:
             self._held.pop()
@@ -221,14 +221,14 @@ def load(name: str) -> Callable[..., Any]:
     if not module or not path:
         raise ImportError(f"a candidate is named package.module:function or file.py:function, got {name}")
     try:
-        found: Any = _module_in(module) if module.endswith(".py") else import_module(module)
+        value: Any = _module_in(module) if module.endswith(".py") else import_module(module)
         for part in path.split("."):
-            found = getattr(found, part)
+            value = getattr(value, part)
     except Exception as error:
         raise ImportError(f"{name} cannot be imported: {_describe(error)}") from error
-    if not callable(found):
-        raise ImportError(f"{name} is no function, but a {type(found).__name__}")
-    return found
+    if not callable(value):
+        raise ImportError(f"{name} is no function, but a {type(value).__name__}")
+    return value
 
 
 def load_file(path: str) -> Any:
@@ -303,10 +303,10 @@ def read_frame(stream: Readable, *, most: int | None = None) -> Any:
         return data
 
     def array(fields: dict) -> Array:
-        nonlocal left
+        nonlocal budget
         dtype, shape, size = str(fields["dtype"]), tuple(map(int, fields["shape"])), int(fields["bytes"])
-        left -= size
-        if most is not None and (size < 0 or left < 0):
+        budget -= size
+        if most is not None and (size < 0 or budget < 0):
             raise ValueError(f"a frame of more than {most} bytes")
         return Array(dtype, shape, take(size))
 
@@ -319,7 +319,7 @@ def read_frame(stream: Readable, *, most: int | None = None) -> Any:
             return {key: decode(item) for key, item in value["items"]}
         return array(value)
 
-    left = most or 0
+    budget = most or 0
     length = int.from_bytes(take(8), "little")
     if most is not None and length > HEADER:
         raise ValueError("no frame")

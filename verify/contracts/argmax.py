@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from llamaspec.reference.argmax import argmax
 from llamaspec.verify.bounds.precision import Precision
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, beyond
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, beyond, independent
 from llamaspec.verify.draws.draw import Values, hidden, hide, sizes, values
 
 
@@ -47,7 +47,7 @@ CONTRACT = Contract(
     domain="x [rows n], finite or -inf, no subnormal numbers; 0 and -0 are equal",
     bound="exact",
     laws=[
-        alone("a row", "x"),
+        independent("a row", "x"),
         Law("argmax(x / 2) is argmax(x)", _twice),
         Law("0 and -0 are equal", _zeros),
     ],

@@ -8,7 +8,18 @@ from llamaspec.reference.attention import attention, causal_mask
 from llamaspec.reference.cached_attention import attention_decode, attention_paged, attention_prefill
 from llamaspec.verify.bounds.precision import TINY, Precision, U, precision
 from llamaspec.verify.bounds.running_error import attended, exactly
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.contract import (
+    Arguments,
+    Claim,
+    Contract,
+    Expected,
+    Large,
+    Law,
+    Trial,
+    as_float64,
+    beyond,
+    independent,
+)
 from llamaspec.verify.draws import reach
 from llamaspec.verify.draws.draw import HIDDEN, Values, hide, integers, seeds, sizes, values
 
@@ -50,19 +61,19 @@ def expect(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> Exp
 
 def expect_prefill(q: np.ndarray, k: np.ndarray, v: np.ndarray, offsets: np.ndarray, *, window: int | None) -> Expected:
     rows = []
-    for one, keys, held, offset in zip(q, k, v, offsets.tolist(), strict=True):
-        used = offset + len(one)
-        mask = causal_mask(len(one), used, offset=offset, window=window)
-        rows.append(_bounded(one, keys[:used], held[:used], mask))
+    for query, keys, value_rows, offset in zip(q, k, v, offsets.tolist(), strict=True):
+        used = offset + len(query)
+        mask = causal_mask(len(query), used, offset=offset, window=window)
+        rows.append(_bounded(query, keys[:used], value_rows[:used], mask))
     return _stacked(rows)
 
 
 def expect_decode(q: np.ndarray, k: np.ndarray, v: np.ndarray, lengths: np.ndarray, *, window: int | None) -> Expected:
     rows = []
-    for one, keys, held, length in zip(q, k, v, lengths.tolist(), strict=True):
+    for query, keys, value_rows, length in zip(q, k, v, lengths.tolist(), strict=True):
         start = 0 if window is None else max(length - window, 0)
-        due = _bounded(one[None], keys[start:length], held[start:length], np.zeros((1, length - start)))
-        rows.append(Expected(due.value[0], due.hard[0], due.alarm[0], due.size[0]))
+        output = _bounded(query[None], keys[start:length], value_rows[start:length], np.zeros((1, length - start)))
+        rows.append(Expected(output.value[0], output.hard[0], output.alarm[0], output.size[0]))
     return _stacked(rows)
 
 
@@ -75,9 +86,9 @@ def expect_paged(
 
 def _value_alone(o: np.ndarray, v: np.ndarray) -> Claim:
     """Hold o to v, whose heads are shared: a weight of 1 and a total of 1 leave nothing but their roundings."""
-    due = np.repeat(as_float64(v), o.shape[-2] // v.shape[-2], axis=-2)
+    values = np.repeat(as_float64(v), o.shape[-2] // v.shape[-2], axis=-2)
     unit = 8 * U + 2 * precision(v.dtype.name).unit + precision(o.dtype.name).unit
-    return Claim(o, np.broadcast_to(due, o.shape), unit * np.abs(due) + precision(v.dtype.name).smallest)
+    return Claim(o, np.broadcast_to(values, o.shape), unit * np.abs(values) + precision(v.dtype.name).smallest)
 
 
 def _one_key(trial: Trial) -> Claim | None:
@@ -92,8 +103,8 @@ def _one_key(trial: Trial) -> Claim | None:
 
 def _one_position(trial: Trial) -> Claim:
     lengths = np.minimum(trial.arguments["lengths"], 1)
-    held = np.where((lengths > 0)[:, None, None], as_float64(trial.arguments["v"][:, 0]), 0.0)
-    return _value_alone(trial.again(lengths=lengths)[0], held.astype(trial.arguments["v"].dtype))
+    values = np.where((lengths > 0)[:, None, None], as_float64(trial.arguments["v"][:, 0]), 0.0)
+    return _value_alone(trial.again(lengths=lengths)[0], values.astype(trial.arguments["v"].dtype))
 
 
 MASKS = ("causal", "window", "ragged", *HIDDEN)
@@ -225,10 +236,10 @@ def paged_arguments(
     table = np.full((batch, blocks), places[nobodys], np.int32)
     for pages in arrays[1:]:
         pages[places[nobodys]] = padding
-    given = 0
+    used = 0
     for row, count in enumerate(needed):
-        table[row, :count] = places[given : given + count]
-        given += count
+        table[row, :count] = places[used : used + count]
+        used += count
         if lengths[row] % page:
             for pages in arrays[1:]:
                 pages[table[row, count - 1], lengths[row] % page :] = padding
@@ -333,7 +344,7 @@ ATTENTION = Contract(
     "keys] float32 of 0 and -inf; head h reads key head h // (heads / kv_heads); a row that sees nothing gives 0",
     bound=BOUND,
     laws=[
-        alone("a sequence", "q", "k", "v", "mask"),
+        independent("a sequence", "q", "k", "v", "mask"),
         Law("values of 1 give 1, where anything is seen", _ones),
         Law("the order of the keys is of no account", _reversed_keys, sets=("mask",)),
         Law("shared keys are the same as repeated ones", _repeated_heads),
@@ -378,7 +389,7 @@ PREFILL = Contract(
     "int32; beyond offset + queries the cache holds anything, NaN included (--set padding=0 for none of that)",
     bound=BOUND,
     laws=[
-        alone("a sequence", "q", "k", "v", "offsets"),
+        independent("a sequence", "q", "k", "v", "offsets"),
         Law("no query sees a later position, bit for bit", _causal),
     ],
     large=Large(
@@ -411,7 +422,7 @@ DECODE = Contract(
     "from 0; beyond its length a cache holds anything, NaN included (--set padding=0 for none of that)",
     bound=BOUND,
     laws=[
-        alone("a sequence", "q", "k", "v", "lengths"),
+        independent("a sequence", "q", "k", "v", "lengths"),
         Law("what lies beyond a length is of no account, bit for bit", _beyond),
         Law("a key alone gives its value", _one_position, sets=("lengths",)),
     ],
@@ -441,7 +452,7 @@ PAGED = Contract(
     "blocks] and lengths [batch] int32; no two rows share a page; what is beyond a length is anything, NaN included",
     bound=BOUND,
     laws=[
-        alone("a sequence", "q", "table", "lengths"),
+        independent("a sequence", "q", "table", "lengths"),
         Law("where pages lie is of no account, bit for bit", _elsewhere),
     ],
     large=Large(

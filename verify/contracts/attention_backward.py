@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 from llamaspec.reference.backward.attention import attention_backward
 from llamaspec.verify.bounds.precision import TINY, Precision, U, precision
 from llamaspec.verify.bounds.running_error import gamma, softmaxed
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.contract import (
+    Arguments,
+    Claim,
+    Contract,
+    Expected,
+    Large,
+    Law,
+    Trial,
+    as_float64,
+    beyond,
+    independent,
+)
 from llamaspec.verify.contracts.attention import HEADS_ENDS, MASKS, mask_named
 from llamaspec.verify.draws import reach
 from llamaspec.verify.draws.draw import Values, sizes, values
@@ -79,11 +90,11 @@ def _bounds(
     dp_error = gamma(head_dim) * dp_size
     row_error = np.sum(p_error * dp_size, axis=-1, keepdims=True)
     row_error = row_error + (gamma(keys + head_dim + 3) + 2 * unit) * (row_size + row_error) + smallest * head_dim
-    both = dp_size + row_size
-    ds_error = (p + p_error) * (dp_error + row_error + 4 * U * both) + p_error * both
-    ds_error = (ds_error + unit * (p * both + ds_error)) / root + smallest + TINY
+    total = dp_size + row_size
+    ds_error = (p + p_error) * (dp_error + row_error + 4 * U * total) + p_error * total
+    ds_error = (ds_error + unit * (p * total + ds_error)) / root + smallest + TINY
     ds_error = ds_error * np.isfinite(scores)  # a key that is not seen has a slope of exactly 0
-    ds_size = p * both / root
+    ds_size = p * total / root
     p_error = p_error + (unit * (p + p_error) + smallest) * np.isfinite(scores)
 
     def shared(a: np.ndarray) -> np.ndarray:
@@ -139,7 +150,7 @@ CONTRACT = Contract(
     bound="hard and alarm: errors of the scores, of softmax, of dp = do v^T and of D = sum p dp, carried through "
     "ds = p (dp - D) and the three products; p, ds and o may be rounded to the inputs' dtype in between",
     laws=[
-        alone("a sequence's dq", "q", "k", "v", "mask", "do"),
+        independent("a sequence's dq", "q", "k", "v", "mask", "do"),
         Law("attention_backward of -do is that of do, negated, bit for bit", _sign),
         Law("a key that no query sees has a gradient of 0", _unseen),
     ],

@@ -6,7 +6,18 @@ from hypothesis import strategies as st
 from llamaspec.reference.attention import attention_weights
 from llamaspec.verify.bounds.precision import TINY, Precision
 from llamaspec.verify.bounds.running_error import Approx, gamma, soft_capped, softmaxed
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.contract import (
+    Arguments,
+    Claim,
+    Contract,
+    Expected,
+    Large,
+    Law,
+    Trial,
+    as_float64,
+    beyond,
+    independent,
+)
 from llamaspec.verify.contracts.attention import HEADS_ENDS, MASKS, mask_named
 from llamaspec.verify.draws import reach
 from llamaspec.verify.draws.draw import Values, sizes, values
@@ -101,7 +112,7 @@ CONTRACT = Contract(
     bound="hard and alarm: running error analysis of the scores, the cap, which lets little of a large score's error "
     "pass, and the softmax, a block of keys at a time",
     laws=[
-        alone("a sequence", "q", "k", "mask"),
+        independent("a sequence", "q", "k", "mask"),
         Law("weights sum to 1, or to 0 where a query sees nothing", _sums_to_one),
         Law("shared keys are the same as repeated ones", _repeated_heads),
         Law("2 q with half of the scale is q", _longer_queries, sets=("scale",)),

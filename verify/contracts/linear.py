@@ -17,7 +17,6 @@ from llamaspec.verify.contract import (
     Large,
     Law,
     Trial,
-    alone,
     as_float64,
     beyond,
     of_one_size,
@@ -104,7 +103,7 @@ LINEAR = Contract(
     expect=expect,
     domain="x [batch cols], weight [rows cols] and bias [rows] or None, of one dtype, summed in float32",
     bound=BOUND + "; a bias is one more term, of |W| |x| too",
-    laws=[alone("a vector", "x"), *LAWS],
+    laws=[independent("a vector", "x"), *LAWS],
     large=replace(LARGE, beside={**LARGE.beside, "bias": ["normal(1)", None]}),
 )
 GEMM = Contract(
@@ -115,7 +114,7 @@ GEMM = Contract(
     expect=expect,
     domain="x [batch cols] and weight [rows cols] of one dtype, summed in float32",
     bound=BOUND,
-    laws=[alone("a vector", "x"), *LAWS],
+    laws=[independent("a vector", "x"), *LAWS],
     large=LARGE,
 )
 GEMV = Contract(

@@ -20,10 +20,10 @@ def arguments(
     }
 
 
-def _product(left: np.ndarray, right: np.ndarray) -> Expected:
+def _product(first: np.ndarray, second: np.ndarray) -> Expected:
     """left [m n] times the transpose of right [k n], summed in any order."""
-    y = projected(exactly(left), right)
-    return Expected(y.value, y.error, y.error, np.abs(left) @ np.abs(right).T)
+    y = projected(exactly(first), second)
+    return Expected(y.value, y.error, y.error, np.abs(first) @ np.abs(second).T)
 
 
 def expect(x: np.ndarray, weight: np.ndarray, dy: np.ndarray) -> tuple[Expected, ...]:

@@ -7,7 +7,18 @@ from llamaspec.reference.logsumexp import logsumexp
 from llamaspec.reference.softmax import softmax
 from llamaspec.verify.bounds.precision import TINY, Precision, U
 from llamaspec.verify.bounds.running_error import ELEMENTARY, gamma
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.contract import (
+    Arguments,
+    Claim,
+    Contract,
+    Expected,
+    Large,
+    Law,
+    Trial,
+    as_float64,
+    beyond,
+    independent,
+)
 from llamaspec.verify.contracts.softmax import BLOCKS
 from llamaspec.verify.draws.draw import HIDDEN, Values, hide, sizes, values
 
@@ -22,8 +33,8 @@ def expect(x: np.ndarray) -> Expected:
     exact, n = as_float64(x), x.shape[-1]
     value = logsumexp(exact)
     top = np.max(exact, axis=-1, keepdims=True)
-    shown = np.isfinite(exact)
-    below, size = np.where(shown, top - exact, 0), np.where(shown, np.abs(exact), 0)
+    finite = np.isfinite(exact)
+    below, size = np.where(finite, top - exact, 0), np.where(finite, np.abs(exact), 0)
     # A term is off by its exponent, rounded once or, as 2^(x log2 e - m log2 e), with each product; an online softmax
     # rescales it by exponents that add up to the spread of the row.
     off = U * (4 * (size + np.abs(top)) + 6 * np.max(below, axis=-1, keepdims=True))
@@ -71,7 +82,7 @@ CONTRACT = Contract(
     bound="hard: a + s + 4 u log(sum) + 2 u |L|, a = (4 |x| + 4 |max| + 6 (max - x)) u for scores, s = (n + 10 b) u "
     "for sums of b = min(n, 64) blocks; alarm: (16 + 2 sqrt(n) + 8 max|x| + 4 log(sum) + 2 |L|) u",
     laws=[
-        alone("a row", "x"),
+        independent("a row", "x"),
         Law("logsumexp(x + 4) is logsumexp(x) + 4", _shift),
         Law("a score alone is its own log-sum-exp", _one_score),
     ],

@@ -11,7 +11,18 @@ from llamaspec.reference.llama import Experts
 from llamaspec.reference.moe import Biases, biased_moe, moe, route
 from llamaspec.verify.bounds.precision import Precision, precision
 from llamaspec.verify.bounds.running_error import NO_BOUND, clamped_gated, exactly, mixed, projected, routed, softmaxed
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.contract import (
+    Arguments,
+    Claim,
+    Contract,
+    Expected,
+    Large,
+    Law,
+    Trial,
+    as_float64,
+    beyond,
+    independent,
+)
 from llamaspec.verify.draws.draw import Values, sizes, values
 
 # Weights of the chosen experts: divided by their sum, as Mixtral does, or probabilities among all experts.
@@ -114,14 +125,14 @@ def expect_moe(
 
 
 def biased_arguments(*, precision: Precision, biases: Values, **draws: Any) -> Arguments:
-    made = moe_arguments(precision=precision, shares=SHARES[0], **draws)
-    del made["renormalized"]
+    named = moe_arguments(precision=precision, shares=SHARES[0], **draws)
+    del named["renormalized"]
     experts, dim, ffn = draws["experts"], draws["dim"], draws["ffn"]
     shapes = {"router": (experts,), "gate": (experts, ffn), "up": (experts, ffn), "down": (experts, dim)}
     drawn = {
         f"{name}_bias": biases.array(f"{name}_bias", *shape, precision=precision) for name, shape in shapes.items()
     }
-    return made | drawn
+    return named | drawn
 
 
 def expect_biased(
@@ -193,7 +204,7 @@ MOE = Contract(
     domain="x [tokens dim], router [experts dim], gate and up [experts ffn dim], down [experts dim ffn] of one dtype; "
     "tokens whose choice of experts hangs on a rounding are not judged",
     bound="hard and alarm: running error analysis of router, softmax, three products and SwiGLU an expert, and the sum",
-    laws=[alone("a token", "x"), Law("the names of the experts are of no account", _renamed)],
+    laws=[independent("a token", "x"), Law("the names of the experts are of no account", _renamed)],
     large=Large(
         {**LARGE, "experts": beyond(16, 32, 128, 8192), "ffn": beyond(32, 256, 8192)},
         beside={**BESIDE, "ffn": [5], "weights": ["normal(5) * 2**-4", "normal(6) * 2**-3"]},
@@ -211,6 +222,6 @@ BIASED_MOE = Contract(
     "dtype; tokens whose choice of experts hangs on a rounding are not judged",
     bound="hard and alarm: running error analysis of router, softmax, three products and clamped SwiGLU an expert, and "
     "the sum",
-    laws=[alone("a token", "x"), Law("the names of the experts are of no account", _renamed_biased)],
+    laws=[independent("a token", "x"), Law("the names of the experts are of no account", _renamed_biased)],
     large=replace(MOE.large, beside={**MOE.large.beside, "biases": ["normal(7) * 2**-4"]}),
 )

@@ -7,7 +7,18 @@ from llamaspec.reference.rope import frequencies as exact_frequencies
 from llamaspec.reference.rope import partial_rope
 from llamaspec.verify.bounds.precision import Precision
 from llamaspec.verify.bounds.running_error import flushed, gamma, turn_error
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.contract import (
+    Arguments,
+    Claim,
+    Contract,
+    Expected,
+    Large,
+    Law,
+    Trial,
+    as_float64,
+    beyond,
+    independent,
+)
 from llamaspec.verify.contracts.rope import THETA
 from llamaspec.verify.draws import reach
 from llamaspec.verify.draws.draw import Values, sizes, values
@@ -45,8 +56,8 @@ def expect(x: np.ndarray, positions: np.ndarray, frequencies: np.ndarray, *, mag
     sizes = [a * cos + b * sin, b * cos + a * sin]
     # Two products, a sum, and the magnitude: as a float32, and its product.
     hard = [off + gamma(5) * (size + off) + flushed(a + b, magnitude) for size in sizes]
-    rest = np.zeros(exact[..., 2 * pairs :].shape)
-    bound = np.concatenate([magnitude * hard[0], magnitude * hard[1], rest], axis=-1)
+    unturned = np.zeros(exact[..., 2 * pairs :].shape)
+    bound = np.concatenate([magnitude * hard[0], magnitude * hard[1], unturned], axis=-1)
     size = np.concatenate([magnitude * sizes[0], magnitude * sizes[1], np.abs(exact[..., 2 * pairs :])], axis=-1)
     return Expected(partial_rope(x, positions, turns, magnitude=magnitude), bound, bound, size)
 
@@ -86,7 +97,7 @@ CONTRACT = Contract(
     bound="hard and alarm: magnitude ((2 u angle + 4 u) (|a| + |b|) + gamma_5 (|a cos| + |b sin|)); 0 for features "
     "that are kept",
     laws=[
-        alone("a sequence", "x", "positions"),
+        independent("a sequence", "x", "positions"),
         Law("features beyond the pairs stay as they are, bit for bit", _kept),
         Law("twice the magnitude gives twice the result", _twice, sets=("magnitude",)),
     ],

@@ -11,7 +11,18 @@ from llamaspec.reference.backward.qk_norm import qk_norm_backward
 from llamaspec.reference.backward.rmsnorm import rmsnorm_backward
 from llamaspec.verify.bounds.precision import TINY, Precision, U
 from llamaspec.verify.bounds.running_error import ELEMENTARY, flushed, gamma
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.contract import (
+    Arguments,
+    Claim,
+    Contract,
+    Expected,
+    Large,
+    Law,
+    Trial,
+    as_float64,
+    beyond,
+    independent,
+)
 from llamaspec.verify.draws import reach
 from llamaspec.verify.draws.draw import Values, sizes, values
 
@@ -82,7 +93,7 @@ def expect_qk(
     eps: float,
 ) -> tuple[Expected, ...]:
     (by_q, by_q_weight), (by_k, by_k_weight) = (
-        expect(*given, eps=eps) for given in ((q, q_weight, dq), (k, k_weight, dk))
+        expect(*part, eps=eps) for part in ((q, q_weight, dq), (k, k_weight, dk))
     )
     return by_q, by_k, by_q_weight, by_k_weight
 
@@ -94,9 +105,9 @@ def _orthogonal(trial: Trial) -> Claim | None:
     if not np.isfinite(dx).all():  # beyond float16's largest number
         return None
     r = 1 / np.sqrt(np.mean(x**2, axis=-1) + eps)
-    due = eps * r**3 * np.sum(dn * x, axis=-1)
+    product = eps * r**3 * np.sum(dn * x, axis=-1)
     tolerance = np.sum(np.abs(x) * trial.bounds[0], axis=-1) + 1e-12 * np.sum(np.abs(r[:, None] * dn * x), axis=-1)
-    return Claim(np.sum(dx * x, axis=-1), due, tolerance)
+    return Claim(np.sum(dx * x, axis=-1), product, tolerance)
 
 
 def _sign(trial: Trial) -> Claim:
@@ -118,7 +129,7 @@ CONTRACT = Contract(
     domain="x and dy [rows dim] and weight [dim] of one dtype, eps above 0; dx [rows dim] and the weight's [dim]",
     bound=BOUND,
     laws=[
-        alone("a row's dx", "x", "dy"),
+        independent("a row's dx", "x", "dy"),
         Law("rmsnorm_backward of -dy is that of dy, negated, bit for bit", _sign),
         Law("dx is orthogonal to x, but for eps", _orthogonal),
     ],

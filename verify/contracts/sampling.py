@@ -79,13 +79,13 @@ def expect(
         np.isneginf(scores) | (repetition_penalty == 1), 0, 3 * U * np.abs(scores)
     )  # with the penalty's own rounding
     # Tokens of the same logit, seen or both not, have the same probability in every implementation.
-    same = 2 * np.unique(as_float64(logits), return_inverse=True)[1] + seen
-    p = _greedy(scores, off, same) if temperature == 0 else _tempered(scores, off, temperature)
+    groups = 2 * np.unique(as_float64(logits), return_inverse=True)[1] + seen
+    p = _greedy(scores, off, groups) if temperature == 0 else _tempered(scores, off, temperature)
     if 0 < top_k < len(scores):
-        p = p.keep(*(_ahead(p, same, sure, counted=True) < top_k for sure in (True, False)))
+        p = p.keep(*(_ahead(p, groups, sure, counted=True) < top_k for sure in (True, False)))
     if top_p < 1:
         slack = 1 + gamma(len(scores) + 2)
-        p = p.keep(_ahead(p, same, True) * slack < top_p, _ahead(p, same, False) / slack < top_p)
+        p = p.keep(_ahead(p, groups, True) * slack < top_p, _ahead(p, groups, False) / slack < top_p)
     largest = Between(np.max(p.low, keepdims=True), np.max(p.high, keepdims=True))
     surely = p.low >= min_p * largest.high * (1 + 2 * U)
     p = p.keep(surely | (np.sum(p.high > 0) == 1), p.high >= min_p * largest.low * (1 - 2 * U))
@@ -93,11 +93,11 @@ def expect(
     return Expected(value, hard, hard, value)
 
 
-def _greedy(scores: np.ndarray, off: np.ndarray, same: np.ndarray) -> Between:
+def _greedy(scores: np.ndarray, off: np.ndarray, groups: np.ndarray) -> Between:
     """Put everything on the largest score, the first of several equal ones."""
-    found = np.flatnonzero(scores + off >= np.max(scores - off))
+    candidates = np.flatnonzero(scores + off >= np.max(scores - off))
     best = np.zeros(len(scores), bool)
-    best[found[np.unique(same[found], return_index=True)[1]]] = True
+    best[candidates[np.unique(groups[candidates], return_index=True)[1]]] = True
     return Between(np.where(best & (np.sum(best) == 1), 1.0, 0.0), best * 1.0)
 
 
@@ -111,14 +111,14 @@ def _tempered(scores: np.ndarray, off: np.ndarray, temperature: float) -> Betwee
     return Between(np.maximum(p - error, 0)[0], np.minimum(p + error, 1)[0])
 
 
-def _ahead(p: Between, same: np.ndarray, sure: bool, *, counted: bool = False) -> Float[np.ndarray, " vocab"]:
+def _ahead(p: Between, groups: np.ndarray, sure: bool, *, counted: bool = False) -> Float[np.ndarray, " vocab"]:
     """Count the more probable tokens for each token, or sum their probabilities: at most (`sure`), or at least.
 
     Tokens with the same number in `same` are not ahead of each other.
     """
-    theirs, own, held = (p.high, p.low, p.high) if sure else (p.low, p.high, p.low)
-    masses = np.ones_like(held) if counted else held
-    levels, rank = np.unique(theirs, return_inverse=True)
+    rival, own, bound = (p.high, p.low, p.high) if sure else (p.low, p.high, p.low)
+    masses = np.ones_like(bound) if counted else bound
+    levels, rank = np.unique(rival, return_inverse=True)
     above = np.searchsorted(levels, own, side="right")  # the first level that is ahead
 
     def ahead(group: np.ndarray) -> np.ndarray:
@@ -129,7 +129,7 @@ def _ahead(p: Between, same: np.ndarray, sure: bool, *, counted: bool = False) -
         first, end = (np.searchsorted((place + rank)[order], place + level) for level in (above, len(levels)))
         return total[end] - total[first]
 
-    return ahead(np.zeros_like(same)) - ahead(same)
+    return ahead(np.zeros_like(groups)) - ahead(groups)
 
 
 def draw_arguments(*, precision: Precision, vocab: int, p: Values, u: float) -> Arguments:

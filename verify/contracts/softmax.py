@@ -6,7 +6,18 @@ from hypothesis import strategies as st
 from llamaspec.reference.softmax import softmax
 from llamaspec.verify.bounds.precision import TINY, Precision, U, precision
 from llamaspec.verify.bounds.running_error import softmaxed
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.contract import (
+    Arguments,
+    Claim,
+    Contract,
+    Expected,
+    Large,
+    Law,
+    Trial,
+    as_float64,
+    beyond,
+    independent,
+)
 from llamaspec.verify.draws.draw import Values, hidden, hide, sizes, values
 
 BLOCKS = 64  # blocks of a row, at most, of an online softmax
@@ -69,7 +80,7 @@ CONTRACT = Contract(
     bound="hard: p (e^(2 a) (1 + s) / (1 - s) - 1), a = (4 |x| + 6 (max - x)) u for scores, s = (n + 10 b) u for an "
     "online softmax of b = min(n, 64) blocks; alarm: (16 + 2 sqrt(n) + 8 max|x|) u p",
     laws=[
-        alone("a row", "x"),
+        independent("a row", "x"),
         Law("probabilities sum to 1, or to 0 where every score is -inf", _sums_to_one),
         Law("softmax of the scores in reverse is softmax in reverse", _order),
         Law("softmax(x + 4) is softmax(x)", _shift),

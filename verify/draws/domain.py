@@ -50,15 +50,15 @@ class Domain:
     """Values that a draw may take: those that are drawn, and others of their kind."""
 
     drawn: tuple[Any, ...] = ()  # None, texts and numbers, in the order of the contract
-    whole: tuple[int, int] | None = None  # any whole number in this inclusive range, too
+    integers: tuple[int, int] | None = None  # any whole number in this inclusive range, too
     real: tuple[float, float] | None = None  # any number in this inclusive range, too
     arrays: Arrays | None = None
     lists: tuple[int, int] | None = None  # entries of a list of whole numbers are in this inclusive range
 
     def __str__(self) -> str:
         parts = [", ".join(map(written, self.drawn))] if self.drawn else []
-        if self.whole:
-            parts.append("any whole number from {} to {}".format(*self.whole))
+        if self.integers:
+            parts.append("any whole number from {} to {}".format(*self.integers))
         if self.real:
             parts.append("any number from {:g} to {:g}".format(*self.real))
         if self.arrays:
@@ -75,9 +75,9 @@ class Domain:
     def value(self, choice: Any) -> Any:
         """`choice` as a draw has it, whether it comes from Python or was typed. Raises ValueError for any other."""
         for read in (self._listed, self._array, self._list, self._number):
-            found = read(choice.strip() if isinstance(choice, str) else choice)
-            if found is not _NOTHING:
-                return found
+            value = read(choice.strip() if isinstance(choice, str) else choice)
+            if value is not _NOTHING:
+                return value
         got = written(choice) or "an empty text"
         if len(got) > SHOWN:
             got = f"{got[:SHOWN]}..."
@@ -116,7 +116,7 @@ class Domain:
             choice = _as_number(choice)
         if isinstance(choice, bool) or not isinstance(choice, int | float) or not math.isfinite(choice):
             return _NOTHING
-        if self.whole and isinstance(choice, int) and self.whole[0] <= choice <= self.whole[1]:
+        if self.integers and isinstance(choice, int) and self.integers[0] <= choice <= self.integers[1]:
             return choice
         if self.real and self.real[0] <= choice <= self.real[1]:
             return float(choice)
@@ -171,16 +171,16 @@ def domain(strategy: st.SearchStrategy) -> Domain:
         return _either([domain(alternative) for alternative in alternatives])
     if getattr(strategy, "target", None) is Values:
         fields = {name: domain(field) for name, field in strategy.kwargs.items()}  # type: ignore
-        seeds, exponents = fields["seed"].whole, fields["exponent"].whole
+        seeds, exponents = fields["seed"].integers, fields["exponent"].integers
         assert seeds and exponents
         return Domain(arrays=Arrays(fields["kind"].drawn, seeds, exponents))
     if hasattr(strategy, "start") and hasattr(strategy, "end"):
-        return Domain(whole=(strategy.start, strategy.end))  # type: ignore
+        return Domain(integers=(strategy.start, strategy.end))  # type: ignore
     if hasattr(strategy, "elements") and not getattr(strategy, "_transformations", ()):
         return _of_values(strategy.elements)  # type: ignore
     if getattr(strategy, "pack", None) is tuple:
         entries = domain(getattr(unwrapped(strategy.mapped_strategy), "element_strategy"))  # type: ignore  # noqa: B009
-        return Domain(lists=entries.whole)
+        return Domain(lists=entries.integers)
     return _of_values(sampled(strategy))
 
 
@@ -193,12 +193,12 @@ def unwrapped(strategy: Any) -> Any:
 def _of_values(values: Sequence[Any]) -> Domain:
     """Domain of a strategy that draws from `values`."""
     plain = tuple(value for value in values if not isinstance(value, tuple))
-    whole = [value for value in plain if type(value) is int]
+    integers = [value for value in plain if type(value) is int]
     real = [value for value in plain if isinstance(value, float) and math.isfinite(value)]
     entries = [entry for value in values if isinstance(value, tuple) for entry in value]
     return Domain(
         drawn=plain,
-        whole=(min(whole), max(LARGEST_SIZE, *whole)) if whole else None,
+        integers=(min(integers), max(LARGEST_SIZE, *integers)) if integers else None,
         real=(min(real), max(real)) if real else None,
         lists=(min(entries), LARGEST_SIZE) if entries else None,
     )
@@ -208,15 +208,15 @@ def _either(domains: Sequence[Domain]) -> Domain:
     """Union of domains. Of two ranges of a kind, the first stays."""
 
     def first(name: str) -> Any:
-        return next((getattr(one, name) for one in domains if getattr(one, name) is not None), None)
+        return next((getattr(part, name) for part in domains if getattr(part, name) is not None), None)
 
-    parts = {name: first(name) for name in ("whole", "real", "arrays", "lists")}
-    return Domain(tuple(value for one in domains for value in one.drawn), **parts)
+    parts = {name: first(name) for name in ("integers", "real", "arrays", "lists")}
+    return Domain(tuple(value for part in domains for value in part.drawn), **parts)
 
 
 def sampled(strategy: st.SearchStrategy) -> list[Any]:
     """Values that a strategy of an unknown form draws."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
 
     @hypothesis.seed(0)
     @hypothesis.settings(
@@ -229,10 +229,10 @@ def sampled(strategy: st.SearchStrategy) -> list[Any]:
     )
     @hypothesis.given(strategy)
     def collect(value: Any) -> None:
-        found[repr(value)] = value
+        values[repr(value)] = value
 
     collect()
-    return list(found.values())
+    return list(values.values())
 
 
 def narrowed(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
@@ -241,7 +241,7 @@ def narrowed(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str,
     Raises ValueError, in one line that lists what is allowed, for a draw that the contract does not have, for a value
     outside the domain of its draw, and for no values at all.
     """
-    found = {}
+    chosen = {}
     for name, choices in only.items():
         if name not in contract.draws:
             raise ValueError(
@@ -251,10 +251,10 @@ def narrowed(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str,
         if isinstance(choices, str) or not isinstance(choices, Sequence) or not len(choices):
             raise ValueError(f"{contract.name}: {name} is narrowed to a list of values; got {choices!r}")
         try:
-            found[name] = tuple(allowed.value(choice) for choice in choices)
+            chosen[name] = tuple(allowed.value(choice) for choice in choices)
         except ValueError as error:
             raise ValueError(f"{contract.name}: {name} is {error}") from None
-    return found
+    return chosen
 
 
 def choices(texts: Sequence[str]) -> dict[str, list[Any]]:
@@ -271,10 +271,10 @@ def choices(texts: Sequence[str]) -> dict[str, list[Any]]:
         if name in chosen:
             raise ValueError(f"{name} is narrowed twice: list all of its values in one --set")
         try:
-            found = json.loads(f"[{listed}]")
+            values = json.loads(f"[{listed}]")
         except (json.JSONDecodeError, RecursionError):
-            found = [value.strip() for value in listed.split(",")]
-        chosen[name] = [tuple(value) if isinstance(value, list) else value for value in found]
+            values = [value.strip() for value in listed.split(",")]
+        chosen[name] = [tuple(value) if isinstance(value, list) else value for value in values]
     return chosen
 
 
@@ -292,10 +292,10 @@ def parsed(only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
 
 def shares(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[int, int]]:
     """For each draw that `only` narrows, how many of its values or kinds of array are left, and of how many."""
-    found = {}
+    counts = {}
     for name, choices in narrowed(contract, only).items():
         of = domain(contract.draws[name]).count
-        left = len({choice.kind if isinstance(choice, Values) else repr(choice) for choice in choices})
+        remaining = len({choice.kind if isinstance(choice, Values) else repr(choice) for choice in choices})
         if of:
-            found[name] = (min(left, of), of)
-    return found
+            counts[name] = (min(remaining, of), of)
+    return counts

@@ -60,8 +60,8 @@ def _wide(words: np.ndarray, width: int) -> np.ndarray:
 def _halves(words: np.ndarray, width: int) -> np.ndarray:
     """Halfway between two codes wherever a block of 32 has its largest magnitude for a scale of 1."""
     largest = (127, 7, -8)[int(words[0] % np.uint64(3))] if len(words) else 0
-    whole = (words % np.uint64(2 * abs(largest) or 1)).astype(np.float64) - abs(largest)
-    return np.where(np.arange(len(words)) % width % 32 == 0, float(largest), whole + 0.5)
+    integers = (words % np.uint64(2 * abs(largest) or 1)).astype(np.float64) - abs(largest)
+    return np.where(np.arange(len(words)) % width % 32 == 0, float(largest), integers + 0.5)
 
 
 # Each comment says why a kind is drawn. Counterexamples shrink to the first.

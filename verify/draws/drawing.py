@@ -46,7 +46,7 @@ def sampler(strategy: st.SearchStrategy) -> Sampler:
     return lambda random: random.choice(elements)
 
 
-def each(strategies: Mapping[str, st.SearchStrategy], random: Random) -> Iterator[dict[str, Any]]:
+def draws_from(strategies: Mapping[str, st.SearchStrategy], random: Random) -> Iterator[dict[str, Any]]:
     """Draw without end, a value by the name of each strategy."""
     samplers = {name: sampler(strategy) for name, strategy in strategies.items()}
     while True:
@@ -72,10 +72,10 @@ def _simpler(strategy: Any, value: Any) -> list[Any]:
     if isinstance(value, Values):
         fields = getattr(strategy, "kwargs", {})
         kinds = _simpler(unwrapped(fields["kind"]), value.kind) if "kind" in fields else []
-        others = [Values(kind, value.seed, value.exponent) for kind in kinds]
+        simpler_values = [Values(kind, value.seed, value.exponent) for kind in kinds]
         if value.exponent and "exponent" in fields and fields["exponent"].start <= 0 <= fields["exponent"].end:
-            others.append(Values(value.kind, value.seed, 0))
-        return [*others, Values(value.kind, 0, value.exponent)] if value.seed else others
+            simpler_values.append(Values(value.kind, value.seed, 0))
+        return [*simpler_values, Values(value.kind, 0, value.exponent)] if value.seed else simpler_values
     if isinstance(value, tuple):
         return [(entry,) for entry in value] if len(value) > 1 else []
     return []
@@ -119,15 +119,15 @@ def uniform(
 ) -> Iterator[Draw]:
     """Draw every value equally often, with one of `shapes`, or any."""
     random = Random(seed)
-    shape = each(narrowed_draws(contract.shapes, only), random)
-    for values in each(_values(contract, only), random):
-        one = next(shape) if shapes is None else random.choice(shapes)
-        yield _ordered(contract, {**one, **values})
+    shape = draws_from(narrowed_draws(contract.shapes, only), random)
+    for values in draws_from(_values(contract, only), random):
+        sizes = next(shape) if shapes is None else random.choice(shapes)
+        yield _ordered(contract, {**sizes, **values})
 
 
 def pool_of_shapes(strategies: Mapping[str, st.SearchStrategy], count: int, *, seed: int) -> list[Draw]:
     """Draw up to `count` different shapes, the smallest first."""
-    drawn = itertools.islice(each(strategies, Random(seed)), 4 * count)
+    drawn = itertools.islice(draws_from(strategies, Random(seed)), 4 * count)
     pool = list({str(draw): draw for draw in drawn}.values())[:count]
     return sorted(pool, key=lambda draw: sum(leaf for value in draw.values() for leaf in leaves(value)))
 

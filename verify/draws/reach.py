@@ -49,7 +49,7 @@ def _reaches(contract: Contract, name: str) -> Iterator[Reach]:
 def _usual(strategy: st.SearchStrategy) -> int | None:
     """The largest whole number that is drawn."""
     values = domain(strategy)
-    drawn = [value for value in values.drawn if isinstance(value, int)] or list(values.whole or ())
+    drawn = [value for value in values.drawn if isinstance(value, int)] or list(values.integers or ())
     return max(drawn, default=None)
 
 
@@ -74,7 +74,7 @@ def table(contracts: Mapping[str, Contract]) -> list[str]:
         "|---|---|---|---|---|",
     ]
     return lines + [
-        f"| {op} | {one.dimension} | {one.usual:,} | {one.most:,} | {one.why} |"
+        f"| {op} | {reach.dimension} | {reach.usual:,} | {reach.most:,} | {reach.why} |"
         for op, contract in contracts.items()
-        for one in reaches(contract)
+        for reach in reaches(contract)
     ]

@@ -51,7 +51,7 @@ def examine(
     Raises Unjudged where it fails again, NoVerdict where no inputs can be made of the draw, and whatever `call` of the
     candidate raises.
     """
-    arguments, expected = _due(contract, precision, draw)
+    arguments, expected = _prepared(contract, precision, draw)
     try:
         examination = _judged(contract, candidate, precision, draw, arguments, expected)
         if deterministic and examination.differs and not examination.violated:
@@ -78,7 +78,7 @@ def takes(contract: Contract, candidate: Candidate, precision: Precision, draws:
     """
     for draw in draws:
         try:
-            outcome = candidate.call(*contract.split(_due(contract, precision, draw)[0]))
+            outcome = candidate.call(*contract.split(_prepared(contract, precision, draw)[0]))
         except (NoVerdict, ImportError):
             continue
         if isinstance(outcome, Outputs) or outcome.kind in ("hung", "crashed"):
@@ -86,7 +86,7 @@ def takes(contract: Contract, candidate: Candidate, precision: Precision, draws:
     return False
 
 
-def _due(contract: Contract, precision: Precision, draw: Draw) -> tuple[Arguments, tuple[Expected, ...]]:
+def _prepared(contract: Contract, precision: Precision, draw: Draw) -> tuple[Arguments, tuple[Expected, ...]]:
     """Make the inputs and the results that are due, before the candidate is called and could change them."""
     drawn = {name: value for name, value in draw.items() if name != LAW}
     try:
@@ -135,17 +135,17 @@ def _judged(
         return outputs
 
     bounds = []
-    for actual, due in zip(called, expected, strict=True):
-        returned = returned_precision(actual, np.asarray(due.value), precision)
+    for actual, output in zip(called, expected, strict=True):
+        returned = returned_precision(actual, np.asarray(output.value), precision)
         assert isinstance(returned, Precision)
-        bounds.append(with_rounding(due, returned)[0])
+        bounds.append(with_rounding(output, returned)[0])
     try:
         claim = law.check(Trial(arguments, called, tuple(bounds), again))
         finding = broken(law, claim) if claim else None
         if claim and finding and (differs := _difference(called, again())):
             # A candidate that adds up in another order each time cannot keep a law to the bit, but within its bounds.
-            held = claim._replace(tolerance=claim.tolerance + 2 * max(map(_largest_bound, bounds)))
-            finding, examination = broken(law, held), replace(examination, differs=differs)
+            loosened = claim._replace(tolerance=claim.tolerance + 2 * max(map(_largest_bound, bounds)))
+            finding, examination = broken(law, loosened), replace(examination, differs=differs)
     except _Failed as failed:
         finding = failed.finding
     return replace(examination, finding=finding) if finding else examination
@@ -164,24 +164,24 @@ def _called_again(
     Two more calls with other numbers show buffers that are returned in turn.
     """
     contract, draw = call.contract, examination.draw
-    others = _others(contract, precision, draw, 1)
-    due = contract.expected(others)
-    between = call(others)
-    found = between if isinstance(between, Finding) else judge(between, due, precision).finding
-    if found and found.kind == REUSED:
-        return replace(examination, finding=found)
-    if found and found.kind != "suspicious":
-        return replace(examination, finding=found._replace(condition=OTHERS))
+    changed = _other_numbers(contract, precision, draw, 1)
+    changed_expected = contract.expected(changed)
+    between = call(changed)
+    finding = between if isinstance(between, Finding) else judge(between, changed_expected, precision).finding
+    if finding and finding.kind == REUSED:
+        return replace(examination, finding=finding)
+    if finding and finding.kind != "suspicious":
+        return replace(examination, finding=finding._replace(condition=OTHERS))
     second = call(arguments)
     if not isinstance(second, Finding):
-        found = judge(second, expected, precision).finding
-        if found is None or found.kind == "suspicious":
+        finding = judge(second, expected, precision).finding
+        if finding is None or finding.kind == "suspicious":
             return replace(
                 examination,
                 differs=_difference(called, second),
                 finding=_in_turn(call, precision, draw) or examination.finding,
             )
-        second = found
+        second = finding
     if second.kind in ("hung", "crashed", REUSED):
         return replace(examination, finding=second)
     message = f"right at first; after a call with other inputs, for the same ones: {second.kind}: {second.message}"
@@ -191,13 +191,13 @@ def _called_again(
 def _in_turn(call: "_Calls", precision: Precision, draw: Draw) -> Finding | None:
     """Call with numbers that no call had before, until each of `HELD` buffers in turn would be written to again."""
     while call.made <= HELD:
-        outputs = call(_others(call.contract, precision, draw, call.made))
+        outputs = call(_other_numbers(call.contract, precision, draw, call.made))
         if isinstance(outputs, Finding):
             return outputs if outputs.kind == REUSED else outputs._replace(condition=OTHERS)
     return None
 
 
-def _others(contract: Contract, precision: Precision, draw: Draw, by: int) -> Arguments:
+def _other_numbers(contract: Contract, precision: Precision, draw: Draw, by: int) -> Arguments:
     """Make arguments of the same shapes and kinds with other numbers: every seed plus `by`."""
 
     def other(value: Any) -> Any:
@@ -208,15 +208,15 @@ def _others(contract: Contract, precision: Precision, draw: Draw, by: int) -> Ar
 
 def _difference(first: tuple[np.ndarray, ...], second: tuple[np.ndarray, ...]) -> str:
     """Say where two results have other bits; empty where they are the same."""
-    for one, two in zip(first, second, strict=True):
-        if one.dtype != two.dtype or one.shape != two.shape:
-            return f"{two.dtype.name} {two.shape} after {one.dtype.name} {one.shape} for the same inputs"
-        if one.tobytes() != two.tobytes():
-            bits = [np.ascontiguousarray(a).view(np.uint8).reshape(a.size, -1) for a in (one, two)]
+    for before, after in zip(first, second, strict=True):
+        if before.dtype != after.dtype or before.shape != after.shape:
+            return f"{after.dtype.name} {after.shape} after {before.dtype.name} {before.shape} for the same inputs"
+        if before.tobytes() != after.tobytes():
+            bits = [np.ascontiguousarray(a).view(np.uint8).reshape(a.size, -1) for a in (before, after)]
             apart = np.any(bits[0] != bits[1], axis=1)
-            at = np.unravel_index(int(np.argmax(apart)), one.shape)
+            at = np.unravel_index(int(np.argmax(apart)), before.shape)
             place = ", ".join(str(int(i)) for i in at)
-            return f"at [{place}] {two[at]:.9g} after {one[at]:.9g} for the same inputs"
+            return f"at [{place}] {after[at]:.9g} after {before[at]:.9g} for the same inputs"
     return ""
 
 

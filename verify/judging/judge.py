@@ -54,8 +54,8 @@ def judge(outputs: tuple[np.ndarray, ...], expected: tuple[Expected, ...], preci
     if len(outputs) != len(expected):
         return Verdict(np.inf, np.inf, Finding("shape", f"{len(outputs)} arrays returned, {len(expected)} due"))
     worst = Verdict(0.0, 0.0, None)
-    for i, (actual, due) in enumerate(zip(outputs, expected, strict=True)):
-        verdict = _judge_one(actual, due, precision, "" if len(outputs) == 1 else f"output {i} ")
+    for i, (actual, output) in enumerate(zip(outputs, expected, strict=True)):
+        verdict = _judge_one(actual, output, precision, "" if len(outputs) == 1 else f"output {i} ")
         if verdict.finding is not None and (worst.finding is None or worst.finding.kind == "suspicious"):
             worst = worst._replace(finding=verdict.finding)
         worst = worst._replace(
@@ -68,8 +68,8 @@ def judge(outputs: tuple[np.ndarray, ...], expected: tuple[Expected, ...], preci
     return worst
 
 
-def _judge_one(actual: np.ndarray, due: Expected, precision: Precision, which: str) -> Verdict:
-    value = np.asarray(due.value)
+def _judge_one(actual: np.ndarray, expected: Expected, precision: Precision, which: str) -> Verdict:
+    value = np.asarray(expected.value)
     if actual.shape != value.shape:
         return Verdict(np.inf, np.inf, Finding("shape", f"{which}returned {actual.shape}, {value.shape} due"))
     returned = returned_precision(actual, value, precision)
@@ -78,7 +78,7 @@ def _judge_one(actual: np.ndarray, due: Expected, precision: Precision, which: s
     if not value.size:
         return Verdict(0.0, 0.0, None)
 
-    hard, alarm = (np.broadcast_to(bound, value.shape) for bound in with_rounding(due, returned))
+    hard, alarm = (np.broadcast_to(bound, value.shape) for bound in with_rounding(expected, returned))
     got, exact = as_float64(actual), as_float64(value)
     overflow = np.isinf(got) & (np.where(got > 0, exact, -exact) + hard >= returned.largest)  # exact may have any sign
     with np.errstate(invalid="ignore"):
@@ -89,10 +89,10 @@ def _judge_one(actual: np.ndarray, due: Expected, precision: Precision, which: s
     place = _off(which, at, actual, value, hard, "bound") if error[at] else ""
     if not over[at] <= 1:
         kind = "value" if np.isfinite(got[at]) else "not finite"
-        finding = Finding(kind, _off(which, at, actual, value, hard, "bound"), _condition(due, at))
+        finding = Finding(kind, _off(which, at, actual, value, hard, "bound"), _condition(expected, at))
     elif near[_worst(near)] > 1:
         at = _worst(near)
-        finding = Finding("suspicious", _off(which, at, actual, value, alarm, "alarm"), _condition(due, at))
+        finding = Finding("suspicious", _off(which, at, actual, value, alarm, "alarm"), _condition(expected, at))
     compared = int(np.count_nonzero(hard < SAYS_NOTHING))
     return Verdict(_largest(over), _largest(near), finding, compared, place, _points(exact, error, hard, over))
 
@@ -100,10 +100,10 @@ def _judge_one(actual: np.ndarray, due: Expected, precision: Precision, which: s
 def _points(exact: np.ndarray, error: np.ndarray, bound: np.ndarray, over: np.ndarray) -> tuple[Point, ...]:
     exact, error, bound, over = (array.ravel() for array in (np.abs(exact), error, bound, over))
     borders = sorted({over.size * part // PARTS for part in range(PARTS + 1)})
-    found = [low + int(np.argmax(over[low:high])) for low, high in pairwise(borders)]
+    places = [low + int(np.argmax(over[low:high])) for low, high in pairwise(borders)]
     return tuple(
         Point(float(exact[at]), float(error[at]), float(bound[at]), at, over.size)
-        for at in found
+        for at in places
         if bound[at] < SAYS_NOTHING
     )
 
@@ -122,24 +122,24 @@ def returned_precision(actual: np.ndarray, value: np.ndarray, precision: Precisi
 
 def broken(law: Law, claim: Claim) -> Finding | None:
     """A finding where the law does not hold."""
-    actual, due = as_float64(claim.actual), as_float64(claim.due)
-    if actual.shape != due.shape:
-        return Finding("law", f"it does not hold that {law.name}: shapes {actual.shape} and {due.shape}")
+    actual, expected = as_float64(claim.actual), as_float64(claim.expected)
+    if actual.shape != expected.shape:
+        return Finding("law", f"it does not hold that {law.name}: shapes {actual.shape} and {expected.shape}")
     if not actual.size:
         return None
-    tolerance = np.broadcast_to(claim.tolerance, due.shape)
+    tolerance = np.broadcast_to(claim.tolerance, expected.shape)
     with np.errstate(invalid="ignore"):
         # A number that overflows the dtype on one side only was judged beside its bound.
-        same = (actual == due) | (np.isnan(actual) & np.isnan(due)) | np.isinf(actual) | np.isinf(due)
-        same = same | np.isposinf(tolerance)
-        error = np.where(same, 0.0, np.abs(actual - due))
+        equal = (actual == expected) | (np.isnan(actual) & np.isnan(expected)) | np.isinf(actual) | np.isinf(expected)
+        equal = equal | np.isposinf(tolerance)
+        error = np.where(equal, 0.0, np.abs(actual - expected))
     over = _ratio(error, tolerance)
     at = _worst(over)
     if over[at] <= 1:
         return None
     return Finding(
         "law",
-        f"it does not hold that {law.name}: at {_index(at)} {actual[at]:.7g} and {due[at]:.7g}"
+        f"it does not hold that {law.name}: at {_index(at)} {actual[at]:.7g} and {expected[at]:.7g}"
         + (f", {error[at]:.2g} apart, {tolerance[at]:.2g} allowed" if tolerance[at] else ", which must be equal"),
     )
 
@@ -175,10 +175,12 @@ def _off(which: str, at: tuple[int, ...], actual, value, bound, word: str) -> st
     return f"{line}: off by {error:.3g}, {times:.3g} times the {word} of {bound[at]:.3g}"
 
 
-def _condition(due: Expected, at: tuple[int, ...]) -> str:
-    if np.asarray(due.value).dtype.kind != "f":
+def _condition(expected: Expected, at: tuple[int, ...]) -> str:
+    if np.asarray(expected.value).dtype.kind != "f":
         return ""
-    size, exact = (float(np.broadcast_to(a, np.shape(due.value))[at]) for a in (due.size, np.abs(due.value)))
+    size, exact = (
+        float(np.broadcast_to(a, np.shape(expected.value))[at]) for a in (expected.size, np.abs(expected.value))
+    )
     if not size:
         return "every term is zero"
     if exact * CANCELLING < size:

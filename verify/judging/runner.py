@@ -49,7 +49,7 @@ class Report:
     cut_short: bool = False  # by the time that it had, with nothing wrong until then
     compared: int = 0  # numbers, in all examples
     shares: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # of draws that were narrowed, as `shares` has
-    said: Sequence[str] = ()  # last lines that the candidate printed
+    output_lines: Sequence[str] = ()  # last lines that the candidate printed
     nearest: Examination = field(default_factory=lambda: Examination({}))  # to its hard bound
     shares_used: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of the bound, by draw and its value
     differs: str = ""  # where two results for the same inputs have other bits, both within the bound
@@ -102,11 +102,13 @@ def verify(
     only = narrowed(contract, only or {})
     search = _Search(contract, candidate, precision, seconds, shrink, deterministic, progress)
     large = contract.large.narrowings(only, most=min(shapes or examples, examples // 2) // LARGE)
-    rest = examples - 2 * len(large)
-    simple = -(-rest // SIMPLE)
+    remaining = examples - 2 * len(large)
+    simple = -(-remaining // SIMPLE)
     pool = pool_of_shapes(narrowed_draws(contract.shapes, only), shapes, seed=seed) if shapes is not None else None
     search.run(strategy(contract, pool, only), examples=simple, seed=seed)
-    search.walk(itertools.islice(uniform(contract, pool, only, seed=seed), rest - simple), all_draws(contract, only))
+    search.walk(
+        itertools.islice(uniform(contract, pool, only, seed=seed), remaining - simple), all_draws(contract, only)
+    )
     for number, sizes in enumerate(large, 1):  # two draws each: the simplest values, and any
         if not search.smallest and not search.cut_short:
             search.run(strategy(contract, None, parsed(sizes)), examples=2, seed=seed + number)
@@ -223,10 +225,12 @@ class _Search:
         smallest = self.smallest
         return self.shrink and smallest is not None and smallest.finding is not None and smallest.finding.kind != "hung"
 
-    def prefer(self, other: Examination | None) -> None:
+    def prefer(self, examination: Examination | None) -> None:
         """Keep the smaller of two counterexamples."""
-        if other and (not self.smallest or _weight(other, self.contract) <= _weight(self.smallest, self.contract)):
-            self.smallest = other
+        if examination and (
+            not self.smallest or _weight(examination, self.contract) <= _weight(self.smallest, self.contract)
+        ):
+            self.smallest = examination
 
     def examine(self, draw: Draw) -> None:
         """Judge a draw. An exception that ends the program or the search passes Hypothesis by."""
@@ -239,24 +243,26 @@ class _Search:
             raise _Enough from error
 
     def _examine(self, draw: Draw) -> None:
-        found = self.smallest is not None
+        shrinking = self.smallest is not None
         if self.examples and monotonic() > self.end:  # a run without a draw would have nothing to say
-            self.cut_short = not found
+            self.cut_short = not shrinking
             raise _Enough
         examination = self._judge(draw)
-        if not found:
+        if not shrinking:
             self.examples += 1
             self.first = self.first or draw
             self.compared += examination.compared
             self.progress(self.examples)
-            self.worst = max(self.worst, examination, key=lambda one: (one.finding is not None, one.alarm))
+            self.worst = max(
+                self.worst, examination, key=lambda candidate: (candidate.finding is not None, candidate.alarm)
+            )
             self._note(examination)
         if not examination.violated:
             return
         self.prefer(examination)
         if not self.may_shrink:
             raise _Enough
-        if not found:
+        if not shrinking:
             self.end = min(self.end, monotonic() + SHRINKING)
         raise _Wrong
 
@@ -268,7 +274,7 @@ class _Search:
         self.differs = self.differs or examination.differs
         self.points += examination.points
         self.shapes.add(str([examination.draw[name] for name in self.contract.shapes]))
-        self.nearest = max(self.nearest, examination, key=lambda one: one.hard)
+        self.nearest = max(self.nearest, examination, key=lambda candidate: candidate.hard)
         for name, value in examination.draw.items():
             if isinstance(value, Values | str) and name != LAW:
                 used = self.shares_used.setdefault(name, {})
@@ -318,8 +324,8 @@ def _ending(error: BaseException | None, seen: set[int]) -> BaseException | None
     if isinstance(error, SystemExit | KeyboardInterrupt | GeneratorExit):
         return error
     within = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
-    found = (_ending(one, seen) for one in (*within, error.__cause__, error.__context__))
-    return next((one for one in found if one), None)
+    endings = (_ending(inner, seen) for inner in (*within, error.__cause__, error.__context__))
+    return next((inner for inner in endings if inner), None)
 
 
 def _weight(examination: Examination, contract: Contract) -> tuple[int, int]:

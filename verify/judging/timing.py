@@ -25,7 +25,7 @@ from llamaspec.verify.candidates.candidate import Failure, NoVerdict, Worker
 from llamaspec.verify.contract import Arguments, Contract
 from llamaspec.verify.draws.domain import domain, narrowed
 from llamaspec.verify.draws.draw import Draw, Values
-from llamaspec.verify.draws.drawing import each, leaves, narrowed_draws
+from llamaspec.verify.draws.drawing import draws_from, leaves, narrowed_draws
 from llamaspec.verify.judging.judge import judge
 
 ROUNDS = 11
@@ -45,13 +45,13 @@ class Timing:
 
     def lines(self) -> list[str]:
         """A line for each candidate: median and range over rounds, and how it compares with the first."""
-        first, *others = self.seconds
+        first, *rivals = self.seconds
         drawn = " ".join(f"{name}={value}".replace(" ", "") for name, value in self.draw.items())
         lines = [f"time          {self.op} {self.dtype}  {first}  {self._spread(first)}  for {drawn}"]
-        for other in others:
-            ratios = [b / a for a, b in zip(self.seconds[first], self.seconds[other], strict=True)]
+        for rival in rivals:
+            ratios = [b / a for a, b in zip(self.seconds[first], self.seconds[rival], strict=True)]
             says = f"the first is {median(ratios):.3g} times as fast ({min(ratios):.3g} to {max(ratios):.3g})"
-            lines.append(f"  beside {other}  {self._spread(other)}: {says}")
+            lines.append(f"  beside {rival}  {self._spread(rival)}: {says}")
         return lines
 
     def _spread(self, name: str) -> str:
@@ -114,42 +114,42 @@ class _Turn:
     """One set of inputs, and each candidate's result for it that was judged."""
 
     def __init__(self, contract: Contract, precision: Precision, draw: Draw, *, seed: int):
-        one = {name: replace(v, seed=seed) if isinstance(v, Values) else v for name, v in draw.items()}
+        reseeded = {name: replace(v, seed=seed) if isinstance(v, Values) else v for name, v in draw.items()}
         self.contract, self.precision = contract, precision
-        self.arguments: Arguments = contract.arguments(precision=precision, **one)
+        self.arguments: Arguments = contract.arguments(precision=precision, **reseeded)
         self._judged: dict[str, tuple[np.ndarray, ...]] = {}
 
     def check(self, results: Mapping[str, tuple[np.ndarray, ...]]) -> None:
         """Judge results, by candidate, that have not the bits of the judged ones. Raises NoVerdict for a wrong one."""
-        others = {name: arrays for name, arrays in results.items() if not _same(arrays, self._judged.get(name, ()))}
-        expected = self.contract.expected(self.arguments) if others else ()
-        for name, arrays in others.items():
-            found = judge(arrays, expected, self.precision).finding
-            if found and found.kind != "suspicious":
-                raise NoVerdict(f"{name}: no time, since a timed call was wrong: {found.kind}: {found.message}")
-        self._judged.update(others)
+        unjudged = {name: arrays for name, arrays in results.items() if not _same(arrays, self._judged.get(name, ()))}
+        expected = self.contract.expected(self.arguments) if unjudged else ()
+        for name, arrays in unjudged.items():
+            finding = judge(arrays, expected, self.precision).finding
+            if finding and finding.kind != "suspicious":
+                raise NoVerdict(f"{name}: no time, since a timed call was wrong: {finding.kind}: {finding.message}")
+        self._judged.update(unjudged)
 
 
-def _same(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
+def _same(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> bool:
     """Compare arrays bit by bit: a NaN is itself."""
-    return len(some) == len(others) and all(
+    return len(first) == len(second) and all(
         a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-        for a, b in zip(some, others, strict=True)
+        for a, b in zip(first, second, strict=True)
     )
 
 
 def _largest(contract: Contract, only: Mapping[str, Sequence[Any]], random: Random) -> Draw:
     draws = narrowed_draws(contract.draws, only)
-    drawn = list(itertools.islice(each(draws, random), 64))
+    drawn = list(itertools.islice(draws_from(draws, random), 64))
     draw = drawn[0]
     for name, strategy in draws.items():
-        held = domain(strategy)
+        allowed = domain(strategy)
         if name in contract.shapes:
-            draw[name] = max((one[name] for one in drawn), key=lambda value: sum(leaves(value)))
-            if sizes := [value for value in held.drawn if type(value) is int]:
+            draw[name] = max((sample[name] for sample in drawn), key=lambda value: sum(leaves(value)))
+            if sizes := [value for value in allowed.drawn if type(value) is int]:
                 draw[name] = max(sizes)
-        elif held.arrays and "normal" in held.arrays.kinds:
+        elif allowed.arrays and "normal" in allowed.arrays.kinds:
             draw[name] = Values("normal")
-        elif name not in only and held.drawn and not held.arrays:
-            draw[name] = held.drawn[0]  # the simplest: nothing hidden, say
+        elif name not in only and allowed.drawn and not allowed.arrays:
+            draw[name] = allowed.drawn[0]  # the simplest: nothing hidden, say
     return draw

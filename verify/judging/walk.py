@@ -28,7 +28,7 @@ BOUNDED = (*TRACED, "sinks", "expert_bias")
 PROMPT = 24  # tokens that are walked through at once, where the context has room
 
 
-class Step(NamedTuple):
+class OpError(NamedTuple):
     """How far one result of one op is from its definition."""
 
     layer: int | None  # None after the last block
@@ -46,7 +46,7 @@ class Step(NamedTuple):
 
 
 @runtime_checkable
-class Model(Protocol):
+class Walkable(Protocol):
     """A model whose ops can be called one by one, as `model.candidates.walking.Walkable` is.
 
     Its arrays are anything that NumPy can read.
@@ -89,19 +89,21 @@ class Result(NamedTuple):
     layer: int | None  # None after the last block
     op: str
     output: str  # q, k or v; "" where the op has one result
-    given: np.ndarray  # the first argument of the op [seq ...]
+    input: np.ndarray  # the first argument of the op [seq ...]
     actual: np.ndarray  # [seq ...]
-    due: Approx  # [seq ...]
+    expected: Approx  # [seq ...]
 
 
-def walk(model: Model, chunks: list[np.ndarray], *, config: Config, unit: float, blocks: int = 1) -> Iterator[Step]:
+def walk(
+    model: Walkable, chunks: list[np.ndarray], *, config: Config, unit: float, blocks: int = 1
+) -> Iterator[OpError]:
     """Judge every op on `chunks` of tokens, as `results` computes them."""
     for result in results(model, chunks, config=config, unit=unit, blocks=blocks):
         yield _step(result)
 
 
 def results(
-    model: Model,
+    model: Walkable,
     chunks: list[np.ndarray],
     *,
     config: Config,
@@ -124,20 +126,20 @@ def results(
         positions = model.positions(at[None].astype(np.int32))
         x = model.array(_read(model.params.embedding[tokens])[None])
         for i, layer in enumerate(model.params.layers):
-            asked = layers is None or i in layers
-            defined = model.exact.layers[i] if asked else None
+            included = layers is None or i in layers
+            defined = model.exact.layers[i] if included else None
             q, caches[i] = model.ops.norm_qkv(x, layer, caches[i], positions, config=config)
             window = config.window(i)
             sinks = {"sinks": layer.sinks} if config.sinks else {}
             h = model.ops.attend(q, caches[i], positions, window=window, config=config, **sinks)
             if defined:
                 k, v = (_read(a)[0].swapaxes(0, 1) for a in caches[i])
-                due = bound.norm_qkv(_first(x), defined, at, config=config, unit=unit)
-                for name, actual, part in zip("qkv", (_read(q)[0], k[at], v[at]), due, strict=True):
+                expected = bound.norm_qkv(_first(x), defined, at, config=config, unit=unit)
+                for name, actual, part in zip("qkv", (_read(q)[0], k[at], v[at]), expected, strict=True):
                     yield Result(i, "norm_qkv", name, _read(x)[0], actual, part)
                 mask = causal_mask(len(tokens), used, offset=start, window=window)
-                held = exactly(k[:used]), exactly(v[:used])
-                part = bound.attend(_first(q), *held, mask, unit=unit, blocks=blocks, sinks=defined.sinks)
+                cached = exactly(k[:used]), exactly(v[:used])
+                part = bound.attend(_first(q), *cached, mask, unit=unit, blocks=blocks, sinks=defined.sinks)
                 yield Result(i, "attend", "", _read(q)[0], _read(h)[0], part)
 
             first, x = x, model.ops.project_add(h, layer, x)
@@ -152,12 +154,12 @@ def results(
                     part = bound.moe_add(_first(before), defined, config=config, unit=unit)
                     yield Result(i, "moe_add", "", _read(before)[0], _read(x)[0], part)
                 continue
-            given = first if config.parallel_residual else before
-            g = model.ops.norm_gate_up(given, layer, config=config)
+            op_input = first if config.parallel_residual else before
+            g = model.ops.norm_gate_up(op_input, layer, config=config)
             x = model.ops.down_add(g, layer, before)
             if defined:
-                part = bound.norm_gate_up(_first(given), defined, config=config, unit=unit)
-                yield Result(i, "norm_gate_up", "", _read(given)[0], _read(g)[0], part)
+                part = bound.norm_gate_up(_first(op_input), defined, config=config, unit=unit)
+                yield Result(i, "norm_gate_up", "", _read(op_input)[0], _read(g)[0], part)
                 part = bound.down_add(_first(g), defined, _first(before), unit=unit)
                 yield Result(i, "down_add", "", _read(g)[0], _read(x)[0], part)
 
@@ -168,14 +170,14 @@ def results(
 
 
 def walk_through(
-    model: Model,
+    model: Walkable,
     *,
     config: Config,
     dtype: str,
     seed: int,
     name: str = "model",
     progress: Callable[[str, float], object] = lambda stage, share: None,
-) -> tuple[list[Step], Report]:
+) -> tuple[list[OpError], Report]:
     """Walk `model`, which runs in `dtype`, on a prompt of random tokens and two more after it.
 
     `progress` is told each step, and the share of the layers that are done. Raises ValueError for an unknown dtype.
@@ -206,29 +208,29 @@ def _first(array: Any) -> Approx:
 
 def ratios(result: Result) -> np.ndarray:
     """Divide the error of each number by its bound: 0 where there is no error, above 1 where there is a bug."""
-    off = np.abs(result.actual.astype(np.float64) - result.due.value)
+    off = np.abs(result.actual.astype(np.float64) - result.expected.value)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(off == 0, 0.0, off / result.due.error)
+        return np.where(off == 0, 0.0, off / result.expected.error)
 
 
-def _step(result: Result) -> Step:
-    due = result.due
-    off = np.abs(result.actual.astype(np.float64) - due.value)
+def _step(result: Result) -> OpError:
+    expected = result.expected
+    off = np.abs(result.actual.astype(np.float64) - expected.value)
     largest = float(np.max(ratios(result), initial=0))
-    return Step(
+    return OpError(
         result.layer,
         result.op,
         result.output,
         float(np.max(off, initial=0)),
-        float(np.max(np.abs(due.value), initial=0)),
+        float(np.max(np.abs(expected.value), initial=0)),
         np.inf if np.isnan(largest) else largest,
-        int(np.count_nonzero(due.error < bound.NO_BOUND)),
+        int(np.count_nonzero(expected.error < bound.NO_BOUND)),
     )
 
 
-def table(steps: list[Step]) -> list[str]:
+def table(steps: list[OpError]) -> list[str]:
     """Lines with the worst of each op over all layers, and its place."""
-    worst: dict[str, Step] = {}
+    worst: dict[str, OpError] = {}
     for step in steps:
         name = step.op + (f" ({step.output})" if step.output else "")
         if name not in worst or not step.ratio <= worst[name].ratio:
@@ -240,12 +242,12 @@ def table(steps: list[Step]) -> list[str]:
     return lines
 
 
-def first_wrong(steps: list[Step]) -> Step | None:
+def first_wrong(steps: list[OpError]) -> OpError | None:
     """The first op that is out of bounds."""
     return next((step for step in steps if not step.ratio <= 1), None)
 
 
-def report(steps: list[Step], *, candidate: str, dtype: str, seed: int, seconds: float) -> Report:
+def report(steps: list[OpError], *, candidate: str, dtype: str, seed: int, seconds: float) -> Report:
     """A walk in the terms of a contract: an example is a result of an op."""
     wrong = first_wrong(steps)
     finding = None

@@ -41,9 +41,9 @@ def as_json(contract: Contract, mutants: Sequence[str]) -> dict[str, Any]:
         "bound": str(contract.bound),
         "draws": {name: str(domain(strategy)) for name, strategy in contract.draws.items()},
         "large": [
-            {"dimension": one.dimension, "most": one.most, "why": one.why}
-            for one in reaches(contract)
-            if one.most > one.usual
+            {"dimension": reach.dimension, "most": reach.most, "why": reach.why}
+            for reach in reaches(contract)
+            if reach.most > reach.usual
         ],
         "laws": [{"law": law.name, "left_out_where_narrowed": list(law.sets)} for law in contract.laws],
         "mutants": list(mutants),
@@ -64,7 +64,8 @@ def describe(contract: Contract, mutants: Sequence[str]) -> list[str]:
         lines.append(f"  {'draws' if i == 0 else '':7} {name:{width}}  {values}")
     if parts["large"]:
         far = (
-            f"{one['dimension']} to {one['most']:,}" + f" ({one['why']})" * bool(one["why"]) for one in parts["large"]
+            f"{reach['dimension']} to {reach['most']:,}" + f" ({reach['why']})" * bool(reach["why"])
+            for reach in parts["large"]
         )
         lines.append(f"  large   one at a time: {'; '.join(far)}")
     for law in parts["laws"]:

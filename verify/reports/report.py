@@ -36,10 +36,10 @@ def headline(report: Report) -> str:
         number += f", {report.compared:,} numbers compared"
     if report.seed is not None:
         number += f", seed {report.seed}"
-    rest = f"{number}, {report.seconds:.1f} s"
+    details = f"{number}, {report.seconds:.1f} s"
     if report.outcome != "violated":
-        rest += f", at most {max(report.worst.hard, report.nearest.hard):.2g} of the bound"
-    return f"{report.outcome:14}{report.op} {report.dtype}  {report.candidate}  ({rest})"
+        details += f", at most {max(report.worst.hard, report.nearest.hard):.2g} of the bound"
+    return f"{report.outcome:14}{report.op} {report.dtype}  {report.candidate}  ({details})"
 
 
 def counterexample(report: Report, contract: Contract | None, *, replay: str | None = None) -> list[str]:
@@ -56,8 +56,8 @@ def counterexample(report: Report, contract: Contract | None, *, replay: str | N
         lines.append(f"  a weaker contract: {report.weaker}")
     if report.outcome != "violated" and report.shares:
         lines.append("  " + coverage(report.shares))
-        if contract and (left := [law.name for law in contract.laws if report.shares.keys() & set(law.sets)]):
-            lines.append(f"  laws that draw otherwise are left out: {'; '.join(left)}")
+        if contract and (unchecked := [law.name for law in contract.laws if report.shares.keys() & set(law.sets)]):
+            lines.append(f"  laws that draw otherwise are left out: {'; '.join(unchecked)}")
     if report.differs:
         lines.append(f"  not deterministic: {report.differs}; --deterministic counts that as wrong")
     if finding is None:
@@ -87,9 +87,9 @@ def _nearness(report: Report) -> list[str]:
             continue
         largest = max(used.values())
         ranked = sorted(((share, kind) for kind, share in used.items() if share), reverse=True)
-        shown = [f"{kind} {share:.2g}" for share, kind in ranked if share >= largest / 100]
-        if len(used) > 1 and shown:
-            lines.append(f"  of the bound, by {name}: {', '.join(shown[:MOST_KINDS])}")
+        kinds = [f"{kind} {share:.2g}" for share, kind in ranked if share >= largest / 100]
+        if len(used) > 1 and kinds:
+            lines.append(f"  of the bound, by {name}: {', '.join(kinds[:MOST_KINDS])}")
     if report.nearest.place:
         lines.append(f"  nearest {report.nearest.place}, for {_draw(report.nearest.draw)}")
     return lines
@@ -101,8 +101,8 @@ def coverage(shares: Mapping[str, tuple[int, int]]) -> str:
     >>> coverage({"hidden": (1, 6), "n": (5, 25)})
     "narrowed to 3.3 % of the contract's draws: hidden 1 of 6, n 5 of 25"
     """
-    share = prod(left / of for left, of in shares.values())
-    parts = ", ".join(f"{name} {left} of {of}" for name, (left, of) in shares.items())
+    share = prod(remaining / of for remaining, of in shares.values())
+    parts = ", ".join(f"{name} {remaining} of {of}" for name, (remaining, of) in shares.items())
     return f"narrowed to {100 * share:.2g} % of the contract's draws: {parts}"
 
 
@@ -129,7 +129,7 @@ def _large(contract: Contract, report: Report) -> str:
     """Say what was right before a large shape was drawn. A replay draws nothing before it."""
     if report.seed is None or report.outcome != "violated":
         return ""
-    usual = {one.dimension: one.usual for one in reaches(contract)}
+    usual = {reach.dimension: reach.usual for reach in reaches(contract)}
     for name, sizes in contract.large.sizes.items():
         if name in report.shares:
             continue
@@ -294,7 +294,7 @@ def _defined(candidate: str) -> dict[str, str]:
         source = Path(path).read_text(encoding="utf-8") if path.endswith(".py") else ""
     except OSError:
         return {}
-    found = re.search(rf"^(def {re.escape(name)}\(|{re.escape(name)} *=)", source, re.MULTILINE)
-    if not found:
+    match = re.search(rf"^(def {re.escape(name)}\(|{re.escape(name)} *=)", source, re.MULTILINE)
+    if not match:
         return {"file": path} if source else {}
-    return {"file": path, "line": str(source.count("\n", 0, found.start()) + 1)}
+    return {"file": path, "line": str(source.count("\n", 0, match.start()) + 1)}

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from llamaspec.verify.bounds.precision import Precision
 from llamaspec.verify.bounds.running_error import Approx, exactly
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, beyond
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, beyond, independent
 from llamaspec.verify.draws.draw import Values, sizes, values
 
 
@@ -31,7 +31,7 @@ def activation_contract(
         expect=expect,
         domain="x [rows ffn], |x| up to 2^17",
         bound=bound,
-        laws=[alone("a row", "x"), Law(f"{definition.__name__}(0) is 0", _zero)],
+        laws=[independent("a row", "x"), Law(f"{definition.__name__}(0) is 0", _zero)],
         large=Large(
             {"rows": beyond(64, 1024, 8192), "ffn": beyond(1024, 4096, 8192)}, beside={"rows": [3], "ffn": [17]}
         ),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from llamaspec.verify.bounds.precision import Precision
 from llamaspec.verify.bounds.running_error import Approx, exactly
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, beyond
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, beyond, independent
 from llamaspec.verify.draws.draw import Values, sizes, values
 
 
@@ -45,7 +45,7 @@ def gating_contract(
         domain="gate and up [rows ffn] of one dtype, |gate| up to 2^17",
         bound=bound,
         laws=[
-            alone("a row", "gate", "up"),
+            independent("a row", "gate", "up"),
             *([odd] if laws is None else laws),
             Law("a gate of 0 lets nothing through", _zero),
         ],
