@@ -35,7 +35,7 @@ class Adapter:
     ignores: frozenset[str] = frozenset()  # arguments that the problem does not take
 
     def contract(self, contract: Contract) -> Contract:
-        """`held` without the laws that change an argument which the problem does not take."""
+        """`contract` without the laws that change an argument which the problem does not take."""
         return (
             replace(contract, laws=[self._without_ignored(law) for law in contract.laws]) if self.ignores else contract
         )

@@ -19,6 +19,7 @@ from llamaspec.verify.contract import (
     Trial,
     as_float64,
     beyond,
+    independent,
     of_one_size,
 )
 from llamaspec.verify.draws.draw import Values, sizes, values
