@@ -103,7 +103,7 @@ def verify_progress(
 def for_terminal(lines: Sequence[str], columns: int) -> list[str]:
     """Break lines between words, and move what is broken off to the right. A command stays whole, to be copied.
 
-    >>> for_terminal(["  value: at [0]: 1 where 2 is due", "  llamaspec verify --replay a.json"], 24)
+    >>> for_terminal(["  value: at [0]: expected 2, got 1", "  llamaspec verify --replay a.json"], 24)
     ['  value: at [0]: 1 where', '      2 is due', '  llamaspec verify --replay a.json']
     """
     broken = []

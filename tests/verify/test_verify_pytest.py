@@ -105,8 +105,8 @@ def test_a_misspelt_draw_is_refused_where_it_is_written():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seconds": 0.0}, "a time is a number of seconds above 0"),  # one example would pass nearly anything
-        ({"seconds": float("nan")}, "a time is a number of seconds above 0"),
+        ({"seconds": 0.0}, "expected a number of seconds above 0"),  # one example would pass nearly anything
+        ({"seconds": float("nan")}, "expected a number of seconds above 0"),
         ({"examples": 0}, "examples is a number from 1; got 0"),
         ({"shapes": 0}, "shapes is a number from 1; got 0"),
         ({"loose": ""}, "a weaker contract is declared as u=bfloat16"),

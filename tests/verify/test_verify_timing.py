@@ -194,16 +194,16 @@ def test_what_is_wrong_is_not_timed(capsys):
 
 
 UNTIMED = [
-    ("right_if_small", "no time, since a timed call was wrong: value: at ["),
-    ("raises_if_large", "no time, since a timed call raised: MemoryError: too much"),
-    ("kept_where_timed", "no time, since a timed call was wrong: value: at ["),
+    ("right_if_small", "not timed, because a timed call was wrong: value: at ["),
+    ("raises_if_large", "not timed, because a timed call raised: MemoryError: too much"),
+    ("kept_where_timed", "not timed, because a timed call was wrong: value: at ["),
     (
         "computes_when_it_is_read",
-        "no time, since a timed call raised: TypeError: returned Later, which may compute when it is",
+        "not timed, because a timed call raised: TypeError: returned Later, which may compute when it is",
     ),
-    ("subclass", "no time, since a timed call raised: TypeError: returned Subclass, which may"),
-    ("subclass_that_says_numpy", "no time, since a timed call raised: TypeError: returned Named, which may"),
-    ("left_to_a_thread", "no time, since a timed call was wrong: "),
+    ("subclass", "not timed, because a timed call raised: TypeError: returned Subclass, which may"),
+    ("subclass_that_says_numpy", "not timed, because a timed call raised: TypeError: returned Named, which may"),
+    ("left_to_a_thread", "not timed, because a timed call was wrong: "),
 ]
 
 

@@ -17,7 +17,7 @@ Call = Callable[..., Any]
 
 
 class Problem:
-    """A class of a problem, whose modules are made once for the arguments that they are made with."""
+    """A class of a problem. Each module is created once per list of constructor arguments."""
 
     def __init__(self, module: Any, name: str):
         self.kind = getattr(module, name)
@@ -39,7 +39,10 @@ class Problem:
 
 
 def ranks(problem: Problem) -> Call:
-    """A function of nothing: the number of axes of each input, made without memory where torch can."""
+    """Make a function without arguments that returns the number of axes of each input.
+
+    If the problem uses torch, the inputs take no memory.
+    """
 
     def call() -> np.ndarray:
         torch = sys.modules.get("torch")
@@ -51,7 +54,7 @@ def ranks(problem: Problem) -> Call:
 
 
 def as_defined(problem: Problem) -> Call:
-    """Call it with the arguments of the definition in order, and those by name that `forward` takes."""
+    """Pass the definition's positional arguments, and the named ones that `forward` accepts."""
     parameters = inspect.signature(problem.kind.forward).parameters
 
     def call(*positional: Any, **named: Any) -> Any:
@@ -71,7 +74,7 @@ def product_with_vector(problem: Problem) -> Call:
 
 
 def over_channels(problem: Problem) -> Call:
-    """RMSNorm over the second of four axes, for so many features, without a weight: that is multiplied afterwards."""
+    """RMSNorm over the second of four axes, without a weight; we multiply by the weight afterwards."""
 
     def call(x: Any, weight: Any, *, eps: float) -> Any:
         y = problem(x.reshape(*x.shape, 1, 1), init_inputs=[x.shape[1], eps])

@@ -1,7 +1,7 @@
 """Values that each draw of a contract may take.
 
-A person narrows a draw by hand, and a value that means nothing would leave nothing to compare. Every such value is
-therefore checked: a text is one of those that are drawn; a number may also lie between or, as a size, beyond them.
+A user narrows draws by hand, and a meaningless value would leave nothing to compare. So we check each value: a text
+must be one that the contract draws; a number may also lie between the drawn ones or, for a size, beyond them.
 """
 
 import json
@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from llamaspec.verify.contract import Contract
 from llamaspec.verify.draws.draw import Values
 
-LARGEST_SIZE = 2**20  # that a whole number may be narrowed to, where no range is drawn
-LONGEST = 1024  # entries of a list of whole numbers
-SHOWN = 200  # characters of a value that is refused
+LARGEST_SIZE = 2**20  # most value of an integer that is drawn from a list
+LONGEST = 1024  # most entries of a list of integers
+SHOWN = 200  # characters of a refused value that we print
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """Arrays that a draw fills: kinds, and inclusive ranges of seeds and exponents."""
+    """Kinds of array that a draw makes, with inclusive ranges of seeds and exponents."""
 
     kinds: tuple[str, ...]
     seeds: tuple[int, int]
@@ -37,7 +37,7 @@ class Arrays:
         )
 
     def holds(self, values: Values) -> bool:
-        """Whether `values` may be drawn."""
+        """Return whether `values` may be drawn."""
         return (
             values.kind in self.kinds
             and self.seeds[0] <= values.seed <= self.seeds[1]
@@ -47,7 +47,7 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Domain:
-    """Values that a draw may take: those that are drawn, and others of their kind."""
+    """Values that a draw may take: the drawn ones, and similar ones."""
 
     drawn: tuple[Any, ...] = ()  # None, texts and numbers, in the order of the contract
     integers: tuple[int, int] | None = None  # any whole number in this inclusive range, too
@@ -69,11 +69,11 @@ class Domain:
 
     @property
     def count(self) -> int:
-        """How many different values or kinds of array are drawn; 0 where these are not counted."""
+        """The number of different values or kinds of array; 0 for ranges and lists."""
         return len(self.drawn) + (len(self.arrays.kinds) if self.arrays else 0)
 
     def value(self, choice: Any) -> Any:
-        """`choice` as a draw has it, whether it comes from Python or was typed. Raises ValueError for any other."""
+        """Convert `choice`, from Python or typed, to a value of the draw. Raises ValueError for any other."""
         for read in (self._listed, self._array, self._list, self._number):
             value = read(choice.strip() if isinstance(choice, str) else choice)
             if value is not _NOTHING:
@@ -83,7 +83,7 @@ class Domain:
             got = f"{got[:SHOWN]}..."
         if isinstance(choice, list | tuple):
             got += f", {len(choice):,} entries"
-        raise ValueError(f"one of {self}; got {got}{self._guess(choice)}")
+        raise ValueError(f"expected one of {self}; got {got}{self._guess(choice)}")
 
     def _listed(self, choice: Any) -> Any:
         for value in self.drawn:
@@ -133,7 +133,7 @@ _NOTHING = object()
 
 
 def did_you_mean(text: str, known: Iterable[str]) -> str:
-    """The end of an error line that names what `text` was probably meant to be, or nothing.
+    """Suggest, for the end of an error line, a known name that `text` resembles.
 
     >>> did_you_mean("All", ["none", "all"]), did_you_mean("x", ["none", "all"])
     (': did you mean all?', '')
@@ -144,7 +144,7 @@ def did_you_mean(text: str, known: Iterable[str]) -> str:
 
 
 def written(value: Any) -> str:
-    """`value` as `--set` takes it."""
+    """Write `value` as `--set` reads it."""
     if value is None:
         return "null"
     return str(list(value)) if isinstance(value, tuple) else str(value)
@@ -165,7 +165,7 @@ def _as_number(text: str) -> int | float | None:
 
 
 def domain(strategy: st.SearchStrategy) -> Domain:
-    """The domain of a draw, read from its strategy."""
+    """Read the domain of a draw from its strategy."""
     strategy = unwrapped(strategy)
     if (alternatives := getattr(strategy, "original_strategies", None)) is not None:
         return _either([domain(alternative) for alternative in alternatives])
@@ -191,7 +191,7 @@ def unwrapped(strategy: Any) -> Any:
 
 
 def _of_values(values: Sequence[Any]) -> Domain:
-    """Domain of a strategy that draws from `values`."""
+    """Make the domain of a strategy that draws from `values`."""
     plain = tuple(value for value in values if not isinstance(value, tuple))
     integers = [value for value in plain if type(value) is int]
     real = [value for value in plain if isinstance(value, float) and math.isfinite(value)]
@@ -205,7 +205,7 @@ def _of_values(values: Sequence[Any]) -> Domain:
 
 
 def _either(domains: Sequence[Domain]) -> Domain:
-    """Union of domains. Of two ranges of a kind, the first stays."""
+    """Unite domains. If two have a range of the same kind, the first one counts."""
 
     def first(name: str) -> Any:
         return next((getattr(part, name) for part in domains if getattr(part, name) is not None), None)
@@ -215,7 +215,7 @@ def _either(domains: Sequence[Domain]) -> Domain:
 
 
 def sampled(strategy: st.SearchStrategy) -> list[Any]:
-    """Values that a strategy of an unknown form draws."""
+    """Collect the values that a strategy of unknown form draws."""
     values: dict[str, Any] = {}
 
     @hypothesis.seed(0)
@@ -236,10 +236,10 @@ def sampled(strategy: st.SearchStrategy) -> list[Any]:
 
 
 def narrowed(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
-    """`only` with every value as its draw has it.
+    """Convert every value in `only` to a value of its draw.
 
-    Raises ValueError, in one line that lists what is allowed, for a draw that the contract does not have, for a value
-    outside the domain of its draw, and for no values at all.
+    Raises ValueError, in one line with the allowed values, for a draw that the contract does not have, for a value
+    outside the domain of its draw, and for an empty list.
     """
     chosen = {}
     for name, choices in only.items():
@@ -249,16 +249,16 @@ def narrowed(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str,
             )
         allowed = domain(contract.draws[name])
         if isinstance(choices, str) or not isinstance(choices, Sequence) or not len(choices):
-            raise ValueError(f"{contract.name}: {name} is narrowed to a list of values; got {choices!r}")
+            raise ValueError(f"{contract.name}: expected a list of values for {name}, got {choices!r}")
         try:
             chosen[name] = tuple(allowed.value(choice) for choice in choices)
         except ValueError as error:
-            raise ValueError(f"{contract.name}: {name} is {error}") from None
+            raise ValueError(f"{contract.name}: {name}: {error}") from None
     return chosen
 
 
 def choices(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Read how a person narrows draws. Raises ValueError.
+    """Parse the `--set` options that narrow draws. Raises ValueError.
 
     >>> choices(["dim=128,256", "window=null,3", "hidden=none,every other", "lengths=[1,2],[3]"])
     {'dim': [128, 256], 'window': [None, 3], 'hidden': ['none', 'every other'], 'lengths': [(1, 2), (3,)]}
@@ -267,7 +267,7 @@ def choices(texts: Sequence[str]) -> dict[str, list[Any]]:
     for text in texts:
         name, _, listed = (part.strip() for part in text.partition("="))
         if not name or not listed:
-            raise ValueError(f"a draw is narrowed as NAME=VALUE,VALUE, got {text}")
+            raise ValueError(f"expected NAME=VALUE,VALUE, got {text}")
         if name in chosen:
             raise ValueError(f"{name} is narrowed twice: list all of its values in one --set")
         try:
@@ -279,7 +279,7 @@ def choices(texts: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def parsed(only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
-    """`only` of a contract itself, which may leave the domains of its draws, with the texts of arrays read."""
+    """Parse the texts of arrays in a contract's own narrowing, which may exceed the domains of its draws."""
 
     def read(choice: Any) -> Any:
         try:
@@ -291,7 +291,7 @@ def parsed(only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
 
 
 def shares(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[int, int]]:
-    """For each draw that `only` narrows, how many of its values or kinds of array are left, and of how many."""
+    """Count, for each draw in `only`, its remaining values or kinds of array, and all of them."""
     counts = {}
     for name, choices in narrowed(contract, only).items():
         of = domain(contract.draws[name]).count

@@ -1,7 +1,7 @@
-"""Draws of a run: Hypothesis's, uniform ones, and simpler ones beside a counterexample.
+"""Draws of a run: by Hypothesis, uniform ones, and simpler ones than a counterexample.
 
-Hypothesis prefers the simplest values and repeats parts of earlier draws: of 200 draws nearly half have the smallest
-size. Draws that are made here take every value of a strategy equally often, so that few seeds decide what is found.
+Hypothesis prefers the simplest values and repeats parts of earlier draws: nearly half of 200 draws have the smallest
+size. The uniform draws take every value of a strategy equally often, so that the seed matters less.
 """
 
 import itertools
@@ -19,7 +19,7 @@ Sampler = Callable[[Random], Any]
 
 
 def sampler(strategy: st.SearchStrategy) -> Sampler:
-    """A function that draws from `strategy`, every value, every alternative and every kind of array equally often.
+    """Make a function that draws every value, alternative and kind of array of `strategy` equally often.
 
     >>> draw = sampler(st.sampled_from([1, 2, 3]))
     >>> sorted({draw(Random(seed)) for seed in range(20)})
@@ -47,14 +47,14 @@ def sampler(strategy: st.SearchStrategy) -> Sampler:
 
 
 def draws_from(strategies: Mapping[str, st.SearchStrategy], random: Random) -> Iterator[dict[str, Any]]:
-    """Draw without end, a value by the name of each strategy."""
+    """Draw a value from each strategy, again and again."""
     samplers = {name: sampler(strategy) for name, strategy in strategies.items()}
     while True:
         yield {name: draw(random) for name, draw in samplers.items()}
 
 
 def simpler(strategies: Mapping[str, st.SearchStrategy], draw: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield draws that differ from `draw` in one value, which is simpler: for a size, a smaller one.
+    """Yield draws with one simpler value than `draw`, such as a smaller size.
 
     >>> list(simpler({"n": st.sampled_from([1, 2, 3, 5, 7])}, {"n": 5}))
     [{'n': 1}, {'n': 2}, {'n': 3}]
@@ -88,9 +88,9 @@ def narrowed_draws(
 
 
 def _values(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str, st.SearchStrategy]:
-    """Strategies of the draws that decide numbers, and which law is looked at.
+    """Make strategies for the draws that decide numbers, and for the law to check.
 
-    A kernel for some values of a draw may not be called with others, so no law is looked at that would.
+    A kernel may not support other values of a narrowed draw, so we leave out laws that would set them.
     """
     laws = st.sampled_from([None, *(law.name for law in contract.laws if not only.keys() & set(law.sets)), AGAIN])
     return {**narrowed_draws(contract.values, only), LAW: laws}
@@ -101,14 +101,14 @@ def all_draws(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str
 
 
 def _ordered(contract: Contract, drawn: Mapping[str, Any]) -> dict[str, Any]:
-    """`drawn` in the order in which a contract's draws are read."""
+    """Sort `drawn` into the order of the contract's draws."""
     return {name: drawn[name] for name in [*contract.draws, LAW] if name in drawn}
 
 
 def strategy(
     contract: Contract, shapes: Sequence[Draw] | None, only: Mapping[str, Sequence[Any]]
 ) -> st.SearchStrategy[Draw]:
-    """Draws as Hypothesis makes them, with one of `shapes`, or any."""
+    """Make a strategy for Hypothesis, with one of `shapes`, or any."""
     shape = st.fixed_dictionaries(narrowed_draws(contract.shapes, only)) if shapes is None else st.sampled_from(shapes)
     values = st.fixed_dictionaries(_values(contract, only))
     return st.builds(lambda shape, values: _ordered(contract, {**shape, **values}), shape, values)

@@ -1,7 +1,7 @@
-"""A walk through a whole model, op by op, to the first whose result is further from the reference than it may be.
+"""Walk through a whole model, op by op, and find the first op that is out of bounds.
 
-Each op is given the result of the one before it, and so is its definition: an error is found where it arises, whatever
-comes of it later. Models, caches and ops come from outside, and are read as NumPy arrays.
+Each op and its definition get the result of the op before it, so an error is found where it arises, whatever its later
+effect. The caller passes the model, its caches and its ops; we read their arrays with NumPy.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -22,14 +22,14 @@ from llamaspec.verify.judging.examination import Examination
 from llamaspec.verify.judging.judge import Finding
 from llamaspec.verify.judging.runner import Report
 
-# Switches that no Llama has and that `trace` knows as well, and all for which bounds are derived.
+# Switches beyond Llama: the ones that `trace` supports, and all that we have bounds for.
 TRACED = ("activation", "gated", "layer_norm", "parallel_residual", "head_qk_norm", "rotary_dim")
 BOUNDED = (*TRACED, "sinks", "expert_bias")
-PROMPT = 24  # tokens that are walked through at once, where the context has room
+PROMPT = 24  # tokens of the first chunk, if the context has room
 
 
 class OpError(NamedTuple):
-    """How far one result of one op is from its definition."""
+    """Error of one result of one op, compared with its definition."""
 
     layer: int | None  # None after the last block
     op: str
@@ -47,19 +47,19 @@ class OpError(NamedTuple):
 
 @runtime_checkable
 class Walkable(Protocol):
-    """A model whose ops can be called one by one, as `model.candidates.walking.Walkable` is.
+    """A model with ops that can be called one by one, such as `model.candidates.walking.Walkable`.
 
-    Its arrays are anything that NumPy can read.
+    NumPy must be able to read its arrays.
     """
 
     @property
     def params(self) -> Any:
-        """Weights as its ops take them, with embedding, layers and norm."""
+        """Weights in the form that the ops take, with embedding, layers and norm."""
         ...
 
     @property
     def exact(self) -> Params:
-        """These weights, as the reference takes them."""
+        """The same weights for the reference."""
         ...
 
     @property
@@ -69,26 +69,26 @@ class Walkable(Protocol):
 
     @property
     def cache(self) -> Callable[[int], list[Any]]:
-        """From rows of room to a cache a layer, each with k and v [batch kv_heads rows head_dim]."""
+        """Make a cache per layer with room for some rows: k and v [batch kv_heads rows head_dim]."""
         ...
 
     @property
     def positions(self) -> Callable[[np.ndarray], Any]:
-        """From [batch seq] positions to those of the ops."""
+        """Convert positions [batch seq] to the form that the ops take."""
         ...
 
     @property
     def array(self) -> Callable[[np.ndarray], Any]:
-        """To an array of the ops'."""
+        """Convert a NumPy array to an array of the ops' library."""
         ...
 
 
 class Result(NamedTuple):
-    """One result of one op, for every token of a chunk, beside its definition."""
+    """One result of one op for every token of a chunk, with the exact result."""
 
     layer: int | None  # None after the last block
     op: str
-    output: str  # q, k or v; "" where the op has one result
+    output: str  # q, k or v; "" if the op has one result
     input: np.ndarray  # the first argument of the op [seq ...]
     actual: np.ndarray  # [seq ...]
     expected: Approx  # [seq ...]
@@ -111,11 +111,11 @@ def results(
     blocks: int = 1,
     layers: Collection[int] | None = None,
 ) -> Iterator[Result]:
-    """Feed `chunks` of tokens [seq] one after the other, as prompts and single tokens are, and define every result.
+    """Run `chunks` of tokens [seq] in order, like prompts and single tokens, and compute every exact result.
 
-    `unit` is the rounding of what leaves an op, `blocks` how many parts attention reads a cache in at most. Blocks that
-    are not among `layers` run, but nothing is computed in float64 for them. Raises ValueError for a switch of `config`
-    that no bound is derived for.
+    `unit` is the rounding of an op's output, `blocks` the most parts in which attention reads a cache. Layers outside
+    `layers` run, but nothing is computed in float64 for them. Raises ValueError for a switch of `config` that we have
+    no bound for.
     """
     config.check_llama("walks", known=BOUNDED)
     caches = model.cache(sum(len(tokens) for tokens in chunks))
@@ -178,9 +178,9 @@ def walk_through(
     name: str = "model",
     progress: Callable[[str, float], object] = lambda stage, share: None,
 ) -> tuple[list[OpError], Report]:
-    """Walk `model`, which runs in `dtype`, on a prompt of random tokens and two more after it.
+    """Walk through `model`, which runs in `dtype`, with a prompt of random tokens and two more tokens.
 
-    `progress` is told each step, and the share of the layers that are done. Raises ValueError for an unknown dtype.
+    Calls `progress` with each step and the share of layers done. Raises ValueError for an unknown dtype.
     """
     start, unit = monotonic(), precision(dtype).unit
     steps = []
@@ -191,7 +191,7 @@ def walk_through(
 
 
 def prompt(config: Config, *, seed: int) -> list[np.ndarray]:
-    """Random tokens: up to 24 at once, then one, then another."""
+    """Draw random tokens: a chunk of up to 24, then two chunks of one."""
     length = min(PROMPT, config.context - 2)
     tokens = np.random.default_rng(seed).integers(0, config.vocab, length + 2).astype(np.int32)
     return [tokens[:length], tokens[length:-1], tokens[-1:]]
@@ -202,12 +202,12 @@ def _read(array: Any) -> np.ndarray:
 
 
 def _first(array: Any) -> Approx:
-    """The one sequence of a batch of one, as an op holds it."""
+    """Take the only sequence of a batch of one, as an exact value."""
     return exactly(_read(array)[0])
 
 
 def ratios(result: Result) -> np.ndarray:
-    """Divide the error of each number by its bound: 0 where there is no error, above 1 where there is a bug."""
+    """Divide the error of each number by its bound: 0 means no error, above 1 a bug."""
     off = np.abs(result.actual.astype(np.float64) - result.expected.value)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(off == 0, 0.0, off / result.expected.error)
@@ -229,7 +229,7 @@ def _step(result: Result) -> OpError:
 
 
 def table(steps: list[OpError]) -> list[str]:
-    """Lines with the worst of each op over all layers, and its place."""
+    """Write a line for each op with its largest error over all layers, and the layer."""
     worst: dict[str, OpError] = {}
     for step in steps:
         name = step.op + (f" ({step.output})" if step.output else "")
@@ -243,12 +243,12 @@ def table(steps: list[OpError]) -> list[str]:
 
 
 def first_wrong(steps: list[OpError]) -> OpError | None:
-    """The first op that is out of bounds."""
+    """Find the first op that is out of bounds."""
     return next((step for step in steps if not step.ratio <= 1), None)
 
 
 def report(steps: list[OpError], *, candidate: str, dtype: str, seed: int, seconds: float) -> Report:
-    """A walk in the terms of a contract: an example is a result of an op."""
+    """Report a walk like a contract: an example is one result of one op."""
     wrong = first_wrong(steps)
     finding = None
     if wrong:
@@ -261,7 +261,7 @@ def report(steps: list[OpError], *, candidate: str, dtype: str, seed: int, secon
 
 
 def weights(shapes: Mapping[str, tuple[int, ...]], *, seed: int) -> dict[str, np.ndarray]:
-    """Weights of a checkpoint's tensors, by their names: activations stay near 1, norms differ from 1."""
+    """Draw weights for a checkpoint's tensors, by name: activations stay near 1, norms differ from 1."""
     rng = np.random.default_rng(seed)
 
     def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -277,7 +277,7 @@ def weights(shapes: Mapping[str, tuple[int, ...]], *, seed: int) -> dict[str, np
 _SMALL = Config(
     dim=24, layers=2, heads=4, kv_heads=4, head_dim=6, ffn=40, vocab=50, context=64, eps=1e-5, theta=10_000.0
 )
-# Models of random weights have shapes that make mistakes show.
+# Models with random weights, and shapes that reveal mistakes.
 CONFIGS = {
     "biases, scaled RoPE": replace(
         _SMALL, qkv_bias=True, o_bias=True, ffn_bias=True, scaling=LinearScaling(factor=4.0), tied=True
@@ -311,5 +311,5 @@ BEYOND = {
         windows=(3, None),
     ),
 }
-# One more has widths that kernels are made for.
+# A model with widths that our kernels support.
 KERNELS = replace(_SMALL, dim=256, layers=1, kv_heads=2, head_dim=64, ffn=256, vocab=64, qkv_bias=True, o_bias=True)
