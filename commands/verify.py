@@ -312,7 +312,7 @@ def _campaign(options: dict[str, Any], contracts: Mapping[str, Contract]) -> Cam
         own=None if contracts is CONTRACTS else contracts,
         loose=loose,
         dtypes=dtypes or ("float32",),
-        beside=() if dtypes else ("bfloat16", "float16"),
+        extra_dtypes=() if dtypes else ("bfloat16", "float16"),
         arrays=options["arrays"] or _library(),
         only=choices(options["narrowed"]),
         at=choices(options["at"]),

@@ -101,10 +101,10 @@ def verify_progress(
 
 
 def for_terminal(lines: Sequence[str], columns: int) -> list[str]:
-    """Break lines between words, and move what is broken off to the right. A command stays whole, to be copied.
+    """Wrap lines between words and indent the continuation. A command stays on one line, so that it can be copied.
 
     >>> for_terminal(["  value: at [0]: expected 2, got 1", "  llamaspec verify --replay a.json"], 24)
-    ['  value: at [0]: 1 where', '      2 is due', '  llamaspec verify --replay a.json']
+    ['  value: at [0]:', '      expected 2, got 1', '  llamaspec verify --replay a.json']
     """
     broken = []
     for line in lines:

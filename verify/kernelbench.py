@@ -1,7 +1,8 @@
-"""Problems of KernelBench (https://arxiv.org/abs/2502.10517): a class `Model`, and `ModelNew`, which is to replace it.
+"""Problems of KernelBench (https://arxiv.org/abs/2502.10517): a class `Model`, and its replacement `ModelNew`.
 
-The op of a problem is found by holding `Model` itself to contracts: the first that it meets, called in one of a few
-ways, is what `ModelNew` is held to. Rows of -inf alone, masks and padding are left out, since conventions differ there.
+To find the op of a problem, we verify `Model` with one contract after the other, through a few adapters; `ModelNew`
+must meet the first contract that `Model` meets. We leave out rows of only -inf, masks and padding: conventions differ
+there.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,22 +21,22 @@ from llamaspec.verify.draws.domain import domain
 from llamaspec.verify.draws.drawing import draws_from
 from llamaspec.verify.judging.runner import verify
 
-TRIED = 12  # draws that `Model` is held to
+TRIED = 12  # draws for `Model`
 CONVENTIONS = {"hidden": "none", "mask": "none", "padding": 0.0}
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """A way to call a problem's class as an op."""
+    """Calls a problem's class like an op."""
 
     op: str
-    call: str  # of `verify.candidates.kernelbench_calls`
-    ranks: tuple[int, ...]  # of the problem's inputs
+    call: str  # a function of `verify.candidates.kernelbench_calls`
+    ranks: tuple[int, ...]  # number of axes of each input of the problem
     only: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    ignores: frozenset[str] = frozenset()  # arguments that the problem does not take
+    ignores: frozenset[str] = frozenset()  # arguments that the problem does not have
 
     def contract(self, contract: Contract) -> Contract:
-        """`contract` without the laws that change an argument which the problem does not take."""
+        """Skip, in `contract`, laws that change an argument that the problem does not have."""
         return (
             replace(contract, laws=[self._without_ignored(law) for law in contract.laws]) if self.ignores else contract
         )
@@ -55,15 +56,15 @@ class Adapter:
         return Law(law.name, check)
 
     def job(self, path: str, name: str) -> Job:
-        """The class called `name` in the problem at `path`, as a candidate."""
+        """Make a job with the class called `name` of the problem at `path` as the candidate."""
         return Job(self.op, f"kernelbench:{self.call}:{path}:{name}", only=self.only)
 
 
 class _NotTaken(Exception):
-    """A law changed an argument that the problem does not take."""
+    """A law changed an argument that the problem does not have."""
 
 
-# A product after the call, with a weight or with `up`, rounds once more, as float32 kernels do and others do not.
+# Multiplying by a weight or by `up` after the call rounds once more, which only float32 kernels do as well.
 ADAPTERS = (
     Adapter("gemm", "product", (2, 2)),
     Adapter("gemv", "product_with_vector", (2, 2)),
@@ -74,7 +75,7 @@ ADAPTERS = (
 
 
 def adapters(contracts: Mapping[str, Contract]) -> Iterator[Adapter]:
-    """All ways to call a problem as one of `contracts`: those above, and with the arguments of each definition."""
+    """Yield the adapters above for `contracts`, then for each contract one that passes the definition's arguments."""
     yield from (adapter for adapter in ADAPTERS if adapter.op in contracts)
     for contract in contracts.values():
         left_out = {
@@ -91,9 +92,9 @@ def adapters(contracts: Mapping[str, Contract]) -> Iterator[Adapter]:
 def adapter_for(
     path: str, contracts: Mapping[str, Contract], campaign: Campaign, *, heed: Callable[[], None] = lambda: None
 ) -> Adapter:
-    """Find what `Model` of the problem at `path` computes.
+    """Find the op that `Model` of the problem at `path` computes.
 
-    Raises ImportError for a file that cannot be imported, and ValueError where it is no op that `contracts` know.
+    Raises ImportError for a file that cannot be imported, and ValueError if no contract fits.
     """
     if not Path(path).is_file():
         raise ValueError(f"there is no file {path}")
@@ -109,9 +110,7 @@ def adapter_for(
         if _meets(adapter, path, adapter.contract(contracts[adapter.op]), campaign):
             return adapter
     inputs = f"{len(ranks)} inputs of {', '.join(map(str, ranks))} axes"
-    raise ValueError(
-        f"{path}: Model, of {inputs}, is none of the ops that contracts know; --contract FILE.py gives one of your own"
-    )
+    raise ValueError(f"{path}: Model, with {inputs}, meets no contract; --contract FILE.py adds your own")
 
 
 def _meets(adapter: Adapter, path: str, contract: Contract, campaign: Campaign) -> bool:

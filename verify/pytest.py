@@ -6,14 +6,14 @@
     def test_softmax(x):
         return my_kernels.softmax(x)
 
-A contract of one's own is given itself, or by its name and the file that holds it:
+Pass a contract of your own as an object, or by its name and file:
 
     @contract("layernorm", file="layernorm.py", dtype=["float32", "bfloat16"])
     def test_layernorm(x, weight, bias, *, eps):
         return my_kernels.layernorm(x, weight, bias, eps)
 
 The function is the candidate: it takes the arguments of the definition (`llamaspec verify --list`), and returns the
-result. Further parameters are pytest's, fixtures and those of `parametrize`; a method takes `self` first.
+result. Further parameters are pytest's fixtures and parameters; a method takes `self` first.
 """
 
 import inspect
@@ -53,15 +53,15 @@ def contract(
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Make a test of a candidate for `op`, called in this process with the arrays of a library.
 
-    `op` is a contract, or the name of one, of ours or in a `file` of one's own. Each `dtype`, float32 unless given, is
-    judged in turn, and the test fails with the counterexamples of all that are violated. `loose="u=bfloat16"` declares
-    a weaker contract, as `verify.loose` has it.
+    `op` is a contract, or the name of one of ours or of one in `file`. The test judges every `dtype` (default: float32)
+    and fails with the counterexamples of all violated ones. `loose="u=bfloat16"` declares a weaker contract; see
+    `verify.loose`.
 
-    `examples` is that of Hypothesis's profile unless given, and so is whether draws are the same in every run; `seed`
-    fixes them. `only` narrows draws: `contract("rmsnorm", dim=[128, 256])`. `strict` fails on what is only suspicious.
-    The test fails with NoVerdict where nothing was compared. Raises ValueError for an op without a contract, a dtype
-    that contracts do not speak of, a number of examples, shapes or seconds that is none, and a draw that it does not
-    have or cannot have that value; ImportError for a file that cannot be imported.
+    Hypothesis's profile decides the number of `examples` and whether all runs draw the same values, unless you set
+    `examples` or `seed`. `only` narrows draws: `contract("rmsnorm", dim=[128, 256])`. With `strict`, suspicious results
+    fail too. The test fails with NoVerdict if no number was compared. Raises ValueError for an op without a contract,
+    an unknown dtype, an invalid number of examples, shapes or seconds, and a draw or value that the contract does not
+    have; ImportError for a file that cannot be imported.
     """
     known = CONTRACTS if file is None else in_file(os.fspath(file))[0]
     chosen_contract = op if isinstance(op, Contract) else contract_for(op, known)
@@ -71,11 +71,11 @@ def contract(
         chosen_contract, dtypes = loosened(chosen_contract, narrow), dtypes_for(narrow, [] if dtype is None else dtypes)
     precisions = [precision(name) for name in dtypes]
     if not precisions:
-        raise ValueError("dtype names no dtype: nothing would be judged")
+        raise ValueError("expected at least one dtype")
     check_seconds(seconds)
     for name, count in (("examples", examples), ("shapes", shapes)):
         if count is not None and count < 1:
-            raise ValueError(f"{name} is a number from 1; got {count}")
+            raise ValueError(f"expected {name} of at least 1, got {count}")
     chosen = narrowed(chosen_contract, only)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
@@ -108,8 +108,8 @@ def contract(
             if failures:
                 raise AssertionError("\n" + "\n".join(line for lines in failures for line in lines))
 
-        update_wrapper(test, function)  # its name, and the marks that pytest put on it
-        del test.__dict__["__wrapped__"]  # or pytest would look for fixtures called as the op's arguments
+        update_wrapper(test, function)  # copy the name and pytest's marks
+        del test.__dict__["__wrapped__"]  # otherwise pytest looks for fixtures named like the op's arguments
         test.__signature__ = _of_pytest(function, chosen_contract)  # type: ignore
         return test
 
@@ -117,7 +117,7 @@ def contract(
 
 
 def _of_pytest(function: Callable[..., Any], held_contract: Contract) -> inspect.Signature:
-    """The parameters of `function` that are pytest's: `self`, and all that the definition does not give."""
+    """Return the signature for pytest: `self`, and the parameters that the definition does not have."""
     arguments = inspect.signature(held_contract.definition).parameters.values()
     by_name = {parameter.name for parameter in arguments if parameter.kind is parameter.KEYWORD_ONLY}
     own = list(inspect.signature(function).parameters.values())

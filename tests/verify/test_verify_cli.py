@@ -218,7 +218,7 @@ def test_verdicts_outlive_a_candidate_that_is_missing(verify):
 
 def test_a_candidate_in_a_file_that_prints(verify):
     out = verify("softmax", "--candidate", "mine.py:prints", *NUMPY, "--examples", "20").stdout
-    assert out.splitlines()[-11:] == ["  it printed, at last:", *["    \\x1b[1mhere"] * 10]
+    assert out.splitlines()[-11:] == ["  last lines that it printed:", *["    \\x1b[1mhere"] * 10]
 
 
 @pytest.mark.parametrize("text", ["nan", "0", "-1", "soon"])

@@ -230,7 +230,7 @@ def test_a_definition_that_is_not_finite_is_no_verdict():
         return Expected(nan, nan, nan, nan)
 
     broken = replace(CONTRACTS["add"], expect=expect)
-    with pytest.raises(NoVerdict, match="ValueError: the definition is not finite, or its bound is no number"):
+    with pytest.raises(NoVerdict, match="ValueError: the definition is not finite, or its bound is NaN"):
         verify(broken, Direct(lambda x, y: x + y), precision=precision("float32"), examples=9, seed=0)
 
 

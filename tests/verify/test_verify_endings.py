@@ -20,7 +20,7 @@ import pytest
 from llamaspec import cli
 from llamaspec.commands.interrupt import remove_what_is_unfinished
 from llamaspec.verify.bounds.precision import precision
-from llamaspec.verify.campaign import Campaign, Job, _end_when_told, _run_all
+from llamaspec.verify.campaign import Campaign, Job, _exit_on_sigterm, _run_all
 from llamaspec.verify.candidates.candidate import Direct, Failure, Worker
 from llamaspec.verify.candidates.worker import load_file
 from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
@@ -136,7 +136,8 @@ def test_an_exception_of_the_judge_is_no_pass(monkeypatch, kind):
     assert report.outcome == "violated" and report.worst.finding
     assert report.worst.finding == (
         "not the same twice",
-        "the first result could not be judged (KeyError: 'no such thing'), but the second one for the same inputs could",
+        "the first result could not be judged (KeyError: 'no such thing'), "
+        "but the second one for the same inputs could",
         "",
     )
 
@@ -258,7 +259,7 @@ def test_a_judge_that_ends_at_once_leaves_no_candidate_of_a_process_of_its_own(f
     told, left = folder / "process", None
     campaign = Campaign(seed=1, arrays="numpy", dtypes=("float32",), examples=5, seconds=np.inf, timeout=np.inf)
     try:
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_end_when_told) as pool:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_exit_on_sigterm) as pool:
             pool.submit(_run_all, Job("add", "candidates:hangs"), campaign)
             until(lambda: told.exists() and told.read_text().endswith("\n"))
             left = int(told.read_text())

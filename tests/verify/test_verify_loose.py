@@ -164,8 +164,11 @@ def test_the_command_says_that_the_contract_is_a_weaker_one(mine, capsys):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("--loose", "u=bf16"), "a weaker contract is declared as u=bfloat16 or u=float16; got u=bf16"),
-        (("--loose", "u=bfloat16", "--dtype", "float32"), "in bfloat16 is for arrays of bfloat16; got float32"),
+        (("--loose", "u=bf16"), "expected u=bfloat16 or u=float16, got u=bf16"),
+        (
+            ("--loose", "u=bfloat16", "--dtype", "float32"),
+            "expected arrays of bfloat16 for a weaker contract in bfloat16, got float32",
+        ),
     ],
 )
 def test_what_is_no_weaker_contract_is_refused(mine, arguments, error):
@@ -184,5 +187,5 @@ def test_in_pytest():
     contract("softmax", arrays="numpy", loose="u=float16", examples=20, seed=0)(plain_softmax)()
     with pytest.raises(AssertionError, match="a weaker contract: each intermediate"):
         contract("softmax", arrays="numpy", loose="u=float16", examples=20, seed=0)(lambda x: plain_softmax(-x))()
-    with pytest.raises(ValueError, match="is for arrays of float16; got bfloat16"):
+    with pytest.raises(ValueError, match="expected arrays of float16 for a weaker contract in float16, got bfloat16"):
         contract("softmax", loose="u=float16", dtype=["bfloat16"])

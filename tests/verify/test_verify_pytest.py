@@ -107,9 +107,9 @@ def test_a_misspelt_draw_is_refused_where_it_is_written():
     [
         ({"seconds": 0.0}, "expected a number of seconds above 0"),  # one example would pass nearly anything
         ({"seconds": float("nan")}, "expected a number of seconds above 0"),
-        ({"examples": 0}, "examples is a number from 1; got 0"),
-        ({"shapes": 0}, "shapes is a number from 1; got 0"),
-        ({"loose": ""}, "a weaker contract is declared as u=bfloat16"),
+        ({"examples": 0}, "expected examples of at least 1, got 0"),
+        ({"shapes": 0}, "expected shapes of at least 1, got 0"),
+        ({"loose": ""}, "expected u=bfloat16"),
     ],
 )
 def test_an_option_that_means_nothing_is_refused_where_it_is_written(options, message):

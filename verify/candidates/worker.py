@@ -133,7 +133,7 @@ class Caller:
         call: Callable[..., Any] | None = None,
         read: Callable[[Any], bool] = lambda results: True,
     ) -> Reply:
-        """Call the function, through `call` unless it is None. If `read` returns False, do not read the results back."""
+        """Call the function, through `call` unless it is None. Read the results back if `read` returns True."""
 
         def given(value: Any) -> Any:
             return hand_over(value, self.library, self.device) if isinstance(value, Array) else value
