@@ -370,7 +370,7 @@ def test_a_closed_pipe_is_no_verdict(tmp_path):
         (["softmax", "--candidate", "mine:missing"], "mine:missing cannot be imported: AttributeError"),
         (
             ["softmax", "--candidate", "mine:right", "--dtype", "int8"],
-            "arrays are float32, bfloat16, float16; got int8",
+            "expected a dtype of float32, bfloat16, float16; got int8",
         ),
         (["softmax", "--candidate", "mine:right", "--set", "m=3"], "softmax draws rows, n, x, around, hidden; got m"),
         (["softmax", "add", "--candidate", "mine:right"], "--candidate is one function: name the op that it is"),

@@ -123,15 +123,15 @@ def test_sums_products_of_matrices_and_constants_are_rounded_too(formula):
 @pytest.mark.parametrize(
     ("formula", "error"),
     [
-        (lambda x: np.sort(x), "no bound is derived for np.sort"),
-        (lambda x: np.arctan(x), "no bound is derived for np.arctan"),
+        (lambda x: np.sort(x), "cannot derive a bound for np.sort"),
+        (lambda x: np.arctan(x), "cannot derive a bound for np.arctan"),
         (lambda x: x**0.5, "powers other than 2, 3, 4"),
         (lambda x: np.isfinite(x * x > 1.21), "a rounding could decide np.greater"),
-        (lambda x: np.sum(x * x > 1.21), "could decide np.greater: no bound is derived for np.sum"),
+        (lambda x: np.sum(x * x > 1.21), "could decide np.greater: cannot derive a bound for np.sum"),
         (lambda x: x if np.all(x * x > 1.21) else -x, "a rounding could decide np.greater"),
         (lambda x: x if np.sum(x) else -x, "a rounding could decide which branch is taken"),
         (lambda x: np.where(Carried([1.0]), x, 0.0), "a condition that is rounded"),  # type: ignore
-        (lambda x: np.multiply.reduce(x), "no bound is derived for np.multiply.reduce"),
+        (lambda x: np.multiply.reduce(x), "cannot derive a bound for np.multiply.reduce"),
     ],
 )
 def test_what_is_not_covered_is_named(formula, error):

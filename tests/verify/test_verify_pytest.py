@@ -86,7 +86,7 @@ def test_every_dtype_that_is_violated_is_shown():
         test()
     with pytest.raises(ValueError, match="no dtype: nothing would be judged"):
         contract("softmax", dtype=[])
-    with pytest.raises(ValueError, match="arrays are float32, bfloat16, float16; got float8"):
+    with pytest.raises(ValueError, match="expected a dtype of float32, bfloat16, float16; got float8"):
         contract("softmax", dtype=["float32", "float8"])
     with pytest.raises(ValueError, match="no contract is called softmax: there are layernorm"):
         contract("softmax", file=LAYERNORM)

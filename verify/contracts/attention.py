@@ -1,4 +1,4 @@
-"""Attention with a mask, and the three forms of it that kernels have: prefill, decoding, and decoding from pages."""
+"""Attention with a mask, and its three forms in kernels: prefill, decoding, and decoding from pages."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -23,7 +23,7 @@ from llamaspec.verify.contract import (
 from llamaspec.verify.draws import reach
 from llamaspec.verify.draws.draw import HIDDEN, Values, hide, integers, seeds, sizes, values
 
-BLOCKS = 8  # blocks of keys, at most, of an online softmax or a split over keys
+BLOCKS = 8  # most blocks of keys of an online softmax, or of a split over keys
 
 
 def _bounded(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> Expected:
@@ -40,7 +40,7 @@ def _bounded(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> E
     scores = np.einsum("ihd,jhd->ihj", sizes[0], np.repeat(sizes[1], group, axis=1)) / np.sqrt(q.shape[-1])
     largest = np.max(np.where(np.isneginf(mask)[:, None], 0, scores), axis=-1, initial=0)[..., None]
     off = (64 + (8 + 4 * np.sqrt(q.shape[-1])) * largest) * U + unit
-    # A score that is off by `off` multiplies its weight by e^off. e^300 is beyond any hard bound and does not overflow.
+    # An error `off` of a score multiplies its weight by e^off. e^300 exceeds any hard bound and does not overflow.
     alarm = np.expm1(np.minimum(off, 300)) * added
     underflow = (4 * TINY + smallest) * len(k) * (1 + float(np.max(sizes[2], initial=0)))
     return Expected(exact.value, exact.error, alarm + underflow, added)
@@ -84,34 +84,34 @@ def expect_paged(
     return expect_decode(q, k, v, lengths, window=None)
 
 
-def _value_alone(o: np.ndarray, v: np.ndarray) -> Claim:
-    """Hold o to v, whose heads are shared: a weight of 1 and a total of 1 leave nothing but their roundings."""
+def _only_value(o: np.ndarray, v: np.ndarray) -> Claim:
+    """Claim that o is v, repeated for the heads that share it, up to the roundings of a weight and a total of 1."""
     values = np.repeat(as_float64(v), o.shape[-2] // v.shape[-2], axis=-2)
     unit = 8 * U + 2 * precision(v.dtype.name).unit + precision(o.dtype.name).unit
     return Claim(o, np.broadcast_to(values, o.shape), unit * np.abs(values) + precision(v.dtype.name).smallest)
 
 
 def _one_key(trial: Trial) -> Claim | None:
-    """Hide all keys but the last: a number added to the total, such as an epsilon against a division by 0, shows."""
+    """Hide all keys except the last: this reveals a number added to the total, such as an epsilon in the divisor."""
     v = trial.arguments["v"]
     if not v.shape[1]:
         return None
     mask = np.full_like(trial.arguments["mask"], -np.inf)
     mask[..., -1] = 0
-    return _value_alone(trial.again(mask=mask)[0], v[:, -1:])
+    return _only_value(trial.again(mask=mask)[0], v[:, -1:])
 
 
 def _one_position(trial: Trial) -> Claim:
     lengths = np.minimum(trial.arguments["lengths"], 1)
     values = np.where((lengths > 0)[:, None, None], as_float64(trial.arguments["v"][:, 0]), 0.0)
-    return _value_alone(trial.again(lengths=lengths)[0], values.astype(trial.arguments["v"].dtype))
+    return _only_value(trial.again(lengths=lengths)[0], values.astype(trial.arguments["v"].dtype))
 
 
 MASKS = ("causal", "window", "ragged", *HIDDEN)
 
 
 def mask_named(which: str, batch: int, queries: int, keys: int) -> Float[np.ndarray, "batch queries keys"]:
-    """Make a mask of 0 and -inf. Where there are more causal queries than keys, the first queries see nothing."""
+    """Make a mask of 0 and -inf. If there are more causal queries than keys, the first queries see nothing."""
     if which in ("causal", "window"):
         window = 3 if which == "window" else None
         mask = causal_mask(queries, keys, offset=keys - queries, window=window)
@@ -225,7 +225,7 @@ def paged_arguments(
     order: int,
     padding: float,
 ) -> Arguments:
-    """Put pages in a random order. Positions beyond a row's length, and one page without an owner, are padding."""
+    """Put pages in a random order. Positions beyond a row's length, and one unused page, hold padding."""
     batch = len(lengths)
     blocks = max(-(-max(lengths) // page), 1) + spare
     needed = [-(-length // page) for length in lengths]
@@ -253,7 +253,7 @@ def paged_arguments(
 
 
 def _ones(trial: Trial) -> Claim:
-    """Attend to values of 1: a row that sees anything takes their mean."""
+    """Attend to values of 1: a row that sees any key gets their mean."""
     v = np.ones_like(trial.arguments["v"])
     o = as_float64(trial.again(v=v)[0])
     seen = np.any(np.isfinite(trial.arguments["mask"]), axis=-1)[..., None, None]
@@ -277,7 +277,7 @@ def _repeated_heads(trial: Trial) -> Claim:
 
 
 def _causal(trial: Trial) -> Claim | None:
-    """Change the last position of each sequence, which its last query alone sees."""
+    """Change the last position of each sequence, which only its last query sees."""
     queries = trial.arguments["q"].shape[1]
     if queries == 1:
         return None

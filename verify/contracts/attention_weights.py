@@ -1,4 +1,4 @@
-"""Weights of attention, with a scale of its own and a soft cap of the scores."""
+"""Weights of attention, with a scale as an argument and a soft cap of the scores."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -22,7 +22,7 @@ from llamaspec.verify.contracts.attention import HEADS_ENDS, MASKS, mask_named
 from llamaspec.verify.draws import reach
 from llamaspec.verify.draws.draw import Values, sizes, values
 
-BLOCKS = 8  # blocks of keys, at most, of an online softmax
+BLOCKS = 8  # most blocks of keys of an online softmax
 
 
 def arguments(
@@ -54,7 +54,7 @@ def expect(q: np.ndarray, k: np.ndarray, mask: np.ndarray, *, scale: float | Non
     queries, keys = (as_float64(a).swapaxes(1, 2) for a in (q, np.repeat(k, group, axis=2)))  # [batch heads n head_dim]
     by = head_dim**-0.5 if scale is None else scale
     sizes = by * np.abs(queries) @ np.abs(keys).swapaxes(-1, -2)
-    # The scale is rounded, its root and quotient may be, and q or the score is multiplied by it.
+    # The scale is rounded, its root and quotient may be, and it multiplies q or the score.
     moved = gamma(head_dim + 3) * sizes + (head_dim + 4) * TINY
     scores = Approx(by * queries @ keys.swapaxes(-1, -2), moved)
     scores = scores if cap is None else soft_capped(scores, cap)
@@ -77,7 +77,7 @@ def _repeated_heads(trial: Trial) -> Claim:
 
 
 def _longer_queries(trial: Trial) -> Claim | None:
-    """Double the queries and halve the scale: powers of two round nothing, but scores may overflow or vanish."""
+    """Double the queries and halve the scale: this rounds nothing, but scores may overflow or vanish."""
     q, scale = trial.arguments["q"], trial.arguments["scale"]
     if scale is None:
         return None

@@ -1,7 +1,7 @@
 """Ops that kernels fuse: a norm, a product, and a bias, a residual, RoPE or SwiGLU, with one rounding on the way out.
 
-Errors are carried from step to step, so a bound is that of the steps together: running error analysis. Between the norm
-and the product a number may be rounded to the dtype of x, as matrix units take it; nowhere else.
+We carry errors from step to step (running error analysis), so the bound covers all steps. Between the norm and the
+product, a kernel may round numbers to the dtype of x for its matrix units; nowhere else.
 """
 
 from typing import Any
@@ -32,7 +32,7 @@ from llamaspec.verify.draws.draw import Values, sizes, values
 
 
 def _arrays(precision: Precision, batch: int, rows: int, cols: int, **drawn: Values | None) -> dict[str, Any]:
-    """Fill the arrays that fused ops share. A bias that is not drawn is None."""
+    """Make the arrays that the fused ops share. A bias that is not drawn is None."""
     shapes = {"x": (batch, cols), "norm": (cols,), "weight": (rows, cols), "bias": (rows,), "residual": (batch, rows)}
     return {name: value and value.array(name, *shapes[name], precision=precision) for name, value in drawn.items()}
 
@@ -44,7 +44,7 @@ def _multiplied(x: np.ndarray, norm: np.ndarray, weight: np.ndarray, bias: np.nd
 
 
 def _sizes(x: np.ndarray, weight: np.ndarray, *terms: np.ndarray | None) -> np.ndarray:
-    """Sum the magnitudes of all terms of a product and of the `others`."""
+    """Sum the magnitudes of all terms of a product and of further `terms`."""
     total = linear(np.abs(as_float64(x)), np.abs(as_float64(weight)))
     return total + sum(np.abs(as_float64(term)) for term in terms if term is not None)
 
@@ -87,7 +87,7 @@ def linear_add_arguments(
 
 
 def expect_linear_add(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, residual: np.ndarray) -> Expected:
-    """Take the residual as a column of W times 1: sums come in any order, and a product may begin with it."""
+    """Treat the residual as a column of W times 1: a sum may have any order, so a product may start with it."""
     exact = as_float64(weight)
     parts = []
     for row, residual_row in zip(as_float64(x), as_float64(residual), strict=True):
@@ -187,7 +187,7 @@ def _negated(trial: Trial) -> Claim | None:
 
 
 def _residual_alone(trial: Trial) -> Claim | None:
-    """A number that is subnormal in float32 may be flushed to zero."""
+    """Allow for flushing subnormal float32 numbers to zero."""
     if trial.arguments["bias"] is not None:
         return None
     nothing, residual = np.zeros_like(trial.arguments["x"]), trial.arguments["residual"]

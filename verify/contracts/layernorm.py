@@ -1,4 +1,4 @@
-"""LayerNorm: the mean's error counts in every feature, the rest is RMSNorm of what is centered."""
+"""LayerNorm: the mean's error counts in every feature; the rest is RMSNorm of the centered values."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -48,7 +48,7 @@ def expect(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, *, eps: f
     n, added = values.shape[-1], 0.0 if shift is None else np.abs(shift)
     centered = np.abs(values - np.mean(values, axis=-1, keepdims=True))
     root = 1 / np.sqrt(np.mean(centered**2, axis=-1, keepdims=True) + eps)
-    # An error of the mean moves a feature by itself, and through the variance by its share of the root, below 1.
+    # An error of the mean changes a feature directly, and by less than itself through the variance.
     off = (4 * np.sqrt(n) + 2) * U * np.mean(np.abs(values), axis=-1, keepdims=True) + 2 * U * centered
     unit = centered * root
     alarm = scale * (root * off * (1 + unit) + (8 + 2 * np.sqrt(n)) * U * unit) + 2 * U * (scale * unit + added)

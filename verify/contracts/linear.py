@@ -37,7 +37,7 @@ def expect(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) ->
 
 
 def systematic(x: np.ndarray, weight: np.ndarray) -> Bool[np.ndarray, "... rows"]:
-    """Find the rows whose terms of W x are all of one size."""
+    """Find the rows of W x with terms that are all equally large."""
     return of_one_size(np.abs(as_float64(x))[..., None, :] * np.abs(weight))
 
 

@@ -1,4 +1,4 @@
-"""Log-sum-exp: the errors of all exponentials together move the logarithm by no more than the largest of them."""
+"""Log-sum-exp: together, the errors of all exponentials change the logarithm by at most the largest of them."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -35,8 +35,8 @@ def expect(x: np.ndarray) -> Expected:
     top = np.max(exact, axis=-1, keepdims=True)
     finite = np.isfinite(exact)
     below, size = np.where(finite, top - exact, 0), np.where(finite, np.abs(exact), 0)
-    # A term is off by its exponent, rounded once or, as 2^(x log2 e - m log2 e), with each product; an online softmax
-    # rescales it by exponents that add up to the spread of the row.
+    # A term's error comes from its exponent, which rounds once, or once per product in 2^(x log2 e - m log2 e). An
+    # online softmax rescales the term by exponents that add up to the spread of the row.
     off = U * (4 * (size + np.abs(top)) + 6 * np.max(below, axis=-1, keepdims=True))
     blocks = min(BLOCKS, n)
     slack = 2 * blocks * ELEMENTARY + gamma(n + 2 * blocks)
@@ -58,7 +58,7 @@ def _shift(trial: Trial) -> Claim | None:
 
 
 def _coarser(trial: Trial, y: np.ndarray) -> np.ndarray:
-    """The rounding of y + 4, which may be larger than that of y."""
+    """Bound the rounding of y + 4, which may be larger than the rounding of y."""
     return 2 * 2.0**-8 * (np.abs(y) + 4) if trial.outputs[0].dtype.itemsize == 2 else 8 * U * (np.abs(y) + 4)
 
 

@@ -1,4 +1,4 @@
-"""A mixture of experts: the choice of experts is exact where no rounding could change it, and judged only there."""
+"""A mixture of experts. We judge the choice of experts only if no rounding could change it; it is then exact."""
 
 from dataclasses import replace
 from typing import Any
@@ -55,9 +55,9 @@ def expect_route(
     logits = projected(exactly(x), matrix)
     p, p_error = softmaxed(logits.value, logits.error)
     chosen, weights = routed(exact, matrix, p, p_error, experts_per_token=experts_per_token, renormalized=renormalized)
-    # A choice is clear where each of the chosen is ahead of the next by more than any rounding, or where equal logits
-    # come from zeros, whose products are exact: then the lower index comes first. Where some of those logits may be -0
-    # and others not, a sort by bits tells them apart, and either order is right.
+    # A choice is clear if each chosen expert leads the next one by more than any rounding, or if equal logits come from
+    # zeros, because their products are exact: then the lower index comes first. If some of those logits may be -0 and
+    # others not, a sort by bits distinguishes them, and either order is right.
     order = np.argsort(-p, axis=-1, kind="stable")
     ranked, errors = (np.take_along_axis(a, order, axis=-1) for a in (p, p_error))
     ahead = ranked[:, :-1] - errors[:, :-1] > ranked[:, 1:] + errors[:, 1:]
@@ -148,13 +148,13 @@ def expect_biased(
     experts = Experts(as_float64(router), as_float64(gate), as_float64(up), as_float64(down), added)
     unit, nothing = precision(x.dtype.name).unit, exactly(np.zeros(x.shape))
     y = mixed(exactly(x), experts, nothing, experts_per_token=experts_per_token, unit=unit, joined=clamped_gated)
-    # Each output of an expert is a sum of terms that clamping bounds by 7 * 8, and its bias.
+    # Each output of an expert is a sum of a bias and of terms that clamping limits to 7 * 8.
     sizes = 56 * np.abs(experts.down).max(axis=0).sum(axis=-1) + np.abs(added.down).max(axis=0)
     return Expected(y.value, y.error, y.error, np.broadcast_to(sizes, x.shape))
 
 
 def _renamed_biased(trial: Trial) -> Claim:
-    """Reverse the order of the experts, as `_renamed`."""
+    """Reverse the order of the experts, like `_renamed`."""
     names = [name for name in trial.arguments if name not in ("x", "experts_per_token")]
     flipped = {name: np.ascontiguousarray(trial.arguments[name][::-1]) for name in names}
     return Claim(trial.again(**flipped)[0], trial.outputs[0], 2 * trial.bounds[0])
@@ -179,7 +179,7 @@ BESIDE = {
     "dim": [24],
     "experts": [9],
     "chosen": [2],
-    # Logits of about 1 for many features, so that the choice is clear.
+    # Make logits of about 1 for many features, so that the choice is clear.
     "x": ["normal(1)", "normal(2)"],
     "router": ["normal(3) * 2**-5", "normal(4) * 2**-6"],
 }

@@ -1,4 +1,4 @@
-"""RoPE of a head's first features, made longer by a magnitude: partial RoPE (Phi-4-mini), YaRN and LongRoPE."""
+"""RoPE of a head's first features, multiplied by a magnitude: partial RoPE (Phi-4-mini), YaRN and LongRoPE."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -46,7 +46,7 @@ def arguments(
 
 
 def expect(x: np.ndarray, positions: np.ndarray, frequencies: np.ndarray, *, magnitude: float) -> Expected:
-    """Bound the turned features as in `verify.contracts.rope`; the others are moved alone."""
+    """Bound the turned features as in `verify.contracts.rope`; the others are only copied."""
     turns, pairs = as_float64(frequencies), len(frequencies)
     exact = as_float64(x)
     a, b = (np.abs(exact[..., part]) for part in (slice(pairs), slice(pairs, 2 * pairs)))
@@ -54,7 +54,7 @@ def expect(x: np.ndarray, positions: np.ndarray, frequencies: np.ndarray, *, mag
     cos, sin = np.abs(np.cos(angle)), np.abs(np.sin(angle))
     off = turn_error(angle) * (a + b)
     sizes = [a * cos + b * sin, b * cos + a * sin]
-    # Two products, a sum, and the magnitude: as a float32, and its product.
+    # Two products and a sum; the magnitude rounds to float32, and so does its product.
     hard = [off + gamma(5) * (size + off) + flushed(a + b, magnitude) for size in sizes]
     unturned = np.zeros(exact[..., 2 * pairs :].shape)
     bound = np.concatenate([magnitude * hard[0], magnitude * hard[1], unturned], axis=-1)
@@ -68,7 +68,7 @@ def _kept(trial: Trial) -> Claim:
 
 
 def _twice(trial: Trial) -> Claim:
-    """Double the magnitude, which rounds nothing, though a tiny result may be flushed."""
+    """Double the magnitude: this rounds nothing, but hardware may flush a tiny result."""
     pairs = len(trial.arguments["frequencies"])
     again = trial.again(magnitude=2 * trial.arguments["magnitude"])[0]
     turned = slice(0, 2 * pairs)

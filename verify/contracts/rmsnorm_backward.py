@@ -1,6 +1,6 @@
 """Backward of RMSNorm, and of the norms of queries and keys.
 
-An entry of dx is the difference of two terms, A = r g dy and B = x r^3 mean(g dy x), which may cancel: a bound is
+An entry of dx is the difference of two terms, A = r g dy and B = x r^3 mean(g dy x), which may cancel: the bound is
 relative to their magnitudes, not to the difference.
 """
 
@@ -44,7 +44,7 @@ def expect(x: np.ndarray, weight: np.ndarray, dy: np.ndarray, *, eps: float) -> 
     x, dn, dy = np.abs(as_float64(x)), np.abs(as_float64(dy) * as_float64(weight)), np.abs(as_float64(dy))
     mean = np.mean(x**2, axis=-1, keepdims=True)
     r = 1 / np.sqrt(mean + eps)
-    # A square may be flushed to zero, and eps and its sum with the mean are rounded.
+    # Hardware may flush a square to zero, and eps and its sum with the mean are rounded.
     root = 1 / np.sqrt(1 - gamma(n + 4) - TINY / eps) * (1 + ELEMENTARY + U) - 1
     through, along = r * dn, x * r**3 * np.mean(dn * x, axis=-1, keepdims=True)
     dx_error = through * ((1 + root) * (1 + gamma(4)) - 1) + along * ((1 + root) ** 3 * (1 + gamma(n + 10)) - 1)
@@ -99,7 +99,7 @@ def expect_qk(
 
 
 def _orthogonal(trial: Trial) -> Claim | None:
-    """A row times its own gradient is eps r^3 sum(dn x), which for a small eps is nearly 0."""
+    """Check that a row times its own gradient is eps r^3 sum(dn x), which is nearly 0 for a small eps."""
     x, dn = as_float64(trial.arguments["x"]), as_float64(trial.arguments["dy"]) * as_float64(trial.arguments["weight"])
     eps, dx = trial.arguments["eps"], as_float64(trial.outputs[0])
     if not np.isfinite(dx).all():  # beyond float16's largest number

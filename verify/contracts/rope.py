@@ -1,4 +1,4 @@
-"""RoPE: a rotation of pairs, whose angle may be a rounding of position times frequency away."""
+"""RoPE: a rotation of pairs. Its angle has the rounding error of position times frequency."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ from llamaspec.verify.contract import (
 from llamaspec.verify.draws import reach
 from llamaspec.verify.draws.draw import Values, sizes, values
 
-# An implementation that computes frequencies itself, and ignores the given ones, is wrong for scaled ones.
+# With scaled frequencies, we notice an implementation that ignores the argument and computes its own.
 SCALING: dict[str, Scaling | None] = {
     "none": None,
     "linear": LinearScaling(factor=4.0),
@@ -53,7 +53,7 @@ def arguments(
 
 
 def _expect(rope: Callable[..., np.ndarray]) -> Callable[..., Expected]:
-    """Make the bound for one pairing. A quarter turn puts each number's partner in its place."""
+    """Make the bound for one pairing. A quarter turn swaps each number and its partner."""
 
     def expect(x: np.ndarray, positions: np.ndarray, frequencies: np.ndarray) -> Expected:
         turns = as_float64(frequencies)

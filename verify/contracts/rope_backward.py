@@ -1,4 +1,4 @@
-"""Backward of RoPE: the rotation the other way, with the forward rotation's bound."""
+"""Backward of RoPE: the inverse rotation, with the bound of the forward rotation."""
 
 import numpy as np
 

@@ -1,7 +1,7 @@
-"""Sampling: filters decide, and where a rounding could change a decision, either outcome is right.
+"""Sampling: if a rounding could change the decision of a filter, both outcomes are right.
 
-Every probability is an interval, and every filter two sets: the tokens that it surely keeps and those that it may keep.
-Any outcome in between is right.
+Every probability is an interval. Every filter gives two sets: the tokens that it certainly keeps, and the tokens that
+it may keep. Any outcome in between is right.
 """
 
 from typing import NamedTuple
@@ -18,13 +18,13 @@ from llamaspec.verify.draws.draw import HIDDEN, Values, hide, integers, seeds, s
 
 
 class Between(NamedTuple):
-    """A distribution whose probabilities are known to lie between two numbers each."""
+    """A distribution, with a lower and an upper bound for each probability."""
 
     low: Float[np.ndarray, " vocab"]
     high: Float[np.ndarray, " vocab"]
 
     def keep(self, surely: Bool[np.ndarray, " vocab"], maybe: Bool[np.ndarray, " vocab"]) -> "Between":
-        """Drop the tokens that are not kept and make the rest sum to 1 again."""
+        """Drop the tokens that are not kept, and scale the rest to sum to 1 again."""
         low, high = np.where(surely, self.low, 0), np.where(maybe, self.high, 0)
         slack = gamma(len(low) + 2)
         return Between(
@@ -49,7 +49,7 @@ def arguments(
 ) -> Arguments:
     scores = logits.array("logits", vocab, precision=precision, around=around)
     hides = hide(hidden, 2, vocab)[1]
-    if not np.all(hides):  # otherwise no token could be drawn
+    if not np.all(hides):  # otherwise no token is left to draw
         scores[hides] = -np.inf
     return {
         "logits": scores,
@@ -77,8 +77,8 @@ def expect(
     scores = penalize(logits, seen, penalty=repetition_penalty)
     off = np.where(
         np.isneginf(scores) | (repetition_penalty == 1), 0, 3 * U * np.abs(scores)
-    )  # with the penalty's own rounding
-    # Tokens of the same logit, seen or both not, have the same probability in every implementation.
+    )  # with the rounding of the penalty itself
+    # Tokens with the same logit, both seen or both not, have the same probability in every implementation.
     groups = 2 * np.unique(as_float64(logits), return_inverse=True)[1] + seen
     p = _greedy(scores, off, groups) if temperature == 0 else _tempered(scores, off, temperature)
     if 0 < top_k < len(scores):
@@ -94,7 +94,7 @@ def expect(
 
 
 def _greedy(scores: np.ndarray, off: np.ndarray, groups: np.ndarray) -> Between:
-    """Put everything on the largest score, the first of several equal ones."""
+    """Give probability 1 to the largest score, or to the first of several equal ones."""
     candidates = np.flatnonzero(scores + off >= np.max(scores - off))
     best = np.zeros(len(scores), bool)
     best[candidates[np.unique(groups[candidates], return_index=True)[1]]] = True
@@ -105,7 +105,7 @@ def _tempered(scores: np.ndarray, off: np.ndarray, temperature: float) -> Betwee
     size = np.where(np.isneginf(scores), 0, np.abs(scores))
     with np.errstate(over="ignore"):
         exponents = np.where(np.isneginf(scores), -np.inf, (scores - np.max(scores)) / temperature)
-        # Any of several scores may be the largest. An error that all exponents share changes nothing.
+        # Any of several scores may be the largest. An error common to all exponents changes nothing.
         moved = (off + np.max(off) + 4 * U * (size + np.max(size))) / temperature
     p, error = softmaxed(exponents[None], moved[None])
     return Between(np.maximum(p - error, 0)[0], np.minimum(p + error, 1)[0])
@@ -114,7 +114,7 @@ def _tempered(scores: np.ndarray, off: np.ndarray, temperature: float) -> Betwee
 def _ahead(p: Between, groups: np.ndarray, sure: bool, *, counted: bool = False) -> Float[np.ndarray, " vocab"]:
     """Count the more probable tokens for each token, or sum their probabilities: at most (`sure`), or at least.
 
-    Tokens with the same number in `same` are not ahead of each other.
+    Tokens with the same number in `groups` are not ahead of each other.
     """
     rival, own, bound = (p.high, p.low, p.high) if sure else (p.low, p.high, p.low)
     masses = np.ones_like(bound) if counted else bound
@@ -122,7 +122,7 @@ def _ahead(p: Between, groups: np.ndarray, sure: bool, *, counted: bool = False)
     above = np.searchsorted(levels, own, side="right")  # the first level that is ahead
 
     def ahead(group: np.ndarray) -> np.ndarray:
-        """Sum the masses of the group's tokens that are ahead."""
+        """Sum the probabilities of the group's tokens that are ahead."""
         place = group * (len(levels) + 1)
         order = np.argsort(place + rank)
         total = np.append(0, np.cumsum(masses[order]))
@@ -173,7 +173,7 @@ DISTRIBUTION = Contract(
     definition=distribution,
     shapes={"vocab": VOCAB},
     values={
-        # A filter shows where several tokens share the mass: small logits, and seldom one token alone.
+        # A filter matters only if several tokens share the mass: small logits, and rarely only one token.
         "logits": values(-6, 0, without=["denormal"]),
         "around": st.sampled_from([0.0, -100.0, 100.0]),
         "hidden": st.sampled_from([which for which in HIDDEN if which != "all but the last"]),

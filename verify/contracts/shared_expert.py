@@ -1,4 +1,4 @@
-"""A shared expert: a SwiGLU layer whose output is weighed by a sigmoid of the token."""
+"""A shared expert: a SwiGLU layer; a sigmoid of the token weights its output."""
 
 import numpy as np
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Attention with sinks: a score of each head that takes part in the softmax and has no value."""
+"""Attention with sinks: each head has one more score, which takes part in the softmax but has no value."""
 
 from dataclasses import replace
 from typing import Any
@@ -34,7 +34,7 @@ def expect(q: np.ndarray, k: np.ndarray, v: np.ndarray, sinks: np.ndarray, mask:
 
 
 def _halved(trial: Trial) -> Claim | None:
-    """Show one key alone, whose score and sink are 0: it gives half of its value."""
+    """Show only one key, with a score and a sink of 0: the result is half of its value."""
     v, mask = trial.arguments["v"], np.full_like(trial.arguments["mask"], -np.inf)
     if not v.shape[1]:
         return None
@@ -47,7 +47,7 @@ def _halved(trial: Trial) -> Claim | None:
 
 
 def _heads_apart(trial: Trial) -> Claim | None:
-    """Move the sink of the last head: no other changes."""
+    """Change the sink of the last head: no other head may change."""
     sinks = trial.arguments["sinks"].copy()
     if len(sinks) == 1:
         return None

@@ -1,4 +1,4 @@
-"""Softmax: scores may be so low that a probability vanishes, so high that exp overflows, or hidden altogether."""
+"""Softmax: scores may be so low that a probability vanishes, so high that exp overflows, or all hidden."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -20,7 +20,7 @@ from llamaspec.verify.contract import (
 )
 from llamaspec.verify.draws.draw import Values, hidden, hide, sizes, values
 
-BLOCKS = 64  # blocks of a row, at most, of an online softmax
+BLOCKS = 64  # most blocks of a row in an online softmax
 
 
 def arguments(*, precision: Precision, rows: int, n: int, x: Values, around: float, hidden: str) -> Arguments:
@@ -32,7 +32,7 @@ def arguments(*, precision: Precision, rows: int, n: int, x: Values, around: flo
 def expect(x: np.ndarray) -> Expected:
     exact = as_float64(x)
     size = np.where(np.isneginf(exact), 0, np.abs(exact))
-    # An implementation may compute e^(x - m) as 2^(x log2 e - m log2 e) and round each product before the difference.
+    # An implementation may compute e^(x - m) as 2^(x log2 e - m log2 e), and round each product before the difference.
     p, hard = softmaxed(exact, 4 * U * size, blocks=min(BLOCKS, x.shape[-1]))
     furthest = np.max(size, axis=-1, keepdims=True, initial=0)
     alarm = (16 + 2 * np.sqrt(x.shape[-1]) + 8 * furthest) * U * p + 2 * TINY
@@ -59,7 +59,7 @@ def _shift(trial: Trial) -> Claim | None:
 
 
 def _alone(trial: Trial) -> Claim:
-    """Hide all scores but one: a number added to the sum, such as an epsilon against a division by 0, then shows."""
+    """Hide all scores but one: this reveals a number added to the sum, such as an epsilon in the divisor."""
     x = np.full_like(trial.arguments["x"], -np.inf)
     x[:, -1] = 0
     p = trial.again(x=x)[0]

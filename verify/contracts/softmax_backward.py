@@ -1,4 +1,4 @@
-"""Backward of softmax, from probabilities that are given."""
+"""Backward of softmax, from its probabilities."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -37,7 +37,7 @@ def expect(p: np.ndarray, dp: np.ndarray) -> Expected:
 
 
 def _constant(trial: Trial) -> Claim:
-    """Scores do not change the sum of the probabilities, so the same slope for each of them changes nothing."""
+    """Add the same slope to all probabilities: their sum is constant, so the gradient does not change."""
     p = trial.arguments["p"]
     again = trial.again(dp=np.ones_like(p))[0]
     exact, dtype = as_float64(p), precision(again.dtype.name)
@@ -47,7 +47,7 @@ def _constant(trial: Trial) -> Claim:
 
 
 def _nothing(trial: Trial) -> Claim | None:
-    """A probability of 0 has a gradient of 0, bit for bit."""
+    """Check that a probability of 0 has a gradient of 0, bit for bit."""
     seen = as_float64(trial.arguments["p"]) != 0
     return None if seen.all() else Claim(np.where(seen, 0, as_float64(trial.outputs[0])), np.zeros(seen.shape), 0.0)
 

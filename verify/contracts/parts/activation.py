@@ -1,4 +1,4 @@
-"""The contract of a nonlinearity without a gate: a function of each element."""
+"""Contracts of nonlinearities without a gate: functions of each element."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ def activation_contract(
 ) -> Contract:
     """Make the contract of `definition(x)`, which is 0 at 0.
 
-    `running` computes it with its error. `low` is a number below 0 whose function is near 0.
+    `running` computes it with its error. `low` is a negative number for which the function is near 0.
     """
 
     def expect(x: np.ndarray) -> Expected:
