@@ -17,14 +17,14 @@ NUMBER = click.argument("number", type=int)
 
 
 class Group(click.Group):
-    """A group whose help is written as that of the verbs is."""
+    """A group with the same help format as the verbs."""
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the text with its examples."""
         write_help_text(self.help or "", formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the summaries whole: click would cut them to a line."""
+        """Write the full summaries: click would cut them to one line."""
         with formatter.section("Commands"):
             formatter.write_dl(
                 [(name, one.get_short_help_str(limit=100)) for name, one in sorted(self.commands.items())]
@@ -35,8 +35,8 @@ class Group(click.Group):
 def lab():
     """Find the wrong line of forty broken kernels, then write a Llama yourself.
 
-    Every exercise is a folder with a kernel in NumPy, its test, and what a user of it reports. A contract is the judge,
-    the one that real kernels are held to.
+    Every exercise is a folder with a kernel in NumPy, its test, and the report of a user. The same contracts judge it
+    that judge real kernels.
 
     \b
     llamaspec lab start 1
@@ -46,7 +46,7 @@ def lab():
 
 @lab.command("list", cls=Verb)
 def list_exercises():
-    """List the exercises, one a line, its number first."""
+    """List the exercises, one per line, with its number first."""
     from llamaspec.learn.lab.folder import ALL
 
     for chapter, exercises in itertools.groupby(ALL.values(), key=lambda one: one.chapter):
@@ -67,10 +67,10 @@ def start(number: int, into: str):
     one = _exercise(number)
     folder = Path(into) / name_of(number)
     if os.path.lexists(folder):
-        raise click.UsageError(f"{folder} is there already, and work may be in it: remove it to begin again")
+        raise click.UsageError(f"{folder} exists and may contain work: remove it to begin again")
     write_folder(one, folder)
     there = "" if into == "." else f" --into {shlex.quote(into)}"
-    task = "Mend" if isinstance(one, Broken) else "Fill in"
+    task = "Repair" if isinstance(one, Broken) else "Fill in"
     say(f"{one.title}\n{task} {folder}/kernel.py, then: llamaspec lab check {number}{there}")
     write(f"{folder}\n")
 
@@ -79,7 +79,7 @@ def start(number: int, into: str):
 @NUMBER
 @click.option("--into", metavar="DIR", default=".", show_default=True, help="Look for the folder lab-NN here.")
 def check(number: int, into: str):
-    """Judge an exercise. Exits with 0 where it is solved, with 1 where it is not."""
+    """Judge an exercise. Exits with 0 if it is solved, else with 1."""
     from llamaspec.commands.verifying import heeded, verify_progress
     from llamaspec.learn.lab.check import EXAMPLES
     from llamaspec.learn.lab.check import check as judge

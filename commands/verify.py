@@ -1,4 +1,4 @@
-"""`verify`: hold ops to their definitions."""
+"""`verify`: check ops against their definitions."""
 
 from __future__ import annotations
 
@@ -30,68 +30,80 @@ if TYPE_CHECKING:
 @click.option(
     "--candidate",
     metavar="MODULE[:FUNCTION]",
-    help="The function to verify, of a module or a file.py; without :FUNCTION those called as the ops are.  "
+    help="The function to verify, in a module or a file.py; without :FUNCTION, the functions named like the ops.  "
     "[default: the ops of this package]",
 )
 @click.option(
     "--contract", "contract_file", metavar="FILE.py", help="Contracts of your own, as llamaspec.verify.declare makes."
 )
-@click.option("--arrays", help="What it is handed: jax, numpy, torch, cupy.  [default: jax if it is here, or numpy]")
+@click.option(
+    "--arrays", help="Library of its arrays: jax, numpy, torch, cupy.  [default: jax if installed, else numpy]"
+)
 @click.option(
     "--dtype", "dtypes", multiple=True, help="May be repeated.  [default: float32; fewer draws of the other two]"
 )
 @click.option(
     "--loose",
     metavar="u=DTYPE",
-    help="Declare a weaker contract: each intermediate result rounded to bfloat16 or float16, as the arrays are.",
+    help="Declare a weaker contract: every intermediate result rounds to bfloat16 or float16, the dtype of the arrays.",
 )
-@click.option("--device", help="Where its arrays are, in its library's words: cpu, gpu, cuda:1.")
-@click.option("--python", default=sys.executable, metavar="PATH", help="The Python that runs it.  [default: this one]")
-@click.option("--examples", type=COUNT, default=200, show_default=True, help="Draws for an op and dtype.")
+@click.option("--device", help="Device of its arrays, as its library names it: cpu, gpu, cuda:1.")
+@click.option(
+    "--python", default=sys.executable, metavar="PATH", help="Python that runs the candidate.  [default: this one]"
+)
+@click.option("--examples", type=COUNT, default=200, show_default=True, help="Draws for each op and dtype.")
 @click.option(
     "--time-budget",
     "seconds",
     type=POSITIVE,
     default=60.0,
     show_default=True,
-    help="Seconds, likewise; --time then ends with the rounds it has, two at least.",
+    help="Seconds for each op and dtype; --time then stops after the current round, but not before two.",
 )
 @click.option(
-    "--timeout", type=POSITIVE, default=60.0, show_default=True, help="Seconds for a call and its compilation."
+    "--timeout", type=POSITIVE, default=60.0, show_default=True, help="Seconds for each call, with its compilation."
 )
-@click.option("--shapes", type=COUNT, help="Different shapes at most.  [default: 64 for jax]")
+@click.option("--shapes", type=COUNT, help="Most different shapes.  [default: 64 for jax]")
 @click.option(
-    "--set", "narrowed", multiple=True, metavar="DRAW=A,B", help="Draw from these only (--list has all): --set dim=1,9."
+    "--set",
+    "narrowed",
+    multiple=True,
+    metavar="DRAW=A,B",
+    help="Draw only these values (--list shows all): --set dim=1,9.",
 )
 @click.option("--seed", type=click.IntRange(0), help="Same seed, same draws.  [default: drawn, and printed]")
-@click.option("--strict", is_flag=True, help="What is suspicious counts as violated.")
-@click.option("--deterministic", is_flag=True, help="Other bits for the same inputs count as violated.")
-@click.option("--time", "timed", is_flag=True, help="Time the candidate, too, where it is within bounds.")
-@click.option("--against", metavar="MODULE:FUNCTION", help="With --time: another one, called in turn with it.")
+@click.option("--strict", is_flag=True, help="Suspicious results count as violated.")
 @click.option(
-    "--at", multiple=True, metavar="DRAW=A", help="With --time: for these sizes.  [default: the largest that are drawn]"
+    "--deterministic", is_flag=True, help="Results that differ in their bits for the same inputs count as violated."
 )
-@click.option("--replay", metavar="FILE", help="Call with the inputs of a counterexample again.")
-@click.option("--replays", default="verify-replays", show_default=True, metavar="DIR", help="For counterexamples.")
-@click.option("--junit", metavar="FILE", help="Write results for a CI system.")
+@click.option("--time", "timed", is_flag=True, help="Also time the candidate, if it is within bounds.")
+@click.option("--against", metavar="MODULE:FUNCTION", help="With --time: another candidate to compare with.")
+@click.option(
+    "--at", multiple=True, metavar="DRAW=A", help="With --time: sizes.  [default: the largest that are drawn]"
+)
+@click.option("--replay", metavar="FILE", help="Repeat the call of a counterexample.")
+@click.option(
+    "--replays", default="verify-replays", show_default=True, metavar="DIR", help="Folder for counterexamples."
+)
+@click.option("--junit", metavar="FILE", help="Write results as JUnit XML, for a CI system.")
 @click.option("--html", metavar="FILE", help="Write a page with plots: errors and bounds by magnitude, size, position.")
 @click.option("--github", is_flag=True, help="Write annotations of GitHub Actions to stderr.")
-@click.option("--model", metavar="MODEL", help="Walk through a model instead, and name the first op that is wrong.")
-@click.option("--kernels", default="auto", show_default=True, help="With --model: which implementation of the ops.")
+@click.option("--model", metavar="MODEL", help="Walk through a model instead, and name the first wrong op.")
+@click.option("--kernels", default="auto", show_default=True, help="With --model: the implementation of the ops.")
 @devices_option
 @parallel_option
 @click.option(
-    "--list", "listing", is_flag=True, help="Print ops by group; of a named op its contract: draws, bounds, laws."
+    "--list", "listing", is_flag=True, help="Print ops by group; for a named op its contract: draws, bounds, laws."
 )
-@click.option("--mutants", is_flag=True, help="Verify wrong implementations: each must be found out.")
+@click.option("--mutants", is_flag=True, help="Verify wrong implementations: each must be found.")
 @json_option
 def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any):
     """Hold ops to the reference, each within a proven bound.
 
-    `verify kernelbench FILE` holds ModelNew of a KernelBench problem to the op that its Model is.
+    `verify kernelbench FILE` verifies ModelNew of a KernelBench problem with the contract that its Model meets.
 
-    Inputs are drawn that break kernels. A candidate is called exactly as the reference is: --list shows
-    how. Exits with 0 if all are within their bounds, with 1 if not, and with 2 where there is no verdict.
+    Draws inputs that break kernels, and calls a candidate exactly like the reference: --list shows how.
+    Exits with 0 if all are within their bounds, with 1 if not, and with 2 if there is no verdict.
     """
     import secrets
 
@@ -99,15 +111,17 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
     from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS, contract_for, in_file
 
     for option in click.get_current_context().command.params:
-        if options.get(str(option.name)) == "":  # a variable of the shell that is not set, say
+        if options.get(str(option.name)) == "":  # for example an unset variable of the shell
             raise click.UsageError(f"{option.opts[0]} is empty: name what it is for, or leave it out")
     if options["narrowed"] and (mutants or options["model"] or options["replay"]):
-        raise click.UsageError("--set narrows the draws of a candidate: not those of --replay, --model and --mutants")
+        raise click.UsageError(
+            "--set narrows the draws of a candidate; it does not go with --replay, --model or --mutants"
+        )
     problem = names[:1] == ("kernelbench",)
     if options["loose"] and not (options["candidate"] or options["replay"] or problem):
-        raise click.UsageError("--loose is for a function of yours: name it with --candidate")
+        raise click.UsageError("--loose needs a function of yours: name it with --candidate")
     if options["timed"] and (options["replay"] or not (options["candidate"] or problem)):
-        raise click.UsageError("--time is for a function of yours: name it with --candidate")
+        raise click.UsageError("--time needs a function of yours: name it with --candidate")
     if (options["against"] or options["at"]) and not options["timed"]:
         raise click.UsageError("--against and --at go with --time")
     if options["devices"] > 1 and not options["model"]:
@@ -120,7 +134,7 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
         if names[:1] == ("kernelbench",):
             if len(names) != 2 or listing or mutants or any(options[name] for name in ("candidate", "replay", "model")):
                 raise click.UsageError(
-                    "verify kernelbench takes a FILE with Model and ModelNew, and no other candidate"
+                    "verify kernelbench expects one FILE with Model and ModelNew, and no other candidate"
                 )
             with heeded() as heed:
                 _verify_problem(names[1], heed, contracts, options)
@@ -147,15 +161,16 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
 
 
 def _store_in_the_cache() -> None:
-    """Have Hypothesis keep its files in this user's cache, not in the current folder. The environment's choice wins.
+    """Make Hypothesis store its files in the user's cache, not in the current folder, unless the environment says
+    where.
 
-    Where no cache can be written, it keeps no files: a folder below the null device cannot be made.
+    If we cannot write a cache, it stores no files: a folder below the null device cannot be created.
     """
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str((cache_folder() or Path(os.devnull)) / "hypothesis"))
 
 
 def _list_contracts(contracts: list[Contract], mutants: Mapping[str, list[str]], *, in_full: bool, as_json: bool):
-    """Print contracts, or without `in_full` their names by group; as JSON always all of them."""
+    """Print contracts, or without `in_full` only their names by group; JSON always has the full contracts."""
     from llamaspec.verify.reports import listing
 
     if as_json:
@@ -200,11 +215,11 @@ def _verify_mutants(
 
 
 def _verify_problem(path: str, heed: Callable[[], None], contracts: Mapping[str, Contract], options: dict[str, Any]):
-    """Hold ModelNew to the contract that Model meets; `--time` is beside Model."""
+    """Verify ModelNew with the contract that Model meets; `--time` compares it with Model."""
     from llamaspec.verify.kernelbench import adapter_for
 
     options["arrays"] = options["arrays"] or "torch"
-    options["dtypes"] = options["dtypes"] or ("float32",)  # which problems are written in
+    options["dtypes"] = options["dtypes"] or ("float32",)  # the dtype of the problems
     adapter = adapter_for(path, contracts, _campaign(options, contracts), heed=heed)
     click.echo(f"{path}: Model is {adapter.op}", err=True)
     if options["timed"]:
@@ -251,7 +266,7 @@ def _verify(
                     shown = for_terminal(lines, shutil.get_terminal_size().columns) if terminal else lines
                     with aside():
                         write("\n".join(shown) + "\n")
-        except (ImportError, ValueError) as error:  # the verdicts that there are stay
+        except (ImportError, ValueError) as error:  # keep the verdicts so far
             problem = error
     if reports or not problem:
         if as_json_text:
@@ -270,7 +285,7 @@ def _verify(
 
 
 def _save(path: str, text: str) -> None:
-    """Write a file whole or not at all. Raises ValueError where that cannot be: the verdicts are printed by then."""
+    """Write a file completely or not at all. Raises ValueError if that fails; by then we have printed the verdicts."""
     from llamaspec.model.checkpoints.staging import new_file
 
     try:
@@ -282,7 +297,7 @@ def _save(path: str, text: str) -> None:
 
 
 def _library() -> str:
-    """Name the library whose arrays a candidate is handed: jax where it is installed."""
+    """Name the array library for candidates: jax if it is installed, else numpy."""
     from importlib.util import find_spec
 
     return "numpy" if find_spec("jax") is None else "jax"
@@ -321,23 +336,23 @@ def _campaign(options: dict[str, Any], contracts: Mapping[str, Contract]) -> Cam
 
 
 def _jobs(ops: list[str], candidate: str | None, *, contract_file: str | None, named: bool) -> list[Job]:
-    """A job for each op of the candidate; or else for each function of this package that is called as an op is.
+    """Make a job for each op of the candidate, or without one for each function of this package with an op's signature.
 
-    Ops that this package has no such function for are left out, which a line on stderr says.
+    If this package has no function for an op, we leave it out and say so on stderr.
     """
     from llamaspec.verify.campaign import jobs_for, jobs_of
 
     if candidate:
         if not named and ":" not in candidate:
-            raise ValueError("--candidate is a module: name the ops that it has")
+            raise ValueError("--candidate is a module: name the ops to verify")
         return jobs_for(ops, candidate)
     if contract_file:
-        raise ValueError("--contract is for a function of yours: name it with --candidate")
+        raise ValueError("--contract needs a function of yours: name it with --candidate")
     from llamaspec.model.candidates.table import CANDIDATES
 
     jobs = jobs_of(ops, CANDIDATES)
     if missing := [op for op in ops if not any(job.op == op for job in jobs)]:
-        line = f"no function of this package is called as {', '.join(missing)} {'is' if len(missing) == 1 else 'are'}"
+        line = f"this package has no function for {', '.join(missing)}"
         if not jobs:
             raise ValueError(f"{line}: name yours with --candidate")
         click.echo(line, err=True)

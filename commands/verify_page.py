@@ -1,4 +1,4 @@
-"""Write the page that `verify --html` makes: verdicts, plots of errors beside their bounds, and what was drawn."""
+"""Write the page of `verify --html`: verdicts, plots of errors and their bounds, and the draws."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from llamaspec.verify.judging.judge import Point
     from llamaspec.verify.judging.runner import Report
 
-LEAST = 1e-6  # share of its bound from which on an error is drawn
+LEAST = 1e-6  # smallest share of the bound that we plot
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 1240px; padding: 0 1em; color: #222 }
 pre { background: #f6f6f6; padding: .8em; white-space: pre-wrap; font-size: 13px; line-height: 1.4 }
@@ -25,7 +25,7 @@ table { border-collapse: collapse } td, th { padding: .15em .8em; text-align: le
 
 
 def page(reports: Sequence[Report], contracts: Mapping[str, Contract], lines: Sequence[Sequence[str]]) -> str:
-    """One HTML page that needs no other file; `lines` are what was printed of each report."""
+    """Write one HTML page that needs no other file; `lines` are the printed lines of each report."""
     parts = [
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>llamaspec verify</title>',
         f"<style>{STYLE}</style>\n</head>\n<body>\n<h1>llamaspec verify</h1>",
@@ -56,14 +56,14 @@ def _summary(reports: Sequence[Report]) -> str:
 
 
 def _plots(report: Report) -> Iterator[str]:
-    """Error and bound over magnitude; the share of the bound over size, over position and for each kind of array."""
+    """Plot error and bound by magnitude, and the share of the bound by size, by position and by kind of array."""
     from llamaspec.benchmarks.common import svg
     from llamaspec.verify.draws.draw import KINDS
 
     points = [*report.points, *(report.worst.points if report.outcome == "violated" else ())]
     shown = [point for point in points if LEAST * point.bound <= point.error < inf and point.error > 0 < point.bound]
     if shown:
-        exact = f"{len(shown)} of {len(points)} points; others are exact, or nearly"
+        exact = f"{len(shown)} of {len(points)} points; the others are exact, or nearly"
         sized = [point for point in shown if point.magnitude > 0]
         if sized:
             rows = {
@@ -90,7 +90,10 @@ def _plots(report: Report) -> Iterator[str]:
 
 
 def _shares(points: Sequence[Point], numbers: Sequence[int]) -> dict[str, list[tuple[int, float]]]:
-    rows: dict[str, list[tuple[int, float]]] = {"within": [], "beyond": []}  # both, so that each keeps its color
+    rows: dict[str, list[tuple[int, float]]] = {
+        "within": [],
+        "beyond": [],
+    }  # always both, so that each has the same color everywhere
     for point, number in zip(points, numbers, strict=True):
         share = point.error / point.bound
         rows["within" if share <= 1 else "beyond"].append((number, share))
@@ -98,7 +101,7 @@ def _shares(points: Sequence[Point], numbers: Sequence[int]) -> dict[str, list[t
 
 
 def _drawn(report: Report, contract: Contract | None) -> Iterator[str]:
-    """The draw of the counterexample, or the one nearest to its bound, with what each name stands for."""
+    """Write the draw of the counterexample, or the draw nearest to its bound, with the meaning of each name."""
     from llamaspec.verify.reports.report import legend, short
 
     examination = report.worst if report.worst.finding else report.nearest

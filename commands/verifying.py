@@ -1,4 +1,4 @@
-"""Signals, progress and lines of `verify`: a run that is told to end has no verdict, one that goes on shows a bar."""
+"""Signals, progress bars and line wrapping for `verify`. An interrupted run gives no verdict."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ UNBROKEN: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False
 
 @contextmanager
 def heeded() -> Iterator[Callable[[], None]]:
-    """Hand out a check that ends the command where a signal told it to.
+    """Provide a check that ends the command if a signal arrived.
 
-    Handlers raise exceptions, and an exception is lost where it lands in a callback of the garbage collector, or where
-    a counterexample takes its place. The check calls the handler again.
+    Signal handlers raise exceptions, but an exception is lost inside a callback of the garbage collector, or if a
+    counterexample replaces it. The check calls the handler again.
     """
     numbers: list[int] = []
     before = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
@@ -44,7 +44,7 @@ def heeded() -> Iterator[Callable[[], None]]:
         yield heed
         heed()
     finally:
-        if not numbers:  # or whoever handled the signal has said what becomes of others
+        if not numbers:  # otherwise keep the decision of the handler that already ran
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
@@ -53,10 +53,10 @@ def heeded() -> Iterator[Callable[[], None]]:
 def verify_progress(
     examples: int, heed: Callable[[], None], *, seed: int | None = None
 ) -> Iterator[tuple[Stage, Callable]]:
-    """Show bars on stderr, one after the other; the second value takes them aside while something is printed.
+    """Show progress bars on stderr, one after the other; the second value hides them while something is printed.
 
-    No bar is shown where nobody looks, or where rich is missing. Every step calls `heed`. The first stage says the
-    seed: options that mean nothing are refused before it, in one line.
+    We show no bar if stderr is not a terminal or rich is missing. Every step calls `heed`. The first stage prints the
+    seed; invalid options are refused earlier, in one line.
     """
     unsaid = [seed] if seed is not None else []
 

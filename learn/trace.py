@@ -115,10 +115,10 @@ class Recording:
 
     def at(self, position: int) -> Trace:
         """Tell the walk of the token at `position`, which is one of the text."""
-        config, found = self.config, self.results
-        alone = {layer: _alone(self.model.params, config, layer) for layer, _ in found}
-        read = {layer: _bytes_read(*one, position) for layer, one in alone.items()}
-        work = {layer: _operations(one, position) for layer, (_, one) in alone.items()}
+        config, results = self.config, self.results
+        single_layers = {layer: _alone(self.model.params, config, layer) for layer, _ in results}
+        read = {layer: _bytes_read(*layer_model, position) for layer, layer_model in single_layers.items()}
+        work = {layer: _operations(layer_model, position) for layer, (_, layer_model) in single_layers.items()}
         visits = [
             Visit(
                 layer,
@@ -130,14 +130,14 @@ class Recording:
                 work[layer][op],
                 self.seconds[layer, op],
             )
-            for (layer, op), parts in found.items()
+            for (layer, op), parts in results.items()
         ]
         last = "moe_add" if config.experts else "down_add"
-        ended = {i: _ended(self.model, found[i, last][0].actual[position], config) for i in self.layers}
+        ended = {i: _ended(self.model, results[i, last][0].actual[position], config) for i in self.layers}
         weights = {
-            i: _weights(found[i, "attend"][0], found[i, "norm_qkv"][1], position, i, config) for i in self.layers
+            i: _weights(results[i, "attend"][0], results[i, "norm_qkv"][1], position, i, config) for i in self.layers
         }
-        logits = found[None, "norm_logits"][0].actual[position]
+        logits = results[None, "norm_logits"][0].actual[position]
         return Trace(
             self.tokens,
             position,

@@ -34,14 +34,14 @@ def _legend(trace: Trace) -> Iterator[str]:
     yield "whole text. exact is the definition's number and ours the one that ran, of the"
     yield "element that uses most of its bound. An ulp is the step from it to the next"
     yield "number of the dtype that ran."
-    shown: set[str] = set()
+    listed: set[str] = set()
     for op, layers in trace.definitions.items():
         yield f"  {op:13} {', then '.join(layer.name for layer in layers)}"
     yield ""
     for layer in (layer for layers in trace.definitions.values() for layer in layers):
-        if layer.name in shown:
+        if layer.name in listed:
             continue
-        shown.add(layer.name)
+        listed.add(layer.name)
         yield f"  {layer.name:13} {layer.file}:{layer.line}"
         yield from (f"      {line}" for part in layer.formula for line in re.split(" {7,}", part))
 

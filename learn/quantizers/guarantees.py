@@ -40,8 +40,8 @@ class Shown(NamedTuple):
 def of_weights(scales: np.ndarray, w: Matrix, group: int | None = None) -> Matrix:
     """Give each weight its scale [rows, cols], where those of a row [rows, groups] are for `group` columns each."""
     cols = w.shape[1]
-    each = group or cols // scales.shape[1]
-    return np.repeat(scales.astype(np.float64), each, axis=1)[:, :cols]
+    width = group or cols // scales.shape[1]
+    return np.repeat(scales.astype(np.float64), width, axis=1)[:, :cols]
 
 
 def nearest(w: Matrix, levels: Float64[np.ndarray, "rows _ levels"]) -> Matrix:
@@ -139,8 +139,8 @@ def nvfp4(w: Matrix, q: Nvfp4) -> Shown:
     g = np.float64(q.scale)
     s = g * spread(E4M3.decode(q.scales), w.shape)
     tops = np.max(np.abs(w.reshape(len(w), -1, 16)), axis=-1)
-    due = of_weights(tops / (E2M1.largest * (g or np.inf)), w)
-    off = np.maximum(2.0**-4 * due, 2.0**-10) + 448 * 2.0**-23
+    expected = of_weights(tops / (E2M1.largest * (g or np.inf)), w)
+    off = np.maximum(2.0**-4 * expected, 2.0**-10) + 448 * 2.0**-23
     return Shown(q.codes, s, np.maximum(np.abs(w) / 5, s / 4) + 6 * g * off)
 
 
@@ -155,7 +155,7 @@ def binary(w: Matrix, q: Quantized) -> Shown:
     return Shown(q.codes, of_weights(q.scales, w), None)
 
 
-def sparse(w: Matrix, kept: Matrix) -> Shown:
+def sparse(w: Matrix, pruned: Matrix) -> Shown:
     """Show weights of which two of four stay: those are exact, the others are lost."""
     return Shown(None, None, np.where(pruning.n_of_m(w, n=2, m=4), 0.0, np.abs(w)))
 
@@ -166,8 +166,8 @@ def ggml_type(w: Matrix, q: Any, *, name: str) -> Shown:
     blocks = w.reshape(len(w), -1, kind.weights)
     codes = q.codes.reshape(w.shape)
     if isinstance(kind, Superblock):
-        a, b = (unit.astype(float)[..., None] * each for unit, each in ((q.d, q.scales), (q.e, q.minima)))
-        a, b = (of_weights(each.reshape(len(w), -1), w) for each in (a, b))
+        a, b = (unit.astype(float)[..., None] * part for unit, part in ((q.d, q.scales), (q.e, q.minima)))
+        a, b = (of_weights(part.reshape(len(w), -1), w) for part in (a, b))
         levels = a[..., None] * np.arange(kind.lowest, kind.highest + 1) - b[..., None]
         roundings = 8 * U64 * (np.abs(w) + np.max(np.abs(levels), axis=-1) + np.abs(b))
         return Shown(codes, a, nearest(w, levels) + roundings)

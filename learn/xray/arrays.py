@@ -24,7 +24,7 @@ def heat_map(name: str, axes: tuple[str, ...], array: np.ndarray, **beside: np.n
     >>> heat_map("x", ("dim",), np.ones(2), error=np.zeros(2))["shape"]
     [2]
     """
-    assert len(axes) == array.ndim and all(other.shape == array.shape for other in beside.values())
+    assert len(axes) == array.ndim and all(companion.shape == array.shape for companion in beside.values())
     parts = {"values": array, **beside}
     return {
         "name": name,
@@ -45,5 +45,5 @@ def _columns(shape: tuple[int, ...]) -> int:
     *rows, last = shape
     if rows:
         return last
-    shown = min(last, CELLS)
-    return min(shown, 1 << math.ceil(math.log2(max(1.0, math.sqrt(2 * shown)))))
+    count = min(last, CELLS)
+    return min(count, 1 << math.ceil(math.log2(max(1.0, math.sqrt(2 * count)))))

@@ -51,10 +51,10 @@ def model_content(
     config, last = recording.config, len(recording.tokens) - 1
     first = recording.layers[0]
     layer = recording.model.exact.layers[first]
-    told, divergence = _told(recording, checkpoint, text_of=text_of, progress=progress)
+    texts, divergence = _told(recording, checkpoint, text_of=text_of, progress=progress)
 
     def text(scheme: str) -> dict[str, Any]:
-        return {"told": told.get(scheme), "divergence": divergence.get(scheme)}
+        return {"told": texts.get(scheme), "divergence": divergence.get(scheme)}
 
     return {
         "name": name,
@@ -63,7 +63,7 @@ def model_content(
         "weights": matrix_weights(config, head=True),
         "tokens": [{"id": id, "text": text_of(id)} for id in recording.tokens],
         "layers": recording.layers,
-        "ops": [_op(op, found) for op, found in Rerun(recording, last).listings.items()],
+        "ops": [_op(op, listings) for op, listings in Rerun(recording, last).listings.items()],
         "formulas": FORMULAS,
         "frequencies": frequencies(config.head_dim, theta=config.theta, scaling=config.scaling).tolist(),
         "first_keys": {i: packed(unturned(recording, i, "k", 0)) for i in recording.layers},
@@ -74,7 +74,7 @@ def model_content(
         },
         "quantize": {
             "layer": first,
-            "told": told.get(""),
+            "told": texts.get(""),
             **quantized.schemes(
                 layer, config, x=quantized.inputs(recording, first) if small(config) else None, text=text
             ),
@@ -126,12 +126,12 @@ def _told(
     recording: Recording, checkpoint: Checkpoint, *, text_of: TextOf, progress: Progress
 ) -> tuple[dict[str, list[str]], dict[str, float]]:
     """Have a small model tell the text under each scheme: tokens as text, and divergences."""
-    told: dict[str, list[str]] = {}
+    texts: dict[str, list[str]] = {}
     divergence: dict[str, float] = {}
     if not small(recording.config):
-        return told, divergence
+        return texts, divergence
     stages = quantized.tellings(checkpoint, recording.tokens, stops=checkpoint.stops)
     for number, (name, ids, kl) in enumerate(stages):
-        told[name], divergence[name] = [text_of(id) for id in ids], kl
+        texts[name], divergence[name] = [text_of(id) for id in ids], kl
         progress("telling", number / len(SCHEMES))
-    return told, divergence
+    return texts, divergence

@@ -58,7 +58,7 @@ def under(operator: str, index: str) -> str:
 
 def lines(*rows: str) -> str:
     """Set formulas below each other."""
-    return "".join(f'<math display="block">{each}</math>' for each in rows)
+    return "".join(f'<math display="block">{equation}</math>' for equation in rows)
 
 
 FORMULAS: dict[str, str] = {

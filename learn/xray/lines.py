@@ -83,25 +83,25 @@ def run(function: Callable, *arguments: Any, **options: Any) -> tuple[Any, Listi
 
 def _listing(function: Callable, seen: list[tuple[int, dict[str, Any]]]) -> Listing:
     source, first = inspect.getsourcelines(function)
-    kept = _without_docstring(source)
+    body = _without_docstring(source)
     statements = _first_lines(source)
     steps: list[RunLine] = []
     for (number, before), (_, after) in pairwise(seen):
-        line = kept.index(statements[number - first])
-        made = {
+        line = body.index(statements[number - first])
+        shapes = {
             name: list(value.shape)
             for name, value in after.items()
             if isinstance(value, np.ndarray) and value is not before.get(name)
         }
         if steps and steps[-1].line == line:  # a statement of several lines reports some of them more than once
-            steps[-1].made.update(made)
+            steps[-1].made.update(shapes)
         else:
-            steps.append(RunLine(line, made))
+            steps.append(RunLine(line, shapes))
     module = inspect.getmodule(function)
     assert module is not None
     file = module.__name__.replace(".", "/") + ".py"
-    lines = [source[i].rstrip("\n") for i in kept]
-    return Listing(function.__name__, file, first, lines, [first + i for i in kept], steps)
+    lines = [source[i].rstrip("\n") for i in body]
+    return Listing(function.__name__, file, first, lines, [first + i for i in body], steps)
 
 
 def _definition(source: list[str]) -> ast.FunctionDef:

@@ -100,11 +100,11 @@ def _tokens(recording: Recording, text_of: TextOf, progress: Progress) -> dict[i
     """Make the scripts of the newest tokens, as many as the budget allows, and one at least."""
     scripts: dict[int, str] = {}
     newest = range(len(recording.tokens))[::-1][:MOST]
-    left = BUDGET
+    budget = BUDGET
     for done, position in enumerate(newest):
         script = f"XRAY.tokens[{position}] = {_json(token_content(recording, position, text_of=text_of))};"
-        left -= len(script)
-        if left < 0 and scripts:
+        budget -= len(script)
+        if budget < 0 and scripts:
             break
         scripts[position] = script
         progress("tokens", done / len(newest))
@@ -121,8 +121,8 @@ def _without_infinities(value: Any) -> Any:
         case float():
             return value if math.isfinite(value) else None
         case dict():
-            return {key: _without_infinities(each) for key, each in value.items()}
+            return {key: _without_infinities(item) for key, item in value.items()}
         case list() | tuple():
-            return [_without_infinities(each) for each in value]
+            return [_without_infinities(item) for item in value]
         case _:
             return value

@@ -374,11 +374,11 @@ def test_a_closed_pipe_is_no_verdict(tmp_path):
         ),
         (["softmax", "--candidate", "mine:right", "--set", "m=3"], "softmax draws rows, n, x, around, hidden; got m"),
         (["softmax", "add", "--candidate", "mine:right"], "--candidate is one function: name the op that it is"),
-        (["--candidate", "mine"], "--candidate is a module: name the ops that it has"),
+        (["--candidate", "mine"], "--candidate is a module: name the ops to verify"),
         (["softmax", "--candidate", "mine"], "mine:softmax cannot be imported: AttributeError"),
         (["--replay", "none.json"], "none.json: No such file or directory"),
-        (["--replay", "r.json", "--set", "n=1"], "--set narrows the draws of a candidate: not those of --replay"),
-        (["pack"], "no function of this package is called as pack is: name yours with --candidate"),
+        (["--replay", "r.json", "--set", "n=1"], "--set narrows the draws of a candidate; it does not go with --replay"),
+        (["pack"], "this package has no function for pack: name yours with --candidate"),
         (["softmax", "--candidate", "mine:right", "--set", "hidden=All"], "got All: did you mean all?"),
         (["softmax", "--candidate", "mine:right", "--set", "rows=0"], "any whole number from 1 to 1048576; got 0"),
         (["softmax", "add", "--candidate", "mine", "--set", "n=3"], "add draws rows, dim, x, y; got n"),
@@ -406,7 +406,7 @@ def test_without_a_candidate_our_own_ops_are_verified(verify):
         "llamaspec.model.candidates.kernels:softmax",
         "llamaspec.model.candidates.plain:draw",
     ]
-    assert done.stderr == "no function of this package is called as pack is\nseed 1\n"
+    assert done.stderr == "this package has no function for pack\nseed 1\n"
 
 
 def test_mutants_of_an_op(verify):
