@@ -169,8 +169,8 @@ Answer = tuple[Report, list[str]]  # a report and its lines for a person
 def run(jobs: Sequence[Job], campaign: Campaign, *, progress: Stage) -> Iterator[Answer]:
     """Verify the candidate of each job, one after the other.
 
-    Raises ImportError for a candidate that cannot be imported, and ValueError, of which NoVerdict is a subclass, for a
-    campaign that cannot run.
+    Raises ImportError for a candidate that cannot be imported, and ValueError for a campaign that cannot run,
+    including its subclass NoVerdict.
     """
     _check(jobs, campaign)
     for job in jobs:

@@ -75,7 +75,7 @@ def _row(docstring: str, code: str, inside: str = "") -> str:
 
 
 def _said(node: ast.AST) -> list[tuple[str, str]]:
-    """Collect the docstring of a node, and of a class those of its methods."""
+    """Collect the docstring of a node; for a class also the docstrings of its methods."""
     assert isinstance(node, DOCUMENTED)
     own = ast.get_docstring(node)
     docstrings = [("", inspect.cleandoc(own))] if own else []

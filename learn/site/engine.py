@@ -2,8 +2,9 @@
 
 python -m llamaspec.learn.site.engine    write docs/images/engine.svg again
 
-The scheduler is `serving.scheduler`'s own, and every line, page and sentence is read from what it planned. Tokens are
-drawn by nobody: which they are does not change a plan. The SVG needs no script. Who asks for less motion sees one plan.
+We run the real `serving.scheduler` and draw every line, page and sentence from its plans, so a test notices if the
+drawing no longer shows what the scheduler does. No model runs: the values of tokens do not change a plan. The SVG needs
+no script. Readers who prefer reduced motion see one plan.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from llamaspec.serving.scheduler import Draws, Limits, Plan, Scheduler
 
 OUT = Path(__file__).parents[3] / "docs/images/engine.svg"
 SECONDS = 1.6  # that a plan is shown for
-STILL = 12  # the plan that is shown to who asks for less motion: two begin, two wait, pages are shared and kept
+STILL = 12  # the plan for readers who prefer reduced motion: two begin, two wait, pages are shared and kept
 LIMITS = Limits(pages=14, page=4, rows=3, chunk=8, burst=2, context=36)
 PREFIX = tuple(range(100, 112))  # three pages
 
@@ -44,8 +45,8 @@ class Moment(NamedTuple):
     """A plan, and how things stand while it is carried out."""
 
     states: Mapping[str, State]  # of requests that have come and not ended
-    pages: tuple[str, ...]  # who holds each page: names, KEPT, or nobody
-    hits: Mapping[str, int]  # tokens that a request which begins with this plan finds in the cache
+    pages: tuple[str, ...]  # the holders of each page: names, KEPT, or ""
+    hits: Mapping[str, int]  # cached tokens, for each request that begins with this plan
     gave_way: tuple[str, ...]
     sentences: tuple[str, ...]  # a sentence for each thing that happens
 

@@ -1,6 +1,6 @@
 """Every quantizer of weights on the built-in model: what it stores, guarantees, and costs, and a picture of its grid.
 
-python -m llamaspec.learn.site.gallery    writes docs/gallery.md and the pictures beside it, in two minutes
+python -m llamaspec.learn.site.gallery    writes docs/gallery.md and its pictures, in two minutes
 """
 
 import re
@@ -32,7 +32,7 @@ WIDTH, HEIGHT, LEFT, AXIS, TICK, SAW = 360, 150, 10, 46, 18, 130  # of a picture
 STEPS, COLUMNS = (
     1440,
     180,
-)  # numbers whose rounding a picture shows, and points of its line: the largest error of each few
+)  # numbers that a picture rounds, and points of its line, each the largest error of a few numbers
 SPEEDS = Path(__file__).parents[3] / "benchmarks/results/schemes.md"
 Number = int | float
 
@@ -91,7 +91,7 @@ class Judge:
         self.due = [_logits(self.base, ids) for ids in self.stories]
 
     def error(self, model: Checkpoint) -> float:
-        """Divide the root mean square of the change of all matrices by that of the matrices."""
+        """Divide the root mean square of the change of all matrices by the root mean square of the matrices."""
         names = sorted(quantizable(self.base.config))
         flat = [
             np.concatenate([of.tensors[name].read().astype(np.float64).ravel() for name in names])
@@ -216,7 +216,7 @@ def write(folder: Path) -> None:
 
 
 def draw(folder: Path) -> None:
-    """Write the picture of each scheme beside gallery.md in a folder."""
+    """Write the picture of each scheme into a folder next to gallery.md."""
     row = open_checkpoint("stories").tensors["model.layers.0.self_attn.q_proj.weight"].read()[0].astype(np.float64)
     (folder / "gallery").mkdir(exist_ok=True)
     for name, scheme in SCHEMES.items():

@@ -32,7 +32,7 @@ The built-in model reads a text: every token, block and op, with its equation, i
 
 [Open the page](xray/index.html)
 """
-SECTIONS = {  # the other pages; those of reference/ stand after the first of "Read"
+SECTIONS = {  # the other pages; the pages of reference/ come after the first page of "Read"
     "Start": ["docs/README.md", "docs/first-steps.ipynb", "docs/models.md", "docs/starting.md"],
     "Read": ["docs/reading.md", "docs/positions.md", "docs/gallery.md", "docs/others.md"],
     "Verify": [
@@ -75,7 +75,7 @@ def stage(root: Path, out: Path) -> list[str]:
 
 
 def reading_order(root: Path) -> list[str]:
-    """List the files of reference/ in the order in which docs/reading.md names them; its folders' files follow it."""
+    """List the files of reference/ in the order of docs/reading.md; the files of a folder follow its name."""
     text = (root / "docs/reading.md").read_text(encoding="utf-8")
     named = [target.removeprefix("../") for _, target, _ in LINK.findall(text) if target.startswith("../reference/")]
     order: list[str] = []

@@ -1,4 +1,4 @@
-"""All that the page shows, as values for JSON: what belongs to the model, and what belongs to each token."""
+"""The contents of the page as values for JSON: a part for the model, and a part for each token."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ from llamaspec.model.insight.describe import matrix_weights
 from llamaspec.reference.config import Config
 from llamaspec.reference.rope import frequencies
 
-SMALL = 50_000_000  # weights of a model of which all layers are shown, and which tells a text under each scheme
+SMALL = 50_000_000  # most weights of a model for which we show all layers, and a text under each scheme
 LIKELY = 40  # tokens of a distribution that have a name
 CACHES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "int8": np.dtype(np.int8)}
 SIZES = ("dim", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context", "eps", "theta", "experts")
@@ -40,7 +40,7 @@ def default_layers(config: Config) -> list[int]:
 
 
 def small(config: Config) -> bool:
-    """Tell whether a model is so small that all of it is computed in float64."""
+    """Tell whether a model is small enough to compute all of it in float64."""
     return matrix_weights(config, head=True) <= SMALL
 
 

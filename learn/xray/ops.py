@@ -1,4 +1,4 @@
-"""Ops of a recorded walk as the page shows them: definitions that run again, and arrays of one token."""
+"""Ops of a recorded walk for the page: we run their definitions again, and take the arrays of one token."""
 
 from typing import Any
 
@@ -43,13 +43,13 @@ MADE: dict[tuple[str, str], tuple[str, Axes]] = {
 
 
 class Rerun:
-    """Runs the definitions of each op on what a recorded walk gave them at one token, and keeps the lines that ran."""
+    """Runs the definitions of each op on the recorded inputs of one token, and keeps the executed lines."""
 
     def __init__(self, recording: Recording, position: int):
         self._recording, self._position = recording, position
         self._config = recording.config
         self.listings: dict[str, list[Listing]] = {}  # by op
-        self.values: dict[tuple[str, str], np.ndarray] = {}  # by op and output, as the definitions have it
+        self.values: dict[tuple[str, str], np.ndarray] = {}  # by op and output, from the definitions
         self._block(recording.layers[0])
         self._logits()
 
@@ -97,7 +97,7 @@ class Rerun:
         h = run(attention, q, k, v, mask)
         p = run(attention_weights, q, k, mask)
         with np.errstate(divide="ignore"):
-            run(softmax, np.log(p))  # scores that differ from those of `attention_weights` by a number alone
+            run(softmax, np.log(p))  # these scores differ from the scores of `attention_weights` only by a constant
         self._keep("attend", run, _=h.reshape(1, -1))
 
     def _moe_add(self, i: int, layer: Layer, experts: Experts) -> None:
@@ -115,7 +115,7 @@ class Rerun:
 
 
 def visits(recording: Recording, trace: Trace) -> list[dict[str, Any]]:
-    """Describe the ops on the way of one token, in order, with their arrays."""
+    """Describe the ops of one token, in order, with their arrays."""
     return [
         {
             **visit._asdict(),
@@ -131,7 +131,7 @@ def visits(recording: Recording, trace: Trace) -> list[dict[str, Any]]:
 
 
 def unturned(recording: Recording, layer: int, output: str, position: int) -> np.ndarray:
-    """Give q or k of a token before RoPE, in float64 [heads head_dim]: turned back, which is exact but for rounding."""
+    """Compute q or k of a token before RoPE, in float64 [heads head_dim], by turning it back."""
     config = recording.config
     result = next(part for part in recording.results[layer, "norm_qkv"] if part.output == output)
     turns = frequencies(config.head_dim, theta=config.theta, scaling=config.scaling)

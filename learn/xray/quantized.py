@@ -1,4 +1,4 @@
-"""A row of a matrix under each quantizer of weights, beside the guaranteed error, and what the model then tells."""
+"""A row of a matrix under each quantizer of weights, with the guaranteed error and a text of the quantized model."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -17,11 +17,11 @@ from llamaspec.reference.llama import Params, empty_cache, forward, greedy
 from llamaspec.reference.rmsnorm import rmsnorm
 
 COLUMNS = 128  # weights of a row that are shown
-TOLD = 48  # tokens that a quantized model tells
+TOLD = 48  # tokens that a quantized model writes
 
 
 def described(w: np.ndarray, stored: Kept) -> dict[str, Any]:
-    """Describe what became of a row w [1, cols], its first `COLUMNS` weights."""
+    """Describe the first `COLUMNS` weights of a quantized row w [1, cols]."""
     codes, scales, within = stored.shown
     error = stored.restored - w
     parts = {"weights": w, "restored": stored.restored, "error": error, "guaranteed": within, "scales": scales}
@@ -41,7 +41,7 @@ def rows(layer: Any, config: Config) -> dict[str, np.ndarray]:
 
 
 def inputs(recording: Recording, layer: int) -> dict[str, np.ndarray]:
-    """Collect what each of those matrices is multiplied with, for every token of the text [tokens, cols]."""
+    """Collect the inputs of each matrix for every token of the text [tokens, cols]."""
     exact, eps = recording.model.exact.layers[layer], recording.config.eps
 
     def given(op: str) -> np.ndarray:
@@ -59,10 +59,9 @@ def inputs(recording: Recording, layer: int) -> dict[str, np.ndarray]:
 def tellings(
     checkpoint: Checkpoint, prompt: list[int], *, stops: frozenset[int], schemes: Mapping[str, Scheme] = SCHEMES
 ) -> Iterator[tuple[str, list[int], float]]:
-    """Yield what the model tells after `prompt`, greedily and in float64: as it is (named ""), then under each scheme.
+    """Yield greedy continuations of `prompt` in float64: of the model itself (named ""), then under each scheme.
 
-    With each scheme comes the mean KL divergence from the model as it is, in nats a token, over the text that this
-    told.
+    With each scheme comes its mean KL divergence from the model itself, in nats per token, over the model's own text.
     """
     config = checkpoint.config
     exact = load_reference_params(checkpoint)
@@ -91,9 +90,9 @@ def _logits(params: Params, text: list[int], config: Config) -> np.ndarray:
 def schemes(
     layer: Any, config: Config, *, x: Mapping[str, np.ndarray] | None, text: Callable[[str], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Describe all schemes: a row of each matrix, quantized by itself, and what `text` says of a scheme.
+    """Describe all schemes: a row of each matrix, quantized separately, and the `text` of each scheme.
 
-    Methods that look at a matrix's inputs are there where `x` has these.
+    Methods that need a matrix's inputs appear only if `x` has them.
     """
     matrices = rows(layer, config)
     stored: dict[str, dict[str, Kept]] = {

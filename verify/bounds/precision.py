@@ -27,7 +27,8 @@ def _precision(name: str, *, unit: float, smallest: float) -> Precision:
     return Precision(name, dtype, unit, smallest, float(limits.smallest_normal), float(limits.max))
 
 
-# GPUs and XLA flush subnormal float32 and bfloat16 numbers to zero, but keep those of float16, which are 2^-24 apart.
+# GPUs and XLA flush subnormal float32 and bfloat16 numbers to zero, but keep subnormal float16 numbers, which are 2^-24
+# apart.
 PRECISIONS = {
     "float32": _precision("float32", unit=0.0, smallest=TINY),
     "bfloat16": _precision("bfloat16", unit=2.0**-8, smallest=TINY),

@@ -167,7 +167,7 @@ MANY_BLOCKS = Large(
     {"rows": beyond(16, 128, 8192), "blocks": (5, 33, 261)},
     beside={"rows": [2], "blocks": [2]},
     closer={"rows": {"blocks": [1]}},
-    ends={"blocks": "261 blocks are 8,352 columns, or 66,816 of those types whose blocks are longer"},
+    ends={"blocks": "261 blocks are 8,352 columns, or 66,816 for types with longer blocks"},
 )
 STORED = "codes [rows cols] and scales [rows groups] as quantize gives them, the last group shorter where it must be"
 

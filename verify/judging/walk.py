@@ -1,7 +1,7 @@
 """Walk through a whole model, op by op, and find the first op that is out of bounds.
 
-Each op and its definition get the result of the op before it, so an error is found where it arises, whatever its later
-effect. The caller passes the model, its caches and its ops; we read their arrays with NumPy.
+Each op and its definition get the result of the op before it, so an error is found where it arises. The caller passes
+the model, its caches and its ops; we read their arrays with NumPy.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -113,7 +113,7 @@ def results(
 ) -> Iterator[Result]:
     """Run `chunks` of tokens [seq] in order, like prompts and single tokens, and compute every exact result.
 
-    `unit` is the rounding of an op's output, `blocks` the most parts in which attention reads a cache. Layers outside
+    `unit` is the rounding of an op's output, `blocks` the most parts of a cache that attention reads. Layers outside
     `layers` run, but nothing is computed in float64 for them. Raises ValueError for a switch of `config` that we have
     no bound for.
     """
