@@ -9,24 +9,14 @@ import numpy as np
 
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, refused
 from llamaspec.model.checkpoints.gguf.config import BOS, STOPS
+from llamaspec.model.checkpoints.gguf.control_tokens import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from llamaspec.model.checkpoints.gguf.file import Value
-from llamaspec.model.tokenizers.gguf import (
-    BYTE,
-    CONTROL,
-    NORMAL,
-    PATTERNS,
-    TEMPLATE,
-    TEMPLATE_NAMES,
-    TYPE,
-    UNKNOWN,
-    UNUSED,
-    USER_DEFINED,
-)
-from llamaspec.model.tokenizers.huggingface import HuggingFaceTokenizer, is_byte
+from llamaspec.model.tokenizers.gguf import PATTERNS, TEMPLATE, TEMPLATE_NAMES, TYPE
+from llamaspec.model.tokenizers.huggingface import HuggingFaceTokenizer
 from llamaspec.model.tokenizers.huggingface_decoder import byte_characters
 from llamaspec.model.tokenizers.sentencepiece_model import SentencePieceTokenizer
 from llamaspec.model.tokenizers.tiktoken_ranks import TiktokenTokenizer
-from llamaspec.model.tokenizers.tokenizer import Tokenizer
+from llamaspec.model.tokenizers.tokenizer import Tokenizer, is_byte
 from llamaspec.reference.byte_bpe import GPT2
 
 END_OF_TURN, END_OF_MESSAGE = ("<|eot_id|>", "<|im_end|>"), ("<|eom_id|>",)
@@ -129,8 +119,17 @@ def _tokenizer_keys(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, V
 
 
 def _sentencepiece(tokenizer: SentencePieceTokenizer) -> tuple[list[Token], dict[str, Value]]:
-    pieces = tokenizer.proto().pieces
-    return [Token(p.piece, p.type, p.score) for p in pieces], {TYPE: "llama", "tokenizer.ggml.pre": "default"}
+    """The pieces of a model. A user-defined one has spaces for "▁": llama.cpp looks for it in the text as it is."""
+    pieces, added = tokenizer.proto().pieces, tokenizer.added
+    names = {piece.piece for piece in pieces}
+
+    def token(piece: Any) -> Token:
+        if piece.piece not in added and piece.type != USER_DEFINED:
+            return Token(piece.piece, piece.type, piece.score)
+        spaced = piece.piece if piece.piece in added else piece.piece.replace("▁", " ")
+        return Token(piece.piece if spaced in names else spaced, USER_DEFINED, piece.score)
+
+    return [token(piece) for piece in pieces], {TYPE: "llama", "tokenizer.ggml.pre": "default"}
 
 
 def _ranks(checkpoint: Checkpoint, tokenizer: TiktokenTokenizer) -> tuple[list[Token], dict[str, Value]]:

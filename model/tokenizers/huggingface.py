@@ -5,7 +5,6 @@ the part. `dropout` is ignored: it makes random ids, which help in training alon
 """
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -47,6 +46,7 @@ class HuggingFaceTokenizer:
     _path: str = field(repr=False)  # for messages
     _spelling: Spelling = field(repr=False)
     _silent: frozenset[int] = field(repr=False)  # control tokens, and the one for what is unknown: they add no text
+    _spelled_out: frozenset[int] = field(repr=False)  # added tokens of a byte-level vocabulary: text, not bytes
     _start: Tokenizer = field(repr=False)  # for the start of a text
     _after_special: Tokenizer = field(repr=False)  # for text after a control token
     _next: Tokenizer = field(repr=False)  # for text that continues other text
@@ -63,9 +63,13 @@ class HuggingFaceTokenizer:
             return tokenizer.encode(text, add_special_tokens=False).ids
 
     def bytes_of(self, token: int) -> bytes:
+        if token in self._spelled_out:
+            return self.piece(token).encode()
         return b"" if token in self._silent else self._spelling.bytes_of(self.piece(token))
 
     def first_bytes_of(self, token: int) -> bytes:
+        if token in self._spelled_out:
+            return self.piece(token).encode()
         return b"" if token in self._silent else self._spelling.first_bytes_of(self.piece(token))
 
     @property
@@ -130,6 +134,8 @@ def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
         _path=path,
         _spelling=spelling,
         _silent=frozenset(id for id, token in added.items() if token.special),
+        # The library takes "ö" in such a name for the byte that a vocabulary spells so. llama.cpp gives the text.
+        _spelled_out=frozenset(id for id, token in added.items() if spelling.byte_level and not token.special),
         _start=start,
         _after_special=after_special,
         _next=following,
@@ -261,12 +267,3 @@ def _bos(tokenizer: Tokenizer, path: str) -> int | None:
             raise refused(path, f"{what}, which is not supported: {plain} becomes {whole}"[:300])
         return whole[0]
     return stated_bos(Path(path).parent, tokenizer.token_to_id, begins=False, default=None)
-
-
-def is_byte(piece: str) -> bool:
-    """Whether `piece` is one of "<0x00>" to "<0xFF>".
-
-    >>> is_byte("<0x41>"), is_byte("<0x4>")
-    (True, False)
-    """
-    return re.fullmatch("<0x[0-9A-F]{2}>", piece) is not None
