@@ -115,9 +115,9 @@ class Llama:
     ) -> Generation:
         """Continue `prompt`. Iterate over the result for tokens as they are drawn.
 
-        `stop` are texts that end the completion and are not part of it, or names of control tokens. The same seed gives the same
-        text on either backend; None draws one, which the result holds. Raises ValueError for a request
-        out of range or a prompt longer than the context, before anything is computed.
+        `stop` are texts that end the completion and are not part of it, or names of control tokens. The same
+        seed gives the same text on either backend; None draws one, which the result holds. Raises ValueError
+        for a request out of range or a prompt longer than the context, before anything is computed.
 
             for token in llama.generate("Once upon a time", seed=7):
                 print(token.text, end="", flush=True)

@@ -18,7 +18,7 @@ import heapq
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from llamaspec.model.tokenizers.tokenizer_config import Added
 
@@ -27,16 +27,6 @@ WHITE_SPACE = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000
 ASCII_WHITE_SPACE = r"[\t-\r ]"
 
 _WHITE, _ASCII_WHITE = re.compile(WHITE_SPACE), re.compile(ASCII_WHITE_SPACE)
-
-
-class Splitter(Protocol):
-    """Finds added tokens."""
-
-    added: Mapping[str, Added]
-
-    def split(self, text: str) -> list[str | int]:
-        """Split a text into the ids of added tokens and the texts between them, none of which is empty."""
-        ...
 
 
 class _Match(NamedTuple):
@@ -90,6 +80,7 @@ class Leftmost:
         self._names = _Names(added)
 
     def split(self, text: str) -> list[str | int]:
+        """Split a text into the ids of added tokens and the texts between them, none of which is empty."""
         return _parts(text, self._matches(text))
 
     def _matches(self, text: str) -> Iterator[_Match]:
@@ -120,6 +111,7 @@ class LongestFirst:
         self._names = _Names(added)
 
     def split(self, text: str) -> list[str | int]:
+        """Split a text into the ids of added tokens and the texts between them, none of which is empty."""
         return _parts(text, sorted(self._matches(text)))
 
     def _matches(self, text: str) -> Iterator[_Match]:

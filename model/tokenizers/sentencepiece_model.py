@@ -11,7 +11,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[
 
 from llamaspec.model.checkpoints.checkpoint import refused
 from llamaspec.model.checkpoints.strict_json import short
-from llamaspec.model.tokenizers.added_tokens import Leftmost, Splitter
+from llamaspec.model.tokenizers.added_tokens import Leftmost, LongestFirst
 from llamaspec.model.tokenizers.charsmap import check_charsmap
 from llamaspec.model.tokenizers.limits import MOST_SPECIAL, MOST_TOKENS, check_count, check_special
 from llamaspec.model.tokenizers.tokenizer import UNKNOWN, check_text
@@ -32,7 +32,7 @@ class SentencePieceTokenizer:
     special: Mapping[str, int]
     dummy_prefix: bool
     absorbs: Mapping[str, tuple[bool, bool]]
-    _added: Splitter | None = field(repr=False)  # added tokens that text spells
+    _added: Leftmost | LongestFirst | None = field(repr=False)  # added tokens that text spells
     _after_added: AfterAdded = field(repr=False)
     _first: SentencePieceProcessor = field(repr=False)  # for the start of a text
     _next: SentencePieceProcessor = field(repr=False)  # for text that continues other text: adds no space in front
@@ -142,7 +142,7 @@ def from_proto(
     *,
     path: str,
     absorbs: Mapping[str, tuple[bool, bool]] | None = None,
-    added: Splitter | None = None,
+    added: Leftmost | LongestFirst | None = None,
     after_added: AfterAdded = "space",
 ) -> SentencePieceTokenizer:
     """Make a tokenizer of a ModelProto, which this changes. Raises `CheckpointError`; `path` is for messages."""

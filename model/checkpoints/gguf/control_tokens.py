@@ -13,8 +13,8 @@ knows others by how they look (conversion/base.py, `does_token_look_special`). T
        `<|return|>` and `<|call|>` do (gpt-oss, where it ends one message), nor where `<|calls|>` and `<|flush|>` do.
        `</s>` is normal where `<|tool_response>` is there (Gemma 4). As in llama.cpp.
 
-llama.cpp makes user-defined tokens of gpt-oss's `<|channel|>`, `<|message|>`, `<|start|>` and `<|constrain|>`, in order to
-print them. They stay control tokens here: our answers are told from thoughts by them.
+llama.cpp makes user-defined tokens of gpt-oss's `<|channel|>`, `<|message|>`, `<|start|>` and `<|constrain|>`, in
+order to print them. They stay control tokens here: our answers are told from thoughts by them.
 """
 
 import re
