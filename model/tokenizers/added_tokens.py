@@ -52,18 +52,22 @@ class _Names:
         firsts = "".join(sorted({re.escape(name[0]) for name in self.names}))
         self._first = re.compile(f"[{firsts}]" if firsts else "(?!)")
 
-    def places(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yield each place of the text where names begin, and the index of the longest one there."""
+    def places(self, text: str) -> Iterator[int]:
+        """Yield each place of the text where a name may begin."""
         for first in self._first.finditer(text):
             begin = first.start()
-            if text[begin : begin + 2] not in self._starts and text[begin] not in self._starts:
-                continue
-            # All names that the text goes on with are beginnings of the last name before it in the alphabet.
-            at = bisect_right(self.names, text[begin : begin + self._longest]) - 1
-            while at >= 0 and not text.startswith(self.names[at], begin):
-                at = self._shorter[at]
-            if at >= 0:
-                yield begin, at
+            if text[begin : begin + 2] in self._starts or text[begin] in self._starts:
+                yield begin
+
+    def longest(self, text: str, begin: int) -> int:
+        """The index of the longest name at a place of the text; -1: there is none.
+
+        All names that the text goes on with are beginnings of the last name before it in the alphabet.
+        """
+        at = bisect_right(self.names, text[begin : begin + self._longest]) - 1
+        while at >= 0 and not text.startswith(self.names[at], begin):
+            at = self._shorter[at]
+        return at
 
     def fitting(self, at: int, room: int) -> int:
         """The longest name that this one begins with, itself included, of at most `room` characters; -1: none."""
@@ -86,8 +90,8 @@ class Leftmost:
     def _matches(self, text: str) -> Iterator[_Match]:
         names = self._names
         end = after_name = 0
-        for begin, at in names.places(text):
-            if begin < after_name:
+        for begin in names.places(text):
+            if begin < after_name or (at := names.longest(text, begin)) < 0:
                 continue
             token = self.added[name := names.names[at]]
             after_name = begin + len(name)
@@ -116,11 +120,14 @@ class LongestFirst:
 
     def _matches(self, text: str) -> Iterator[_Match]:
         names = self._names
-        waiting = [(-len(names.names[at].encode()), begin, at) for begin, at in names.places(text)]
+        longest = ((begin, names.longest(text, begin)) for begin in names.places(text))
+        waiting = [(-len(names.names[at].encode()), begin, at) for begin, at in longest if at >= 0]
         heapq.heapify(waiting)
         covered = bytearray(len(text))
         while waiting:
             _, begin, at = heapq.heappop(waiting)
+            if covered[begin]:
+                continue
             name = names.names[at]
             obstacle = covered.find(1, begin, begin + len(name))
             if obstacle < 0:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llamaspec.model.checkpoints.checkpoint import Checkpoint, refused
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, CheckpointError, refused
 from llamaspec.model.checkpoints.gguf.config import BOS, STOPS
 from llamaspec.model.checkpoints.gguf.control_tokens import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from llamaspec.model.checkpoints.gguf.file import Value
@@ -93,7 +93,7 @@ def _stop_keys(checkpoint: Checkpoint, tokenizer: Tokenizer | None, bos: int | N
 def _tokenizer_keys(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, Value]:
     match tokenizer:
         case SentencePieceTokenizer():
-            tokens, keys = _sentencepiece(tokenizer)
+            tokens, keys = _sentencepiece(checkpoint, tokenizer)
         case TiktokenTokenizer():
             tokens, keys = _ranks(checkpoint, tokenizer)
         case HuggingFaceTokenizer():
@@ -118,9 +118,12 @@ def _tokenizer_keys(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, V
     return keys
 
 
-def _sentencepiece(tokenizer: SentencePieceTokenizer) -> tuple[list[Token], dict[str, Value]]:
+def _sentencepiece(checkpoint: Checkpoint, tokenizer: SentencePieceTokenizer) -> tuple[list[Token], dict[str, Value]]:
     """The pieces of a model. A user-defined one has spaces for "▁": llama.cpp looks for it in the text as it is."""
-    pieces, added = tokenizer.proto().pieces, tokenizer.added
+    proto, added = tokenizer.proto(), tokenizer.added
+    if (kind := proto.trainer_spec.model_type) != proto.trainer_spec.BPE:
+        raise _not_bpe(checkpoint, proto.trainer_spec.ModelType.Name(kind).capitalize())
+    pieces = proto.pieces
     names = {piece.piece for piece in pieces}
 
     def token(piece: Any) -> Token:
@@ -171,6 +174,8 @@ def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
 def _huggingface(checkpoint: Checkpoint, tokenizer: HuggingFaceTokenizer) -> tuple[list[Token], dict[str, Value]]:
     spec = tokenizer.spec()
     model = spec["model"]
+    if model["type"] != "BPE":
+        raise _not_bpe(checkpoint, model["type"])
     merges: list[tuple[str, str]] = [tuple(merge) for merge in model["merges"]]
     added = {entry["id"]: entry for entry in spec["added_tokens"]}
     scores = {
@@ -194,6 +199,13 @@ def _huggingface(checkpoint: Checkpoint, tokenizer: HuggingFaceTokenizer) -> tup
     name = _name_of_patterns(checkpoint, spec["pre_tokenizer"])
     pairs = [f"{a} {b}" for a, b in merges]
     return tokens, {TYPE: "gpt2", "tokenizer.ggml.pre": name, "tokenizer.ggml.merges": pairs}
+
+
+def _not_bpe(checkpoint: Checkpoint, kind: str) -> CheckpointError:
+    what = (
+        f"its tokenizer is of type {kind}, and in a GGUF file of such a model it would be read as BPE, with other ids"
+    )
+    return refused(checkpoint.path, f"{what}; --to safetensors keeps it")
 
 
 def _name_of_patterns(checkpoint: Checkpoint, before: Mapping[str, Any]) -> str:

@@ -31,6 +31,7 @@ from llamaspec.model.tokenizers.tokenizer_config import stated_bos
 
 MOST_BRACKETS = 700_000  # One list holds each merge: Llama 3 has 280,000 merges, Gemma 1 and 2 have 581,000.
 MOST_VALUES = 3_000_000  # Gemma 3 has 1.3 million values.
+MOST_SCORE = 1e30  # of a piece; sums of them stay finite
 MOST_NAMES = 1_000_000  # Gemma 3 has 307,000 names of values, which are tokens for the most part.
 
 
@@ -93,13 +94,16 @@ def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
     spec = _parse(data, path)
     vocab = _check_model(spec, path)
     check_patterns_and_tables(spec, path)
+    unknown = _unknown(spec["model"], path)
     del spec  # The vocabulary need not be in memory twice.
     with library_errors(path, "not a usable tokenizer.json"):
         tokenizer = Tokenizer.from_buffer(data)
     model = tokenizer.model
-    if not isinstance(model, models.BPE):  # The library guesses the kind where the file does not name it.
-        raise refused(path, f"a model of type {short(type(model).__name__)} is not supported, only BPE is")
-    model.dropout = None
+    if not isinstance(model, models.BPE | models.Unigram):  # The library guesses the kind where no file names it.
+        kind = short(type(model).__name__)
+        raise refused(path, f"a model of type {kind} is not supported, only BPE and Unigram are")
+    if isinstance(model, models.BPE):
+        model.dropout = None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     normalizer, before, after = map(_state, (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.post_processor))
@@ -107,7 +111,7 @@ def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
     check_post_processor(after, path)
 
     added = tokenizer.get_added_tokens_decoder()
-    special = {token.content: id for id, token in added.items() if token.special and token.content != model.unk_token}
+    special = {token.content: id for id, token in added.items() if token.special and token.content != unknown}
     check_special(special, path)
     for token in added.values():
         if token.special and token.single_word:
@@ -191,13 +195,18 @@ def _parse(data: bytes, path: str) -> dict[str, Any]:
 
 
 def _check_model(spec: dict[str, Any], path: str) -> int:
-    """Refuse a model that is not BPE, or that the library would panic over. Returns one more than the largest id."""
+    """Refuse a model that is neither BPE nor Unigram, or that the library would panic over.
+
+    Returns one more than the largest id.
+    """
     model = spec.get("model")
     pieces = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(model, dict):
         raise refused(path, "not a usable tokenizer.json: it has no model")
-    if (kind := model.get("type", "BPE")) != "BPE":
-        raise refused(path, f"a model of type {short(kind)} is not supported, only BPE is")
+    if (kind := model.get("type", "BPE")) not in ("BPE", "Unigram"):
+        raise refused(path, f"a model of type {short(kind)} is not supported, only BPE and Unigram are")
+    if kind == "Unigram":
+        return _check_unigram(pieces, path)
     if not isinstance(pieces, dict):
         raise refused(path, "not a usable tokenizer.json: its model has no vocab")
     if model.get("continuing_subword_prefix"):
@@ -210,6 +219,36 @@ def _check_model(spec: dict[str, Any], path: str) -> int:
         raise refused(path, "two tokens of the vocabulary have the same id")
     _check_merges(model.get("merges"), pieces, path)
     return max(ids, default=-1) + 1
+
+
+def _check_unigram(pieces: Any, path: str) -> int:
+    """Refuse a vocabulary that is not a list of different pieces, each with a finite score."""
+    if not isinstance(pieces, list):
+        raise refused(path, "not a usable tokenizer.json: its model has no vocab")
+    check_count(len(pieces), path)
+    names = set()
+    for piece in pieces:
+        match piece:
+            case [str(name), int() | float() as score] if -MOST_SCORE < score < MOST_SCORE:
+                names.add(name)
+            case _:
+                raise refused(path, f"a token of its vocab is {short(piece)}, not a text with a number")
+    if len(names) < len(pieces):
+        raise refused(path, "a token of the vocabulary is there twice")
+    return len(pieces)
+
+
+def _unknown(model: Mapping[str, Any], path: str) -> str | None:
+    """The token that stands for what is unknown."""
+    if model.get("type") != "Unigram":
+        return model.get("unk_token")
+    match model.get("unk_id"):
+        case None:
+            return None
+        case int(id) if 0 <= id < len(model["vocab"]):
+            return model["vocab"][id][0]
+        case id:
+            raise refused(path, f"model.unk_id is {short(id)}, outside a vocabulary of {len(model['vocab'])}")
 
 
 def _check_merges(merges: Any, pieces: Mapping[str, int], path: str) -> None:
