@@ -94,7 +94,7 @@ def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
     spec = _parse(data, path)
     vocab = _check_model(spec, path)
     check_patterns_and_tables(spec, path)
-    unknown = _unknown(spec["model"], path)
+    unknown = _unknown_of_unigram(spec, path)
     del spec  # The vocabulary need not be in memory twice.
     with library_errors(path, "not a usable tokenizer.json"):
         tokenizer = Tokenizer.from_buffer(data)
@@ -103,7 +103,7 @@ def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
         kind = short(type(model).__name__)
         raise refused(path, f"a model of type {kind} is not supported, only BPE and Unigram are")
     if isinstance(model, models.BPE):
-        model.dropout = None
+        model.dropout, unknown = None, model.unk_token
     tokenizer.no_truncation()
     tokenizer.no_padding()
     normalizer, before, after = map(_state, (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.post_processor))
@@ -238,17 +238,15 @@ def _check_unigram(pieces: Any, path: str) -> int:
     return len(pieces)
 
 
-def _unknown(model: Mapping[str, Any], path: str) -> str | None:
-    """The token that stands for what is unknown."""
-    if model.get("type") != "Unigram":
-        return model.get("unk_token")
-    match model.get("unk_id"):
-        case None:
-            return None
-        case int(id) if 0 <= id < len(model["vocab"]):
-            return model["vocab"][id][0]
-        case id:
-            raise refused(path, f"model.unk_id is {short(id)}, outside a vocabulary of {len(model['vocab'])}")
+def _unknown_of_unigram(spec: Mapping[str, Any], path: str) -> str | None:
+    """The token of a Unigram model that stands for what is unknown."""
+    model = spec["model"]
+    if model.get("type") != "Unigram" or model.get("unk_id") is None:
+        return None
+    id, vocab = model["unk_id"], model["vocab"]
+    if type(id) is not int or not 0 <= id < len(vocab):
+        raise refused(path, f"model.unk_id is {short(id)}, outside a vocabulary of {len(vocab)}")
+    return vocab[id][0]
 
 
 def _check_merges(merges: Any, pieces: Mapping[str, int], path: str) -> None:

@@ -1,6 +1,6 @@
 """llama.cpp's and transformers' tokenizers in a process of their own: what ids they make of texts.
 
-    python -m tests.other_tokenizers
+    python -m tests.model.tokenizers.other_tokenizers
 
 from the root of the repository answers requests, a line of JSON each, with {"ids": [[...], ...]}:
 
@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 
 
 class OtherTokenizers:
@@ -47,7 +47,9 @@ class OtherTokenizers:
 def other_tokenizers(python: str) -> Iterator[OtherTokenizers]:
     """Start the Python that has one of the libraries, or both."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen([python, "-m", "tests.other_tokenizers"], text=True, cwd=ROOT, **pipes) as process:
+    with subprocess.Popen(
+        [python, "-m", "tests.model.tokenizers.other_tokenizers"], text=True, cwd=ROOT, **pipes
+    ) as process:
         try:
             yield OtherTokenizers(process)
         finally:

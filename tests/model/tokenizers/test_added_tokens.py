@@ -29,12 +29,13 @@ from llamaspec.model.tokenizers.tokenizer import Tokenizer as AnyTokenizer
 from llamaspec.model.tokenizers.tokenizer import decode
 from llamaspec.model.tokenizers.tokenizer_config import Added
 from llamaspec.reference.byte_bpe import LLAMA3
-from tests import bounded, gguf_files, test_byte_bpe, test_sentencepiece_bpe
-from tests.gguf_files import ARRAY, BOOL, F32, I32, STRING, U32, File
-from tests.other_pythons import python_with
-from tests.other_tokenizers import OtherTokenizers, other_tokenizers
-from tests.random_models import SMALL, random_checkpoint
-from tests.test_gguf_tokenizers import Keys, model_with, trained_merges, trained_pieces
+from tests.model.tokenizers.other_tokenizers import OtherTokenizers, other_tokenizers
+from tests.model.tokenizers.test_gguf_tokenizers import Keys, model_with, trained_merges, trained_pieces
+from tests.reference import test_byte_bpe, test_sentencepiece_bpe
+from tests.support import bounded, gguf_files
+from tests.support.gguf_files import ARRAY, BOOL, F32, I32, STRING, U32, File
+from tests.support.random_models import SMALL, random_checkpoint
+from tests.verify.other_pythons import python_with
 
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 
