@@ -209,7 +209,7 @@ def _byte_level(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> 
     spec = _spec(vocabulary, merges, PATTERNS[name], whole_words=name in WHOLE_WORDS) | {"added_tokens": added}
     # This path has no neighbors: a tokenizer_config.json beside the GGUF file belongs to another tokenizer.
     tokenizer = read_huggingface(json.dumps(spec).encode(), path=f"{metadata.path}/tokenizer")
-    return replace(tokenizer, bos=bos)
+    return replace(tokenizer.longest_first(), bos=bos)
 
 
 def _spec(

@@ -7,7 +7,7 @@ the part. `dropout` is ignored: it makes random ids, which help in training alon
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import filterfalse, repeat
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, models
 
 from llamaspec.model.checkpoints.checkpoint import CheckpointError, refused
 from llamaspec.model.checkpoints.strict_json import short
+from llamaspec.model.tokenizers.added_tokens import LongestFirst
 from llamaspec.model.tokenizers.huggingface_decoder import Spelling, read_decoder
 from llamaspec.model.tokenizers.huggingface_parts import (
     Part,
@@ -27,7 +28,7 @@ from llamaspec.model.tokenizers.huggingface_parts import (
 )
 from llamaspec.model.tokenizers.limits import check_count, check_special
 from llamaspec.model.tokenizers.tokenizer import check_text
-from llamaspec.model.tokenizers.tokenizer_config import stated_bos
+from llamaspec.model.tokenizers.tokenizer_config import Added, stated_bos
 
 MOST_BRACKETS = 700_000  # One list holds each merge: Llama 3 has 280,000 merges, Gemma 1 and 2 have 581,000.
 MOST_VALUES = 3_000_000  # Gemma 3 has 1.3 million values.
@@ -51,6 +52,7 @@ class HuggingFaceTokenizer:
     _start: Tokenizer = field(repr=False)  # for the start of a text
     _after_special: Tokenizer = field(repr=False)  # for text after a control token
     _next: Tokenizer = field(repr=False)  # for text that continues other text
+    _added: LongestFirst | None = field(default=None, repr=False)  # None: the library finds added tokens
 
     def encode(self, text: str, *, start: bool = True) -> list[int]:
         return self._ids(self._start if start else self._next, text)
@@ -60,8 +62,20 @@ class HuggingFaceTokenizer:
 
     def _ids(self, tokenizer: Tokenizer, text: str) -> list[int]:
         check_text(text)
-        with library_errors(self._path, "cannot encode this text"):
-            return tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = []
+        for part in self._added.split(text) if self._added else [text]:
+            if isinstance(part, int):
+                ids.append(part)
+                continue
+            with library_errors(self._path, "cannot encode this text"):
+                ids += tokenizer.encode(part, add_special_tokens=False).ids
+        return ids
+
+    def longest_first(self) -> "HuggingFaceTokenizer":
+        """This tokenizer, with added tokens found as llama.cpp finds them. No text may get a space in front."""
+        tokens = self._start.get_added_tokens_decoder().items()
+        added = {t.content: Added(id, False, rstrip=t.rstrip) for id, t in tokens if not t.special}
+        return replace(self, _added=LongestFirst(added))
 
     def bytes_of(self, token: int) -> bytes:
         if token in self._spelled_out:

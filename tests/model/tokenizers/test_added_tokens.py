@@ -39,7 +39,7 @@ from tests.verify.other_pythons import python_with
 
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 
-NAMES = ["  ", "   ", "\n\n", "\t\t", "<tool>", "total income", "Größe", "she ", " saw", "▁theme", "a▁b", "<think>"]
+NAMES = ["  ", "   ", "\n\n", "\t\t", "<tool>", "total income", "Größe", "she ", " sawn", "▁theme", "a▁b", "<think>"]
 CONTROLS = ["<|im_start|>", "<|im_end|>", "<|user|>"]
 white = st.sampled_from(["", " ", "  ", "    ", "\n", "\n\n\n", "\t", " \n"])
 parts = st.sampled_from([*NAMES, *test_sentencepiece_bpe.fragments, "total", "income", "theme", "Gr"]) | white
@@ -75,13 +75,17 @@ def named(**changes: tuple[int, Any]) -> Keys:
 
 
 TYPES = dict.fromkeys(NAMES, USER_DEFINED) | dict.fromkeys(CONTROLS, CONTROL)
-# Of tokens in byte-level vocabularies, names are text: they have no "▁" for a space.
+# Which of two names of the same length takes in the other, llama.cpp does not say.
+SPACED = {name: kind for name, kind in TYPES.items() if name not in ("  ", "\t\t")}
+# llama.cpp wants these in a model that is called Phi-3.
+PHI_3 = dict.fromkeys(["<|endoftext|>", "<unk>", "<s>", "</s>"], CONTROL)
 GGUF: dict[str, Keys] = {
     "llama": with_added(sentencepiece_keys(), TYPES),
     "llama, no space": with_added(sentencepiece_keys(), TYPES) | named(add_space_prefix=(BOOL, False)),
-    "llama, Phi-3": with_added(sentencepiece_keys(), TYPES) | {"general.name": (STRING, "Phi-3 mini")},
+    "llama, Phi-3": with_added(sentencepiece_keys(), SPACED | {"<|endoftext|>": CONTROL})
+    | {"general.name": (STRING, "Phi-3 mini")},
     "gpt2": with_added(byte_level_keys(), TYPES),
-    "gpt2, phi3": with_added(byte_level_keys(), TYPES) | {"general.name": (STRING, "my-PHI3-model")},
+    "gpt2, phi3": with_added(byte_level_keys(), SPACED | PHI_3) | {"general.name": (STRING, "my-PHI3-model")},
 }
 LEGACY = {"transformers, legacy": True, "transformers": False}
 
@@ -315,7 +319,7 @@ def unigram() -> bytes:
 
 
 def unigram_json(raw: bytes) -> dict[str, Any]:
-    """The same model as a tokenizer.json."""
+    """Write a Unigram model as a tokenizer.json."""
     proto = ModelProto()
     proto.ParseFromString(raw)
     vocabulary = [[piece.piece, piece.score] for piece in proto.pieces]
