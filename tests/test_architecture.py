@@ -128,6 +128,18 @@ def test_imports_run_one_way():
     assert [wrong for file in files for wrong in violations(file, (ROOT / file).read_text(encoding="utf-8"))] == []
 
 
+def test_only_the_command_that_trains_it_knows_the_corpus_of_the_built_in_model():
+    files = [path for name in OURS if name != "tests" for path in (ROOT / name).rglob("*.py")]
+    importing = {
+        path.relative_to(ROOT).as_posix()
+        for path in files
+        if path.parent != ROOT / "training" / "stories"
+        for _, name in imports(ast.parse(path.read_text(encoding="utf-8")), at_once=False)
+        if among(name, ("training.stories",))
+    }
+    assert importing == {"commands/train.py"}
+
+
 def test_everything_of_ours_is_imported_by_one_name():
     """A module that is imported as `reference.rope`, too, is there twice, with classes that are not the same."""
     short = {*OURS} - {"tests"}

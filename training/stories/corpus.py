@@ -35,7 +35,8 @@ from llamaspec.training.stories.lexicon import (
     character,
     names,
 )
-from llamaspec.training.stories.plots import Question, Topic, tell
+from llamaspec.training.stories.plots import Topic, tell
+from llamaspec.training.stories.world import Question
 
 type Subject = Thing | Dish | Weather | Plant | Skill
 

@@ -51,7 +51,7 @@ from llamaspec.training.stories.phrases import (
     SOCIAL,
     UNKNOWN,
 )
-from llamaspec.training.stories.plots import unnamed
+from llamaspec.training.stories.world import unnamed
 
 NAMES = (*GIRLS, *BOYS, *SHE_ANIMALS, *HE_ANIMALS)
 HELPERS = tuple(sorted({helper for spot in SPOTS.values() for helper in spot.helpers} - set(ANIMALS)))
