@@ -7,13 +7,12 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from textwrap import wrap
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from llamaspec.commands.output import say
+from llamaspec.commands.output import say, wrapped
 
 COUNT = click.IntRange(1)
 POSITIVE = click.FloatRange(0, min_open=True)
@@ -46,35 +45,25 @@ def is_example(line: str) -> bool:
 
 
 def broken_example(line: str, width: int) -> list[str]:
-    """Break a command between words, with a backslash at the end of each line that goes on.
+    """Break a command between words, with a backslash at the end of each line that continues.
 
     >>> broken_example('llamaspec generate "Once upon a time" --seed 7', 40)
     ['llamaspec generate "Once upon a time" \\\\', '    --seed 7']
     """
     if len(line) <= width:
         return [line]
-    words = re.findall(r'(?:"[^"]*"|[^\s"])+', line)
-    lines = [words[0]]
-    for word in words[1:]:
-        if len(f"{lines[-1]} {word} \\") > width:
-            lines[-1] += " \\"
-            lines.append(f"    {word}")
-        else:
-            lines[-1] += f" {word}"
-    return lines
+    quoted_whole = re.sub(r'"[^"]*"', lambda quoted: quoted[0].replace(" ", "\0"), line)
+    return wrapped(quoted_whole, width - 2, " " * 4).replace("\n", " \\\n").replace("\0", " ").split("\n")
 
 
 def broken_choices(option: str, width: int) -> str:
-    """Break the choices of an option between them, where a line is too narrow for all.
+    """Break a line that is too narrow for all choices of an option, between two choices.
 
     >>> print(broken_choices("--to [safetensors|llama2c|gguf]", 24))
     --to [safetensors|
           llama2c|gguf]
     """
-    if len(option) <= width:
-        return option
-    lines = wrap(option.replace("|", "| "), width, subsequent_indent=" " * 6, break_on_hyphens=False)
-    return "\n".join(lines).replace("| ", "|")
+    return option if len(option) <= width else wrapped(option.replace("|", "| "), width, " " * 6).replace("| ", "|")
 
 
 class Verb(click.Command):

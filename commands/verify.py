@@ -248,9 +248,9 @@ def _verify(
                 printed.append(lines)
                 if not as_json_text:
                     terminal = sys.stdout.isatty()
-                    shown = for_terminal(lines, shutil.get_terminal_size().columns) if terminal else lines
+                    columns = shutil.get_terminal_size().columns
                     with aside():
-                        write("\n".join(shown) + "\n")
+                        write((for_terminal(lines, columns) if terminal else "\n".join(lines)) + "\n")
         except (ImportError, ValueError) as error:  # the verdicts that there are stay
             problem = error
     if reports or not problem:

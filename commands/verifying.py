@@ -7,16 +7,15 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
-from textwrap import wrap
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from llamaspec.commands.output import wrapped
+
 if TYPE_CHECKING:
     from llamaspec.verify.campaign import Stage
-
-UNBROKEN: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 
 
 @contextmanager
@@ -100,15 +99,17 @@ def verify_progress(
         yield begin, aside
 
 
-def for_terminal(lines: Sequence[str], columns: int) -> list[str]:
-    """Break lines between words, and move what is broken off to the right. A command stays whole, to be copied.
+def for_terminal(lines: Sequence[str], columns: int) -> str:
+    """Break lines between words, with continuation lines indented. A command stays on one line, so it can be copied.
 
-    >>> for_terminal(["  value: at [0]: 1 where 2 is due", "  llamaspec verify --replay a.json"], 24)
-    ['  value: at [0]: 1 where', '      2 is due', '  llamaspec verify --replay a.json']
+    >>> print(for_terminal(["  value: at [0]: expected 2, got 1", "  llamaspec verify --replay a.json"], 24))
+      value: at [0]:
+          expected 2, got 1
+      llamaspec verify --replay a.json
     """
-    broken = []
-    for line in lines:
-        indent = " " * (len(line) - len(line.lstrip()) + 4)
-        whole = line.lstrip().startswith("llamaspec ")
-        broken += [line] if whole else wrap(line, columns, subsequent_indent=indent, **UNBROKEN) or [line]
-    return broken
+
+    def broken(line: str) -> str:
+        text = line.lstrip()
+        return line if text.startswith("llamaspec ") else wrapped(line, columns, " " * (len(line) - len(text) + 4))
+
+    return "\n".join(map(broken, lines))
