@@ -1,4 +1,4 @@
-"""Results on stdout, as bytes that nothing changes, and the end of a command that failed."""
+"""Results on stdout, messages on stderr, and the exit of a failed command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def write(text: str):
-    """Write text to stdout at once, in UTF-8 whatever the locale is."""
+    """Write text to stdout at once, always in UTF-8."""
     sys.stdout.buffer.write(text.encode())
     sys.stdout.buffer.flush()
 
@@ -92,9 +92,9 @@ def stream(
 ):
     """Print `prompt` and tokens as they come, then a newline.
 
-    An `answer` begins with a word, though templates put a space before it. With `wrap`, words are wrapped at the edge
-    of a terminal; what is piped into another program stays as it is. With `thoughts`, what a model thinks before it
-    answers goes to stderr, which a terminal shows dim; otherwise a terminal is told that it thinks.
+    Templates put a space before an `answer`; we drop it. With `wrap`, lines break between words at a terminal's edge,
+    but text piped into another program stays unchanged. With `thoughts`, the model's reasoning goes to stderr, dimmed
+    on a terminal. Without it, a terminal only shows that the model is thinking.
     """
     wrapper = Wrapper(write, width=lambda: shutil.get_terminal_size().columns) if wrap and sys.stdout.isatty() else None
     out = wrapper.feed if wrapper else write
@@ -125,9 +125,9 @@ def _think(text: str):
 
 
 def say(message: str):
-    """Print a message on stderr, where it disturbs no result; a terminal does not cut its words.
+    """Print a message on stderr, apart from the result. On a terminal, its lines break between words.
 
-    A message that cannot be written, as on a full disk, is lost, and nothing else.
+    If stderr cannot be written, as on a full disk, the message is lost and the command goes on.
     """
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns
@@ -166,20 +166,20 @@ def wrapped_row(row: str, columns: int) -> str:
 
 
 def fail(message: str, status: int) -> NoReturn:
-    """End the process with an error of one line."""
+    """End the process with a one-line error."""
     say(f"error: {' '.join(message.split())}")
     sys.exit(status)
 
 
 def one_line(error: Exception) -> str:
-    """Say what an error means to whoever typed the command: its own words, or that the fault is ours."""
+    """Word an error for the user of a command: its own message, or that the fault is ours."""
     text = str(error) or type(error).__name__
-    if isinstance(error, OSError) and error.strerror:  # without Python's number
+    if isinstance(error, OSError) and error.strerror:  # without the errno that Python adds
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, ValueError | MemoryError | OSError | FloatingPointError):
         return text
     if isinstance(error, ModuleNotFoundError) and error.name and not _is_ours(error.name):
-        # docs/verify-your-kernel.md installs no more than `verify` needs.
+        # docs/verify-your-kernel.md installs only what `verify` needs.
         return f"{text}: this Python lacks packages that llamaspec needs: pip install PATH/TO/llamaspec"
     return f"{type(error).__name__}: {text} (a fault of llamaspec: --debug shows where)"
 

@@ -1,4 +1,4 @@
-"""Signals, progress and lines of `verify`: a run that is told to end has no verdict, one that goes on shows a bar."""
+"""Signals, progress bar and line breaks of `verify`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def heeded() -> Iterator[Callable[[], None]]:
-    """Hand out a check that ends the command where a signal told it to.
+def interruptible() -> Iterator[Callable[[], None]]:
+    """Yield a check that ends the command if a signal has arrived.
 
-    Handlers raise exceptions, and an exception is lost where it lands in a callback of the garbage collector, or where
-    a counterexample takes its place. The check calls the handler again.
+    Signal handlers raise exceptions, which are lost inside a callback of the garbage collector, or if a counterexample
+    replaces them. The check calls the handler again.
     """
     numbers: list[int] = []
     before = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
@@ -33,29 +33,29 @@ def heeded() -> Iterator[Callable[[], None]]:
         numbers.append(number)
         handlers[number](number, frame)
 
-    def heed() -> None:
+    def check_signals() -> None:
         if numbers:
             handlers[numbers[0]](numbers[0], None)
 
     for number in handlers:
         signal.signal(number, note)
     try:
-        yield heed
-        heed()
+        yield check_signals
+        check_signals()
     finally:
-        if not numbers:  # or whoever handled the signal has said what becomes of others
+        if not numbers:  # after a signal, its handler has already decided about further ones
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
 
 @contextmanager
 def verify_progress(
-    examples: int, heed: Callable[[], None], *, seed: int | None = None
+    examples: int, check_signals: Callable[[], None], *, seed: int | None = None
 ) -> Iterator[tuple[Stage, Callable]]:
-    """Show bars on stderr, one after the other; the second value takes them aside while something is printed.
+    """Show bars on stderr, one after the other. Yields a stage, and a context that hides the bar while we print.
 
-    No bar is shown where nobody looks, or where rich is missing. Every step calls `heed`. The first stage says the
-    seed: options that mean nothing are refused before it, in one line.
+    Shows no bar if stderr is no terminal or rich is missing. Every step calls `check_signals`. The first stage prints
+    the seed; wrong options are refused before it, in one line.
     """
     unsaid = [seed] if seed is not None else []
 
@@ -67,7 +67,7 @@ def verify_progress(
 
         def begin_unseen(stage: str, total: int | None = None) -> Callable[[int], object]:
             say_seed()
-            return lambda done: heed()
+            return lambda done: check_signals()
 
         yield begin_unseen, nullcontext
         return
@@ -91,7 +91,7 @@ def verify_progress(
             bar.reset(task, description=stage, total=examples if total is None else total)
 
             def step(done: int) -> None:
-                heed()
+                check_signals()
                 bar.update(task, completed=done)
 
             return step
