@@ -87,12 +87,12 @@ def evaluate(
         if base:
             quantize = options["quantize"]
             plain: dict[str, Any] = {"quantize": None, "cache": None, "emulate_activations": None}
-            beside = load_backend(base, own_process=True, progress=progress, **options | plain)
+            base_running = load_backend(base, own_process=True, progress=progress, **options | plain)
             if by_tensor:
                 run = quantized(checkpoint, quantize) if quantize else checkpoint
-                evaluated, costs = compare_by_tensor(running, beside, run, base, read, progress=progress, **windows)
+                evaluated, costs = compare_by_tensor(running, base_running, run, base, read, progress=progress, **windows)
             else:
-                evaluated = evaluation.compare(running, beside, read, progress=progress, **windows)
+                evaluated = evaluation.compare(running, base_running, read, progress=progress, **windows)
         else:
             evaluated = evaluation.evaluate(running, read, progress=progress, **windows)
     request = {"model": model, "text": text, "against": against, **options, **windows}
