@@ -90,7 +90,9 @@ def evaluate(
             base_running = load_backend(base, own_process=True, progress=progress, **options | plain)
             if by_tensor:
                 run = quantized(checkpoint, quantize) if quantize else checkpoint
-                evaluated, costs = compare_by_tensor(running, base_running, run, base, read, progress=progress, **windows)
+                evaluated, costs = compare_by_tensor(
+                    running, base_running, run, base, read, progress=progress, **windows
+                )
             else:
                 evaluated = evaluation.compare(running, base_running, read, progress=progress, **windows)
         else:

@@ -40,7 +40,10 @@ if TYPE_CHECKING:
     "--arrays", help="Array library of its arguments: jax, numpy, torch, cupy.  [default: jax if installed, else numpy]"
 )
 @click.option(
-    "--dtype", "dtypes", multiple=True, help="Dtype of the arrays; may be repeated.  [default: float32, and fewer draws of the other two]"
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    help="Dtype of the arrays; may be repeated.  [default: float32, and fewer draws of the other two]",
 )
 @click.option(
     "--loose",

@@ -376,7 +376,9 @@ TIMED = {"case": "add 8 float32", "op": "add"} | timed(Seconds(2e-3, 1e-3, 3e-3)
 @pytest.mark.parametrize(("end", "status"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
 def test_of_a_run_that_is_interrupted_what_was_measured_is_kept(end, status, run, monkeypatch, tmp_path: Path):
     def parts(part: Part, **_):
-        assert isinstance(signal.getsignal(signal.SIGINT), CommandHandler)  # or the process would be ended soon after Ctrl-C
+        assert isinstance(
+            signal.getsignal(signal.SIGINT), CommandHandler
+        )  # or the process would be ended soon after Ctrl-C
         yield Found("memory", MACHINE) if part.section == "memory" else Found(part.section, TIMED)
         if part.section == "kernels":
             raise end
