@@ -143,7 +143,7 @@ def test_answers_can_be_read_in_the_story(stories):
 
 def test_a_question_has_one_answer(stories):
     for tale in stories:
-        asked = [way for question in tale.questions for way in question.asked]
+        asked = [way for question in tale.questions for way in question.wordings]
         assert len(asked) == len(set(asked)) >= 6
 
 
@@ -211,7 +211,7 @@ def test_a_question_that_the_story_answers_is_never_declined(stories):
     """Neither as one that no story answers, nor as one of another plot."""
     others: list[tuple[str, ...]] = []
     for seed, tale in enumerate(stories[:60]):
-        asked = {way.lower() for question in tale.questions for way in question.asked}
+        asked = {way.lower() for question in tale.questions for way in question.wordings}
         others = [ways for plot, ways in phrases.OTHER_PLOTS.items() if not tells_of(tale.plot, plot)]
         words = tale.facts | {"noun": "robot", "someone": "the judge", "own": "the judge"}
         for template in itertools.chain(phrases.NOT_TOLD, *others):

@@ -17,7 +17,7 @@ def _shared(row: Mapping[str, Any], *fields: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Character:
-    """Someone with a name, whom the story calls he or she."""
+    """A character with a name and a pronoun, he or she."""
 
     name: str
     kind: str
@@ -68,21 +68,21 @@ RELATIVES: tuple[str, ...] = _TABLE["relatives"]
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """List the names for someone of this kind: the name says whether it is he or she."""
+    """List the names for a character of this kind. The name determines the pronoun."""
     return {"girl": GIRLS, "boy": BOYS}.get(kind, SHE_ANIMALS + HE_ANIMALS)
 
 
 def character(name: str, kind: str) -> Character:
-    """Make someone of this name, which says whether it is he or she."""
+    """Make a character. The name determines the pronoun."""
     return Character(name, kind, she=name in GIRLS + SHE_ANIMALS)
 
 
 def friend_of(hero: Character, choices: Choices) -> Character:
-    """Choose a friend of another kind and the other pronoun than the hero, so that every pronoun has one meaning."""
-    others = SHE_ANIMALS if not hero.she else HE_ANIMALS
+    """Choose a friend of another kind and with the other pronoun, so that every pronoun is unambiguous."""
+    animal_names = SHE_ANIMALS if not hero.she else HE_ANIMALS
     kinds = ("girl" if not hero.she else "boy", *(kind for kind in ANIMALS if kind != hero.kind))
     kind = choices.pick(kinds, (4, *(1 for _ in kinds[1:])))
-    return character(choices.pick(names(kind) if kind in CHILDREN else others), kind)
+    return character(choices.pick(names(kind) if kind in CHILDREN else animal_names), kind)
 
 
 def a(noun: str) -> str:
@@ -103,13 +103,13 @@ def capital(text: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Thing:
-    """A toy that can be lost. The braces are filled from the words of a `World`."""
+    """A toy that can be lost. A `World` fills the braces."""
 
     noun: str
     use: str  # "to fly {their} kite"
     joys: tuple[str, ...]
     losses: tuple[str, ...]
-    spots: tuple[str, ...]  # kinds of spots where it can end
+    spots: tuple[str, ...]  # kinds of spots where it can land
 
 
 THINGS = tuple(Thing(**_shared(row, "losses")) for row in _TABLE["things"])
@@ -117,7 +117,7 @@ THINGS = tuple(Thing(**_shared(row, "losses")) for row in _TABLE["things"])
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Somewhere to go, and the kinds of spots there."""
+    """A place to go to, and the kinds of spots there."""
 
     noun: str
     far: bool  # from home
@@ -130,12 +130,12 @@ PLACES = tuple(Place(**row) for row in _TABLE["places"])
 
 @dataclass(frozen=True, eq=False)
 class Spot:
-    """The place where a lost thing lies, why the hero cannot get at it, and who can."""
+    """The spot where a lost thing lies, why the hero cannot reach it, and which animals can."""
 
     at: str
     landings: tuple[str, ...]
     tries: tuple[str, ...]
-    helpers: dict[str, str]  # and how they do it
+    helpers: dict[str, str]  # and how they reach it
 
 
 SPOTS = {kind: Spot(**row) for kind, row in _TABLE["spots"].items()}
@@ -143,7 +143,7 @@ SPOTS = {kind: Spot(**row) for kind, row in _TABLE["spots"].items()}
 
 @dataclass(frozen=True, eq=False)
 class Dish:
-    """Something to cook, and what can be missing for it."""
+    """A dish, and the ingredients that can be missing."""
 
     noun: str
     some: str  # "a cake", "some pancakes"
@@ -157,11 +157,11 @@ GIVERS: dict[str, dict[str, str]] = _TABLE["givers"]  # for each ingredient, the
 
 @dataclass(frozen=True, eq=False)
 class Plant:
-    """Something that grows from a seed, and its uses."""
+    """A plant that grows from a seed, and its uses."""
 
     noun: str
     size: str
-    uses: tuple[str, ...]  # what is done with it, {helper} being the one who helped
+    uses: tuple[str, ...]  # {helper} is the animal that helped
 
 
 PLANTS = tuple(Plant(**row) for row in _TABLE["plants"])
@@ -169,10 +169,10 @@ PLANTS = tuple(Plant(**row) for row in _TABLE["plants"])
 
 @dataclass(frozen=True, eq=False)
 class Soil:
-    """Why a seed does not grow."""
+    """A reason why a seed does not grow."""
 
     trouble: str
-    said: str
+    speech: str
     cures: tuple[str, ...]
     helpers: tuple[str, ...]
 
@@ -182,7 +182,7 @@ SOILS = tuple(Soil(**row) for row in _TABLE["soils"])
 
 @dataclass(frozen=True, eq=False)
 class Weather:
-    """Weather that two friends are caught in."""
+    """Bad weather for two friends on their way."""
 
     noun: str
     when: str
@@ -199,11 +199,11 @@ WEATHERS = tuple(Weather(**_shared(row, "tries", "ways_out")) for row in _TABLE[
 
 @dataclass(frozen=True, eq=False)
 class Need:
-    """A wish that somebody has before they give."""
+    """A favor that the giver asks for first."""
 
-    said: str
+    speech: str
     does: str
-    did: str  # the answer to what the hero did
+    did: str  # the answer to a question about the favor
 
 
 NEEDS = tuple(Need(**row) for row in _TABLE["needs"])
@@ -211,7 +211,7 @@ NEEDS = tuple(Need(**row) for row in _TABLE["needs"])
 
 @dataclass(frozen=True, eq=False)
 class Rescue:
-    """Somebody in trouble, and what a hero does who has learned to help."""
+    """An animal in trouble, and how the hero helps with the new skill."""
 
     who: str
     trouble: str
@@ -220,7 +220,7 @@ class Rescue:
 
 @dataclass(frozen=True, eq=False)
 class Skill:
-    """A skill to learn: what goes wrong at first, who can teach it, and its use."""
+    """A skill to learn: failed attempts, possible teachers, and its use."""
 
     verb: str
     place: str

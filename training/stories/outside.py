@@ -28,31 +28,28 @@ def unknown_question(choices: Choices) -> str:
 
 
 def unknown_noun(choices: Choices) -> str:
-    """Choose a noun that no story has, or make one up."""
+    """Choose a noun that no story contains, or make one up."""
     return choices.pick(NOUNS) if choices.pick((True, False), (3, 1)) else made_up(choices)
 
 
 def unknown_person(choices: Choices) -> str:
-    """Choose a name that no story has, or make one up."""
+    """Choose a name that no story contains, or make one up."""
     if choices.pick((True, False), (3, 1)):
         return choices.pick(PEOPLE)
     return made_up(choices).capitalize()
 
 
 def made_up(choices: Choices) -> str:
-    """Make a word up, of one to three syllables."""
+    """Make up a word of one to three syllables."""
     syllables = "".join(choices.pick(SYLLABLES) for _ in range(choices.pick((1, 2, 3))))
     return syllables + choices.pick(ENDINGS[1:])
 
 
 class Words(dict):
-    """Words for the braces of a question, each chosen when it is needed.
+    """Words for the braces of a question. A word that is not in `words` is chosen when it is needed."""
 
-    Those that are given are not chosen.
-    """
-
-    def __init__(self, choices: Choices, given: Mapping[str, str] | None = None):
-        super().__init__(given or {})
+    def __init__(self, choices: Choices, words: Mapping[str, str] | None = None):
+        super().__init__(words or {})
         self._choices = choices
 
     def __missing__(self, word: str) -> str:

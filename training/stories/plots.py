@@ -148,7 +148,7 @@ def lost(w: World, topic: Topic) -> None:
     become(w, "sad", "upset", "worried", why="because the {noun} was gone")
     tried = w.choices.pick(spot.tries)
     w.say("{They} " + tried + ".")
-    w.say("", *(f"Next, {{they}} {other}." for other in spot.tries if other != tried))
+    w.say("", *(f"Next, {{they}} {second_try}." for second_try in spot.tries if second_try != tried))
 
     meet(w, tuple(spot.helpers))
     w.say(
@@ -288,7 +288,7 @@ def bake(w: World, topic: Topic) -> None:
         '"I want to make {some}," said {n}. "Do you have any {lack}?"',
     )
     need = w.choices.pick(NEEDS)
-    w.set(need=need.said, did=w.fill(need.did))
+    w.set(need=need.speech, did=w.fill(need.did))
     w.say(
         '"Yes," said the {giver}, "but first I need your help. {need}."',
         '"Please help me first," said the {giver}. "{need}."',
@@ -388,7 +388,7 @@ def grow(w: World, topic: Topic) -> None:
     become(w, "sad", "upset", "worried", why="because nothing came up")
 
     soil = w.choices.pick(SOILS)
-    w.set(trouble=soil.trouble, said=soil.said)
+    w.set(trouble=soil.trouble, said=soil.speech)
     meet(w, soil.helpers)
     w.say(
         '"I can help you," it said. "{said}."',

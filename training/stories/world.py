@@ -14,7 +14,7 @@ from llamaspec.training.stories.tables import read_table
 class Question(NamedTuple):
     """A question about a story, in several wordings, and its answer."""
 
-    asked: tuple[str, ...]
+    wordings: tuple[str, ...]
     answer: str
 
 
@@ -57,8 +57,8 @@ class World:
         A wording that names the hero is also asked with a pronoun and with the hero's kind. This is unambiguous,
         because friends and helpers have another pronoun and another kind.
         """
-        asked = [self.fill(way) for named in ways for way in unnamed(named)]
-        self.questions.append(Question(tuple(dict.fromkeys(asked)), self.fill(answer) + "."))
+        wordings = [self.fill(way) for named in ways for way in unnamed(named)]
+        self.questions.append(Question(tuple(dict.fromkeys(wordings)), self.fill(answer) + "."))
 
     def ask_about(self, section: str, **replacements: str) -> None:
         """Ask the questions in a section of questions.toml. `replacements` are templates for further braces."""
@@ -89,23 +89,23 @@ def questions_of(section: str) -> tuple[Question, ...]:
     """Read a section of questions.toml, with its shared wordings inserted."""
     table = read_table("questions")
 
-    def wordings(asked: tuple[str, ...]) -> Iterator[str]:
-        for way in asked:
+    def expanded(ways: tuple[str, ...]) -> Iterator[str]:
+        for way in ways:
             if way.startswith("+"):
-                yield from table["wordings"][way[1:]]
+                yield from table["shared"][way[1:]]
             else:
                 yield way
 
-    return tuple(Question(tuple(wordings(entry["asked"])), entry["answer"]) for entry in table[section])
+    return tuple(Question(tuple(expanded(entry["wordings"])), entry["answer"]) for entry in table[section])
 
 
 @cache
-def unnamed(asked: str) -> tuple[str, ...]:
+def unnamed(question: str) -> tuple[str, ...]:
     """Word a question about {n} in three ways: by name, by pronoun, and by kind.
 
     >>> unnamed("Who helped {n}?"), unnamed("Did {n} smile?")[1]
     (('Who helped {n}?', 'Who helped {them}?', 'Who helped the {kind}?'), 'Did {they} smile?')
     """
     subject = re.compile(r"\b(does|did|is|was|Did|Was|Can) \{n\}")
-    pronoun = subject.sub(r"\1 {they}", asked)
-    return tuple(dict.fromkeys((asked, pronoun.replace("{n}", "{them}"), asked.replace("{n}", "the {kind}"))))
+    pronoun = subject.sub(r"\1 {they}", question)
+    return tuple(dict.fromkeys((question, pronoun.replace("{n}", "{them}"), question.replace("{n}", "the {kind}"))))
