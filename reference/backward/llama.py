@@ -67,11 +67,11 @@ def loss_and_gradient(
     (0.6931, [[0.7071, 0.0], [-0.7071, 0.0]])
     """
     config.check_llama("gradients")
-    x, kept = embedding(tokens, params.embedding), []
+    x, saved = embedding(tokens, params.embedding), []
     for i, layer in enumerate(params.layers):
         values = _attend(x, layer, window=config.window(i), config=config)
         middle = x + linear(values.heads, *layer.o)
-        kept.append((values, middle))
+        saved.append((values, middle))
         x = feed_forward(middle, layer, config=config)
     normed = rmsnorm(x, params.norm, eps=config.eps)
     logits = linear(normed, params.head)[:-1]  # the last token's logits predict nothing that is here
@@ -81,7 +81,7 @@ def loss_and_gradient(
     dnormed, dhead, _ = linear_backward(normed, params.head, dlogits)
     dx, dnorm = rmsnorm_backward(x, params.norm, dnormed, eps=config.eps)
     layers = []
-    for layer, (values, middle) in zip(reversed(params.layers), reversed(kept), strict=True):
+    for layer, (values, middle) in zip(reversed(params.layers), reversed(saved), strict=True):
         through, ffn_norm, ffn = _feed_forward_backward(middle, layer, dx, config=config)
         dx = dx + through
         through, slopes = _attend_backward(values, layer, dx, config=config)
@@ -104,23 +104,23 @@ def _attend(x: np.ndarray, layer: Layer, *, window: int | None, config: Config) 
     return Kept(x, normed, raw_q, raw_k, q, k, v, mask, attention(q, k, v, mask).reshape(seq, -1))
 
 
-def _attend_backward(kept: Kept, layer: Layer, dy: np.ndarray, *, config: Config) -> tuple[np.ndarray, Layer]:
+def _attend_backward(saved: Kept, layer: Layer, dy: np.ndarray, *, config: Config) -> tuple[np.ndarray, Layer]:
     """The gradient for the block's input through attention, and a `Layer` with those of its weights."""
     seq = len(dy)
-    dheads, o = _linear_backward(kept.heads, layer.o, dy)
-    dq, dk, dv = attention_backward(kept.q, kept.k, kept.v, kept.mask, dheads.reshape(kept.q.shape))
+    dheads, o = _linear_backward(saved.heads, layer.o, dy)
+    dq, dk, dv = attention_backward(saved.q, saved.k, saved.v, saved.mask, dheads.reshape(saved.q.shape))
     turns, length = config.rotation()
     dq, dk = (length * rope_halves_backward(a, np.arange(seq), turns) for a in (dq, dk))
     q_norm = k_norm = None
     if layer.q_norm is not None and layer.k_norm is not None:
         dq, dk, q_norm, k_norm = qk_norm_backward(
-            kept.raw_q, kept.raw_k, layer.q_norm, layer.k_norm, dq, dk, eps=config.eps
+            saved.raw_q, saved.raw_k, layer.q_norm, layer.k_norm, dq, dk, eps=config.eps
         )
-    by_q, q = _linear_backward(kept.normed, layer.q, dq.reshape(seq, -1))
-    by_k, k = _linear_backward(kept.normed, layer.k, dk.reshape(seq, -1))
-    by_v, v = _linear_backward(kept.normed, layer.v, dv.reshape(seq, -1))
+    by_q, q = _linear_backward(saved.normed, layer.q, dq.reshape(seq, -1))
+    by_k, k = _linear_backward(saved.normed, layer.k, dk.reshape(seq, -1))
+    by_v, v = _linear_backward(saved.normed, layer.v, dv.reshape(seq, -1))
     assert layer.attention_norm is not None
-    dx, attention_norm = rmsnorm_backward(kept.x, layer.attention_norm, by_q + by_k + by_v, eps=config.eps)
+    dx, attention_norm = rmsnorm_backward(saved.x, layer.attention_norm, by_q + by_k + by_v, eps=config.eps)
     return dx, layer._replace(attention_norm=attention_norm, q=q, k=k, v=v, o=o, q_norm=q_norm, k_norm=k_norm)
 
 

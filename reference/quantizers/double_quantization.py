@@ -52,8 +52,8 @@ def dynamic_levels() -> Float32[np.ndarray, "256"]:
     for decade in range(7):
         ends = np.linspace(0.1, 1, 2**decade + 1)
         positive.append(10.0 ** (decade - 6) * (ends[1:] + ends[:-1]) / 2)
-    found = np.concatenate(positive)
-    return np.sort(np.concatenate([-found, found, [0, 1]])).astype(np.float32)
+    positives = np.concatenate(positive)
+    return np.sort(np.concatenate([-positives, positives, [0, 1]])).astype(np.float32)
 
 
 def quantize(scales: Float32[np.ndarray, "*grid"]) -> Scales:
