@@ -119,7 +119,7 @@ def remove_what_is_unfinished() -> None:
     _known("llamaspec.model.checkpoints.staging", "remove_unfinished")()
     for process in _known("multiprocessing", "active_children")():
         process.terminate()  # not `kill`: a worker of `verify` must end its candidate, which may hang
-    _known("llamaspec.verify.process", "kill_all")()
+    _known("llamaspec.verify.candidates.process", "kill_all")()
 
 
 def _known(module: str, name: str) -> Callable[[], Any]:

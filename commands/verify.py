@@ -175,7 +175,7 @@ def _store_in_the_cache() -> None:
 
 def _list_contracts(contracts: list[Contract], mutants: Mapping[str, list[str]], *, in_full: bool, as_json: bool):
     """Print contracts in full, or their names by group. JSON always has them in full."""
-    from llamaspec.verify import listing
+    from llamaspec.verify.reports import listing
 
     if as_json:
         write_json([listing.as_json(contract, mutants.get(contract.name, [])) for contract in contracts])
@@ -195,7 +195,7 @@ def _list_contracts(contracts: list[Contract], mutants: Mapping[str, list[str]],
 def _verify_mutants(
     pairs: list[tuple[Contract, Implementation]], check_signals: Callable[[], None], *, seed: int, as_json: bool
 ):
-    from llamaspec.verify.mutation import row, table, trials
+    from llamaspec.verify.judging.mutation import row, table, trials
 
     if not pairs:
         raise ValueError("there are no mutants: llamaspec.verify.mutant.implementation makes some")
@@ -245,7 +245,7 @@ def _verify(
 ):
     from llamaspec.commands.verify_page import page
     from llamaspec.verify.campaign import again, run, run_side_by_side
-    from llamaspec.verify.report import as_annotations, as_json, as_junit
+    from llamaspec.verify.reports.report import as_annotations, as_json, as_junit
 
     candidate, replay, as_json_text = options["candidate"], options["replay"], options["as_json"]
     campaign = _campaign(options, contracts)
@@ -321,7 +321,7 @@ def _at_once(jobs: list[Job]) -> int:
 def _campaign(options: dict[str, Any], contracts: Mapping[str, Contract]) -> Campaign:
     from llamaspec.verify.campaign import Campaign
     from llamaspec.verify.catalogue import CONTRACTS
-    from llamaspec.verify.domain import choices
+    from llamaspec.verify.draws.domain import choices
     from llamaspec.verify.loose import dtype_of, dtypes_for
 
     names = (
