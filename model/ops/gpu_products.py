@@ -118,7 +118,7 @@ def operand(weight: Matrix) -> MatrixOperand:
     if isinstance(weight, tuple(WORDS.values())) or (isinstance(weight, Int8 | Int8Min) and weight.zeros is None):
         one_a_row = isinstance(weight, Int8) and weight.scales.shape[1] == 1
         scales = weight.scales[:, 0] if one_a_row else weight.scales
-        return ScaledCodes(weight.codes, scales, weight.minima, LEVELS.get(weight.form), weight.low_bits)
+        return ScaledCodes(weight.codes, scales, weight.minima, LEVELS.get(weight.form), weight.rest)
     raise Unsupported(
         f"kernels read {weight.form} weights as model/weights/gpu_codes.py arranges them, with columns in multiples of "
         f"{int4.BLOCK}, got {weight.cols}, and with zero points of groups"
