@@ -265,7 +265,7 @@ def _fingerprint(name: str, options: dict[str, Any], tokenizer: Tokenizer, templ
     """Name all that a text depends on besides its request: model, words, programs and options of the engine."""
     import hashlib
 
-    from llamaspec.model.running.program_store import facts
+    from llamaspec.model.running.program_store import SERVING_SOURCES, facts
 
     chosen = [options[key] for key in ("context", "dtype", "quantize", "cache", "kernels", "max_batch", "devices")]
     ids = range(tokenizer.vocab)
@@ -280,7 +280,7 @@ def _fingerprint(name: str, options: dict[str, Any], tokenizer: Tokenizer, templ
     if template:
         turns = [template.source, sorted(template.named.items()), sorted(template.tokens.items())]
     # One vocabulary can be split in several ways, which a text of all sorts of characters shows.
-    parts = repr([name, pieces, rules, tokenizer.encode(MIXED), turns, facts(), chosen])
+    parts = repr([name, pieces, rules, tokenizer.encode(MIXED), turns, facts(sources=SERVING_SOURCES), chosen])
     return f"fp_{hashlib.sha256(parts.encode()).hexdigest()[:12]}"
 
 

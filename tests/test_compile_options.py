@@ -1,6 +1,7 @@
-"""XLA's options for programs of one sequence: products are not tuned where that was measured to cost no speed."""
+"""XLA's options: programs of one sequence are untuned if that costs no speed, and those of the server always."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +15,12 @@ from llamaspec.model.ops.table import Ops
 from llamaspec.model.ops.xla import XLA
 from llamaspec.model.running import programs
 from llamaspec.model.running.compile import UNTUNED, compiler_options, model_options
+from llamaspec.model.running.device import Device
 from llamaspec.model.running.programs import Layout
 from llamaspec.model.weights.params import Params
+from llamaspec.serving import loading
+from llamaspec.serving.programs import Sizes, compile_serving
+from tests.random_models import CONFIGS, random_checkpoint
 from tests.test_ops_choice import BFLOAT16, CAPACITY, WIDE, in_codes, newer, shapes
 
 SINGLE = np.dtype(np.float32)
@@ -85,3 +90,46 @@ def test_programs_of_one_sequence_are_compiled_by_these_options(monkeypatch, by_
     assert given == [expected] * 4
     benchmarked(params, WIDE, ops=by_kernels, capacity=CAPACITY, chunk=8, burst=4, batch=batch)
     assert given == [expected] * 6
+
+
+class Recorded(Exception):
+    """Ends `load_engine` once the programs are compiled."""
+
+
+@pytest.mark.parametrize("scheme", [None, "q8"])
+@pytest.mark.parametrize("model", ["2 to 1, wide, tied", "experts"])
+def test_no_program_of_the_server_is_tuned(monkeypatch, model, scheme):
+    """Four servers that started together on one GPU had one fingerprint and three sets of log-probabilities."""
+    compiled: dict[str, dict[str, Any]] = {}
+    real_compile = jax.stages.Lowered.compile
+
+    def compile(self: jax.stages.Lowered, options: dict[str, Any] | None = None) -> jax.stages.Compiled:
+        compiled[self.as_text().split("@", 1)[1].split(" ")[0]] = options or {}
+        return real_compile(self)
+
+    def loaded(*_: Any, **__: Any) -> Any:
+        raise Recorded
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compile)
+    monkeypatch.setattr(loading, "default_device", lambda: Device("gpu", "NVIDIA A100", "8.0"))
+    monkeypatch.setattr(loading, "load_params", loaded)
+    checkpoint = random_checkpoint(CONFIGS[model], seed=0)
+    with suppress(Recorded):
+        loading.load_engine(checkpoint, context=24, width=2, quantize=scheme)
+    assert compiled == dict.fromkeys(["jit_prefill", "jit_decode", "jit_set_row"], compiler_options("gpu") | UNTUNED)
+
+
+def test_a_program_for_several_devices_is_not_tuned(monkeypatch):
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda self, options: given.append(options))
+    config = CONFIGS["2 to 1, wide, tied"]
+    sizes = Sizes(2, 8, 4, 4, 8, 3, SINGLE)
+    spread: list[Callable[..., Any]] = []
+
+    def over_devices(run: Callable[..., Any], arguments: Any) -> Any:
+        spread.append(run)
+        return run, arguments
+
+    params = shapes(config, SINGLE)
+    compile_serving(params, config, ops=XLA, sizes=sizes, platform="gpu", spread=over_devices)
+    assert len(spread) == 3 and given == [compiler_options("gpu") | UNTUNED] * 3
