@@ -27,7 +27,7 @@ from llamaspec.pallas_kernels.parts.row_product import RowProduct
 from llamaspec.pallas_kernels.parts.row_tiles import BLOCK_MEMORY, PROCESSOR_MEMORY
 from llamaspec.pallas_kernels.parts.tile import Tile
 from llamaspec.verify.running_error import Approx, added, exactly, gamma, gated, normalized, projected, rounded
-from tests.strategies import DENORMAL, share_of
+from tests.support.strategies import DENORMAL, share_of
 
 UNITS = {"float32": 0.0, "bfloat16": 2**-8}
 EPS = 1e-5
@@ -94,6 +94,7 @@ def test_gemv(dtype, batch, tiles, tile, steps, normed, biased, residual, outlie
     assert_within(y, rounded(exact, UNITS[dtype]))
 
 
+@pytest.mark.slow  # 12 s
 @given(
     dtype=dtypes,
     batch=st.integers(1, 3),
@@ -126,6 +127,7 @@ def test_norm_gate_up(dtype, batch, steps, biased, scale, blocks, chunks, outlie
     assert_within(y, rounded(gated(gate, up), UNITS[dtype]))
 
 
+@pytest.mark.slow  # 11 s
 @given(
     dtype=dtypes,
     batch=st.integers(1, 2),
@@ -176,6 +178,7 @@ def test_norm_qkv(dtype, batch, heads, head_dim, steps, biased, blocks, outlier,
         assert np.isnan(cache.swapaxes(1, 2)[others].astype(np.float32)).all()
 
 
+@pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.parametrize(
     ("bits", "at"),
     [(16, (-(2**31), 7)), (16, (-1, 8)), (16, (3, 2**31 - 1)), (8, (8, -1)), (4, (2**31 - 1, -(2**31)))],
