@@ -65,6 +65,7 @@ print(_fingerprint("random", dict.fromkeys(names), TOKENIZER, None), digest.hexd
 """
 
 
+@pytest.mark.slow  # 25 s
 def test_servers_that_compile_at_once_under_load_give_equal_bits():
     command = [sys.executable, "-c", SERVER]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": REPOSITORY}
@@ -90,8 +91,7 @@ class Recorded(Exception):
     """Ends `load_engine` once the programs are compiled."""
 
 
-@pytest.mark.parametrize("scheme", [None, "q8"])
-@pytest.mark.parametrize("model", ["2 to 1, wide, tied", "experts"])
+@pytest.mark.parametrize(("model", "scheme"), [("2 to 1, wide, tied", "q8"), ("experts", None)])
 def test_no_program_of_the_server_is_tuned(monkeypatch, model, scheme):
     """Four servers that started together on one GPU had one fingerprint and three sets of log-probabilities."""
     compiled: dict[str, dict[str, Any]] = {}
