@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from llamaspec.benchmarks.kernel_cases import exact
-from llamaspec.benchmarks.kernel_cases.coded_gemm import FORMS, case
-from llamaspec.benchmarks.kernel_cases.products import EVERY_FORM
-from llamaspec.benchmarks.random_model import random_shapes
+from llamaspec.benchmarks.common.kernel_cases import exact
+from llamaspec.benchmarks.common.kernel_cases.coded_gemm import FORMS, case
+from llamaspec.benchmarks.common.kernel_cases.products import EVERY_FORM
+from llamaspec.benchmarks.common.random_model import random_shapes
 from llamaspec.model.cache import Pages
 from llamaspec.model.ops.gpu import calls, pallas_ops
 from llamaspec.model.ops.gpu_products import MOST_ONE_BY_ONE, operand, step_product
@@ -45,7 +45,9 @@ def draw(noise: Noise, rows: int, cols: int, form: str) -> ScaledCodes:
         return replace(w, codes=jnp.asarray(int4.pack(codes)))
     unsigned = codes.view(np.uint8) & (1 << bits) - 1
     words = int4.packed_apart(unsigned, int4.order_of(group or 0, levels=False), bits=bits)
-    return replace(w, **{name: jnp.asarray(a.view(np.int32)) for name, a in zip(("codes", "rest"), words, strict=True)})
+    return replace(
+        w, **{name: jnp.asarray(a.view(np.int32)) for name, a in zip(("codes", "low_bits"), words, strict=True)}
+    )
 
 
 def multiply(w: ScaledCodes, x: np.ndarray, cut: Cut | None = None) -> np.ndarray:

@@ -1,6 +1,6 @@
 """The fused ops with quantized weights, in the interpreter, against exact numbers.
 
-Bounds are those of benchmarks/kernel_cases/exact.py, which kernels are held to on a GPU as well: running error
+Bounds are those of benchmarks/common/kernel_cases/exact.py, which kernels are held to on a GPU as well: running error
 analysis, for any order of sums.
 """
 
@@ -12,14 +12,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from llamaspec.benchmarks.kernel_cases import exact
+from llamaspec.benchmarks.common.kernel_cases import exact
 from llamaspec.pallas_kernels.norm_gate_up import norm_gate_up
 from llamaspec.pallas_kernels.norm_qkv import norm_qkv
 from llamaspec.pallas_kernels.parts import int4
 from llamaspec.pallas_kernels.parts.compat import interpreter
 from llamaspec.pallas_kernels.parts.matrix import ScaledCodes
 from llamaspec.pallas_kernels.parts.tile import Tile
-from llamaspec.verify.running_error import Approx
+from llamaspec.verify.bounds.running_error import Approx
 from tests.support.strategies import Noise, assert_within, at_extremes, dtypes, noises, share_of
 
 EPS = 1e-5
@@ -42,7 +42,7 @@ def draw(noise: Noise, rows: int, cols: int, scheme: str) -> ScaledCodes:
     if bits in (6, 5):
         unsigned, order = codes.view(np.uint8) & (1 << bits) - 1, int4.order_of(group or 0, levels=False)
         packed, rest = (jnp.asarray(a.view(np.int32)) for a in int4.packed_apart(unsigned, order, bits=bits))
-    return ScaledCodes(jnp.asarray(packed), jnp.asarray(scales.astype(np.float32)), rest=rest)
+    return ScaledCodes(jnp.asarray(packed), jnp.asarray(scales.astype(np.float32)), low_bits=rest)
 
 
 def check(actual, expected: Approx):

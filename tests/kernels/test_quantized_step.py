@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llamaspec.benchmarks.kernel_cases import exact
+from llamaspec.benchmarks.common.kernel_cases import exact
 from llamaspec.model.cache import LayerCache, LayerPages, Stored, empty_cache
 from llamaspec.model.checkpoints.checkpoint import Codes
 from llamaspec.model.checkpoints.codes import quantized
@@ -28,7 +28,7 @@ from llamaspec.pallas_kernels.parts.compat import interpreter
 from llamaspec.pallas_kernels.parts.matrix import MAX_BATCH, ScaledE4M3
 from llamaspec.pallas_kernels.unsupported import Unsupported
 from llamaspec.reference.config import Config
-from llamaspec.verify.running_error import Approx, gamma
+from llamaspec.verify.bounds.running_error import Approx, gamma
 from tests.kernels.kernel_ops import KERNEL_OPS
 from tests.support.random_models import random_checkpoint
 from tests.support.strategies import Noise, assert_within

@@ -10,12 +10,12 @@ import sys
 import numpy as np
 import pytest
 
-from llamaspec.verify.candidate import Direct
+from llamaspec.verify.bounds.precision import TINY, precision
+from llamaspec.verify.candidates.candidate import Direct
 from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
-from llamaspec.verify.draw import Values
-from llamaspec.verify.examination import LAW, examine
+from llamaspec.verify.draws.draw import LAW, Values
+from llamaspec.verify.judging.examination import examine
 from llamaspec.verify.mutant import implementation
-from llamaspec.verify.precision import TINY, precision
 
 MUTANTS = [(op, mutant.name) for op, right in IMPLEMENTATIONS.items() for mutant in right.mutants]
 # The mutants of these ops take seven eighths of the time: a draw of attention or of experts takes long. Most have a
@@ -31,10 +31,10 @@ FAST = [op for op in IMPLEMENTATIONS if op not in LONG]
 
 RIGHT = """
 import json
-from llamaspec.verify.candidate import Direct
+from llamaspec.verify.candidates.candidate import Direct
 from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
-from llamaspec.verify.precision import PRECISIONS
-from llamaspec.verify.runner import verify
+from llamaspec.verify.bounds.precision import PRECISIONS
+from llamaspec.verify.judging.runner import verify
 
 reports = [
     verify(CONTRACTS[op], Direct(right.function), precision=precision, examples=12, seed=0, only=right.only)
@@ -68,7 +68,7 @@ def test_right_implementations_pass():
 
 
 def test_scores_whose_rounding_is_large_are_no_alarm():
-    """Found by benchmarks.no_false_alarms: weights are off by e^a - 1, which for scores of 10^6 is more than a."""
+    """Found by audits/no_false_alarms: weights are off by e^a - 1, which for scores of 10^6 is more than a."""
     draw = {
         "offsets": (31,), "queries": 8, "spare": 7, "kv_heads": 3, "group": 7, "head_dim": 3,
         "q": Values("wide", 85, 4), "k": Values("halves", 189, 4), "v": Values("wide", 481, 7),
@@ -80,7 +80,7 @@ def test_scores_whose_rounding_is_large_are_no_alarm():
 
 
 def test_a_residual_that_is_flushed_to_zero_is_no_alarm():
-    """Found by benchmarks.no_false_alarms: GPUs and XLA have no subnormal float32."""
+    """Found by audits/no_false_alarms: GPUs and XLA have no subnormal float32."""
     draw = {
         "batch": 1, "rows": 8, "cols": 256, "bias": None,
         "x": Values("integers", 243, 5), "weight": Values("integers", 243, 0), "residual": Values("denormal", 345, -5),

@@ -10,19 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamaspec.benchmarks.others.refused import REFUSED
-from llamaspec.benchmarks.others.rows import called, library_of, replay_of
-from llamaspec.benchmarks.others.table import ACCEPTED, GGUF, JAX, ONNXRUNTIME, OTHERS, TRITON
+from llamaspec.benchmarks.audits.others.refused import REFUSED
+from llamaspec.benchmarks.audits.others.rows import called, library_of, replay_of
+from llamaspec.benchmarks.audits.others.table import ACCEPTED, GGUF, JAX, ONNXRUNTIME, OTHERS, TRITON
 from llamaspec.reference.losses import cross_entropy
-from llamaspec.verify import replay as replays
+from llamaspec.verify.bounds.precision import precision
 from llamaspec.verify.campaign import Job
-from llamaspec.verify.candidate import Candidate, Direct, Worker
+from llamaspec.verify.candidates.candidate import Candidate, Direct, Worker
+from llamaspec.verify.candidates.worker import load
 from llamaspec.verify.catalogue import contract_for
-from llamaspec.verify.examination import examine
-from llamaspec.verify.precision import precision
-from llamaspec.verify.report import counterexample
-from llamaspec.verify.runner import verify
-from llamaspec.verify.worker import load
+from llamaspec.verify.judging.examination import examine
+from llamaspec.verify.judging.runner import verify
+from llamaspec.verify.reports import replay as replays
+from llamaspec.verify.reports.report import counterexample
 from tests.verify.other_pythons import python_with
 
 ROOT = Path(__file__).parents[2]
@@ -114,7 +114,7 @@ def test_everything_found_is_told_of():
 
 
 def test_every_function_that_was_judged_has_a_row_and_every_refusal_a_replay():
-    """The table of docs/found/kernels.md has all of benchmarks/others/table.py, and says why where one is refused."""
+    """The table of docs/found/kernels.md has all of audits/others/table.py, and says why where one is refused."""
     text = (ROOT / "docs" / "found" / "kernels.md").read_text(encoding="utf-8")
     there = {":".join(library_of(job.candidate)) for job in OTHERS}
     assert set(REFUSED) <= there
