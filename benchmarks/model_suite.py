@@ -38,7 +38,7 @@ from llamaspec.model.insight.timing import Effort, Seconds, in_turn, measure, sp
 from llamaspec.model.llama import BackendName, load_backend
 from llamaspec.model.options import SamplingOptions, choose_context
 from llamaspec.model.parallel.share import share
-from llamaspec.model.running.device import default_device
+from llamaspec.model.device import default_device
 from llamaspec.model.running.jax_backend import describe_run
 from llamaspec.model.running.reference_backend import BY_REFERENCE
 from llamaspec.model.running.session import Session

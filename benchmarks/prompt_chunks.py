@@ -26,7 +26,7 @@ from llamaspec.model.insight.timing import Effort
 from llamaspec.model.ops.choice import ops_for
 from llamaspec.model.ops.table import Ops
 from llamaspec.model.running.compile import model_options
-from llamaspec.model.running.device import default_device
+from llamaspec.model.device import default_device
 from llamaspec.model.running.programs import CACHE
 from llamaspec.model.weights.gpu_codes import arranged
 from llamaspec.model.weights.params import Params

@@ -35,7 +35,7 @@ from llamaspec.model.parallel.partition import mesh
 from llamaspec.model.parallel.reading import empty_share
 from llamaspec.model.parallel.share import share
 from llamaspec.model.parallel.tensor import AXIS
-from llamaspec.model.running.device import default_device
+from llamaspec.model.device import default_device
 from llamaspec.model.running.jax_backend import JaxBackend
 from llamaspec.model.running.programs import Layout, compile_programs, longest_burst, prompt_chunk
 from llamaspec.model.weights.params import Progress, abstract_params, no_progress

@@ -23,7 +23,7 @@ from llamaspec.model.ops.choice import Choice, check_kernels, ops_for
 from llamaspec.model.parallel.reading import empty_share
 from llamaspec.model.parallel.share import share
 from llamaspec.model.parallel.way import Parts
-from llamaspec.model.running.device import default_device, free_bytes
+from llamaspec.model.device import default_device, free_bytes
 from llamaspec.model.running.memory import Memory, check_fits, memory_of
 from llamaspec.model.running.programs import longest_burst, prompt_chunk
 from llamaspec.model.weights.params import Params, abstract_params, check_weights, load_params

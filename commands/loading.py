@@ -75,9 +75,9 @@ def load(
     clock.begin("import")
     with progress_bar() as progress:
         folder = prepare_jax()
-        from llamaspec.model.running.device import opened_beside
+        from llamaspec.model.running.opening import opening_device
 
-        with opened_beside():
+        with opening_device():
             from llamaspec.model.llama import Llama, load_backend
         how = {
             "greedy": greedy,

@@ -26,7 +26,7 @@ from llamaspec.model.options import (
     choose_context,
 )
 from llamaspec.model.running.backend import Backend
-from llamaspec.model.running.device import default_device
+from llamaspec.model.device import default_device
 from llamaspec.model.running.jax_backend import JaxBackend
 from llamaspec.model.running.load import load_on_one_device
 from llamaspec.model.running.memory import check_fits

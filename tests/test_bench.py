@@ -36,7 +36,7 @@ from llamaspec.model.insight.machine import (
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.insight.timing import Effort, Seconds, in_turn, measure, measure_turns
 from llamaspec.model.ops import choice
-from llamaspec.model.running.device import HOPPER, Device
+from llamaspec.model.device import HOPPER, Device
 from llamaspec.model.tensors import tensor_shapes
 from llamaspec.model.weights.codes import QuantizedMatrix
 from llamaspec.reference.attention import causal_mask

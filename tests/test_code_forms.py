@@ -15,7 +15,7 @@ from llamaspec.benchmarks.kernel_cases.case import BFLOAT16
 from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.ops.gpu import pallas_ops
-from llamaspec.model.running.device import HOPPER, Device
+from llamaspec.model.device import HOPPER, Device
 from llamaspec.model.tensors import EMBEDDING, HEAD
 from llamaspec.model.weights.codes import QuantizedMatrix
 from llamaspec.model.weights.gpu_codes import Stacked

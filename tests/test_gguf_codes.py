@@ -24,7 +24,7 @@ from llamaspec.model.forward import forward
 from llamaspec.model.ops.cpu import CPU
 from llamaspec.model.ops.gpu import PROMPT, pallas_ops
 from llamaspec.model.ops.xla import XLA
-from llamaspec.model.running.device import HOPPER, Device
+from llamaspec.model.device import HOPPER, Device
 from llamaspec.model.running.memory import memory_of
 from llamaspec.model.running.reference_backend import load_reference_params
 from llamaspec.model.tensors import EMBEDDING

@@ -22,7 +22,7 @@ from llamaspec.model.insight.plan import DEVICES, as_text, make_plan
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.insight.timing import Effort
 from llamaspec.model.llama import choose_dtype
-from llamaspec.model.running.device import room
+from llamaspec.model.device import room
 from llamaspec.model.running.memory import PROCESS, Memory, check_fits, memory_of
 from llamaspec.model.running.programs import prompt_chunk
 from llamaspec.model.running.reference_backend import reference_memory
@@ -316,16 +316,16 @@ def test_what_other_programs_hold_of_a_gpu_is_not_free(monkeypatch):
     """JAX may take three quarters of a GPU of 80 GB and has 1 GB of it; others hold all but 5 GB of the rest."""
     pool = {"bytes_limit": 60_000_000_000, "bytes_in_use": 600_000_000, "pool_bytes": 1_000_000_000}
     gpu = SimpleNamespace(platform="gpu", memory_stats=lambda: pool)
-    monkeypatch.setattr("llamaspec.model.running.device.jax.local_devices", lambda: [gpu])
-    monkeypatch.setattr("llamaspec.model.running.device.cuda_memory", lambda: (5_000_000_000, 80_000_000_000))
+    monkeypatch.setattr("llamaspec.model.device.jax.local_devices", lambda: [gpu])
+    monkeypatch.setattr("llamaspec.model.device.cuda_memory", lambda: (5_000_000_000, 80_000_000_000))
     assert room() == (5_400_000_000, 74_000_000_000)
-    monkeypatch.setattr("llamaspec.model.running.device.cuda_memory", lambda: (79_000_000_000, 80_000_000_000))
+    monkeypatch.setattr("llamaspec.model.device.cuda_memory", lambda: (79_000_000_000, 80_000_000_000))
     assert room() == (59_400_000_000, 0)
-    monkeypatch.setattr("llamaspec.model.running.device.cuda_memory", lambda: None)
+    monkeypatch.setattr("llamaspec.model.device.cuda_memory", lambda: None)
     assert room() == (59_400_000_000, 0)
     # JAX counts nothing where XLA_PYTHON_CLIENT_ALLOCATOR is `platform`; the machine's memory is no answer.
     gpu.memory_stats = lambda: None
-    monkeypatch.setattr("llamaspec.model.running.device.cuda_memory", lambda: (5_000_000_000, 80_000_000_000))
+    monkeypatch.setattr("llamaspec.model.device.cuda_memory", lambda: (5_000_000_000, 80_000_000_000))
     assert room() == (5_000_000_000, 0)
 
 

@@ -15,7 +15,7 @@ from llamaspec.model.llama import load_backend
 from llamaspec.model.options import SamplingOptions
 from llamaspec.model.parallel.load import load_parallel
 from llamaspec.model.parallel.way import TENSOR
-from llamaspec.model.running.device import Device, Room
+from llamaspec.model.device import Device, Room
 from llamaspec.model.running.jax_backend import JaxBackend
 from llamaspec.model.running.memory import memory_of
 from llamaspec.model.running.programs import Layout, first_programs, prompt_chunk, wide_chunks

@@ -11,7 +11,7 @@ from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.ops.choice import Choice, ops_for
 from llamaspec.model.ops.table import Ops
 from llamaspec.model.options import choose_context
-from llamaspec.model.running.device import HOPPER, Device, default_device, free_bytes
+from llamaspec.model.device import HOPPER, Device, default_device, free_bytes
 from llamaspec.model.running.memory import gigabytes
 from llamaspec.model.running.programs import prompt_chunk
 from llamaspec.model.system import nvidia_driver, processor, usable_cpus

@@ -19,7 +19,7 @@ from llamaspec.model.insight.cost import Cost
 from llamaspec.model.insight.plan import DeviceLimits, Link
 from llamaspec.model.insight.timing import Effort, measure
 from llamaspec.model.ops.products import dot
-from llamaspec.model.running.device import default_device, free_bytes
+from llamaspec.model.device import default_device, free_bytes
 from llamaspec.model.system import last_level_cache_bytes, nvidia_driver, processor
 from llamaspec.model.weights.groups import LANES
 from llamaspec.model.weights.params import aligned_zeros

@@ -15,7 +15,7 @@ from llamaspec.model.insight.cost import decode_cost
 from llamaspec.model.ops.choice import Choice
 from llamaspec.model.parallel.partition import Partition
 from llamaspec.model.parallel.way import TENSOR, Parts, Way
-from llamaspec.model.running.device import Device
+from llamaspec.model.device import Device
 from llamaspec.model.running.jax_backend import Drawing, JaxBackend
 from llamaspec.model.running.memory import gigabytes, shortage_named
 from llamaspec.model.running.programs import Layout, Programs

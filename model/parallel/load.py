@@ -12,7 +12,7 @@ from llamaspec.model.parallel.backend import ParallelBackend, load_shares
 from llamaspec.model.parallel.partition import Partition, mesh
 from llamaspec.model.parallel.processes import fewest
 from llamaspec.model.parallel.way import TENSOR, Parts, Way
-from llamaspec.model.running.device import Device, room
+from llamaspec.model.device import Device, room
 from llamaspec.model.running.load import plan_memory
 from llamaspec.model.running.memory import Memory, check_fits, gigabytes, shortage_named
 from llamaspec.model.running.process import give_back_compilers_memory, keep_heaps_small

@@ -16,7 +16,7 @@ from llamaspec.model.insight.cost import decode_cost
 from llamaspec.model.ops.choice import Choice, describe
 from llamaspec.model.options import SamplingOptions
 from llamaspec.model.running.backend import check_logits
-from llamaspec.model.running.device import Device
+from llamaspec.model.device import Device
 from llamaspec.model.running.memory import gigabytes, shortage_named
 from llamaspec.model.running.programs import STOPS, Layout, Programs
 from llamaspec.model.sampling import as_arrays, random_key

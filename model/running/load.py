@@ -14,7 +14,7 @@ import numpy as np
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.ops.choice import Choice, ops_for
 from llamaspec.model.ops.emulated import emulated_ops, with_roundings
-from llamaspec.model.running.device import Device, room
+from llamaspec.model.device import Device, room
 from llamaspec.model.running.jax_backend import JaxBackend
 from llamaspec.model.running.memory import Memory, check_fits, gigabytes, memory_of, shortage_named
 from llamaspec.model.running.process import give_back_compilers_memory, is_large, keep_heaps_small

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int32, UInt8
 
 from llamaspec.model.checkpoints.checkpoint import Tensor
 from llamaspec.model.checkpoints.codes import LEVELS as EXACT_LEVELS
-from llamaspec.model.running.device import default_device
+from llamaspec.model.device import default_device
 from llamaspec.model.weights.codes import Int8Min, QuantizedMatrix
 from llamaspec.model.weights.groups import LANES, can_multiply
 from llamaspec.pallas_kernels.parts import int4

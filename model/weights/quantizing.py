@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Float32, Float64, Int32, Shaped
 
 from llamaspec.model.checkpoints.checkpoint import Codes, Tensor
 from llamaspec.model.checkpoints.codes import exact_parts
-from llamaspec.model.running.device import default_device
+from llamaspec.model.device import default_device
 from llamaspec.model.weights.codes import CLASS_OF_FORM, QuantizedMatrix
 from llamaspec.model.weights.groups import LANES, repeats_of_scales
 from llamaspec.reference.quantizers import mx

@@ -26,7 +26,7 @@ from llamaspec.model.checkpoints.huggingface.quantized import read_rule
 from llamaspec.model.checkpoints.huggingface.stacked_experts import METHOD
 from llamaspec.model.ops.choice import Choice, ops_for
 from llamaspec.model.options import choose_context
-from llamaspec.model.running.device import HOPPER, Device
+from llamaspec.model.device import HOPPER, Device
 from llamaspec.model.running.programs import prompt_chunk
 from llamaspec.model.tensors import QUANTIZABLE, Role, weights
 from llamaspec.model.weights.codes import QuantizedMatrix

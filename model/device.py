@@ -1,14 +1,10 @@
 """The device that programs run on: JAX is asked once, and the answer is passed down."""
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
-from llamaspec.model.system import available_bytes, cuda_memory, nvidia_driver
+from llamaspec.model.system import available_bytes, cuda_memory
 
 HOPPER = "9.0"  # the compute capability that the kernels are made for
 
@@ -37,22 +33,6 @@ def default_device() -> Device:
     """Ask JAX for the device that it computes on by default."""
     device: Any = jax.devices()[0]
     return Device(device.platform, device.device_kind, getattr(device, "compute_capability", None))
-
-
-@contextmanager
-def opened_beside() -> Iterator[None]:
-    """Open an NVIDIA GPU in another thread while the body runs, which imports modules: each takes a second.
-
-    An error is raised where the device is asked for next.
-    """
-    if not nvidia_driver():
-        yield
-        return
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(lambda: jax.block_until_ready(jax.device_put(np.zeros(1, np.float32))))
-        import llamaspec.model.ops.gpu  # noqa: F401
-
-        yield
 
 
 class Room(NamedTuple):
