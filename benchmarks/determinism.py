@@ -32,9 +32,9 @@ from jaxtyping import Array, UInt32
 from llamaspec.benchmarks.model_speed import GREEDY, compile_programs, decoding
 from llamaspec.benchmarks.random_model import random_cache, random_params, random_shapes
 from llamaspec.benchmarks.report import write_report
+from llamaspec.model.device import default_device
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.ops.choice import ops_for
-from llamaspec.model.device import default_device
 
 ROOT = Path(__file__).parents[2]
 STRIDE = np.uint32(2_654_435_761)  # odd, so that no bit of a product is lost

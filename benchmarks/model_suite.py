@@ -20,6 +20,7 @@ from llamaspec.benchmarks.model_speed import (
 from llamaspec.benchmarks.report import Row, skipped, timed, with_shares
 from llamaspec.benchmarks.resident import forget_peak, peak_resident_bytes
 from llamaspec.benchmarks.timed_model import DRAWN, TimedModel, choose_model
+from llamaspec.model.device import default_device
 from llamaspec.model.insight.cost import Cost, decode_cost, prefill_cost
 from llamaspec.model.insight.machine import (
     Ceilings,
@@ -38,12 +39,12 @@ from llamaspec.model.insight.timing import Effort, Seconds, in_turn, measure, sp
 from llamaspec.model.llama import BackendName, load_backend
 from llamaspec.model.options import SamplingOptions, choose_context
 from llamaspec.model.parallel.share import share
-from llamaspec.model.device import default_device
 from llamaspec.model.running.jax_backend import describe_run
 from llamaspec.model.running.reference_backend import BY_REFERENCE
 from llamaspec.model.running.session import Session
 from llamaspec.model.system import return_freed_memory
-from llamaspec.model.weights.params import Params, Progress, no_progress
+from llamaspec.model.weights.loading import Progress, no_progress
+from llamaspec.model.weights.params import Params
 
 PROMPT = 512  # tokens, unless the model's context is short
 GROWTH = (128, 8192)  # least and most tokens; each length is twice the last

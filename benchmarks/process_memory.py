@@ -45,7 +45,7 @@ def measured(layers: int, quantize: str | None) -> Row:
     from llamaspec.model.running.programs import prompt_chunk
     from llamaspec.model.running.session import Session
     from llamaspec.model.tensors import tensor_shapes
-    from llamaspec.model.weights.params import abstract_params
+    from llamaspec.model.weights.loading import abstract_params
     from llamaspec.reference.config import Config
 
     config = Config(256, layers, 4, 2, 64, 512, vocab=4096, context=256, eps=1e-5, theta=1e4)

@@ -19,6 +19,7 @@ from llamaspec.benchmarks.model_speed import Programs, prefill_seconds
 from llamaspec.benchmarks.random_model import random_params, random_shapes
 from llamaspec.benchmarks.report import write_report
 from llamaspec.model.cache import empty_cache
+from llamaspec.model.device import default_device
 from llamaspec.model.forward import prefill
 from llamaspec.model.insight.machine import about
 from llamaspec.model.insight.shapes import SHAPES
@@ -26,7 +27,6 @@ from llamaspec.model.insight.timing import Effort
 from llamaspec.model.ops.choice import ops_for
 from llamaspec.model.ops.table import Ops
 from llamaspec.model.running.compile import model_options
-from llamaspec.model.device import default_device
 from llamaspec.model.running.programs import CACHE
 from llamaspec.model.weights.gpu_codes import arranged
 from llamaspec.model.weights.params import Params

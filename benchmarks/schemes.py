@@ -41,7 +41,8 @@ from llamaspec.model.ops.choice import ops_for
 from llamaspec.model.options import SamplingOptions
 from llamaspec.model.running.programs import longest_burst, prompt_chunk
 from llamaspec.model.tensors import quantizable, tensor_shapes
-from llamaspec.model.weights.params import Params, abstract_params
+from llamaspec.model.weights.loading import abstract_params
+from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 from llamaspec.reference.quantizers.schemes import SCHEMES
 

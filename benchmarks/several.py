@@ -24,6 +24,7 @@ from llamaspec.benchmarks.random_model import random_params
 from llamaspec.benchmarks.timed_model import TimedModel, choose_model
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.device import default_device
 from llamaspec.model.insight.machine import about
 from llamaspec.model.insight.plan import Link
 from llamaspec.model.insight.shapes import SHAPES
@@ -35,10 +36,9 @@ from llamaspec.model.parallel.partition import mesh
 from llamaspec.model.parallel.reading import empty_share
 from llamaspec.model.parallel.share import share
 from llamaspec.model.parallel.tensor import AXIS
-from llamaspec.model.device import default_device
 from llamaspec.model.running.jax_backend import JaxBackend
 from llamaspec.model.running.programs import Layout, compile_programs, longest_burst, prompt_chunk
-from llamaspec.model.weights.params import Progress, abstract_params, no_progress
+from llamaspec.model.weights.loading import Progress, abstract_params, no_progress
 
 SIZES = tuple(4096 << (2 * i) for i in range(8))  # bytes: 4 KB to 64 MB
 LOOP = 50  # all-reduces of a call, fewer for large arrays

@@ -15,6 +15,7 @@ from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.checkpoints.codes import quantized
 from llamaspec.model.checkpoints.mapped import refused_if_cut_short
 from llamaspec.model.checkpoints.open import open_checkpoint, place_of
+from llamaspec.model.device import default_device
 from llamaspec.model.generation import Generation
 from llamaspec.model.ops.emulated import roundings
 from llamaspec.model.options import (
@@ -26,7 +27,6 @@ from llamaspec.model.options import (
     choose_context,
 )
 from llamaspec.model.running.backend import Backend
-from llamaspec.model.device import default_device
 from llamaspec.model.running.jax_backend import JaxBackend
 from llamaspec.model.running.load import load_on_one_device
 from llamaspec.model.running.memory import check_fits
@@ -39,7 +39,7 @@ from llamaspec.model.system import available_bytes
 from llamaspec.model.tensors import quantizable
 from llamaspec.model.tokenizers.of_model import tokenizer_of
 from llamaspec.model.tokenizers.tokenizer import Tokenizer, decode, encode_text
-from llamaspec.model.weights.params import Progress, check_weights, no_progress
+from llamaspec.model.weights.loading import Progress, check_weights, no_progress
 from llamaspec.reference.config import Config, for_sequences
 
 BackendName = Literal["jax", "reference"]

@@ -437,7 +437,7 @@ def spread_cache(name: str) -> dict[str, Any]:
     from llamaspec.model.parallel.partition import mesh
     from llamaspec.model.parallel.tensor import AXIS
     from llamaspec.model.tensors import tensor_shapes
-    from llamaspec.model.weights.params import load_params
+    from llamaspec.model.weights.loading import load_params
     from llamaspec.verify.walk import weights
 
     def others_wrap(rows: Any, new: Any, at: Any) -> Any:
@@ -541,7 +541,7 @@ def logits_on(checkpoint: Any, kind: str, devices: int, tokens: Any) -> Any:
     from llamaspec.model.parallel.partition import Partition, mesh
     from llamaspec.model.parallel.way import Parts, way_named
     from llamaspec.model.running.programs import Layout
-    from llamaspec.model.weights.params import abstract_params
+    from llamaspec.model.weights.loading import abstract_params
 
     way, dtype, rows = way_named(kind), np.dtype(np.float32), len(tokens)
     parts, config = Parts(checkpoint, devices, None, way), way.config(checkpoint.config, devices)

@@ -30,7 +30,7 @@ from llamaspec.model.quantize.methods import METHODS, Q4, Inputs, Method, awq_fa
 from llamaspec.model.running.reference_backend import load_reference_params
 from llamaspec.model.tokenizers.load import load_tokenizer
 from llamaspec.model.tokenizers.tokenizer import Tokenizer
-from llamaspec.model.weights.params import Progress, load_params
+from llamaspec.model.weights.loading import Progress, load_params
 from llamaspec.reference import llama as reference
 from llamaspec.reference.quantizers import affine, awq, gptq
 from llamaspec.reference.quantizers.blocks import Quantized

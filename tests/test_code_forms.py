@@ -8,18 +8,18 @@ import jax
 import numpy as np
 import pytest
 
-import llamaspec.model.weights.gpu_codes
+import llamaspec.model.weights.loading
 from llamaspec.benchmarks.gpu import stored
 from llamaspec.benchmarks.gpu.stored import DIRECTORIES, FILES, SCHEMES, shapes_of, type_in_file
 from llamaspec.benchmarks.kernel_cases.case import BFLOAT16
 from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.device import HOPPER, Device
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.ops.gpu import pallas_ops
-from llamaspec.model.device import HOPPER, Device
 from llamaspec.model.tensors import EMBEDDING, HEAD
 from llamaspec.model.weights.codes import QuantizedMatrix
 from llamaspec.model.weights.gpu_codes import Stacked
-from llamaspec.model.weights.params import load_params
+from llamaspec.model.weights.loading import load_params
 from llamaspec.reference.quantizers import affine, awq, gptq
 from tests.test_quantized_checkpoints import AWQ_CONFIG, CONFIG, GPTQ_CONFIG, LAYOUTS, write_stored
 
@@ -47,9 +47,7 @@ KIND_OF = {
 
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(
-        llamaspec.model.weights.gpu_codes, "default_device", lambda: Device("gpu", "NVIDIA H200", HOPPER)
-    )
+    monkeypatch.setattr(llamaspec.model.weights.loading, "default_device", lambda: Device("gpu", "NVIDIA H200", HOPPER))
 
 
 @pytest.mark.usefixtures("on_a_gpu")

@@ -31,7 +31,7 @@ from llamaspec.model.ops.emulated import (
 from llamaspec.model.ops.products import cpu_product, dot
 from llamaspec.model.ops.xla import XLA
 from llamaspec.model.running.reference_backend import load_reference_params
-from llamaspec.model.weights.params import load_params
+from llamaspec.model.weights.loading import load_params
 from llamaspec.reference.linear import linear
 from llamaspec.reference.llama import empty_cache, forward
 from llamaspec.reference.quantizers import ggml_activations, smoothquant

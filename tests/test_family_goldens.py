@@ -19,7 +19,7 @@ from llamaspec.model.forward import forward
 from llamaspec.model.llama import load_backend
 from llamaspec.model.ops.cpu import CPU
 from llamaspec.model.running.reference_backend import load_reference_params
-from llamaspec.model.weights.params import load_params
+from llamaspec.model.weights.loading import load_params
 from llamaspec.reference import llama
 from llamaspec.reference.config import Config, for_sequences
 from llamaspec.reference.logsumexp import logsumexp

@@ -16,7 +16,7 @@ from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.forward import forward
 from llamaspec.model.ops.cpu import CPU
 from llamaspec.model.ops.xla import XLA
-from llamaspec.model.weights.params import load_params
+from llamaspec.model.weights.loading import load_params
 from tests.families import FAMILIES, write_checkpoint
 from tests.random_models import CONFIGS, random_checkpoint
 from tests.strategies import seeds, share_of

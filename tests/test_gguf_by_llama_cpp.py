@@ -17,7 +17,7 @@ import pytest
 from llamaspec.model.checkpoints import Checkpoint, open_checkpoint
 from llamaspec.model.llama import load_backend
 from llamaspec.model.running.programs import Programs
-from llamaspec.model.weights.params import abstract_params
+from llamaspec.model.weights.loading import abstract_params
 from tests.goldens import make_eval_gguf
 from tests.goldens.make_eval_gguf import DISTINCT, IDS, MULTIPLIED, SHOWN, shown
 from tests.test_gguf_goldens import distance

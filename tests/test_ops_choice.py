@@ -26,7 +26,8 @@ from llamaspec.model.ops.xla import XLA
 from llamaspec.model.running.programs import Layout, decode_shapes
 from llamaspec.model.weights.codes import CLASS_OF_FORM
 from llamaspec.model.weights.gpu_codes import arranged
-from llamaspec.model.weights.params import Params, abstract_params
+from llamaspec.model.weights.loading import abstract_params
+from llamaspec.model.weights.params import Params
 from llamaspec.pallas_kernels.parts.quantized_product import Int4Product, Int8Product
 from llamaspec.pallas_kernels.parts.row_product import RowProduct
 from llamaspec.pallas_kernels.unsupported import Unsupported

@@ -15,6 +15,7 @@ from llamaspec.benchmarks import timed_model
 from llamaspec.benchmarks.timed_model import choose_model
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.device import room
 from llamaspec.model.insight import machine
 from llamaspec.model.insight.cost import decode_cost, prefill_cost
 from llamaspec.model.insight.machine import Sizes
@@ -22,12 +23,12 @@ from llamaspec.model.insight.plan import DEVICES, as_text, make_plan
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.insight.timing import Effort
 from llamaspec.model.llama import choose_dtype
-from llamaspec.model.device import room
 from llamaspec.model.running.memory import PROCESS, Memory, check_fits, memory_of
 from llamaspec.model.running.programs import prompt_chunk
 from llamaspec.model.running.reference_backend import reference_memory
 from llamaspec.model.tensors import quantizable
-from llamaspec.model.weights.params import abstract_params, weight_bytes
+from llamaspec.model.weights.loading import abstract_params
+from llamaspec.model.weights.params import weight_bytes
 from llamaspec.reference.config import Config
 from tests.processes import run_python
 from tests.random_models import random_checkpoint

@@ -23,7 +23,7 @@ from llamaspec.model.llama import BackendName, Llama, load_backend
 from llamaspec.model.ops.xla import XLA
 from llamaspec.model.options import SamplingOptions
 from llamaspec.model.running.session import Session
-from llamaspec.model.weights.params import abstract_params
+from llamaspec.model.weights.loading import abstract_params
 from tests.processes import run_python
 from tests.random_models import SMALL, random_checkpoint
 from tests.test_generation import VOCAB, Alphabet

@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 
 from llamaspec.model.checkpoints.checkpoint import CheckpointError
 from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.device import Device, Room
 from llamaspec.model.llama import load_backend
 from llamaspec.model.options import SamplingOptions
 from llamaspec.model.parallel.load import load_parallel
 from llamaspec.model.parallel.way import TENSOR
-from llamaspec.model.device import Device, Room
 from llamaspec.model.running.jax_backend import JaxBackend
 from llamaspec.model.running.memory import memory_of
 from llamaspec.model.running.programs import Layout, first_programs, prompt_chunk, wide_chunks
 from llamaspec.model.running.session import Session
 from llamaspec.model.running.start_clock import StartClock
 from llamaspec.model.weights import quantizing
-from llamaspec.model.weights.params import abstract_params, load_params, no_progress
+from llamaspec.model.weights.loading import abstract_params, load_params, no_progress
 from tests.random_models import SMALL, random_checkpoint
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "compiled_fast")
@@ -179,8 +179,7 @@ def test_several_readers_read_what_one_reads(monkeypatch, scheme):
     assert bits(load(readers=3, checked=False)) == one
     monkeypatch.setattr(quantizing, "FEW", 0)
     assert bits(load()) == one
-    monkeypatch.setattr(quantizing, "default_device", lambda: Device("gpu", "a GPU", "8.0"))
-    assert bits(load(readers=3)) == one
+    assert bits(load(readers=3, device=Device("gpu", "a GPU", "8.0"))) == one
 
 
 def test_a_weight_that_is_no_number_is_found_while_it_is_read():
@@ -207,5 +206,4 @@ def test_a_part_that_is_not_exact_is_quantized_by_the_reference(monkeypatch):
     exact = bits(load())
     monkeypatch.setattr(quantizing, "FEW", 0)
     assert bits(load()) == exact
-    monkeypatch.setattr(quantizing, "default_device", lambda: Device("gpu", "a GPU", "8.0"))
-    assert bits(load()) == exact
+    assert bits(load(device=Device("gpu", "a GPU", "8.0"))) == exact

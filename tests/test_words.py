@@ -12,7 +12,6 @@ MEDIAN_LINES = 120
 LONG = 350  # lines: a longer file needs a reason
 REASONS = {
     "model/llama.py": "one model, from its options to its texts",
-    "model/weights/params.py": "one tree of weights, from its shapes to its arrays",
     "pallas_kernels/parts/integer_mma.py": "one product on the tensor cores' integers, for every form of codes",
     "tests/test_ops_choice.py": "every reason for which an op is a kernel or is not",
     "tests/families.py": "one model of each family, as files",

@@ -12,7 +12,8 @@ from llamaspec.model.checkpoints.checkpoint import Codes, Form, Part, Tensor
 from llamaspec.model.checkpoints.gguf.blocks import FORMS
 from llamaspec.model.tensors import EMBEDDING, HEAD, quantizable, tensor_shapes
 from llamaspec.model.weights.gpu_codes import arranged
-from llamaspec.model.weights.params import Params, abstract_params
+from llamaspec.model.weights.loading import abstract_params
+from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 
 

@@ -21,7 +21,7 @@ from llamaspec.model.insight.machine import Reader, about
 from llamaspec.model.llama import choose_dtype, load_backend
 from llamaspec.model.options import SamplingOptions
 from llamaspec.model.running.session import Session
-from llamaspec.model.weights.params import abstract_params
+from llamaspec.model.weights.loading import abstract_params
 
 PROMPT = 8
 VERSIONS = ("llamaspec", "jax", "jaxlib")

@@ -12,10 +12,10 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from llamaspec.model.candidates.made_for import made_for
+from llamaspec.model.device import default_device
 from llamaspec.model.ops.gpu import pallas_ops
 from llamaspec.model.ops.table import Ops
 from llamaspec.model.ops.xla import XLA
-from llamaspec.model.device import default_device
 from llamaspec.model.weights.codes import MXFP4
 from llamaspec.model.weights.gpu_codes import LEVELS
 from llamaspec.model.weights.params import Params

@@ -13,7 +13,7 @@ from llamaspec.model.insight.trials import TEXT, Trials, try_changes
 from llamaspec.model.insight.weight_faults import Fault, norm_faults, same_head_and_embedding, weight_faults
 from llamaspec.model.text import read_text
 from llamaspec.model.tokenizers.tokenizer import encode_text
-from llamaspec.model.weights.params import Progress, no_progress
+from llamaspec.model.weights.loading import Progress, no_progress
 from llamaspec.reference.config import Config
 
 LONGEST = 512  # tokens of a text that are tried: each change is a pass of the model in float64

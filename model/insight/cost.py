@@ -3,7 +3,7 @@
 For a mixture of experts the bytes of several tokens are not the least but the expected ones, if each token is as likely
 to choose any of the experts (`experts_read`). Tokens that choose the same experts read fewer.
 
-Weights may be arrays, or only their shapes (`model.weights.params.abstract_params`).
+Weights may be arrays, or only their shapes (`model.weights.loading.abstract_params`).
 """
 
 import math

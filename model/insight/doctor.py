@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llamaspec.model.device import HOPPER, Device, default_device, free_bytes
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.ops.choice import Choice, ops_for
 from llamaspec.model.ops.table import Ops
 from llamaspec.model.options import choose_context
-from llamaspec.model.device import HOPPER, Device, default_device, free_bytes
 from llamaspec.model.running.memory import gigabytes
 from llamaspec.model.running.programs import prompt_chunk
 from llamaspec.model.system import nvidia_driver, processor, usable_cpus
-from llamaspec.model.weights.params import Progress, abstract_params, no_progress
+from llamaspec.model.weights.loading import Progress, abstract_params, no_progress
 
 PACKAGES = (
     "llamaspec", "jax", "jaxlib", "numpy", "ml_dtypes", "jaxtyping", "sentencepiece", "protobuf", "tokenizers",

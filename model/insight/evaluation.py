@@ -30,7 +30,7 @@ from llamaspec.model.running.backend import check_logits
 from llamaspec.model.text import read_text
 from llamaspec.model.tokenizers.of_model import tokenizer_of
 from llamaspec.model.tokenizers.tokenizer import encode_text
-from llamaspec.model.weights.params import Progress, no_progress
+from llamaspec.model.weights.loading import Progress, no_progress
 
 IN_MEMORY = 64 << 20  # bytes of logits that are kept in memory; more go into a file
 

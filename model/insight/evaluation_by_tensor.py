@@ -11,7 +11,7 @@ import numpy as np
 
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.insight.evaluation import Comparison, Divergence, Predictor, Text, compare, recorded, scored_logits
-from llamaspec.model.weights.params import Progress, no_progress
+from llamaspec.model.weights.loading import Progress, no_progress
 
 
 class Cost(NamedTuple):

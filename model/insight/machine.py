@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llamaspec.model.device import default_device, free_bytes
 from llamaspec.model.insight.cost import Cost
 from llamaspec.model.insight.plan import DeviceLimits, Link
 from llamaspec.model.insight.timing import Effort, measure
 from llamaspec.model.ops.products import dot
-from llamaspec.model.device import default_device, free_bytes
 from llamaspec.model.system import last_level_cache_bytes, nvidia_driver, processor
 from llamaspec.model.weights.groups import LANES
-from llamaspec.model.weights.params import aligned_zeros
+from llamaspec.model.weights.loading import aligned_zeros
 
 COPIES = 16  # repeats of the random numbers: drawing all of an array takes a CPU longer than measuring
 PAGE = 4096  # bytes; arrays are a multiple of it, so that they have `COPIES` times whole rows

@@ -21,7 +21,7 @@ import numpy as np
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.insight.evaluation import Text, evaluate
 from llamaspec.model.running.reference_backend import LazyLayers, ReferenceBackend, load_reference_params
-from llamaspec.model.weights.params import Progress, no_progress
+from llamaspec.model.weights.loading import Progress, no_progress
 from llamaspec.reference.config import Config
 from llamaspec.reference.rope import halves_to_interleaved, interleaved_to_halves
 

@@ -7,7 +7,7 @@ import numpy as np
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, Part, Shifted, Tensor
 from llamaspec.model.checkpoints.codes import exact_parts
 from llamaspec.model.tensors import EMBEDDING, HEAD, Role, weights
-from llamaspec.model.weights.params import Progress, no_progress
+from llamaspec.model.weights.loading import Progress, no_progress
 
 LARGEST_FLOAT16 = 65504.0
 HUGE = 2.0**64  # the product of two such numbers is beyond float32

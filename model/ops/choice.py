@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llamaspec.model.cache import Pages
+from llamaspec.model.device import HOPPER, Device, default_device
 from llamaspec.model.ops.cpu import CPU
 from llamaspec.model.ops.table import Ops
 from llamaspec.model.ops.xla import XLA
-from llamaspec.model.device import HOPPER, Device, default_device
 from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 

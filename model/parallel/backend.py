@@ -10,16 +10,17 @@ import numpy as np
 
 from llamaspec.model.cache import Cache, cache_bytes
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.device import Device
 from llamaspec.model.forward import forward
 from llamaspec.model.insight.cost import decode_cost
 from llamaspec.model.ops.choice import Choice
 from llamaspec.model.parallel.partition import Partition
 from llamaspec.model.parallel.way import TENSOR, Parts, Way
-from llamaspec.model.device import Device
 from llamaspec.model.running.jax_backend import Drawing, JaxBackend
 from llamaspec.model.running.memory import gigabytes, shortage_named
 from llamaspec.model.running.programs import Layout, Programs
-from llamaspec.model.weights.params import Params, Progress, load_params, no_progress
+from llamaspec.model.weights.loading import Progress, load_params, no_progress
+from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 
 
@@ -88,7 +89,7 @@ class ParallelBackend(JaxBackend):
         parts = Parts(checkpoint, devices, None, self._way)
         shares = [parts.of(i) for i in self._partition.local]
         dtype, positions = self._params.embedding.dtype, len(self._params.rope.cos)
-        other._params = load_shares(shares, self._partition, dtype=dtype, positions=positions)
+        other._params = load_shares(shares, self._partition, dtype=dtype, positions=positions, device=self.device)
         return other
 
 
@@ -103,9 +104,13 @@ def load_shares(
     *,
     dtype: np.dtype,
     positions: int,
+    device: Device | None = None,
     progress: Progress = no_progress,
 ) -> Params:
-    """Read the share of each device of this process, in the order of `Partition.local`, and join them."""
+    """Read the share of each device of this process, in the order of `Partition.local`, and join them.
+
+    `device` describes each of the devices, as in `load_params`.
+    """
     parts: list[Any] = []
     for i, checkpoint in zip(partition.local, shares, strict=True):
         done = len(parts)
@@ -114,5 +119,5 @@ def load_shares(
             progress(stage, (done + fraction) / len(shares))
 
         with jax.default_device(partition.mesh.devices[i]):
-            parts.append(load_params(checkpoint, dtype=dtype, positions=positions, progress=report))
+            parts.append(load_params(checkpoint, dtype=dtype, positions=positions, device=device, progress=report))
     return partition.joined(partition.weights, parts)

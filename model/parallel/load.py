@@ -6,19 +6,20 @@ import jax
 import numpy as np
 
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.device import Device, room
 from llamaspec.model.ops.choice import Choice, ops_for
 from llamaspec.model.ops.xla import XLA
 from llamaspec.model.parallel.backend import ParallelBackend, load_shares
 from llamaspec.model.parallel.partition import Partition, mesh
 from llamaspec.model.parallel.processes import fewest
 from llamaspec.model.parallel.way import TENSOR, Parts, Way
-from llamaspec.model.device import Device, room
 from llamaspec.model.running.load import plan_memory
 from llamaspec.model.running.memory import Memory, check_fits, gigabytes, shortage_named
 from llamaspec.model.running.process import give_back_compilers_memory, keep_heaps_small
 from llamaspec.model.running.programs import Layout, compile_programs
 from llamaspec.model.running.start_clock import StartClock
-from llamaspec.model.weights.params import Params, Progress, abstract_params, check_weights
+from llamaspec.model.weights.loading import Progress, abstract_params, check_weights
+from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 
 
@@ -51,7 +52,7 @@ def load_parallel(
     config = way.config(checkpoint.config, devices)
     # A wide chunk has the more scores at once, of which context parallelism keeps all.
     layout = layout._replace(devices=way.rows_spread(devices), wide=layout.wide if way.cuts_weights else ())
-    shapes = abstract_params(config, dtype=dtype, positions=layout.rows, tensors=shares[0].tensors)
+    shapes = abstract_params(config, dtype=dtype, positions=layout.rows, tensors=shares[0].tensors, device=device)
     partition, choice = plan_parallel(
         config, shapes, devices=devices, layout=layout, device=device, kernels=kernels, way=way
     )
@@ -91,7 +92,7 @@ def load_parallel(
     )
     clock.begin("read")
     with shortage_named(f"{gigabytes(memory.weights)} of weights"):
-        params = load_shares(shares, partition, dtype=dtype, positions=layout.rows, progress=progress)
+        params = load_shares(shares, partition, dtype=dtype, positions=layout.rows, device=device, progress=progress)
         clock.begin("upload")
         jax.block_until_ready(params)
     clock.end()

@@ -24,7 +24,8 @@ from llamaspec.model.parallel.tensor import AXIS
 from llamaspec.model.parallel.way import TENSOR, Parts, Way
 from llamaspec.model.running.programs import Layout
 from llamaspec.model.running.reference_backend import load_reference_params
-from llamaspec.model.weights.params import Params, abstract_params
+from llamaspec.model.weights.loading import abstract_params
+from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 
 OpsFor = Callable[[Config, Params, int], Ops]  # from a share's weights, and the rows of the cache

@@ -36,7 +36,8 @@ from llamaspec.model.quantize.methods import METHODS, Method, observe
 from llamaspec.model.tensors import EMBEDDING, QUANTIZABLE, Stack, Weight, stacks, weights
 from llamaspec.model.text import read_text
 from llamaspec.model.tokenizers.tokenizer import Tokenizer
-from llamaspec.model.weights.params import Experts, FeedForward, Layer, Linear, Progress, no_progress, rope_table
+from llamaspec.model.weights.loading import Progress, no_progress
+from llamaspec.model.weights.params import Experts, FeedForward, Layer, Linear, rope_table
 from llamaspec.reference.config import Config
 from llamaspec.reference.quantizers import smoothquant
 from llamaspec.reference.quantizers.blocks import Quantized

@@ -11,16 +11,17 @@ from jaxtyping import Bool, Float, Int
 
 from llamaspec.model.cache import Cache, cache_bytes
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.device import Device
 from llamaspec.model.forward import Text, forward, text_after
 from llamaspec.model.insight.cost import decode_cost
 from llamaspec.model.ops.choice import Choice, describe
 from llamaspec.model.options import SamplingOptions
 from llamaspec.model.running.backend import check_logits
-from llamaspec.model.device import Device
 from llamaspec.model.running.memory import gigabytes, shortage_named
 from llamaspec.model.running.programs import STOPS, Layout, Programs
 from llamaspec.model.sampling import as_arrays, random_key
-from llamaspec.model.weights.params import Params, load_params
+from llamaspec.model.weights.loading import load_params
+from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 
 
@@ -129,7 +130,7 @@ class JaxBackend:
         """
         other, loaded = copy(self), (read_from, self._params) if read_from else None
         dtype, positions = self._params.embedding.dtype, len(self._params.rope.cos)
-        other._params = load_params(checkpoint, dtype=dtype, positions=positions, loaded=loaded)
+        other._params = load_params(checkpoint, dtype=dtype, positions=positions, loaded=loaded, device=self.device)
         return other
 
 

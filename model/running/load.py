@@ -12,16 +12,17 @@ import jax
 import numpy as np
 
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.device import Device, room
 from llamaspec.model.ops.choice import Choice, ops_for
 from llamaspec.model.ops.emulated import emulated_ops, with_roundings
-from llamaspec.model.device import Device, room
 from llamaspec.model.running.jax_backend import JaxBackend
 from llamaspec.model.running.memory import Memory, check_fits, gigabytes, memory_of, shortage_named
 from llamaspec.model.running.process import give_back_compilers_memory, is_large, keep_heaps_small
 from llamaspec.model.running.program_store import ProgramStore, facts
 from llamaspec.model.running.programs import Layout, Programs, are_stored, compile_programs, first_programs
 from llamaspec.model.running.start_clock import StartClock
-from llamaspec.model.weights.params import Params, Progress, abstract_params, check_weights, load_params
+from llamaspec.model.weights.loading import Progress, abstract_params, check_weights, load_params
+from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 
 COMPILERS_ROOM = 4 << 30  # bytes of a GPU that compiling may take while weights are read
@@ -51,7 +52,7 @@ def load_on_one_device(
     not fit, CheckpointError for files that cannot be used.
     """
     config, platform, (free, others) = checkpoint.config, device.platform, room()
-    shapes = abstract_params(config, dtype=dtype, positions=layout.rows, tensors=run.tensors)
+    shapes = abstract_params(config, dtype=dtype, positions=layout.rows, tensors=run.tensors, device=device)
     params = with_roundings(shapes, roundings, config=config)
     choice = ops_for(
         kernels,
@@ -103,6 +104,7 @@ def load_on_one_device(
         positions=layout.rows,
         checked=checked,
         readers=1 if on_cpu or not roomy else READERS,
+        device=device,
         progress=progress,
     )
     start = _beside if beside else _one_after_the_other

@@ -143,7 +143,7 @@ def compile_programs(
 ) -> Programs:
     """Compile for JAX's default device, before any weight is in memory: the compiler takes some hundred MB itself.
 
-    `params` are shapes, those of `model.weights.params.abstract_params`. `greedy` says which of the two programs that
+    `params` are shapes, those of `model.weights.loading.abstract_params`. `greedy` says which of the two programs that
     decode is compiled at once, and `prompt`, the number of the first prompt's tokens, which of those that read prompts
     are (`first_programs`). `compiled` is called after each compilation. Programs that `store` has are loaded, and
     others are stored there. `jit` makes a function whose `lower` takes these shapes; by default it is `jax.jit`.

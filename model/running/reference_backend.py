@@ -17,7 +17,8 @@ from llamaspec.model.running.backend import check_logits
 from llamaspec.model.running.memory import PROCESS, Memory
 from llamaspec.model.sampling import random_key, uniform
 from llamaspec.model.tensors import EMBEDDING, Role, Weight, by_layer
-from llamaspec.model.weights.params import abstract_params, weight_bytes
+from llamaspec.model.weights.loading import abstract_params
+from llamaspec.model.weights.params import weight_bytes
 from llamaspec.reference.config import Config
 from llamaspec.reference.llama import (
     Cache,

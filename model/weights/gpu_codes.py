@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int32, UInt8
 
 from llamaspec.model.checkpoints.checkpoint import Tensor
 from llamaspec.model.checkpoints.codes import LEVELS as EXACT_LEVELS
-from llamaspec.model.device import default_device
+from llamaspec.model.device import Device
 from llamaspec.model.weights.codes import Int8Min, QuantizedMatrix
 from llamaspec.model.weights.groups import LANES, can_multiply
 from llamaspec.pallas_kernels.parts import int4
@@ -179,13 +179,11 @@ class Stacked(NamedTuple):
 
 
 def in_runs_of_a_form(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Split tensors that will be stacked into neighbors of one form, if the default device has kernels.
+    """Split tensors that will be stacked into runs of neighbors that have one form.
 
-    Elsewhere, and where some tensor has no codes that products read, all stay together.
+    If products cannot read the codes of some tensor, all tensors stay in one run.
     """
     together = [list(tensors)]
-    if not default_device().has_kernels:
-        return together
     runs: list[list[Tensor]] = []
     for tensor in tensors:
         codes = tensor.codes
@@ -199,9 +197,9 @@ def in_runs_of_a_form(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     return runs
 
 
-def as_read_here(weight: Any) -> Any:
-    """Arrange an array, a quantized matrix, or the shapes of one, if the default device has kernels."""
-    if not isinstance(weight, QuantizedMatrix) or not default_device().has_kernels:
+def to_kernel_layout(weight: Any, device: Device) -> Any:
+    """Arrange an array, a quantized matrix, or the shapes of one, if `device` has kernels."""
+    if not isinstance(weight, QuantizedMatrix) or not device.has_kernels:
         return weight
     abstract = isinstance(weight.codes, jax.ShapeDtypeStruct)
     return jax.eval_shape(arranged, weight) if abstract else arranged(weight)

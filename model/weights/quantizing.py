@@ -20,7 +20,6 @@ from jaxtyping import Array, Bool, Float, Float32, Float64, Int32, Shaped
 
 from llamaspec.model.checkpoints.checkpoint import Codes, Tensor
 from llamaspec.model.checkpoints.codes import exact_parts
-from llamaspec.model.device import default_device
 from llamaspec.model.weights.codes import CLASS_OF_FORM, QuantizedMatrix
 from llamaspec.model.weights.groups import LANES, repeats_of_scales
 from llamaspec.reference.quantizers import mx
@@ -80,12 +79,12 @@ def is_worth_compiling(tensors: Iterable[Tensor]) -> bool:
 
 
 def can_quantize_whole(tensors: Sequence[Tensor]) -> bool:
-    """Whether tensors from `_joined` are plain weights of one dtype, which the device can quantize as a whole.
+    """Whether tensors from `_joined` are plain weights of one dtype, which a GPU can quantize as a whole.
 
     On a CPU parts are quantized instead: that takes less memory, and the result is copied to pages of its own.
     """
     sources = [tensor.codes.source if tensor.codes else None for tensor in tensors]
-    return default_device().platform != "cpu" and all(
+    return all(
         source and not source.codes and source.dtype == tensors[0].codes.source.dtype  # type: ignore
         for source in sources
     )

@@ -19,7 +19,7 @@ from llamaspec.model.ops.xla import XLA
 from llamaspec.model.options import SamplingOptions
 from llamaspec.model.running.reference_backend import load_reference_params
 from llamaspec.model.sampling import as_arrays
-from llamaspec.model.weights.params import abstract_params, load_params
+from llamaspec.model.weights.loading import abstract_params, load_params
 from llamaspec.pallas_kernels.parts.attention_split_float32 import ROWS
 from llamaspec.pallas_kernels.parts.compat import interpreter
 from llamaspec.pallas_kernels.unsupported import Unsupported

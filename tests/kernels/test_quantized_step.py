@@ -22,7 +22,8 @@ from llamaspec.model.options import SamplingOptions
 from llamaspec.model.sampling import as_arrays
 from llamaspec.model.weights.codes import CLASS_OF_FORM, FP8, Int4, Int8, QuantizedMatrix
 from llamaspec.model.weights.gpu_codes import LEVELS, Int4Words, Stacked, arranged
-from llamaspec.model.weights.params import FeedForward, Params, load_params
+from llamaspec.model.weights.loading import load_params
+from llamaspec.model.weights.params import FeedForward, Params
 from llamaspec.pallas_kernels.parts import int4
 from llamaspec.pallas_kernels.parts.compat import interpreter
 from llamaspec.pallas_kernels.parts.matrix import MAX_BATCH, ScaledE4M3
