@@ -15,9 +15,9 @@ import jaxtyping
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.browser import started_browser
 from tests.slow import SLOW, First
-from tests.strategies import EXAMPLES
+from tests.support.browser import started_browser
+from tests.support.strategies import EXAMPLES
 
 # JAX reads this when it is imported. A test of the GPU sets it itself.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -37,7 +37,7 @@ from llamaspec.verify.precision import TINY, U
 
 ELEMENTARY = 4 * U  # relative error of exp, 1/sqrt and the sigmoid
 # Relative error of tanh, which XLA computes as a quotient of two polynomials. For every float32, that is 4.90 u off at
-# most with fused multiply-adds, and 6.89 u without them (tests/test_verify_ours.py).
+# most with fused multiply-adds, and 6.89 u without them (tests/verify/test_verify_ours.py).
 TANH = 7 * U
 FIXED = 2.0**-21  # the error of a number in fixed point, over the largest number of its group
 DIGITS_SIZE = 3.02  # the sum of a number's digits, each without its sign and scaled, over the number

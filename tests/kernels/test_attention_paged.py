@@ -12,7 +12,7 @@ from llamaspec.pallas_kernels.parts.attention_parts import ring_stages
 from llamaspec.pallas_kernels.parts.compat import interpreter
 from llamaspec.pallas_kernels.parts.key_ring import TILE
 from tests.kernels.attention_oracle import BFLOAT16, assert_attends, pointed
-from tests.strategies import DENORMAL, Noise, noises, share_of
+from tests.support.strategies import DENORMAL, Noise, noises, share_of
 
 
 class Shape(NamedTuple):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llamaspec.pallas_kernels.attention_prefill import BLOCK, ROWS, TILE, attention_prefill
 from llamaspec.pallas_kernels.parts.compat import interpreter
 from tests.kernels.attention_oracle import BFLOAT16, assert_attends, pointed
-from tests.strategies import DENORMAL, Noise, noises, share_of
+from tests.support.strategies import DENORMAL, Noise, noises, share_of
 
 
 class Shape(NamedTuple):

@@ -26,7 +26,7 @@ from llamaspec.pallas_kernels.parts.compat import interpreter
 from llamaspec.pallas_kernels.parts.decoded_codes import RUN, in_order, scales_of
 from llamaspec.pallas_kernels.parts.matrix import ScaledCodes
 from llamaspec.reference.config import Config
-from tests.strategies import Noise, assert_within, noises
+from tests.support.strategies import Noise, assert_within, noises
 
 BFLOAT16 = np.dtype(jnp.bfloat16)
 CUTS = [Cut(stages=2), Cut(stages=2, turn=256), Cut(blocks=2, parts=2, stages=2)]

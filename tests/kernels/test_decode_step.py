@@ -24,9 +24,9 @@ from llamaspec.pallas_kernels.parts.attention_split_float32 import ROWS
 from llamaspec.pallas_kernels.parts.compat import interpreter
 from llamaspec.pallas_kernels.unsupported import Unsupported
 from llamaspec.reference.config import Config
-from tests.kernel_ops import KERNEL_OPS
-from tests.random_models import random_checkpoint
-from tests.test_model_against_reference import UNITS, walk
+from tests.kernels.kernel_ops import KERNEL_OPS
+from tests.model.test_model_against_reference import UNITS, walk
+from tests.support.random_models import random_checkpoint
 
 TINY = Config(
     dim=256, layers=2, heads=4, kv_heads=2, head_dim=64, ffn=256, vocab=64, context=128, eps=1e-5, theta=1e4, tied=True

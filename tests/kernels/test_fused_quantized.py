@@ -20,7 +20,7 @@ from llamaspec.pallas_kernels.parts.compat import interpreter
 from llamaspec.pallas_kernels.parts.matrix import ScaledCodes
 from llamaspec.pallas_kernels.parts.tile import Tile
 from llamaspec.verify.running_error import Approx
-from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises, share_of
+from tests.support.strategies import Noise, assert_within, at_extremes, dtypes, noises, share_of
 
 EPS = 1e-5
 TILE = Tile(

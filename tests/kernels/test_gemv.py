@@ -27,7 +27,7 @@ from llamaspec.pallas_kernels.parts.row_product import RowProduct
 from llamaspec.pallas_kernels.parts.row_tiles import BLOCK_MEMORY, PROCESSOR_MEMORY
 from llamaspec.pallas_kernels.parts.tile import Tile
 from llamaspec.verify.running_error import Approx, added, exactly, gamma, gated, normalized, projected, rounded
-from tests.strategies import DENORMAL, share_of
+from tests.support.strategies import DENORMAL, share_of
 
 UNITS = {"float32": 0.0, "bfloat16": 2**-8}
 EPS = 1e-5

@@ -23,7 +23,7 @@ from llamaspec.pallas_kernels.parts.matrix import ScaledCodes, product_of
 from llamaspec.pallas_kernels.parts.tile import Tile
 from llamaspec.pallas_kernels.unsupported import Unsupported
 from llamaspec.verify.running_error import Approx, added
-from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises, share_of
+from tests.support.strategies import Noise, assert_within, at_extremes, dtypes, noises, share_of
 
 # Bits, columns that share a scale, and what groups have beside it or codes choose from.
 INTEGERS = [(8, None), *((bits, group) for bits in (8, 4) for group in (16, 32, 64, 128)), (6, 16), (5, 32)]

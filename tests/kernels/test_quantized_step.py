@@ -30,9 +30,9 @@ from llamaspec.pallas_kernels.parts.matrix import MAX_BATCH, ScaledE4M3
 from llamaspec.pallas_kernels.unsupported import Unsupported
 from llamaspec.reference.config import Config
 from llamaspec.verify.running_error import Approx, gamma
-from tests.kernel_ops import KERNEL_OPS
-from tests.random_models import random_checkpoint
-from tests.strategies import Noise, assert_within
+from tests.kernels.kernel_ops import KERNEL_OPS
+from tests.support.random_models import random_checkpoint
+from tests.support.strategies import Noise, assert_within
 
 # Kernels take codes in rows of 1024 or more.
 NARROW = Config(

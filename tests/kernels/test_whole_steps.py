@@ -21,10 +21,10 @@ from llamaspec.model.running.reference_backend import load_reference_params
 from llamaspec.model.weights.loading import load_params
 from llamaspec.pallas_kernels.parts.compat import interpreter
 from llamaspec.reference.config import Config
-from tests.kernel_ops import KERNEL_OPS
-from tests.random_models import random_checkpoint
-from tests.strategies import assert_within
-from tests.test_model_against_reference import UNITS, composed_bound
+from tests.kernels.kernel_ops import KERNEL_OPS
+from tests.model.test_model_against_reference import UNITS, composed_bound
+from tests.support.random_models import random_checkpoint
+from tests.support.strategies import assert_within
 
 CAPACITY = 136
 PROMPT = np.array([70, 1])  # tokens of each sequence: more than a tile of keys, and hardly any

@@ -1,0 +1,284 @@
+"""Imports run one way: reference <- verify; pallas_kernels <- model <- serving, training, learn <- commands <- cli.
+
+Read from the source, so nothing is run.
+"""
+
+import ast
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OURS = (
+    *("reference", "verify", "pallas_kernels", "model", "serving", "training", "learn"),
+    *("commands", "cli", "tests", "benchmarks"),
+)
+HEAVY = ("jax", "jaxlib", "numpy", "ml_dtypes", "hypothesis", "rich", "prompt_toolkit")
+
+
+class Rule(NamedTuple):
+    """Imports allowed in the files at or under `place`. A name stands for the modules under it, too."""
+
+    place: str
+    only: tuple[str, ...] = ()  # nothing else; empty: anything
+    never: tuple[str, ...] = ()
+    but: tuple[str, ...] = ()  # exceptions to `never`
+    beside: str = ""  # a file that the rule does not hold for
+    at_once: bool = False  # True: the rule concerns imports of the module, not those inside functions
+
+
+RULES = [
+    Rule("reference/", only=("reference", "numpy", "ml_dtypes", "jaxtyping", "regex", *sys.stdlib_module_names)),
+    Rule(
+        "verify/",
+        only=("verify", "reference", "hypothesis", "numpy", "ml_dtypes", "jaxtyping", *sys.stdlib_module_names),
+    ),
+    Rule("pallas_kernels/", never=tuple(name for name in OURS if name != "pallas_kernels")),
+    Rule("model/", never=("cli", "commands", "verify", "tests", "benchmarks", "serving", "training", "learn")),
+    Rule("training/", never=("cli", "commands", "verify", "tests", "benchmarks", "serving", "learn")),
+    # A drawing shows the scheduler at work; nothing that computes is imported.
+    Rule(
+        "learn/",
+        never=("cli", "commands", "tests", "benchmarks", "serving", "training"),
+        but=("serving.request", "serving.scheduler"),
+    ),
+    Rule("serving/", never=tuple(name for name in OURS if name not in ("reference", "model", "serving"))),
+    # Who computes next is decided without a device.
+    Rule("serving/request.py", never=("jax", "jaxlib")),
+    Rule("serving/pages.py", never=("jax", "jaxlib")),
+    Rule("serving/scheduler.py", never=("jax", "jaxlib")),
+    Rule(
+        "model/",
+        never=("reference",),
+        # Constants, tables and formats, not layers.
+        but=(
+            *("reference.config", "reference.rope", "reference.byte_bpe", "reference.quantizers"),
+            "reference.collectives",
+        ),
+        beside="model/running/reference_backend.py",
+    ),
+    # The text of the model, and what ops compute, are those of one device: several take them as they are.
+    Rule("model/forward.py", never=("model.parallel",)),
+    Rule("model/ops/", never=("model.parallel",)),
+    Rule("model/checkpoints/", never=("jax", "jaxlib")),  # a file is read into NumPy arrays, wherever they go next
+    Rule("model/tokenizers/", never=("jax", "jaxlib")),
+    Rule("benchmarks/", never=("cli", "commands", "tests")),
+    Rule("commands/", never=("cli", "tests")),
+    # `llamaspec --help` and `llamaspec VERB --help` answer at once.
+    Rule(
+        "commands/",
+        never=(*HEAVY, *(name for name in OURS if name != "commands")),
+        at_once=True,
+    ),
+    # The table of weights and the families describe a model for every reader of it, so they do not need JAX.
+    Rule("model/tensors.py", only=("reference.config", "numpy", "jaxtyping", *sys.stdlib_module_names)),
+    Rule("model/famil", only=("model", "reference", *sys.stdlib_module_names)),
+    Rule("model/famil", never=("model",), but=("model.family", "model.families", "model.tensors")),
+    Rule(
+        "cli.py",
+        never=(*HEAVY, *(name for name in OURS if name not in ("cli", "commands"))),
+        at_once=True,
+    ),
+]
+
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def for_typing(node: ast.AST) -> bool:
+    """Tell whether only a type checker reads this statement: `if TYPE_CHECKING:` without an else."""
+    return isinstance(node, ast.If) and not node.orelse and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def imports(tree: ast.AST, skip: Callable[[ast.AST], bool] = lambda node: False) -> Iterator[tuple[int, str]]:
+    """Yield the line and the full name of each import, also inside functions, but not inside nodes to `skip`.
+
+    A relative import's name begins with its dots.
+    """
+    for node in ast.iter_child_nodes(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from ((node.lineno, alias.name) for alias in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                package = "." * level + (f"{module}." if module else "")
+                yield from ((node.lineno, package + alias.name) for alias in names)
+            case _ if not skip(node):
+                yield from imports(node, skip)
+
+
+def runs_later(node: ast.AST) -> bool:
+    """Tell whether importing a module does not run the imports in this statement."""
+    return isinstance(node, FUNCTIONS) or for_typing(node)
+
+
+def among(name: str, modules: tuple[str, ...]) -> bool:
+    return any(name == module or name.startswith(module + ".") for module in modules)
+
+
+def short_imports(source: str, rule: Rule) -> Iterator[tuple[int, str]]:
+    """Yield the imports that a rule concerns, ours without `llamaspec.`."""
+    for line, name in imports(ast.parse(source), runs_later if rule.at_once else lambda node: False):
+        yield line, name.removeprefix("llamaspec.")
+
+
+def violations(path: str, source: str) -> list[str]:
+    """The imports of the file at `path` (from the root, with slashes) that a rule forbids.
+
+    >>> violations("model/forward.py", "from llamaspec import cli")
+    ['model/forward.py:1 imports cli']
+    """
+    return sorted(
+        f"{path}:{line} imports {name}"
+        for rule in RULES
+        if path.startswith(rule.place) and path != rule.beside
+        for line, name in short_imports(source, rule)
+        if (rule.only and not among(name, rule.only)) or (among(name, rule.never) and not among(name, rule.but))
+    )
+
+
+def test_imports_run_one_way():
+    files = [path.relative_to(ROOT).as_posix() for name in OURS for path in (ROOT / name).rglob("*.py")]
+    assert {"reference/rope.py", "tests/house/test_architecture.py"} <= set(files)
+    files += ["cli.py"] * (ROOT / "cli.py").exists()
+    assert [wrong for file in files for wrong in violations(file, (ROOT / file).read_text(encoding="utf-8"))] == []
+
+
+def module_name(path: str) -> str:
+    """Give the import name of a file.
+
+    >>> module_name("model/ops/__init__.py"), module_name("llamaspec/__init__.py"), module_name("cli.py")
+    ('llamaspec.model.ops', 'llamaspec', 'llamaspec.cli')
+    """
+    parts = ("llamaspec", *Path(path).with_suffix("").parts)
+    return ".".join(parts[path.startswith("llamaspec/") :]).removesuffix(".__init__")
+
+
+def circle(sources: Mapping[str, str]) -> list[str]:
+    """Find modules that import each other in a circle, also inside functions; [] if there is none.
+
+    `sources` are the texts of modules by their import names. Imports for a type checker do not count.
+
+    >>> circle({"a": "import b", "b": "def f():\\n    from a import f"})
+    ['a', 'b', 'a']
+    """
+    graph: dict[str, set[str]] = {name: set() for name in sources}
+    for name, source in sources.items():
+        for _, target in imports(ast.parse(source), for_typing):
+            # `from package import name` imports the module `package.name` if there is one, else `package`.
+            module = target if target in sources else target.rpartition(".")[0]
+            if module in sources and module != name:
+                graph[name].add(module)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_modules_import_each_other():
+    files = [path.relative_to(ROOT).as_posix() for name in OURS for path in (ROOT / name).rglob("*.py")]
+    files += ["cli.py", "llamaspec/__init__.py", "llamaspec/__main__.py"]
+    sources = {module_name(file): (ROOT / file).read_text(encoding="utf-8") for file in files}
+    assert {"llamaspec.cli", "llamaspec", "llamaspec.model.ops.gpu"} <= set(sources)
+    assert circle(sources) == []
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        {"a": "import b", "b": "import c", "c": "import a"},
+        {"a": "def f():\n    import b", "b": "def g():\n    if True:\n        from a import f"},
+        {"p": "from p.m import x", "p.m": "from p import y"},
+    ],
+)
+def test_a_circle_is_seen(sources):
+    first, *_, last = circle(sources)
+    assert first == last
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        {"a": "import b", "b": "import c", "c": ""},
+        {"a": "import b", "b": "if TYPE_CHECKING:\n    from a import f"},
+        {"p": "", "p.m": "from p import n", "p.n": "import p"},
+    ],
+)
+def test_no_circle_is_made_up(sources):
+    assert circle(sources) == []
+
+
+def test_everything_of_ours_is_imported_by_one_name():
+    """A module that is imported as `reference.rope`, too, is there twice, with classes that are not the same."""
+    short = {*OURS} - {"tests"}
+    for path in (
+        path for name in OURS for path in (*(ROOT / name).rglob("*.py"), ROOT / f"{name}.py") if path.is_file()
+    ):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            named += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert short.isdisjoint(name.partition(".")[0] for name in named), f"{path}:{getattr(node, 'lineno', 0)}"
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("reference/rope.py", "import jax.numpy as jnp"),
+        ("reference/rope.py", "from llamaspec.model.llama import load"),
+        ("reference/rope.py", "from .config import Config"),  # relative imports hide where they lead
+        ("reference/rope.py", "def f():\n    if True:\n        import jax"),
+        ("verify/contracts.py", "from llamaspec.pallas_kernels import rmsnorm"),
+        ("pallas_kernels/rmsnorm.py", "from llamaspec.reference.rmsnorm import rmsnorm"),
+        ("model/forward.py", "from llamaspec import reference"),
+        ("model/forward.py", "from llamaspec.reference import rmsnorm"),
+        ("model/forward.py", "from llamaspec.reference.configuration import Config"),
+        ("model/running/reference_backend.py", "from llamaspec import cli"),
+        ("benchmarks/gpu/suite.py", "from tests.support.strategies import Noise"),
+        ("model/checkpoints/gguf/read.py", "from jax import numpy as jnp"),
+        ("commands/chat.py", "import jax"),
+        ("commands/chat.py", "from llamaspec.model.llama import load"),
+        ("commands/chat.py", "def chat():\n    from llamaspec import cli"),
+        ("model/llama.py", "from llamaspec.commands.progress import progress_bar"),
+        ("model/tensors.py", "import jax"),
+        ("model/tensors.py", "from llamaspec.model.weights.params import Params"),
+        ("model/families/qwen3_moe.py", "import jax"),
+        ("model/family.py", "from llamaspec.model.weights.params import Params"),
+        ("model/llama.py", "from llamaspec.serving.request import Request"),
+        ("serving/engine.py", "from llamaspec.pallas_kernels.attention_paged import attention_paged"),
+        ("serving/scheduler.py", "import jax.numpy as jnp"),
+        ("cli.py", "import numpy as np"),
+        ("cli.py", "try:\n    from llamaspec.model.llama import load\nexcept ImportError:\n    pass"),
+        ("cli.py", "class Command:\n    import jax"),
+        ("cli.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import jax"),
+    ],
+)
+def test_a_violation_is_seen(path, source):
+    assert len(violations(path, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("reference/rope.py", "import math\nimport numpy as np\nfrom llamaspec.reference import config"),
+        (
+            "model/forward.py",
+            "import jax\nfrom llamaspec.reference.rope import Scaling\nfrom llamaspec.reference import config",
+        ),
+        ("model/running/reference_backend.py", "from llamaspec.reference.llama import forward"),
+        ("cli.py", "import click\ndef main():\n    import jax\n    from llamaspec.model.llama import load"),
+        ("cli.py", "if TYPE_CHECKING:\n    from llamaspec.model.llama import Llama"),
+        ("serving/engine.py", "import jax\nfrom llamaspec.model.options import SamplingOptions"),
+        ("cli.py", "from llamaspec.commands.output import fail"),
+        (
+            "commands/chat.py",
+            "import click\nfrom llamaspec.commands.output import write\ndef chat():\n"
+            "    from llamaspec.model.llama import load",
+        ),
+    ],
+)
+def test_what_is_allowed_passes(path, source):
+    assert violations(path, source) == []
