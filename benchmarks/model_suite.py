@@ -36,8 +36,8 @@ from llamaspec.model.insight.machine import (
 from llamaspec.model.insight.plan import DEVICES, NVLINK, Link, Plan, make_plan
 from llamaspec.model.insight.profile import Trace
 from llamaspec.model.insight.timing import Effort, Seconds, in_turn, measure, spread
-from llamaspec.model.llama import BackendName, load_backend
-from llamaspec.model.options import SamplingOptions, choose_context
+from llamaspec.model.llama import load_backend
+from llamaspec.model.options import BackendName, RunOptions, SamplingOptions, choose_context
 from llamaspec.model.parallel.share import share
 from llamaspec.model.running.jax_backend import describe_run
 from llamaspec.model.running.reference_backend import BY_REFERENCE
@@ -185,7 +185,9 @@ def reference_rows(subject: TimedModel, *, tokens: int, progress: Progress) -> I
     """Time a prompt and decoding by the definition, in float64, without a floor: the float64 rate is not measured."""
     progress("weights", 0.3)
     checkpoint, vocab = subject.checkpoint(), subject.config.vocab
-    backend = load_backend(checkpoint, backend="reference", context=tokens + DRAWN, quantize=subject.quantize)
+    backend = load_backend(
+        checkpoint, RunOptions(backend="reference", context=tokens + DRAWN, quantize=subject.quantize)
+    )
     ids = [i % vocab for i in range(tokens + 1)]  # decoding feeds the last one first
     decoding = Session[Any, Any](backend, vocab=vocab)
 

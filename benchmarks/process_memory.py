@@ -17,6 +17,7 @@ from typing import Any
 from llamaspec.benchmarks.growth import slope
 from llamaspec.benchmarks.report import Column, Row, table, write_report
 from llamaspec.benchmarks.resident import forget_peak, peak_resident_bytes, resident_bytes
+from llamaspec.model.options import RunOptions
 
 LAYERS = (2, 8, 24)
 MEASURED_SCHEMES = (None, "q8", "q4", "nf4", "fp8", "mxfp4")
@@ -63,7 +64,7 @@ def measured(layers: int, quantize: str | None) -> Row:
     arrays = memory.running - memory.process
     jax.devices()
     started = resident_bytes()
-    backend = load_backend(checkpoint, quantize=quantize, own_process=True)
+    backend = load_backend(checkpoint, RunOptions(quantize=quantize, own_process=True))
     compiling = peak_resident_bytes()
     forget_peak()
     session = Session[Any, Any](backend, vocab=config.vocab)

@@ -38,7 +38,7 @@ from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.insight.timing import Effort
 from llamaspec.model.llama import Llama, load, load_backend
 from llamaspec.model.ops.choice import ops_for
-from llamaspec.model.options import SamplingOptions
+from llamaspec.model.options import RunOptions, SamplingOptions
 from llamaspec.model.running.programs import longest_burst, prompt_chunk
 from llamaspec.model.tensors import quantizable, tensor_shapes
 from llamaspec.model.weights.loading import abstract_params
@@ -100,7 +100,7 @@ def predictions(name: str, place: str | Path, tokenizer: Path | None, *, tokens:
 
     def backend_of(form: Form) -> Predictor:
         if form.options:
-            return load_backend(form.checkpoint, **form.options)
+            return load_backend(form.checkpoint, RunOptions(**form.options))
         plain = decoded(form.checkpoint)
         return running.with_weights(plain) if plain.config == base.config else load_backend(plain)
 

@@ -29,7 +29,7 @@ from llamaspec.model.insight.machine import about
 from llamaspec.model.insight.plan import Link
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.llama import load_backend
-from llamaspec.model.options import SamplingOptions
+from llamaspec.model.options import RunOptions, SamplingOptions
 from llamaspec.model.parallel.backend import ParallelBackend
 from llamaspec.model.parallel.load import plan_parallel
 from llamaspec.model.parallel.partition import mesh
@@ -89,7 +89,9 @@ def running_on(subject: TimedModel, *, devices: int, context: int) -> JaxBackend
     if subject.random:
         return random_backend(subject, devices=devices, context=context)
     how: dict[str, Any] = {"kernels": subject.kernels, "quantize": subject.quantize, "dtype": subject.dtype}
-    found = load_backend(subject.checkpoint(), context=context, devices=devices, greedy=True, own_process=True, **how)
+    found = load_backend(
+        subject.checkpoint(), RunOptions(context=context, devices=devices, greedy=True, own_process=True, **how)
+    )
     assert isinstance(found, JaxBackend)
     return found
 

@@ -55,7 +55,7 @@ def load(
     take a minute. `examine` is called then, with the tokenizer and `Llama.places`. `clock` measures the phases.
     """
     from llamaspec.model.checkpoints.open import open_checkpoint, place_of
-    from llamaspec.model.options import check_length, choose_context
+    from llamaspec.model.options import RunOptions, check_length, choose_context
     from llamaspec.model.running.start_clock import StartClock
     from llamaspec.model.tokenizers.of_model import tokenizer_of
     from llamaspec.model.tokenizers.tokenizer import encode_text
@@ -71,7 +71,6 @@ def load(
     places = [place for place in (options["tokenizer"], place_of(options["model"])) if place]
     examine(tokenizer, places)
     names = ("context", "dtype", "quantize", "cache", "backend", "kernels", "devices", "parallel")
-    running = {name: options[name] for name in names}
     clock.begin("import")
     with progress_bar() as progress:
         folder = prepare_jax()
@@ -79,15 +78,14 @@ def load(
 
         with opening_device():
             from llamaspec.model.llama import Llama, load_backend
-        how = {
-            "greedy": greedy,
-            "prompt": None if ids is None else len(ids),
-            "own_process": True,
-            "compile_cache": folder,
-            "progress": progress,
-            "clock": clock,
-        }
-        backend = load_backend(checkpoint, **how, **running)
+        run_options = RunOptions(
+            greedy=greedy,
+            prompt=None if ids is None else len(ids),
+            own_process=True,
+            compile_cache=folder,
+            **{name: options[name] for name in names},
+        )
+        backend = load_backend(checkpoint, run_options, progress=progress, clock=clock)
     llama = Llama(checkpoint.config, tokenizer, backend, stops=checkpoint.stops, places=places)
     say_how(llama.describe_run())
     return llama

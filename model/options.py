@@ -1,9 +1,11 @@
-"""The options of a generation, checked before anything is loaded."""
+"""Options of a model that runs and of a generation, checked before anything is loaded."""
 
 import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
 
 MAX_SEED = 2**64 - 1
 LONGEST_DEFAULT_CONTEXT = 4096  # tokens; a longer cache is allocated only if asked for
@@ -34,6 +36,45 @@ class SamplingOptions:
     def greedy(self) -> bool:
         """Whether the likeliest token is taken: at 0, and below the normal numbers of float32, which count as 0."""
         return self.temperature < 2**-126
+
+
+BackendName = Literal["jax", "reference"]
+DtypeName = Literal["float32", "bfloat16"]
+CacheName = Literal["int8"]
+ParallelName = Literal["tensor", "context"]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a model runs. `model.llama.load` explains the fields that users set. Raises ValueError out of range."""
+
+    context: int | None = None
+    dtype: DtypeName | None = None
+    backend: BackendName = "jax"
+    kernels: str = "auto"
+    quantize: str | None = None
+    cache: CacheName | None = None
+    greedy: bool = False
+    devices: int = 1
+    parallel: ParallelName = "tensor"
+    compile_cache: str | Path | None = None  # a folder of `model.running.program_store`; None: no folder
+    # The number of tokens of the first prompt, or None if it is not known. Only the programs that read this prompt are
+    # compiled at once, and others when they are needed, unless a large model leaves no memory for that.
+    prompt: int | None = None
+    emulate_activations: str | None = None  # a method of `model.ops.emulated.roundings`
+    # Whether this process runs the model and nothing else. It then returns the compiler's memory to the system, and a
+    # large model on a CPU changes how its allocator works (`model.running.process`).
+    own_process: bool = False
+
+    def __post_init__(self):
+        if self.backend not in get_args(BackendName):
+            raise ValueError(f"no backend named {self.backend}: choose jax or reference")
+        if self.dtype not in (None, *get_args(DtypeName)):
+            raise ValueError(f"dtype must be float32 or bfloat16, got {self.dtype}")
+        if self.cache not in (None, *get_args(CacheName)):
+            raise ValueError(f"the cache must be int8 or the default (the dtype of the weights), got {self.cache}")
+        if self.devices != 1 and (self.backend == "reference" or self.emulate_activations):
+            raise ValueError(f"the reference and emulated activations run on one device, not on {self.devices}")
 
 
 def check_seed(seed: int | None) -> int:

@@ -9,10 +9,11 @@ from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.device import Device, room
 from llamaspec.model.ops.choice import Choice, ops_for
 from llamaspec.model.ops.xla import XLA
+from llamaspec.model.options import RunOptions
 from llamaspec.model.parallel.backend import ParallelBackend, load_shares
 from llamaspec.model.parallel.partition import Partition, mesh
 from llamaspec.model.parallel.processes import fewest
-from llamaspec.model.parallel.way import TENSOR, Parts, Way
+from llamaspec.model.parallel.way import TENSOR, Parts, Way, way_named
 from llamaspec.model.running.load import plan_memory
 from llamaspec.model.running.memory import Memory, check_fits, gigabytes, shortage_named
 from llamaspec.model.running.process import give_back_compilers_memory, keep_heaps_small
@@ -25,26 +26,22 @@ from llamaspec.reference.config import Config
 
 def load_parallel(
     checkpoint: Checkpoint,
+    options: RunOptions,
     *,
-    devices: int,
     layout: Layout,
     dtype: np.dtype,
     device: Device,
-    kernels: str,
-    quantize: str | None,
-    way: Way,
-    greedy: bool,
-    own_process: bool,
     progress: Progress,
     clock: StartClock,
 ) -> ParallelBackend:
-    """Load a model onto the first `devices` of JAX's devices, which may belong to several processes.
+    """Load a model onto the first of JAX's devices, which may belong to several processes.
 
-    Each process reads and checks the shares of its own devices. `layout`, `dtype` and `device` are those that one
-    device would have. `clock` measures the phases, one after the other. Raises ValueError where the devices cannot
-    share the model, MemoryError where a share does not fit, CheckpointError for files that cannot be used.
+    Each process reads and checks the shares of its own devices. `layout`, `dtype` and `device` are the ones for a
+    model on one device. `clock` measures the phases, one after the other. Raises ValueError if the devices cannot
+    share the model, MemoryError if a share does not fit, CheckpointError for files that cannot be used.
     """
-    parts, over = Parts(checkpoint, devices, quantize, way), mesh(devices)
+    devices, way = options.devices, way_named(options.parallel)
+    parts, over = Parts(checkpoint, devices, options.quantize, way), mesh(devices)
     mine = [i for i, one in enumerate(over.devices) if one.process_index == jax.process_index()]
     if not mine:
         raise ValueError(f"none of the {devices} devices belongs to process {jax.process_index()}")
@@ -54,7 +51,7 @@ def load_parallel(
     layout = layout._replace(devices=way.rows_spread(devices), wide=layout.wide if way.cuts_weights else ())
     shapes = abstract_params(config, dtype=dtype, positions=layout.rows, tensors=shares[0].tensors, device=device)
     partition, choice = plan_parallel(
-        config, shapes, devices=devices, layout=layout, device=device, kernels=kernels, way=way
+        config, shapes, devices=devices, layout=layout, device=device, kernels=options.kernels, way=way
     )
 
     def plan(widest: int) -> Memory:
@@ -78,7 +75,7 @@ def load_parallel(
             check_weights(part, progress=progress)
     progress("compiling", 0.0)
     clock.begin("compile")
-    if own_process:
+    if options.own_process:
         keep_heaps_small(config, platform=device.platform)
     programs = compile_programs(
         shapes,
@@ -86,8 +83,8 @@ def load_parallel(
         ops=choice.ops,
         layout=layout,
         platform=device.platform,
-        greedy=greedy,
-        compiled=partial(give_back_compilers_memory, config, platform=device.platform) if own_process else None,
+        greedy=options.greedy,
+        compiled=partial(give_back_compilers_memory, config, platform=device.platform) if options.own_process else None,
         jit=partition.jit,
     )
     clock.begin("read")

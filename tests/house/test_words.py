@@ -11,7 +11,6 @@ from tests.support.processes import REPOSITORY
 MEDIAN_LINES = 120
 LONG = 350  # lines: a longer file needs a reason
 REASONS = {
-    "model/llama.py": "one model, from its options to its texts",
     "pallas_kernels/parts/integer_mma.py": "one product on the tensor cores' integers, for every form of codes",
     "tests/model/ops/test_ops_choice.py": "every reason for which an op is a kernel or is not",
     "tests/support/families.py": "one model of each family, as files",

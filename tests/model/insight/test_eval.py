@@ -19,6 +19,7 @@ from llamaspec.model.insight.evaluation import Text, choose_stride, compare, eva
 from llamaspec.model.insight.evaluation_by_tensor import check_alike, compare_by_tensor, decoded
 from llamaspec.model.insight.evaluation_report import as_json, as_text
 from llamaspec.model.llama import load_backend
+from llamaspec.model.options import RunOptions
 from llamaspec.model.running.jax_backend import JaxBackend
 from llamaspec.model.running.reference_backend import ReferenceBackend
 from llamaspec.model.text import read_text
@@ -162,7 +163,7 @@ def test_perplexity_and_divergence_are_those_of_transformers(run, data, tmp_path
 
 def test_windows_are_those_of_transformers(data):
     checkpoint = open_checkpoint(data / "stories260K" / "stories260K.bin")
-    model, text = load_backend(checkpoint, backend="reference"), Text(GOLDEN["ids"], len(GOLDEN["text"]))
+    model, text = load_backend(checkpoint, RunOptions(backend="reference")), Text(GOLDEN["ids"], len(GOLDEN["text"]))
     for golden in GOLDEN["losses"]:
         if golden["stride"] > 1:  # hundreds of windows
             found = evaluate(model, text, context=golden["context"], stride=golden["stride"])
@@ -173,21 +174,23 @@ def test_each_tensor_alone():
     """Each tensor that differs is named, and its cost is that of a model with this tensor alone."""
     base = random_checkpoint(SMALL, seed=1)
     model = quantized(base, "q4")
-    running = load_backend(decoded(base), backend="reference")
+    running = load_backend(decoded(base), RunOptions(backend="reference"))
     text = Text(np.random.default_rng(2).integers(0, SMALL.vocab, 30).tolist(), 30)
-    whole, costs = compare_by_tensor(load_backend(model, backend="reference"), running, model, base, text, context=16)
-    assert whole == compare(load_backend(model, backend="reference"), running, text, context=16)
+    whole, costs = compare_by_tensor(
+        load_backend(model, RunOptions(backend="reference")), running, model, base, text, context=16
+    )
+    assert whole == compare(load_backend(model, RunOptions(backend="reference")), running, text, context=16)
     assert [cost.name for cost in costs] == [name for name, tensor in model.tensors.items() if tensor.codes]
     assert all(0 < cost.relative_error < 1 and cost.divergence.mean > 0 for cost in costs)
     one = {**base.tensors, costs[3].name: model.tensors[costs[3].name]._replace(codes=None)}
-    alone = load_backend(replace(base, tensors=one), backend="reference")
+    alone = load_backend(replace(base, tensors=one), RunOptions(backend="reference"))
     assert compare(alone, running, text, context=16).divergence == costs[3].divergence
     assert compare_by_tensor(running, running, base, base, text, context=16)[1] == []
 
 
 def test_the_base_is_computed_once_for_all_tensors(monkeypatch):
     base = random_checkpoint(SMALL, seed=1)
-    running = load_backend(decoded(base), backend="reference")
+    running = load_backend(decoded(base), RunOptions(backend="reference"))
     text, asked = Text([1, 2, 3, 4, 5], 5), []
     computed = ReferenceBackend.logits_in_parts
 
@@ -197,7 +200,9 @@ def test_the_base_is_computed_once_for_all_tensors(monkeypatch):
 
     monkeypatch.setattr(ReferenceBackend, "logits_in_parts", counted)
     model = quantized(base, "q8")
-    costs = compare_by_tensor(load_backend(model, backend="reference"), running, model, base, text, context=8)[1]
+    costs = compare_by_tensor(
+        load_backend(model, RunOptions(backend="reference")), running, model, base, text, context=8
+    )[1]
     assert (asked.count(running), len(asked)) == (1, len(costs) + 2)
 
 
@@ -239,14 +244,16 @@ def test_one_tensor_is_exchanged_and_no_other_is_read_again(config):
 @pytest.mark.parametrize("backend", ["jax", "reference"])
 def test_logits_in_parts_are_the_logits(backend):
     checkpoint = random_checkpoint(replace(CONFIGS["3 to 1, q/k norms, window"], layers=1, windows=(3,)), seed=3)
-    model = load_backend(checkpoint, backend=backend)
+    model = load_backend(checkpoint, RunOptions(backend=backend))
     assert isinstance(model, JaxBackend | ReferenceBackend)
     ids = np.random.default_rng(4).integers(0, 50, 64).tolist()
     whole = model.logits(ids)
     rest = np.concatenate(list(model.logits_in_parts(ids, after=40)))
     np.testing.assert_allclose(rest, whole[40:], atol=1e-5 * np.abs(whole).max())
     other = random_checkpoint(checkpoint.config, seed=5)
-    assert np.array_equal(model.with_weights(other).logits(ids), load_backend(other, backend=backend).logits(ids))
+    assert np.array_equal(
+        model.with_weights(other).logits(ids), load_backend(other, RunOptions(backend=backend)).logits(ids)
+    )
     assert np.array_equal(model.logits(ids), whole)
 
 

@@ -50,10 +50,10 @@ RUN = """
 import sys
 from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.llama import load_backend
-from llamaspec.model.options import SamplingOptions
+from llamaspec.model.options import RunOptions, SamplingOptions
 from llamaspec.model.running.session import Session
 checkpoint = open_checkpoint(sys.argv[1])
-backend = load_backend(checkpoint, quantize=sys.argv[2] or None, backend=sys.argv[3], own_process=True)
+backend = load_backend(checkpoint, RunOptions(quantize=sys.argv[2] or None, backend=sys.argv[3], own_process=True))
 session = Session(backend, vocab=checkpoint.config.vocab)
 prompt = [1] * (checkpoint.config.context - 4)
 for _ in session.bursts(prompt, max_new_tokens=4, options=SamplingOptions(), seed=0, stops=frozenset()):

@@ -568,7 +568,7 @@ def drawn(*, own_key: bool) -> dict[str, Any]:
     from llamaspec.model import sampling
     from llamaspec.model.candidates.walking import random_checkpoint
     from llamaspec.model.llama import load_backend
-    from llamaspec.model.options import SamplingOptions
+    from llamaspec.model.options import RunOptions, SamplingOptions
     from llamaspec.model.parallel.tensor import AXIS
     from llamaspec.model.running.jax_backend import JaxBackend
     from llamaspec.model.tensors import tensor_shapes
@@ -582,7 +582,7 @@ def drawn(*, own_key: bool) -> dict[str, Any]:
 
     def text(devices: int) -> tuple[list[int], list[np.ndarray]]:
         """Draw eight tokens; gives them, and which tokens each device has seen."""
-        backend = load_backend(checkpoint, devices=devices, context=32)
+        backend = load_backend(checkpoint, RunOptions(devices=devices, context=32))
         assert isinstance(backend, JaxBackend)
         options = SamplingOptions(temperature=1.0)
         drawing = backend.begin(3, seen=np.zeros(config.vocab, bool), seed=7, options=options, stops=[])

@@ -290,7 +290,7 @@ import json, re, sys
 from pathlib import Path
 from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.parallel.reading import share_of
-from llamaspec.model.weights.params import check_weights, load_params
+from llamaspec.model.weights.loading import check_weights, load_params
 import numpy as np
 def read():
     return int(re.search(r"read_bytes: (\\d+)", Path("/proc/self/io").read_text())[1])

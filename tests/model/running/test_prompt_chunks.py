@@ -13,9 +13,8 @@ from llamaspec.model.checkpoints.checkpoint import CheckpointError
 from llamaspec.model.checkpoints.codes import quantized
 from llamaspec.model.device import Device, Room
 from llamaspec.model.llama import load_backend
-from llamaspec.model.options import SamplingOptions
+from llamaspec.model.options import RunOptions, SamplingOptions
 from llamaspec.model.parallel.load import load_parallel
-from llamaspec.model.parallel.way import TENSOR
 from llamaspec.model.running.jax_backend import JaxBackend
 from llamaspec.model.running.memory import memory_of
 from llamaspec.model.running.programs import Layout, first_programs, prompt_chunk, wide_chunks
@@ -99,8 +98,8 @@ def test_several_devices_read_by_the_widest_chunks_that_have_room(
     with pytest.raises(MemoryError if wide is None else Planned):
         load_parallel(
             random_checkpoint(CONFIG, seed=0),
-            **{"devices": 1, "layout": layout, "dtype": dtype, "way": TENSOR, "kernels": "xla"},
-            **{"device": Device("gpu", "a GPU", "8.0"), "quantize": None, "greedy": True, "own_process": False},
+            RunOptions(kernels="xla", greedy=True),
+            **{"layout": layout, "dtype": dtype, "device": Device("gpu", "a GPU", "8.0")},
             progress=no_progress,
             clock=StartClock(),
         )
@@ -158,7 +157,7 @@ def test_a_wide_program_is_compiled_by_the_first_prompt_that_needs_it(narrow_and
 
 @pytest.mark.usefixtures("narrow_and_wide")
 def test_a_prompt_of_known_length_compiles_what_reads_it_and_nothing_else(compiled):
-    backend = load_backend(random_checkpoint(CONFIG, seed=0), greedy=True, prompt=18)
+    backend = load_backend(random_checkpoint(CONFIG, seed=0), RunOptions(greedy=True, prompt=18))
     assert isinstance(backend, JaxBackend)
     before = compiled.count("jit(prefill)")
     backend.extend(backend.start(), [1] * 17)
