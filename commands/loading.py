@@ -21,12 +21,11 @@ if TYPE_CHECKING:
 
 def checked_request(options: dict[str, Any]) -> dict[str, Any]:
     """Check what `Llama.generate` takes, before a model is loaded. Raises click.UsageError."""
-    from llamaspec.model.options import SamplingOptions, check_max_new_tokens, check_seed
+    from llamaspec.model.options import SAMPLING, SamplingOptions, check_max_new_tokens, check_seed
 
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     try:
         return {
-            "sampling": SamplingOptions(**{name: options[name] for name in names}),
+            "sampling": SamplingOptions(**{name: options[name] for name in SAMPLING}),
             "max_new_tokens": check_max_new_tokens(options["max_new_tokens"]),
             "seed": check_seed(options["seed"]),
             "stop": options["stop"],

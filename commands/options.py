@@ -14,6 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from llamaspec.commands.output import say
+from llamaspec.model.options import SAMPLING, SamplingOption
 
 COUNT = click.IntRange(1)
 POSITIVE = click.FloatRange(0, min_open=True)
@@ -22,7 +23,7 @@ SECTIONS = {  # of a verb's help, by the names of parameters; what is in none co
     "Model and memory": ("model", "tokenizer", "context", "dtype", "quantize", "cache", "backend", "kernels"),
     "Several devices": ("devices", "parallel", "coordinator", "processes", "process", "silence"),
     "Choice of the next token": (
-        "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop", "max_new_tokens",
+        *SAMPLING, "seed", "stop", "max_new_tokens",
     ),
 }  # fmt: skip
 
@@ -281,16 +282,13 @@ def generation_options(most: int) -> Callable:
     )
 
 
-def _sampled(name: str, kind: type, default: int | float, text: str) -> Callable:
-    return click.option(name, type=kind, default=default, show_default=True, help=text)
+def _sampled(option: SamplingOption) -> Callable:
+    flag = f"--{option.name.replace('_', '-')}"
+    return click.option(flag, type=option.kind, default=option.default, show_default=True, help=option.help)
 
 
 sampling_options = combined(
-    _sampled("--temperature", float, 0.8, "Flatten the odds (above 1) or sharpen them; 0 takes the likeliest token."),
-    _sampled("--top-k", int, 0, "Draw from so many likeliest tokens; 0 draws from all."),
-    _sampled("--top-p", float, 0.95, "Draw from the likeliest tokens that together have this probability."),
-    _sampled("--min-p", float, 0.0, "Leave out tokens below this share of the likeliest one's probability."),
-    _sampled("--repetition-penalty", float, 1.0, "Make tokens that were there before less likely, where above 1."),
+    *map(_sampled, SAMPLING.values()),
     click.option(
         "--seed", type=int, help="Draw with this seed; the same seed, the same text.  [default: drawn, and printed]"
     ),

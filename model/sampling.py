@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from llamaspec.model.options import SamplingOptions
+from llamaspec.model.options import SAMPLING, SamplingOptions
 
 
 class Sampling(NamedTuple):
@@ -34,13 +34,8 @@ class Sampling(NamedTuple):
 
 def as_arrays(options: SamplingOptions) -> Sampling:
     """Turn the options into scalars that a compiled program takes."""
-    return Sampling(
-        temperature=np.float32(options.temperature),
-        top_k=np.int32(options.top_k),
-        top_p=np.float32(options.top_p),
-        min_p=np.float32(options.min_p),
-        repetition_penalty=np.float32(options.repetition_penalty),
-    )
+    kinds = {int: np.int32, float: np.float32}
+    return Sampling(**{name: kinds[option.kind](getattr(options, name)) for name, option in SAMPLING.items()})
 
 
 @jax.named_scope("sample")

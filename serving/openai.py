@@ -8,18 +8,19 @@ servers use: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `priority`, `
 `chat_template_kwargs`; `max_seconds` is ours.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, defstruct
 
+from llamaspec.model.options import SAMPLING, SamplingOption
 from llamaspec.serving.request import LARGEST_BIAS, LARGEST_PENALTY, MOST_BIASES, MOST_LOGPROBS
 
 Count = Annotated[int, Meta(ge=0)]
 Likeliest = Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)]
-Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-LARGEST_PENALTY, le=LARGEST_PENALTY)]
 Bias = Annotated[float, Meta(ge=-LARGEST_BIAS, le=LARGEST_BIAS)]
 StopText = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -160,16 +161,21 @@ class ToolChoice(Fields, kw_only=True):
     function: FunctionChoice
 
 
-class SampledRequest(Fields, kw_only=True):
+def _field(option: SamplingOption) -> tuple[str, Any, None]:
+    """Make the field of a request for one of `SamplingOptions`; None is the default."""
+    low, high, _, above = option.range
+    top = high if option.kind is float and math.isfinite(high) else None
+    return option.name, Annotated[option.kind, Meta(**{"gt" if above else "ge": low}, le=top)] | None, None
+
+
+SamplingFields: Any = defstruct("SamplingFields", map(_field, SAMPLING.values()), bases=(Fields,), kw_only=True)
+
+
+class SampledRequest(SamplingFields, kw_only=True):
     """Fields that completions and chat share."""
 
     model: str | None = None  # None: the model that is served
     max_tokens: Count | None = None
-    temperature: Annotated[float, Meta(ge=0)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Count | None = None
-    min_p: Share | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: Annotated[dict[str, Bias], Meta(max_length=MOST_BIASES)] | None = None  # by token id

@@ -16,8 +16,8 @@ from llamaspec.model.device import default_device
 from llamaspec.model.ops.gpu import pallas_ops
 from llamaspec.model.ops.table import Ops
 from llamaspec.model.ops.xla import XLA
-from llamaspec.model.weights.codes import MXFP4
-from llamaspec.model.weights.gpu_codes import LEVELS
+from llamaspec.model.weights.forms.mxfp4 import MXFP4
+from llamaspec.model.weights.forms.table import LEVELS
 from llamaspec.model.weights.params import Params
 from llamaspec.pallas_kernels.attention_decode import attention_decode as decode_kernel
 from llamaspec.pallas_kernels.attention_paged import attention_paged as paged_kernel

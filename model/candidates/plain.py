@@ -5,6 +5,7 @@ These are the ops that can be called alone. Walking through models verifies the 
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -122,18 +123,10 @@ def _distribution(logits: Array, options: sampling.Sampling) -> Array:
 def distribution(
     logits: Float[Array, " vocab"],
     seen: Array,
-    *,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    repetition_penalty: float,
+    **options: Any,
 ) -> Float[Array, " vocab"]:
-    """The distribution without a penalty, which `model.sampling.sample` applies before."""
-    options = SamplingOptions(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
-    )
-    return _distribution(logits, sampling.as_arrays(options))
+    """Compute the distribution without a penalty, which `model.sampling.sample` applies before."""
+    return _distribution(logits, sampling.as_arrays(SamplingOptions(**options)))
 
 
 @made_for("draw", dtypes=("float32",))

@@ -13,8 +13,11 @@ from jaxtyping import Array, Float
 
 from llamaspec.model.ops.products import dot
 from llamaspec.model.ops.xla import plain
-from llamaspec.model.weights.codes import FP8, Int8, Int8Min, QuantizedMatrix
-from llamaspec.model.weights.gpu_codes import LEVELS, WORDS, Stacked
+from llamaspec.model.weights.codes import QuantizedMatrix
+from llamaspec.model.weights.forms.fp8 import FP8
+from llamaspec.model.weights.forms.integers import Int8, Int8Min
+from llamaspec.model.weights.forms.table import LEVELS, WORDS
+from llamaspec.model.weights.gpu_codes import Stacked
 from llamaspec.model.weights.params import Matrix
 from llamaspec.pallas_kernels.coded_gemm import coded_gemm, geometry_of
 from llamaspec.pallas_kernels.gemv import gemv

@@ -22,13 +22,6 @@ PROCESS = 180_000_000
 COMPILING = (280_000_000, 4_000_000)  # for a model, and for each of its layers
 PROGRAMS = (100_000_000, 4_000_000)
 CONTEXT = 1 << 30  # bytes: CUDA's own memory in this process is less
-# Quantized matrices take more for each layer, since code decodes them: while compiling, and after.
-DECODING = {
-    "int8": (1_000_000, 3_500_000),
-    "nf4": (3_000_000, 6_000_000),
-    "fp4": (3_000_000, 6_000_000),  # the same selections as NF4's, not measured apart
-    "mxfp4": (5_000_000, 5_000_000),
-}
 
 
 class Memory(NamedTuple):
@@ -85,7 +78,8 @@ def memory_of(
     capacity = cache_rows(context, chunk)
     layers = config.layers
     codes = _quantized(params)
-    compiling, held = DECODING.get(codes[0].form, DECODING["int8"]) if codes else (0, 0)
+    # Quantized matrices take more for each layer, since code decodes them: while compiling, and after.
+    compiling, held = (codes[0].compiler_bytes, codes[0].program_bytes) if codes else (0, 0)
     on_cpu = platform == "cpu"
     return Memory(
         weights=weight_bytes(params),

@@ -12,7 +12,7 @@ from llamaspec.model.cache import cache_bytes
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, Shifted
 from llamaspec.model.checkpoints.codes import exact_parts
 from llamaspec.model.ops.emulated import RoundingArray
-from llamaspec.model.options import SamplingOptions
+from llamaspec.model.options import SAMPLING, SamplingOptions
 from llamaspec.model.running.backend import check_logits
 from llamaspec.model.running.memory import PROCESS, Memory
 from llamaspec.model.sampling import random_key, uniform
@@ -114,11 +114,7 @@ class ReferenceBackend:
         p = distribution(
             unembed(self._params, x[-1], config=self._config),
             drawing.seen,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            min_p=options.min_p,
-            repetition_penalty=options.repetition_penalty,
+            **{name: getattr(options, name) for name in SAMPLING},
         )
         position = len(cache[0].k)
         token = draw(p, float(self._uniform(random_key(drawing.seed), np.int32(position))))

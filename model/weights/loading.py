@@ -12,14 +12,15 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from llamaspec.model.checkpoints.checkpoint import Checkpoint, Shifted, Tensor, refused
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor
 from llamaspec.model.checkpoints.checks import check_finite
 from llamaspec.model.checkpoints.codes import in_common_form
 from llamaspec.model.device import Device, default_device
 from llamaspec.model.system import use_huge_pages
 from llamaspec.model.tensors import tensor_shapes
-from llamaspec.model.weights.codes import CLASS_OF_FORM, QuantizedMatrix
+from llamaspec.model.weights.codes import QuantizedMatrix
 from llamaspec.model.weights.embedding import Embedding
+from llamaspec.model.weights.forms.table import CLASS_OF_FORM
 from llamaspec.model.weights.gpu_codes import Stacked, in_runs_of_a_form, to_kernel_layout
 from llamaspec.model.weights.groups import can_multiply
 from llamaspec.model.weights.params import Names, Params, Rope, array_names, assemble, rope_table
@@ -220,15 +221,7 @@ def _check_part(name: str, tensor: Tensor, part: Any, path: str) -> None:
         check_finite(name, part, path=path)
         return
     assert tensor.codes
-    if tensor.codes.form == "fp8" and (part.codes & 0x7F == 0x7F).any():
-        raise refused(path, f"{name} holds a NaN")
-    if tensor.codes.form == "mxfp4":
-        if (part.scales == 0xFF).any():
-            raise refused(path, f"{name} has a scale that is NaN")
-    else:
-        check_finite(f"{name}'s scales", part.scales, path=path)
-    if isinstance(part, Shifted):
-        check_finite(f"{name}'s minima", part.minima, path=path)
+    CLASS_OF_FORM[tensor.codes.form].check(part, name, path)
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

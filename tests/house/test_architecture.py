@@ -72,8 +72,10 @@ RULES = [
     Rule(
         "commands/",
         never=(*HEAVY, *(name for name in OURS if name != "commands")),
+        but=("model.options",),  # which imports nothing: the next rule
         at_once=True,
     ),
+    Rule("model/options.py", only=tuple(sys.stdlib_module_names)),
     # The table of weights and the families describe a model for every reader of it, so they do not need JAX.
     Rule("model/tensors.py", only=("reference.config", "numpy", "jaxtyping", *sys.stdlib_module_names)),
     Rule("model/famil", only=("model", "reference", *sys.stdlib_module_names)),

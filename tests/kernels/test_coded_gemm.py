@@ -18,8 +18,9 @@ from llamaspec.benchmarks.random_model import random_shapes
 from llamaspec.model.cache import Pages
 from llamaspec.model.ops.gpu import calls, pallas_ops
 from llamaspec.model.ops.gpu_products import MOST_ONE_BY_ONE, operand, step_product
-from llamaspec.model.weights.codes import Int8
-from llamaspec.model.weights.gpu_codes import LEVELS, arranged
+from llamaspec.model.weights.forms.integers import Int8
+from llamaspec.model.weights.forms.table import LEVELS
+from llamaspec.model.weights.gpu_codes import arranged
 from llamaspec.pallas_kernels.coded_gemm import MOST_VECTORS, WIDTHS, Cut, coded_gemm, cut_for, geometry_of
 from llamaspec.pallas_kernels.parts import int4
 from llamaspec.pallas_kernels.parts.compat import interpreter

@@ -20,8 +20,11 @@ from llamaspec.model.ops.table import Ops, Positions
 from llamaspec.model.ops.xla import XLA
 from llamaspec.model.options import SamplingOptions
 from llamaspec.model.sampling import as_arrays
-from llamaspec.model.weights.codes import CLASS_OF_FORM, FP8, Int4, Int8, QuantizedMatrix
-from llamaspec.model.weights.gpu_codes import LEVELS, Int4Words, Stacked, arranged
+from llamaspec.model.weights.codes import QuantizedMatrix
+from llamaspec.model.weights.forms.fp8 import FP8
+from llamaspec.model.weights.forms.integers import Int4, Int4Words, Int8
+from llamaspec.model.weights.forms.table import CLASS_OF_FORM, LEVELS
+from llamaspec.model.weights.gpu_codes import Stacked, arranged
 from llamaspec.model.weights.loading import load_params
 from llamaspec.model.weights.params import FeedForward, Params
 from llamaspec.pallas_kernels.parts import int4

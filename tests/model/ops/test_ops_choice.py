@@ -25,7 +25,7 @@ from llamaspec.model.ops.table import Ops
 from llamaspec.model.ops.xla import XLA
 from llamaspec.model.options import RunOptions
 from llamaspec.model.running.programs import Layout, decode_shapes
-from llamaspec.model.weights.codes import CLASS_OF_FORM
+from llamaspec.model.weights.forms.table import CLASS_OF_FORM
 from llamaspec.model.weights.gpu_codes import arranged
 from llamaspec.model.weights.loading import abstract_params
 from llamaspec.model.weights.params import Params

@@ -48,7 +48,7 @@ def test_codes_of_medium_prompts_are_decoded_once_for_a_thousand_tokens():
 @pytest.fixture
 def narrow_and_wide(monkeypatch) -> tuple[JaxBackend, JaxBackend]:
     monkeypatch.setattr("llamaspec.model.llama.prompt_chunk", lambda config, platform: 8)
-    load = partial(load_backend, random_checkpoint(CONFIG, seed=0), greedy=True)
+    load = partial(load_backend, random_checkpoint(CONFIG, seed=0), RunOptions(greedy=True))
     narrow = load()
     monkeypatch.setattr("llamaspec.model.llama.wide_chunks", lambda platform, capacity, codes: (16, 32))
     return narrow, load()  # type: ignore

@@ -27,9 +27,10 @@ from llamaspec.model.ops.xla import XLA
 from llamaspec.model.running.memory import memory_of
 from llamaspec.model.running.reference_backend import load_reference_params
 from llamaspec.model.tensors import EMBEDDING
-from llamaspec.model.weights.codes import Int8Min, QuantizedMatrix
+from llamaspec.model.weights.codes import QuantizedMatrix
 from llamaspec.model.weights.embedding import Embedding
-from llamaspec.model.weights.gpu_codes import Int4MinWords, Int6Words, Stacked, arranged
+from llamaspec.model.weights.forms.integers import Int4MinWords, Int6Words, Int8Min
+from llamaspec.model.weights.gpu_codes import Stacked, arranged
 from llamaspec.model.weights.loading import abstract_params, check_weights, load_params
 from llamaspec.model.weights.params import FeedForward, weight_bytes
 from llamaspec.reference.quantizers import ggml
