@@ -33,7 +33,7 @@ from llamaspec.model.insight.machine import (
     measure_ceilings,
     this_machine,
 )
-from llamaspec.model.insight.plan import DEVICES, NVLINK, Link, Plan, make_plan
+from llamaspec.model.insight.plan import DEVICES, NVLINK, Link, MemoryPlan, make_plan
 from llamaspec.model.insight.profile import Trace
 from llamaspec.model.insight.timing import Effort, Seconds, in_turn, measure, spread
 from llamaspec.model.llama import load_backend
@@ -58,7 +58,7 @@ def planned(
     model: str, *, shape: str | None, device: str | None, context: int | None, batch: int, dtype: str | None,
     quantize: str | None, cache: str | None, devices: int = 1, measured: Path | None = None,
     progress: Progress = no_progress,
-) -> Plan:  # fmt: skip
+) -> MemoryPlan:  # fmt: skip
     """Plan what `choose_model` chooses, on a device of `model.insight.plan.DEVICES`; None measures this machine.
 
     Several `devices` of that kind share the model; several parts of a CPU share its memory and its rates, too. The

@@ -31,7 +31,7 @@ from llamaspec.model.checkpoints.checkpoint import Form as CodeForm
 from llamaspec.model.checkpoints.codes import form_of
 from llamaspec.model.checkpoints.gguf.blocks import FORMS
 from llamaspec.model.checkpoints.open import open_checkpoint
-from llamaspec.model.insight.evaluation import Predictor, Text, comparison, recorded, scored_logits
+from llamaspec.model.insight.evaluation import EvalText, Predictor, comparison, recorded, scored_logits
 from llamaspec.model.insight.evaluation_by_tensor import decoded
 from llamaspec.model.insight.machine import about
 from llamaspec.model.insight.shapes import SHAPES
@@ -93,7 +93,7 @@ def predictions(name: str, place: str | Path, tokenizer: Path | None, *, tokens:
     base, llama = open_checkpoint(place), load(place, tokenizer=tokenizer)
     running = load_backend(decoded(base))
     stories = [
-        Text(ids, sum(len(llama.tokenizer.bytes_of(id)) for id in ids[1:]))
+        EvalText(ids, sum(len(llama.tokenizer.bytes_of(id)) for id in ids[1:]))
         for ids in sample_stories(llama, tokens, seed=0)
     ]
     windows = in_windows(sample_stories(llama, WINDOWS * (WINDOW + 1), seed=OTHER_STORIES))

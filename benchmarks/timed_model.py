@@ -22,8 +22,8 @@ from llamaspec.model.insight.timing import Effort
 from llamaspec.model.llama import choose_dtype
 from llamaspec.model.ops.choice import Choice, check_kernels, ops_for
 from llamaspec.model.parallel.reading import empty_share
+from llamaspec.model.parallel.sharding import Parts
 from llamaspec.model.parallel.share import share
-from llamaspec.model.parallel.way import Parts
 from llamaspec.model.running.memory import Memory, check_fits, memory_of
 from llamaspec.model.running.programs import longest_burst, prompt_chunk
 from llamaspec.model.weights.loading import abstract_params, check_weights, load_params

@@ -21,7 +21,7 @@ POSITIVE = click.FloatRange(0, min_open=True)
 BUILT_IN = "stories"  # the model that comes with the package
 SECTIONS = {  # of a verb's help, by the names of parameters; what is in none comes first
     "Model and memory": ("model", "tokenizer", "context", "dtype", "quantize", "cache", "backend", "kernels"),
-    "Several devices": ("devices", "parallel", "coordinator", "processes", "process", "silence"),
+    "Several devices": ("devices", "parallel", "coordinator", "processes", "process", "peer_timeout"),
     "Choice of the next token": (
         *SAMPLING, "seed", "stop", "max_new_tokens",
     ),
@@ -227,7 +227,7 @@ processes_options = combined(
     click.option("--process", type=click.IntRange(0), metavar="I", help="Be process I of N, from 0 on."),
     click.option(
         "--timeout",
-        "silence",  # `verify` has a --timeout of its own
+        "peer_timeout",  # `verify` has a --timeout of its own
         type=click.FloatRange(1),
         default=30.0,
         show_default=True,

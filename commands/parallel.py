@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from llamaspec.model.parallel.processes import Watch
 
 # Options that may differ: a process's own place and patience, and what it writes beside the text, or instead of it.
-OF_ONE = {"coordinator", "process", "silence", "as_json", "timings", "thoughts"}
+OF_ONE = {"coordinator", "process", "peer_timeout", "as_json", "timings", "thoughts"}
 FILES = {"model", "tokenizer", "template", "text", "against", "evaluate", "out"}  # options that name a file or a folder
 COMPUTING = ("llamaspec", "jax", "jaxlib")  # packages that decide which programs run
 LONGEST = 60  # characters of an option that are shown
@@ -34,7 +34,7 @@ def taking_part(params: dict[str, Any], command: click.Command) -> Iterator[Watc
     """
     stated = dict(params)
     processes = {name: params.pop(name) for name in ("coordinator", "processes", "process") if name in params}
-    silence, given = params.pop("silence", None), [value for value in processes.values() if value is not None]
+    peer_timeout, given = params.pop("peer_timeout", None), [value for value in processes.values() if value is not None]
     if given and len(given) < len(processes):
         raise click.UsageError("--coordinator, --processes and --process go together")
     several, number = processes.get("processes") or 1, processes.get("process") or 0
@@ -57,7 +57,7 @@ def taking_part(params: dict[str, Any], command: click.Command) -> Iterator[Watc
 
     if number:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    with joined(Group(processes["coordinator"], several, number, silence, _asked(stated, command))) as watch:
+    with joined(Group(processes["coordinator"], several, number, peer_timeout, _asked(stated, command))) as watch:
         import jax
 
         params["devices"] = params["devices"] or jax.device_count()

@@ -50,11 +50,11 @@ class Pages(NamedTuple):
     size: int  # positions of a page
 
 
-Stored = LayerCache | LayerPages  # keys and values of a layer
+LayerStore = LayerCache | LayerPages  # keys and values of a layer
 
 
 class Cache(NamedTuple):
-    layers: Sequence[Stored]
+    layers: Sequence[LayerStore]
     lengths: Int[Array, " batch"]  # positions in use, for each row
 
 
@@ -112,11 +112,11 @@ def _width(config: Config, dtype: np.dtype) -> int:
 
 
 def extended(
-    cache: Stored,
+    cache: LayerStore,
     k: Float[Array, "batch seq kv_heads head_dim"],
     v: Float[Array, "batch seq kv_heads head_dim"],
     at: Int[Array, "batch seq"],
-) -> Stored:
+) -> LayerStore:
     """Write new keys and values at positions `at`, which are consecutive along seq.
 
     In pages no two rows may write to one page, other than page 0.

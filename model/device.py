@@ -39,7 +39,7 @@ class Room(NamedTuple):
     """Memory of the default device, in bytes."""
 
     free: int
-    others: int = 0  # held by other programs; 0 where nobody says
+    other_programs: int = 0  # bytes that other programs hold; 0 if unknown
 
 
 def room() -> Room:
@@ -49,15 +49,15 @@ def room() -> Room:
     """
     device = jax.local_devices()[0]  # JAX does not say it of another process's device
     stats = None if device.platform == "cpu" else device.memory_stats()
-    found = cuda_memory() if device.platform == "gpu" else None
+    memory = cuda_memory() if device.platform == "gpu" else None
     if not stats:  # of a GPU, where XLA_PYTHON_CLIENT_ALLOCATOR=platform has nothing counted
-        return Room(found[0] if found else available_bytes())
+        return Room(memory[0] if memory else available_bytes())
     allowed = stats["bytes_limit"] - stats["bytes_in_use"]
-    if not found:
+    if not memory:
         return Room(allowed)
-    free, total = found
-    ours = stats.get("pool_bytes", stats["bytes_in_use"])
-    return Room(min(allowed, free + ours - stats["bytes_in_use"]), max(0, total - free - ours))
+    free, total = memory
+    pool = stats.get("pool_bytes", stats["bytes_in_use"])
+    return Room(min(allowed, free + pool - stats["bytes_in_use"]), max(0, total - free - pool))
 
 
 def free_bytes() -> int:

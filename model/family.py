@@ -130,7 +130,7 @@ class Architecture:
         """Return the first feature of `config` that llama.cpp does not compute here, or None."""
         derived = self.read(_Written(self.write(config)), vars(config)) if self.derived else {}
         reasons = []
-        for name in (each.name for each in fields(Config)):
+        for name in (switch.name for switch in fields(Config)):
             value, plain = getattr(config, name), _plain(name)
             free = name == "tied" and name not in self.switches
             if plain is MISSING or free or name in ("scaling", "experts_per_token"):
@@ -215,8 +215,8 @@ class Family:
     def differences(self, config: Config) -> list[str]:
         """List the fields of `config` that no config.json of this family can give."""
         written = self.written(config)
-        found = []
-        for name in (each.name for each in fields(Config)):
+        names = []
+        for name in (switch.name for switch in fields(Config)):
             value = getattr(config, name)
             if name in ("theta", "scaling"):
                 continue
@@ -233,10 +233,10 @@ class Family:
             else:
                 expressible = value == self.switches.get(name, _plain(name))
             if not expressible:
-                found.append(name)
+                names.append(name)
         if "experts" in self.keys and not config.experts:
-            found.append("experts")
-        return found
+            names.append("experts")
+        return names
 
     def written(self, config: Config) -> dict[str, Any]:
         """Return the keys of config.json that hold one field each; of fields that share a key, the last counts."""
@@ -258,7 +258,7 @@ class Family:
 
 def _plain(name: str) -> Any:
     """Return the default of a field of `Config`; `MISSING` where it has none."""
-    return next(each.default for each in fields(Config) if each.name == name)
+    return next(switch.default for switch in fields(Config) if switch.name == name)
 
 
 def windows_but_every(nth: int, window: int, *, layers: int) -> tuple[int | None, ...]:
@@ -272,8 +272,8 @@ def windows_but_every(nth: int, window: int, *, layers: int) -> tuple[int | None
 
 def families() -> dict[str, Family]:
     """Find the description of every family, by model_type, in alphabetical order."""
-    found = [import_module(f"{modules.__name__}.{module.name}").FAMILY for module in iter_modules(modules.__path__)]
-    return {family.name: family for family in sorted(found, key=lambda family: family.name)}
+    families = [import_module(f"{modules.__name__}.{module.name}").FAMILY for module in iter_modules(modules.__path__)]
+    return {family.name: family for family in sorted(families, key=lambda family: family.name)}
 
 
 def architectures() -> dict[str, Architecture]:

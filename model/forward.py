@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from llamaspec.model.cache import Cache, LayerPages, Stored
+from llamaspec.model.cache import Cache, LayerPages, LayerStore
 from llamaspec.model.ops.block import join
 from llamaspec.model.ops.table import Ops, Positions
 from llamaspec.model.sampling import Sampling, sample
@@ -54,20 +54,20 @@ def hidden_states(
 def _block(
     x: Float[Array, "batch seq dim"],
     layer: Layer,
-    cache: Stored,
+    cache: LayerStore,
     positions: Positions,
     *,
     window: int | None,
     config: Config,
     ops: Ops,
-) -> tuple[Float[Array, "batch seq dim"], Stored]:
+) -> tuple[Float[Array, "batch seq dim"], LayerStore]:
     q, cache = ops.norm_qkv(x, layer, cache, positions, config=config)
     attend = ops.attend if layer.sinks is None else partial(ops.attend, sinks=layer.sinks)
     h = attend(q, cache, positions, window=window, config=config)
-    given, x = x, join(partial(ops.project_add, h, layer), x, layer.attention_post_norm, config=config)
+    block_input, x = x, join(partial(ops.project_add, h, layer), x, layer.attention_post_norm, config=config)
     if config.experts:
         return ops.moe_add(x, layer, config=config), cache
-    g = ops.norm_gate_up(given if config.parallel_residual else x, layer, config=config)
+    g = ops.norm_gate_up(block_input if config.parallel_residual else x, layer, config=config)
     return join(partial(ops.down_add, g, layer), x, layer.ffn_post_norm, config=config), cache
 
 
@@ -98,7 +98,7 @@ def prefill(
     return hidden_states(params, tokens, cache, lengths=lengths, config=config, ops=ops)[1]
 
 
-class Text(NamedTuple):
+class DecodeState(NamedTuple):
     """State that drawing tokens changes beside the cache.
 
     It stays on the device from one call of `decode` to the next, so that the next call can start before the host has
@@ -110,14 +110,14 @@ class Text(NamedTuple):
     done: Bool[Array, " batch"]  # rows that have a token that ends a text
 
 
-def text_after(tokens: Int[np.ndarray, " batch"], seen: Bool[np.ndarray, "batch vocab"]) -> Text:
+def state_after(tokens: Int[np.ndarray, " batch"], seen: Bool[np.ndarray, "batch vocab"]) -> DecodeState:
     """Make the state of a text that continues `tokens`, on the default device."""
-    return Text(*jax.device_put((tokens.astype(np.int32), seen, np.zeros(len(tokens), bool))))
+    return DecodeState(*jax.device_put((tokens.astype(np.int32), seen, np.zeros(len(tokens), bool))))
 
 
 def decode(
     params: Params,
-    text: Text,
+    text: DecodeState,
     cache: Cache,
     keys: UInt32[Array, "batch 2"],
     sampling: Sampling,
@@ -128,7 +128,7 @@ def decode(
     burst: int,
     config: Config,
     ops: Ops,
-) -> tuple[Int[Array, "burst batch"], Int[Array, ""], Text, Cache]:
+) -> tuple[Int[Array, "burst batch"], Int[Array, ""], DecodeState, Cache]:
     """Feed the newest tokens, draw the next of each row, and repeat at most `steps` times, all on the device.
 
     If `greedy`, the next token is the likeliest. Otherwise it is drawn with the rows' random `keys`, and the
@@ -158,8 +158,8 @@ def decode(
 
     drawn = jnp.zeros((burst, batch), jnp.int32)
     start = (jnp.int32(0), text.tokens, drawn, cache.layers, text.seen, text.done)
-    taken, tokens, drawn, layers, seen, done = lax.while_loop(unfinished, step, start)
-    return drawn, taken, Text(tokens, seen, done), Cache(layers, cache.lengths + taken)
+    steps_taken, tokens, drawn, layers, seen, done = lax.while_loop(unfinished, step, start)
+    return drawn, steps_taken, DecodeState(tokens, seen, done), Cache(layers, cache.lengths + steps_taken)
 
 
 def _positions(cos: Array, sin: Array, starts: Int[Array, " batch"], seq: int) -> Positions:
@@ -169,7 +169,7 @@ def _positions(cos: Array, sin: Array, starts: Int[Array, " batch"], seq: int) -
 
 def _of_layer(positions: Positions, rope: Rope, layer: int, *, config: Config) -> Positions:
     """Take the angles of `layer`, where they are not those of most layers: none at all, or those of `local_theta`."""
-    if not config.turns(layer):
+    if not config.uses_rope(layer):
         return positions._replace(cos=jnp.ones_like(positions.cos), sin=jnp.zeros_like(positions.sin))
     if not config.is_local(layer):
         return positions

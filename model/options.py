@@ -120,8 +120,8 @@ class SamplingOption(NamedTuple):
 
 
 SAMPLING = {
-    each.name: SamplingOption(each.name, each.type, each.default, **each.metadata)  # type: ignore
-    for each in fields(SamplingOptions)
+    option.name: SamplingOption(option.name, option.type, option.default, **option.metadata)  # type: ignore
+    for option in fields(SamplingOptions)
 }
 
 

@@ -152,7 +152,7 @@ def _cut_tails(p: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Arra
 
     def cut(turn, p):
         first = turn == 0
-        asked = jnp.where(first, by_k, by_p)
+        applies = jnp.where(first, by_k, by_p)
         most = jnp.where(first, jnp.float32(sampling.top_k), sampling.top_p)
         numbers = jnp.where(first, 1, p)
         bits = lax.bitcast_convert_type(p, jnp.int32)
@@ -164,7 +164,7 @@ def _cut_tails(p: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Arra
         low, high = jnp.full((*p.shape[:-1], 1), -1, jnp.int32), jnp.max(bits, axis=-1, keepdims=True)
         by_halves, by_sixteenths = (partial(smallest, enough, ways=ways) for ways in (2, 16))
         t = lax.platform_dependent(low, high, cpu=by_halves, default=by_sixteenths)
-        return jnp.where(asked, _normalize(jnp.where(bits >= t, p, 0)), p)
+        return jnp.where(applies, _normalize(jnp.where(bits >= t, p, 0)), p)
 
     first, last = jnp.where(jnp.any(by_k), 0, 1), jnp.where(jnp.any(by_p), 2, 1)
     return lax.fori_loop(first, last, cut, p)

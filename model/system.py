@@ -222,8 +222,8 @@ def _lines(path: Path) -> list[str]:
 
 
 def _available_on_linux() -> int | None:
-    found = (int(line.split()[1]) * 1024 for line in _lines(MEMORY) if line.startswith("MemAvailable:"))
-    return next(found, None)
+    sizes = (int(line.split()[1]) * 1024 for line in _lines(MEMORY) if line.startswith("MemAvailable:"))
+    return next(sizes, None)
 
 
 def _number(path: Path) -> int | None:

@@ -225,14 +225,16 @@ def stacks(config: Config) -> list[Stack]:
     >>> [(stack.field, len(stack.weights)) for stack in stacks(config)][1:4]
     [('attention_norm', 1), ('qkv', 3), ('o', 1)]
     """
-    made = []
+    stacked = []
     for (layer, expert, field), group in groupby(
         weights(config), lambda weight: (weight.layer, weight.expert, weight.field)
     ):
-        each = list(group)
-        biases = [weight for weight in each if weight.role is Role.BIAS]
-        made.append(Stack(field, layer, expert, [weight for weight in each if weight.role is not Role.BIAS], biases))
-    return made
+        members = list(group)
+        biases = [weight for weight in members if weight.role is Role.BIAS]
+        stacked.append(
+            Stack(field, layer, expert, [weight for weight in members if weight.role is not Role.BIAS], biases)
+        )
+    return stacked
 
 
 def fused_rows(
@@ -255,11 +257,11 @@ def fused_rows(
 
 def by_layer(config: Config) -> dict[int | None, dict[str, list[Weight]]]:
     """Group the weights without biases by block (None: outside) and part; a part of experts has one per expert."""
-    found: dict[int | None, dict[str, list[Weight]]] = {}
+    matches: dict[int | None, dict[str, list[Weight]]] = {}
     for weight in weights(config):
         if weight.role is not Role.BIAS:
-            found.setdefault(weight.layer, {}).setdefault(weight.part, []).append(weight)
-    return found
+            matches.setdefault(weight.layer, {}).setdefault(weight.part, []).append(weight)
+    return matches
 
 
 def rotated_heads(weight: Weight, config: Config) -> int:

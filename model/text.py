@@ -23,9 +23,9 @@ def read_text(path: str | Path, *, most: int | None = None) -> str:
         if most is None and about.st_size > LARGEST:
             raise refused(path, f"is of {about.st_size:,} bytes, and a text may have {LARGEST:,} at most")
         raw = file.read(most)
-    whole = most is None or len(raw) < most
+    complete = most is None or len(raw) < most
     try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(raw, final=whole)
+        text = codecs.getincrementaldecoder("utf-8")().decode(raw, final=complete)
     except UnicodeDecodeError as error:
         raise refused(path, f"is not UTF-8: its byte {error.start} is {raw[error.start]:#04x}") from None
     if not text.strip():

@@ -14,7 +14,7 @@ from llamaspec.model.options import choose_context
 from llamaspec.model.parallel.backend import load_shares
 from llamaspec.model.parallel.load import in_one_memory
 from llamaspec.model.parallel.partition import Partition, mesh
-from llamaspec.model.parallel.way import TENSOR, Parts
+from llamaspec.model.parallel.sharding import TENSOR, Parts
 from llamaspec.model.running.memory import check_fits, gigabytes, memory_of, shortage_named
 from llamaspec.model.running.programs import MIDDLE, longest_burst, prompt_chunk
 from llamaspec.model.weights.loading import Progress, abstract_params, check_weights, load_params, no_progress

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from llamaspec.model.candidates.made_for import made_for
+from llamaspec.model.candidates.own import own_candidate
 from llamaspec.model.device import default_device
 from llamaspec.model.ops.gpu import pallas_ops
 from llamaspec.model.ops.table import Ops
@@ -48,7 +48,7 @@ def run(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         return jax.block_until_ready(function(*arguments, **named))
 
 
-kernel = partial(made_for, kernel=True)
+kernel = partial(own_candidate, kernel=True)
 
 HEADS = {"head_dim": [64, 128]}
 INTEGER = {"rows": [8, 16], "cols": [1024, 1280], "scheme": ["q8", "q8_row", "q4"]}

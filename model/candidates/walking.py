@@ -75,7 +75,7 @@ def walkable(checkpoint: Checkpoint, table: Ops | OpsFor, *, dtype: np.dtype, ro
     """The model of `checkpoint` in `dtype`, for a sequence of `rows` tokens."""
     params = load_params(checkpoint, dtype=dtype, positions=rows)
     ops = table if isinstance(table, Ops) else table(checkpoint.config, params, rows)
-    held = {
+    rounded_tensors = {
         name: tensor._replace(read=lambda tensor=tensor: tensor.read().astype(dtype))
         for name, tensor in checkpoint.tensors.items()
     }
@@ -91,5 +91,5 @@ def walkable(checkpoint: Checkpoint, table: Ops | OpsFor, *, dtype: np.dtype, ro
     def cache(capacity: int) -> list[Any]:
         return list(empty_cache(checkpoint.config, batch=1, capacity=capacity, dtype=dtype).layers)
 
-    exact = load_reference_params(replace(checkpoint, tensors=held), lazily=True)
+    exact = load_reference_params(replace(checkpoint, tensors=rounded_tensors), lazily=True)
     return Walkable(params, exact, Ops(*map(compiled, ops)), cache, positions, jax.device_put)

@@ -12,9 +12,9 @@ SWITCHES = {"activation": "gelu_tanh"}
 ACTIVATIONS = ("gelu_pytorch_tanh", "gelu")
 
 
-def embedding_scale(_: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def embedding_scale(_: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Scale embeddings to the size of what the blocks add."""
-    return {"embedding_scale": sqrt(given["dim"])}
+    return {"embedding_scale": sqrt(values["dim"])}
 
 
 FAMILY = Family(

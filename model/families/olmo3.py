@@ -10,9 +10,9 @@ from llamaspec.model.family import RopeKeys
 THETA = 500_000.0
 
 
-def one_theta(_: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def one_theta(_: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Leave `local_theta` out where no layer has a window."""
-    return {} if given["windows"] else {"local_theta": None}
+    return {} if values["windows"] else {"local_theta": None}
 
 
 FAMILY = replace(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, CheckpointError
 from llamaspec.model.checkpoints.huggingface.read import open_huggingface
 from llamaspec.model.checkpoints.open import open_checkpoint, place_of
-from llamaspec.model.insight.evaluation import Text
+from llamaspec.model.insight.evaluation import EvalText
 from llamaspec.model.insight.text_faults import open_tokenizer, text_faults
 from llamaspec.model.insight.trials import TEXT, Trials, try_changes
 from llamaspec.model.insight.weight_faults import Fault, norm_faults, same_head_and_embedding, weight_faults
@@ -69,7 +69,7 @@ def check_up(
         note = "no text was tried: there is no tokenizer of this model"
     else:
         ids = encode_text(vocabulary, words)[: min(LONGEST, checkpoint.config.context)]
-        trials = try_changes(checkpoint, Text(ids, len(words.encode())), progress=progress)
+        trials = try_changes(checkpoint, EvalText(ids, len(words.encode())), progress=progress)
         faults += _named(trials)
         if not trials.judged:
             note = f"the text shows nothing: the model's loss is {trials.before:,.4g} nats a token, and that of the"
@@ -119,7 +119,7 @@ def _scaling_faults(config: Config) -> list[Fault]:
 def _named(trials: Trials) -> list[Fault]:
     """Turn the changes that are worth naming into faults."""
     faults, before = [], trials.before
-    for change, loss in trials.taken:
+    for change, loss in trials.best:
         assert change
         measured = f"perplexity {_perplexity(before)} on the text, {_perplexity(loss)} with the change"
         measured += f" ({trials.tokens} tokens)"

@@ -100,8 +100,8 @@ def positions_seen(config: Config, position: int | float) -> float:
     >>> positions_seen(gemma, 1), positions_seen(gemma, 7)
     (2.0, 6.0)
     """
-    each = [min(position + 1, config.window(layer) or position + 1) for layer in range(config.layers)]
-    return sum(each) / max(len(each), 1)
+    spans = [min(position + 1, config.window(layer) or position + 1) for layer in range(config.layers)]
+    return sum(spans) / max(len(spans), 1)
 
 
 def _pairs(tokens: int, window: int | None) -> float:
@@ -125,8 +125,8 @@ def experts_read(config: Config, *, tokens: int) -> float:
 
 def _layer_bytes(params: Params, config: Config, *, tokens: int) -> float:
     """Count the bytes of all layers that so many tokens read together."""
-    whole = _bytes(params.layers) - _bytes(_experts(params))
-    return whole + _expert_bytes(params, config, tokens=tokens)
+    without_experts = _bytes(params.layers) - _bytes(_experts(params))
+    return without_experts + _expert_bytes(params, config, tokens=tokens)
 
 
 def _expert_bytes(params: Params, config: Config, *, tokens: int) -> float:

@@ -51,7 +51,10 @@ def _machine(device: Device) -> dict[str, str]:
     by_default = "float32" if device.platform == "cpu" else "bfloat16, or float32 for matrices that are stored so"
     return {
         "processor": f"{len(usable_cpus())} x {processor()}",
-        **{f"device {found.id}": f"{found.platform} {found.device_kind}" for found in jax.devices()},
+        **{
+            f"device {device_found.id}": f"{device_found.platform} {device_found.device_kind}"
+            for device_found in jax.devices()
+        },
         **({"driver": driver} if (driver := nvidia_driver()) else {}),
         "free memory": gigabytes(free_bytes()),
         "dtype": by_default,
@@ -75,7 +78,7 @@ def _ops(choice: Choice) -> dict[str, str]:
 
 
 def _missing(versions: dict[str, str], device: Device) -> dict[str, str]:
-    missing = {name: "not installed" for name, found in versions.items() if found == "not installed"}
+    missing = {name: "not installed" for name, version in versions.items() if version == "not installed"}
     if device.platform == "cpu":
         missing["gpu"] = "none that JAX can use; a CPU runs everything, slower"
     elif not device.has_kernels:

@@ -10,7 +10,15 @@ from typing import NamedTuple
 import numpy as np
 
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
-from llamaspec.model.insight.evaluation import Comparison, Divergence, Predictor, Text, compare, recorded, scored_logits
+from llamaspec.model.insight.evaluation import (
+    Comparison,
+    Divergence,
+    EvalText,
+    Predictor,
+    compare,
+    recorded,
+    scored_logits,
+)
 from llamaspec.model.weights.loading import Progress, no_progress
 
 
@@ -27,7 +35,7 @@ def decoded(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, tensors={name: t._replace(codes=None) for name, t in checkpoint.tensors.items()})
 
 
-def relative_error(base: np.ndarray, other: np.ndarray) -> float:
+def relative_error(base: np.ndarray, changed: np.ndarray) -> float:
     """Divide the root mean square of the difference by that of `base`.
 
     >>> relative_error(np.array([3.0, 4.0]), np.array([3.0, 4.5]))
@@ -35,7 +43,7 @@ def relative_error(base: np.ndarray, other: np.ndarray) -> float:
     """
     exact = base.astype(np.float64)
     size = float(np.linalg.norm(exact))
-    return float(np.linalg.norm(other - exact)) / size if size else float(np.linalg.norm(other))
+    return float(np.linalg.norm(changed - exact)) / size if size else float(np.linalg.norm(changed))
 
 
 def compare_by_tensor(
@@ -43,7 +51,7 @@ def compare_by_tensor(
     beside: Predictor,
     model: Checkpoint,
     base: Checkpoint,
-    text: Text,
+    text: EvalText,
     *,
     context: int,
     stride: int | None = None,
@@ -57,22 +65,22 @@ def compare_by_tensor(
     """
     check_alike(base, model)
     base, window = decoded(base), {"context": context, "stride": stride}
-    with recorded(scored_logits(beside, text, progress=progress, **window)) as kept:
-        whole = compare(running, kept, text, progress=progress, **window)
+    with recorded(scored_logits(beside, text, progress=progress, **window)) as base_rows:
+        total = compare(running, base_rows, text, progress=progress, **window)
         costs = []
         for i, (name, tensor) in enumerate(model.tensors.items()):
             weights = tensor.read()
             if error := relative_error(base.tensors[name].read(), weights):
                 changed = base.tensors[name]._replace(dtype=weights.dtype, read=tensor.read)
-                other = replace(base, tensors={**base.tensors, name: changed})
-                one = beside.with_weights(other, read_from=base)
+                swapped = replace(base, tensors={**base.tensors, name: changed})
+                single = beside.with_weights(swapped, read_from=base)
 
                 def report(stage: str, part: float, name: str = name, i: int = i) -> None:
                     progress(name, (i + part) / len(model.tensors))
 
-                compared = compare(one, kept, text, progress=report, **window)
+                compared = compare(single, base_rows, text, progress=report, **window)
                 costs.append(Cost(name, error, compared.divergence))
-    return whole, costs
+    return total, costs
 
 
 def check_alike(base: Checkpoint, model: Checkpoint) -> None:

@@ -66,7 +66,7 @@ def about() -> dict[str, Any]:
         "driver": nvidia_driver(),
         "date": time.strftime("%Y-%m-%d"),
         "python": platform.python_version(),
-        "versions": {name: found for name in VERSIONS if (found := _version(name))},
+        "versions": {name: version for name in VERSIONS if (version := _version(name))},
     }
 
 
@@ -82,9 +82,9 @@ def _identity() -> dict[str, str]:
 def this_machine(dtype: str) -> DeviceLimits:
     """Measure the default device for `model.insight.plan`, with products in `dtype`."""
     named, free, device = _identity(), free_bytes(), default_device()
-    found = measure_ceilings([dtype])
+    ceilings = measure_ceilings([dtype])
     name = named["processor"] if device.platform == "cpu" else named["device"]
-    return DeviceLimits(name, device.platform, free, found.read, found.flops, last_level_cache() or 0)
+    return DeviceLimits(name, device.platform, free, ceilings.read, ceilings.flops, last_level_cache() or 0)
 
 
 def last_level_cache() -> int | None:
@@ -126,8 +126,8 @@ def keep_link(folder: Path, devices: int, link: Link) -> None:
 
 def kept_link(folder: Path, devices: int) -> Link | None:
     """Read what `keep_link` wrote for so many devices. None as for `kept_read_rate`."""
-    found = _kept(folder).get("links", {}).get(str(devices))
-    return found and Link(**found)
+    links = _kept(folder).get("links", {}).get(str(devices))
+    return links and Link(**links)
 
 
 def _keep(folder: Path, **measured: Any) -> None:
@@ -137,10 +137,10 @@ def _keep(folder: Path, **measured: Any) -> None:
 def _kept(folder: Path) -> dict[str, Any]:
     """Read all that was measured of this machine; nothing of another."""
     try:
-        kept = json.loads((folder / KEPT).read_text())
+        stored = json.loads((folder / KEPT).read_text())
     except (OSError, ValueError):
         return {}
-    return kept if all(kept.get(name) == value for name, value in _identity().items()) else {}
+    return stored if all(stored.get(name) == value for name, value in _identity().items()) else {}
 
 
 def reading_in_words(folder: Path | None, *, bytes: int | float, seconds: int | float) -> str:

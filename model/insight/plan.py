@@ -102,7 +102,7 @@ class Work(NamedTuple):
         }
 
 
-class Plan(NamedTuple):
+class MemoryPlan(NamedTuple):
     """Memory and speed of a model on a device."""
 
     name: str
@@ -145,7 +145,7 @@ def make_plan(
     name: str, params: Params, config: Config, device: DeviceLimits, *,
     context: int, batch: int, quantize: str | None, cache_dtype: np.dtype | None = None, devices: int = 1,
     link: Link = NVLINK,
-) -> Plan:  # fmt: skip
+) -> MemoryPlan:  # fmt: skip
     """Plan for `batch` sequences of up to `context` tokens. `params` are shapes, those of `abstract_params`.
 
     Of several devices, `params` and `config` are the share of each, as `model.parallel` makes them, and `link` is what
@@ -167,7 +167,7 @@ def make_plan(
 
     platform = device.platform
     chunk = prompt_chunk(config, platform)
-    return Plan(
+    return MemoryPlan(
         *(name, dtype, quantize, cache.name, context, batch, config.experts, device),
         memory=memory_of(
             params, config, batch=batch, context=context, chunk=chunk, platform=platform, cache_dtype=cache
@@ -184,7 +184,7 @@ def make_plan(
     )
 
 
-def as_text(plan: Plan) -> str:
+def as_text(plan: MemoryPlan) -> str:
     """Format a plan for a person to read."""
     device = plan.device
     scheme = f", matrices in {plan.quantize}" if plan.quantize else ""

@@ -83,22 +83,22 @@ def parts_of(hlo: str) -> dict[str, str]:
     own: dict[str, str] = {}  # by instruction
     inside: dict[str, str] = {}  # computation of each instruction
     called: dict[str, str] = {}  # computation to the instruction that calls it
-    held: dict[str, str] = {}  # computation to the part that something in it names
+    parts: dict[str, str] = {}  # computation to the part that something in it names
     kinds: dict[str, str] = {}
     computation = ""
     for line in hlo.splitlines():
         if not line.startswith(" "):
             computation = header[1] if (header := re.match(r"(?:ENTRY )?%?([\w.\-]+) .*\{$", line)) else computation
-        elif found := re.match(r" +(?:ROOT )?%?([\w.\-]+) = (?:\(.*?\)|\S+) ([\w\-]+)\(", line):
-            name, kinds[name] = found[1], found[2]
+        elif match := re.match(r" +(?:ROOT )?%?([\w.\-]+) = (?:\(.*?\)|\S+) ([\w\-]+)\(", line):
+            name, kinds[name] = match[1], match[2]
             inside[name] = computation
             for listed in CALLS.findall(line):
-                called.update((other.strip("%"), name) for other in listed.split(", "))
+                called.update((callee.strip("%"), name) for callee in listed.split(", "))
             scopes = re.search(r'op_name="([^"]*)"', line)
             if scopes and (named := _part(scopes[1].split("/"))):
-                own[name] = held[computation] = named
+                own[name] = parts[computation] = named
 
-    fused = {caller: held[other] for other, caller in called.items() if other in held}
+    fused = {caller: parts[callee] for callee, caller in called.items() if callee in parts}
 
     def part(name: str | None) -> str:
         if name is None:

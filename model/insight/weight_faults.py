@@ -51,12 +51,12 @@ def weight_faults(checkpoint: Checkpoint, *, progress: Progress = no_progress) -
         ("overflow", "huge", "weights are beyond 2^64, and their products beyond float32", "of these", damaged),
         ("scales", "dead", "scales are 0, which makes their groups of codes 0", "groups whose codes differ", again),
     )
-    found = [
+    faults = [
         Fault(fault, what, _listed({name: getattr(seen, field) for name, seen in counted.items()}, unit), mend)
         for fault, field, what, unit, mend in kinds
         if any(getattr(seen, field) for seen in counted.values())
     ]
-    return found
+    return faults
 
 
 def norm_faults(checkpoint: Checkpoint) -> list[Fault]:
@@ -118,14 +118,14 @@ def _count_codes(part: Part, tensor: Tensor) -> _Seen:
     infinite = sum(int(np.isinf(array).sum()) for array in numbers)
     together = SUPERBLOCK // codes.group if (tensor.type or "").endswith("_K") else 1
     edges = np.arange(0, part.codes.shape[1], codes.group * together)
-    same = np.maximum.reduceat(part.codes, edges, axis=1) == np.minimum.reduceat(part.codes, edges, axis=1)
+    constant = np.maximum.reduceat(part.codes, edges, axis=1) == np.minimum.reduceat(part.codes, edges, axis=1)
     zero = np.logical_and.reduceat(part.scales == 0, np.arange(0, part.scales.shape[1], together), axis=1)
-    return _Seen(nan, infinite, 0, sum(map(_huge, numbers)), int(np.sum(zero & ~same)))
+    return _Seen(nan, infinite, 0, sum(map(_huge, numbers)), int(np.sum(zero & ~constant)))
 
 
 def _listed(counts: dict[str, int], unit: str) -> str:
     """List the tensors in which something was counted, three at most."""
-    found = {name: count for name, count in counts.items() if count}
-    first = ", ".join(f"{name} ({count:,})" for name, count in list(found.items())[:3])
-    rest = f" and {len(found) - 3} more tensors" if len(found) > 3 else ""
-    return f"{sum(found.values()):,} {unit}, in {first}{rest}"
+    nonzero = {name: count for name, count in counts.items() if count}
+    first = ", ".join(f"{name} ({count:,})" for name, count in list(nonzero.items())[:3])
+    more = f" and {len(nonzero) - 3} more tensors" if len(nonzero) > 3 else ""
+    return f"{sum(nonzero.values()):,} {unit}, in {first}{more}"

@@ -76,7 +76,7 @@ def _by_kernels(config: Config, params: Params, *, only: bool, **sizes: Any) -> 
 
     ops, reasons = pallas_ops(config, params, **sizes)
     refused = {name: reason for name, reason in reasons.items() if reason}
-    choice = Choice("pallas", ops, tuple(name for name in KERNELS if getattr(ops, name).taken), refused)
+    choice = Choice("pallas", ops, tuple(name for name in KERNELS if getattr(ops, name).accepted), refused)
     if only and not refused.keys().isdisjoint((*KERNELS, PROMPT)):  # others are plain in every model
         raise ValueError(f"kernels pallas do not run all of this model ({describe(choice)}): choose auto or xla")
     return choice
@@ -94,7 +94,8 @@ def describe(choice: Choice) -> str:
     for name, reason in choice.plain.items():
         names.setdefault(reason, []).append(name)
     plain = [
-        f"{'all ops' if len(same) == len(Ops._fields) else ' '.join(same)} ({reason})" for reason, same in names.items()
+        f"{'all ops' if len(group) == len(Ops._fields) else ' '.join(group)} ({reason})"
+        for reason, group in names.items()
     ]
     line = f"kernels: {' '.join(choice.kernels) or 'none'}"
     return f"{line}; plain: {', '.join(plain)}" if plain else line

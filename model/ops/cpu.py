@@ -7,7 +7,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from llamaspec.model.cache import LayerPages, Stored
+from llamaspec.model.cache import LayerPages, LayerStore
 from llamaspec.model.ops.attention import SPANS, Spans, attend, scores_by_dot, weighted_by_dot
 from llamaspec.model.ops.page_list import attend_listed_pages
 from llamaspec.model.ops.products import cpu_product, lane_sums, last_sum
@@ -24,7 +24,7 @@ SECOND_CORE = 1 << 19  # bytes that a loop reads and writes before XLA gives it 
 
 def cpu_attend(
     q: Float[Array, "batch seq heads head_dim"],
-    cache: Stored,
+    cache: LayerStore,
     positions: Positions,
     *,
     window: int | None,
@@ -39,8 +39,8 @@ def cpu_attend(
     """
     products: dict[str, Any] = {"scores": _scores_of_one, "weighted": _weighted_by_one}
     if isinstance(cache, LayerPages):
-        one = q.shape[1] == 1 < len(q) and config.heads == config.kv_heads and cache.k.dtype != jnp.int8
-        if not one:
+        single_query = q.shape[1] == 1 < len(q) and config.heads == config.kv_heads and cache.k.dtype != jnp.int8
+        if not single_query:
             return attend(q, cache, positions, window=window, config=config, sinks=sinks)
         return attend_listed_pages(
             q, cache, positions.at, window=window, config=config, sinks=sinks, scores=_scores_of_one

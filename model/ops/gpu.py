@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from llamaspec.model.cache import LayerCache, LayerPages, Pages, Stored, empty_cache, empty_pages
+from llamaspec.model.cache import LayerCache, LayerPages, LayerStore, Pages, empty_cache, empty_pages
 from llamaspec.model.ops.gpu_config import check_config
 from llamaspec.model.ops.gpu_products import (
     PROMPTS,
@@ -30,7 +30,7 @@ from llamaspec.model.ops.gpu_products import (
     check_one_by_one,
     multiplied,
     multiplied_apart,
-    multiplied_at_once,
+    uses_coded_gemm,
 )
 from llamaspec.model.ops.routed import Form, KernelOp, Routed, form_of
 from llamaspec.model.ops.table import Mean, Ops, Positions, Total
@@ -52,18 +52,18 @@ PROMPT = "attend_prompt"  # the name that attention's other kernel has among the
 def norm_qkv(
     x: Float[Array, "batch 1 dim"],
     layer: Layer,
-    cache: Stored,
+    cache: LayerStore,
     positions: Positions,
     *,
     config: Config,
     mean: Mean | None = None,
-) -> tuple[Float[Array, "batch 1 heads head_dim"], Stored]:
+) -> tuple[Float[Array, "batch 1 heads head_dim"], LayerStore]:
     """`block.norm_qkv` of one token a sequence."""
     del mean  # a norm of q or k has no kernel
     _check_cache(cache, x)
     if layer.q_norm is not None or layer.k_norm is not None:
         raise Unsupported("norm_qkv has no kernel for norms of q and k")
-    at_once = multiplied_at_once(layer.qkv.weight, x)
+    at_once = uses_coded_gemm(layer.qkv.weight, x)
     if isinstance(cache, LayerPages) and not at_once:
         check_one_by_one(layer.qkv.weight, x)
     if isinstance(cache, LayerPages) or at_once:
@@ -87,7 +87,7 @@ def norm_qkv(
 
 def attend(
     q: Float[Array, "batch seq heads head_dim"],
-    cache: Stored,
+    cache: LayerStore,
     positions: Positions,
     *,
     window: int | None,
@@ -113,7 +113,7 @@ def project_add(
     h: Float[Array, "batch 1 width"], layer: Layer, x: Float[Array, "batch 1 dim"], *, total: Total | None = None
 ) -> Float[Array, "batch 1 dim"]:
     """`block.project_add` of one token a sequence."""
-    if multiplied_at_once(layer.o.weight, h):
+    if uses_coded_gemm(layer.o.weight, h):
         return STEPS.project_add(h, layer, x, total=total)
     return _linear_add(h, layer.o, x, total)
 
@@ -122,7 +122,7 @@ def norm_gate_up(x: Float[Array, "batch 1 dim"], layer: Layer, *, config: Config
     """`block.norm_gate_up` of one token a sequence."""
     assert isinstance(layer.ffn, FeedForward) and layer.ffn_norm is not None  # `check_config`
     weight, bias = layer.ffn.gate_up
-    if multiplied_at_once(weight, x):
+    if uses_coded_gemm(weight, x):
         return STEPS.norm_gate_up(x, layer, config=config)
     return _norm_gate_up(multiplied(weight, x), x[:, 0], layer.ffn_norm, eps=config.eps, bias=bias)[:, None]
 
@@ -132,7 +132,7 @@ def down_add(
 ) -> Float[Array, "batch 1 dim"]:
     """`block.down_add` of one token a sequence."""
     assert isinstance(layer.ffn, FeedForward)
-    if multiplied_at_once(layer.ffn.down.weight, g):
+    if uses_coded_gemm(layer.ffn.down.weight, g):
         return STEPS.down_add(g, layer, x, total=total)
     return _linear_add(g, layer.ffn.down, x, total)
 
@@ -152,7 +152,7 @@ def _linear_add(
 def norm_logits(x: Float[Array, "*batch dim"], params: Params, *, config: Config) -> Float[Array, "*batch vocab"]:
     """`block.norm_logits` of a few tokens."""
     rows = x.reshape(-1, config.dim)
-    if multiplied_at_once(params.head, x):
+    if uses_coded_gemm(params.head, x):
         return STEPS.norm_logits(x, params, config=config)
     logits = gemv(multiplied(params.head, rows[:, None]), rows, norm=params.norm, eps=config.eps, out=jnp.float32)
     return logits.reshape(*x.shape[:-1], -1)
@@ -165,13 +165,13 @@ def _in_a_row(
     return rows.reshape(*rows.shape[:2], -1, rows.shape[-1])
 
 
-def _check_cache(cache: Stored, x: Array) -> None:
+def _check_cache(cache: LayerStore, x: Array) -> None:
     if cache.k.dtype != x.dtype:
         raise Unsupported(f"kernels read a cache in the model's own {x.dtype}, not in {cache.k.dtype}")
 
 
 def _norm_qkv_form(
-    x: Shaped, layer: Layer, cache: Stored, positions: Positions, *, config: Config, mean: Mean | None = None
+    x: Shaped, layer: Layer, cache: LayerStore, positions: Positions, *, config: Config, mean: Mean | None = None
 ) -> Form | None:
     del mean  # `config` says whether it is asked for
     weights = layer.attention_norm, layer.qkv, layer.q_norm, layer.k_norm
@@ -179,7 +179,13 @@ def _norm_qkv_form(
 
 
 def _attend_form(
-    q: Shaped, cache: Stored, positions: Positions, *, window: int | None, config: Config, sinks: Shaped | None = None
+    q: Shaped,
+    cache: LayerStore,
+    positions: Positions,
+    *,
+    window: int | None,
+    config: Config,
+    sinks: Shaped | None = None,
 ) -> Form | None:
     del sinks  # `config` says whether there are any
     batch, seq, *head = q.shape
@@ -264,7 +270,7 @@ def calls(
     dtype = params.embedding.dtype
     stored = np.dtype(cache_dtype or dtype)
 
-    def cache_of(rows: int) -> Stored:
+    def cache_of(rows: int) -> LayerStore:
         if pages is None:
             return jax.eval_shape(partial(empty_cache, config, batch=rows, capacity=capacity, dtype=stored)).layers[0]
         k, v = jax.eval_shape(partial(empty_pages, config, pages=pages.number, page=pages.size, dtype=stored))[0]
@@ -283,11 +289,11 @@ def calls(
     x, h, g = (
         abstract(batch, 1, size, dtype=dtype) for size in (config.dim, config.heads * config.head_dim, config.ffn)
     )
-    one, many, with_config = positions(batch, 1), positions(prompts, CHUNK), {"config": config}
+    step, many, with_config = positions(batch, 1), positions(prompts, CHUNK), {"config": config}
     for i, layer in enumerate(params.layers):
         attending = {"window": config.window(i), "config": config}
-        yield Call("norm_qkv", (x, layer, cache, one), with_config)
-        yield Call("attend", (q(batch, 1), cache, one), attending)
+        yield Call("norm_qkv", (x, layer, cache, step), with_config)
+        yield Call("attend", (q(batch, 1), cache, step), attending)
         yield Call(PROMPT, (q(prompts, CHUNK), cache_of_prompts, many), attending)
         yield Call("project_add", (h, layer, x))
         if not config.experts:
@@ -311,17 +317,17 @@ def pallas_ops(
     a kernel raises, unless it is Unsupported.
     """
     answers: dict[str, dict[Form, str | None]] = defaultdict(dict)
-    given: dict[str, list[str | None]] = defaultdict(list)  # an answer for each call
+    answers_by_name: dict[str, list[str | None]] = defaultdict(list)  # an answer for each call
     for call in calls(config, params, batch=batch, capacity=capacity, cache_dtype=cache_dtype, pages=pages):
         known = answers[call.op]
         if (form := call.form) not in known:
             known[form] = call.refusal(config)
-        given[call.name].append(known[form])
+        answers_by_name[call.name].append(known[form])
     routed = {}
     for name, op in KERNELS.items():
-        taken = frozenset(form for form, reason in answers[name].items() if reason is None)
-        routed[name] = Routed(name, op, taken, frozenset(answers[name]) - taken)
-    reasons = {name: _summary(each) for name, each in given.items()}
+        accepted = frozenset(form for form, reason in answers[name].items() if reason is None)
+        routed[name] = Routed(name, op, accepted, frozenset(answers[name]) - accepted)
+    reasons = {name: _summary(reasons_of_calls) for name, reasons_of_calls in answers_by_name.items()}
     if config.experts:
         reasons["moe_add"] = "experts have no kernel"
     return XLA._replace(**routed), reasons

@@ -39,7 +39,7 @@ def step_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array,
     if isinstance(weight, Stacked):
         return jnp.concatenate([step_product(x, part) for part in weight.parts], axis=-1)
     vectors = x.reshape(-1, x.shape[-1])
-    if multiplied_at_once(weight, x):
+    if uses_coded_gemm(weight, x):
         y = coded_gemm(_coded(weight), vectors)
     elif _one_by_one(weight, x):
         y = gemv(multiplied(weight, vectors), vectors, out=jnp.float32)
@@ -52,10 +52,10 @@ def step_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array,
 STEPS = plain(step_product)
 
 
-def multiplied_at_once(weight: Matrix, x: Float[Array, "*batch cols"]) -> bool:
+def uses_coded_gemm(weight: Matrix, x: Float[Array, "*batch cols"]) -> bool:
     """Tell whether one kernel multiplies these codes by several vectors, and the rest of an op is left to XLA."""
     if isinstance(weight, Stacked):
-        return all(multiplied_at_once(part, x) for part in weight.parts)
+        return all(uses_coded_gemm(part, x) for part in weight.parts)
     vectors, cols = x.size // x.shape[-1], x.shape[-1]
     if not isinstance(weight, QuantizedMatrix) or vectors <= MOST_ONE_BY_ONE or weight.cols != cols:
         return False
@@ -121,7 +121,7 @@ def operand(weight: Matrix) -> MatrixOperand:
     if isinstance(weight, tuple(WORDS.values())) or (isinstance(weight, Int8 | Int8Min) and weight.zeros is None):
         one_a_row = isinstance(weight, Int8) and weight.scales.shape[1] == 1
         scales = weight.scales[:, 0] if one_a_row else weight.scales
-        return ScaledCodes(weight.codes, scales, weight.minima, LEVELS.get(weight.form), weight.rest)
+        return ScaledCodes(weight.codes, scales, weight.minima, LEVELS.get(weight.form), weight.low_bits)
     raise Unsupported(
         f"kernels read {weight.form} weights as model/weights/gpu_codes.py arranges them, with columns in multiples of "
         f"{int4.BLOCK}, got {weight.cols}, and with zero points of groups"

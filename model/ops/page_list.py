@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from llamaspec.model.cache import LayerPages
-from llamaspec.model.ops.attention import Scores, with_cap
+from llamaspec.model.ops.attention import Scores, transform_visible
 from llamaspec.model.ops.block import score_scale, sink_scores
 from llamaspec.reference.config import Config
 
@@ -55,15 +55,15 @@ def attend_listed_pages(
         visible = read <= upto if window is None else (read <= upto) & (read > upto - window)
         # Barriers keep the search for a page, and a mask, out of the loop over its numbers.
         pages, visible = lax.optimization_barrier((pages, visible[:, None, None, None]))
-        found = with_cap(scores(queries[rows], k[pages], visible), visible, config.attention_cap)
-        maximum = jnp.max(found, axis=-1, keepdims=True)
-        p = jnp.exp(found - maximum)
+        visible_scores = transform_visible(scores(queries[rows], k[pages], visible), visible, config)
+        maximum = jnp.max(visible_scores, axis=-1, keepdims=True)
+        p = jnp.exp(visible_scores - maximum)
         h = _weighted(p[:, :, 0, 0], v, pages, visible[:, 0, 0, 0])
         part = (new.reshape(AT_ONCE, heads, -1) for new in (maximum, jnp.sum(p, axis=-1), h))
         return _each(partial(lax.dynamic_update_slice_in_dim, start_index=i * AT_ONCE, axis=0), parts, part)
 
-    one = jnp.zeros((len(listed), heads, 1))
-    empty = (one, one, jnp.zeros((len(listed), heads, width)))
+    zeros = jnp.zeros((len(listed), heads, 1))
+    empty = (zeros, zeros, jnp.zeros((len(listed), heads, width)))
     parts = lax.fori_loop(0, -(-ends[-1] // AT_ONCE), step, empty)
 
     def join(i: Array, running: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -83,9 +83,9 @@ def attend_listed_pages(
     return (h / jnp.where(total == 0, 1, total)).reshape(batch, 1, -1).astype(q.dtype)
 
 
-def _each(change: Callable[[Array, Array], Array], some: Iterable[Array], others: Iterable[Array]) -> Any:
+def _each(change: Callable[[Array, Array], Array], some: Iterable[Array], partners: Iterable[Array]) -> Any:
     """Apply `change` to each of three arrays and its partner."""
-    return tuple(map(change, some, others))
+    return tuple(map(change, some, partners))
 
 
 def _weighted(

@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from llamaspec.model.cache import LayerPages, from_int8
-from llamaspec.model.ops.block import capped, score_scale, sink_scores
+from llamaspec.model.ops.block import score_scale, sink_scores, transform_scores
 from llamaspec.reference.config import Config
 
 # XLA on a CPU runs loops at the same time that do not depend on each other, each on one core.
@@ -37,7 +37,7 @@ def attend_pages(
     z = None if sinks is None else sink_scores(sinks, config)
 
     def attend_row(row: tuple[Array, Array, Array]) -> Array:
-        return _attend_row(*row, cache, z, window=window, cap=config.attention_cap)
+        return _attend_row(*row, cache, z, window=window, config=config)
 
     size = -(-batch // min(LOOPS, batch))
     parts = [slice(start, start + size) for start in range(0, batch, size)]
@@ -46,7 +46,7 @@ def attend_pages(
 
 
 def _attend_row(
-    q: Array, at: Array, table: Array, cache: LayerPages, z: Array | None, *, window: int | None, cap: float | None
+    q: Array, at: Array, table: Array, cache: LayerPages, z: Array | None, *, window: int | None, config: Config
 ) -> Array:
     """Attention with the online softmax of `reference.softmax`; q is [kv_heads, group, seq, head_dim].
 
@@ -65,7 +65,7 @@ def _attend_row(
         scores = jnp.einsum("kgsd,ktd->kgst", q, k, precision=lax.Precision.HIGHEST)
         scores = scores if k_scales is None else scores * k_scales
         visible = read <= at[:, None] if window is None else (read <= at[:, None]) & (read > at[:, None] - window)
-        scores = jnp.where(visible, scores if cap is None else capped(scores, cap), -jnp.inf)
+        scores = jnp.where(visible, transform_scores(scores, config), -jnp.inf)
         larger = jnp.maximum(maximum, jnp.max(scores, axis=-1, keepdims=True))
         shift = jnp.where(larger == -jnp.inf, 0, larger)  # -inf - -inf would be NaN
         p, rescale = jnp.exp(scores - shift), jnp.exp(maximum - shift)

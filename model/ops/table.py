@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, Int
 
-from llamaspec.model.cache import Stored
+from llamaspec.model.cache import LayerStore
 from llamaspec.model.weights.params import Layer, Matrix, Params
 from llamaspec.reference.config import Config
 
@@ -56,13 +56,13 @@ class NormQkv(Protocol):
         self,
         x: Float[Array, "batch seq dim"],
         layer: Layer,
-        cache: Stored,
+        cache: LayerStore,
         positions: Positions,
         /,
         *,
         config: Config,
         mean: Mean | None = None,
-    ) -> tuple[Float[Array, "batch seq heads head_dim"], Stored]: ...
+    ) -> tuple[Float[Array, "batch seq heads head_dim"], LayerStore]: ...
 
 
 class Attend(Protocol):
@@ -74,7 +74,7 @@ class Attend(Protocol):
     def __call__(
         self,
         q: Float[Array, "batch seq heads head_dim"],
-        cache: Stored,
+        cache: LayerStore,
         positions: Positions,
         /,
         *,

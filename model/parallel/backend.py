@@ -15,7 +15,7 @@ from llamaspec.model.forward import forward
 from llamaspec.model.insight.cost import decode_cost
 from llamaspec.model.ops.choice import Choice
 from llamaspec.model.parallel.partition import Partition
-from llamaspec.model.parallel.way import TENSOR, Parts, Way
+from llamaspec.model.parallel.sharding import TENSOR, Parts, Sharding
 from llamaspec.model.running.jax_backend import Drawing, JaxBackend
 from llamaspec.model.running.memory import gigabytes, shortage_named
 from llamaspec.model.running.programs import Layout, Programs
@@ -38,7 +38,7 @@ class ParallelBackend(JaxBackend):
         choice: Choice,
         layout: Layout,
         device: Device,
-        way: Way = TENSOR,
+        sharding: Sharding = TENSOR,
     ):
         """Run `programs` on the global arrays `params`.
 
@@ -47,7 +47,7 @@ class ParallelBackend(JaxBackend):
         super().__init__(params, programs, config, choice=choice, layout=layout, device=device)
         if jax.process_count() > 1:
             self.ahead = 0  # since processes that count differently would not run the same programs
-        self._partition, self._local, self._way = partition, local, way
+        self._partition, self._local, self._sharding = partition, local, sharding
         program = partition.jit(partial(forward, config=config, ops=choice.ops)).jitted
         self._forward = lambda params, tokens, cache, *, lengths: program(params, tokens, cache, lengths)
         self._put = partition.replicated
@@ -59,7 +59,7 @@ class ParallelBackend(JaxBackend):
             return super().describe()
         several = f" in {processes} processes" if processes > 1 else ""
         kind, *plain = super().describe().split("; ")
-        shared = "" if self._way.cuts_weights else ", each with every n-th position"
+        shared = "" if self._sharding.cuts_weights else ", each with every n-th position"
         return "; ".join([f"{kind}, {devices} devices{several}{shared}", *plain])
 
     def bytes_read(self, position: int | float) -> float:
@@ -77,20 +77,20 @@ class ParallelBackend(JaxBackend):
 
     def decode(self, cache: Cache, drawing: Drawing, *, steps: int) -> tuple[Callable[[], list[int]], Drawing, Cache]:
         """Begin to draw up to `steps` tokens (at most `burst`); the first result waits for them."""
-        asked = self._put(np.int32(steps)) if jax.process_count() > 1 else np.int32(steps)
-        drawn, taken, text, cache = self._programs.decode(drawing.greedy)(
-            self._params, drawing.text, cache, *drawing.fixed, asked
+        step_count = self._put(np.int32(steps)) if jax.process_count() > 1 else np.int32(steps)
+        drawn, steps_taken, text, cache = self._programs.decode(drawing.greedy)(
+            self._params, drawing.text, cache, *drawing.fixed, step_count
         )
-        return lambda: np.asarray(drawn)[: int(taken), 0].tolist(), drawing._replace(text=text), cache
+        return lambda: np.asarray(drawn)[: int(steps_taken), 0].tolist(), drawing._replace(text=text), cache
 
     def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "ParallelBackend":
         """Run the same programs on another checkpoint, whose tensors have the same shapes and forms."""
-        other, devices = copy(self), self._partition.devices
-        parts = Parts(checkpoint, devices, None, self._way)
+        clone, devices = copy(self), self._partition.devices
+        parts = Parts(checkpoint, devices, None, self._sharding)
         shares = [parts.of(i) for i in self._partition.local]
         dtype, positions = self._params.embedding.dtype, len(self._params.rope.cos)
-        other._params = load_shares(shares, self._partition, dtype=dtype, positions=positions, device=self.device)
-        return other
+        clone._params = load_shares(shares, self._partition, dtype=dtype, positions=positions, device=self.device)
+        return clone
 
 
 def cache_shapes(layout: Layout, config: Config) -> Cache:

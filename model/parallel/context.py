@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from llamaspec.model.cache import LayerCache, to_int8
-from llamaspec.model.ops.attention import scores_by_dot, weighted_by_dot, with_cap
+from llamaspec.model.ops.attention import scores_by_dot, transform_visible, weighted_by_dot
 from llamaspec.model.ops.block import score_scale, sink_scores
 from llamaspec.model.ops.table import Ops, Positions
 from llamaspec.model.parallel.tensor import AXIS
@@ -40,8 +40,8 @@ def _own_rows(rows: Array, new: Float[Array, "batch kv_heads seq head_dim"], at:
 
     A negative index would count from the end, so it would not be dropped.
     """
-    devices, mine = lax.axis_size(AXIS), lax.axis_index(AXIS)
-    index = jnp.where(at % devices == mine, at // devices, rows.shape[2])  # [batch, seq]
+    devices, device = lax.axis_size(AXIS), lax.axis_index(AXIS)
+    index = jnp.where(at % devices == device, at // devices, rows.shape[2])  # [batch, seq]
     stored = to_int8(new) if rows.dtype == jnp.int8 else new.astype(rows.dtype)
     sequence = jnp.arange(rows.shape[0])[:, None]
     return rows.at[sequence, :, index].set(stored.swapaxes(1, 2), mode="drop")
@@ -58,13 +58,13 @@ def attend_across(
 ) -> Float[Array, "batch seq width"]:
     """Attend to the positions of all devices, of which `cache` holds every n-th."""
     batch, seq = q.shape[:2]
-    dtype, devices, mine = q.dtype, lax.axis_size(AXIS), lax.axis_index(AXIS)
+    dtype, devices, device = q.dtype, lax.axis_size(AXIS), lax.axis_index(AXIS)
     q = q.reshape(batch, seq, config.kv_heads, config.heads // config.kv_heads, config.head_dim)
     q = q.transpose(0, 2, 3, 1, 4).astype(jnp.float32) * score_scale(config)
-    row = jnp.arange(cache.k.shape[2]) * devices + mine  # the position of each row
+    row = jnp.arange(cache.k.shape[2]) * devices + device  # the position of each row
     at = positions.at[:, None, None, :, None]
     visible = row <= at if window is None else (row <= at) & (row > at - window)
-    scores = with_cap(scores_by_dot(q, cache.k, visible), visible, config.attention_cap)
+    scores = transform_visible(scores_by_dot(q, cache.k, visible), visible, config)
     largest = lax.pmax(jnp.max(scores, axis=-1, keepdims=True), AXIS)
     z = None if sinks is None else sink_scores(sinks, config)
     largest = largest if z is None else jnp.maximum(largest, z)

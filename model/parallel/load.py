@@ -12,8 +12,8 @@ from llamaspec.model.ops.xla import XLA
 from llamaspec.model.options import RunOptions
 from llamaspec.model.parallel.backend import ParallelBackend, load_shares
 from llamaspec.model.parallel.partition import Partition, mesh
-from llamaspec.model.parallel.processes import fewest
-from llamaspec.model.parallel.way import TENSOR, Parts, Way, way_named
+from llamaspec.model.parallel.processes import all_min
+from llamaspec.model.parallel.sharding import TENSOR, Parts, Sharding, sharding_named
 from llamaspec.model.running.load import plan_memory
 from llamaspec.model.running.memory import Memory, check_fits, gigabytes, shortage_named
 from llamaspec.model.running.process import give_back_compilers_memory, keep_heaps_small
@@ -40,35 +40,35 @@ def load_parallel(
     model on one device. `clock` measures the phases, one after the other. Raises ValueError if the devices cannot
     share the model, MemoryError if a share does not fit, CheckpointError for files that cannot be used.
     """
-    devices, way = options.devices, way_named(options.parallel)
-    parts, over = Parts(checkpoint, devices, options.quantize, way), mesh(devices)
-    mine = [i for i, one in enumerate(over.devices) if one.process_index == jax.process_index()]
-    if not mine:
+    devices, sharding = options.devices, sharding_named(options.parallel)
+    parts, over = Parts(checkpoint, devices, options.quantize, sharding), mesh(devices)
+    local = [i for i, device_of_mesh in enumerate(over.devices) if device_of_mesh.process_index == jax.process_index()]
+    if not local:
         raise ValueError(f"none of the {devices} devices belongs to process {jax.process_index()}")
-    shares = [parts.of(i) for i in mine]
-    config = way.config(checkpoint.config, devices)
+    shares = [parts.of(i) for i in local]
+    config = sharding.config(checkpoint.config, devices)
     # A wide chunk has the more scores at once, of which context parallelism keeps all.
-    layout = layout._replace(devices=way.rows_spread(devices), wide=layout.wide if way.cuts_weights else ())
+    layout = layout._replace(devices=sharding.rows_spread(devices), wide=layout.wide if sharding.cuts_weights else ())
     shapes = abstract_params(config, dtype=dtype, positions=layout.rows, tensors=shares[0].tensors, device=device)
     partition, choice = plan_parallel(
-        config, shapes, devices=devices, layout=layout, device=device, kernels=options.kernels, way=way
+        config, shapes, devices=devices, layout=layout, device=device, kernels=options.kernels, sharding=sharding
     )
 
     def plan(widest: int) -> Memory:
         memory = plan_memory(shapes, config, layout, device.platform, widest)
-        if not way.cuts_weights:
+        if not sharding.cuts_weights:
             scores = 2 * 4 * layout.batch * layout.chunk * config.heads * layout.rows_held  # and probabilities
             angles = 4 * layout.rows * config.head_dim  # which every device has, of all positions
             cache = -(-(memory.cache - angles) // devices) + angles
             memory = memory._replace(cache=cache, activations=memory.activations + scores)
-        return in_one_memory(memory, len(mine), device)
+        return in_one_memory(memory, len(local), device)
 
-    free, others = room()
+    free, other_programs = room()
     layout = layout.fitted(plan, free)
-    layout = layout._replace(wide=layout.wide[: fewest(len(layout.wide))])  # all processes run the same programs
+    layout = layout._replace(wide=layout.wide[: all_min(len(layout.wide))])  # all processes run the same programs
     memory = plan(layout.widest)
-    check_fits(memory, context=layout.capacity, available=free, others=others)
-    if len(mine) == devices:
+    check_fits(memory, context=layout.capacity, available=free, other_programs=other_programs)
+    if len(local) == devices:
         check_weights(checkpoint, progress=progress)
     else:
         for part in shares:
@@ -102,7 +102,7 @@ def load_parallel(
         choice=choice,
         layout=layout,
         device=device,
-        way=way,
+        sharding=sharding,
     )
 
 
@@ -114,7 +114,7 @@ def plan_parallel(
     layout: Layout,
     device: Device,
     kernels: str,
-    way: Way = TENSOR,
+    sharding: Sharding = TENSOR,
 ) -> tuple[Partition, Choice]:
     """Choose where arrays are cut and which ops run on each device, for a share of these shapes."""
     choice = ops_for(
@@ -126,15 +126,15 @@ def plan_parallel(
         cache_dtype=layout.cache_dtype,
         device=device,
     )
-    if choice.kernels and not way.cuts_weights:  # kernels want the whole cache
+    if choice.kernels and not sharding.cuts_weights:  # kernels want the whole cache
         plain = dict.fromkeys(("norm_qkv", "attend"), "its rows lie on several devices")
         choice = choice._replace(
             ops=choice.ops._replace(norm_qkv=XLA.norm_qkv),
             kernels=tuple(name for name in choice.kernels if name not in plain),
             plain={**choice.plain, **plain},
         )
-    partition = Partition(mesh(devices), way.weights(shapes, config), way.cache(config.layers))
-    return partition, choice._replace(ops=way.ops(choice.ops))
+    partition = Partition(mesh(devices), sharding.weights(shapes, config), sharding.cache(config.layers))
+    return partition, choice._replace(ops=sharding.ops(choice.ops))
 
 
 def in_one_memory(memory: Memory, devices: int, device: Device) -> Memory:

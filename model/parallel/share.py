@@ -106,11 +106,11 @@ def cut(weight: Weight, config: Config, *, device: int, devices: int) -> Cut | N
     axis = cut_axis(weight)
     if axis is None:
         return None
-    whole = weight.shape[axis]
+    length = weight.shape[axis]
     if weight.axes[axis] == "kv_heads":
         size = max(1, config.kv_heads // devices) * config.head_dim
         start = device * config.kv_heads // devices * config.head_dim
     else:
-        size = -(-whole // devices)
+        size = -(-length // devices)
         start = device * size
-    return Cut(axis, min(start, whole), min(start + size, whole), size)
+    return Cut(axis, min(start, length), min(start + size, length), size)

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from llamaspec.model.cache import Cache, cache_bytes
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.device import Device
-from llamaspec.model.forward import Text, forward, text_after
+from llamaspec.model.forward import DecodeState, forward, state_after
 from llamaspec.model.insight.cost import decode_cost
 from llamaspec.model.ops.choice import Choice, describe
 from llamaspec.model.options import SamplingOptions
@@ -28,7 +28,7 @@ from llamaspec.reference.config import Config
 class Drawing(NamedTuple):
     """A text that is being drawn, on the device."""
 
-    text: Text
+    text: DecodeState
     fixed: tuple[Any, ...]  # the arguments that all calls of the program for this text share
     greedy: bool
 
@@ -100,14 +100,14 @@ class JaxBackend:
             raise ValueError(f"{len(stops)} ids that end a text are more than the {STOPS} that a program takes")
         ends = np.array([*stops, *[-1] * (STOPS - len(stops))], np.int32)
         fixed = self._put((random_key(seed)[None], as_arrays(options), ends))
-        return Drawing(self._put(text_after(np.array([token]), seen[None])), fixed, options.greedy)
+        return Drawing(self._put(state_after(np.array([token]), seen[None])), fixed, options.greedy)
 
     def decode(self, cache: Cache, drawing: Drawing, *, steps: int) -> tuple[Callable[[], list[int]], Drawing, Cache]:
         """Begin to draw up to `steps` tokens (at most `burst`); the first result waits for them."""
-        drawn, taken, text, cache = self._programs.decode(drawing.greedy)(
+        drawn, steps_taken, text, cache = self._programs.decode(drawing.greedy)(
             self._params, drawing.text, cache, *drawing.fixed, np.int32(steps)
         )
-        return lambda: np.asarray(drawn)[: int(taken), 0].tolist(), drawing._replace(text=text), cache
+        return lambda: np.asarray(drawn)[: int(steps_taken), 0].tolist(), drawing._replace(text=text), cache
 
     def logits(self, ids: Sequence[int]) -> Float[np.ndarray, "seq vocab"]:
         """Compute the logits that follow each of `ids`, in float32. Raises FloatingPointError: see `check_logits`."""
@@ -128,10 +128,10 @@ class JaxBackend:
 
         `read_from` names the checkpoint of the weights here. Tensors that it shares with the other one stay.
         """
-        other, loaded = copy(self), (read_from, self._params) if read_from else None
+        clone, loaded = copy(self), (read_from, self._params) if read_from else None
         dtype, positions = self._params.embedding.dtype, len(self._params.rope.cos)
-        other._params = load_params(checkpoint, dtype=dtype, positions=positions, loaded=loaded, device=self.device)
-        return other
+        clone._params = load_params(checkpoint, dtype=dtype, positions=positions, loaded=loaded, device=self.device)
+        return clone
 
 
 def _padded(ids: Sequence[int], chunk: int) -> Int[np.ndarray, "1 chunk"]:

@@ -48,7 +48,7 @@ def load_on_one_device(
     from the options (`model.llama.load_backend`). Raises ValueError for kernels that the device lacks, MemoryError for
     a model that does not fit, CheckpointError for files that cannot be used.
     """
-    config, platform, (free, others) = checkpoint.config, device.platform, room()
+    config, platform, (free, other_programs) = checkpoint.config, device.platform, room()
     shapes = abstract_params(config, dtype=dtype, positions=layout.rows, tensors=run.tensors, device=device)
     params = with_roundings(shapes, roundings, config=config)
     choice = ops_for(
@@ -65,7 +65,7 @@ def load_on_one_device(
     plan = partial(plan_memory, params, config, layout, platform)
     layout = layout.fitted(plan, free)
     memory = plan(layout.widest)
-    check_fits(memory, context=layout.capacity, available=free, others=others)
+    check_fits(memory, context=layout.capacity, available=free, other_programs=other_programs)
 
     # A compiler needs memory that the weights of a large model leave on a GPU, and on a CPU its own plan counts.
     on_cpu, roomy = platform == "cpu", memory.running + COMPILERS_ROOM <= free

@@ -79,14 +79,14 @@ def memory_of(
     layers = config.layers
     codes = _quantized(params)
     # Quantized matrices take more for each layer, since code decodes them: while compiling, and after.
-    compiling, held = (codes[0].compiler_bytes, codes[0].program_bytes) if codes else (0, 0)
+    compiling, decoding = (codes[0].compiler_bytes, codes[0].program_bytes) if codes else (0, 0)
     on_cpu = platform == "cpu"
     return Memory(
         weights=weight_bytes(params),
         cache=cache_bytes(config, batch=batch, capacity=capacity, dtype=cache_dtype),
         activations=_activations(params, config, tokens=batch * widest, batch=batch, capacity=capacity, on_cpu=on_cpu),
         logits=4 * batch * config.vocab * 4,  # logits, probabilities, those that filters leave, and their sums
-        process=PROCESS + PROGRAMS[0] + layers * (PROGRAMS[1] + held) if on_cpu else 0,
+        process=PROCESS + PROGRAMS[0] + layers * (PROGRAMS[1] + decoding) if on_cpu else 0,
         compiling=PROCESS + COMPILING[0] + layers * (COMPILING[1] + compiling) if on_cpu else 0,
     )
 
@@ -122,24 +122,24 @@ def _quantized(params: Params) -> list[QuantizedMatrix]:
     return [leaf for leaf in _matrices(params.layers) if isinstance(leaf, QuantizedMatrix)]
 
 
-def check_fits(memory: Memory, *, context: int, available: int, others: int = 0) -> None:
+def check_fits(memory: Memory, *, context: int, available: int, other_programs: int = 0) -> None:
     """Raise MemoryError if a plan does not fit; the message has the bytes at the moment when most are in use.
 
-    `others` are the bytes that other programs hold, where that is known.
+    `other_programs` are the bytes that other programs hold, if known.
     """
     if memory.fits(available):
         return
     free = f"the {gigabytes(available)} of memory that are free"
-    if others > CONTEXT:
-        free += f": other programs hold {gigabytes(others)} of this device"
+    if other_programs > CONTEXT:
+        free += f": other programs hold {gigabytes(other_programs)} of this device"
     if memory.compiling > memory.running:
         raise MemoryError(
             f"compiling takes up to {gigabytes(memory.compiling - memory.held)} and does not fit in {free}"
         )
-    rest = memory.running - memory.held - memory.weights - memory.cache
+    remainder = memory.running - memory.held - memory.weights - memory.cache
     raise MemoryError(
         f"{gigabytes(memory.weights)} of weights, {gigabytes(memory.cache)} of cache for a context of {context} tokens "
-        f"and {gigabytes(rest)} beside them do not fit in {free}"
+        f"and {gigabytes(remainder)} beside them do not fit in {free}"
     )
 
 

@@ -16,7 +16,7 @@ from jax.stages import Compiled, Lowered
 from jaxtyping import Array
 
 from llamaspec.model.cache import Cache, cache_rows, empty_cache
-from llamaspec.model.forward import Text, decode, prefill
+from llamaspec.model.forward import DecodeState, decode, prefill
 from llamaspec.model.ops.table import Ops
 from llamaspec.model.options import SamplingOptions
 from llamaspec.model.running.compile import compiler_options, model_options
@@ -125,7 +125,7 @@ class Programs(NamedTuple):
     """Compiled programs of one layout. Both fields give programs, compiled when first asked for."""
 
     prefill: Callable[[int], Callable[..., Cache]]  # for chunks of so many tokens, `Layout.chunk` or one of `wide`
-    decode: Callable[[bool], Callable[..., tuple[Array, Array, Text, Cache]]]  # greedy or not
+    decode: Callable[[bool], Callable[..., tuple[Array, Array, DecodeState, Cache]]]  # greedy or not
 
 
 def compile_programs(
@@ -158,17 +158,17 @@ def compile_programs(
     first = first_programs(layout, greedy=greedy, prompt=prompt)
     with ThreadPoolExecutor(len(first)) as pool:
         loading = {name: pool.submit(makers[name].load, store) for name in first}
-        found = {name: program for name, loaded in loading.items() if (program := loaded.result())}
-        missing = [name for name in first if name not in found]
+        programs = {name: program for name, loaded in loading.items() if (program := loaded.result())}
+        missing = [name for name in first if name not in programs]
         compiling = {name: pool.submit(makers[name].lower(store)) for name in missing}
-        found |= {name: program.result() for name, program in compiling.items()}
+        programs |= {name: program.result() for name, program in compiling.items()}
     compiled()
 
     def later(name: str) -> Compiled:
-        if name not in found:
-            found[name] = makers[name].load(store) or makers[name].lower(store)()
+        if name not in programs:
+            programs[name] = makers[name].load(store) or makers[name].lower(store)()
             compiled()
-        return found[name]
+        return programs[name]
 
     return Programs(lambda width: later(_reader(width)), lambda greedy: later(_decoder(greedy)))
 
@@ -242,7 +242,7 @@ def _makers(
     shapes = (params, *decode_shapes(config, cache))
     for greedy in (False, True):
         draw = partial(decode, greedy=greedy, burst=layout.burst, config=config, ops=ops)
-        makers.append(_Maker(_decoder(greedy), draw, shapes, (0, 0, Text(0, 0, 0), cache), options, jit))  # type: ignore
+        makers.append(_Maker(_decoder(greedy), draw, shapes, (0, 0, DecodeState(0, 0, 0), cache), options, jit))  # type: ignore
     return {maker.name: maker for maker in makers}
 
 
@@ -258,7 +258,7 @@ def decode_shapes(config: Config, cache: Cache) -> tuple[Any, ...]:
     """Give the shapes that `decode` takes after the weights, for a cache of these shapes."""
     (batch,) = cache.lengths.shape
     return (
-        Text(_shape(batch), _shape(batch, config.vocab, dtype=np.bool_), _shape(batch, dtype=np.bool_)),
+        DecodeState(_shape(batch), _shape(batch, config.vocab, dtype=np.bool_), _shape(batch, dtype=np.bool_)),
         cache,
         _shape(batch, 2, dtype=np.uint32),
         jax.tree.map(lambda value: _shape(dtype=value.dtype), as_arrays(SamplingOptions())),

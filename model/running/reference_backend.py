@@ -138,9 +138,9 @@ class ReferenceBackend:
         All of its weights are read; `read_from` does not matter.
         """
         del read_from
-        other = copy(self)
-        other._params = load_reference_params(checkpoint)
-        return other
+        clone = copy(self)
+        clone._params = load_reference_params(checkpoint)
+        return clone
 
 
 class LazyLayers(Sequence[Layer]):
@@ -155,7 +155,7 @@ class LazyLayers(Sequence[Layer]):
     def __getitem__(self, i: Any) -> Any:
         """Read layer `i`, or those of a slice. Raises IndexError beyond the last."""
         chosen = range(self._count)[i]
-        return self._read(chosen) if isinstance(chosen, int) else [self._read(each) for each in chosen]
+        return self._read(chosen) if isinstance(chosen, int) else [self._read(index) for index in chosen]
 
 
 def load_reference_params(
@@ -209,7 +209,7 @@ def load_reference_params(
         return Biases(router[0], *experts)
 
     def layer(i: int) -> Layer:
-        each: dict[str, Any] = {
+        tensors: dict[str, Any] = {
             part.removeprefix("head_"): linear(weights[0]) if weights[0].role is Role.MATRIX else matrix(weights)
             for part, weights in parts[i].items()
             if weights[0].role is not Role.ROUTER
@@ -219,19 +219,19 @@ def load_reference_params(
         }
         if config.experts:
             [router] = parts[i]["router"]
-            matrices = each["expert_gate"], each["expert_up"], each["expert_down"]
+            matrices = tensors["expert_gate"], tensors["expert_up"], tensors["expert_down"]
             ffn = Experts(tensor(router.name), *matrices, expert_biases(i) if config.expert_bias else None)
         else:
-            ffn = FeedForward(each.get("gate"), each["up"], each["down"])
+            ffn = FeedForward(tensors.get("gate"), tensors["up"], tensors["down"])
         attention: dict[str, Any] = {"q_norm": None, "k_norm": None, "attention_norm": None, "ffn_norm": None}
         if config.shared_ffn:
             [score] = parts[i]["shared_score"]
-            matrices = (each[f"shared_{name}"].weight for name in ("gate", "up", "down"))
+            matrices = (tensors[f"shared_{name}"].weight for name in ("gate", "up", "down"))
             attention["shared"] = Shared(tensor(score.name), *matrices)
-        attention |= {name: each[name] for name in Layer._fields if name in each}
+        attention |= {name: tensors[name] for name in Layer._fields if name in tensors}
         attention |= {name: biases[name] for name in Layer._fields if name in biases}
         if config.parallel_residual:
-            attention |= {"ffn_norm": each["attention_norm"], "ffn_norm_bias": biases["attention_norm_bias"]}
+            attention |= {"ffn_norm": tensors["attention_norm"], "ffn_norm_bias": biases["attention_norm_bias"]}
         return Layer(**attention, ffn=ffn)
 
     outside = {part: weight for part, [weight] in parts[None].items()}

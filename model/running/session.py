@@ -64,7 +64,7 @@ class Session[Cache, Drawing]:
         begun on this session meanwhile.
         """
         self._generations += 1
-        mine = self._generations
+        generation = self._generations
         if not self.prefill(prompt, interrupted=interrupted):
             yield [], "interrupted"
             return
@@ -75,28 +75,30 @@ class Session[Cache, Drawing]:
         seen = np.zeros(self._vocab, bool)
         seen[list(prompt)] = True
         drawing = self._backend.begin(token, seen=seen, seed=seed, options=options, stops=sorted(stops))
-        asked: deque[tuple[Callable[[], list[int]], int]] = deque()  # bursts that are not read yet, and their tokens
+        pending: deque[tuple[Callable[[], list[int]], int]] = deque()  # bursts that are not read yet, and their tokens
         # The latest burst sizes the next one; the first bursts are single tokens.
         step_seconds, since = float("inf"), 0.0
         while True:
             if interrupted():
                 yield [], "interrupted"
                 return
-            if self._generations != mine:
+            if self._generations != generation:
                 raise RuntimeError("another generation has begun on this session")
             ids, room = self._ids, self._backend.capacity - len(self._ids)
             if room == 0:
                 yield [], "context"
                 return
             cache = self._take()
-            since = since if asked else perf_counter()
-            while (left := min(remaining, room) - sum(due for _, due in asked)) and len(asked) <= self._backend.ahead:
-                steps = min(tokens_at_once(step_seconds, self._backend.burst), left)
+            since = since if pending else perf_counter()
+            while (unrequested := min(remaining, room) - sum(steps_asked for _, steps_asked in pending)) and len(
+                pending
+            ) <= self._backend.ahead:
+                steps = min(tokens_at_once(step_seconds, self._backend.burst), unrequested)
                 read, drawing, cache = self._backend.decode(cache, drawing, steps=steps)
-                asked.append((read, steps))
-            read, _ = asked.popleft()
+                pending.append((read, steps))
+            read, _ = pending.popleft()
             drawn = read()
-            self._put(cache, [*ids, token, *drawn[:-1]], beyond=bool(asked))
+            self._put(cache, [*ids, token, *drawn[:-1]], beyond=bool(pending))
             now = perf_counter()
             step_seconds, since = (now - since) / len(drawn), now
             if max(drawn) >= self._vocab:

@@ -28,7 +28,7 @@ class _Arrays(NamedTuple):
     scales: Array  # [rows, groups]
     zeros: Array | None  # int8 [rows, groups]: zero points that are subtracted from levels, where integers have them
     minima: Array | None = None  # [rows, groups]: added to levels times scales, where the form has minima
-    rest: Array | None = None  # the lowest bits of codes, where a GPU has them apart (`model.weights.gpu_codes`)
+    low_bits: Array | None = None  # the lowest bits of codes, where a GPU has them apart (`model.weights.gpu_codes`)
 
 
 class QuantizedMatrix(_Arrays):
@@ -139,8 +139,8 @@ class QuantizedMatrix(_Arrays):
     def shapes(cls, rows: int, cols: int, codes: Codes) -> "QuantizedMatrix":
         """Give the shapes of the arrays for a matrix [rows, cols] of `codes`."""
         group, _ = group_of(codes, cols)
-        whole = max(group, PAIR) if group else ROW
-        padded = -(-cols // whole) * whole
+        multiple = max(group, PAIR) if group else ROW
+        padded = -(-cols // multiple) * multiple
         grid = (rows, padded // group if group else 1)
         stored: list[Any] = [
             jax.ShapeDtypeStruct((rows, padded // (1 + cls.packed)), cls.dtype),

@@ -42,7 +42,7 @@ class Stacked(NamedTuple):
     def minima(self) -> Float[Array, "rows groups"] | None:
         """Minima of all rows; None unless each part has as many in a row."""
         minima = [part.minima for part in self.parts if part.minima is not None]
-        if len(minima) < len(self.parts) or len({one.shape[1] for one in minima}) > 1:
+        if len(minima) < len(self.parts) or len({rows.shape[1] for rows in minima}) > 1:
             return None
         return jnp.concatenate(minima)
 
@@ -109,8 +109,8 @@ def _apart(matrix: QuantizedMatrix) -> QuantizedMatrix:
     bits, group = APART[form]
     codes = lax.bitcast_convert_type(matrix.codes, jnp.uint8) & (1 << bits) - 1
     packed = int4.packed_apart(codes, int4.order_of(group, levels=False), bits=bits)
-    words, rest = (lax.bitcast_convert_type(each, jnp.int32) for each in packed)
-    return WORDS[form](words, matrix.scales, None, matrix.minima, rest)
+    words, low_bits = (lax.bitcast_convert_type(array, jnp.int32) for array in packed)
+    return WORDS[form](words, matrix.scales, None, matrix.minima, low_bits)
 
 
 @jax.jit

@@ -80,18 +80,18 @@ def load_params(
     def place(*names: str, apart: bool = False) -> Array | QuantizedMatrix | Stacked:
         if names in shared:
             return shared[names]
-        left = iter(names)
+        remaining = iter(names)
         tensors = [checkpoint.tensors[name] for name in names]
         return _each_or_all(
-            lambda run: place_run([next(left) for _ in run], run), tensors, apart=apart and device.has_kernels
+            lambda run: place_run([next(remaining) for _ in run], run), tensors, apart=apart and device.has_kernels
         )
 
     def place_run(names: Sequence[str], tensors: list[Tensor]) -> Array | QuantizedMatrix:
         tensors = _joined(tensors)
         if by_device and device.platform != "cpu" and can_quantize_whole(tensors):
-            found = quantized_whole(tensors, names, note)
-            if found.exact:
-                return to_kernel_layout(found.matrix, device)
+            result = quantized_whole(tensors, names, note)
+            if result.exact:
+                return to_kernel_layout(result.matrix, device)
         shapes = _shapes(tensors, dtype)
         buffers = jax.tree.map(lambda shape: aligned_zeros(shape.shape, shape.dtype), shapes)
         start = 0
@@ -153,17 +153,17 @@ def abstract_params(
 
 
 def _shared(
-    checkpoint: Checkpoint, other: Checkpoint, params: Params
+    checkpoint: Checkpoint, loaded: Checkpoint, params: Params
 ) -> dict[tuple[str, ...], Array | QuantizedMatrix | Stacked]:
     """Find the arrays of `params`, read from `other`, whose tensors `checkpoint` has too; by the tensors' names."""
-    found = {}
+    arrays = {}
 
-    def take(place: Any, held: Any) -> None:
-        if isinstance(place, Names) and all(checkpoint.tensors[name] == other.tensors[name] for name in place.names):
-            found[place.names] = held.matrix if isinstance(held, Embedding) else held
+    def take(place: Any, array: Any) -> None:
+        if isinstance(place, Names) and all(checkpoint.tensors[name] == loaded.tensors[name] for name in place.names):
+            arrays[place.names] = array.matrix if isinstance(array, Embedding) else array
 
-    jax.tree.map(take, array_names(other.config, params.rope), params)
-    return found
+    jax.tree.map(take, array_names(loaded.config, params.rope), params)
+    return arrays
 
 
 def _stored_parts(tensor: Tensor, shapes: Any, note: Callable[[Any], None], by_device: bool) -> Iterator[Any]:
@@ -193,7 +193,7 @@ def _joined(tensors: list[Tensor]) -> list[Tensor]:
     cols = math.prod(tensors[0].shape[1:])
     codes = in_common_form([tensor.codes for tensor in tensors])
     usable = codes if codes and can_multiply(codes[0], cols) else [None] * len(tensors)
-    return [tensor._replace(codes=one) for tensor, one in zip(tensors, usable, strict=True)]
+    return [tensor._replace(codes=form) for tensor, form in zip(tensors, usable, strict=True)]
 
 
 def _shapes(tensors: Sequence[Tensor], dtype: np.dtype) -> Any:
@@ -229,6 +229,6 @@ def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     size = int(np.prod(shape)) * dtype.itemsize
     memory = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = -np.frombuffer(memory, np.uint8).ctypes.data % HUGE_PAGE
-    if whole := size // HUGE_PAGE * HUGE_PAGE:
-        use_huge_pages(memory, start, whole)
+    if huge_bytes := size // HUGE_PAGE * HUGE_PAGE:
+        use_huge_pages(memory, start, huge_bytes)
     return np.frombuffer(memory, dtype, int(np.prod(shape)), start).reshape(shape)

@@ -191,5 +191,5 @@ def weight_bytes(params: Params) -> int:
     """Count the bytes of the weights, each stored once; also of `abstract_params`."""
     head = None if params.tied else params.head
     leaves = jax.tree.leaves((params.embedding, params.layers, params.norm, params.norm_bias, head))
-    each = {id(leaf): leaf for leaf in leaves}.values()  # a parallel block has one norm in two places
-    return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in each)
+    unique = {id(leaf): leaf for leaf in leaves}.values()  # a parallel block has one norm in two places
+    return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in unique)

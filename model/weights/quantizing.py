@@ -56,8 +56,8 @@ def quantized_parts(
         note(part)
         if by_device:
             rows = rows or len(part)  # the last part is padded, so that one program does them all
-            whole = np.pad(part, [(0, rows - len(part)), (0, 0)]) if len(part) < rows else part
-            matrix, exact = quantized_on_device(whole, codes)
+            padded = np.pad(part, [(0, rows - len(part)), (0, 0)]) if len(part) < rows else part
+            matrix, exact = quantized_on_device(padded, codes)
             if exact:
                 yield jax.tree.map(np.asarray, matrix) if len(part) == rows else _first_rows(matrix, len(part))
                 continue
@@ -91,7 +91,7 @@ def quantized_whole(
 ) -> OnDevice:
     """Stack plain weights, as they are stored, and have the device quantize them."""
     codes = [tensor.codes for tensor in tensors if tensor.codes]
-    sources = [one.source for one in codes if one.source]
+    sources = [code.source for code in codes if code.source]
     stacked = np.empty((sum(source.shape[0] for source in sources), *sources[0].shape[1:]), sources[0].dtype)
     start = 0
     for name, tensor, source in zip(names, tensors, sources, strict=True):

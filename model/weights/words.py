@@ -34,7 +34,7 @@ class Words(QuantizedMatrix):
     @property
     def unsigned(self) -> Int32[Array, "rows cols"]:
         """The codes, as if without a sign."""
-        return int4.unpacked(self.codes, self.order, self.rest)
+        return int4.unpacked(self.codes, self.order, self.low_bits)
 
     def levels(self) -> Float[Array, "rows cols"]:
         """Give the level of each code."""

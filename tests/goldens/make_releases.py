@@ -120,7 +120,7 @@ def _in_codes(config: Config, roles: tuple[Role, ...], form: Any, group: int, *,
 
 def _shortened(config: Config) -> Config:
     """Give the configuration with its first layers alone, until there is one of each kind."""
-    kinds = [(config.window(layer), config.turns(layer)) for layer in range(config.layers)]
+    kinds = [(config.window(layer), config.uses_rope(layer)) for layer in range(config.layers)]
     layers = max(kinds.index(kind) for kind in set(kinds)) + 1
     windows, rotary = (each and each[:layers] for each in (config.windows, config.rotary_layers))
     return replace(config, layers=layers, windows=windows, rotary_layers=rotary)

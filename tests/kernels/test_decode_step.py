@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llamaspec.model.cache import LayerCache, empty_cache
-from llamaspec.model.forward import decode, prefill, text_after
+from llamaspec.model.forward import decode, prefill, state_after
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.ops.gpu import PROMPT, pallas_ops
 from llamaspec.model.ops.gpu_products import MOST_SEQUENCES
@@ -67,7 +67,7 @@ def test_a_prompt_and_what_follows_are_those_of_the_plain_form():
         cache = jax.jit(partial(prefill, config=config, ops=ops))(params, tokens, cache, np.array([62], np.int32))
         step = jax.jit(partial(decode, config=config, ops=ops, greedy=True, burst=4))
         keys, stops = np.zeros((1, 2), np.uint32), np.array([-1], np.int32)
-        begun = text_after(np.array([1]), np.zeros((1, config.vocab), bool))
+        begun = state_after(np.array([1]), np.zeros((1, config.vocab), bool))
         sampling = as_arrays(SamplingOptions(temperature=0.0))
         drawn, _, _, _ = step(params, begun, cache, keys, sampling, stops, np.int32(4))
         return np.asarray(drawn)[:, 0].tolist()

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from llamaspec.benchmarks.kernel_cases import exact
-from llamaspec.model.cache import LayerCache, LayerPages, Stored, empty_cache
+from llamaspec.model.cache import LayerCache, LayerPages, LayerStore, empty_cache
 from llamaspec.model.checkpoints.checkpoint import Codes
 from llamaspec.model.checkpoints.codes import quantized
-from llamaspec.model.forward import decode, text_after
+from llamaspec.model.forward import decode, state_after
 from llamaspec.model.ops.gpu import pallas_ops
 from llamaspec.model.ops.gpu_products import MOST_SEQUENCES, operand, prompt_product
 from llamaspec.model.ops.table import Ops, Positions
@@ -168,7 +168,7 @@ def test_every_op_of_a_step_is_within_its_bound_by_kernels_and_plain():
         "norm_logits": exact.gemv(weights["head"], vectors, norm=norms[2], eps=config.eps),
     }
 
-    def check(ops: Ops, cache: Stored, place: tuple[Any, ...]) -> None:
+    def check(ops: Ops, cache: LayerStore, place: tuple[Any, ...]) -> None:
         q, cache = ops.norm_qkv(x, layer, cache, positions, config=config)
         results = {
             "q": q[:, 0],
@@ -254,7 +254,7 @@ def test_the_text_is_that_of_the_plain_form():
     params = load("q4", seed=3)
     cache = empty_cache(NARROW, batch=1, capacity=CAPACITY, dtype=FLOAT32)
     arguments = (
-        params, text_after(np.array([1]), np.zeros((1, NARROW.vocab), bool)), cache, np.zeros((1, 2), np.uint32),
+        params, state_after(np.array([1]), np.zeros((1, NARROW.vocab), bool)), cache, np.zeros((1, 2), np.uint32),
         as_arrays(SamplingOptions(temperature=0.0)), np.array([-1], np.int32), np.int32(2),
     )  # fmt: skip
 

@@ -58,7 +58,7 @@ CANDIDATE = """
 from llamaspec.model.candidates.made_for import made_for
 
 
-@made_for("halve", dtypes=("float32",))
+@own_candidate("halve", dtypes=("float32",))
 def by_shift(x):
     return x / 2
 """

@@ -107,7 +107,7 @@ class Int4Words(Words):
     form = "int4"
 
     def levels(self) -> Float[Array, "rows cols"]:
-        return int4.signed(self.unsigned, int4.bits_of(self.codes, self.rest)).astype(jnp.float32)
+        return int4.signed(self.unsigned, int4.bits_of(self.codes, self.low_bits)).astype(jnp.float32)
 
 
 class Int4MinWords(Words):

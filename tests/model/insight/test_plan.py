@@ -309,7 +309,7 @@ def test_what_does_not_fit_is_named_by_what_takes_most(memory: Memory, words: st
         check_fits(memory, context=64, available=100_000_000)
     assert str(refusal.value) == words
     with pytest.raises(MemoryError) as refusal:
-        check_fits(memory, context=64, available=100_000_000, others=70_000_000_000)
+        check_fits(memory, context=64, available=100_000_000, other_programs=70_000_000_000)
     assert str(refusal.value) == words + ": other programs hold 70.0 GB of this device"
 
 

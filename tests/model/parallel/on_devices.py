@@ -186,16 +186,16 @@ def way_of(case: Walk, config: Any) -> Any:
     from jax.sharding import PartitionSpec as P
 
     from llamaspec.model.parallel.gathered import gathered, row_layouts
-    from llamaspec.model.parallel.way import Way, way_named
+    from llamaspec.model.parallel.sharding import Sharding, sharding_named
     from llamaspec.model.weights.params import Names, array_names
 
     if case.way != "FSDP":
-        return way_named(case.way)
+        return sharding_named(case.way)
     import jax
 
     named = row_layouts(config, case.devices)
 
-    class ByRows(Way):
+    class ByRows(Sharding):
         """A part of the rows of each matrix on each device, and all of the cache."""
 
         def config(self, whole: Any, devices: int) -> Any:
@@ -218,7 +218,7 @@ def way_of(case: Walk, config: Any) -> Any:
 
             return jax.tree.map(layout, array_names(config, params.rope), params)
 
-    return ByRows("tensor", lambda ops: gathered(ops, config), kept=P(), hidden=P())
+    return ByRows("tensor", lambda ops: gathered(ops, config), kv_layout=P(), hidden=P())
 
 
 def stored(checkpoint: Any) -> Any:
@@ -247,7 +247,7 @@ def walked(case: Walk, parallel: Callable | None = None, change: Callable | None
     arrays = weights(tensor_shapes(config), seed=0)
     options: dict[str, Any] = {"devices": case.devices, "dtype": kind.dtype, "rows": 8}
     table, way = {"xla": XLA, "cpu": CPU}[case.table], way_of(case, config)
-    options["way"] = way._replace(ops=parallel or way.ops)
+    options["sharding"] = way._replace(ops=parallel or way.ops)
 
     def model(arrays: dict[str, np.ndarray]) -> Any:
         checkpoint = random_checkpoint(config, arrays)
@@ -541,11 +541,11 @@ def logits_on(checkpoint: Any, kind: str, devices: int, tokens: Any) -> Any:
     from llamaspec.model.ops.xla import XLA
     from llamaspec.model.parallel.backend import cache_shapes, load_shares
     from llamaspec.model.parallel.partition import Partition, mesh
-    from llamaspec.model.parallel.way import Parts, way_named
+    from llamaspec.model.parallel.sharding import Parts, sharding_named
     from llamaspec.model.running.programs import Layout
     from llamaspec.model.weights.loading import abstract_params
 
-    way, dtype, rows = way_named(kind), np.dtype(np.float32), len(tokens)
+    way, dtype, rows = sharding_named(kind), np.dtype(np.float32), len(tokens)
     parts, config = Parts(checkpoint, devices, None, way), way.config(checkpoint.config, devices)
     shares = [parts.of(i) for i in range(devices)]
     shapes = abstract_params(config, dtype=dtype, positions=rows, tensors=shares[0].tensors)

@@ -236,7 +236,7 @@ def test_a_command_is_told_from_others_by_its_options(run, monkeypatch, tmp_path
     asked = []
 
     def joined(group: Group):
-        asked.append(group.asked)
+        asked.append(group.settings)
         raise ValueError("enough")
 
     monkeypatch.setattr("llamaspec.model.parallel.processes.joined", joined)

@@ -93,7 +93,7 @@ def test_several_devices_read_by_the_widest_chunks_that_have_room(
         raise Planned
 
     monkeypatch.setattr("llamaspec.model.parallel.load.room", lambda: Room(free))
-    monkeypatch.setattr("llamaspec.model.parallel.load.fewest", lambda number: min(number, in_other_processes))
+    monkeypatch.setattr("llamaspec.model.parallel.load.all_min", lambda number: min(number, in_other_processes))
     monkeypatch.setattr("llamaspec.model.parallel.load.compile_programs", plan_only)
     with pytest.raises(MemoryError if wide is None else Planned):
         load_parallel(
