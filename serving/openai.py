@@ -11,7 +11,7 @@ servers use: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `priority`, `
 import math
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct, defstruct
@@ -168,7 +168,10 @@ def _field(option: SamplingOption) -> tuple[str, Any, None]:
     return option.name, Annotated[option.kind, Meta(**{"gt" if above else "ge": low}, le=top)] | None, None
 
 
-SamplingFields: Any = defstruct("SamplingFields", map(_field, SAMPLING.values()), bases=(Fields,), kw_only=True)
+if TYPE_CHECKING:
+    SamplingFields = Fields  # a type checker cannot know the fields
+else:
+    SamplingFields = defstruct("SamplingFields", map(_field, SAMPLING.values()), bases=(Fields,), kw_only=True)
 
 
 class SampledRequest(SamplingFields, kw_only=True):
