@@ -46,7 +46,7 @@ xray: $(COMPLETE)
 # a file has compiled is compiled again where its tests are shared out.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-# Fewer examples of each property than `make test-all` draws, and not the tests that tests/slow.py names.
+# Fewer examples of each property than `make test-all` draws, and not the tests that are marked as slow.
 test: $(COMPLETE)
 	@HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-brief} $(PYTEST) -m "not slow" $(ARGS)
 

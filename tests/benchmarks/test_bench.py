@@ -49,6 +49,7 @@ MOE = replace(TINY, experts=4, experts_per_token=2)
 CEILINGS = Ceilings(copy=8e9, read=10e9, flops={"float32": 1e12, "bfloat16": 2e12})
 
 
+@pytest.mark.sampled(4)  # 12 cases, 4 s
 @pytest.mark.parametrize("config", [*SHAPES.values(), TINY, MOE], ids=[*SHAPES, "tiny", "experts"])
 def test_a_token_costs_what_inspect_says(config: Config):
     dtype = np.dtype(np.float32)
@@ -170,6 +171,7 @@ def test_a_machine_is_measured():
     assert set(found.flops) == {"float32", "bfloat16"}
 
 
+@pytest.mark.sampled(1)  # 1 to 2 s each
 @pytest.mark.parametrize("scheme", [None, "q8", "q4", "fp8", "mxfp4"])
 def test_random_weights_are_numbers_in_every_scheme(scheme: str | None):
     shapes = random_shapes(TINY, dtype=np.dtype(np.float32), positions=8, quantize=scheme)
@@ -181,6 +183,7 @@ def test_random_weights_are_numbers_in_every_scheme(scheme: str | None):
         assert np.isfinite(weights).all() and 1e-3 < weights.std() < 10
 
 
+@pytest.mark.slow  # 4 s each
 @pytest.mark.parametrize(
     ("cache", "words"),
     [
@@ -247,6 +250,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.slow  # 10 s
 def test_the_speed_of_a_model(tiny, tmp_path: Path, capsys):
     kept, chart = tmp_path / "kept.json", tmp_path / "chart.svg"
     text = run(capsys, "--shape", "tiny", "--quantize", "q8", "--batch", "2", "--json", kept, "--plot", chart)
@@ -277,6 +281,7 @@ def test_the_speed_of_a_model(tiny, tmp_path: Path, capsys):
     assert len(rectangles(chart.read_text())) == 3
 
 
+@pytest.mark.slow  # 7 s
 def test_what_a_cache_holds_has_no_share_of_what_memory_gives(
     tiny, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ):
@@ -331,6 +336,7 @@ def test_the_reference_is_timed_beside(tiny, tmp_path: Path, capsys):
         llamaspec.main(["bench", "--backend", "reference", "--batch", "2"], standalone_mode=False)
 
 
+@pytest.mark.slow  # 8 s
 def test_how_it_changes_as_the_work_grows(tiny, tmp_path: Path, capsys):
     kept, chart = tmp_path / "kept.json", tmp_path / "chart.svg"
     text = run(capsys, "--shape", "tiny", "--suite", "growth", "--json", kept, "--plot", chart)

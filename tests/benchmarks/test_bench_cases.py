@@ -16,7 +16,7 @@ from llamaspec.benchmarks.kernel_cases import OPS, kernel_cases
 from llamaspec.benchmarks.kernel_cases.attention import window_cases
 from llamaspec.benchmarks.kernel_cases.case import FLOAT32, Case
 from llamaspec.benchmarks.kernel_cases.products import bias_cases
-from llamaspec.verify.running_error import Approx
+from llamaspec.verify.bounds.running_error import Approx
 
 BFLOAT16 = np.dtype(jnp.bfloat16)
 # In bfloat16, XLA's form also rounds in between, such as a norm before the product; the bounds are for kernels.
@@ -31,6 +31,7 @@ def worst(case: Case, results, arguments) -> float:
     return max(share_of_bound(np.asarray(result), exact) for result, exact in pairs)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", [*PLAIN.values(), *CODES.values()], ids=lambda case: case.name)
 def test_the_plain_form_is_within_the_bound(case: Case):
     arguments = jax.tree.map(lambda a: a.astype(np.float32) if a.dtype == BFLOAT16 else a, draw(case, seed=1))
@@ -55,12 +56,14 @@ def test_nan_is_right_only_where_it_is_due():
     assert share_of_bound(np.array([np.nan, np.nan]), exact) == np.inf
 
 
+@pytest.mark.sampled(12)  # 34 cases, 2 s
 @pytest.mark.parametrize("case", once(tiny_cases()), ids=lambda case: case.name)
 def test_a_kernel_and_xla_give_the_same_arrays(case: Case):
     ours, plain = (jax.eval_shape(form, *case.arrays) for form in (case.function, case.plain))
     assert jax.tree.map(lambda a: (a.shape, a.dtype), ours) == jax.tree.map(lambda a: (a.shape, a.dtype), plain)
 
 
+@pytest.mark.slow  # 9 s
 def test_every_op_of_the_table_has_hard_inputs_or_needs_none():
     assert set(SPOILED) <= {case.op for case in kernel_cases().values()}
     for case in tiny_cases():

@@ -63,6 +63,7 @@ def test_without_a_gpu_the_suite_says_so_in_one_line(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow  # 87 s
 def test_a_dry_run_shows_that_the_suite_works_and_says_that_it_means_nothing(tmp_path: Path):
     kept, chart = tmp_path / "kept.json", tmp_path / "chart.svg"
     done = command("bench", "--suite", "kernels", "--dry-run", "--json", kept, "--plot", chart)
@@ -91,6 +92,7 @@ def test_all_parts_together_fit_into_nine_minutes():
         assert [part.section for part in plan(suite_name, dry=True)] == [part.section for part in parts]
 
 
+@pytest.mark.sampled(1)  # 5 s each
 @pytest.mark.parametrize(
     ("part", "seconds", "why"),
     [
@@ -105,6 +107,7 @@ def test_a_part_that_dies_takes_nothing_with_it_but_itself(part: Part, seconds: 
     assert found.row["why"].startswith(why)
 
 
+@pytest.mark.slow  # 6 s
 def test_kernels_are_checked_and_what_does_not_fit_is_named():
     scale = dry()
     chosen = [case for case in scale.checked if case.op in ("attention_decode", "softmax") and case.dtype == "float32"]
@@ -161,6 +164,7 @@ def test_a_kernel_that_does_not_run_is_not_right_and_the_others_are_checked():
     assert gpu_report.wrong(report) == [norm.name]
 
 
+@pytest.mark.slow  # 13 s
 def test_no_query_sees_what_is_before_its_window(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(attention, "WINDOW", 50)
     monkeypatch.setattr(right, "WINDOW", 50)
@@ -187,6 +191,7 @@ def test_every_variant_is_held_to_exact_numbers_in_some_shape():
             assert sum(part.shape[0] * part.shape[-1] for part in parts) < 2**26, one.name  # NumPy takes seconds
 
 
+@pytest.mark.slow  # 3 s
 def test_every_tile_of_several_chunks_is_held_to_exact_numbers():
     scale = full()
     held = {one.name for one in (*scale.checked, *scale.varied)}
@@ -237,6 +242,7 @@ class EndingClock(Clock):
         return self._looks < 0
 
 
+@pytest.mark.sampled(2)  # 1 s each
 @pytest.mark.parametrize(("looks", "timed"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 2), (5, 3)])
 def test_cases_are_left_out_when_time_is_over_whether_compiled_or_not(looks: int, timed: int):
     norm = next(one for one in dry().checked if one.op == "rmsnorm")
@@ -247,6 +253,7 @@ def test_cases_are_left_out_when_time_is_over_whether_compiled_or_not(looks: int
     assert rows[timed:] == [skipped(one.name) for one in cases[timed:]]
 
 
+@pytest.mark.slow  # 3 s
 def test_a_model_draws_as_many_tokens_a_call_as_a_session_would(monkeypatch):
     scale = replace(dry(), burst=4)
     model, context = scale.models[0], scale.contexts[0]
@@ -310,6 +317,7 @@ def test_a_tile_is_found_for_what_kernels_will_ask_for(name: str, asked: tuple[s
     assert (found and found[:3]) == asked
 
 
+@pytest.mark.slow  # 5 s
 def test_tiles_are_timed():
     scale = dry()
     (row,) = tune(scale, Clock(600))

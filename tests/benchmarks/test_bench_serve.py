@@ -58,6 +58,7 @@ def site():
         yield site
 
 
+@pytest.mark.slow  # 8 s
 def test_a_model_is_measured():
     config = replace(SMALL, dim=64, head_dim=16, ffn=128, layers=1, context=AFTER + 16 * BURST)
     figures = measure(config, "float32", "q8", [2], rounds=1)
@@ -253,6 +254,7 @@ def test_a_server_that_is_not_there_is_refused_in_a_line():
         peers.main.main(["--llama-server", "/nowhere/llama-server"], standalone_mode=False)
 
 
+@pytest.mark.slow  # 10 s
 def test_the_built_in_model_is_loaded_by_a_server_of_its_own():
     """Serve for real: the cache finds the shared prefixes, and every text is the same at every rate."""
     report = serve_suite.run_suite(model="stories", rates=[50.0], requests=8, context=None, width=4)

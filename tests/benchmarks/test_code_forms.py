@@ -50,6 +50,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(llamaspec.model.weights.loading, "default_device", lambda: Device("gpu", "NVIDIA H200", HOPPER))
 
 
+@pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.usefixtures("on_a_gpu")
 @pytest.mark.parametrize("kind", ["Q4_K_M", "Q5_K_M"])
 def test_a_file_of_mixed_types_runs_by_kernels_alone(kind: str):

@@ -8,6 +8,7 @@ from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.running.programs import longest_burst
 
 
+@pytest.mark.sampled(5)  # 18 cases, 9 s
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_is_a_burst_of_the_model(name: str):
     model, dtype, *_ = name.split()

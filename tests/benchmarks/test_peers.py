@@ -72,6 +72,7 @@ def test_ours_answers_as_generate_runs(tmp_path: Path):
     assert one.decode(5)["ids"] == drawn["ids"]
 
 
+@pytest.mark.slow  # 7 s
 def test_a_tiny_run_shows_that_it_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -127,6 +127,7 @@ def shapes(config: Config, dtype: str, scheme: str | None) -> Params:
     return jax.eval_shape(arranged, random_shapes(config, dtype=DTYPES[dtype], positions=CAPACITY, quantize=scheme))
 
 
+@pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.parametrize("model", SHAPES)
 def test_every_kernel_of_a_published_llama_is_a_case(model: str, calls: Record, known: set[tuple[Any, ...]]):
     """Take its shapes in either dtype, and in bfloat16 with weights in every scheme."""
@@ -178,6 +179,7 @@ def route() -> None:
             decode_and_prompt(config, params, batch=batch)
 
 
+@pytest.mark.slow  # 27 s
 def test_each_pair_of_features_that_meet_in_a_kernel_meets_in_a_case(calls: Record):
     asked = set().union(*(call.pairs for call in calls(route)))
     assert {kernel for kernel, *_ in asked} == set(LAUNCHES.values())

@@ -56,6 +56,7 @@ def test_windows_begin_as_texts_do(small):
     np.testing.assert_array_equal(windows, [[256, *range(15)], [256, *range(15, 30)]])
 
 
+@pytest.mark.slow  # 13 s
 def test_every_form_is_judged(folder, small, tmp_path, monkeypatch):
     monkeypatch.delenv("LLAMASPEC_DATA", raising=False)
     monkeypatch.setitem(BUILT_IN, "stories", folder)
@@ -108,6 +109,7 @@ def test_hidden_vectors_of_no_whole_blocks_are_filled_up():
     assert bits(q8_0) == 8.5
 
 
+@pytest.mark.slow  # 10 s
 def test_what_is_decoded_lies_in_memory_as_a_loaded_model_does(monkeypatch):
     monkeypatch.setattr(schemes, "DECODED", {name: schemes.DECODED[name] for name in ("float32", "GGUF Q8_0")})
     monkeypatch.setitem(SHAPES, "tiny", replace(TINY, context=512))

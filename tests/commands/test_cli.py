@@ -112,6 +112,7 @@ def test_chat_reads_lines_and_answers_each(stories):
     assert said == f"{cut}{cut}forgotten\n{cut}"
 
 
+@pytest.mark.slow  # 8 s
 def test_chat_takes_commands(tmp_path):
     saved = tmp_path / "talk.json"
     script = f"How are you?\n/save {saved}\n/help\nexit\nnever read\n"
@@ -122,6 +123,7 @@ def test_chat_takes_commands(tmp_path):
     assert roles == ["user", "assistant"]
 
 
+@pytest.mark.sampled(1)  # 2 s each
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -146,6 +148,7 @@ def test_chat_looks_at_the_template_before_it_reads_weights(run, monkeypatch, wr
     assert (code != 0, out) == (True, "") and err.startswith("error: ") and wrong[1].partition("=")[0] in err
 
 
+@pytest.mark.slow  # 9 s
 def test_chat_drops_what_no_longer_fits_and_says_so(tmp_path):
     script = "Tell me a story about a fox.\nTell me another story.\n" + "Who was the story about?\n" * 2
     done = run_llamaspec("chat", "--seed", "1", "--context", "480", stdin=script)
@@ -346,6 +349,7 @@ def test_doctor(run, monkeypatch):
     assert all(word in out for word in ("jaxlib", "processor", "norm_qkv", "caches", "verdict"))
 
 
+@pytest.mark.slow  # 8 s
 def test_doctor_for_a_program(run):
     assert json.loads(run("doctor", "--json")[1])["versions"]["numpy"] == np.__version__
 

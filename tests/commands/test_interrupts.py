@@ -94,6 +94,7 @@ FIRST = [(name, earliest) for name, (_, (earliest, *_)) in COMMANDS.items()]  # 
 LATER = [(name, after) for name, (_, (_, *moments)) in COMMANDS.items() for after in moments]
 
 
+@pytest.mark.sampled(10, first=True)  # the earliest of each command
 @pytest.mark.parametrize(("name", "after"), [*FIRST, *LATER])
 def test_an_interrupt_is_answered_at_once(tmp_path, name, after):
     arguments, _ = COMMANDS[name]
@@ -151,6 +152,7 @@ def test_a_signal_ends_a_command_that_is_in_c_for_ever(number):
             process.kill()
 
 
+@pytest.mark.sampled(1)  # 5 s
 @pytest.mark.parametrize("after", [1.0, 5.0])
 def test_a_request_to_end_is_answered_at_once(tmp_path, after):
     arguments = ["generate", "Once", "--seed=1", "--max-new-tokens=900"]
@@ -188,6 +190,7 @@ click.Command.invoke = held
 """
 
 
+@pytest.mark.sampled(2)  # 1 s each
 @pytest.mark.parametrize(
     ("arguments", "phase"),
     [pytest.param(given, phase, id=f"{given[0]}-{phase}") for given, phases in PHASES for phase in phases],

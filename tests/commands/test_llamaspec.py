@@ -41,6 +41,7 @@ def test_importing_is_quick(tmp_path):
     assert {"jax", "numpy", "click", "llamaspec.model", "llamaspec.verify"}.isdisjoint(done.stdout.split())
 
 
+@pytest.mark.slow  # 8 s
 def test_the_examples_run(capsys):
     """The blocks of the docstring, with fewer tokens."""
     assert llamaspec.__doc__

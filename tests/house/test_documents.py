@@ -86,6 +86,7 @@ def timeless(text: str) -> str:
     return re.sub(r"\d+\.\d s\b", "0.0 s", text)
 
 
+@pytest.mark.slow  # 10 s
 @pytest.mark.parametrize("text", shown("console"))
 def test_a_shown_session_is_what_comes_out(text: str, folder: Path):
     for part in re.split(r"^\$ ", text, flags=re.M)[1:]:
@@ -94,11 +95,13 @@ def test_a_shown_session_is_what_comes_out(text: str, folder: Path):
             assert timeless(run(line, folder)).split() == timeless(output).split()  # README breaks long lines
 
 
+@pytest.mark.slow  # 9 s
 @pytest.mark.parametrize("line", [line for text in shown("sh") for line in text.splitlines()])
 def test_a_command_that_needs_no_download_runs(line: str, folder: Path):
     assert run(line, folder)
 
 
+@pytest.mark.slow  # 8 s
 @pytest.mark.parametrize("text", shown("python"))
 def test_python_runs_and_prints_prompt_and_text(text: str, folder: Path):
     (folder / "block.py").write_text(text)

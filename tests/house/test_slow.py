@@ -1,49 +1,37 @@
-"""`make test` leaves out what `tests/slow.py` names, and nothing else."""
+"""`make test` leaves out the tests that are marked as slow, and nothing else."""
 
-import ast
 import shutil
 import subprocess
-from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import is_slow
-from tests.slow import SLOW, First
+from tests.conftest import is_sampled
 from tests.support.processes import REPOSITORY
 
 
-def test_every_slow_test_exists():
-    """A test that was renamed would be fast again, unnoticed."""
-    defined = {
-        f"{path}::{node.name}"
-        for path in {name.split("::")[0] for name in SLOW}
-        for node in ast.walk(ast.parse((REPOSITORY / path).read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef)
-    }
-    tests = {name.partition("[")[0] for name in SLOW if "::" in name}
-    assert tests and tests - defined == set()
-
-
 @pytest.mark.parametrize(
-    ("kept", "ids", "slow"),
+    ("count", "total", "sampled"),
     [
-        (0, ["t.py::test_a"], [True]),
-        (0, ["t.py::test_a[1]", "t.py::test_a[2]"], [True, True]),
-        (1, ["t.py::test_a[1]", "t.py::test_a[2]", "t.py::test_a[3]"], [False, True, True]),
-        (2, ["t.py::test_a[1]", "t.py::test_a[2]", "t.py::test_a[3]", "t.py::test_a[4]"], [False, True, False, True]),
-        (First(2), ["t.py::test_a[1]", "t.py::test_a[2]", "t.py::test_a[3]"], [False, False, True]),
-        (3, ["t.py::test_a[1]", "t.py::test_a[2]"], [False, False]),
-        (1, ["t.py::test_ab", "u.py::test_a", "t.py::test_a[b[::c]]"], [False, False, False]),
+        (1, 3, [True, False, False]),
+        (2, 4, [True, False, True, False]),
+        (2, 5, [True, False, False, True, False]),
+        (3, 2, [True, True]),
     ],
 )
-def test_some_cases_of_a_slow_test_stay(kept: int, ids: list[str], slow: list[bool]):
-    judged = is_slow([SimpleNamespace(nodeid=node) for node in ids], {"t.py::test_a": kept})
-    assert judged == slow
+def test_sampled_cases_are_spread_evenly(count: int, total: int, sampled: list[bool]):
+    assert [is_sampled(place, total, count) for place in range(total)] == sampled
 
 
-def test_a_case_or_a_file_can_be_slow():
-    items = [SimpleNamespace(nodeid=node) for node in ("t.py::test_a[1]", "t.py::test_a[2]", "u.py::test_b", "v.py::c")]
-    assert is_slow(items, {"t.py::test_a[1]": 0, "u.py": 0}) == [True, False, True, False]
+def test_the_first_cases_can_be_sampled():
+    assert [is_sampled(place, 5, 2, first=True) for place in range(5)] == [True, True, False, False, False]
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("case", range(3))
+def test_the_cases_that_are_not_sampled_are_slow(case, request):
+    name = request.node.nodeid.partition("[")[0]
+    cases = [item for item in request.session.items if item.nodeid.partition("[")[0] == name]
+    assert sum(item.get_closest_marker("slow") is None for item in cases) == 1
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")

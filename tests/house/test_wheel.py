@@ -48,6 +48,7 @@ def test_the_wheel_holds_the_packages_and_the_command_and_nothing_else(wheel: Pa
     assert packed == expected
 
 
+@pytest.mark.slow  # 43 s
 def test_the_command_works_from_an_empty_environment(wheel: Path, tmp_path: Path, request: pytest.FixtureRequest):
     # 26 s with pip's cache warm (2 cores, nearly all of it unpacking): affordable in every `make test`, and
     # nothing else notices a dependency that only the dev extra brings.

@@ -1,45 +1,12 @@
-"""Facts of the tree: how docstrings open, how long files are, and that imports have no cycle."""
+"""Facts of the tree: how docstrings open, and that imports have no cycle."""
 
 import ast
 import re
-import statistics
 from collections.abc import Iterator
 from functools import cache
 
 from tests.support.processes import REPOSITORY
 
-MEDIAN_LINES = 120
-LONG = 350  # lines: a longer file needs a reason
-REASONS = {
-    "pallas_kernels/parts/integer_mma.py": "one product on the tensor cores' integers, for every form of codes",
-    "tests/model/ops/test_ops_choice.py": "every reason for which an op is a kernel or is not",
-    "tests/support/families.py": "one model of each family, as files",
-    "tests/benchmarks/test_bench.py": "one command",
-    "tests/benchmarks/test_bench_gpu.py": "one command, on a GPU",
-    "tests/benchmarks/test_gpu_compile.py": "gates, on machine code written by hand",
-    "tests/model/parallel/on_devices.py": "what a process with several devices computes: one table of cases each",
-    "tests/commands/test_cli.py": "every command, as a person calls it",
-    "tests/commands/test_interrupts.py": "Ctrl-C in every phase of every command",
-    "tests/model/test_generation.py": "sessions on both backends held to the same laws",
-    "tests/training/test_training.py": "one loop, from its data to its weights",
-    "tests/model/quantize/test_calibration.py": "three methods held to the same laws",
-    "tests/training/test_corpus.py": "one grammar, from its choices to its tokens",
-    "tests/model/chat/test_chat.py": "conversations under every template",
-    "tests/model/checkpoints/test_quantized_checkpoints.py": "four layouts held to the same laws",
-    "tests/model/tokenizers/test_tokenizers.py": "four kinds of tokenizers held to the same laws",
-    "tests/verify/test_verify_cli.py": "one command",
-    "training/stories/lexicon.py": "words of the grammar: data",
-    "training/stories/outside.py": "questions from outside the stories: data",
-    "training/stories/phrases.py": "what people say: data",
-    "training/stories/plots.py": "plots of the grammar: data",
-    "verify/carried.py": "one proof, an operation of NumPy at a time",
-    "verify/contracts/attention.py": "attention over sequences, caches and pages: one bound",
-    "verify/running_error.py": "one proof, from a rounding to a whole block",
-    "verify/worker.py": "one file, since it runs where nothing of this project is installed",
-    "verify/mutants/attention.py": "wrong kernels of one op: data",
-    "verify/mutants/fused.py": "wrong kernels of the fused ops: data",
-    "verify/mutants/quantized.py": "wrong kernels of one op: data",
-}
 UNCLEAR = re.compile(r"(What|Of|Which|Where|Those|The same)\b")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -142,13 +109,3 @@ def test_imports_have_no_cycle():
 def test_a_cycle_is_seen():
     files = {"a": "from a import b", "a.b": "import a.c", "a.c": "def f():\n    import a.b\nfrom a.b import x"}
     assert cycle({name: {*imported(source, {*files})} for name, source in files.items()}) == ["a.b", "a.c", "a.b"]
-
-
-def test_half_of_the_files_are_short():
-    assert statistics.median(source.count("\n") for source in sources().values()) < MEDIAN_LINES
-
-
-def test_a_long_file_has_a_reason():
-    long = {path for path, source in sources().items() if source.count("\n") > LONG}
-    assert long == {*REASONS}
-    assert all(REASONS.values())

@@ -181,6 +181,7 @@ OURS = r"name=_(coded_gemm|gemv|norm_qkv|norm_gate_up)\b"  # kernels that multip
 PRODUCTS = ("norm_qkv", "project_add", "norm_gate_up", "down_add", "norm_logits")
 
 
+@pytest.mark.sampled(7)  # 14 cases, 5 s
 @pytest.mark.parametrize(
     ("scheme", "dtype", "batch", "at_once"),
     [
@@ -203,6 +204,7 @@ def test_a_step_of_several_sequences_multiplies_by_codes_at_once(scheme, dtype, 
     assert found == dict.fromkeys(PRODUCTS, by_kernels)  # those of a step are multiplied alike
 
 
+@pytest.mark.sampled(6)  # 18 cases, 3 s
 @pytest.mark.parametrize(
     ("switches", "cache_dtype", "refused"),
     [

@@ -84,6 +84,7 @@ def plain(dtype: str) -> tuple[Story, np.ndarray, Cache]:
     return story, *story.chunk(XLA)
 
 
+@pytest.mark.slow  # 9 and 19 s
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 def test_a_chunk_and_greedy_steps_after_it(dtype):
     """Prefill attention is a kernel only in bfloat16; a step is all kernels."""
@@ -121,6 +122,7 @@ def without_residual(h, layer, x):
     return XLA.project_add(h, layer, 0 * x)
 
 
+@pytest.mark.sampled(1)  # 1 to 2 s each
 @pytest.mark.parametrize(
     ("dtype", "op", "mutant"),
     [

@@ -11,12 +11,12 @@ from llamaspec.learn.lab.check import check, solution
 from llamaspec.learn.lab.exercise import Broken
 from llamaspec.learn.lab.folder import ALL, KERNEL, function_of, kernel, name_of, only, readme, write
 from llamaspec.reference import attention, llama, rmsnorm, rope, sentencepiece_bpe, softmax
-from llamaspec.verify.candidate import Direct
+from llamaspec.verify.bounds.precision import precision
+from llamaspec.verify.candidates.candidate import Direct
+from llamaspec.verify.candidates.worker import load_file
 from llamaspec.verify.catalogue import contract_for
+from llamaspec.verify.judging.runner import verify
 from llamaspec.verify.mutants import quantized
-from llamaspec.verify.precision import precision
-from llamaspec.verify.runner import verify
-from llamaspec.verify.worker import load_file
 from tests.support.processes import REPOSITORY, interrupt_within, run_llamaspec
 
 BROKEN = [one for one in ALL.values() if isinstance(one, Broken)]
@@ -51,6 +51,7 @@ def test_an_exercise_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.sampled(2)  # 2 s each, some 14 s
 @pytest.mark.parametrize("one", BROKEN, ids=lambda one: str(one.number))
 def test_broken_is_refused_and_mended_is_accepted(one, tmp_path):
     assert outcome(one, kernel(one), tmp_path, 1000) == "violated"
@@ -73,6 +74,7 @@ RIGHT = {
 OWN = [one for one in ALL.values() if not isinstance(one, Broken)]
 
 
+@pytest.mark.sampled(2)  # 1 s each
 @pytest.mark.parametrize("one", OWN, ids=function_of)
 def test_an_empty_function_is_refused_and_a_right_one_accepted(one, tmp_path):
     write(one, tmp_path / name_of(one.number))
@@ -119,6 +121,7 @@ def test_a_llama_with_one_slip_is_told_how_far_its_story_came():
     assert "the logits after token 5 are off by" in str(one.judge(slip))
 
 
+@pytest.mark.slow  # 17 s
 def test_an_exercise_is_begun_checked_and_solved_in_a_terminal(tmp_path):
     def lab(*arguments):
         return run_llamaspec("lab", *arguments, "--into", str(tmp_path))
@@ -142,6 +145,7 @@ def test_an_exercise_is_begun_checked_and_solved_in_a_terminal(tmp_path):
     assert run_llamaspec("lab", "hint", "48").code == 2
 
 
+@pytest.mark.slow  # 8 and 2 s
 @pytest.mark.parametrize("number", [7, 46])
 def test_the_test_in_the_folder_says_the_same(number, tmp_path):
     folder = tmp_path / name_of(number)

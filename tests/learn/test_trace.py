@@ -14,7 +14,7 @@ from llamaspec.model.running.reference_backend import load_reference_params
 from llamaspec.model.tensors import tensor_shapes
 from llamaspec.reference.llama import empty_cache, forward
 from llamaspec.reference.softmax import softmax
-from llamaspec.verify.walk import BEYOND, CONFIGS, walk, weights
+from llamaspec.verify.judging.walk import BEYOND, CONFIGS, walk, weights
 from tests.support.processes import REPOSITORY
 
 TOKENS = [3, 14, 15, 9, 26, 5, 35]
@@ -31,6 +31,7 @@ def tell(config, model, **options) -> Trace:
 
 
 # The third beyond Llama differs in an activation, which has a contract; `llamaspec verify` walks through it, too.
+@pytest.mark.sampled(3)  # 7 cases, 6 s
 @pytest.mark.parametrize("name", [*CONFIGS, *list(BEYOND)[:2]])
 def test_distances_are_those_of_the_walk_and_the_logits_those_of_the_reference(name):
     config, checkpoint, model = model_of(name)

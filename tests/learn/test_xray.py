@@ -36,7 +36,7 @@ from llamaspec.model.tensors import tensor_shapes
 from llamaspec.reference.linear import linear
 from llamaspec.reference.rmsnorm import rmsnorm
 from llamaspec.reference.rope import LinearScaling, frequencies
-from llamaspec.verify.walk import BEYOND, CONFIGS, weights
+from llamaspec.verify.judging.walk import BEYOND, CONFIGS, weights
 from tests.support.processes import REPOSITORY, interrupt_within, run_llamaspec
 
 TOKENS = [3, 14, 15, 9, 26]
@@ -136,6 +136,7 @@ def test_an_array_that_is_long_is_cut_and_says_so():
     assert long["shape"] == [8192] and (numbers(long["values"]) == np.arange(CELLS)).all()
 
 
+@pytest.mark.sampled(1)  # 1 s each
 def test_a_large_model_fits_the_page(tmp_path, walked, monkeypatch):
     recording, checkpoint = walked
     for name in ("llama-3.2-1b", "llama-3.1-70b"):
@@ -254,6 +255,7 @@ def test_schemes_tell_and_diverge_as_the_models_do():
     np.testing.assert_array_equal(rounded.q.weight, coded.q.weight)
 
 
+@pytest.mark.sampled(1)  # 1 s each
 def test_every_scheme_has_a_row_of_every_matrix(walked):
     recording, _ = walked
     layer, config = recording.model.exact.layers[LAYER], recording.config

@@ -16,6 +16,8 @@ from tests.learn.test_xray import numbers, script
 from tests.support.browser import picture, silent_page
 from tests.support.processes import run_python
 
+pytestmark = pytest.mark.slow  # 20 s, with a browser; test_xray.py holds the data of the page
+
 TEXT = "The fox found"
 OPS = ("norm_qkv", "attend", "project_add", "norm_gate_up", "down_add")
 LAST = 4  # position of the newest token

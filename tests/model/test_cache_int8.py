@@ -129,6 +129,7 @@ def test_memory_is_a_byte_a_number_and_a_scale_a_vector(name):
     assert sizes[INT8] * 4 * config.head_dim == sizes[np.dtype(np.float32)] * (config.head_dim + 4)
 
 
+@pytest.mark.slow  # 5 s
 def test_both_backends_tell_the_same_story():
     stories = []
     for backend in ("jax", "reference"):
@@ -139,6 +140,7 @@ def test_both_backends_tell_the_same_story():
     assert len(stories[0]) == 24
 
 
+@pytest.mark.slow  # 5 s
 def test_logits_are_those_of_the_reference_s_cache(run, tmp_path):
     """A few codes near a tie may differ. A cache that keeps every digit differs by all of its roundings."""
     forms = ("--cache", "int8"), ("--cache", "int8", "--backend", "reference"), ("--backend", "reference")

@@ -49,6 +49,7 @@ def assert_agree(a: np.ndarray, b: np.ndarray):
     np.testing.assert_allclose(a, b, rtol=0, atol=AGREE * np.abs(b).max())
 
 
+@pytest.mark.sampled(14)  # 30 cases, 16 s
 @pytest.mark.parametrize("ops", [CPU, XLA], ids=["cpu", "xla"])
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_logits_are_those_of_transformers(family, ops, tmp_path):

@@ -32,6 +32,7 @@ def stories():
     return load("stories", greedy=True)
 
 
+@pytest.mark.slow  # 18 s
 def test_it_is_small_and_the_one_that_the_card_describes():
     assert BUILT_IN["stories"] == MODEL
     assert sum((MODEL / name).stat().st_size for name in FILES) < 4_000_000
@@ -40,7 +41,7 @@ def test_it_is_small_and_the_one_that_the_card_describes():
     assert (MODEL / "tokenizer.model").read_bytes() == vocabulary.train_tokenizer()
 
 
-@pytest.mark.parametrize("backend", ["jax", "reference"])
+@pytest.mark.parametrize("backend", ["jax", pytest.param("reference", marks=pytest.mark.slow)])
 def test_the_same_story_byte_for_byte(backend, monkeypatch, capfd, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["llamaspec", "story", "--seed", "7", "--temperature", "0", "--backend", backend])
@@ -56,6 +57,7 @@ def test_a_file_of_that_name_comes_first(monkeypatch, tmp_path):
         open_checkpoint("stories")
 
 
+@pytest.mark.slow  # 9 s
 def test_transformers_reads_the_same_directory(stories):
     """Ids exactly; logits to the float32 roundoff of both, 1e-5 of the largest; so the greedy story is the same."""
     tokenizer = stories.tokenizer
@@ -85,6 +87,7 @@ def test_it_answers_questions_about_what_it_told_and_declines_others(stories):
     assert reply("Who won the war?") == "I do not know that. Ask me about Emma, or for another story."
 
 
+@pytest.mark.slow  # 14 s
 def test_nine_more_stories_are_nine_stories(stories):
     """As the chat draws them: each is whole, and none comes twice."""
     chat = Chat(stories)
@@ -102,6 +105,7 @@ def test_nine_more_stories_are_nine_stories(stories):
 REQUESTS, QUESTIONS = re.sub(r"\s+", " ", SUGGESTED).split("Once it has told one:")
 
 
+@pytest.mark.sampled(2)  # 1 s each
 @pytest.mark.parametrize("wanted", re.findall(r"Tell me a story about [^.]+\.", REQUESTS))
 def test_what_help_suggests_to_ask_is_answered(stories, wanted):
     """After each story that it suggests. Another training answered by "There is no Anna in the story."."""

@@ -20,6 +20,7 @@ def test_law(law):
     law(watched)
 
 
+@pytest.mark.slow  # 20 s
 def test_memory_is_flat_after_10_000_requests():
     memory_is_flat(watched, requests=10_000)
 

@@ -48,6 +48,7 @@ def check(scheduler: type[Scheduler], pool: type[PagePool]) -> None:
     run_state_machine_as_test(machine, settings=QUICK)
 
 
+@pytest.mark.sampled(8)  # 70 cases, 3 minutes
 @pytest.mark.parametrize(("right", "mutant"), MUTANTS, ids=lambda value: getattr(value, "name", ""))
 def test_every_mutant_is_found_out(right: Implementation, mutant: Mutant):
     wrong: Any = right.mutated(mutant)
@@ -56,6 +57,7 @@ def test_every_mutant_is_found_out(right: Implementation, mutant: Mutant):
         check(scheduler, pool)
 
 
+@pytest.mark.slow  # 10 s: 12,000 steps
 def test_the_right_one_passes():
     with limit(SECONDS):
         check(Scheduler, PagePool)

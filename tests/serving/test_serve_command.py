@@ -155,6 +155,7 @@ metric_list: [{{metric: bits_per_byte}}]
 """
 
 
+@pytest.mark.slow  # 20 s, where lm-eval is
 @pytest.mark.skipif(LM_EVAL is None, reason="needs lm-eval on the PATH: pip install 'lm-eval[api]'")
 def test_lm_eval_finds_what_our_own_evaluation_finds(server, tmp_path):
     text = "Once upon a time, there was a fox who found a red kite in the old tree."
@@ -174,6 +175,7 @@ def test_lm_eval_finds_what_our_own_evaluation_finds(server, tmp_path):
     assert theirs == pytest.approx(ours, abs=23 * 1e-3 / math.log(2) / len(text))
 
 
+@pytest.mark.slow  # 25 s
 def test_sigterm_under_load_lets_everybody_finish(server):
     """Runs last, since it ends the server."""
     long: dict[str, Any] = {"max_tokens": 600, "ignore_eos": True}  # 20 of these take longer than to ask for them
@@ -239,6 +241,7 @@ def test_a_missing_package_is_one_line():
     assert (done.code, done.err) == (1, "error: aiohttp is missing: pip install 'llamaspec[serve]'\n")
 
 
+@pytest.mark.slow  # 13 s
 def test_a_fingerprint_changes_with_whatever_a_text_depends_on(tmp_path):
     names = ("context", "dtype", "quantize", "cache", "kernels", "max_batch", "devices")
     options: dict[str, Any] = {name: None for name in names}

@@ -67,6 +67,7 @@ def test_a_client_that_resets_its_connection_ends_its_request():
         until(lambda: engine.open == 0)
 
 
+@pytest.mark.slow  # 3 s
 def test_a_reader_that_stops_reading_is_dropped_and_nobody_else_waits():
     engine = FakeEngine(endless, seconds=0.0003, context=200_000)
     with running(engine, limits=ClientLimits(write_seconds=0.5)) as site:

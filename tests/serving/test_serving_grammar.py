@@ -26,6 +26,7 @@ def site():
         yield site
 
 
+@pytest.mark.sampled(3)  # 1 s each
 @pytest.mark.parametrize("seed", range(10))
 def test_an_answer_keeps_to_its_schema(site, seed):
     form = {"type": "json_schema", "json_schema": {"name": "fox", "strict": True, "schema": FOX}}

@@ -104,6 +104,7 @@ class LawMachine(RuleBasedStateMachine):
             self.judge()
 
 
+@pytest.mark.slow  # 50 s: four models are compiled
 @pytest.mark.timeout(7200)  # for the steps of the profile thorough
 def test_in_any_company_as_alone():
     examples = share_of(12, part=1, thorough=334)  # 10,000 steps
@@ -129,6 +130,7 @@ def company(server: Server, request: Request) -> Answer:
     return server.finish()[number]
 
 
+@pytest.mark.sampled(1)  # 4 s each
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", [np.dtype(np.float32), BFLOAT16], ids=str)
 def test_in_company_as_alone(name, dtype):
@@ -219,6 +221,7 @@ def answers(engine: BatchingEngine, requests: Sequence[Request]) -> list[list[Ev
     return events
 
 
+@pytest.mark.slow  # 13 s
 def test_a_text_is_that_of_one_sequence(stories):
     """Served at a width, a small model's text is that of `Session`: no two of its logits nearly tie."""
     checkpoint = open_checkpoint("stories")
@@ -253,6 +256,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow  # 7 s
 @given(options=st.lists(st.fixed_dictionaries(OPTIONS), min_size=1, max_size=4))
 def test_log_probabilities_of_any_requests_add_up(stories, options):
     """The built-in model's engine lives, and reports as many tokens as were asked for, the likeliest first."""

@@ -92,6 +92,7 @@ def test_a_token_shows_the_distribution_it_was_drawn_from(page, engine):
     finished(page)
 
 
+@pytest.mark.slow  # 5 s
 def test_regenerate_edit_and_the_same_seed(page, engine):
     ask(page)
     finished(page)
@@ -107,6 +108,7 @@ def test_regenerate_edit_and_the_same_seed(page, engine):
     assert page.locator(".turn").count() == 0
 
 
+@pytest.mark.slow  # 3 s
 def test_settings_reach_the_engine_and_history_is_kept(page, engine):
     page.get_by_role("button", name="Settings").click()
     page.get_by_label("Temperature").fill("0.3")
@@ -205,6 +207,7 @@ def test_an_error_is_shown_in_place_of_an_answer(browser, site):
         page.get_by_text("more than the context").wait_for()
 
 
+@pytest.mark.sampled(1)  # 3 s each
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_narrow_screen_has_no_sideways_scrolling(browser, site, scheme):
     options = {"viewport": {"width": 400, "height": 700}, "color_scheme": scheme, "has_touch": True}

@@ -28,6 +28,8 @@ from llamaspec.training.stories.lexicon import Character
 from llamaspec.training.stories.talk import Message, conversation, request, tells_of
 from tests.goldens import make_story
 
+pytestmark = pytest.mark.slow  # 40 s; the corpus rarely changes
+
 ROOT = Path(__file__).parents[2]
 WORD = re.compile(r"[A-Za-z]+")
 TEMPLATE = ChatTemplate(

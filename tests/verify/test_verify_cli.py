@@ -41,7 +41,10 @@ def lacks(x):
 
 
 # All examples, and the smallest counterexample: for a busy machine the limits of time are too short for them.
-PATIENT = "from llamaspec.verify import runner; runner.SHRINKING = float('inf'); from llamaspec import cli; cli.main()"
+PATIENT = (
+    "from llamaspec.verify.judging import runner; runner.SHRINKING = float('inf'); "
+    "from llamaspec import cli; cli.main()"
+)
 
 
 @pytest.fixture
@@ -431,6 +434,7 @@ GUIDE = (Path(__file__).parents[2] / "docs" / "verify-your-kernel.md").read_text
 TRANSCRIPTS = re.findall(r"```\n\$ llamaspec verify (.*)\n((?:.+\n)+)```", GUIDE)
 
 
+@pytest.mark.slow  # 12 s
 def test_the_guide_shows_what_is_printed(verify, tmp_path):
     """Its kernels are run as it says; only seconds may differ, and shares of a bound in the last digits."""
     for name in ("mine", "repaired", "blocked", "fixed"):
@@ -446,6 +450,7 @@ def without_times(text: str) -> str:
     return re.sub(r"[\d.]+ s(?=[,)])|at most [\d.]+|times the bound of .*", "", text)
 
 
+@pytest.mark.slow  # 3 s
 def test_the_guide_walks_from_python():
     *_, block = re.findall(r"```python\n([^`]*walk_through[^`]*)```", GUIDE)
     scope: dict[str, Any] = {}

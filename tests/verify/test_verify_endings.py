@@ -19,15 +19,15 @@ import pytest
 
 from llamaspec import cli
 from llamaspec.commands.interrupt import remove_what_is_unfinished
-from llamaspec.verify import examination, runner
+from llamaspec.verify.bounds.precision import precision
 from llamaspec.verify.campaign import Campaign, Job, _end_when_told, _run_all
-from llamaspec.verify.candidate import Direct, Failure, Worker
+from llamaspec.verify.candidates.candidate import Direct, Failure, Worker
+from llamaspec.verify.candidates.worker import load_file
 from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
-from llamaspec.verify.drawing import uniform
-from llamaspec.verify.examination import Unjudged, takes
-from llamaspec.verify.precision import precision
-from llamaspec.verify.runner import verify
-from llamaspec.verify.worker import load_file
+from llamaspec.verify.draws.drawing import uniform
+from llamaspec.verify.judging import examination, runner
+from llamaspec.verify.judging.examination import Unjudged, takes
+from llamaspec.verify.judging.runner import verify
 from tests.support.waiting import PATIENCE, session_lives, session_seconds, until
 
 CANDIDATES = """
@@ -217,6 +217,7 @@ def started(folder: Path, *arguments: str, told: str) -> Iterator[subprocess.Pop
         process.communicate()
 
 
+@pytest.mark.sampled(3)  # 6 cases, 5 s
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("calls", [0, 40])
 def test_a_signal_ends_a_run_without_a_verdict(folder, number, status, calls):

@@ -89,6 +89,7 @@ def test_a_product_in_float16_is_found_out(run):
         llamaspec.main([*last.split()[1:]], standalone_mode=False)
 
 
+@pytest.mark.sampled(1)  # 1 and 7 s
 @pytest.mark.parametrize(("source", "op"), [(NORM, "rmsnorm"), (ATTENTION, "attention")])
 def test_a_right_one_is_within_bounds(run, source, op):
     """The attention has no mask: laws that change it are left out. The norm is over channels, and has no weight."""

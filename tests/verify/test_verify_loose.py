@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from llamaspec.cli import llamaspec
-from llamaspec.verify.candidate import Direct
+from llamaspec.verify.bounds.precision import PRECISIONS
+from llamaspec.verify.candidates.candidate import Direct
 from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
 from llamaspec.verify.contract import Claim, Law, Trial
+from llamaspec.verify.judging.runner import Report, verify
 from llamaspec.verify.loose import loosened
-from llamaspec.verify.precision import PRECISIONS
 from llamaspec.verify.pytest import contract
-from llamaspec.verify.runner import Report, verify
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +78,7 @@ def judged(op: str, candidate, dtype: str, *, weaker: bool, examples: int = 60) 
     return verify(held, Direct(candidate), precision=PRECISIONS[dtype], examples=examples, seed=0, shrink=False)
 
 
+@pytest.mark.sampled(2)  # 1 s each
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("op", "plain"), [("softmax", plain_softmax), ("rmsnorm", plain_rmsnorm)])
 def test_plain_code_is_within_the_weaker_contract_alone(op, plain, dtype):
@@ -97,6 +98,7 @@ def test_a_sigmoid_of_its_own_is_within_the_weaker_contract():
     assert judged("swiglu", plain_swiglu, "bfloat16", weaker=True).outcome == "within bounds"
 
 
+@pytest.mark.sampled(2)  # 1 s each
 @pytest.mark.parametrize("op", ["softmax", "rmsnorm", "linear", "attention", "rope_halves", "softmax_backward"])
 def test_a_right_function_is_right_by_the_weaker_contract_too(op):
     report = judged(op, IMPLEMENTATIONS[op].function, "bfloat16", weaker=True, examples=30)
@@ -121,6 +123,7 @@ def test_a_law_has_room_for_both_results_unless_bits_are_to_be_equal(tolerance):
     assert claim is not None and claim.tolerance == tolerance + 2 * expected.hard.max() * (tolerance > 0)
 
 
+@pytest.mark.sampled(1)  # 2 to 3 s each
 @pytest.mark.parametrize("op", CLAIM_LESS)
 def test_the_mutants_that_live_are_those_that_claim_less(op):
     held, checked = loosened(CONTRACTS[op], "bfloat16"), IMPLEMENTATIONS[op]

@@ -45,6 +45,7 @@ def judged(tmp_path):
     return judged
 
 
+@pytest.mark.slow
 def test_a_causal_kernel_is_right_where_the_mask_is_causal_and_wrong_elsewhere(judged):
     report, said = judged("attention", "attention", mask=["causal"])
     assert report.outcome == "within bounds", said

@@ -13,13 +13,13 @@ import pytest
 
 from llamaspec import pallas_kernels
 from llamaspec.model.candidates.table import CANDIDATES
-from llamaspec.verify.candidate import Direct
+from llamaspec.verify.bounds.precision import precision
+from llamaspec.verify.bounds.running_error import TANH
+from llamaspec.verify.candidates.candidate import Direct
+from llamaspec.verify.candidates.worker import load
 from llamaspec.verify.catalogue import CONTRACTS, contract_for
-from llamaspec.verify.precision import precision
-from llamaspec.verify.report import counterexample
-from llamaspec.verify.runner import verify
-from llamaspec.verify.running_error import TANH
-from llamaspec.verify.worker import load
+from llamaspec.verify.judging.runner import verify
+from llamaspec.verify.reports.report import counterexample
 
 PLAIN = [candidate for candidate in CANDIDATES if not candidate.kernel]
 KERNELS = [candidate for candidate in CANDIDATES if candidate.kernel]
@@ -29,11 +29,13 @@ def functions(candidates):
     return [(candidate, dtype) for candidate in candidates for dtype in candidate.dtypes]
 
 
+@pytest.mark.sampled(4)  # 1 s each
 @pytest.mark.parametrize(("candidate", "dtype"), functions(PLAIN))
 def test_plain_ops(candidate, dtype):
     assert_accepted(candidate, dtype, examples=10, shapes=2)
 
 
+@pytest.mark.sampled(4)  # 1 s each
 @pytest.mark.parametrize("candidate", [candidate for candidate in KERNELS if "attention" not in candidate.op])
 def test_kernels(candidate):
     assert_accepted(candidate, candidate.dtypes[0], examples=3, shapes=1)
@@ -55,6 +57,7 @@ def assert_accepted(candidate, dtype, *, examples, shapes):
 TANH_BETWEEN = 2.0**-12, 10.0  # below, x itself is tanh x but for u / 3; beyond, 1 is, but for 0.07 u
 
 
+@pytest.mark.sampled(1)  # 10 s: all of them
 @pytest.mark.parametrize("step", [61, 1], ids=["one in 61", "all"])
 def test_tanh_is_within_its_bound_for_every_float32(step):
     """XLA's is 4.90 u off at worst with fused multiply-adds, and 6.89 u where a CPU has none; NumPy's is 1.83 u off.

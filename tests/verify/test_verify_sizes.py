@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from llamaspec.verify.candidate import Direct
+from llamaspec.verify.bounds.precision import precision
+from llamaspec.verify.candidates.candidate import Direct
 from llamaspec.verify.catalogue import CONTRACTS
 from llamaspec.verify.contract import Contract, Large
 from llamaspec.verify.declare import declare, sizes
-from llamaspec.verify.domain import parsed
-from llamaspec.verify.drawing import uniform
-from llamaspec.verify.listing import describe
-from llamaspec.verify.precision import precision
-from llamaspec.verify.reach import FAR, reaches, table
-from llamaspec.verify.replay import Replay, check, digest, load, save
-from llamaspec.verify.report import counterexample
-from llamaspec.verify.runner import verify
+from llamaspec.verify.draws.domain import parsed
+from llamaspec.verify.draws.drawing import uniform
+from llamaspec.verify.draws.reach import FAR, reaches, table
+from llamaspec.verify.judging.runner import verify
+from llamaspec.verify.reports.listing import describe
+from llamaspec.verify.reports.replay import Replay, check, digest, load, save
+from llamaspec.verify.reports.report import counterexample
 
 
 def early(contract: Contract) -> list[str]:
@@ -56,6 +56,7 @@ def test_the_page_has_the_table():
     assert "\n".join(table(CONTRACTS)) in text
 
 
+@pytest.mark.sampled(2)  # 1 to 2 s each
 @pytest.mark.parametrize("op", ["add", "rmsnorm", "linear", "rope_halves"])
 def test_rows_beyond_4096_are_found_at_default_settings(op: str):
     """`rows` are whatever the first axis of the first argument is called."""

@@ -450,6 +450,7 @@ def arrays(cache: Any, length: int) -> list[np.ndarray]:
     return [np.asarray(x)[0, :, :length] if x.ndim == 4 else np.asarray(x)[:length] for layer in layers for x in layer]
 
 
+@pytest.mark.sampled(1)  # 8 s each
 @pytest.mark.parametrize(("backend", "ahead"), [("reference", 0), ("jax", 0), ("jax", 1)])
 def test_what_a_conversation_left_in_the_cache_is_what_its_tokens_make_one_by_one(model, backend, ahead):
     folder, kind = model

@@ -109,6 +109,7 @@ def limits_of_the_clock() -> Iterator[None]:
         yield
 
 
+@pytest.mark.sampled(8)  # 19 cases, 6 s
 @pytest.mark.parametrize("source", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_harmful_template_is_one_line_and_soon(source):
     began = seconds_of_children()

@@ -58,6 +58,7 @@ def process() -> Iterator[Bounded]:
     process.close()
 
 
+@pytest.mark.sampled(1)  # 6 to 8 s each
 @pytest.mark.parametrize(
     ("function", "argument", "what"),
     [

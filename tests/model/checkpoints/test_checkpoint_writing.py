@@ -35,6 +35,7 @@ def llama2c_checkpoint(directory: Path, **kwargs) -> Checkpoint:
     return open_checkpoint(llama2c_files.write(directory / "source.bin", **kwargs))
 
 
+@pytest.mark.sampled(15)  # 45 cases, 3 s
 @pytest.mark.parametrize("dtype", families.DTYPES)
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_hugging_face_goes_there_and_back(tmp_path, family, dtype):

@@ -321,6 +321,7 @@ def exact(tensor: Tensor) -> np.ndarray:
     return np.concatenate(list(exact_parts(tensor)))
 
 
+@pytest.mark.sampled(8)  # 20 cases, 4 s
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_a_layout_means_the_weights_of_its_owner(layout, tmp_path):
     meant = write_layout(tmp_path, layout)

@@ -91,6 +91,7 @@ def test_the_reference_has_the_logits_and_the_text_of_transformers(name, written
     assert list(islice(text, len(golden["greedy"]))) == golden["greedy"]
 
 
+@pytest.mark.sampled(9, first=True)  # 1 to 2 s each
 @pytest.mark.parametrize("name", sorted(GOLDENS, key=lambda name: name not in FIRST))
 def test_jax_has_the_logits_and_the_text_of_transformers(name, written):
     golden, checkpoint = GOLDENS[name], written(name)
@@ -113,6 +114,7 @@ def test_jax_has_the_logits_and_the_text_of_transformers(name, written):
     assert tokens[8:] == golden["greedy"]
 
 
+@pytest.mark.sampled(13)  # 25 cases, 2 s
 @pytest.mark.parametrize("name", GOLDENS)
 def test_written_for_transformers_it_is_the_same_model(name, written, tmp_path):
     checkpoint = written(name)
@@ -122,6 +124,7 @@ def test_written_for_transformers_it_is_the_same_model(name, written, tmp_path):
     assert_golden(exact_logits(again, GOLDENS[name]), GOLDENS[name])
 
 
+@pytest.mark.sampled(13)  # 25 cases, 1 s
 @pytest.mark.parametrize("name", GOLDENS)
 def test_gguf_holds_the_same_model_or_the_switch_is_named(name, written, tmp_path):
     checkpoint = written(name)
@@ -161,6 +164,7 @@ CHOICES = ("pre_norms", "post_norms", "wide_qk_norm", "shared_ffn", "gated", "he
 PLAIN = {field.name: field.default for field in fields(Config)}
 
 
+@pytest.mark.sampled(9)  # 25 cases, 2 s
 @pytest.mark.parametrize("name", GOLDENS)
 def test_a_golden_sees_every_switch_of_its_family(name, written):
     """A computation that forgets one is not within the limit."""

@@ -33,8 +33,8 @@ from llamaspec.reference.quantizers import mx
 from llamaspec.reference.quantizers.blocks import Quantized
 from llamaspec.reference.quantizers.minifloat import E2M1
 from llamaspec.reference.rope import YarnScaling
-from llamaspec.verify import running_error as bound
-from llamaspec.verify.running_error import exactly
+from llamaspec.verify.bounds import running_error as bound
+from llamaspec.verify.bounds.running_error import exactly
 from tests.goldens.make_families import FOLDER, random_tensors, write_checkpoint
 from tests.support.families import write_safetensors
 from tests.support.random_models import SMALL
@@ -51,6 +51,7 @@ def in_pages(cache: LayerCache) -> LayerPages:
     return LayerPages(k, v, jnp.arange(CAPACITY // PAGE, dtype=jnp.int32)[None, ::-1])
 
 
+@pytest.mark.sampled(3)  # 10 cases, 6 s
 @pytest.mark.parametrize(
     ("form", "seq", "kv_heads"),
     [

@@ -91,6 +91,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.sampled(1)  # 8 to 15 s each
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damage_that_a_text_shows_is_named_and_nothing_else(tmp_path, damage):
     given, kind, words = DAMAGES[damage]
@@ -113,6 +114,7 @@ def test_a_change_is_named_by_the_keys_of_its_own_file():
     assert {mend.split('"')[1] for mend in mends} == {"tied_embeddings", "yarn", "norm_eps", "rope_theta"}
 
 
+@pytest.mark.slow  # 13 s
 def test_a_tied_flag_against_the_weights(tmp_path):
     contradicted = damaged(tmp_path / "noise", weights=other_head)
     found = check_up(contradicted, text=story(tmp_path))
@@ -287,6 +289,7 @@ def test_norms_of_a_model_without_a_tokenizer(tmp_path):
     assert (fault.fault, "not above 0 in 9 of 9 norms" in fault.measured) == ("norms", True)
 
 
+@pytest.mark.slow  # 4 s
 def test_a_text_in_another_language_names_nothing(tmp_path):
     path = tmp_path / "text"
     path.write_text("In der Mitte der Stadt stand ein altes Haus.")

@@ -139,7 +139,7 @@ def loss_bound(golden: dict) -> float:
     return 2e-5 * golden["largest_logit"]
 
 
-@pytest.mark.parametrize("backend", ["jax", "reference"])
+@pytest.mark.parametrize("backend", [pytest.param("jax", marks=pytest.mark.slow), "reference"])
 def test_perplexity_and_divergence_are_those_of_transformers(run, data, tmp_path, backend):
     """A divergence is an average of log p - log q by p, which changes by 4 e and, with p, by e^2e - 1 of its size."""
     folder, text = data / "stories260K", tmp_path / "text"
@@ -228,6 +228,7 @@ def test_a_full_disk_is_one_line(monkeypatch):
         list(kept)
 
 
+@pytest.mark.slow  # 9 s each
 @pytest.mark.parametrize("config", ["1 to 1, biases, scaled, tied", "experts"])
 def test_one_tensor_is_exchanged_and_no_other_is_read_again(config):
     """Such as `beside`, read from another object that says the same."""
@@ -244,6 +245,7 @@ def test_one_tensor_is_exchanged_and_no_other_is_read_again(config):
         assert len({id(array) for array in own}) == 1, name
 
 
+@pytest.mark.sampled(1)  # 2 s each
 @pytest.mark.parametrize("backend", ["jax", "reference"])
 def test_logits_in_parts_are_the_logits(backend):
     checkpoint = random_checkpoint(replace(CONFIGS["3 to 1, q/k norms, window"], layers=1, windows=(3,)), seed=3)

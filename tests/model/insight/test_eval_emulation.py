@@ -36,7 +36,7 @@ from llamaspec.model.weights.loading import load_params
 from llamaspec.reference.linear import linear
 from llamaspec.reference.llama import empty_cache, forward
 from llamaspec.reference.quantizers import ggml_activations, smoothquant
-from llamaspec.verify import running_error
+from llamaspec.verify.bounds import running_error
 from tests.commands.test_cli import assert_refused
 from tests.goldens import make_gguf
 from tests.model.checkpoints.gguf.test_gguf_goldens import GOLDENS, IDS, distance, made, theirs
@@ -73,6 +73,7 @@ def emulated_logits(path: Path, ids: np.ndarray) -> np.ndarray:
     return forward(params, ids, empty_cache(checkpoint.config), config=checkpoint.config)[0]
 
 
+@pytest.mark.sampled(6)  # 15 cases, 8 s
 @pytest.mark.parametrize("name", [name for name in GOLDENS["logits"] if name not in ("float32", "float16")])
 def test_logits_are_those_of_llama_cpp(file, name):
     ours = emulated_logits(file(name), IDS)
@@ -188,6 +189,7 @@ def jax_logits(checkpoint: Checkpoint, found: dict[str, str]) -> np.ndarray:
     return np.asarray(logits[0], np.float64)
 
 
+@pytest.mark.sampled(1)  # 4 to 5 s each
 @pytest.mark.parametrize("name", ["q8_0", "q4_0", "mxfp4", "Q5_0", "Q5_1", "Q4_K", "bfloat16"])
 def test_jax_emulates_too(file, name):
     """Positions may differ where roundings move a number across a tie, as llama.cpp's do elsewhere."""
@@ -234,6 +236,7 @@ def test_an_array_multiplies_its_minima_by_what_sums_are_off_by():
         np.testing.assert_array_equal(linear(x, matrix), linear(numbers[:, :64], weights) + numbers[:, 64:] @ least.T)
 
 
+@pytest.mark.slow  # 7 and 10 s
 @pytest.mark.parametrize("name", ["experts", "2 to 1, wide, tied"])
 def test_q8_0_is_for_all_that_is_quantized(name):
     """Whatever quantized it; on both backends, experts included."""
@@ -247,6 +250,7 @@ def test_q8_0_is_for_all_that_is_quantized(name):
     assert distance(rows[0].astype(np.float64), rows[1]) < 1e-5 < 1e-3 < distance(rows[1], rows[2])
 
 
+@pytest.mark.slow  # 10 s
 def test_int8_is_for_what_is_in_int8():
     """A scale a token, of both factors of a product."""
     checkpoint = quantized(random_checkpoint(CONFIGS["2 to 1, wide, tied"], seed=7), "q8_row")

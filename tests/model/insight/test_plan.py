@@ -61,6 +61,7 @@ for _ in session.bursts(prompt, max_new_tokens=4, options=SamplingOptions(), see
 """
 
 
+@pytest.mark.slow  # 8 to 17 s each
 @pytest.mark.parametrize(
     ("name", "config", "quantize"), [("wide", WIDE, "q4"), ("heavy", HEAVY, ""), ("deep", DEEP, "nf4")]
 )
@@ -77,6 +78,7 @@ def test_a_first_run_takes_the_memory_that_was_planned(name: str, config: Config
     run_takes(planned, str(model), quantize, "jax")
 
 
+@pytest.mark.slow  # 10 s
 def test_the_reference_takes_the_memory_that_loading_checks(tmp_path: Path):
     model = tmp_path / "model.bin"
     assert run_python(WRITE, "wide", str(model)).code == 0
@@ -94,6 +96,7 @@ def run_takes(planned: Memory, *arguments: str):
     assert abs(peak - planned.peak) <= 0.05 * peak + 50e6, (peak, planned)
 
 
+@pytest.mark.slow  # 28 s
 def test_this_machine_is_measured_for_a_plan(run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(machine.SIZES, "cpu", Sizes(1 << 18, 32, Effort(2)))
     monkeypatch.setattr(machine, "last_level_cache", lambda: 1)  # a byte: no model is in it
@@ -151,6 +154,7 @@ def test_a_plan_for_several_devices_is_that_of_a_share_and_of_the_sums_between_t
     assert step["seconds_of_sums"] == pytest.approx(2 * 80 * 6 * (10e-6 + 4 * 8192 / 140e9))  # a tree of 8
 
 
+@pytest.mark.slow  # 5 s
 def test_a_plan_over_the_memory_at_hand_says_so(run):
     code, out, err = run("inspect", "--plan", "--shape", "llama-3.1-70b", "--device", "rtx-4090")
     assert code == 0, err

@@ -17,6 +17,7 @@ TINY = Config(dim=64, layers=2, heads=4, kv_heads=2, head_dim=16, ffn=128, vocab
 PRODUCTS = {f"{op} product" for op in ("norm_qkv", "project_add", "norm_gate_up", "down_add")}
 
 
+@pytest.mark.slow  # 6 s
 def test_a_model_is_profiled(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(SHAPES, "tiny", TINY)
     file = tmp_path / "trace.json.gz"

@@ -87,6 +87,7 @@ def test_scores_of_a_prompt_are_what_a_dot_writes(kv_heads: int):
     assert {int(queries) for queries, _ in written_by_dots} == {heads // kv_heads * seq}
 
 
+@pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.parametrize(("heads", "dtype"), [(12, "float32"), (8, "float32"), (32, "float32"), (12, "bfloat16")])
 def test_both_cores_read_the_cache(heads: int, dtype: str):
     """This holds in the smallest span too, where XLA gives a loop over sums of 16 numbers to one core."""

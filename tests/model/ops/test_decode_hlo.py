@@ -70,6 +70,7 @@ def written(hlo: str) -> list[tuple[str, str, int]]:
     return found
 
 
+@pytest.mark.sampled(1)  # 4 to 9 s each
 @pytest.mark.parametrize(("dtype", "scheme", "greedy"), FORMATS)
 def test_products_run_on_all_cores_and_copy_no_weight(dtype: str, scheme: str | None, greedy: bool):
     hlo = lowered(dtype, scheme, greedy=greedy).compile(compiler_options=OPTIONS).as_text()

@@ -78,6 +78,7 @@ def broken(error: type[Exception]) -> Callable[..., Any]:
     return method
 
 
+@pytest.mark.sampled(3)  # 9 cases, 4 s
 @pytest.mark.parametrize("error", [ValueError, TypeError, AssertionError])
 @pytest.mark.parametrize(("loop", "method"), [(RowProduct, "scratch"), (Int8Product, "scratch"), (Int4Product, "run")])
 def test_a_bug_in_a_kernel_is_loud_and_no_plain_form(untraced, monkeypatch, loop, method, error):
@@ -159,6 +160,7 @@ def test_every_field_is_changed():
 FIRST = ("activation", "attention_cap", "qk_norm", "residual_scale", "windows")  # these `make test` changes
 
 
+@pytest.mark.sampled(5, first=True)  # 39 cases, 12 s
 @pytest.mark.parametrize("name", sorted(CHANGED, key=lambda name: name not in FIRST))
 def test_a_field_that_is_harmless_to_an_op_does_not_change_its_plain_form(name, unchanged):
     config = replace(TINY, **{name: CHANGED[name]})
@@ -250,6 +252,7 @@ def test_layers_of_different_forms_are_routed_apart():
     assert found == {True: {True}, False: {False}}
 
 
+@pytest.mark.sampled(4)  # 10 cases, 2 s
 @pytest.mark.parametrize("type", sorted({kind: type for type, kind in sorted(FORMS.items())}.values()))
 def test_every_type_of_a_gguf_file_runs_by_kernels(type):
     form, group = FORMS[type]
@@ -332,6 +335,7 @@ def odd_models() -> Iterator[tuple[Config, Params, int]]:
             yield config, in_codes(shapes(config), form, group), 2
 
 
+@pytest.mark.slow  # 10 s
 def test_kernels_say_unsupported_of_all_that_they_do_not_take():
     """Whatever else they raise would end a command on a GPU where the plain form runs."""
     refused = 0

@@ -24,8 +24,8 @@ from llamaspec.model.weights.loading import abstract_params, load_params
 from llamaspec.model.weights.params import FeedForward, Linear, weight_bytes
 from llamaspec.reference.quantizers.affine import Affine
 from llamaspec.reference.quantizers.blocks import Quantized
-from llamaspec.verify.precision import TINY
-from llamaspec.verify.running_error import flushed, gamma
+from llamaspec.verify.bounds.precision import TINY
+from llamaspec.verify.bounds.running_error import flushed, gamma
 from tests.support.random_models import SMALL, random_checkpoint
 from tests.support.strategies import Noise, assert_within, dtypes, noises, seeds
 
@@ -107,6 +107,7 @@ def test_a_product_is_within_its_bound(matrix, shape, form, noise, dtype):
     assert_product(jax.jit(product)(x, placed(tensor)), x, tensor, part)
 
 
+@pytest.mark.sampled(10)  # 28 cases, 6 s
 @pytest.mark.parametrize("kind", EVERY, ids=str)
 def test_every_kind_is_multiplied_as_one_token_needs_it(kind):
     """The form of a product that a CPU decodes with; each kind takes another way through it."""
@@ -270,6 +271,7 @@ def test_each_of_many_vectors_in_bfloat16_is_within_its_bound_and_has_its_bits_a
     assert found and found[1] == ("96,32" if count in products.NARROW_BY_ROWS else f"{count},96")
 
 
+@pytest.mark.sampled(8)  # 24 cases, 9 s
 @pytest.mark.parametrize("shape", [(3072, 2048), (20_480, 4096)], ids=["small", "large"])
 @pytest.mark.parametrize(("form", "group"), [*GROUPED, ("nf4", 128), ("int8", 0), (None, 0)])
 def test_a_product_on_a_cpu_leaves_partial_sums_in_memory_and_no_copy(form: Form | None, group: int, shape):

@@ -31,21 +31,25 @@ def test_every_op_is_within_the_bound_of_one_device():
         assert walked["steps"] > 10
 
 
+@pytest.mark.slow  # 63 s
 def test_every_op_of_more_models_is_within_the_bound():
     for case, walked in zip(MORE, results("more"), strict=True):
         assert (walked["wrong"], walked["ratio"] < 1) == (None, True), case
 
 
+@pytest.mark.slow  # 4 s
 def test_a_family_without_bounds_has_the_logits_of_its_definition():
     for case, found in zip(FAMILIES, results("families"), strict=True):
         assert found["error"] < 1e-5, case
 
 
+@pytest.mark.slow  # 16 s
 def test_a_mistake_is_found():
     for (name, mutant), walked in zip(MUTANTS.items(), results(module="device_mutants"), strict=True):
         assert walked["wrong"] and walked["ratio"] > mutant.least, name
 
 
+@pytest.mark.slow  # 31 s
 def test_a_story_does_not_depend_on_the_number_of_devices():
     alone, *shared = results("stories")
     for (way, devices), told in zip(SHARED_BY[1:], shared, strict=True):
@@ -56,6 +60,7 @@ def test_a_story_does_not_depend_on_the_number_of_devices():
     assert len(alone["drawn"]) > 40 and alone["drawn"] != alone["greedy"]
 
 
+@pytest.mark.slow  # 8 s
 def test_an_answer_of_the_engine_is_the_same_alone_and_in_company_on_several_devices():
     """Tokens and log-probabilities, to the last bit; and the tokens of one device."""
     one, *several = results("served")
@@ -117,23 +122,27 @@ def test_numbers_that_are_named_can_share_the_model():
     assert possible(replace(SMALL, heads=16, kv_heads=2, ffn=64)) == [1, 2, 4, 8, 16]
 
 
+@pytest.mark.slow  # 24 s
 def test_a_gradient_is_that_of_one_device():
     for (name, right), found in zip(GRADIENTS.items(), results("gradients"), strict=True):
         assert found["error"] < 1e-5 if right else found["error"] > 0.5, name
 
 
+@pytest.mark.slow  # 18 s
 def test_a_training_that_was_killed_ends_with_the_same_bits():
     for kind, trained in zip(TRAINED, results("trained"), strict=True):
         assert (trained["same"], trained["steps"], trained["opens"]) == (True, 4, True), kind
         assert trained["losses"] < 1e-4 and 0 < trained["weights"] < 1e-3
 
 
+@pytest.mark.slow  # 15 s
 def test_a_cache_on_several_devices_gives_the_logits_of_one():
     for (name, right), found in zip(SPREAD.items(), results("caches"), strict=True):
         most = 2e-2 if name == "bfloat16" else 1e-5
         assert found["error"] < most if right else found["error"] > 0.1, name
 
 
+@pytest.mark.slow  # 8 s
 def test_every_device_draws_the_token_that_one_draws():
     right, own_key = results("drawn")
     assert right["same"] and right["drawn"] == right["alone"] and len(set(right["alone"])) > 1

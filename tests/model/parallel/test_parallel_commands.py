@@ -12,6 +12,7 @@ from tests.model.parallel.on_devices import COMMANDS, EARLY, results, shown
 # One process runs all commands of a test: two workers would run them twice.
 
 
+@pytest.mark.slow  # 24 s
 def test_the_commands_of_the_page_do_what_it_says(run):
     ran = dict(zip(shown(), results("shown"), strict=True))
     assert {verb: one["code"] for verb, one in ran.items()} == dict.fromkeys(ran, 0), ran
@@ -28,6 +29,7 @@ def test_the_commands_of_the_page_do_what_it_says(run):
     assert re.search(r"^  sums +\d+% of a step", out, re.M)
 
 
+@pytest.mark.slow  # 10 s
 def test_what_is_measured_is_planned_with_and_what_cannot_be_is_refused():
     ran = dict(zip(COMMANDS, results("commands"), strict=True))
     out = ran["bench of one and two"]["out"]

@@ -85,6 +85,7 @@ def errors(process: subprocess.Popen) -> list[str]:
     return [line for line in err.splitlines() if not line.startswith("float32 on CPU")]
 
 
+@pytest.mark.slow  # 15 s
 def test_two_processes_tell_the_text_of_one(started, run):
     """The likeliest text: a conversation, below, is drawn."""
     request = (*STORY, "--max-new-tokens", "32", "--temperature", "0")
@@ -96,6 +97,7 @@ def test_two_processes_tell_the_text_of_one(started, run):
     assert "2 devices in 2 processes" in told[0][1]
 
 
+@pytest.mark.slow  # 30 s
 def test_a_conversation_and_an_evaluation_are_those_of_one_process(started, run, tmp_path):
     """In a chat, process 0 has the questions, and the only file that is written is its own."""
     asked, saved = "Tell me a story about a fox.\nWho was the story about?\n", tmp_path / "both.json"
@@ -122,6 +124,7 @@ def test_a_conversation_and_an_evaluation_are_those_of_one_process(started, run,
     assert two["perplexity"] == pytest.approx(one["perplexity"], rel=1e-5)
 
 
+@pytest.mark.slow  # 20 s
 def test_two_processes_train_the_weights_that_two_devices_train(started, tmp_path):
     """Optimizer and all, to the last bit: a sum of two numbers has one order. What it is, `test_parallel.py` judges."""
     text, tokenizer = tmp_path / "text", tmp_path / "tokenizer.bin"
@@ -158,6 +161,7 @@ session.perf_counter = held
 """
 
 
+@pytest.mark.sampled(1)  # 15 s each
 @pytest.mark.parametrize("victim", [1, 0])
 def test_the_end_of_one_process_ends_the_other_with_one_line(started, victim):
     both = started(*STORY, "--max-new-tokens", "100", first=held(victim))
@@ -190,6 +194,7 @@ processes.Watch = Told
 """
 
 
+@pytest.mark.slow  # 20 s each
 @pytest.mark.parametrize("victim", [1, 0])
 def test_a_process_that_hangs_is_noticed(started, victim):
     both = started(*STORY, "--max-new-tokens", "100", first=held(victim) + TIMEOUT_IS_TOLD)
@@ -262,6 +267,7 @@ def test_a_command_is_told_from_others_by_its_options(run, monkeypatch, tmp_path
     assert other_verb["the command"] == "story"
 
 
+@pytest.mark.slow  # 10 s
 def test_a_process_that_never_comes_is_named_by_its_place(started):
     (first,) = started(*STORY, timeout=5, which=[0])
     (line,) = errors(first)
@@ -313,6 +319,7 @@ def large(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow  # 25 s
 def test_a_process_reads_its_part_of_a_file(large):
     """Bytes that the disk gave: pages of the file that are in memory already are dropped first."""
     (file,) = large.glob("*.safetensors")
@@ -333,6 +340,7 @@ def test_a_process_reads_its_part_of_a_file(large):
     assert read <= 0.5 * file.stat().st_size
 
 
+@pytest.mark.slow  # 20 s
 def test_a_process_takes_the_memory_of_its_share(started, large, tmp_path):
     """Peak memory of a device that is a process of its own: its weights and 400 MB, in which its cache is, too."""
     share = share_of(open_checkpoint(large), device=0, devices=2)

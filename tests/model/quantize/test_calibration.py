@@ -99,6 +99,7 @@ def test_the_error_from_sums_is_that_of_the_outputs(seed, rows, cols):
     assert (np.abs(errors(w, q, x.T @ x) - direct) <= 4 * (cols + 11) * U * np.sum(wide**2, axis=1)).all()
 
 
+@pytest.mark.sampled(3)  # 9 cases, 3 s
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("rows", "cols"), [(3, 64), (5, 192), (2, 320)])
 def test_gptq_in_blocks_of_columns_is_gptq(seed, rows, cols):
@@ -135,6 +136,7 @@ def test_no_matrix_is_worse_than_the_nearest_codes(noise, seed, cols):
     assert scaled <= np.sum(errors(w, nearest(w), inputs.gram))
 
 
+@pytest.mark.slow  # 4 to 7 s each
 @pytest.mark.parametrize("name", FOUR_BITS)
 def test_in_a_model_no_error_is_above_that_of_rounding_to_nearest(name, monkeypatch):
     """This holds on the calibration's own inputs; nearly every matrix gains."""
@@ -195,6 +197,7 @@ def powers(w: np.ndarray, inputs: Inputs) -> np.ndarray:
     return 2.0 ** np.rint(np.log2(np.maximum(inputs.means, 2.0**-9)))
 
 
+@pytest.mark.sampled(3)  # 10 cases, 7 s
 @pytest.mark.parametrize("into_matrices", [False, True])
 @pytest.mark.parametrize("config", sorted(CONFIGS))
 def test_what_is_multiplied_here_is_divided_there(config, into_matrices, monkeypatch):
@@ -214,6 +217,7 @@ def test_what_is_multiplied_here_is_divided_there(config, into_matrices, monkeyp
     np.testing.assert_array_equal(whole, folded)
 
 
+@pytest.mark.sampled(1)  # 3 s each
 @pytest.mark.parametrize("name", CALIBRATED)
 def test_tensors_are_the_same_whenever_they_are_read(name):
     checkpoint = random_checkpoint(CONFIGS["2 to 1, wide, tied"], seed=1)
@@ -249,10 +253,12 @@ def check_held_out(checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
     assert divergence(log_probabilities(calibrated(checkpoint, seen, method="gptq"), unseen), base) < rounded
 
 
+@pytest.mark.slow  # 21 s
 def test_four_bits_cost_the_built_in_model_less():
     check_held_out(open_checkpoint("stories"), load_tokenizer(open_checkpoint("stories").path))
 
 
+@pytest.mark.slow  # 8 s
 def test_four_bits_cost_stories260k_less(data):
     folder = data / "stories260K"
     check_held_out(open_checkpoint(folder / "stories260K.bin"), load_tokenizer(folder / "tok512.model"))
@@ -261,6 +267,7 @@ def test_four_bits_cost_stories260k_less(data):
 # What is written.
 
 
+@pytest.mark.slow  # 4 s each
 @pytest.mark.parametrize("name", CALIBRATED)
 def test_a_calibrated_model_is_written_and_read(name, tmp_path):
     checkpoint = random_checkpoint(replace(CONFIGS["2 to 1, wide, tied"], tied=False), seed=3)
@@ -289,6 +296,7 @@ def stories_text(tmp_path) -> Path:
     return path
 
 
+@pytest.mark.slow  # 18 s
 def test_both_backends_tell_the_same_story_with_a_model_that_was_converted(run, tmp_path, stories_text):
     there = str(tmp_path / "gptq")
     request = ("--quantize", "gptq", "--calibration", str(stories_text))  # to safetensors: nothing else has it
@@ -309,6 +317,7 @@ def test_both_backends_tell_the_same_story_with_a_model_that_was_converted(run, 
 LAYERS, WINDOWS, SEQ = 4, 5, 13
 
 
+@pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_the_activations_of_one_layer_are_in_memory_at_a_time(name):
     """We look before each window: the inputs of the layer, of its second half, and the last ones are in memory."""

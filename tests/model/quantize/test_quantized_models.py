@@ -21,7 +21,7 @@ from llamaspec.model.ops.xla import XLA
 from llamaspec.model.running.reference_backend import load_reference_params
 from llamaspec.model.weights.loading import load_params
 from llamaspec.reference.quantizers.schemes import SCHEMES
-from llamaspec.verify import running_error
+from llamaspec.verify.bounds import running_error
 from tests.model.test_model_against_reference import composed_bound, one_layer
 from tests.support.families import is_matrix
 from tests.support.random_models import CONFIGS, random_checkpoint
@@ -33,6 +33,7 @@ FORWARD = jax.jit(forward, static_argnames=("config", "ops"))
 NARROW = sorted(name for name, config in CONFIGS.items() if config.dim < 64)
 
 
+@pytest.mark.slow  # 16 s
 @settings(max_examples=share_of(8))  # each compiles two programs
 @given(name=st.sampled_from(NARROW), scheme=st.sampled_from(sorted(SCHEMES)), table=st.booleans(), seed=seeds)
 def test_logits_are_within_the_composed_bound(name, scheme, table, seed):
@@ -54,6 +55,7 @@ def test_logits_are_within_the_composed_bound(name, scheme, table, seed):
     assert_within(np.concatenate(rows), expected.value, expected.error)
 
 
+@pytest.mark.slow  # 4 to 6 s each
 @pytest.mark.parametrize("scheme", ["q8", "q4"])
 def test_both_backends_tell_the_same_story(scheme):
     stories = []
@@ -90,6 +92,7 @@ def test_an_unknown_scheme_is_refused():
     assert SCHEME_NAMES == tuple(SCHEMES)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("scheme", "form"), [("q4", "int4"), ("nf4", "nf4")])
 def test_a_model_that_is_written_quantized_runs_as_one_that_is_quantized_at_load(run, tmp_path, scheme, form):
     request = ("--temperature", "0", "--max-new-tokens", "12", "--context", "64", "--json", "--backend", "reference")
@@ -127,6 +130,7 @@ def written_logits(run: Callable, folder: Path, ids: str, forms: Iterable[Sequen
     return found
 
 
+@pytest.mark.slow  # 9 s
 def test_logits_of_a_quantized_model(run, tmp_path):
     """Both backends use the same weights, which differ from the plain model's."""
     forms = ("--quantize", "q4"), ("--quantize", "q4", "--backend", "reference"), ("--backend", "reference")

@@ -37,6 +37,7 @@ def awkward(rows: int, cols: int) -> np.ndarray:
     return weights.astype(np.float32)
 
 
+@pytest.mark.sampled(12)  # 24 cases, 6 s
 @pytest.mark.parametrize(
     ("dtype", "cols"), [(np.float32, 320), (np.float32, 100), (ml_dtypes.bfloat16, 256), (np.float16, 64)]
 )

@@ -97,6 +97,7 @@ def test_whoever_compiles_is_told_after_each_compilation():
     assert calls == ["compiled", "compiled"]
 
 
+@pytest.mark.sampled(1)  # 2 s each
 @pytest.mark.parametrize("own", [False, True])
 def test_only_a_process_of_the_models_own_is_changed(monkeypatch, own):
     called = []

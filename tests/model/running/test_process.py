@@ -85,6 +85,7 @@ finally:
 """
 
 
+@pytest.mark.slow  # 3 to 10 s each
 @pytest.mark.parametrize("debug", [[], ["--debug"]])
 def test_a_command_prepares_its_process_before_jax_is_imported(bare, tmp_path, debug):
     """`eval` imports JAX while it reads the text; JAX then sets a level of its own."""
@@ -112,6 +113,7 @@ def entries(folder: Path) -> dict[str, int]:
     return {entry.name: entry.stat().st_size for entry in folder.glob("jit_program-*")}
 
 
+@pytest.mark.sampled(1)  # 2 s each
 @pytest.mark.parametrize("kept", [0, 100, -1])
 def test_a_program_that_was_cut_short_is_replaced_in_silence(tmp_path: Path, kept: int):
     first = run_python(COMPILE, str(tmp_path))

@@ -38,6 +38,7 @@ MEASURED = [
 ]
 
 
+@pytest.mark.sampled(6)  # 18 cases, 3 s
 @pytest.mark.parametrize(("layers", "quantize", "started", "compiling", "running"), MEASURED)
 def test_plans_are_made_with_what_was_measured(
     layers: int, quantize: str | None, started: int, compiling: int, running: int
@@ -51,6 +52,7 @@ def test_plans_are_made_with_what_was_measured(
     assert abs(started + running - planned.process) < 50e6
 
 
+@pytest.mark.slow  # 6 s
 def test_it_can_be_measured_again(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(process_memory, "MEASURED_SCHEMES", (None,))
     kept = tmp_path / "kept.json"

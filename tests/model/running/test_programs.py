@@ -64,6 +64,7 @@ def test_prompts_of_any_length_compile_two_programs(compiled):
     assert llama.describe_run() == "float32 on CPU"
 
 
+@pytest.mark.sampled(1)  # 2 s each
 @pytest.mark.parametrize("greedy", [True, False])
 def test_what_decodes_otherwise_is_compiled_once_and_when_it_is_needed(compiled, greedy):
     """Temperatures that alternate give the reference's texts, and the same text for the same seed."""
@@ -87,6 +88,7 @@ def ids_of(llama: Llama, temperature: float) -> list[int]:
     return [token.id for token in generation]
 
 
+@pytest.mark.slow  # 4 to 7 s each
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
 @pytest.mark.parametrize("command", ["story", "chat"])
 def test_a_command_compiles_the_one_that_it_decodes_by(run, compiled, monkeypatch, tmp_path, command, temperature):
@@ -154,6 +156,7 @@ def test_more_stops_than_a_program_takes_are_refused():
         list(llama.continue_ids(llama.session(), [1, 2], stops=frozenset(range(65))))
 
 
+@pytest.mark.slow  # 3 s
 def test_both_backends_tell_the_same_story():
     llama, reference = make_llama(), make_llama("reference")
     prompts = ["", "a", "Hello", "x" * 70, "1 2 3", "\n", "🦊 fox", "The end", "AbC", "?!"]
@@ -228,6 +231,7 @@ print(weight_bytes(abstract_params(config, dtype=float32, positions=0)) + rows)
 """
 
 
+@pytest.mark.slow  # 5 s
 def test_the_end_of_a_long_cache_takes_no_more_memory():
     """The scores of 64 queries and 32 heads at 32,768 keys would take 268 MB, and the probabilities as much."""
     done = run_python(LONG)
@@ -262,6 +266,7 @@ print(cache_bytes(checkpoint.config, batch=1, capacity=backend.capacity + backen
 """
 
 
+@pytest.mark.slow  # 13 s
 def test_weights_are_in_memory_once(tmp_path):
     """Peak memory of loading a model and drawing tokens: weights, cache, and 400 MB for everything else."""
     model = tmp_path / "model.bin"

@@ -94,11 +94,13 @@ def test_a_command_says_its_phases_and_the_second_start_compiles_nothing(tmp_pat
     assert kept == ["decode"]  # and nothing of JAX's cache; a text of its own needs no program for prompts
 
 
+@pytest.mark.slow  # 5 s
 def test_phases_are_said_only_where_they_are_asked_for(run):
     code, out, err = run("story", "--seed", "7", "--max-new-tokens", "2", "--json")
     assert code == 0 and "start" not in json.loads(out) and "import" not in err
 
 
+@pytest.mark.slow  # 7 s
 def test_chat_says_the_phases_of_its_first_answer():
     script = "Hello\nHello again\n"
     done = run_llamaspec("chat", "--seed", "7", "--max-new-tokens", "2", "--timings", stdin=script)
@@ -142,6 +144,7 @@ def test_load_keeps_programs_in_the_folder_that_it_is_given(tmp_path: Path, monk
     assert jaxs == [tmp_path, tmp_path] and texts[0] == texts[1] and list(tmp_path.iterdir())
 
 
+@pytest.mark.slow  # 11 s
 def test_other_shapes_settings_and_environments_are_other_programs(tmp_path: Path, monkeypatch):
     def count() -> int:
         return len(list(tmp_path.glob("decode-*")))
@@ -165,6 +168,7 @@ def test_other_shapes_settings_and_environments_are_other_programs(tmp_path: Pat
     assert count() == 6
 
 
+@pytest.mark.slow  # 5 s each
 @pytest.mark.parametrize("kept", [0, 40, -1])
 def test_a_program_that_was_cut_short_is_compiled_anew(tmp_path: Path, traced: list[str], kept: int):
     first = numbers(loaded(tmp_path))
@@ -182,6 +186,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path):
     assert folder.read_text() == "no folder"
 
 
+@pytest.mark.slow  # 6 s
 def test_the_programs_that_were_not_used_for_longest_are_removed(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(program_store, "MOST", 3)
     loaded(tmp_path)

@@ -81,6 +81,7 @@ system.CGROUPS, system.CACHES, system._libc = (), "/nowhere/{}", lambda function
 """
 
 
+@pytest.mark.slow  # 11 s
 def test_a_model_tells_the_same_without_linux():
     here, elsewhere = run_python(TELL), run_python(ELSEWHERE + TELL)
     assert elsewhere.code == 0, elsewhere.err
@@ -100,6 +101,7 @@ for line in ("inspect", "tokens Once", "doctor", "lab list", "trace Once --layer
 """
 
 
+@pytest.mark.slow  # 17 s
 def test_commands_run_without_linux():
     done = run_python(ELSEWHERE + COMMANDS)
     assert done.code == 0, done.err

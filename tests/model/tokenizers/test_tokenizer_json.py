@@ -284,6 +284,7 @@ def load(path: str) -> None:
     read_huggingface(Path(path).read_bytes(), path=path).encode("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab")
 
 
+@pytest.mark.sampled(4)  # 12 cases, 9 s
 @pytest.mark.parametrize("kind", BAD)
 def test_a_part_that_cannot_be_followed_is_refused(kind, tmp_path):
     """Within two seconds and 500 MB, as `tests.support.bounded` enforces."""

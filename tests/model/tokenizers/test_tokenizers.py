@@ -242,6 +242,7 @@ def test_truncation_and_padding_in_a_file_do_not_apply(folder, tmp_path):
         assert load_tokenizer(tmp_path).encode(text) == load_tokenizer(folder / "byte-level").encode(text)
 
 
+@pytest.mark.sampled(1)  # 1 to 2 s each
 def test_long_texts(tokenizer):
     # Merging one pair at a time, or decoding one more token at a time from the start, takes minutes for these.
     for text in ("she saw " * 2_500, "a" * 20_000, " " * 20_000, "\n" * 20_000, "👋" * 5_000):

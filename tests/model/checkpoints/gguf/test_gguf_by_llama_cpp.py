@@ -67,6 +67,7 @@ def test_every_type_that_is_read_is_there():
     assert {type for _, type in FILES} == {*TYPES, "F16", "BF16"}
 
 
+@pytest.mark.sampled(6)  # 23 cases, 6 s
 @pytest.mark.parametrize(("model", "type"), FILES)
 def test_logits_are_those_of_llama_cpp(made, model, type):
     """Logits agree at every position. Without rounded activations they are a hundredth apart, except for floats."""
@@ -100,6 +101,7 @@ def in_jax(checkpoint: Checkpoint, compiled: dict[str, Any], monkeypatch: pytest
     return compiled[shapes].logits(IDS)
 
 
+@pytest.mark.sampled(1)  # 4 s each
 @pytest.mark.parametrize(("model", "type"), FILES)
 def test_jax_computes_what_the_reference_does(made, compiled, monkeypatch, model, type):
     """Both agree at every position, in float32 on the decoded weights."""
@@ -122,6 +124,7 @@ def test_the_command_line_has_the_logits_of_llama_cpp(run, made, tmp_path, model
         assert distance(emulated[position], expected) < 1e-5 < 1e-4 < distance(plain[position], expected)
 
 
+@pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.parametrize("type", MULTIPLIED)
 def test_the_command_line_evaluates_as_llama_cpp_predicts(run, tmp_path, type):
     """Perplexity and divergence from the float32 model agree, on a text in llama.cpp's tokens."""

@@ -40,6 +40,7 @@ def test_quantized_files(run, tmp_path):
     assert shown["format"] == "llama2c-v2"
 
 
+@pytest.mark.slow  # 5 s each
 @pytest.mark.parametrize("type", ["q8_0", "float16"])
 def test_both_backends_compute_the_same(run, tmp_path, type):
     """The backends agree on codes, which JAX runs without decoding, and on floats."""

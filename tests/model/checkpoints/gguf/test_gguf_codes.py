@@ -122,6 +122,7 @@ def matrices(checkpoint: Checkpoint) -> Mapping[str, tuple[Any, np.ndarray]]:
 WEIGHTS = jax.jit(QuantizedMatrix.weights)
 
 
+@pytest.mark.sampled(3)  # 14 cases, 10 s
 @pytest.mark.parametrize("type", sorted(ggml.TYPES))
 def test_codes_stand_for_the_weights_bit_for_bit(tmp_path, type):
     """This holds for all codes, subnormal and largest scales, and permuted rows."""
@@ -156,6 +157,7 @@ def test_what_has_no_form_in_common_is_float32(tmp_path):
     assert in_common_form([None]) is None
 
 
+@pytest.mark.sampled(5)  # 14 cases, 3 s
 @pytest.mark.parametrize("type", sorted(ggml.TYPES))
 def test_no_matrix_is_float32_on_the_device(tmp_path, type):
     """A plan says the same."""
@@ -226,6 +228,7 @@ ALL: dict[str, Types] = {**{type: lambda name, type=type: type for type in sorte
 ONE_OF_EACH = {kind: type for type, kind in sorted(FORMS.items()) if type in ggml.TYPES}.values()
 
 
+@pytest.mark.sampled(1)  # 5 to 8 s each
 @pytest.mark.parametrize(("types", "ops"), [*((type, CPU) for type in ONE_OF_EACH), ("Q4_K_M", CPU), ("Q4_K_M", XLA)])
 def test_logits_are_those_of_the_reference(tmp_path, types, ops):
     """Both agree within 1e-5 of the largest logit. test_quantized_products.py has the bound of each product."""
@@ -244,6 +247,7 @@ def test_logits_are_those_of_the_reference(tmp_path, types, ops):
     assert np.abs(np.concatenate(rows) - expected).max() < 1e-5 * np.abs(expected).max()
 
 
+@pytest.mark.sampled(1)  # 1 to 2 s each
 @pytest.mark.parametrize("types", ["Q4_K", "Q3_K", "Q4_K_M", "IQ4_NL"])
 def test_kernels_leave_rows_that_are_too_short_to_the_plain_form(tmp_path, types):
     """Kernels refuse rows of less than 1,024 columns as they are traced; codes are arranged for them all the same."""
@@ -256,6 +260,7 @@ def test_kernels_leave_rows_that_are_too_short_to_the_plain_form(tmp_path, types
     np.testing.assert_array_equal(ours, plain)
 
 
+@pytest.mark.slow  # 5 s each
 @pytest.mark.parametrize("types", ["Q4_K", "Q6_K", "Q4_K_M", "IQ4_NL"])
 def test_the_text_is_that_of_the_weights_in_float32(tmp_path, types):
     checkpoint = normal_model(tmp_path / "x.gguf", ALL[types], seed=2, num_hidden_layers=2)

@@ -49,6 +49,7 @@ def theirs(name: str) -> np.ndarray:
     return np.frombuffer(raw, "<f4").reshape(len(IDS), -1).astype(np.float64)
 
 
+@pytest.mark.sampled(4)  # 17 cases, 8 s
 @pytest.mark.parametrize("name", GOLDENS["logits"])
 def test_logits_are_near_those_of_llama_cpp(tmp_path, name):
     """A wrong weight, permutation or factor of RoPE changes them far more than llama.cpp's rounded activations do.
@@ -81,6 +82,7 @@ def test_llama_cpp_tells_the_story_of_stories260k(tmp_path, data):
     assert golden["ids"] == [*ids, *(token for token, _ in zip(new, range(100 - len(ids)), strict=False))]
 
 
+@pytest.mark.sampled(1)  # 2 to 7 s each
 @pytest.mark.parametrize(("type", "backend"), [*((type, "reference") for type in make_gguf.WRITTEN), ("q8_0", "jax")])
 def test_the_story_is_that_of_llama_cpp(tmp_path, type, backend):
     """Every type that we write is tried; in JAX one is enough, since each compiles for seconds."""

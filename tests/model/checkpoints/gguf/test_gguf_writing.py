@@ -44,6 +44,7 @@ def raw_tensors(path: Path) -> dict[str, tuple[tuple[int, ...], str, bytes]]:
     }
 
 
+@pytest.mark.sampled(18)  # 36 cases, 2 s
 @pytest.mark.parametrize("dtype", families.DTYPES)
 @pytest.mark.parametrize("family", READABLE)
 def test_a_model_goes_there_and_back(tmp_path, family, dtype):
