@@ -55,7 +55,7 @@ def halve(x):
 IMPLEMENTATION = implementation(halve, "doubled\\n    - / 2\\n    + * 2\\n")
 """
 CANDIDATE = """
-from llamaspec.model.candidates.made_for import made_for
+from llamaspec.model.candidates.own import own_candidate
 
 
 @own_candidate("halve", dtypes=("float32",))
