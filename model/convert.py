@@ -93,7 +93,7 @@ def convert(
 
 
 def _tokenizer_left_behind(checkpoint: Checkpoint, destination: str | Path) -> str:
-    """Say that a model was written without its tokenizer, and where that lies."""
+    """Say that a model was written without its tokenizer, and where the tokenizer is."""
     path = Path(checkpoint.path)
     folder = path if path.is_dir() else path.parent
     tokenizer_path = path if tokenizer_inside(checkpoint) else tokenizer_in(folder) or "PATH"

@@ -1,7 +1,7 @@
 """The description of a family of models: its keys of config.json, names in files, defaults and switches.
 
-Each family is a file of `model.families` whose `FAMILY` is described here. Families are found there by module, so that
-a new one is a new file; readers and writers of config.json and of GGUF are loops over these descriptions.
+Each family is a file in `model.families` with a `FAMILY` of the class below. We find families by module, so a new
+family is a new file; readers and writers of config.json and of GGUF are loops over these descriptions.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "tied": ("tie_word_embeddings",),
 }
 
-# The values of fields whose keys are absent; a field in neither this nor a family's own must have its key.
+# The values of fields without a key in the file. A field that is neither here nor in a family's own must have its key.
 DEFAULTS: dict[str, Any] = {"head_dim": None, "eps": 1e-6, "tied": False}
 
 # Parts of `model.tensors`, and their names in a GGUF file; the matrices of all experts of a layer are one tensor.
@@ -193,11 +193,11 @@ class Family:
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: KEYS)
     names: Mapping[str, str] = field(default_factory=lambda: NAMES)  # of the parts of `model.tensors`
     switches: Mapping[str, Any] = field(default_factory=dict)  # fields of `Config` that every member has so
-    # Keys that would change the computation, and the values with which they do not, the first of which is written.
+    # Keys that would change the computation, and the values that leave it as it is; we write the first value.
     understood: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     windows: Windows = "none"
     window: int | None = None  # where sliding_window is absent
-    full_every: int | None = None  # of so many layers, the last has no window, where layer_types is absent
+    full_every: int | None = None  # one layer of `full_every` has no window, if layer_types is absent
     rope: RopeKeys = RopeKeys()
     within: str = ""  # the object in config.json that holds the keys of the text model; "": config.json itself
     beside: tuple[str, ...] = ()  # how the names of tensors begin that belong to no text model
@@ -282,7 +282,7 @@ def architectures() -> dict[str, Architecture]:
 
 
 def nearest_family(config: Config) -> Family:
-    """Choose the family whose config.json gives most of `config`; families with a switch that it lacks come last."""
+    """Choose the family that can write most of `config`; families that force another switch come last."""
 
     def distance(family: Family) -> tuple[int | str, ...]:
         missing = sum(getattr(config, name) != value for name, value in family.switches.items())

@@ -32,8 +32,8 @@ def hidden_states(
 ) -> tuple[Float[Array, "batch seq dim"], Cache]:
     """Run new `tokens`, which follow those in `cache`, through the blocks; the returned cache holds both.
 
-    The cache must have room for `seq` more positions in every row, padding included. In pages only those that count
-    need room, and a row whose length is -1 is idle.
+    The cache must have room for `seq` more positions in every row, padding included. In pages, padding needs no room,
+    and a row with length -1 is idle.
     """
     positions = _positions(params.rope.cos, params.rope.sin, cache.lengths, tokens.shape[1])
     if lengths is not None and isinstance(cache.layers[0], LayerPages):
@@ -99,7 +99,7 @@ def prefill(
 
 
 class DecodeState(NamedTuple):
-    """State that drawing tokens changes beside the cache.
+    """State that drawing tokens changes, in addition to the cache.
 
     It stays on the device from one call of `decode` to the next, so that the next call can start before the host has
     read the tokens of the one before.
@@ -142,8 +142,8 @@ def decode(
         step, _, _, _, _, done = state
         return (step < steps) & ~jnp.all(done)
 
-    # Little is computed beside the layers, but each operation is a kernel on a GPU. Lengths therefore follow from the
-    # step, `seen` and `done` are one expression each, and indices that cannot be wrong are not checked.
+    # Outside the layers there is little to compute, but on a GPU each operation is a kernel. So lengths follow from the
+    # step, `seen` and `done` are one expression each, and we do not check indices that cannot be wrong.
     def step(state):
         step, tokens, drawn, layers, seen, done = state
         # The barrier ties weights to the loop's state. Without it XLA would convert narrow ones before the loop.
@@ -168,11 +168,11 @@ def _positions(cos: Array, sin: Array, starts: Int[Array, " batch"], seq: int) -
 
 
 def _of_layer(positions: Positions, rope: Rope, layer: int, *, config: Config) -> Positions:
-    """Take the angles of `layer`, where they are not those of most layers: none at all, or those of `local_theta`."""
+    """Choose the angles of `layer`: the usual ones, none at all, or the ones of `local_theta`."""
     if not config.uses_rope(layer):
         return positions._replace(cos=jnp.ones_like(positions.cos), sin=jnp.zeros_like(positions.sin))
     if not config.is_local(layer):
         return positions
     assert rope.local_cos is not None and rope.local_sin is not None
-    index = jnp.maximum(positions.at, 0)  # an idle row's -1 is turned anyhow, and never seen
+    index = jnp.maximum(positions.at, 0)  # an idle row at -1 is turned, too, but nothing sees it
     return positions._replace(cos=rope.local_cos[index], sin=rope.local_sin[index])

@@ -71,7 +71,7 @@ class Generation(Iterator[Token]):
 
     @property
     def first_at(self) -> float:
-        """The time of the first token, by `time.perf_counter`; that of the request if there is none yet."""
+        """The time of the first token, by `time.perf_counter`; before it, the time of the request."""
         return self._first
 
     def _run(self, bursts: Iterator[tuple[list[int], FinishReason | None]]) -> Iterator[Token]:

@@ -81,7 +81,7 @@ class Llama:
         return self._backend.describe()
 
     def bytes_read(self, position: float) -> float | None:
-        """Count the bytes that drawing a token reads at least, with so many before it; None for the reference."""
+        """Count the bytes that drawing a token reads at least, after `position` tokens; None for the reference."""
         return self._backend.bytes_read(position)
 
     def encode(self, text: str, *, bos: bool = True) -> list[int]:
@@ -154,11 +154,11 @@ class Llama:
         interrupted: Callable[[], bool] = lambda: False,
         channels: Channels | None = None,
     ) -> Generation:
-        """Continue ids, in a session whose cache is reused as far as it holds the same ids.
+        """Continue ids in a session, and reuse its cache as far as it holds the same ids.
 
         `prompt` is the text that the ids end with, "" if the completion begins a text. `stops` are the ids that end
         it, by default the model's own. `interrupted` is called between bursts; the generation ends once it returns
-        True. `channels` tells the answer from thoughts. The other arguments are those of `generate`.
+        True. `channels` separates the answer from thoughts. The other arguments are as in `generate`.
         """
         check_ids(ids, self.config.vocab)
         check_length(ids, self.context)
@@ -213,12 +213,12 @@ def load(
 ) -> Llama:
     """Load a checkpoint (a GGUF file, one of llama2.c or a Hugging Face directory) and its tokenizer.
 
-    - `tokenizer` is a file or directory; None looks inside and beside the model.
+    - `tokenizer` is a file or directory; None looks inside and next to the model.
     - `context` is the length of a sequence in tokens; None is the model's own, 4096 at most.
-    - `dtype` is that of activations, and of weights that are not quantized. None is float32 on a CPU; on a GPU it is
-      bfloat16, unless the matrices are stored in float32 (`choose_dtype`).
+    - `dtype` is the dtype of activations and of weights that are not quantized. None is float32 on a CPU; on a GPU it
+      is bfloat16, unless the matrices are stored in float32 (`choose_dtype`).
     - `quantize` is one of `reference.quantizers.schemes`, for the matrices (`model.checkpoints.codes.quantized`). None
-      leaves those that are stored quantized as they are.
+      runs matrices as they are stored.
     - `cache` is the dtype of keys and values (`reference.quantizers.kv_cache`); None is `dtype`.
     - `greedy` says that the first text will be of temperature 0. Temperatures of 0 and above are two programs, and the
       other one is compiled when it is first needed.

@@ -191,7 +191,7 @@ def smallest(
 
     def narrow(_, ends):
         low, high = ends[0], ends[-1]
-        short = jnp.sum(~jax.vmap(enough)(ends[1:-1]), axis=0, dtype=jnp.int32)  # parts whose end is not enough
+        short = jnp.sum(~jax.vmap(enough)(ends[1:-1]), axis=0, dtype=jnp.int32)  # parts with an end that is not enough
         return end(end(low, high, short), end(low, high, short + 1), parts)
 
     # The state is where the parts begin and end. It holds all that a round needs, in one array, so that each round is

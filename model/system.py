@@ -20,7 +20,7 @@ PROCESSORS = Path("/proc/cpuinfo")
 DRIVER = Path("/proc/driver/nvidia/version")
 MAPPINGS = Path("/proc/self/maps")
 PROCESS = Path("/proc/self/stat")
-CGROUPS = (  # the most bytes that a control group may use, and those that it uses: version 2, version 1
+CGROUPS = (  # the limit of a control group and its use, in bytes: version 2, version 1
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
 )
@@ -56,7 +56,7 @@ def nvidia_driver() -> str | None:
 
 
 def last_level_cache_bytes(cpus: Iterable[int] | None = None) -> int | None:
-    """Add up the caches next to memory, of all `cpus`, by default the usable ones; None where that is not known."""
+    """Add up the caches next to memory, of all `cpus`, by default the usable ones; None if unknown."""
     sizes: dict[str, int] = {}  # by the CPUs that share a cache
     for cpu in usable_cpus() if cpus is None else cpus:
         try:
@@ -70,7 +70,7 @@ def last_level_cache_bytes(cpus: Iterable[int] | None = None) -> int | None:
 
 
 def cuda_memory() -> tuple[int, int] | None:
-    """Give the bytes of the first GPU that CUDA shows, free and in all, whoever holds the rest; None without CUDA."""
+    """Give the bytes of the first GPU that CUDA shows, free and in all; None without CUDA."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -122,9 +122,8 @@ def return_blocks_when_freed() -> None:
     """Return blocks of `LARGE_BLOCK` bytes to the system as soon as they are freed, from now on.
 
     By default glibc raises that size whenever a larger block is freed. Caches and activations are then cut out of a
-    heap for each thread, and free blocks in the middle of a heap stay: beside TinyLlama's weights and cache that was
-    90 MB of 513. The price is a millisecond a prompt, since the pages of each new block are mapped again. That is too
-    much for small models.
+    heap for each thread, and free blocks in the middle of a heap stay: 90 of 513 MB with TinyLlama. The price is a
+    millisecond a prompt, since the pages of each new block are mapped again. That is too much for small models.
     """
     if set_option := _libc("mallopt"):
         set_option(M_MMAP_THRESHOLD, LARGE_BLOCK)
@@ -133,7 +132,7 @@ def return_blocks_when_freed() -> None:
 def forget_code(folder: Path) -> None:
     """Drop the machine code of libraries under `folder` from memory; the pages come back from disk when they run.
 
-    JAX's compiler leaves 107 MB of code in memory after TinyLlama is compiled, of which its programs run 10 MB.
+    JAX's compiler leaves 107 MB of code in memory after it compiles TinyLlama. The programs run 10 MB of it.
     """
     under, advise = os.path.realpath(folder) + os.sep, _libc("madvise")
     if not advise:
@@ -169,7 +168,7 @@ def _on_bus_error(number: int) -> None:
 
 @contextmanager
 def at_bus_error(act: Callable[[], bool]) -> Iterator[None]:
-    """Call `act` when memory is touched whose file has become shorter.
+    """Call `act` when the process touches mapped memory past the end of a file that was cut short.
 
     It ends the process, or gives that memory something to hold and returns True: the touching goes on. Where it returns
     False, an `act` of a context around this one is called, and without any the process ends as usual. A handler of

@@ -34,5 +34,5 @@ def read_text(path: str | Path, *, most: int | None = None) -> str:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open without waiting: a pipe that nobody writes to would never open."""
+    """Open without waiting: a pipe without a writer would never open."""
     return os.open(path, flags | os.O_NONBLOCK)

@@ -54,8 +54,8 @@ HEADS = {"head_dim": [64, 128]}
 INTEGER = {"rows": [8, 16], "cols": [1024, 1280], "scheme": ["q8", "q8_row", "q4"]}
 CODED = {**INTEGER, "scheme": [*INTEGER["scheme"], "mxfp4", "fp8"]}  # NF4 rounds its levels, a little more than once
 PRODUCT = {"batch": [1, 2], "rows": [8, 16], "cols": [256, 512]}
-# Kinds whose numbers are about as large as each other: `gemv_quantized` allows for no more than a rounding of each
-# number, and the kernel takes a group of them in fixed point. `gemv_fixed_point` draws all kinds.
+# Kinds of numbers that have about the same size. `gemv_quantized` allows one rounding of each number, and the kernel
+# takes a group of numbers in fixed point. `gemv_fixed_point` draws all kinds.
 EVEN = [
     f"{kind}({seed}) * 2**{exponent}"
     for kind in ("integers", "normal", "positive", "equal", "last", "halves", "zeros")
@@ -200,7 +200,7 @@ def attention_paged(
 
 
 def _cached(a: Float[Array, "batch capacity kv_heads head_dim"]) -> Float[Array, "batch kv_heads rows head_dim"]:
-    """Bring keys or values to the layout of a cache of ours, whose capacity is a multiple of 8."""
+    """Bring keys or values to the layout of our cache. Its capacity is a multiple of 8."""
     return jnp.pad(a.swapaxes(1, 2), ((0, 0), (0, 0), (0, -a.shape[1] % 8), (0, 0)), constant_values=jnp.nan)
 
 

@@ -1,6 +1,6 @@
-"""The plain form of our ops, and that for a CPU, called as the reference is.
+"""Our ops in plain JAX and in the form for CPUs, called as the reference is.
 
-These are the ops that can be called alone. Walking through models verifies the plain form of the fused ops of a block.
+Each op here can be called by itself. The walk through models verifies the fused ops of a block.
 """
 
 from dataclasses import replace
@@ -103,7 +103,7 @@ def attention_decode(
     return _attend(q[:, None], k, v, lengths[:, None] - 1, window=window)[:, 0]
 
 
-# Attention reads the numbers of heads alone from a model's config.
+# Attention reads only the numbers of heads from a model's config.
 _ONE = Config(dim=1, layers=1, heads=1, kv_heads=1, head_dim=2, ffn=1, vocab=1, context=1, eps=1.0, theta=1.0)
 
 

@@ -31,14 +31,14 @@ from llamaspec.reference.config import Config
 
 @dataclass(frozen=True)
 class Walkable:
-    """A model whose ops can be called one by one, for a batch of one sequence."""
+    """A model with ops to call one at a time, for a batch of one sequence."""
 
     params: Any  # with embedding, layers and norm
     exact: Any  # the weights that it holds, as `reference.llama.Params`
     ops: Ops
-    cache: Callable[[int], list[Any]]  # rows of room to an empty cache a layer
-    positions: Callable[[np.ndarray], Positions]  # [batch seq] positions to those of the ops
-    array: Callable[[np.ndarray], Any]  # to an array of the ops'
+    cache: Callable[[int], list[Any]]  # from a capacity to an empty cache for each layer
+    positions: Callable[[np.ndarray], Positions]  # from positions [batch, seq] to the ops' argument
+    array: Callable[[np.ndarray], Any]  # from NumPy to an array of the ops
 
 
 OpsFor = Callable[[Config, Params, int], Ops]  # from weights, and the rows of the cache, to a table made for them
@@ -54,7 +54,7 @@ def chosen_ops(kernels: str) -> OpsFor:
 
 
 class Table(NamedTuple):
-    """A table of ops, or how to make it, and the context in which they can be called."""
+    """A table of ops, or how to make it, and the context to call them in."""
 
     ops: Ops | OpsFor
     context: Callable[[], AbstractContextManager]

@@ -22,7 +22,7 @@ def rotary_layers(_: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_gguf(metadata: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the window, which every fourth layer lacks; llama.cpp has windows in the largest model alone."""
+    """Read the window, which every fourth layer lacks. llama.cpp has windows only in the largest model."""
     window = metadata.integer(WINDOW, 4096) if values["layers"] == LARGEST else 0
     windows = windows_but_every(4, window, layers=values["layers"]) if window else None
     return {"windows": windows} | rotary_layers(None, {"windows": windows})

@@ -1,4 +1,4 @@
-"""Gemma: GeGLU, scaled embeddings, and norms whose weights are stored less one (https://arxiv.org/abs/2403.08295)."""
+"""Gemma: GeGLU, scaled embeddings, and norms with weights stored less one (https://arxiv.org/abs/2403.08295)."""
 
 from collections.abc import Mapping
 from math import sqrt

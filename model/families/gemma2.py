@@ -27,7 +27,7 @@ WINDOW = "attention.sliding_window"
 
 
 def attention_scale(scalar: float | int, values: Mapping[str, Any]) -> float | None:
-    """Return 1 / sqrt(scalar), or None where that is what a head of this width has anyhow."""
+    """Return 1 / sqrt(scalar), or None if this is the default scale of the head's width."""
     return None if scalar == values["head_dim"] else scalar**-0.5
 
 

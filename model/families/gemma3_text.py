@@ -1,4 +1,4 @@
-"""Gemma 3, text alone: norms of q and k, five layers with a window to one without, and a theta for each kind.
+"""Gemma 3, text only: norms of q and k, five layers with a window to one without, and a theta for each kind.
 
 See https://arxiv.org/abs/2503.19786.
 """

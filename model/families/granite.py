@@ -1,6 +1,6 @@
 """Granite 3, dense: a Llama with multipliers of embeddings, scores, residuals and logits.
 
-The multipliers are those of muP (Yang et al., 2022, https://arxiv.org/abs/2203.03466).
+The multipliers come from muP (Yang et al., 2022, https://arxiv.org/abs/2203.03466).
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,7 @@
-"""OLMo 3: an OLMo 2 with windows in three of four layers, whose RoPE is not rescaled (https://arxiv.org/abs/2512.13961)."""
+"""OLMo 3: an OLMo 2 with windows, and RoPE that is not rescaled, in three of four layers.
+
+See https://arxiv.org/abs/2512.13961.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace

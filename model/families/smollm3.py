@@ -1,4 +1,4 @@
-"""SmolLM3: a Llama of which every fourth layer has no RoPE (https://arxiv.org/abs/2501.18795)."""
+"""SmolLM3: a Llama without RoPE in every fourth layer (https://arxiv.org/abs/2501.18795)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ EVERY = 4
 
 
 def read(fields: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Read which layers turn q and k: 1 for those that do."""
+    """Read which layers turn q and k: 1 for a layer that does."""
     layers = values["layers"]
     named = fields.values.get("no_rope_layers")
     if named is None:

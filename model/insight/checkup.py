@@ -52,7 +52,7 @@ def check_up(
     """Examine a checkpoint: its weights, its tokenizer and template, and what it makes of a text as changes mend it.
 
     `text` is a file; None takes a story of our own. At most `LONGEST` tokens of it are tried. Raises `CheckpointError`
-    for a checkpoint that cannot be opened, whose line says why.
+    if the checkpoint cannot be opened, with a line that says why.
     """
     words = TEXT if text is None else read_text(text)
     checkpoint, faults = _opened(model)

@@ -83,7 +83,7 @@ def decode_bytes(params: Params, config: Config, *, position: int | float, batch
 
 
 def prefill_cost(params: Params, config: Config, *, tokens: int, batch: int = 1) -> Cost:
-    """Give the cost of reading `batch` prompts of so many tokens into empty caches, without the head.
+    """Give the cost of reading `batch` prompts of `tokens` tokens into empty caches, without the head.
 
     Every weight of a layer is read once; experts are read as `experts_read` expects.
     """
@@ -111,7 +111,7 @@ def _pairs(tokens: int, window: int | None) -> float:
 
 
 def experts_read(config: Config, *, tokens: int) -> float:
-    """Expect how many experts of a layer so many tokens choose, if each is chosen with the same chance.
+    """Compute the expected number of experts that `tokens` tokens choose in a layer, if all are equally likely.
 
     At most that is tokens x experts_per_token, or all. If all tokens choose the same, it is experts_per_token.
 
@@ -124,7 +124,7 @@ def experts_read(config: Config, *, tokens: int) -> float:
 
 
 def _layer_bytes(params: Params, config: Config, *, tokens: int) -> float:
-    """Count the bytes of all layers that so many tokens read together."""
+    """Count the bytes of all layers that `tokens` tokens read together."""
     without_experts = _bytes(params.layers) - _bytes(_experts(params))
     return without_experts + _expert_bytes(params, config, tokens=tokens)
 

@@ -21,7 +21,7 @@ PACKAGES = (
     "llamaspec", "jax", "jaxlib", "numpy", "ml_dtypes", "jaxtyping", "sentencepiece", "protobuf", "tokenizers",
     "tiktoken", "safetensors", "regex", "jinja2", "click", "rich", "prompt_toolkit", "hypothesis",
 )  # fmt: skip
-TYPICAL = "llama-3.1-8b"  # the published shape whose ops stand for those of any model
+TYPICAL = "llama-3.1-8b"  # a published shape that stands for any model
 H200 = Device("gpu", "NVIDIA H200", HOPPER)
 
 

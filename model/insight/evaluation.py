@@ -6,8 +6,8 @@ r"""The quality of a model's predictions of a text, and their distance from anot
     divergence     KL(p' || p) = sum_v p'(v) ln(p'(v) / p(v))                     nats, of each position; p' is the base
 
 A text longer than the context is read in windows of that length, each `stride` tokens after the one before. A token
-is scored in the first window that holds it. So every token but the text's first is counted once, and all but those of
-the first window are predicted from at least context - stride tokens. This is Hugging Face's definition
+is scored in the first window that holds it. So every token but the text's first is counted once, and after the
+first window every token is predicted from at least context - stride tokens. This is Hugging Face's definition
 (https://huggingface.co/docs/transformers/perplexity), with the mean over tokens; the default stride, half of the
 context, is its example's. llama.cpp's windows do not overlap; it scores the second half of each, and puts BOS in
 front of all of them (https://github.com/ggml-org/llama.cpp/tree/master/tools/perplexity). Its perplexity is higher,
@@ -147,7 +147,7 @@ def choose_stride(stride: int | None, context: int) -> int:
 
 
 def windows(tokens: int, *, context: int, stride: int) -> Iterator[Window]:
-    """Cut a text into windows in which all tokens but the first are scored once.
+    """Cut a text into windows that score every token but the first once.
 
     >>> [tuple(window) for window in windows(9, context=4, stride=2)]
     [(0, 1, 4), (2, 4, 6), (4, 6, 8), (6, 8, 9)]

@@ -60,7 +60,7 @@ class Ceilings(NamedTuple):
 
 
 def about() -> dict[str, Any]:
-    """Describe device, driver and versions: what belongs beside every figure."""
+    """Describe device, driver and versions, to print with every figure."""
     return {
         **_identity(),
         "driver": nvidia_driver(),
@@ -71,7 +71,7 @@ def about() -> dict[str, Any]:
 
 
 def _identity() -> dict[str, str]:
-    """Name the device and the processor: a measured rate holds for these alone."""
+    """Name the device and the processor: a measured rate holds only for them."""
     device = jax.devices()[0]
     return {
         "device": f"{device.platform} {device.device_kind}",
@@ -120,12 +120,12 @@ def kept_read_rate(folder: Path) -> float | None:
 
 
 def keep_link(folder: Path, devices: int, link: Link) -> None:
-    """Write what was measured of messages between so many devices to the file of `keep_read_rate`."""
+    """Write the measured link between `devices` devices to the file of `keep_read_rate`."""
     _keep(folder, links={**_kept(folder).get("links", {}), str(devices): link._asdict()})
 
 
 def kept_link(folder: Path, devices: int) -> Link | None:
-    """Read what `keep_link` wrote for so many devices. None as for `kept_read_rate`."""
+    """Read what `keep_link` wrote for `devices` devices. Returns None as `kept_read_rate` does."""
     links = _kept(folder).get("links", {}).get(str(devices))
     return links and Link(**links)
 

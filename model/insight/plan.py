@@ -46,7 +46,7 @@ class DeviceLimits(NamedTuple):
 
     name: str
     platform: str  # "cpu" or "gpu"
-    memory: float  # bytes; those that are free on this machine
+    memory: float  # bytes; for this machine, the free ones
     bandwidth: float  # bytes a second that are read
     flops: Mapping[str, float]  # a second, in products of matrices, by dtype
     cache: int = 0  # bytes that stay in it from one step to the next; not counted for the GPUs here
@@ -146,7 +146,7 @@ def make_plan(
     context: int, batch: int, quantize: str | None, cache_dtype: np.dtype | None = None, devices: int = 1,
     link: Link = NVLINK,
 ) -> MemoryPlan:  # fmt: skip
-    """Plan for `batch` sequences of up to `context` tokens. `params` are shapes, those of `abstract_params`.
+    """Plan for `batch` sequences of up to `context` tokens. `params` are shapes from `abstract_params`.
 
     Of several devices, `params` and `config` are the share of each, as `model.parallel` makes them, and `link` is what
     joins them: two sums a layer.

@@ -1,7 +1,7 @@
 """The time of a program by part of the model, from a trace of XLA's profiler.
 
-An instruction of a compiled program belongs to the part in whose name scope it was traced. XLA keeps these names in
-all its passes. An instruction without a name, such as a copy that XLA adds, belongs to the part around it.
+An instruction of a compiled program belongs to the part with the name scope that it was traced in. XLA keeps these
+names in all its passes. An instruction without a name, such as a copy that XLA adds, belongs to the part around it.
 """
 
 import gzip
@@ -69,7 +69,7 @@ def save(trace: Trace, file: Path, *, packed: bool) -> None:
 
 
 def parts_of(hlo: str) -> dict[str, str]:
-    """Find the part that each instruction of an optimized program belongs to, without those of control flow.
+    """Find the part that each instruction of an optimized program belongs to, leaving out control flow.
 
     >>> parts_of('''%body {
     ...   %a = f32[8] fusion(%x), calls=%f, metadata={op_name="jit(decode)/while/body/project_add/product/add"}

@@ -54,9 +54,9 @@ def spread(values: Sequence[int | float]) -> tuple[float, float, float]:
 
 
 def in_turn(call: Callable[[], Any], second_call: Callable[[], float], effort: Effort) -> list[tuple[float, float]]:
-    """Time `call`, each time beside the mean of what `other` gives before and after it.
+    """Time `call`, each time next to the mean of what `second_call` gives before and after it.
 
-    A shared machine may change within seconds, so two figures whose ratio counts are measured side by side.
+    A shared machine may change within seconds, so we measure the two figures of a ratio side by side.
     """
     for _ in range(effort.warm):
         jax.block_until_ready(call())

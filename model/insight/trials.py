@@ -3,11 +3,11 @@ r"""Changes that would mend a checkpoint, each tried on a text: what a model pre
 A change is named where it makes the text `ODDS` times as likely. If the model as it is had written the text, Markov's
 inequality gives any other model that much with a probability of at most 1 / ODDS. As no checkpoint wrote the text, a
 second condition holds: with the change, the model predicts the text better than the frequencies of the text's own
-tokens do, whose loss is
+tokens do. Their loss is
 
     -sum_v c_v / n ln(c_v / n)        c_v: how often v is among the n tokens
 
-A model of random weights, or one whose language or tokenizer is another, never does.
+A model with random weights, or for another language or tokenizer, never does.
 """
 
 import math
@@ -189,7 +189,7 @@ def _changed(params: Any, change: Change) -> Any:
 
 
 def _reordered(layer: Any, config: Config, order: Callable[..., np.ndarray]) -> Any:
-    """Return a layer whose q and k have their rows, biases and norms in another order."""
+    """Return a layer with the rows, biases and norms of q and k in another order."""
 
     def linear(projection: Any, heads: int) -> Any:
         bias = None if projection.bias is None else order(projection.bias, heads=heads)

@@ -12,7 +12,7 @@ from llamaspec.model.weights.loading import Progress, no_progress
 LARGEST_FLOAT16 = 65504.0
 HUGE = 2.0**64  # the product of two such numbers is beyond float32
 NAN_OF_E8M0, NAN_OF_E4M3 = 0xFF, 0x7F  # of e4m3 without its sign
-SUPERBLOCK = 256  # weights of ggml's K types whose scales are stored in 4 or 6 bits, as shares of one in float16
+SUPERBLOCK = 256  # weights of ggml's K types that share a float16 scale, each group's scale being 4 or 6 bits of it
 
 
 class Fault(NamedTuple):
@@ -105,12 +105,12 @@ def _huge(values: np.ndarray) -> int:
 def _count_codes(part: Part, tensor: Tensor) -> _Seen:
     """Count in some rows of codes; `dead` are groups of different codes that a scale makes 0.
 
-    A group that was 0 has one code throughout. A scale of a K type may be rounded to 0 beside larger ones; those of a
-    whole superblock are not.
+    A group that was 0 has one code throughout. A scale of a K type may be rounded to 0 next to larger ones, but not all
+    scales of a superblock.
     """
     codes = tensor.codes
     assert codes
-    if part.scales.dtype == np.uint8:  # exponents, of which 255 is NaN and none is 0
+    if part.scales.dtype == np.uint8:  # exponents: 255 is NaN, and no scale is 0
         return _Seen(int(np.sum(part.scales == NAN_OF_E8M0)), 0, 0, 0, 0)
     numbers = [part.scales, part.minima] if isinstance(part, Shifted) else [part.scales]
     nan = sum(int(np.isnan(array).sum()) for array in numbers)
@@ -124,7 +124,7 @@ def _count_codes(part: Part, tensor: Tensor) -> _Seen:
 
 
 def _listed(counts: dict[str, int], unit: str) -> str:
-    """List the tensors in which something was counted, three at most."""
+    """List the tensors with a count, three at most."""
     nonzero = {name: count for name, count in counts.items() if count}
     first = ", ".join(f"{name} ({count:,})" for name, count in list(nonzero.items())[:3])
     more = f" and {len(nonzero) - 3} more tensors" if len(nonzero) > 3 else ""

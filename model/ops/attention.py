@@ -22,7 +22,7 @@ class Spans(NamedTuple):
     """
 
     smallest: int  # rows of the cache
-    longest: int  # rows that are read at once; a longer cache is read so many at a time
+    longest: int  # rows to read at once; a longer cache is read in blocks of this size
     growth: int  # of a prompt's span to the next
 
     def up_to(self, capacity: int, *, growth: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The ops of a block in plain JAX, with the product of a matrix left to whoever makes a table of them."""
+"""The ops of a block in plain JAX. The table of ops chooses how to multiply by a matrix."""
 
 from collections.abc import Callable, Mapping
 
@@ -153,7 +153,7 @@ def transform_scores(scores: Float[Array, "*heads seq rows"], config: Config) ->
 
 
 def sink_scores(sinks: Float[Array, " heads"], config: Config) -> Float[Array, "kv_heads group 1 1"]:
-    """Lay the scores of sinks out like those of keys, in float32."""
+    """Lay out the scores of sinks like the scores of keys, in float32."""
     return sinks.astype(jnp.float32).reshape(config.kv_heads, -1, 1, 1)
 
 

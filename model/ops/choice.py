@@ -20,7 +20,7 @@ class Choice(NamedTuple):
     name: str  # xla, cpu or pallas
     ops: Ops
     kernels: tuple[str, ...]  # ops that are kernels, in some layers at least
-    plain: Mapping[str, str]  # other ops, and those that are plain in some layers; the reason of each
+    plain: Mapping[str, str]  # the reason for each other op, and for each op that is plain in some layers
 
 
 def ops_for(
@@ -36,9 +36,9 @@ def ops_for(
 ) -> Choice:
     """The table of ops for a model: `auto` takes the one that is made for the device.
 
-    `params` may be `abstract_params`; `capacity` is that of the cache's arrays, the padding of a prompt's last chunk
-    included; `device` is the default one unless given; `pages` are those of a cache in pages. Raises ValueError for a
-    name that is none of auto, xla, cpu and pallas, and where `pallas` is asked for but some op would be plain.
+    `params` may be `abstract_params`; `capacity` is the capacity of the cache's arrays, with the padding of a prompt's
+    last chunk; `device` is the default one unless given; `pages` are the sizes of a cache in pages. Raises ValueError
+    for a name that is none of auto, xla, cpu and pallas, and where `pallas` is asked for but some op would be plain.
     """
     device = device or default_device()
     check_kernels(kernels, device)

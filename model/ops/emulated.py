@@ -37,7 +37,7 @@ SUPERBLOCK = 256
 
 
 def roundings(checkpoint: Checkpoint, emulate: str) -> dict[str, str]:
-    """Name the rounding, one of `ROUNDINGS`, of each matrix whose activations are rounded, by the tensor's name.
+    """Name the rounding, one of `ROUNDINGS`, for each matrix that gets rounded activations, by the tensor's name.
 
     `emulate` is q8_0, for all quantized matrices; int8, with a scale a token, for matrices in int8; or ggml, for the
     rounding that llama.cpp pairs with the type of each tensor of a GGUF file. Raises ValueError for another name, for a
@@ -86,7 +86,7 @@ def emulating(product: Product) -> Callable[[Array, Matrix | Rounding], Array]:
         y = product(numbers[..., :cols], weight.weight)
         if weight.to == "q8_1":
             assert isinstance(weight.weight, QuantizedMatrix | Stacked) and weight.weight.minima is not None
-            minima = weight.weight.minima[:, : numbers.shape[-1] - cols]  # those of appended columns are 0
+            minima = weight.weight.minima[:, : numbers.shape[-1] - cols]  # appended columns have minima of 0
             y += jnp.matmul(numbers[..., cols:], minima.T, precision=lax.Precision.HIGHEST)
         return y
 
@@ -116,9 +116,9 @@ def with_roundings(params: Params, roundings_by_name: dict[str, str], *, config:
 
 
 class RoundingArray(np.ndarray):
-    """A NumPy matrix that rounds the vectors it is multiplied by. It is made for `x @ matrix.T` alone.
+    """A NumPy matrix that rounds the vectors it is multiplied by. It only supports `x @ matrix.T`.
 
-    A stack of matrices may be indexed by its first axis. `minima` are those of the blocks, for q8_1.
+    A stack of matrices may be indexed by its first axis. `minima` are the minima of the blocks, for q8_1.
     """
 
     rounding: Callable[[np.ndarray], np.ndarray] | None

@@ -5,7 +5,8 @@ XLA keeps the products of a prompt's many tokens, because its matrix products re
 has a kernel for both.
 
 `pallas_ops` asks each kernel once, before anything is compiled, whether it takes the forms of arguments that a model
-calls it with. The answers become part of the table, which routes by those forms alone: no call is tried and caught.
+calls it with. The answers become part of the table, which routes by these forms: it never tries a call and catches its
+error.
 
 This module stands apart from the other tables because importing Pallas takes a second, and only a GPU needs it.
 """
@@ -101,7 +102,7 @@ def attend(
     if isinstance(cache, LayerPages) and q.shape[1] == 1:
         return attention_paged(q[:, 0], cache.k, cache.v, cache.table, start + 1, window=window)[:, None]
     if isinstance(cache, LayerPages):
-        # Reading all pages of a sequence once costs little beside the products of a prompt's many tokens.
+        # Reading all pages of a sequence once costs little compared with the products of a prompt's many tokens.
         k, v = (_in_a_row(pages, cache.table) for pages in (cache.k, cache.v))
         return attention_prefill(q, k, v, start, window=window)
     if q.shape[1] > 1:
@@ -244,7 +245,7 @@ class Call(NamedTuple):
         return form
 
     def refusal(self, config: Config) -> str | None:
-        """The words in which the kernel refuses the arguments; None where it takes them."""
+        """Ask the kernel, and return its reason to refuse the arguments; None if it takes them."""
         try:
             check_config(self.op, config)
             jax.eval_shape(partial(KERNELS[self.op].kernel, **self.fixed), *self.arguments)
@@ -313,7 +314,7 @@ def pallas_ops(
 ) -> tuple[Ops, dict[str, str | None]]:
     """The table for a model, and for each op why it is plain while it decodes; None where a kernel runs it everywhere.
 
-    The arguments are those of `calls`. `PROMPT` is among the names, and `moe_add` where there are experts. Raises what
+    The arguments are as in `calls`. `PROMPT` is among the names, and `moe_add` where there are experts. Raises what
     a kernel raises, unless it is Unsupported.
     """
     answers: dict[str, dict[Form, str | None]] = defaultdict(dict)

@@ -1,6 +1,6 @@
-"""Products on a Hopper GPU: those of a step of decoding, by kernels or by XLA, and those of a prompt.
+"""Products on a Hopper GPU: in a step of decoding, by kernels or by XLA, and for a prompt.
 
-The tables of plain ops that multiply so are here, too. `model.ops.gpu` puts fused kernels beside them.
+The tables of plain ops with these products are here, too. `model.ops.gpu` adds fused kernels.
 """
 
 from typing import Any
@@ -48,7 +48,7 @@ def step_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array,
     return y.reshape(*x.shape[:-1], -1)
 
 
-# Plain but for their products: the ops of a cache in pages, of several vectors at once, and those that kernels refuse.
+# Plain except for their products: ops for a cache in pages, for several vectors at once, and for what kernels refuse.
 STEPS = plain(step_product)
 
 

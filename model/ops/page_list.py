@@ -2,7 +2,7 @@
 
 A loop over each row's own pages, as in `paged_attention`, has operations that are too small for a second core. Here one
 step takes several pages, of whichever rows, and leaves a part of a softmax for each. The parts of a row are then put
-together in their order. A part depends on its own page and query alone, and a row has the parts that it has alone.
+together in their order. A part depends only on its own page and query, so a row has the same parts in any batch.
 """
 
 import math
@@ -45,7 +45,7 @@ def attend_listed_pages(
     ends = jnp.cumsum(counts)
     starts = ends - counts
     listed = jnp.arange(-(-table.size // AT_ONCE) * AT_ONCE, dtype=jnp.int32)
-    row = jnp.minimum(jnp.sum(ends <= listed[:, None], axis=1), batch - 1)  # beyond the list's end are pages of nobody
+    row = jnp.minimum(jnp.sum(ends <= listed[:, None], axis=1), batch - 1)  # pages past the list's end belong to no row
     block = jnp.clip(begin[row] + listed - starts[row], 0, table.shape[1] - 1)
     numbers = table[row, block]
 
@@ -67,7 +67,7 @@ def attend_listed_pages(
     parts = lax.fori_loop(0, -(-ends[-1] // AT_ONCE), step, empty)
 
     def join(i: Array, running: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        """Add the i-th part of each row that has so many, by the online softmax of `reference.softmax`."""
+        """Add the i-th part of each row that has one, by the online softmax of `reference.softmax`."""
         (maximum, total, h), has = running, (i < counts)[:, None, None]
         m, t, more = (part[jnp.minimum(starts + i, len(listed) - 1)] for part in parts)
         larger = jnp.maximum(maximum, m)

@@ -1,6 +1,6 @@
 """Attention over a cache in pages, in plain JAX: each row reads its own pages in order, and nothing of another's.
 
-A row's sum has the terms that the row has, in their order, whoever else is in the batch. `attention.attend` reads as
+A row's sum has its own terms, in their order, for any other rows in the batch. `attention.attend` reads as
 much for every row as the longest one needs, which is faster where rows are alike, but rounds differently.
 """
 
@@ -27,8 +27,8 @@ def attend_pages(
 ) -> Float[Array, "batch seq width"]:
     """Compute `reference.cached_attention.attention_paged`, for several queries a row as well.
 
-    The queries of a row are at positions `at`, each of which sees the positions up to its own, or the last `window` of
-    those. A query at -1 sees nothing, and its result is 0. A row costs a step for each of its pages.
+    The queries of a row are at positions `at`. Each sees the positions up to its own, or the last `window` of them. A
+    query at -1 sees nothing, and its result is 0. A row costs a step for each of its pages.
     """
     batch, seq = q.shape[:2]
     rows = q.reshape(batch, seq, config.kv_heads, config.heads // config.kv_heads, config.head_dim)

@@ -18,7 +18,7 @@ from llamaspec.reference.config import Config
 
 
 class Positions(NamedTuple):
-    """Positions of the new tokens, and the angles by which RoPE turns them there."""
+    """Positions of the new tokens, and the angles that RoPE turns them by."""
 
     at: Int[Array, "batch seq"]  # consecutive along seq
     cos: Float[Array, "batch seq pairs"]
@@ -49,7 +49,7 @@ class Mean(Protocol):
 class NormQkv(Protocol):
     """RMSNorm; q, k and v, and their norms where the model has them; RoPE. k and v are appended to the cache.
 
-    With `mean`, heads are a device's own, and a norm over all heads is over those of all devices.
+    With `mean`, heads are a device's own, and a norm over all heads is over the heads of all devices.
     """
 
     def __call__(
@@ -68,7 +68,7 @@ class NormQkv(Protocol):
 class Attend(Protocol):
     """Causal grouped-query attention over the cache. Each query sees its last `window` positions; None: all.
 
-    `sinks` are the scores that heads have beside those of the keys; only models with them hand them over.
+    `sinks` are scores of heads that join the scores of keys; only models with sinks pass them.
     """
 
     def __call__(

@@ -25,7 +25,7 @@ from llamaspec.reference.config import Config
 
 
 class ParallelBackend(JaxBackend):
-    """A `Backend` whose programs run on all devices of a `Partition`, each on its share of the model."""
+    """A `Backend` that runs programs on all devices of a `Partition`, each on its share of the model."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class ParallelBackend(JaxBackend):
     ):
         """Run `programs` on the global arrays `params`.
 
-        `config`, `choice` and the shapes `local` are those of a device's share.
+        `config`, `choice` and the shapes `local` describe a device's share.
         """
         super().__init__(params, programs, config, choice=choice, layout=layout, device=device)
         if jax.process_count() > 1:
@@ -84,7 +84,7 @@ class ParallelBackend(JaxBackend):
         return lambda: np.asarray(drawn)[: int(steps_taken), 0].tolist(), drawing._replace(text=text), cache
 
     def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "ParallelBackend":
-        """Run the same programs on another checkpoint, whose tensors have the same shapes and forms."""
+        """Run the same programs on another checkpoint with tensors of the same shapes and forms."""
         clone, devices = copy(self), self._partition.devices
         parts = Parts(checkpoint, devices, None, self._sharding)
         shares = [parts.of(i) for i in self._partition.local]

@@ -36,8 +36,9 @@ def context_parallel(ops: Ops) -> Ops:
 
 
 def _own_rows(rows: Array, new: Float[Array, "batch kv_heads seq head_dim"], at: Array) -> Array:
-    """Write the positions of this device into its rows. Those of others are put past the end, where they are dropped.
+    """Write this device's positions into its rows.
 
+    Positions of other devices get an index past the end, so XLA drops them.
     A negative index would count from the end, so it would not be dropped.
     """
     devices, device = lax.axis_size(AXIS), lax.axis_index(AXIS)
@@ -56,7 +57,7 @@ def attend_across(
     config: Config,
     sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch seq width"]:
-    """Attend to the positions of all devices, of which `cache` holds every n-th."""
+    """Attend to the positions of all devices; `cache` holds every n-th of them."""
     batch, seq = q.shape[:2]
     dtype, devices, device = q.dtype, lax.axis_size(AXIS), lax.axis_index(AXIS)
     q = q.reshape(batch, seq, config.kv_heads, config.heads // config.kv_heads, config.head_dim)
@@ -70,6 +71,6 @@ def attend_across(
     largest = largest if z is None else jnp.maximum(largest, z)
     p = jnp.exp(scores - largest)  # a query sees itself, so the largest score is finite
     total = lax.psum(jnp.sum(p, axis=-1, keepdims=True), AXIS)
-    total = total if z is None else total + jnp.exp(z - largest)  # a sink is added once, whoever holds the keys
+    total = total if z is None else total + jnp.exp(z - largest)  # after the sum over devices, so a sink is added once
     h = lax.psum(weighted_by_dot(p, cache.v), AXIS) / total  # [batch, kv_heads, group, seq, head_dim]
     return h.transpose(0, 3, 1, 2, 4).reshape(batch, seq, -1).astype(dtype)

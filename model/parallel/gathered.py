@@ -34,7 +34,7 @@ def row_layouts(config: Config, devices: int) -> dict[str, P]:
 def gathered(ops: Ops, config: Config) -> Ops:
     """Make the table of ops of one device out of the table `ops` that computes with whole matrices.
 
-    `config` is that of the whole model. A matrix that has all of its rows already is not gathered.
+    `config` describes the whole model. A matrix that already has all of its rows is not gathered.
     """
     width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
 
@@ -83,7 +83,7 @@ def gathered(ops: Ops, config: Config) -> Ops:
 
 
 def gathered_rows(part: Float[Array, "part cols"], rows: Sequence[int]) -> Float[Array, "rows cols"]:
-    """Put a stack of matrices with so many `rows` together from every device's part of each."""
+    """Put a stack of matrices together from every device's part of each; `rows` are the rows of each matrix."""
     if part.shape[0] == sum(rows):
         return part
     devices = sum(rows) // part.shape[0]

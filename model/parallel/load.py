@@ -47,7 +47,7 @@ def load_parallel(
         raise ValueError(f"none of the {devices} devices belongs to process {jax.process_index()}")
     shares = [parts.of(i) for i in local]
     config = sharding.config(checkpoint.config, devices)
-    # A wide chunk has the more scores at once, of which context parallelism keeps all.
+    # A wider chunk has more scores at once, and context parallelism keeps all of them.
     layout = layout._replace(devices=sharding.rows_spread(devices), wide=layout.wide if sharding.cuts_weights else ())
     shapes = abstract_params(config, dtype=dtype, positions=layout.rows, tensors=shares[0].tensors, device=device)
     partition, choice = plan_parallel(
@@ -138,7 +138,7 @@ def plan_parallel(
 
 
 def in_one_memory(memory: Memory, devices: int, device: Device) -> Memory:
-    """Plan for so many shares in the memory that `device` has: devices that are parts of a CPU have one in common."""
+    """Plan for `devices` shares in the memory of `device`: devices that are parts of a CPU share its memory."""
     if device.platform != "cpu":
         return memory
     shared = ("weights", "cache", "activations", "logits")

@@ -1,8 +1,8 @@
 """A model that lies on several devices: where each array is cut, and programs that run on all devices at once.
 
-Every program is one `jax.shard_map`. Inside it each device sees its own part of each array, and the collectives are
-those that the ops name. Nothing is left to a partitioner, which could not look into a kernel and would gather a whole
-matrix before it.
+Every program is one `jax.shard_map`. Inside it each device sees its own part of each array, and ops name
+their collectives. We leave nothing to a partitioner: it cannot look into a kernel, so it would gather a whole matrix
+before it.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ def mesh(devices: int) -> Mesh:
 
 
 def layouts(params: Params, config: Config) -> Params:
-    """Give a PartitionSpec for each array of a share's weights, or of their shapes; `config` is that of the share.
+    """Give a PartitionSpec for each array of a share's weights, or of their shapes; `config` describes the share.
 
     Codes, scales, zero points and minima of a matrix are cut alike. A scale for a whole row is one that each device
     has a copy of. Norms that heads have of their own are whole, and stacked as heads are.

@@ -25,7 +25,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 BEAT = 0.5  # seconds
-GRACE = 2.0  # seconds in which an error of a collective waits for the watch to name the process that is gone
+GRACE = 2.0  # seconds that an error of a collective waits for the watch to name the process that is gone
 
 
 class Group(NamedTuple):
@@ -40,7 +40,7 @@ class Group(NamedTuple):
 
 @contextmanager
 def joined(group: Group) -> Iterator["Watch"]:
-    """Be one of the processes of `group` within: JAX's devices are those of all of them.
+    """Join the processes of `group` while the body runs: JAX then lists the devices of all processes.
 
     Gives the connections to the others. Raises ConnectionError where not all processes come within the group's timeout,
     ValueError where they were not asked to do the same.
@@ -105,7 +105,7 @@ class Watch:
             raise ConnectionError(what) from error
         self.meeting = f"{self._host}:{port}"  # where `jax.distributed` meets
         self._heard = dict.fromkeys(self._connections, time.monotonic())  # when each was heard last
-        self._begun = dict.fromkeys(self._connections, b"")  # a message of which the end has not come
+        self._begun = dict.fromkeys(self._connections, b"")  # an incomplete message
         threading.Thread(target=self._run, daemon=True).start()
 
     def leave(self) -> None:
@@ -146,7 +146,7 @@ class Watch:
     def _coordinate(self) -> tuple[int, dict[int, socket.socket]]:
         """Wait for all others, and tell them a free port of this machine, or how what they were asked differs.
 
-        Whoever connects and says anything else, such as a probe of ports, is none of them.
+        A connection that says anything else, such as a port scan, is closed.
         """
         with socket.create_server(("", 0)) as free:
             port = free.getsockname()[1]

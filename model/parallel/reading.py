@@ -19,8 +19,8 @@ from llamaspec.reference.config import Config
 def share_of(checkpoint: Checkpoint, *, device: int, devices: int) -> Checkpoint:
     """Make the checkpoint of one of `devices`, with the configuration `share` and tensors cut as `cut` says.
 
-    Nothing is read. Raises ValueError as `share` does, and CheckpointError for quantized weights whose groups of
-    columns would be cut.
+    Nothing is read. Raises ValueError as `share` does, and CheckpointError if a cut would
+    split a group of quantized columns.
     """
     if devices == 1:
         return checkpoint
@@ -96,7 +96,7 @@ def _codes_part(codes: Codes, cols: int, part: Cut, fraction: float) -> Codes:
             values, *scales_and_more = part_of_codes
             yield part_of_codes._make((values[:, part.start : part.stop], *(a[:, groups] for a in scales_and_more)))
 
-    # Without its source, a share is cut from the codes of the whole matrix: a scale may be that of a whole row.
+    # Without its source, a share is cut from the codes of the whole matrix: a scale may belong to a whole row.
     cut = columns if part.axis else rows
     return codes._replace(parts=cut, bytes=round(codes.bytes * fraction), scheme="", source=None)
 

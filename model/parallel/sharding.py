@@ -29,7 +29,7 @@ class Sharding(NamedTuple):
     name: ParallelName
     ops: Callable[[Ops], Ops]  # from a table that computes on a share
     kv_layout: P  # the layout of keys and values [batch, kv_heads, rows, head_dim]
-    hidden: P  # that of queries, and of what attention and the first feed-forward products give [batch, seq, ...]
+    hidden: P  # the layout of queries and of the results of attention and of gate and up [batch, seq, ...]
 
     @property
     def cuts_weights(self) -> bool:

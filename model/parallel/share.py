@@ -101,7 +101,7 @@ def held(config: Config, *, device: int, devices: int) -> Iterator[tuple[str, We
 def cut(weight: Weight, config: Config, *, device: int, devices: int) -> Cut | None:
     """Give the part of a weight of the whole model that device number `device` holds; None: all of it.
 
-    `config` is that of the whole model. The vocabulary is padded to equal parts, so the last may be shorter.
+    `config` describes the whole model. The vocabulary is padded to equal parts, so the last may be shorter.
     """
     axis = cut_axis(weight)
     if axis is None:

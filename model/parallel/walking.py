@@ -33,7 +33,7 @@ OpsFor = Callable[[Config, Params, int], Ops]  # from a share's weights, and the
 
 @dataclass(frozen=True)
 class Held:
-    """The cache of a layer as devices hold it. Whoever reads it sees each kv head once, and positions in order."""
+    """The cache of a layer as devices hold it. Iterating gives each kv head once, with positions in order."""
 
     cache: LayerCache
     copies: int  # devices that hold a kv head
@@ -73,7 +73,7 @@ def walkable_on(
     of_weights |= {id(layer): spec for layer, spec in zip(params.layers, partition.weights.layers, strict=True)}
 
     def spread(op: Callable, *layout: Any, results: Any) -> Callable:
-        """Make an op a program for all devices. `layout` is that of its arguments, None for weights."""
+        """Make an op a program for all devices. `layout` is the layout of its arguments, None for weights."""
         compiled: dict[Any, Callable] = {}
 
         def call(*arguments: Any, **static: Any) -> Any:

@@ -1,7 +1,7 @@
 """Quantize a model by the activations of a text, layer after layer: AWQ, GPTQ and SmoothQuant.
 
-The text is cut into windows, whose residual streams pass through the model once. A layer has four kinds of matrices,
-by their inputs, in the order of computation:
+We cut the text into windows, and their residual streams pass through the model once. A layer has four kinds of
+matrices, by their inputs, in the order of computation:
 
     q, k, v          rmsnorm(x)             1 / s goes into the norm's weight
     o                attention's outputs    1 / s goes into the rows of v

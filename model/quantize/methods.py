@@ -103,7 +103,7 @@ def awq_factors(w: Float64[np.ndarray, "rows cols"], inputs: Inputs) -> Float64[
 def gptq_codes(w: Float64[np.ndarray, "rows cols"], inputs: Inputs) -> Quantized:
     """Quantize as `reference.quantizers.gptq.quantize` does, correcting later columns a block of columns at a time.
 
-    Rows whose nearest codes have a smaller error keep those: GPTQ need not be better for every row.
+    A row keeps its nearest codes if they have a smaller error: GPTQ need not be better for every row.
     """
     assert inputs.gram is not None
     nearest, largest = Q4.quantize(w), symmetric.largest_code(Q4.code_bits)

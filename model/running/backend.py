@@ -1,4 +1,4 @@
-"""The interface of a backend: what a session needs of whatever runs the model."""
+"""The interface of a backend: what a session needs to run a model."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
@@ -65,7 +65,7 @@ class Backend[Cache, Drawing](Protocol):
         ...
 
     def bytes_read(self, position: float) -> float | None:
-        """Count the bytes that drawing a token reads at least, with so many before it; None where nobody counts."""
+        """Count the bytes that drawing a token reads at least, after `position` tokens; None if not counted."""
         ...
 
     def describe(self) -> str:

@@ -52,7 +52,8 @@ class JaxBackend:
         if layout.batch != 1:
             raise ValueError(f"a backend runs one sequence, and its programs are for {layout.batch}")
         self.capacity, self.chunk, self.burst = layout.capacity, layout.widest, layout.burst
-        # A GPU would rest for the milliseconds in which a host launches a burst. A CPU is the host.
+        # Otherwise a GPU would idle for the milliseconds that the host takes to launch a burst. A CPU is the host
+        # itself.
         self.ahead = 0 if device.platform == "cpu" else 1
         self.choice, self.device = choice, device
         self._layout = layout
@@ -65,7 +66,7 @@ class JaxBackend:
         return describe_run(self._params.embedding.dtype, self.device, self.choice)
 
     def bytes_read(self, position: int | float) -> float:
-        """Count the bytes that a step of decoding reads at least, with so many tokens before it."""
+        """Count the bytes that a step of decoding reads at least, after `position` tokens."""
         layout = self._layout
         cost = decode_cost(
             self._params, self._config, position=position, batch=layout.batch, cache_dtype=layout.cache_dtype
@@ -114,7 +115,7 @@ class JaxBackend:
         return np.concatenate(list(self.logits_in_parts(ids)))
 
     def logits_in_parts(self, ids: Sequence[int], *, after: int = 0) -> Iterator[Float[np.ndarray, "rows vocab"]]:
-        """Compute `logits` a chunk at a time, without those of the first `after` ids, which are only read."""
+        """Compute `logits` a chunk at a time. The first `after` ids are read, but give no logits."""
         cache, chunk = self.start(), self._layout.chunk
         for start in range(0, after, self.chunk):
             cache = self.extend(cache, ids[start : min(start + self.chunk, after)])
@@ -124,7 +125,7 @@ class JaxBackend:
             yield check_logits(np.asarray(logits)[0, : len(part)])
 
     def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "JaxBackend":
-        """Run the same programs on another checkpoint, whose tensors have the same shapes and forms.
+        """Run the same programs on another checkpoint with tensors of the same shapes and forms.
 
         `read_from` names the checkpoint of the weights here. Tensors that it shares with the other one stay.
         """

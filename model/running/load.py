@@ -44,7 +44,7 @@ def load_on_one_device(
 ) -> JaxBackend:
     """Load `run`, which is `checkpoint` or its quantized form, onto `device`, the default one.
 
-    `roundings` are those of `model.ops.emulated`, empty unless activations are emulated. `layout` and `dtype` follow
+    `roundings` come from `model.ops.emulated`, empty unless activations are emulated. `layout` and `dtype` follow
     from the options (`model.llama.load_backend`). Raises ValueError for kernels that the device lacks, MemoryError for
     a model that does not fit, CheckpointError for files that cannot be used.
     """
@@ -113,7 +113,7 @@ def load_on_one_device(
 
 
 def plan_memory(params: Params, config: Config, layout: Layout, platform: str, widest: int) -> Memory:
-    """Plan the memory of a layout whose widest chunk of a prompt has so many tokens."""
+    """Plan the memory of a layout; its widest chunk of a prompt has `widest` tokens."""
     return memory_of(
         params,
         config,

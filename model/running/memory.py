@@ -46,11 +46,11 @@ class Memory(NamedTuple):
 
     @property
     def held(self) -> int:
-        """The bytes of it that a process holds before any model is loaded, which are not among those that are free."""
+        """The bytes that a process already holds before it loads a model, so they are not among the free ones."""
         return PROCESS if self.process else 0
 
     def fits(self, free: int | float) -> bool:
-        """Whether a process that has started JAX finds enough, with so many bytes free.
+        """Whether a process that has started JAX has enough if `free` bytes are free.
 
         >>> Memory(60_000_000, 10_000_000, 0, 0, process=285_000_000, compiling=0).fits(175_000_000)
         True
@@ -71,7 +71,7 @@ def memory_of(
 ) -> Memory:
     """Plan for `batch` sequences of up to `context` tokens. `params` may be only shapes.
 
-    A prompt is read `chunk` tokens at a time, and where `wide` is given, a long prompt so many.
+    A prompt is read `chunk` tokens at a time, and a long prompt `wide` tokens at a time if it is set.
     """
     chunk = min(chunk, context)
     widest = wide or chunk
@@ -85,7 +85,7 @@ def memory_of(
         weights=weight_bytes(params),
         cache=cache_bytes(config, batch=batch, capacity=capacity, dtype=cache_dtype),
         activations=_activations(params, config, tokens=batch * widest, batch=batch, capacity=capacity, on_cpu=on_cpu),
-        logits=4 * batch * config.vocab * 4,  # logits, probabilities, those that filters leave, and their sums
+        logits=4 * batch * config.vocab * 4,  # logits, probabilities, filtered probabilities, and their sums
         process=PROCESS + PROGRAMS[0] + layers * (PROGRAMS[1] + decoding) if on_cpu else 0,
         compiling=PROCESS + COMPILING[0] + layers * (COMPILING[1] + compiling) if on_cpu else 0,
     )
@@ -112,7 +112,7 @@ def _activations(params: Params, config: Config, *, tokens: int, batch: int, cap
 
 
 def _matrices(tree: Any) -> list[Any]:
-    """List all matrices in a tree, also those whose activations are emulated: `QuantizedMatrix`, or of two axes."""
+    """List all matrices in a tree: `QuantizedMatrix` and arrays of two axes, with emulated activations or not."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, QuantizedMatrix))
     return [leaf for leaf in leaves if isinstance(leaf, QuantizedMatrix) or leaf.ndim == 2]
 

@@ -46,7 +46,7 @@ def prepare_process(*, debug: bool = False) -> None:
 
 
 def keep_compiled(folder: Path) -> None:
-    """Have JAX keep compiled programs in `folder` between runs, and replace those that cannot be read.
+    """Have JAX keep compiled programs in `folder` between runs, and replace programs that cannot be read.
 
     A process that is killed, or a full disk, leaves a part of a program behind. JAX would warn of it at every start
     and never write it again.
@@ -77,7 +77,7 @@ def _drops_broken_entries(folder: Path, show: Callable[..., Any]) -> Callable[..
 
 
 def is_large(config: Config) -> bool:
-    """Whether a CPU takes so long to read the weights that what else a step or a chunk takes hardly counts."""
+    """Whether reading the weights takes a CPU much longer than anything else in a step or a chunk."""
     from llamaspec.model.tensors import tensor_shapes
 
     return sum(math.prod(shape) for shape in tensor_shapes(config).values()) > SMALL

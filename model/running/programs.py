@@ -40,7 +40,7 @@ class Layout(NamedTuple):
     chunk: int  # tokens of a prompt that are read at once
     burst: int  # tokens that a call of `decode` draws at most
     cache_dtype: np.dtype  # of keys and values
-    wide: tuple[int, ...] = ()  # tokens of a longer prompt that are read at once, where that is faster; ascending
+    wide: tuple[int, ...] = ()  # wider chunks for longer prompts, if they are faster; ascending
     devices: int = 1  # that the rows of the cache are dealt to
 
     @property
@@ -59,7 +59,7 @@ class Layout(NamedTuple):
         return max((self.chunk, *self.wide))
 
     def parts(self, count: int) -> Iterator[tuple[int, int]]:
-        """Cut so many tokens of a prompt into parts: the chunk that each is read by, and its tokens.
+        """Cut `count` tokens of a prompt into parts: the width of the chunk that reads each, and its tokens.
 
         A wide chunk is padded by less than a narrow one has, since the cache has room for that much padding.
 
@@ -105,7 +105,7 @@ def wide_chunks(platform: str, capacity: int, *, codes: bool) -> tuple[int, ...]
 
     A GPU computes faster with more rows: Llama 3.1 8B in bfloat16 reads 512 tokens in 18.9 ms by 256 and in 15.6 ms at
     once, and 4,096 in 145 ms by 256, in 108 ms by 1,024 and in 107 ms by 2,048 (H100). With `codes` every chunk decodes
-    each matrix once, which takes longer than reading it, so there is a longer chunk, too. By 512 alone, prompts of
+    each matrix once, which takes longer than reading it, so there is a longer chunk, too. With 512 only, prompts of
     1,024 and 1,536 tokens of q8 took 1.5 times as long as in bfloat16 by 1,024. On a CPU larger chunks are no faster.
     """
     widths = (MIDDLE, WIDE, WIDE_OF_CODES) if codes else (MIDDLE, WIDE)
@@ -124,7 +124,7 @@ def longest_burst(platform: str) -> int:
 class Programs(NamedTuple):
     """Compiled programs of one layout. Both fields give programs, compiled when first asked for."""
 
-    prefill: Callable[[int], Callable[..., Cache]]  # for chunks of so many tokens, `Layout.chunk` or one of `wide`
+    prefill: Callable[[int], Callable[..., Cache]]  # by the width of a chunk, `Layout.chunk` or one of `wide`
     decode: Callable[[bool], Callable[..., tuple[Array, Array, DecodeState, Cache]]]  # greedy or not
 
 
@@ -143,10 +143,10 @@ def compile_programs(
 ) -> Programs:
     """Compile for JAX's default device, before any weight is in memory: the compiler takes some hundred MB itself.
 
-    `params` are shapes, those of `model.weights.loading.abstract_params`. `greedy` says which of the two programs that
-    decode is compiled at once, and `prompt`, the number of the first prompt's tokens, which of those that read prompts
-    are (`first_programs`). `compiled` is called after each compilation. Programs that `store` has are loaded, and
-    others are stored there. `jit` makes a function whose `lower` takes these shapes; by default it is `jax.jit`.
+    `params` are shapes from `model.weights.loading.abstract_params`. `greedy` and `prompt`, the number of tokens in the
+    first prompt, choose the programs to compile at once (`first_programs`). `compiled` is called after each
+    compilation. We load programs that `store` has, and store the others there. `jit` makes a function with a `lower`
+    that takes these shapes; by default it is `jax.jit`.
     """
     compiled = compiled or (lambda: None)
     if jit is None:

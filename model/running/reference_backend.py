@@ -126,14 +126,14 @@ class ReferenceBackend:
         return np.concatenate(list(self.logits_in_parts(ids)))
 
     def logits_in_parts(self, ids: Sequence[int], *, after: int = 0) -> Iterator[Float[np.ndarray, "rows vocab"]]:
-        """Compute `logits` of some ids at a time, without those of the first `after` ids, which are only read."""
+        """Compute `logits` of some ids at a time. The first `after` ids are read, but give no logits."""
         cache = self.extend(self.start(), ids[:after]) if after else self.start()
         for start in range(after, len(ids), PART):
             logits, cache = forward(self._params, np.array(ids[start : start + PART]), cache, config=self._config)
             yield check_logits(logits)
 
     def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "ReferenceBackend":
-        """Make a backend like this one with the weights of another checkpoint, whose tensors have the same shapes.
+        """Make a backend like this one with the weights of another checkpoint; its tensors have the same shapes.
 
         All of its weights are read; `read_from` does not matter.
         """
@@ -144,7 +144,7 @@ class ReferenceBackend:
 
 
 class LazyLayers(Sequence[Layer]):
-    """Layers of which each is read when it is asked for, and not kept: in float64 they may be larger than memory."""
+    """Layers that are read when they are asked for, and not kept: in float64 they may not fit in memory."""
 
     def __init__(self, count: int, read: Callable[[int], Layer]):
         self._count, self._read = count, read
@@ -153,7 +153,7 @@ class LazyLayers(Sequence[Layer]):
         return self._count
 
     def __getitem__(self, i: Any) -> Any:
-        """Read layer `i`, or those of a slice. Raises IndexError beyond the last."""
+        """Read layer `i`, or the layers of a slice. Raises IndexError beyond the last."""
         chosen = range(self._count)[i]
         return self._read(chosen) if isinstance(chosen, int) else [self._read(index) for index in chosen]
 

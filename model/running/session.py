@@ -12,8 +12,8 @@ from llamaspec.model.running.backend import Backend, not_numbers
 
 FinishReason = Literal["stop", "length", "context", "interrupted"]
 
-# A burst takes no longer than this, so that a token is seen soon after it is drawn. On a CPU each burst begins with a
-# millisecond or so in which nothing is computed: at half of this, a model of 134M parameters decodes 5 % slower.
+# A burst takes no longer than this, so that a token is seen soon after it is drawn. On a CPU each burst begins with
+# about a millisecond of overhead: at half of this, a model of 134M parameters decodes 5 % slower.
 DISPLAY_SECONDS = 0.08
 
 
@@ -23,14 +23,14 @@ class Session[Cache, Drawing]:
     def __init__(self, backend: Backend[Cache, Drawing], *, vocab: int):
         self._backend = backend
         self._vocab = vocab
-        self._ids: list[int] = []  # tokens whose keys and values the cache holds
+        self._ids: list[int] = []  # the tokens in the cache
         self._cache: Cache | None = None
         self._beyond = False  # whether the cache may hold other tokens after them
         self._generations = 0
 
     @property
     def ids(self) -> list[int]:
-        """The tokens whose keys and values are in the cache."""
+        """The tokens with keys and values in the cache."""
         return list(self._ids)
 
     def prefill(self, prompt: Sequence[int], *, interrupted: Callable[[], bool] = lambda: False) -> bool:

@@ -58,9 +58,8 @@ def load_params(
 
     `positions` is the number of positions in the RoPE table. `loaded` is another checkpoint of the same shapes with its
     parameters: arrays of tensors that both checkpoints have are shared. `checked` says that `check_weights` was called.
-    Otherwise each part is checked as it is read, with the same errors. So many `readers`, which are threads, read an
-    array each at a time. The arrays of a GPU may still be on their way. `device` describes the default device; None
-    asks JAX for it.
+    Otherwise each part is checked as it is read, with the same errors. `readers` threads each read one array at a time.
+    The arrays of a GPU may still be on their way. `device` describes the default device; None asks JAX for it.
     """
     device = device or default_device()
     done, total, lock = 0.0, sum(tensor.bytes for tensor in checkpoint.tensors.values()), Lock()
@@ -134,7 +133,7 @@ def abstract_params(
 ) -> Params:
     """Return the shapes and dtypes that `load_params` will give, for compilation.
 
-    `tensors` are those of the checkpoint; without them, no tensor is quantized. `device` describes the device that
+    `tensors` come from the checkpoint; without them, no tensor is quantized. `device` describes the device that
     they will be on; None asks JAX for the default one.
     """
     device = device or default_device()
@@ -155,7 +154,7 @@ def abstract_params(
 def _shared(
     checkpoint: Checkpoint, loaded: Checkpoint, params: Params
 ) -> dict[tuple[str, ...], Array | QuantizedMatrix | Stacked]:
-    """Find the arrays of `params`, read from `other`, whose tensors `checkpoint` has too; by the tensors' names."""
+    """Find the arrays of `params`, read from `loaded`, that `checkpoint` has too, by the names of their tensors."""
     arrays = {}
 
     def take(place: Any, array: Any) -> None:

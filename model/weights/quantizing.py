@@ -1,8 +1,9 @@
 """Quantizing on the device: the codes of `reference.quantizers.schemes`, bit for bit, in the layout of a product.
 
 The reference divides in float64, with NumPy on one core. Here XLA finds the same codes in float32, on all cores or on a
-GPU. A float32 quotient is off by a few units in the last place, and on a GPU it is not even rounded correctly. It gives
-two codes, one of which is right. Which one follows from the sign of a difference that float32 holds exactly.
+GPU. A float32 quotient is off by a few units in the last place, and on a GPU it is not even rounded correctly. It
+leaves two candidate codes, and one is right. Which one follows from the sign of a difference that float32 holds
+exactly.
 
 Scales, one for each group, are computed in float64.
 """

@@ -31,7 +31,7 @@ def encode(blocks: Blocks, tops: Tops, largest: Float64[Array, ""]) -> Encoded:
 
 
 class FP8(QuantizedMatrix):
-    """Floats in e4m3. Exponent and mantissa are those of a float16 that is 2^8 times smaller, subnormals included."""
+    """Floats in e4m3. A float16 that is 2^8 times smaller has the same exponent and mantissa, subnormals included."""
 
     __slots__ = ()
     form = "fp8"
