@@ -40,7 +40,7 @@ def measured(layers: int, quantize: str | None) -> Row:
     from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor
     from llamaspec.model.checkpoints.codes import quantized
     from llamaspec.model.llama import load_backend
-    from llamaspec.model.options import SamplingOptions
+    from llamaspec.model.options import RunOptions, SamplingOptions
     from llamaspec.model.running.memory import memory_of
     from llamaspec.model.running.programs import prompt_chunk
     from llamaspec.model.running.session import Session
