@@ -58,7 +58,7 @@ def llamaspec():
 
     A model is a GGUF file, a file of llama2.c (.bin), a Hugging Face directory, or owner/name as
     `hf download` left it in its cache. Without one, the small model that comes with this program
-    runs. The tokenizer is found inside or beside the model, or named with --tokenizer. `llamaspec VERB
+    runs. The tokenizer is inside or next to the model, or named with --tokenizer. `llamaspec VERB
     --help` says more about a verb.
 
     \b
@@ -71,7 +71,7 @@ def llamaspec():
 def main() -> NoReturn:
     """Run the command line. 0: done; 1: the work failed; 2: wrong usage; 130: interrupted; 128 + n: by signal n.
 
-    Of `verify`, 1 says that a bound is violated: where its work fails there is no verdict, which is 2.
+    For `verify`, 1 means that a bound is violated, and 2 also that the work failed without a verdict.
     """
     failed = 2 if next((word for word in sys.argv[1:] if not word.startswith("-")), "") == "verify" else 1
     if sys.stderr is None:
@@ -88,7 +88,7 @@ def main() -> NoReturn:
         except (KeyboardInterrupt, click.Abort):  # click has printed a newline
             sys.exit(130)
         except Exception as error:
-            if interrupts.status:  # an import that was cut short, for one, fails in its own way
+            if interrupts.status:  # for example, an import that was cut short fails in its own way
                 click.echo(err=True)
                 sys.exit(interrupts.status)
             if isinstance(error, click.UsageError):
@@ -97,7 +97,9 @@ def main() -> NoReturn:
             if isinstance(error, click.ClickException):
                 fail(error.format_message(), failed)
             if isinstance(error, NobodyReads):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains as it flushes
+                os.dup2(
+                    os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+                )  # otherwise Python complains when it flushes
                 sys.exit(failed)
             if "--debug" in sys.argv:
                 sys.excepthook(type(error), error, error.__traceback__)

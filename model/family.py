@@ -75,13 +75,13 @@ GGUF_SWITCHES: dict[str, str] = {
     "experts": "experts",
     "qk_norm": "norms of q and k",
     "qkv_bias": "biases of q, k and v",
-    "o_bias": "biases but those of q, k and v",
-    "ffn_bias": "biases but those of q, k and v",
+    "o_bias": "biases other than q, k and v",
+    "ffn_bias": "biases other than q, k and v",
     "windows": "sliding windows",
     "gated": "feed-forward layers without a gate",
     "layer_norm": "LayerNorm",
     "tied": "head that is the embedding",
-    "renormalize_experts": "experts whose weights are not divided by their sum",
+    "renormalize_experts": "experts with weights that do not sum to 1",
 }
 
 

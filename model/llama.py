@@ -91,7 +91,9 @@ class Llama:
         [1, 373, 433, 378, 290, 263, 768]
         """
         if not isinstance(text, str):
-            raise TypeError(f"a text is due, got {type(text).__name__}; ids have `logits`, `decode` and `continue_ids`")
+            raise TypeError(
+                f"expected a text, got {type(text).__name__}; for ids use `logits`, `decode` or `continue_ids`"
+            )
         return encode_text(self.tokenizer, text, bos=bos)
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -150,7 +150,7 @@ def choose_context(context: int | None, trained: int) -> int:
 def check_ids(ids: Sequence[int], vocab: int) -> None:
     """Raise ValueError for an id that a vocabulary of `vocab` tokens lacks, TypeError for a text in place of ids."""
     if isinstance(ids, str):
-        raise TypeError("ids are due, not a text: `Llama.encode` makes them of one")
+        raise TypeError("expected ids, got a text: `Llama.encode` turns a text into ids")
     for id in ids:
         _check("a token id", id, 0 <= id < vocab, f"between 0 and {vocab - 1}, the vocabulary")
 

@@ -118,7 +118,7 @@ def text_for(models: Sequence[Checkpoint], path: str | Path, *, tokenizer: str |
     for model, ids in zip(models, encoded, strict=True):
         paths = f"{first.path} and {model.path}"
         if model.config.vocab != first.config.vocab:
-            raise ValueError(f"{paths} have different vocabularies: what they predict cannot be compared")
+            raise ValueError(f"{paths} have different vocabularies, so we cannot compare their predictions")
         if ids != encoded[0]:
             at = next(
                 (i for i, pair in enumerate(zip(ids, encoded[0], strict=False)) if pair[0] != pair[1]), len(encoded[0])
@@ -129,7 +129,7 @@ def text_for(models: Sequence[Checkpoint], path: str | Path, *, tokenizer: str |
     if vocabularies[0].dummy_prefix:
         start = start.removeprefix(b" ")
     if len(ids) < 2:
-        raise refused(path, "is a single token, and there is nothing to predict")
+        raise refused(path, "is a single token, so there is nothing to predict")
     return EvalText(ids, len(text.encode()) - len(start))
 
 

@@ -157,7 +157,7 @@ def make_plan(
     dtype = params.embedding.dtype.name
     cache = cache_dtype or params.embedding.dtype
     if dtype not in device.flops:
-        raise ValueError(f"how fast {device.name} multiplies {dtype} is not known")
+        raise ValueError(f"no speed of {device.name} is known for {dtype}")
 
     def work(what: str, after: int, tokens: int, cost: Cost) -> Work:
         sums = 2 * config.layers * link.all_reduce_seconds(devices, 4 * tokens * batch * config.dim)

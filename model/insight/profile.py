@@ -118,7 +118,7 @@ def events_of(trace: Trace, span: str) -> tuple[list[Event], float, float]:
     complete = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     began = next(((event["ts"], event["ts"] + event["dur"]) for event in complete if event["name"] == span), None)
     if began is None:
-        raise ValueError(f"the trace has no span {span}")
+        raise ValueError(f"the trace has no span named {span}")
     start, end = map(float, began)
     ran = [
         Event(event["tid"], float(event["ts"]), float(event["ts"] + event["dur"]), event["args"]["hlo_op"])

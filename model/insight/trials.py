@@ -108,13 +108,13 @@ def changes(config: Config, format: str) -> list[Change]:
     pairs = "reorder the rows of q and k, as `llamaspec.reference.rope.{}` does, and convert again"
     candidates = [
         Change(
-            *("rope pairing", "q and k have the pairs of RoPE side by side, where halves are due"),
+            *("rope pairing", "q and k hold RoPE's pairs side by side, expected in halves"),
             pairs.format("interleaved_to_halves"),
             config,
             layer=lambda layer: _reordered(layer, config, interleaved_to_halves),
         ),
         Change(
-            *("rope pairing", "q and k were reordered for RoPE once more than is due"),
+            *("rope pairing", "q and k were reordered for RoPE once too often"),
             pairs.format("halves_to_interleaved"),
             config,
             layer=lambda layer: _reordered(layer, config, halves_to_interleaved),
@@ -131,7 +131,7 @@ def changes(config: Config, format: str) -> list[Change]:
         tied = {"outside": lambda params: params._replace(head=params.embedding)}
         mend = setting(format, "tie_word_embeddings", "true") + ", without the weights of its head"
         candidates.append(
-            Change("head", "the head is none of this model's: its embedding does better", mend, config, **tied)
+            Change("head", "the head does not belong to this model: its embedding does better", mend, config, **tied)
         )
     if config.scaling is not None:
         mend = setting(format, "rope_scaling", "null")

@@ -56,7 +56,7 @@ def ops_for(
         kernels = "cpu" if device.platform == "cpu" else "xla"
         reason = f"kernels need a GPU of compute capability {HOPPER}, and JAX has here a {device.kind}"
     else:
-        reason = f"{kernels} was asked for"
+        reason = f"{kernels} was requested"
     return Choice(kernels, CPU if kernels == "cpu" else XLA, (), dict.fromkeys(Ops._fields, reason))
 
 
@@ -85,8 +85,8 @@ def _by_kernels(config: Config, params: Params, *, only: bool, **sizes: Any) -> 
 def describe(choice: Choice) -> str:
     """One line that says which ops are kernels, and why the others are plain.
 
-    >>> describe(Choice("cpu", CPU, (), dict.fromkeys(Ops._fields, "cpu was asked for")))
-    'kernels: none; plain: all ops (cpu was asked for)'
+    >>> describe(Choice("cpu", CPU, (), dict.fromkeys(Ops._fields, "cpu was requested")))
+    'kernels: none; plain: all ops (cpu was requested)'
     >>> describe(Choice("pallas", XLA, ("attend",), {"norm_qkv": "odd", "project_add": "odd", "moe_add": "no kernel"}))
     'kernels: attend; plain: norm_qkv project_add (odd), moe_add (no kernel)'
     """

@@ -55,14 +55,14 @@ def roundings(checkpoint: Checkpoint, emulate: str) -> dict[str, str]:
     elif emulate == "int8":
         rounded_by = {name: "int8" for name, tensor in matrices.items() if tensor.codes and tensor.codes.form in BYTES}
     else:
-        raise ValueError(f"activations can be rounded as q8_0, int8 or ggml has them, not {emulate}")
+        raise ValueError(f"no rounding of activations named {emulate}: choose q8_0, int8 or ggml")
     if not rounded_by:
-        raise ValueError(f"{checkpoint.path} has no matrix whose activations {emulate} would round")
+        raise ValueError(f"{checkpoint.path} has no matrix with activations for {emulate} to round")
     for stack in stacks(checkpoint.config):
         first, *stacked = (weight.name for weight in stack.weights)
         for name in stacked:
             if rounded_by.get(first) != rounded_by.get(name):
-                raise ValueError(f"{checkpoint.path}: {first} and {name} are of types whose activations differ")
+                raise ValueError(f"{checkpoint.path}: {first} and {name} have types with different activations")
     return rounded_by
 
 

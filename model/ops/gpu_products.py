@@ -103,7 +103,7 @@ def multiplied(weight: Matrix, x: Shaped) -> MatrixOperand:
         if len(x) > MOST_SEQUENCES:
             raise Unsupported(f"kernels multiply floats by up to {MOST_SEQUENCES} vectors, XLA is faster for {len(x)}")
     elif weight.cols != x.shape[-1]:
-        raise Unsupported(f"kernels multiply by codes in whole groups, and {x.shape[-1]} columns are none")
+        raise Unsupported(f"kernels multiply by codes in whole groups, {x.shape[-1]} columns are not")
     return operand(weight)
 
 

@@ -76,10 +76,10 @@ def calibrated(
     method, `CheckpointError` for a model that is quantized already.
     """
     if method not in METHODS:
-        raise ValueError(f"{method} is none of the methods {', '.join(METHODS)}")
+        raise ValueError(f"no method named {method}: choose {', '.join(METHODS)}")
     checkpoint.config.check_llama("methods that calibrate")
     if any(tensor.codes for tensor in checkpoint.tensors.values()):
-        raise refused(checkpoint.path, f"is quantized already, and {method} begins with weights that are not")
+        raise refused(checkpoint.path, f"is quantized already, expected plain weights for {method}")
     walk = _Walk(checkpoint, windows, METHODS[method], progress)
     return replace(checkpoint, tensors={name: walk.tensor(name) for name in checkpoint.tensors})
 
@@ -206,7 +206,7 @@ class _Layer:
         method = self._method
         seen = observe(self._inputs(inputs, streams), gram=method.gram)
         if not all(a is None or np.isfinite(a).all() for a in seen):
-            raise refused(self._path, f"{names[0]} meets inputs that overflow float32")
+            raise refused(self._path, f"{names[0]} gets inputs that overflow float32")
         s = np.ones(len(seen.means))
         if method.factors and (norm or method.into_matrices):
             if rows and len(self._now[rows]) < len(s):

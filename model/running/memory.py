@@ -139,7 +139,7 @@ def check_fits(memory: Memory, *, context: int, available: int, other_programs: 
     remainder = memory.running - memory.held - memory.weights - memory.cache
     raise MemoryError(
         f"{gigabytes(memory.weights)} of weights, {gigabytes(memory.cache)} of cache for a context of {context} tokens "
-        f"and {gigabytes(remainder)} beside them do not fit in {free}"
+        f"and {gigabytes(remainder)} to compute do not fit in {free}"
     )
 
 

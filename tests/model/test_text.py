@@ -45,7 +45,7 @@ def test_a_file_without_an_end_is_refused_before_it_is_read(tmp_path):
     os.mkfifo(pipe)
     for path in ("/dev/zero", pipe):
         for most in (None, 100):
-            with pytest.raises(CheckpointError, match=rf"^{path}: is no regular file: "):
+            with pytest.raises(CheckpointError, match=rf"^{path}: is not a regular file, "):
                 read_text(path, most=most)
 
 

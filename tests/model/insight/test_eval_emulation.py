@@ -261,13 +261,13 @@ def test_int8_is_for_what_is_in_int8():
         load_backend(checkpoint, RunOptions(backend="reference")).logits([1, 2, 3]),
     ]
     assert distance(rows[0].astype(np.float64), rows[1]) < 1e-5 < 1e-3 < distance(rows[1], rows[2])
-    with pytest.raises(ValueError, match="no matrix whose activations int8 would round"):
+    with pytest.raises(ValueError, match="no matrix with activations for int8 to round"):
         roundings(quantized(checkpoint, "q4"), "int8")
 
 
 def test_what_cannot_be_emulated_is_refused(run, tmp_path):
     out = ("--tokens", "1,2", "--out", str(tmp_path / "x.npy"))
-    assert_refused(run("logits", *out, "--emulate-activations", "q8_0"), "no matrix whose activations q8_0 would round")
+    assert_refused(run("logits", *out, "--emulate-activations", "q8_0"), "no matrix with activations for q8_0 to round")
     assert_refused(run("logits", *out, "--emulate-activations", "ggml", "--quantize", "q8"), "no matrix whose")
     assert_refused(run("logits", *out, "--emulate-activations", "q8_1"), "'q8_1' is not one of", status=2)
     plain = random_checkpoint(CONFIGS["experts"], seed=0)

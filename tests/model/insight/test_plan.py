@@ -299,7 +299,7 @@ def test_what_is_timed_and_planned_is_of_the_dtype_that_runs(scheme, on_a_gpu, m
     [
         (
             Memory(weights=4_400_000_000, cache=180_000_000, activations=10**7, logits=0, process=10**9, compiling=0),
-            "4.40 GB of weights, 0.18 GB of cache for a context of 64 tokens and 0.83 GB beside them do not fit in the "
+            "4.40 GB of weights, 0.18 GB of cache for a context of 64 tokens and 0.83 GB to compute do not fit in the "
             "0.10 GB of memory that are free",
         ),
         (
