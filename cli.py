@@ -1,6 +1,6 @@
 """The command line: a table of verbs, each imported when it runs, and exit codes.
 
-stdout carries the result alone; progress and statistics go to stderr; an error is one line. A verb's
+stdout carries only the result; progress and statistics go to stderr; an error is one line. A verb's
 file imports what it needs when it runs, so that `--help` answers at once.
 """
 
@@ -97,9 +97,7 @@ def main() -> NoReturn:
             if isinstance(error, click.ClickException):
                 fail(error.format_message(), failed)
             if isinstance(error, NobodyReads):
-                os.dup2(
-                    os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-                )  # otherwise Python complains when it flushes
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes
                 sys.exit(failed)
             if "--debug" in sys.argv:
                 sys.excepthook(type(error), error, error.__traceback__)
