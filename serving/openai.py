@@ -11,7 +11,7 @@ servers use: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `priority`, `
 import math
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 import msgspec
 from msgspec import Meta, Struct, defstruct
@@ -165,7 +165,8 @@ def _field(option: SamplingOption) -> tuple[str, Any, None]:
     """Make the field of a request for one of `SamplingOptions`; None is the default."""
     low, high, _, above = option.range
     top = high if option.kind is float and math.isfinite(high) else None
-    return option.name, Annotated[option.kind, Meta(**{"gt" if above else "ge": low}, le=top)] | None, None
+    bounds: dict[str, Any] = {"gt" if above else "ge": low, "le": top}
+    return option.name, Optional[Annotated[option.kind, Meta(**bounds)]], None  # noqa: UP045  # `|` is no type's here
 
 
 if TYPE_CHECKING:

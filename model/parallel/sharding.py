@@ -36,9 +36,9 @@ class Sharding(NamedTuple):
         """Whether a device holds a part of each matrix and all rows of the cache, or the other way around."""
         return self.name == "tensor"
 
-    def config(self, model_config: Config, devices: int) -> Config:
+    def config(self, config: Config, devices: int) -> Config:
         """Give the configuration that each device computes with. Raises ValueError as `share` does."""
-        return share(model_config, devices) if self.cuts_weights else model_config
+        return share(config, devices) if self.cuts_weights else config
 
     def part(self, checkpoint: Checkpoint, *, device: int, devices: int) -> Checkpoint:
         """Give what a device reads of a checkpoint. Raises as `share_of` does."""

@@ -70,8 +70,8 @@ def observe(parts: Iterable[Float[Array, "*batch cols"]], *, gram: bool) -> Inpu
         if total is None:
             total = Inputs(product, magnitudes, tops)
         else:
-            gram = None if product is None or total.gram is None else total.gram + product
-            total = Inputs(gram, total.means + magnitudes, np.maximum(total.tops, tops))
+            products = None if product is None or total.gram is None else total.gram + product
+            total = Inputs(products, total.means + magnitudes, np.maximum(total.tops, tops))
     assert total
     return total._replace(means=total.means / tokens)
 

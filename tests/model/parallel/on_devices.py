@@ -198,8 +198,8 @@ def way_of(case: Walk, config: Any) -> Any:
     class ByRows(Sharding):
         """A part of the rows of each matrix on each device, and all of the cache."""
 
-        def config(self, whole: Any, devices: int) -> Any:
-            return whole
+        def config(self, config: Any, devices: int) -> Any:
+            return config
 
         def part(self, checkpoint: Any, *, device: int, devices: int) -> Any:
             def cut(name: str, tensor: Any) -> Any:
