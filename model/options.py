@@ -39,23 +39,23 @@ class SamplingOptions:
     temperature: float = _sampled(  # 0 is greedy
         0.8,
         Range(0, math.inf, "0 or more"),
-        "Flatten the odds (above 1) or sharpen them; 0 takes the likeliest token.",
+        "Flatten the distribution (above 1) or sharpen it (below 1); 0 takes the likeliest token.",
     )
     top_k: int = _sampled(
-        0, Range(0, 2**31 - 1, "a whole number, 0 or more"), "Draw from so many likeliest tokens; 0 draws from all."
+        0, Range(0, 2**31 - 1, "a whole number, 0 or more"), "Draw from the K likeliest tokens; 0 draws from all."
     )
     top_p: float = _sampled(  # 1: off
         0.95,
         Range(0, 1, "above 0 and at most 1", above=True),
-        "Draw from the likeliest tokens that together have this probability.",
+        "Draw from the likeliest tokens that together have probability P.",
     )
     min_p: float = _sampled(  # 0: off
-        0.0, Range(0, 1, "between 0 and 1"), "Leave out tokens below this share of the likeliest one's probability."
+        0.0, Range(0, 1, "between 0 and 1"), "Drop tokens below this share of the top token's probability."
     )
     repetition_penalty: float = _sampled(  # 1: off; beyond the range, ordinary logits leave the range of float32
         1.0,
         Range(0.01, 100, "between 0.01 and 100"),
-        "Make tokens that were there before less likely, where above 1.",
+        "Above 1, make tokens less likely that occurred before.",
     )
 
     def __post_init__(self):
