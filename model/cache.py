@@ -40,7 +40,7 @@ class LayerCache(NamedTuple):
 class LayerPages(NamedTuple):
     k: Float[Array, "pages kv_heads page head_dim"] | Int8[Array, "pages kv_heads page bytes"]
     v: Float[Array, "pages kv_heads page head_dim"] | Int8[Array, "pages kv_heads page bytes"]
-    table: Int[Array, "batch blocks"]  # pages of each row, in order; 0 where it has none
+    table: Int[Array, "batch blocks"]  # pages of each row, in order; 0 if it has none
 
 
 class Pages(NamedTuple):

@@ -1,4 +1,4 @@
-"""Converts a checkpoint to another format, with its tokenizer and chat template where the format has room for them."""
+"""Converts a checkpoint to another format, with its tokenizer and chat template if the format has room for them."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -50,7 +50,7 @@ def room() -> Room:
     device = jax.local_devices()[0]  # JAX does not say it of another process's device
     stats = None if device.platform == "cpu" else device.memory_stats()
     memory = cuda_memory() if device.platform == "gpu" else None
-    if not stats:  # of a GPU, where XLA_PYTHON_CLIENT_ALLOCATOR=platform has nothing counted
+    if not stats:  # a GPU has none with XLA_PYTHON_CLIENT_ALLOCATOR=platform
         return Room(memory[0] if memory else available_bytes())
     allowed = stats["bytes_limit"] - stats["bytes_in_use"]
     if not memory:

@@ -87,13 +87,13 @@ GGUF_SWITCHES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class RopeKeys:
-    """The keys of config.json for RoPE, where they are not the same in all families."""
+    """The keys of config.json for RoPE, if they are not the same in all families."""
 
-    theta: float = 10_000.0  # where rope_theta is absent
-    local_theta: tuple[str, float] | None = None  # the key, and the value where it is absent; None: there is none
+    theta: float = 10_000.0  # if rope_theta is absent
+    local_theta: tuple[str, float] | None = None  # the key, and the value if it is absent; None: there is none
     partial: bool = False  # whether partial_rotary_factor may be below 1
-    fraction: float = 1.0  # where it is absent
-    original_context: int | None = None  # where original_max_position_embeddings is absent outside rope_scaling
+    fraction: float = 1.0  # if it is absent
+    original_context: int | None = None  # if original_max_position_embeddings is absent outside rope_scaling
     aliases: Mapping[str, str] = field(default_factory=dict)  # of the names of rescalings
 
 
@@ -177,7 +177,7 @@ class _Written:
     decimal = number
 
 
-# How config.json gives sliding windows: by no key; by `sliding_window`, for all layers; the same where
+# How config.json gives sliding windows: by no key; by `sliding_window`, for all layers; the same if
 # `use_sliding_window` turns it on; or then for the layers that `layer_types` names; or for those without a switch.
 Windows = Literal["none", "every layer", "every layer if on", "by layer if on", "by layer"]
 
@@ -196,7 +196,7 @@ class Family:
     # Keys that would change the computation, and the values that leave it as it is; we write the first value.
     understood: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     windows: Windows = "none"
-    window: int | None = None  # where sliding_window is absent
+    window: int | None = None  # if sliding_window is absent
     full_every: int | None = None  # one layer of `full_every` has no window, if layer_types is absent
     rope: RopeKeys = RopeKeys()
     within: str = ""  # the object in config.json that holds the keys of the text model; "": config.json itself
@@ -209,8 +209,8 @@ class Family:
     derived: tuple[str, ...] = ()
     read: Read = _nothing
     write: Write = _nothing
-    bos: int | None = None  # where bos_token_id is absent
-    stop: int | None = None  # where eos_token_id is absent
+    bos: int | None = None  # if bos_token_id is absent
+    stop: int | None = None  # if eos_token_id is absent
 
     def differences(self, config: Config) -> list[str]:
         """List the fields of `config` that no config.json of this family can give."""
@@ -257,7 +257,7 @@ class Family:
 
 
 def _plain(name: str) -> Any:
-    """Return the default of a field of `Config`; `MISSING` where it has none."""
+    """Return the default of a field of `Config`; `MISSING` if it has none."""
     return next(switch.default for switch in fields(Config) if switch.name == name)
 
 

@@ -85,7 +85,7 @@ class Llama:
         return self._backend.bytes_read(position)
 
     def encode(self, text: str, *, bos: bool = True) -> list[int]:
-        """Turn a text into ids, with BOS first where the model's convention has it. Raises TypeError for no text.
+        """Turn a text into ids, with BOS first if the model's convention has it. Raises TypeError for no text.
 
         >>> load("stories", backend="reference").encode("Once upon a time")
         [1, 373, 433, 378, 290, 263, 768]
@@ -324,7 +324,7 @@ def load_backend(
 def choose_dtype(dtype: str | None, run: Checkpoint | None, *, platform: str) -> np.dtype:
     """Choose the dtype of activations, and of the weights that are not quantized.
 
-    `dtype` wins where it is given. None is float32 on a CPU. On a GPU None is bfloat16, unless every matrix of `run`
+    `dtype` wins if it is given. None is float32 on a CPU. On a GPU None is bfloat16, unless every matrix of `run`
     is stored in float32: norms, which many files store in float32, do not decide. `run` has the tensors that run, and
     is None for a model of random weights.
     """

@@ -22,7 +22,7 @@ from llamaspec.model.options import SAMPLING, SamplingOptions
 class Sampling(NamedTuple):
     """`SamplingOptions` as run-time values, so that changing one recompiles nothing; only greedy is a program apart.
 
-    They are numbers, or [batch, 1] where each row has its own.
+    They are numbers, or [batch, 1] if each row has its own.
     """
 
     temperature: Array | np.float32
@@ -97,7 +97,7 @@ def random_key(seed: int) -> np.ndarray:
 
 
 def largest(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
-    """Find the lowest id among the largest logits; `vocab` where one is NaN."""
+    """Find the lowest id among the largest logits; `vocab` if one is NaN."""
     return lax.platform_dependent(logits, cpu=largest_in_two, default=largest_in_one)
 
 

@@ -32,25 +32,25 @@ LARGE_BLOCK = 1 << 18  # bytes: an array of a cache for 300 tokens, of 4 heads o
 
 
 def usable_cpus() -> list[int]:
-    """List the CPUs that this process may run on; all of them where the system does not say."""
+    """List the CPUs that this process may run on; all of them if the system does not say."""
     affinity = getattr(os, "sched_getaffinity", None)
     return sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
 
 
 def processor() -> str:
-    """Name the processor as its maker does, or the architecture where the system does not say."""
+    """Name the processor as its maker does, or the architecture if the system does not say."""
     names = (line.partition(":")[2].strip() for line in _lines(PROCESSORS) if line.startswith("model name"))
     return next(names, platform.machine())
 
 
 def instructions() -> str:
-    """List the instruction sets of the processor; "" where the system does not say."""
+    """List the instruction sets of the processor; "" if the system does not say."""
     lines = (line.partition(":")[2].strip() for line in _lines(PROCESSORS) if line.startswith(("flags", "Features")))
     return next(lines, "")
 
 
 def nvidia_driver() -> str | None:
-    """Give the version of the NVIDIA driver, as the kernel module states it; None where there is none."""
+    """Give the version of the NVIDIA driver, as the kernel module states it; None if there is none."""
     words = next(iter(_lines(DRIVER)), "").split()
     return next((word for word in words if word.count(".") and word.replace(".", "").isdigit()), None)
 
@@ -92,7 +92,7 @@ def cuda_memory() -> tuple[int, int] | None:
 
 
 def process_age() -> float:
-    """Give the seconds since this process was started, to a hundredth; 0 where the system does not say."""
+    """Give the seconds since this process was started, to a hundredth; 0 if the system does not say."""
     try:
         after_name = PROCESS.read_text().rpartition(")")[2].split()
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(after_name[19]) / os.sysconf("SC_CLK_TCK"))
@@ -145,7 +145,7 @@ def forget_code(folder: Path) -> None:
 
 
 def use_huge_pages(memory: mmap.mmap, start: int, count: int) -> None:
-    """Ask for huge pages for `count` bytes from `start`, where the system has them."""
+    """Ask for huge pages for `count` bytes from `start`, if the system has them."""
     if advice := getattr(mmap, "MADV_HUGEPAGE", None):
         memory.madvise(advice, start, count)
 
@@ -188,7 +188,7 @@ def at_bus_error(act: Callable[[], bool]) -> Iterator[None]:
 
 
 def _set_bus_handler(handler: Any) -> int | None:
-    """Set the C library's handler of SIGBUS, where there is such a function, and return the address of the old one."""
+    """Set the C library's handler of SIGBUS, if there is such a function, and return the address of the old one."""
     if not (set_handler := _libc("signal")):
         return None
     set_handler.restype = ctypes.c_void_p
@@ -208,12 +208,12 @@ def map_zeros(begin: int, end: int) -> bool:
 
 
 def _libc(function: str) -> Any:
-    """Find a function of the C library; None where it has none of that name."""
+    """Find a function of the C library; None if it has none of that name."""
     return getattr(ctypes.CDLL(None), function, None)
 
 
 def _lines(path: Path) -> list[str]:
-    """Read a file's lines; none where it is missing. Paths inside it may have any byte but a newline."""
+    """Read a file's lines; none if it is missing. Paths inside it may have any byte but a newline."""
     try:
         return os.fsdecode(path.read_bytes()).split("\n")
     except OSError:

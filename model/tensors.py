@@ -127,7 +127,7 @@ _ATTENTION = (
     _Part("attention_post_norm", ("dim",), Role.NORM, "attention_post_norm", switch="post_norms"),
     _Part("ffn_norm", ("dim",), Role.NORM, "ffn_norm", bias="layer_norm", switch="two_norms"),
 )
-_OVER_ALL_HEADS = {"q_norm": ("heads",), "k_norm": ("kv_heads",)}  # axes of norms where `wide_qk_norm` is on
+_OVER_ALL_HEADS = {"q_norm": ("heads",), "k_norm": ("kv_heads",)}  # axes of norms if `wide_qk_norm` is on
 _FEED_FORWARD = (
     _Part("gate", ("ffn", "dim"), Role.MATRIX, "gate_up", bias="ffn_bias", switch="gated"),
     _Part("up", ("ffn", "dim"), Role.MATRIX, "gate_up", bias="ffn_bias"),

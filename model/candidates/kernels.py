@@ -38,7 +38,7 @@ jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 @contextmanager
 def runnable() -> Iterator[None]:
-    """Make kernels callable within. Raises RuntimeError, at the end, where the interpreter finds a race."""
+    """Make kernels callable within. Raises RuntimeError, at the end, if the interpreter finds a race."""
     with nullcontext() if default_device().has_kernels else interpreter():
         yield
 

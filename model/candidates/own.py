@@ -13,7 +13,7 @@ class OwnCandidate:
     function: Callable[..., Any]
     only: dict[str, list[Any]] = field(default_factory=dict)  # narrowed draws of the contract
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
-    kernel: bool = False  # interpreted where there is no GPU
+    kernel: bool = False  # interpreted if there is no GPU
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         return self.function(*arguments, **named)

@@ -19,7 +19,7 @@ class ListedCandidate(NamedTuple):
     function: str
     only: dict[str, list[Any]]  # narrowed draws of the op's contract
     dtypes: tuple[str, ...]
-    kernel: bool  # takes seconds a call, and more for each new shape, where it is interpreted
+    kernel: bool  # takes seconds a call, and more for each new shape, if it is interpreted
 
 
 def found() -> Iterator[ListedCandidate]:

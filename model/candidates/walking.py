@@ -61,7 +61,7 @@ class Table(NamedTuple):
 
 
 def tables() -> dict[str, Table]:
-    """The tables of this package by the name of their kernels: `our` are the GPU's, interpreted where there is none."""
+    """The tables of this package by the name of their kernels: `our` are the GPU's, interpreted if there is none."""
     return {"xla": Table(XLA, nullcontext), "cpu": Table(CPU, nullcontext), "our": Table(walked_ops, runnable)}
 
 

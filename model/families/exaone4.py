@@ -1,4 +1,4 @@
-"""EXAONE 4: norms after each half of a block, and RoPE only in layers with a window, where some layers have one.
+"""EXAONE 4: norms after each half of a block, and RoPE only in layers with a window, if some layers have one.
 
 See https://arxiv.org/abs/2507.11407.
 """
@@ -15,7 +15,7 @@ SWITCHES = {"pre_norms": False, "post_norms": True, "qk_norm": True}
 
 
 def rotary_layers(_: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn q and k in the layers with a window, or in all where there is none."""
+    """Turn q and k in the layers with a window, or in all if there is none."""
     windows = values["windows"]
     turned = tuple(window is not None for window in windows or ())
     return {"rotary_layers": turned if windows and not all(turned) else None}

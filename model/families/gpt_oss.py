@@ -25,7 +25,7 @@ SWITCHES = {"sinks": True, "expert_bias": True, "activation": "clamped_silu"}
 
 
 def read(fields: Any, _: Mapping[str, Any]) -> dict[str, Any]:
-    """Take the rescaling that transformers takes where config.json has no key of RoPE's."""
+    """Take the rescaling that transformers takes if config.json has no key of RoPE's."""
     if fields.values.get("rope_scaling") or fields.values.get("rope_parameters"):
         return {}
     return {"scaling": YarnScaling(32.0, 4096, yarn_magnitude(32.0), whole=False)}

@@ -14,7 +14,7 @@ THETA = 500_000.0
 
 
 def one_theta(_: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave `local_theta` out where no layer has a window."""
+    """Leave `local_theta` out if no layer has a window."""
     return {} if values["windows"] else {"local_theta": None}
 
 

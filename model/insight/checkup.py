@@ -80,7 +80,7 @@ def check_up(
 
 
 def _opened(model: str | Path) -> tuple[Checkpoint, list[Fault]]:
-    """Open a checkpoint; where tie_word_embeddings is what refuses it, open it with the other value."""
+    """Open a checkpoint; if tie_word_embeddings is the reason for an error, open it with the other value."""
     try:
         checkpoint = open_checkpoint(model)
     except CheckpointError as error:
@@ -103,7 +103,7 @@ def _opened(model: str | Path) -> tuple[Checkpoint, list[Fault]]:
 
 
 def _scaling_faults(config: Config) -> list[Fault]:
-    """List a fault where Llama 3's vocabulary and theta come with a long context, and without RoPE's rescaling.
+    """List a fault if Llama 3's vocabulary and theta come with a long context, and without RoPE's rescaling.
 
     A text that is short enough to try does not show it.
     """

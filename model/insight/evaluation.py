@@ -110,7 +110,7 @@ def text_for(models: Sequence[Checkpoint], path: str | Path, *, tokenizer: str |
     """Read the text in a file, as all of `models` tokenize it.
 
     `tokenizer` is a path, for all of them; None is each model's own. Raises CheckpointError for a file of fewer than
-    two tokens, and ValueError where the models have different vocabularies.
+    two tokens, and ValueError if the models have different vocabularies.
     """
     text, first = read_text(path), models[0]
     vocabularies = [tokenizer_of(model, tokenizer) for model in models]

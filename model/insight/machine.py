@@ -90,7 +90,7 @@ def this_machine(dtype: str) -> DeviceLimits:
 def last_level_cache() -> int | None:
     """Give the bytes of the caches next to memory, of all CPUs that this process may run on.
 
-    None for a GPU, and where the system does not say.
+    None for a GPU, and if the system does not say.
     """
     return last_level_cache_bytes() if jax.default_backend() == "cpu" else None
 
@@ -115,7 +115,7 @@ def keep_read_rate(folder: Path, ceilings: Mapping[str, Any]) -> None:
 
 
 def kept_read_rate(folder: Path) -> float | None:
-    """Read what `keep_read_rate` wrote. None where there is nothing, or the file is another machine's."""
+    """Read what `keep_read_rate` wrote. None if there is nothing, or the file is another machine's."""
     return _kept(folder).get("read")
 
 

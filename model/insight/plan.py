@@ -111,7 +111,7 @@ class MemoryPlan(NamedTuple):
     cache: str  # dtype
     context: int
     batch: int
-    experts: int  # of a layer, that tokens choose from; 0 where there are none
+    experts: int  # of a layer, that tokens choose from; 0 if there are none
     device: DeviceLimits
     memory: Memory  # of each device
     work: list[Work]

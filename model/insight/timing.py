@@ -90,7 +90,7 @@ def measure_turns(call: Callable[[int], Any], span: int | float, effort: Effort)
     """Time one of the turns that `call(turns)` makes before it returns arrays, in measurements of about `span` seconds.
 
     A GPU takes some milliseconds until it is as fast as it gets. A host takes up to a millisecond to launch a program
-    of hundreds of arguments: that is measured without a turn, and taken off. Raises RuntimeError where turns take no
+    of hundreds of arguments: that is measured without a turn, and taken off. Raises RuntimeError if turns take no
     time.
     """
     jax.block_until_ready(call(1))

@@ -1,6 +1,6 @@
 r"""Changes that would mend a checkpoint, each tried on a text: what a model predicts well, it was trained on.
 
-A change is named where it makes the text `ODDS` times as likely. If the model as it is had written the text, Markov's
+A change is named if it makes the text `ODDS` times as likely. If the model as it is had written the text, Markov's
 inequality gives any other model that much with a probability of at most 1 / ODDS. As no checkpoint wrote the text, a
 second condition holds: with the change, the model predicts the text better than the frequencies of the text's own
 tokens do. Their loss is
@@ -171,7 +171,7 @@ def try_changes(checkpoint: Checkpoint, text: EvalText, *, progress: Progress = 
 
 
 def _loss(params: Any, config: Config, text: EvalText) -> float:
-    """Return the loss on a text, infinite where the logits are not finite."""
+    """Return the loss on a text, infinite if the logits are not finite."""
     backend = ReferenceBackend(params, config, capacity=max(config.context, len(text.ids)))
     try:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):

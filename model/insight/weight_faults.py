@@ -60,11 +60,11 @@ def weight_faults(checkpoint: Checkpoint, *, progress: Progress = no_progress) -
 
 
 def norm_faults(checkpoint: Checkpoint) -> list[Fault]:
-    """List a fault where the norms' median weight is not positive: a norm scales features, and turns few around."""
+    """List a fault if the norms' median weight is not positive: a norm scales features, and turns few around."""
     norms = [weight.name for weight in weights(checkpoint.config) if weight.role is Role.NORM]
     medians = {name: float(np.median(checkpoint.tensors[name].read().astype(np.float64))) for name in norms}
     odd = [name for name, median in medians.items() if median <= 0]
-    if 2 * len(odd) <= len(norms):  # also where there are none
+    if 2 * len(odd) <= len(norms):  # also if there are none
         return []
     what = "the weights of norms are stored less 1, as Gemma's are, or as 0"
     worst = min(odd, key=lambda name: medians[name])

@@ -40,7 +40,7 @@ SPANS = Spans(smallest=64, longest=4096 + 256, growth=4)
 
 @runtime_checkable
 class Scores(Protocol):
-    """Products of queries with the first keys, as many as `visible` has rows; -inf where a key is not visible."""
+    """Products of queries with the first keys, as many as `visible` has rows; -inf if a key is not visible."""
 
     def __call__(
         self,
@@ -142,7 +142,7 @@ def _attend_in_blocks(
 def transform_visible(
     scores: Float[Array, "*heads seq rows"], visible: Bool[Array, "*#heads seq rows"], config: Config
 ) -> Float[Array, "*heads seq rows"]:
-    """Apply `block.transform_scores`, and keep -inf where a key is not `visible`."""
+    """Apply `block.transform_scores`, and keep -inf if a key is not `visible`."""
     transformed = transform_scores(scores, config)
     return scores if transformed is scores else jnp.where(visible, transformed, -jnp.inf)
 

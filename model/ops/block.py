@@ -212,7 +212,7 @@ def rope(x: Float[Array, "batch seq heads head_dim"], positions: Positions) -> F
 def _linear(
     x: Float[Array, "batch seq cols"], linear: Linear, product: Product, total: Total | None = None
 ) -> Float[Array, "batch seq rows"]:
-    """Multiply, sum over devices where `total` does, and only then add the bias."""
+    """Multiply, sum over devices if `total` does, and only then add the bias."""
     y = product(x, linear.weight)
     y = y if total is None else total(y)
     return y if linear.bias is None else y + linear.bias.astype(jnp.float32)
@@ -225,7 +225,7 @@ def _normed(
     *,
     config: Config,
 ) -> Float[Array, "*batch dim"]:
-    """Normalize x, where there is a norm, and round as a product takes it."""
+    """Normalize x, if there is a norm, and round as a product takes it."""
     if weight is None:
         return x
     eps = config.eps

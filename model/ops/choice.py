@@ -38,7 +38,7 @@ def ops_for(
 
     `params` may be `abstract_params`; `capacity` is the capacity of the cache's arrays, with the padding of a prompt's
     last chunk; `device` is the default one unless given; `pages` are the sizes of a cache in pages. Raises ValueError
-    for a name that is none of auto, xla, cpu and pallas, and where `pallas` is asked for but some op would be plain.
+    for a name that is none of auto, xla, cpu and pallas, and if `pallas` is asked for but some op would be plain.
     """
     device = device or default_device()
     check_kernels(kernels, device)

@@ -1,6 +1,6 @@
-"""The ops of a block on a Hopper GPU: our kernels where they are made for the model, the plain form where they are not.
+"""The ops of a block on a Hopper GPU: our kernels if they support the model, otherwise the plain form.
 
-Kernels are for decoding: one new token for each of a few sequences, where all time is spent reading weights and cache.
+Kernels are for decoding: one new token for each of a few sequences, when reading weights and cache takes all the time.
 XLA keeps the products of a prompt's many tokens, because its matrix products reach the tensor cores' speed. Attention
 has a kernel for both.
 
@@ -141,7 +141,7 @@ def down_add(
 def _linear_add(
     v: Float[Array, "batch 1 cols"], linear: Linear, x: Float[Array, "batch 1 rows"], total: Total | None
 ) -> Float[Array, "batch 1 rows"]:
-    """Multiply, and add bias and residual in the kernel; after the sum over devices where there are several."""
+    """Multiply, and add bias and residual in the kernel; after the sum over devices if there are several."""
     weight, bias = linear
     if total is None:
         return gemv(multiplied(weight, v), v[:, 0], bias=bias, residual=x[:, 0])[:, None]
@@ -312,9 +312,9 @@ def pallas_ops(
     cache_dtype: np.dtype | None = None,
     pages: Pages | None = None,
 ) -> tuple[Ops, dict[str, str | None]]:
-    """The table for a model, and for each op why it is plain while it decodes; None where a kernel runs it everywhere.
+    """The table for a model, and for each op why it is plain while it decodes; None if a kernel runs it everywhere.
 
-    The arguments are as in `calls`. `PROMPT` is among the names, and `moe_add` where there are experts. Raises what
+    The arguments are as in `calls`. `PROMPT` is among the names, and `moe_add` if there are experts. Raises what
     a kernel raises, unless it is Unsupported.
     """
     answers: dict[str, dict[Form, str | None]] = defaultdict(dict)
@@ -335,7 +335,7 @@ def pallas_ops(
 
 
 def _summary(answers: list[str | None]) -> str | None:
-    """Reasons as one, with the number of layers where they are not the same in all."""
+    """Reasons as one, with the number of layers if they are not the same in all."""
     counts = Counter(reason for reason in answers if reason is not None)
     if not counts:
         return None

@@ -60,7 +60,7 @@ FIELDS: dict[str, Known] = {
 
 
 def check_config(op: str, config: Config) -> None:
-    """Raise Unsupported where the kernel of `op` does not compute what a field of `config` asks for."""
+    """Raise Unsupported if the kernel of `op` does not compute what a field of `config` asks for."""
     for field in fields(config):
         value, known = getattr(config, field.name), FIELDS.get(field.name)
         if known and op not in known.refused:

@@ -25,7 +25,7 @@ from llamaspec.pallas_kernels.parts import int4
 from llamaspec.pallas_kernels.parts.matrix import MatrixOperand, ScaledCodes, ScaledE4M3, product_of
 from llamaspec.pallas_kernels.unsupported import Unsupported
 
-# Kernels take this many sequences at once where weights are floats: for four, XLA's tensor cores are faster
+# Kernels take this many sequences at once if weights are floats: for four, XLA's tensor cores are faster
 # (docs/lessons-gpu.md).
 MOST_SEQUENCES = 2
 # For more sequences than these, codes that `coded_gemm` takes are multiplied by all of them at once.

@@ -1,7 +1,7 @@
 """Attention over a cache in pages, in plain JAX: each row reads its own pages in order, and nothing of another's.
 
 A row's sum has its own terms, in their order, for any other rows in the batch. `attention.attend` reads as
-much for every row as the longest one needs, which is faster where rows are alike, but rounds differently.
+much for every row as the longest one needs, which is faster if rows are alike, but rounds differently.
 """
 
 import jax.numpy as jnp

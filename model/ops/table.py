@@ -1,6 +1,6 @@
 """The table of ops that a model is handed, and the signature of each op.
 
-A Llama's block is five ops, or four where it has experts; one more gives the logits after the last block. Every table
+A Llama's block is five ops, or four if it has experts; one more gives the logits after the last block. Every table
 holds one implementation of each: `xla.XLA` runs anywhere, `cpu.CPU` suits XLA's CPU compiler, and `gpu.pallas_ops`
 makes one with kernels for a model.
 
@@ -47,7 +47,7 @@ class Mean(Protocol):
 
 
 class NormQkv(Protocol):
-    """RMSNorm; q, k and v, and their norms where the model has them; RoPE. k and v are appended to the cache.
+    """RMSNorm; q, k and v, and their norms if the model has them; RoPE. k and v are appended to the cache.
 
     With `mean`, heads are a device's own, and a norm over all heads is over the heads of all devices.
     """

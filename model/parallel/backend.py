@@ -69,7 +69,7 @@ class ParallelBackend(JaxBackend):
         return decode_cost(self._local, self._config, **sizes).bytes
 
     def start(self) -> Cache:
-        """Make an empty cache. Raises MemoryError where a device has no room for it."""
+        """Make an empty cache. Raises MemoryError if a device has no room for it."""
         layout = self._layout
         size = cache_bytes(self._config, batch=layout.batch, capacity=layout.rows_held, dtype=layout.cache_dtype)
         with shortage_named(f"{gigabytes(size)} of cache"):

@@ -20,7 +20,7 @@ from llamaspec.reference.config import Config
 
 
 def row_layouts(config: Config, devices: int) -> dict[str, P]:
-    """Give the layout of each tensor by name: matrices are cut by rows where all that are stacked can be."""
+    """Give the layout of each tensor by name: matrices are cut by rows if all that are stacked can be."""
     layouts = {}
     for stack in stacks(config):
         role = stack.weights[0].role

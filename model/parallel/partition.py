@@ -28,7 +28,7 @@ HEADS = P(None, AXIS)  # keys and values [batch, kv_heads, rows, head_dim]
 
 
 def mesh(devices: int) -> Mesh:
-    """Take the first `devices` of JAX's devices. Raises ValueError where there are fewer."""
+    """Take the first `devices` of JAX's devices. Raises ValueError if there are fewer."""
     available = jax.devices()
     if len(available) < devices:
         hint = "; XLA_FLAGS=--xla_force_host_platform_device_count=N makes N of a CPU"

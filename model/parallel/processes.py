@@ -42,8 +42,8 @@ class Group(NamedTuple):
 def joined(group: Group) -> Iterator["Watch"]:
     """Join the processes of `group` while the body runs: JAX then lists the devices of all processes.
 
-    Gives the connections to the others. Raises ConnectionError where not all processes come within the group's timeout,
-    ValueError where they were not asked to do the same.
+    Gives the connections to the others. Raises ConnectionError if not all processes come within the group's timeout,
+    ValueError if they were not asked to do the same.
     """
     watch = Watch(group)
     jax.distributed.initialize(
@@ -246,7 +246,7 @@ class Watch:
 
 
 def _difference(first: Mapping[str, str], number: int, second: Mapping[str, str]) -> str | None:
-    """Name the first thing that process 0 and another one were not asked alike; None where there is none.
+    """Name the first thing that process 0 and another one were not asked alike; None if there is none.
 
     >>> _difference({"--seed": "7"}, 1, {"--seed": "8"})
     'the processes differ: --seed is 7 in process 0 and 8 in process 1'
@@ -267,7 +267,7 @@ def _agreed_port(answer: int | str, *connections: socket.socket) -> int:
 
 
 def _line(connection: socket.socket) -> bytes:
-    """Read a line, and nothing after it. Raises ConnectionError where the connection ends before."""
+    """Read a line, and nothing after it. Raises ConnectionError if the connection ends before."""
     line = b""
     while not line.endswith(b"\n"):
         if not (byte := connection.recv(1)):

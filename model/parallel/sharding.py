@@ -73,7 +73,7 @@ class Parts:
     """Parts of a checkpoint that each device reads, perhaps quantized as they are read."""
 
     def __init__(self, checkpoint: Checkpoint, devices: int, quantize: str | None, sharding: Sharding = TENSOR):
-        """Raises ValueError where `devices` cannot share the model, or would cut a group of quantized columns."""
+        """Raises ValueError if `devices` cannot share the model, or would cut a group of quantized columns."""
         self._checkpoint, self._devices, self._quantize, self._sharding = checkpoint, devices, quantize, sharding
         sharding.config(checkpoint.config, devices)
 

@@ -28,7 +28,7 @@ def share(config: Config, devices: int) -> Config:
     """Make the configuration that each of `devices` computes with.
 
     Fewer kv heads than devices are each held by several. The head is cut, so that it is an array of its own even where
-    it is tied. Raises ValueError where `devices` cannot share the model; the message says which numbers could.
+    it is tied. Raises ValueError if `devices` cannot share the model; the message says which numbers could.
 
     >>> config = Config(8, 1, 4, 2, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4)
     >>> share(config, 4).heads, share(config, 4).kv_heads, share(config, 4).ffn

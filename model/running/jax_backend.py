@@ -74,7 +74,7 @@ class JaxBackend:
         return cost.bytes
 
     def start(self) -> Cache:
-        """Make an empty cache. Raises MemoryError where the device has no room for it."""
+        """Make an empty cache. Raises MemoryError if the device has no room for it."""
         layout = self._layout
         size = cache_bytes(self._config, batch=layout.batch, capacity=layout.rows, dtype=layout.cache_dtype)
         with shortage_named(f"{gigabytes(size)} of cache"):

@@ -1,4 +1,4 @@
-"""A model loaded onto one device: its weights are read while its programs are compiled, where memory has room for both.
+"""A model loaded onto one device: its weights are read while its programs are compiled, if memory has room for both.
 
 `model.parallel.load` is the counterpart for several devices.
 """

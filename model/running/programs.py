@@ -2,7 +2,7 @@
 
 One reads a chunk of a prompt, and one decodes, at temperature 0 or above it. The other way to decode is a third
 program, compiled when it is asked for: a branch between the two would cost a GPU 25 us a token. So are programs that
-read more of a prompt at once, where a device is faster so.
+read more of a prompt at once, if a device is faster so.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -101,7 +101,7 @@ def prompt_chunk(config: Config, platform: str) -> int:
 
 
 def wide_chunks(platform: str, capacity: int, *, codes: bool) -> tuple[int, ...]:
-    """Choose how many tokens of a longer prompt are read at once; none where `prompt_chunk` serves every prompt.
+    """Choose how many tokens of a longer prompt are read at once; none if `prompt_chunk` serves every prompt.
 
     A GPU computes faster with more rows: Llama 3.1 8B in bfloat16 reads 512 tokens in 18.9 ms by 256 and in 15.6 ms at
     once, and 4,096 in 145 ms by 256, in 108 ms by 1,024 and in 107 ms by 2,048 (H100). With `codes` every chunk decodes

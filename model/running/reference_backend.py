@@ -40,7 +40,7 @@ from llamaspec.reference.sampling import distribution, draw
 
 CHUNK = 512  # prompt tokens computed at once
 BY_REFERENCE = "float64 on CPU, by the NumPy reference"  # how a model of this backend runs, in words
-PART = 64  # prompt tokens computed at once where each gives logits for the whole vocabulary
+PART = 64  # prompt tokens computed at once if each gives logits for the whole vocabulary
 
 
 def reference_memory(config: Config, *, context: int) -> Memory:

@@ -26,9 +26,9 @@ Encoder = Callable[[Any, Any, Any], tuple[Any, Any]]
 class _Arrays(NamedTuple):
     codes: Array  # [rows, bytes]
     scales: Array  # [rows, groups]
-    zeros: Array | None  # int8 [rows, groups]: zero points that are subtracted from levels, where integers have them
-    minima: Array | None = None  # [rows, groups]: added to levels times scales, where the form has minima
-    low_bits: Array | None = None  # the lowest bits of codes, where a GPU has them apart (`model.weights.gpu_codes`)
+    zeros: Array | None  # int8 [rows, groups]: zero points that are subtracted from levels, if integers have them
+    minima: Array | None = None  # [rows, groups]: added to levels times scales, if the form has minima
+    low_bits: Array | None = None  # the lowest bits of codes, if a GPU has them apart (`model.weights.gpu_codes`)
 
 
 class QuantizedMatrix(_Arrays):

@@ -127,7 +127,7 @@ def _in_words(matrix: QuantizedMatrix) -> QuantizedMatrix:
 
 
 def _minima(scales: Float[Array, "rows groups"], zeros: Any, *, middle: int = 0) -> Float[Array, "rows groups"]:
-    """Give the minima that zero points stand for, where codes have `middle` added to them."""
+    """Give the minima that zero points stand for, if codes have `middle` added to them."""
     return -scales * (zeros.astype(jnp.float32) + middle)
 
 

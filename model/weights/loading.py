@@ -182,7 +182,7 @@ def _stored_parts(tensor: Tensor, shapes: Any, note: Callable[[Any], None], by_d
 
 
 def _each_or_all(placed: Callable[[list[Tensor]], Any], tensors: list[Tensor], *, apart: bool) -> Any:
-    """Make one array of tensors, or where they may lie `apart`, an array for each run of tensors in one form."""
+    """Make one array of tensors, or if they may lie `apart`, an array for each run of tensors in one form."""
     runs = in_runs_of_a_form(tensors) if apart else [tensors]
     return placed(runs[0]) if len(runs) == 1 else Stacked(tuple(placed(run) for run in runs))
 

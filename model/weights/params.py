@@ -29,7 +29,7 @@ class Linear(NamedTuple):
 
 
 class FeedForward(NamedTuple):
-    gate_up: Linear  # [2 ffn, dim]; [ffn, dim] where there is no gate
+    gate_up: Linear  # [2 ffn, dim]; [ffn, dim] if there is no gate
     down: Linear
 
 
@@ -127,7 +127,7 @@ def params_of(config: Config, tensors: Mapping[str, Array], rope: Rope) -> Param
 def assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
     """Build the tree of weights; `place` makes one array of the named tensors, stacked along their rows.
 
-    q, k and v may lie `apart` where their codes differ: only their kernel reads several matrices.
+    q, k and v may lie `apart` if their codes differ: only their kernel reads several matrices.
     """
 
     def placed(stack: Stack) -> Any:

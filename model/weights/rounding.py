@@ -39,7 +39,7 @@ def nearest(magnitudes: Blocks, divisors: Spread, reciprocals: Spread) -> Int32[
 
     With `below` within one of the quotient, the tie is the middle of the two codes in question. Its product with the
     upper half of a divisor's digits has 20 digits, and so has the product with the lower half. The first difference is
-    exact where it is close to 0, so the sign of the second one is right.
+    exact if it is close to 0, so the sign of the second one is right.
     """
     below = jnp.floor(magnitudes * reciprocals)
     tie = below + 0.5
