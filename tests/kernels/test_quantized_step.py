@@ -55,7 +55,7 @@ def load(scheme: str, *, seed: int) -> Params:
 def test_codes_are_packed_as_the_kernels_read_them(rows, cols):
     codes = np.random.default_rng(cols).integers(-8, 8, (rows, cols)).astype(np.int8)
     pairs = (codes + 8).astype(np.uint8).reshape(rows, -1, 2, 16)
-    stored = (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(rows, -1)  # as `model.weights.codes.Int4` has them
+    stored = (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(rows, -1)  # as `model.weights.forms.integers.Int4` has them
     words = arranged(Int4(jnp.asarray(stored), jnp.ones((rows, cols // 32)), None))
     np.testing.assert_array_equal(words.codes, int4.pack(codes), strict=True)
     np.testing.assert_array_equal(words.levels(), codes)
