@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from llamaspec.model.cache import Cache, LayerCache
+from llamaspec.model.device import devices as all_devices
 from llamaspec.model.forward import decode, forward, prefill
 from llamaspec.model.parallel.share import cut_axis
 from llamaspec.model.parallel.tensor import AXIS
@@ -29,7 +30,7 @@ HEADS = P(None, AXIS)  # keys and values [batch, kv_heads, rows, head_dim]
 
 def mesh(devices: int) -> Mesh:
     """Take the first `devices` of JAX's devices. Raises ValueError if there are fewer."""
-    available = jax.devices()
+    available = all_devices()
     if len(available) < devices:
         hint = "; XLA_FLAGS=--xla_force_host_platform_device_count=N makes N of a CPU"
         raise ValueError(
