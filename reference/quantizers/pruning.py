@@ -70,7 +70,7 @@ class Compressed(NamedTuple):
 def compress(
     w: Shaped[np.ndarray, "*batch cols"], mask: Bool[np.ndarray, "*batch cols"], *, n: int, m: int
 ) -> Compressed:
-    """Store the entries of `w`, weights or codes, that `mask` keeps. Raises ValueError unless these are `n` of every `m`.
+    """Store the entries of `w`, weights or codes, that `mask` keeps. Raises ValueError unless `n` of every `m`.
 
     >>> w = np.array([[1.0, -3.0, 2.0, 0.0]])
     >>> compress(w, n_of_m(w, n=2, m=4), n=2, m=4)
