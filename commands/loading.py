@@ -1,4 +1,4 @@
-"""A model, its caches and a request, from the options of a command."""
+"""The model, caches and request that a command's options describe."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ if TYPE_CHECKING:
 
 
 def checked_request(options: dict[str, Any]) -> dict[str, Any]:
-    """Check what `Llama.generate` takes, before a model is loaded. Raises click.UsageError."""
-    from llamaspec.model.options import SamplingOptions, check_max_new_tokens, check_seed
+    """Check the arguments of `Llama.generate` before a model is loaded. Raises click.UsageError."""
+    from llamaspec.model.options import SAMPLING, SamplingOptions, check_max_new_tokens, check_seed
 
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     try:
         return {
-            "sampling": SamplingOptions(**{name: options[name] for name in names}),
+            "sampling": SamplingOptions(**{name: options[name] for name in SAMPLING}),
             "max_new_tokens": check_max_new_tokens(options["max_new_tokens"]),
             "seed": check_seed(options["seed"]),
             "stop": options["stop"],
@@ -36,7 +35,7 @@ def checked_request(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def print_seed(options: dict[str, Any], request: dict[str, Any]):
-    """Print on stderr the seed that was drawn, where the text depends on it and nobody has chosen it."""
+    """Print on stderr the seed that was drawn, if the text depends on it and no option sets it."""
     if options["seed"] is None and not request["sampling"].greedy:
         say(f"seed {request['seed']}")
 
@@ -49,13 +48,13 @@ def load(
     clock: StartClock | None = None,
     examine: Callable[[Tokenizer, list[str | Path]], object] = lambda tokenizer, places: None,
 ) -> Llama:
-    """Load the model that the options name, and say on stderr how it runs where that is not plain.
+    """Load the model that the options name, and say on stderr how it runs unless that is the default.
 
-    Files and prompt are checked before JAX, which takes a second, is imported, and before weights are read, which may
-    take a minute. `examine` is called then, with the tokenizer and `Llama.places`. `clock` measures the phases.
+    We check files and prompt first, because importing JAX takes a second and reading weights may take a minute. At that
+    point we call `examine` with the tokenizer and `Llama.places`. `clock` measures the phases.
     """
     from llamaspec.model.checkpoints.open import open_checkpoint, place_of
-    from llamaspec.model.options import check_length, choose_context
+    from llamaspec.model.options import RunOptions, check_length, choose_context
     from llamaspec.model.running.start_clock import StartClock
     from llamaspec.model.tokenizers.of_model import tokenizer_of
     from llamaspec.model.tokenizers.tokenizer import encode_text
@@ -71,36 +70,34 @@ def load(
     places = [place for place in (options["tokenizer"], place_of(options["model"])) if place]
     examine(tokenizer, places)
     names = ("context", "dtype", "quantize", "cache", "backend", "kernels", "devices", "parallel")
-    running = {name: options[name] for name in names}
     clock.begin("import")
     with progress_bar() as progress:
         folder = prepare_jax()
-        from llamaspec.model.running.device import opened_beside
+        from llamaspec.model.running.opening import opening_device
 
-        with opened_beside():
+        with opening_device():
             from llamaspec.model.llama import Llama, load_backend
-        how = {
-            "greedy": greedy,
-            "prompt": None if ids is None else len(ids),
-            "own_process": True,
-            "compile_cache": folder,
-            "progress": progress,
-            "clock": clock,
-        }
-        backend = load_backend(checkpoint, **how, **running)
+        run_options = RunOptions(
+            greedy=greedy,
+            prompt=None if ids is None else len(ids),
+            own_process=True,
+            compile_cache=folder,
+            **{name: options[name] for name in names},
+        )
+        backend = load_backend(checkpoint, run_options, progress=progress, clock=clock)
     llama = Llama(checkpoint.config, tokenizer, backend, stops=checkpoint.stops, places=places)
     say_how(llama.describe_run())
     return llama
 
 
 def say_how(description: str):
-    """Print on stderr how a model runs, unless that is what anybody expects of a CPU."""
+    """Print on stderr how a model runs, unless it runs in the default way for a CPU."""
     if description not in ("float32 on CPU", "float64 on CPU, by the NumPy reference"):
         say(description)
 
 
 def prepare_jax() -> Path | None:
-    """Keep compiled programs between runs, so that the second start is fast; give the folder that they are in."""
+    """Keep compiled programs between runs, so that the next start is fast. Returns their folder."""
     from llamaspec.model.running.process import keep_compiled
 
     if folder := cache_folder():
@@ -109,7 +106,7 @@ def prepare_jax() -> Path | None:
 
 
 def cache_folder() -> Path | None:
-    """Find where this user's caches go; None where nothing can be written."""
+    """Find the folder for this user's caches. Returns None if it cannot be written."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llamaspec"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -123,7 +120,7 @@ def parse_ids(text: str, vocab: int) -> list[int]:
     from llamaspec.model.options import check_ids
 
     if not re.fullmatch(r"\s*(-?[0-9]+\s*(,\s*-?[0-9]+\s*)*)?", text):
-        raise click.UsageError(f"ids are whole numbers with commas between them, got {text!r}")
+        raise click.UsageError(f"expected comma-separated whole numbers, got {text!r}")
     ids = [int(id) for id in text.split(",") if text.strip()]
     check_ids(ids, vocab)
     return ids

@@ -17,7 +17,7 @@ from llamaspec.commands.loading import cache_folder
 from llamaspec.commands.options import COUNT, POSITIVE, Verb, devices_option, json_option, parallel_option
 from llamaspec.commands.output import write, write_json, write_rows
 from llamaspec.commands.verify_model import verify_model, walk_random_models
-from llamaspec.commands.verifying import for_terminal, heeded, verify_progress
+from llamaspec.commands.verifying import for_terminal, interruptible, verify_progress
 
 if TYPE_CHECKING:
     from llamaspec.verify.campaign import Campaign, Job
@@ -30,40 +30,45 @@ if TYPE_CHECKING:
 @click.option(
     "--candidate",
     metavar="MODULE[:FUNCTION]",
-    help="The function to verify, in a module or a file.py; without :FUNCTION, the functions named like the ops.  "
+    help="Verify this function of a module or file.py. Without :FUNCTION, verify all functions named like ops.  "
     "[default: the ops of this package]",
 )
 @click.option(
-    "--contract", "contract_file", metavar="FILE.py", help="Contracts of your own, as llamaspec.verify.declare makes."
+    "--contract", "contract_file", metavar="FILE.py", help="Your own contracts, made with llamaspec.verify.declare."
 )
 @click.option(
-    "--arrays", help="Library of its arrays: jax, numpy, torch, cupy.  [default: jax if installed, else numpy]"
+    "--arrays", help="Array library of its arguments: jax, numpy, torch, cupy.  [default: jax if installed, else numpy]"
 )
 @click.option(
-    "--dtype", "dtypes", multiple=True, help="May be repeated.  [default: float32; fewer draws of the other two]"
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    help="Dtype of the arrays; may be repeated.  [default: float32, and fewer draws of the other two]",
 )
 @click.option(
     "--loose",
     metavar="u=DTYPE",
-    help="Declare a weaker contract: every intermediate result rounds to bfloat16 or float16, the dtype of the arrays.",
+    help="Declare a weaker contract: intermediate results may be rounded to the arrays' bfloat16 or float16.",
 )
-@click.option("--device", help="Device of its arrays, as its library names it: cpu, gpu, cuda:1.")
-@click.option(
-    "--python", default=sys.executable, metavar="PATH", help="Python that runs the candidate.  [default: this one]"
-)
-@click.option("--examples", type=COUNT, default=200, show_default=True, help="Draws for each op and dtype.")
+@click.option("--device", help="The device of its arrays, as its library names it: cpu, gpu, cuda:1.")
+@click.option("--python", default=sys.executable, metavar="PATH", help="The Python that runs it.  [default: this one]")
+@click.option("--examples", type=COUNT, default=200, show_default=True, help="Draws per op and dtype.")
 @click.option(
     "--time-budget",
     "seconds",
     type=POSITIVE,
     default=60.0,
     show_default=True,
-    help="Seconds for each op and dtype; --time then stops after the current round, but not before two.",
+    help="Seconds per op and dtype. --time then stops after at least two rounds.",
 )
 @click.option(
-    "--timeout", type=POSITIVE, default=60.0, show_default=True, help="Seconds for each call, with its compilation."
+    "--timeout",
+    type=POSITIVE,
+    default=60.0,
+    show_default=True,
+    help="Time limit in seconds for a call and its compilation.",
 )
-@click.option("--shapes", type=COUNT, help="Most different shapes.  [default: 64 for jax]")
+@click.option("--shapes", type=COUNT, help="Limit on the number of different shapes.  [default: 64 for jax]")
 @click.option(
     "--set",
     "narrowed",
@@ -71,39 +76,39 @@ if TYPE_CHECKING:
     metavar="DRAW=A,B",
     help="Draw only these values (--list shows all): --set dim=1,9.",
 )
-@click.option("--seed", type=click.IntRange(0), help="Same seed, same draws.  [default: drawn, and printed]")
-@click.option("--strict", is_flag=True, help="Suspicious results count as violated.")
+@click.option("--seed", type=click.IntRange(0), help="Seed of the draws.  [default: random, and printed]")
+@click.option("--strict", is_flag=True, help="Count suspicious results as violated.")
+@click.option("--deterministic", is_flag=True, help="Count different bits for the same inputs as violated.")
+@click.option("--time", "timed", is_flag=True, help="Also time the candidate if it is within bounds.")
+@click.option("--against", metavar="MODULE:FUNCTION", help="With --time: compare with this function, called in turn.")
 @click.option(
-    "--deterministic", is_flag=True, help="Results that differ in their bits for the same inputs count as violated."
+    "--at", multiple=True, metavar="DRAW=A", help="With --time: use these sizes.  [default: the largest drawn]"
 )
-@click.option("--time", "timed", is_flag=True, help="Also time the candidate, if it is within bounds.")
-@click.option("--against", metavar="MODULE:FUNCTION", help="With --time: another candidate to compare with.")
-@click.option(
-    "--at", multiple=True, metavar="DRAW=A", help="With --time: sizes.  [default: the largest that are drawn]"
-)
-@click.option("--replay", metavar="FILE", help="Repeat the call of a counterexample.")
-@click.option(
-    "--replays", default="verify-replays", show_default=True, metavar="DIR", help="Folder for counterexamples."
-)
-@click.option("--junit", metavar="FILE", help="Write results as JUnit XML, for a CI system.")
+@click.option("--replay", metavar="FILE", help="Repeat the call of a saved counterexample.")
+@click.option("--replays", default="verify-replays", show_default=True, metavar="DIR", help="For counterexamples.")
+@click.option("--junit", metavar="FILE", help="Write results for a CI system.")
 @click.option("--html", metavar="FILE", help="Write a page with plots: errors and bounds by magnitude, size, position.")
 @click.option("--github", is_flag=True, help="Write annotations of GitHub Actions to stderr.")
-@click.option("--model", metavar="MODEL", help="Walk through a model instead, and name the first wrong op.")
+@click.option("--model", metavar="MODEL", help="Check a whole model instead, and name the first wrong op.")
 @click.option("--kernels", default="auto", show_default=True, help="With --model: the implementation of the ops.")
 @devices_option
 @parallel_option
 @click.option(
-    "--list", "listing", is_flag=True, help="Print ops by group; for a named op its contract: draws, bounds, laws."
+    "--list",
+    "listing",
+    is_flag=True,
+    help="Print the ops by group, or the contract of a named op: draws, bounds, laws.",
 )
-@click.option("--mutants", is_flag=True, help="Verify wrong implementations: each must be found.")
+@click.option("--mutants", is_flag=True, help="Verify wrong implementations: each must be rejected.")
 @json_option
 def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any):
-    """Hold ops to the reference, each within a proven bound.
+    """Check ops against the reference, each within a proven bound.
 
-    `verify kernelbench FILE` verifies ModelNew of a KernelBench problem with the contract that its Model meets.
+    `verify kernelbench FILE` finds the op that Model of a KernelBench problem computes, and checks ModelNew
+    against it.
 
-    Draws inputs that break kernels, and calls a candidate exactly like the reference: --list shows how.
-    Exits with 0 if all are within their bounds, with 1 if not, and with 2 if there is no verdict.
+    verify draws inputs that tend to break kernels. It calls a candidate exactly as the reference: --list
+    shows how. Exits with 0 if all results are within bounds, with 1 if not, and with 2 without a verdict.
     """
     import secrets
 
@@ -112,16 +117,16 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
 
     for option in click.get_current_context().command.params:
         if options.get(str(option.name)) == "":  # for example an unset variable of the shell
-            raise click.UsageError(f"{option.opts[0]} is empty: name what it is for, or leave it out")
+            raise click.UsageError(f"{option.opts[0]} is empty: give it a value, or leave it out")
     if options["narrowed"] and (mutants or options["model"] or options["replay"]):
         raise click.UsageError(
-            "--set narrows the draws of a candidate; it does not go with --replay, --model or --mutants"
+            "--set narrows the draws of a candidate, so it does not go with --replay, --model or --mutants"
         )
     problem = names[:1] == ("kernelbench",)
     if options["loose"] and not (options["candidate"] or options["replay"] or problem):
-        raise click.UsageError("--loose needs a function of yours: name it with --candidate")
+        raise click.UsageError("--loose is for your own function: name it with --candidate")
     if options["timed"] and (options["replay"] or not (options["candidate"] or problem)):
-        raise click.UsageError("--time needs a function of yours: name it with --candidate")
+        raise click.UsageError("--time is for your own function: name it with --candidate")
     if (options["against"] or options["at"]) and not options["timed"]:
         raise click.UsageError("--against and --at go with --time")
     if options["devices"] > 1 and not options["model"]:
@@ -134,10 +139,10 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
         if names[:1] == ("kernelbench",):
             if len(names) != 2 or listing or mutants or any(options[name] for name in ("candidate", "replay", "model")):
                 raise click.UsageError(
-                    "verify kernelbench expects one FILE with Model and ModelNew, and no other candidate"
+                    "verify kernelbench takes a FILE with Model and ModelNew, and no other candidate"
                 )
-            with heeded() as heed:
-                _verify_problem(names[1], heed, contracts, options)
+            with interruptible() as check_signals:
+                _verify_problem(names[1], check_signals, contracts, options)
             return
         ops = [contract_for(name, contracts).name for name in names] or list(contracts)
         if listing:
@@ -150,27 +155,26 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
         elif options["model"]:
             verify_model(**options)
         else:
-            with heeded() as heed:
+            with interruptible() as check_signals:
                 if mutants:
                     pairs = [(contracts[op], implementations[op]) for op in ops if op in implementations]
-                    _verify_mutants(pairs, heed, seed=options["seed"], as_json=options["as_json"])
+                    _verify_mutants(pairs, check_signals, seed=options["seed"], as_json=options["as_json"])
                 else:
-                    _verify(ops, heed, contracts=contracts, named=bool(names or path), **options)
+                    _verify(ops, check_signals, contracts=contracts, named=bool(names or path), **options)
     except (ImportError, ValueError) as error:
         raise click.UsageError(str(error)) from None
 
 
 def _store_in_the_cache() -> None:
-    """Make Hypothesis store its files in the user's cache, not in the current folder, unless the environment says
-    where.
+    """Move Hypothesis's files from the current folder to this user's cache, unless the environment sets a folder.
 
-    If we cannot write a cache, it stores no files: a folder below the null device cannot be created.
+    If there is no writable cache, we name a folder below the null device, so Hypothesis stores nothing.
     """
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str((cache_folder() or Path(os.devnull)) / "hypothesis"))
 
 
 def _list_contracts(contracts: list[Contract], mutants: Mapping[str, list[str]], *, in_full: bool, as_json: bool):
-    """Print contracts, or without `in_full` only their names by group; JSON always has the full contracts."""
+    """Print contracts in full, or their names by group. JSON always has them in full."""
     from llamaspec.verify.reports import listing
 
     if as_json:
@@ -182,55 +186,64 @@ def _list_contracts(contracts: list[Contract], mutants: Mapping[str, list[str]],
             groups.setdefault(listing.group(contract), []).append(contract.name)
         width = max(map(len, groups))
         write_rows(*(f"{name:{width}}  {' '.join(ops)}" for name, ops in sorted(groups.items())))
-        write_rows("", "llamaspec verify --list OP prints how an op is called, what is drawn, its bound and its laws.")
+        write_rows("", "llamaspec verify --list OP prints the signature of an op, its draws, its bound and its laws.")
         return
     for contract in contracts:
         write_rows(*listing.describe(contract, mutants.get(contract.name, [])), "")
 
 
 def _verify_mutants(
-    pairs: list[tuple[Contract, Implementation]], heed: Callable[[], None], *, seed: int, as_json: bool
+    pairs: list[tuple[Contract, Implementation]], check_signals: Callable[[], None], *, seed: int, as_json: bool
 ):
     from llamaspec.verify.judging.mutation import row, table, trials
 
     if not pairs:
         raise ValueError("there are no mutants: llamaspec.verify.mutant.implementation makes some")
     click.echo(f"seed {seed}", err=True)
-    found = []
+    trials_run = []
     for contract, implementation in pairs:
         for trial in trials(contract, implementation, seed=seed):
-            heed()
-            found.append(trial)
+            check_signals()
+            trials_run.append(trial)
             if not as_json:
                 by, dtype, seconds, examples, op, mutant = row(trial).values()
                 write(f"{by:11} {dtype:8} {seconds:6} s {examples:5} examples  {op}: {mutant}\n")
     if as_json:
-        write_json([row(trial) for trial in found])
+        write_json([row(trial) for trial in trials_run])
     else:
-        write("\n".join(["", *table(found)]) + "\n")
-    killed = sum(trial.killed for trial in found)
-    click.echo(f"{killed} of {len(found)} mutants killed", err=True)
-    if killed < len(found):
+        write("\n".join(["", *table(trials_run)]) + "\n")
+    killed = sum(trial.killed for trial in trials_run)
+    click.echo(f"{killed} of {len(trials_run)} mutants killed", err=True)
+    if killed < len(trials_run):
         sys.exit(1)
 
 
-def _verify_problem(path: str, heed: Callable[[], None], contracts: Mapping[str, Contract], options: dict[str, Any]):
-    """Verify ModelNew with the contract that Model meets; `--time` compares it with Model."""
+def _verify_problem(
+    path: str, check_signals: Callable[[], None], contracts: Mapping[str, Contract], options: dict[str, Any]
+):
+    """Check ModelNew against the contract that Model meets. `--time` compares it with Model."""
     from llamaspec.verify.kernelbench import adapter_for
 
     options["arrays"] = options["arrays"] or "torch"
     options["dtypes"] = options["dtypes"] or ("float32",)  # the dtype of the problems
-    adapter = adapter_for(path, contracts, _campaign(options, contracts), heed=heed)
+    adapter = adapter_for(path, contracts, _campaign(options, contracts), heed=check_signals)
     click.echo(f"{path}: Model is {adapter.op}", err=True)
     if options["timed"]:
         options["against"] = options["against"] or adapter.job(path, "Model").candidate
-    held = {**contracts, adapter.op: adapter.contract(contracts[adapter.op])}
-    _verify([adapter.op], heed, contracts=held, named=True, jobs=[adapter.job(path, "ModelNew")], **options)
+    held_contracts = {**contracts, adapter.op: adapter.contract(contracts[adapter.op])}
+    _verify(
+        [adapter.op],
+        check_signals,
+        contracts=held_contracts,
+        named=True,
+        jobs=[adapter.job(path, "ModelNew")],
+        **options,
+    )
 
 
 def _verify(
     ops: list[str],
-    heed: Callable[[], None],
+    check_signals: Callable[[], None],
     *,
     contracts: Mapping[str, Contract],
     named: bool,
@@ -248,7 +261,10 @@ def _verify(
     at_once = 1 if candidate or replay else _at_once(jobs)
     reports, printed, problem = [], [], None
     seed = None if replay else campaign.seed
-    with verify_progress(len(jobs) if at_once > 1 else campaign.examples, heed, seed=seed) as (progress, aside):
+    with verify_progress(len(jobs) if at_once > 1 else campaign.examples, check_signals, seed=seed) as (
+        progress,
+        aside,
+    ):
         if replay:
             verified = (again(Path(replay), campaign, candidate=candidate, arrays=options["arrays"]) for _ in range(1))
         elif at_once > 1:
@@ -258,15 +274,15 @@ def _verify(
         walks = () if named or candidate or replay else walk_random_models(campaign)
         try:
             for report, lines in itertools.chain(verified, walks):
-                heed()
+                check_signals()
                 reports.append(report)
                 printed.append(lines)
                 if not as_json_text:
                     terminal = sys.stdout.isatty()
-                    shown = for_terminal(lines, shutil.get_terminal_size().columns) if terminal else lines
+                    columns = shutil.get_terminal_size().columns
                     with aside():
-                        write("\n".join(shown) + "\n")
-        except (ImportError, ValueError) as error:  # keep the verdicts so far
+                        write((for_terminal(lines, columns) if terminal else "\n".join(lines)) + "\n")
+        except (ImportError, ValueError) as error:  # we keep the verdicts so far
             problem = error
     if reports or not problem:
         if as_json_text:
@@ -285,7 +301,7 @@ def _verify(
 
 
 def _save(path: str, text: str) -> None:
-    """Write a file completely or not at all. Raises ValueError if that fails; by then we have printed the verdicts."""
+    """Write a file completely or not at all. Raises ValueError if that fails, after the verdicts are printed."""
     from llamaspec.model.checkpoints.staging import new_file
 
     try:
@@ -297,7 +313,7 @@ def _save(path: str, text: str) -> None:
 
 
 def _library() -> str:
-    """Name the array library for candidates: jax if it is installed, else numpy."""
+    """Name the array library for a candidate: jax if it is installed."""
     from importlib.util import find_spec
 
     return "numpy" if find_spec("jax") is None else "jax"
@@ -336,18 +352,18 @@ def _campaign(options: dict[str, Any], contracts: Mapping[str, Contract]) -> Cam
 
 
 def _jobs(ops: list[str], candidate: str | None, *, contract_file: str | None, named: bool) -> list[Job]:
-    """Make a job for each op of the candidate, or without one for each function of this package with an op's signature.
+    """Make a job for each op of the candidate, or for each function of this package that is named like an op.
 
-    If this package has no function for an op, we leave it out and say so on stderr.
+    A line on stderr lists the ops without such a function.
     """
     from llamaspec.verify.campaign import jobs_for, jobs_of
 
     if candidate:
         if not named and ":" not in candidate:
-            raise ValueError("--candidate is a module: name the ops to verify")
+            raise ValueError("--candidate is a module: name the ops that it has")
         return jobs_for(ops, candidate)
     if contract_file:
-        raise ValueError("--contract needs a function of yours: name it with --candidate")
+        raise ValueError("--contract is for your own function: name it with --candidate")
     from llamaspec.model.candidates.table import CANDIDATES
 
     jobs = jobs_of(ops, CANDIDATES)

@@ -1,4 +1,4 @@
-"""`verify --model`, and the walks through small models in a run without a candidate."""
+"""`verify --model`, and the random models that a run without a candidate checks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def verify_model(
     *, model: str, kernels: str, dtypes: tuple[str, ...], seed: int, as_json: bool, devices: int, parallel: str,
     **_: Any,
 ):  # fmt: skip
-    """Check each op of a model against its definition, on a prompt of random tokens and two more tokens."""
+    """Check each op of a model against its definition, on a prompt of random tokens and two decode steps."""
     from llamaspec.model.candidates.walking import chosen_ops
     from llamaspec.model.checkpoints.open import open_checkpoint
     from llamaspec.verify.judging.walk import table
@@ -48,7 +48,7 @@ def verify_model(
 
 
 def walk_random_models(campaign: Campaign) -> Iterator[tuple[Report, list[str]]]:
-    """Walk through small models: with plain ops, with the ops for a CPU and with kernels, in each dtype of models."""
+    """Check small models in each dtype: by plain JAX, by plain JAX shaped for CPUs, and by kernels."""
     prepare_jax()
     from llamaspec.model.candidates.walking import random_checkpoint, tables
     from llamaspec.model.tensors import tensor_shapes
@@ -79,10 +79,10 @@ def _walk(
     rows = sum(map(len, prompt(config, seed=seed)))
     sizes: dict[str, Any] = {"dtype": precision(dtype).dtype, "rows": rows}
     if devices > 1:
+        from llamaspec.model.parallel.sharding import sharding_named
         from llamaspec.model.parallel.walking import walkable_on
-        from llamaspec.model.parallel.way import way_named
 
-        model = walkable_on(checkpoint, ops, devices=devices, way=way_named(parallel), **sizes)
+        model = walkable_on(checkpoint, ops, devices=devices, sharding=sharding_named(parallel), **sizes)
     else:
         model = walkable(checkpoint, ops, **sizes)
     with progress_bar() as progress:

@@ -2,12 +2,11 @@ r"""A matrix of codes times 3 to 64 vectors: Y = X W^T, on the tensor cores.
 
     y_rb = sum_g (s_rg sum_(k in g) q_rk x_bk + m_rg sum_(k in g) x_bk)
 
-A thread block multiplies 64 or 128 rows of W by all vectors. Codes become bfloat16 in registers, exactly
-(`parts/decoded_codes.py`), and the tensor cores multiply them by bfloat16 vectors; a group's sum is scaled in float32.
-Minima, where there are any, multiply the sums of groups of x, which XLA adds up before. So each weight is read once, as
-its code, however many vectors there are. Steps of W and of x pass through a ring in shared memory
-(`parts/row_tiles.py`). A matrix of few rows is also cut along its columns, and the sums of the parts are added up in a
-fixed order.
+A thread block multiplies 64 or 128 rows of W by all vectors. It converts codes exactly to bfloat16 in registers
+(`parts/decoded_codes.py`), and the tensor cores multiply them by bfloat16 vectors. The sum of a group is scaled in
+float32. Minima, if any, multiply the sums of groups of x, which XLA computes beforehand. So each weight is read once,
+as its code, for any number of vectors. Steps of W and x pass through a ring in shared memory (`parts/row_tiles.py`). A
+matrix with few rows is also cut along its columns, and the partial sums are added in a fixed order.
 """
 
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Float32
 
-from llamaspec.pallas_kernels.parts import decoded_codes, int4, rest
+from llamaspec.pallas_kernels.parts import decoded_codes, int4, low_bits
 from llamaspec.pallas_kernels.parts.compat import PROCESSORS, Target, current_target
 from llamaspec.pallas_kernels.parts.decoded_codes import (
     LINE,
@@ -43,19 +42,19 @@ from llamaspec.pallas_kernels.parts.wgmma import across, down, filled
 from llamaspec.pallas_kernels.unsupported import Unsupported
 
 MOST_VECTORS = 64
-GROUPS = (16, 32, 64, 128)  # columns that may share a scale, the fewest not for codes of four bits
-WIDTHS = (8, 16, 32, 64)  # vectors that the tensor cores multiply by at once
+GROUPS = (16, 32, 64, 128)  # group sizes; the smallest is not for four-bit codes
+WIDTHS = (8, 16, 32, 64)  # numbers of vectors in one product of the tensor cores
 PIECE = 64  # columns of a vector in a line of shared memory
 
 
 @dataclass(frozen=True)
 class Cut:
-    """The way a product is cut into thread blocks."""
+    """The division of a product into thread blocks."""
 
-    blocks: int = 1  # of 64 rows, in a tile
-    parts: int = 1  # of the columns
-    stages: int | None = None  # of the ring; None: as many as an even share of shared memory holds
-    turn: int = 128  # columns that are multiplied before their sums are waited for
+    blocks: int = 1  # blocks of 64 rows in a tile
+    parts: int = 1  # parts of the columns
+    stages: int | None = None  # stages of the ring; None: as many as fit into an even share of shared memory
+    turn: int = 128  # columns to multiply before we wait for their sums
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Geometry:
 
     rows: int
     cols: int
-    width: int  # vectors, filled up
+    width: int  # vectors, padded
     bits: int
     group: int | None
     minima: bool
@@ -76,7 +75,7 @@ class Geometry:
 
     @property
     def steps(self) -> int:
-        """Steps of a tile. The last may be a part of one, which copies fill up with zeros."""
+        """Steps of a tile. The last one may be partial; copies pad it with zeros."""
         return -(-self.cols // (self.columns * self.cut.parts))
 
     @property
@@ -94,17 +93,17 @@ class Geometry:
 
     @property
     def apart(self) -> bool:
-        """Whether the lowest bits of codes are in words of their own."""
+        """Whether the lowest bits of codes are in separate words."""
         return 4 < self.bits < 8
 
     @property
     def piece(self) -> int:
-        """Columns of one product: those of a group, or of a line of x where a group has more."""
+        """Columns of one product: a group, or a line of x if a group is larger."""
         return min(PIECE, self.group or PIECE)
 
     @property
     def run(self) -> int:
-        """Columns that are put in another order."""
+        """Columns that are reordered together."""
         return min(RUN, self.piece)
 
     @property
@@ -135,37 +134,37 @@ class Geometry:
             staged["minima"] = plgpu.SMEM((self.stages, self.tile_rows, self.groups), jnp.float32)
             staged["sums"] = plgpu.SMEM((self.stages, self.width, self.groups), jnp.float32)
         if self.apart:
-            staged["rest"] = rest.ring(self.stages, self.tile_rows, columns=self.columns, bits=self.bits)
+            staged["packed_low_bits"] = low_bits.ring(self.stages, self.tile_rows, columns=self.columns, bits=self.bits)
         return staged
 
 
 def coded_gemm(
     w: ScaledCodes, x: Float[Array, "batch cols"], *, cut: Cut | None = None
 ) -> Float32[Array, "batch rows"]:
-    """Multiply each of up to 64 vectors by W^T, exactly but for the roundings of float32 sums.
+    """Multiply each of up to 64 vectors by W^T. Only the float32 sums are rounded.
 
-    W has codes of eight or four bits with a float32 scale for each 32, 64 or 128 columns, and minima or none; codes of
-    8, 6 or 5 bits with one for each 16; codes of 6 or 5 bits with one for each 32; or codes of eight bits with a scale
-    for each row. What a vector gives does not depend on the others, as long as their number,
-    filled up to 8, 16, 32 or 64, is the same.
+    W has codes of eight or four bits with a float32 scale for each 32, 64 or 128 columns, with or without minima; codes
+    of 8, 6 or 5 bits with a scale for each 16; codes of 6 or 5 bits with one for each 32; or codes of eight bits with a
+    scale for each row. The result of a vector does not depend on the other vectors, as long as their number, padded to
+    8, 16, 32 or 64, is the same.
 
     Raises ValueError for shapes that do not fit together. Raises Unsupported for other codes and groups, for levels,
     for a dtype that is not bfloat16, unless `rows` is a multiple of 64 and `cols` of 128 (256 for fewer than
     eight bits), and for more vectors.
 
-    Reads rows x cols codes once, and 4 bytes a scale.
+    Reads rows x cols codes once, and 4 bytes per scale.
     """
     geometry = geometry_of(w, x, cut)
     padded = in_order(jnp.pad(x, ((0, geometry.width - len(x)), (0, 0))), geometry.run)
     sums = (
         None if w.minima is None else jnp.sum(padded.astype(jnp.float32).reshape(geometry.width, -1, w.group), axis=2)
     )
-    y = _coded_gemm(w.codes, w.scales, padded, w.minima, sums, w.rest, geometry=geometry, target=current_target())
+    y = _coded_gemm(w.codes, w.scales, padded, w.minima, sums, w.low_bits, geometry=geometry, target=current_target())
     return (y[0] if len(y) == 1 else jnp.sum(y, axis=0))[: len(x)]
 
 
 def geometry_of(w: ScaledCodes, x: Any, cut: Cut | None = None) -> Geometry:
-    """Choose the sizes of a product, or raise what `coded_gemm` says."""
+    """Choose the sizes of a product, or raise the errors of `coded_gemm`."""
     op = "coded_gemm"
     if w.codes.ndim != 2 or x.ndim != 2 or x.shape[1] != w.shape[1]:
         raise ValueError(f"{op} takes codes [rows, cols] and x [batch, cols], got {w.codes.shape} and {x.shape}")
@@ -196,15 +195,15 @@ def geometry_of(w: ScaledCodes, x: Any, cut: Cut | None = None) -> Geometry:
 
 
 def step_columns(group: int | None) -> int:
-    """Give the columns of a step: whole lines of codes, and rows of 16 bytes of scales."""
+    """Choose the columns of a step: whole lines of codes, and 16-byte rows of scales."""
     return max(256, 4 * (group or 1))
 
 
 def cut_for(rows: int, cols: int, *, width: int, bits: int, group: int | None) -> Cut:
-    """Choose the cut of a matrix: tiles for all processors, and where they are not many times as many, all at once.
+    """Choose the cut of a matrix: tiles for all processors, which run all at once if there are not many times more.
 
-    On an H100 the 448 tiles of an 8B model's gate and up take 60 us for 32 vectors in q8 where three fit on a
-    processor, and 53 us as 224 tiles of 128 rows. Other cuts of its matrices lose, or win less than two runs differ by
+    On an H100, gate and up of an 8B model in q8 take 60 us for 32 vectors as 448 tiles, three per processor, and 53 us
+    as 224 tiles of 128 rows. Other cuts of its matrices are slower, or faster by less than two runs differ
     (benchmarks/results/several-vectors-h100.md).
     """
     columns, parts = step_columns(group), 1
@@ -213,7 +212,7 @@ def cut_for(rows: int, cols: int, *, width: int, bits: int, group: int | None) -
     tiles, wide = rows // ROWS * parts, rows % (2 * ROWS) == 0 and (group or PIECE) == PIECE
     if width == 32 and wide and 3 * PROCESSORS < tiles <= 4 * PROCESSORS:
         return Cut(2, parts, turn=64)
-    turn = 128 >> ((width == 64) + (group == 16))  # a group has sums of its own, and a thread so many registers
+    turn = 128 >> ((width == 64) + (group == 16))  # each group needs separate sums, and registers are limited
     return Cut(1, parts, turn=max(turn, group or 0))
 
 
@@ -225,16 +224,16 @@ def _coded_gemm(codes, scales, x, minima, sums, least, *, geometry: Geometry, ta
     def coded_gemm(codes_ref, scales_ref, x_ref, *refs, staged):
         *refs, y_ref = refs
         minima_ref, sums_ref = refs[:2] if geometry.minima else (None, None)
-        rest_ref = refs[-1] if geometry.apart else None
-        started: list[bool] = []  # whether x may be read
+        low_bits_ref = refs[-1] if geometry.apart else None
+        started: list[bool] = []  # whether x is ready
 
         def place(tile) -> tuple[Any, Any]:
-            """First row of a tile, and its part of the columns."""
+            """The first row of a tile, and its part of the columns."""
             row, part = (tile, tile * 0) if cut.parts == 1 else (lax.div(tile, cut.parts), lax.rem(tile, cut.parts))
             return pl.multiple_of(row * geometry.tile_rows, ROWS), part
 
         def step_of(tile, step):
-            return place(tile)[1] * geometry.steps + step  # no constant: one beyond the end would be refused
+            return place(tile)[1] * geometry.steps + step  # not a constant: JAX would refuse one beyond the end
 
         def groups_of(tile, step):
             return pl.ds(lax.div(step_of(tile, step) * geometry.columns, group or geometry.columns), geometry.groups)
@@ -252,10 +251,10 @@ def _coded_gemm(codes, scales, x, minima, sums, least, *, geometry: Geometry, ta
             for name, ref in (("scales", scales_ref if group else None), ("minima", minima_ref)):
                 if ref is not None:
                     plgpu.copy_gmem_to_smem(ref.at[rows, groups_of(tile, step)], staged[name].at[slot], filled_)
-            if rest_ref is not None:
-                words = rest.words(geometry.columns, geometry.bits)
+            if low_bits_ref is not None:
+                words = low_bits.words(geometry.columns, geometry.bits)
                 plgpu.copy_gmem_to_smem(
-                    rest_ref.at[rows, pl.ds(step_ * words, words)], staged["rest"].at[slot], filled_
+                    low_bits_ref.at[rows, pl.ds(step_ * words, words)], staged["packed_low_bits"].at[slot], filled_
                 )
             if started:
                 fetch_x(tile, step, slot)
@@ -273,12 +272,12 @@ def _coded_gemm(codes, scales, x, minima, sums, least, *, geometry: Geometry, ta
             del i
             sums = list(sums)
             for which in range(cut.blocks):
-                mine = pl.ds(which * ROWS, ROWS)
-                refs = [staged[name].at[slot, mine] for name in ("codes", "rest") if name in staged]
+                own_rows = pl.ds(which * ROWS, ROWS)
+                refs = [staged[name].at[slot, own_rows] for name in ("codes", "packed_low_bits") if name in staged]
                 unsigned = geometry.bits < 8 and geometry.minima
-                held = Codes(geometry.bits, unsigned, geometry.columns, geometry.run, *refs)
+                loaded = Codes(geometry.bits, unsigned, geometry.columns, geometry.run, *refs)
                 for first in range(0, geometry.columns, cut.turn):
-                    a = decoded(held, first, cut.turn, geometry.piece, staged["decoded"], target)
+                    a = decoded(loaded, first, cut.turn, geometry.piece, staged["decoded"], target)
                     places = range(first, first + cut.turn, geometry.piece)
                     b = [staged["x"].at[slot, :, pl.ds(at, geometry.piece)].T for at in places]
                     products = _products(a, b, geometry)
@@ -286,14 +285,14 @@ def _coded_gemm(codes, scales, x, minima, sums, least, *, geometry: Geometry, ta
                         sums[which] = sums[which] + products[0]
                         continue
                     some = first // group, len(products)
-                    scales = scales_of(staged["scales"].at[slot, mine], *some, target)
-                    for found, scale in zip(products, scales, strict=True):
-                        sums[which] = sums[which] + found * across(scale, geometry.width)
+                    scales = scales_of(staged["scales"].at[slot, own_rows], *some, target)
+                    for product_, scale in zip(products, scales, strict=True):
+                        sums[which] = sums[which] + product_ * across(scale, geometry.width)
                     if geometry.minima:
-                        lowest = scales_of(staged["minima"].at[slot, mine], *some, target)
+                        lowest = scales_of(staged["minima"].at[slot, own_rows], *some, target)
                         of_x = sums_of(staged["sums"].at[slot], *some, target)
-                        for minimum, one in zip(lowest, of_x, strict=True):
-                            sums[which] = sums[which] + across(minimum, geometry.width) * down(one, ROWS)
+                        for minimum, group_sum in zip(lowest, of_x, strict=True):
+                            sums[which] = sums[which] + across(minimum, geometry.width) * down(group_sum, ROWS)
             return sums
 
         def ahead(tile):
@@ -334,12 +333,12 @@ def _coded_gemm(codes, scales, x, minima, sums, least, *, geometry: Geometry, ta
 
 
 def _products(a, b, geometry: Geometry):
-    """Multiply the pieces of a turn, and add up those of each group, or all where a row has one scale."""
+    """Multiply the pieces of a turn, and add them up per group, or all together if a row has one scale."""
     together = (geometry.group or geometry.cut.turn) // geometry.piece
 
     def run(*accumulators):
-        for i, (left, right) in enumerate(zip(a, b, strict=True)):
-            plgpu.wgmma(accumulators[i // together], left, right)
+        for i, (a_entry, right) in enumerate(zip(a, b, strict=True)):
+            plgpu.wgmma(accumulators[i // together], a_entry, right)
         plgpu.wgmma_wait(0)
         return [accumulator[...] for accumulator in accumulators]
 

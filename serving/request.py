@@ -17,6 +17,7 @@ from llamaspec.model.options import SamplingOptions, check_max_new_tokens, check
 MOST_LOGPROBS = 20  # likeliest tokens that a request may ask for at each position
 MOST_BIASES = 300  # tokens in `logit_bias`
 MOST_STOPS = 64  # token ids that end a text, the model's own included
+NO_WAY_ON = "no token can follow: the schema leads to a dead end"  # message of an error that the client's schema causes
 LARGEST_BIAS = 100.0
 LARGEST_PENALTY = 2.0  # of presence and of frequency
 
@@ -28,7 +29,7 @@ FinishReason = Literal["stop", "length", "context", "cancelled", "expired", "err
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(SamplingOptions):
     """A prompt and the options of its answer. Raises ValueError for an option out of range.
 
     `reference.sampling` defines temperature, filters and the repetition penalty. The presence and frequency penalties
@@ -38,11 +39,8 @@ class Request:
 
     prompt: tuple[int, ...]  # token ids, BOS included where the model wants it
     max_tokens: int  # drawn at most; 0 reads the prompt alone
-    temperature: float = 1.0  # 0 is greedy
-    top_k: int = 0  # 0: off
-    top_p: float = 1.0  # 1: off
-    min_p: float = 0.0  # 0: off
-    repetition_penalty: float = 1.0  # 1: off; counts tokens of the prompt too
+    temperature: float = field(default=1.0, kw_only=True)
+    top_p: float = field(default=1.0, kw_only=True)
     presence_penalty: float = 0.0  # 0: off
     frequency_penalty: float = 0.0  # 0: off
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # by token id
@@ -57,7 +55,7 @@ class Request:
     allowed: Allowed | None = None
 
     def __post_init__(self) -> None:
-        SamplingOptions(self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty)
+        super().__post_init__()
         check_max_new_tokens(self.max_tokens)
         check_seed(self.seed)
         if not self.prompt:
@@ -77,6 +75,10 @@ class Request:
             raise ValueError(f"a deadline must be above 0 seconds, got {self.deadline}")
         if not -(2**31) <= self.priority < 2**31:
             raise ValueError(f"priority must fit 32 bits, got {self.priority}")
+
+
+class DeadEnd(ValueError):
+    """Raised by `Allowed` if no token may follow, although every token before was allowed."""
 
 
 class TopLogprobs(NamedTuple):

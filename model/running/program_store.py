@@ -1,8 +1,8 @@
 """Compiled programs on disk, found without tracing: a second start neither traces nor lowers them.
 
-JAX's own cache is asked by the text of a lowered program. Tracing and lowering take a second here, and several with the
-kernels of a GPU. This store is asked by whatever that text follows from: our source, the versions of JAX and of the
-device's software, the settings of JAX and XLA, the shapes of the arguments, and the choice of ops.
+JAX's own cache looks a program up by its lowered text. Tracing and lowering take a second on a CPU, and several seconds
+with the kernels of a GPU. This store looks it up by everything that the text follows from: our source, the versions of
+JAX and of the device's software, the settings of JAX and XLA, the shapes of the arguments, and the choice of ops.
 """
 
 import hashlib
@@ -22,6 +22,7 @@ from jax.stages import Compiled, Lowered
 from llamaspec.model.system import instructions, usable_cpus
 
 SOURCES = ("model", "pallas_kernels", "reference")  # packages that decide what a program computes
+SERVING_SOURCES = (*SOURCES, "serving")  # and what a program of the server computes
 ENVIRONMENT = ("XLA_", "MOSAIC_", "NVIDIA_", "CUDA_")  # beginnings of variables that may change a program
 NO_EFFECT = re.compile("cache|_log|debug|transfer_guard|traceback")  # in names of settings that change no program
 DIGEST = 32  # bytes of a SHA-256
@@ -33,7 +34,7 @@ class ProgramStore(NamedTuple):
     """Programs of one model in one layout. Programs of other models may be in the same folder."""
 
     folder: Path
-    about: str  # whatever the programs follow from
+    about: str  # everything that the programs follow from
 
     def load(self, name: str, arguments: Any, results: Any) -> Compiled | None:
         """Load the program `name`; None if it is not there, or cannot be used.
@@ -97,8 +98,8 @@ class ProgramStore(NamedTuple):
         return self.folder / f"{name}-{hashlib.sha256(f'{name} {self.about}'.encode()).hexdigest()}{SUFFIX}"
 
 
-def facts(*about: object) -> str:
-    """Describe, beside `about`, whatever any program follows from: source, versions, settings and the device."""
+def facts(*about: object, sources: tuple[str, ...] = SOURCES) -> str:
+    """Describe what every program depends on: our source, versions, settings and the device; and add `about`."""
     device = jax.devices()[0]
     # An attribute is what holds in this thread, and some settings of JAX are no attributes.
     values = [item for item in sorted(jax.config.values.items()) if not NO_EFFECT.search(item[0])]
@@ -106,13 +107,13 @@ def facts(*about: object) -> str:
     environment = {name: value for name, value in sorted(os.environ.items()) if name.startswith(ENVIRONMENT)}
     machine = (device.platform, device.device_kind, device.client.platform_version, len(jax.devices()))
     host = (len(usable_cpus()), instructions()) if device.platform == "cpu" else ()
-    return repr((jax.__version__, version("jaxlib"), machine, host, settings, environment, _source(), about))
+    return repr((jax.__version__, version("jaxlib"), machine, host, settings, environment, _source(sources), about))
 
 
-def _source() -> str:
-    """Digest our source, and the tables that kernels are tuned by."""
+def _source(packages: tuple[str, ...]) -> str:
+    """Digest the source of these packages, and the tables that kernels are tuned by."""
     digest, root = hashlib.sha256(), Path(__file__).parents[2]
-    for package in SOURCES:
+    for package in packages:
         for path in sorted((root / package).rglob("*")):
             if path.suffix in (".py", ".json"):
                 text = path.read_bytes()
@@ -121,7 +122,7 @@ def _source() -> str:
 
 
 def _forget(name: str) -> None:
-    """Remove a program from JAX's cache, where nobody will ask for this name again."""
+    """Remove a program from JAX's cache, since we never ask for this name again."""
     if folder := jax.config.jax_compilation_cache_dir:
         for entry in Path(folder).glob(f"jit_{name}-*"):
             _remove(entry)

@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from llamaspec.benchmarks.common.kernel_cases import exact
-from llamaspec.model.weights.gpu_codes import LEVELS
+from llamaspec.model.weights.forms.table import LEVELS
 from llamaspec.pallas_kernels.gemv import gemv
 from llamaspec.pallas_kernels.parts import int4
 from llamaspec.pallas_kernels.parts.compat import current_target, interpreter
@@ -55,7 +55,7 @@ class Weight:
         if self.bits == 4:
             return replace(w, codes=jnp.asarray(int4.pack(self.codes & 15, order, lowest=0)))
         words, rest = int4.packed_apart(self._unsigned.astype(np.uint8), order, bits=self.bits)
-        return replace(w, codes=jnp.asarray(words.view(np.int32)), rest=jnp.asarray(rest.view(np.int32)))
+        return replace(w, codes=jnp.asarray(words.view(np.int32)), low_bits=jnp.asarray(rest.view(np.int32)))
 
     @property
     def _unsigned(self) -> np.ndarray:
@@ -240,7 +240,7 @@ def in_parts(rest: tuple[int, int], *, kind="int32", codes="int32", groups=64):
 
     def call() -> jax.Array:
         words = jnp.zeros((8, 128 if codes == "int32" else 1024), codes)
-        w = ScaledCodes(words, jnp.zeros((8, groups), jnp.float32), rest=jnp.zeros(rest, kind))
+        w = ScaledCodes(words, jnp.zeros((8, groups), jnp.float32), low_bits=jnp.zeros(rest, kind))
         return gemv(w, jnp.zeros((1, 1024), "float32"))
 
     return call

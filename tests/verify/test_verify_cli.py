@@ -379,7 +379,7 @@ def test_a_closed_pipe_is_no_verdict(tmp_path):
         (["--replay", "none.json"], "none.json: No such file or directory"),
         (
             ["--replay", "r.json", "--set", "n=1"],
-            "--set narrows the draws of a candidate; it does not go with --replay",
+            "--set narrows the draws of a candidate, so it does not go with --replay",
         ),
         (["pack"], "this package has no function for pack: name yours with --candidate"),
         (["softmax", "--candidate", "mine:right", "--set", "hidden=All"], "got All: did you mean all?"),
@@ -403,7 +403,7 @@ def test_wrong_usage(folder, arguments, error, capsys):
 
 
 def test_without_a_candidate_our_own_ops_are_verified(verify):
-    """Side by side; an op that no function of this package is called as has no line."""
+    """Side by side; an op without a function of this package has no line."""
     done = verify("softmax", "draw", "pack", "--examples", "3", "--seed", "1", "--dtype", "float32")
     assert [line.split("  ")[1] for line in done.stdout.splitlines() if not line.startswith(" ")] == [
         "llamaspec.model.candidates.kernels:softmax",

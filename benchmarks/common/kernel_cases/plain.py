@@ -11,7 +11,7 @@ from jax import lax
 
 from llamaspec.model.ops.block import rmsnorm as _rmsnorm
 from llamaspec.model.ops.products import dot
-from llamaspec.model.weights.codes import FP8
+from llamaspec.model.weights.forms.fp8 import FP8
 from llamaspec.pallas_kernels.parts import int4
 from llamaspec.pallas_kernels.parts.matrix import ScaledCodes, ScaledE4M3
 
@@ -51,7 +51,7 @@ def _product(x, w):
 def _levels(w: ScaledCodes):
     if not w.in_words:
         return w.codes
-    codes = int4.unpacked(w.codes, w.order, w.rest)
+    codes = int4.unpacked(w.codes, w.order, w.low_bits)
     if w.levels is not None:
         return jnp.asarray(w.levels.integers, jnp.float32)[codes] * w.levels.unit
     return codes if w.minima is not None else int4.signed(codes, w.bits)

@@ -1,0 +1,99 @@
+"""The device that programs run on: JAX is asked once, and the answer is passed down."""
+
+import os
+from typing import Any, NamedTuple
+
+import jax
+
+from llamaspec.model.system import available_bytes, cuda_memory, nvidia_memory
+
+# Words of JAX's errors about a GPU that is full. Libraries fail to open when no memory is left for their handles.
+FULL = ("RESOURCE_EXHAUSTED", "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
+HOPPER = "9.0"  # the compute capability that the kernels are made for
+
+
+class Device(NamedTuple):
+    """The facts of a device that decide how a model runs on it."""
+
+    platform: str  # cpu, gpu, tpu
+    kind: str  # JAX's name for it, such as "NVIDIA H200"
+    capability: str | None = None  # the compute capability of an NVIDIA GPU, such as 9.0
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether the kernels of `pallas_kernels` are made for it."""
+        return self.capability == HOPPER
+
+    def __str__(self) -> str:
+        """
+        >>> print(Device("gpu", "NVIDIA H200", "9.0"), Device("cpu", "cpu"), sep=", ")
+        NVIDIA H200, CPU
+        """
+        return "CPU" if self.platform == "cpu" else self.kind
+
+
+def devices() -> list[Any]:
+    """Ask JAX for its devices, which opens them.
+
+    Raises MemoryError if other processes hold the GPU's memory, and ValueError if JAX has no device as JAX_PLATFORMS
+    names it.
+    """
+    try:
+        return jax.devices()
+    except (RuntimeError, AssertionError) as error:  # The latter has no words: JAX finds no backend at all.
+        if is_full(str(error)):
+            raise MemoryError(no_room_to_start()) from error
+        if platforms := os.environ.get("JAX_PLATFORMS"):
+            reason = (str(error).split(" (set JAX_PLATFORMS")[0] or "JAX finds no such device").split("\n")[0][:300]
+            raise ValueError(
+                f"JAX_PLATFORMS is {platforms}: {reason}; without the variable JAX chooses itself"
+            ) from error
+        raise
+
+
+def is_full(message: str) -> bool:
+    """Whether an error of JAX says that a GPU has no memory left."""
+    return any(words in message for words in FULL)
+
+
+def no_room_to_start() -> str:
+    """Say that a GPU is full before anything of ours is on it."""
+    memory = nvidia_memory()
+    held = "" if memory is None else f": {(memory[1] - memory[0]) / 2**30:.1f} GiB are held by other processes"
+    return f"the GPU has no room to start{held}"
+
+
+def default_device() -> Device:
+    """Ask JAX for the device that it computes on by default."""
+    device = devices()[0]
+    return Device(device.platform, device.device_kind, getattr(device, "compute_capability", None))
+
+
+class Room(NamedTuple):
+    """Memory of the default device, in bytes."""
+
+    free: int
+    other_programs: int = 0  # bytes that other programs hold; 0 if unknown
+
+
+def room() -> Room:
+    """Ask how much memory the first device of this process has left: a GPU's own, or the machine's.
+
+    JAX counts all that it may take of a GPU, also what other programs hold. CUDA knows of them.
+    """
+    device = jax.local_devices()[0]  # JAX does not say it of another process's device
+    stats = None if device.platform == "cpu" else device.memory_stats()
+    memory = cuda_memory() if device.platform == "gpu" else None
+    if not stats:  # a GPU has none with XLA_PYTHON_CLIENT_ALLOCATOR=platform
+        return Room(memory[0] if memory else available_bytes())
+    allowed = stats["bytes_limit"] - stats["bytes_in_use"]
+    if not memory:
+        return Room(allowed)
+    free, total = memory
+    pool = stats.get("pool_bytes", stats["bytes_in_use"])
+    return Room(min(allowed, free + pool - stats["bytes_in_use"]), max(0, total - free - pool))
+
+
+def free_bytes() -> int:
+    """Give the memory that is free now on JAX's default device."""
+    return room().free
