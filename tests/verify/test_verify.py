@@ -263,7 +263,7 @@ def test_a_budget_ends_a_run():
     assert report.outcome == "within bounds"
     assert 0 < report.examples < 100_000
     assert (
-        f"({report.examples} examples before the time ran out,  {report.compared:,} numbers compared, seed 0"
+        f"({report.examples} examples before the time ran out, {report.compared:,} numbers compared, seed 0"
         in counterexample(report, RMSNORM)[0]
     )
     assert run(right, seconds=0.0).examples == 1

@@ -373,7 +373,7 @@ def test_a_closed_pipe_is_no_verdict(tmp_path):
             "expected a dtype of float32, bfloat16, float16; got int8",
         ),
         (["softmax", "--candidate", "mine:right", "--set", "m=3"], "softmax draws rows, n, x, around, hidden; got m"),
-        (["softmax", "add", "--candidate", "mine:right"], "--candidate is one function: name the op that it is"),
+        (["softmax", "add", "--candidate", "mine:right"], "--candidate names one function: name one op"),
         (["--candidate", "mine"], "--candidate is a module: name the ops to verify"),
         (["softmax", "--candidate", "mine"], "mine:softmax cannot be imported: AttributeError"),
         (["--replay", "none.json"], "none.json: No such file or directory"),
