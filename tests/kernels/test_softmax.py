@@ -77,9 +77,9 @@ def test_rows_do_not_know_of_each_other():
     x[0] = np.nan
     with interpreter():
         p = softmax(jnp.asarray(x))
-        alone = softmax(jnp.asarray(x[1:]))
+        part = softmax(jnp.asarray(x[1:]))
     assert np.isnan(p[0]).all()
-    np.testing.assert_array_equal(np.asarray(p)[1:], np.asarray(alone))
+    np.testing.assert_array_equal(np.asarray(p)[1:], np.asarray(part))
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -113,7 +113,7 @@ def test_each_token_alone(tokens):
     random = np.random.default_rng(0)
     layer = [random.normal(size=s) for s in [(4, DIM), (4, FFN, DIM), (4, FFN, DIM), (4, DIM, FFN)]]
     x = random.normal(size=(tokens, DIM))
-    alone = [moe(token[None], *layer, experts_per_token=2) for token in x]
+    singles = [moe(token[None], *layer, experts_per_token=2) for token in x]
     together = moe(x, *layer, experts_per_token=2)
     assert together.shape == x.shape
-    assert_within(together, np.concatenate([np.zeros((0, DIM)), *alone]), 1e-13)
+    assert_within(together, np.concatenate([np.zeros((0, DIM)), *singles]), 1e-13)

@@ -26,11 +26,11 @@ def test_a_turn_back_by_n_is_the_position_n_before(m, n, dim):
 
 @given(m=places, n=places, dim=dims)
 def test_products_know_the_distance_alone(m, n, dim):
-    one, other = sinusoidal(np.array([m, n]), dim=dim)
+    at_m, at_n = sinusoidal(np.array([m, n]), dim=dim)
     turns = frequencies(dim, theta=10_000.0)
     bound = np.sum((m + n + abs(m - n)) * turns + dim + 8) * U
-    assert_within(one @ other, np.sum(np.cos((m - n) * turns)), bound)
-    assert_within(one @ one, dim / 2, (dim + 4) * dim * U)
+    assert_within(at_m @ at_n, np.sum(np.cos((m - n) * turns)), bound)
+    assert_within(at_m @ at_m, dim / 2, (dim + 4) * dim * U)
 
 
 def test_slopes_are_those_of_the_paper_and_of_its_code():

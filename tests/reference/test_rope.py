@@ -145,17 +145,17 @@ def scaling_of(parameters: dict) -> Scaling | None:
 @pytest.mark.parametrize("golden", GOLDENS, ids=lambda g: f"{g['head_dim']} {g['theta']:g} {g['parameters']}")
 def test_frequencies_of_transformers(golden):
     scaling = scaling_of(golden["parameters"])
-    mine = frequencies(golden["head_dim"], theta=golden["theta"], scaling=scaling)
+    actual = frequencies(golden["head_dim"], theta=golden["theta"], scaling=scaling)
     # transformers raises theta to 2i/d in float32: the exponent is rounded, by up to u, which in the power is ln(theta)
     # u; a power, its reciprocal and a division by the factor follow, and here the decimals of the file.
     relative = (np.log(golden["theta"]) + 6) * roundoff(np.float32)
-    bound = mine * relative
+    bound = actual * relative
     if isinstance(scaling, Llama3Scaling):
         # Between low and high the frequency also decides how much is kept: up to high / (high - low) of its error.
         low, high = scaling.low_frequency, scaling.high_frequency
         unscaled = frequencies(golden["head_dim"], theta=golden["theta"])
         bound = bound + unscaled * (relative + 4 * roundoff(np.float32)) * high / (high - low)
-    assert_within(golden["frequencies"], mine, bound)
+    assert_within(golden["frequencies"], actual, bound)
 
 
 @given(head_dim=head_dims, theta=thetas)

@@ -28,9 +28,9 @@ temperatures = st.sampled_from([0.0, 5e-324, 1e-300, 0.01, 0.5, 1.0, 1.3, 100.0]
 penalties = st.sampled_from([0.5, 1.0, 1.1, 2.0])
 
 
-def renormalized(p, kept):
-    total = sum(x for x, keep in zip(p, kept, strict=True) if keep)
-    return np.array([x / total if keep else 0.0 for x, keep in zip(p, kept, strict=True)])
+def renormalized(p, mask):
+    total = sum(x for x, keep in zip(p, mask, strict=True) if keep)
+    return np.array([x / total if keep else 0.0 for x, keep in zip(p, mask, strict=True)])
 
 
 def close(actual, exact):
@@ -101,12 +101,12 @@ def test_each_filter_gives_a_distribution_without_reordering(p, top_k, top_p, mi
     for q in (keep_top_k(p, k=top_k), keep_top_p(p, top_p=top_p), keep_min_p(p, min_p=min_p)):
         assert q.dtype == np.float64 and np.all(q >= 0)
         assert_within(q.sum(), 1, 2 * len(p) * U)
-        kept = q > 0
-        assert kept[p == p.max()].all()  # something always stays, and the most probable before all
-        assert not kept[p == 0].any()
-        assert all(kept[p == x].all() or not kept[p == x].any() for x in p)  # ties stay or go together
-        assert kept.all() or p[~kept].max() < p[kept].min()
-        assert np.all(q[kept] >= p[kept] * (1 - 4 * len(p) * U))
+        mask = q > 0
+        assert mask[p == p.max()].all()  # something always stays, and the most probable before all
+        assert not mask[p == 0].any()
+        assert all(mask[p == x].all() or not mask[p == x].any() for x in p)  # ties stay or go together
+        assert mask.all() or p[~mask].max() < p[mask].min()
+        assert np.all(q[mask] >= p[mask] * (1 - 4 * len(p) * U))
 
 
 @given(p=distributions, ks=st.tuples(st.integers(1, 14), st.integers(1, 14)), ps=st.tuples(top_ps, top_ps))

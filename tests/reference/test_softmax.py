@@ -106,6 +106,10 @@ def test_order_of_the_blocks_does_not_matter(noise, blocks, data):
             running = running_update(running, block)
         return running
 
-    one, other = run(scores), run(order)
-    assert one.maximum == other.maximum == max(block.max() for block in scores)
-    assert_within(one.total, other.total, other.total * 2 * online_bound(np.concatenate(scores), len(blocks)))
+    state, reordered = run(scores), run(order)
+    assert state.maximum == reordered.maximum == max(block.max() for block in scores)
+    assert_within(
+        state.total,
+        reordered.total,
+        reordered.total * 2 * online_bound(np.concatenate(scores), len(blocks)),
+    )

@@ -256,7 +256,7 @@ def broken(read: Callable[[np.ndarray], np.ndarray], w: np.ndarray) -> set[str]:
         "odd": np.array_equal(read(-w), -q),
         "fixed": np.array_equal(read(q), q),
     }
-    return {law for law, held in holds.items() if not held}
+    return {law for law, holds_here in holds.items() if not holds_here}
 
 
 @given(kind=kinds, seed=seeds)

@@ -160,9 +160,9 @@ def test_scales_are_those_of_bitsandbytes():
     codes = read(golden["codes"], "u1")
     near = np.abs(codes.astype(int) - q.codes) <= 1
     assert np.all(near) and np.mean(codes == q.codes) > 0.95
-    same = codes == q.codes
+    equal = codes == q.codes
     bound = 4 * moved + 4 * U32 * (np.abs(scales) + q.offset + np.repeat(q.tops, 256)[: len(scales)])
-    assert_within(read(golden["scales"])[same], double_quantization.dequantize(q)[same], bound[same])
+    assert_within(read(golden["scales"])[equal], double_quantization.dequantize(q)[equal], bound[equal])
 
 
 @given(weights=weights, count=st.sampled_from([1, 2, 255, 256, 257, 600]))
