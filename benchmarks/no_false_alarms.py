@@ -29,7 +29,7 @@ from llamaspec.benchmarks.report import RAW
 from llamaspec.model.candidates.table import CANDIDATES
 from llamaspec.verify.campaign import Campaign, Job, run
 from llamaspec.verify.catalogue import IMPLEMENTATIONS
-from llamaspec.verify.runner import unseen
+from llamaspec.verify.judging.runner import unseen
 
 LOG = RAW / "no-false-alarms.jsonl"
 EXAMPLES = {"numpy": 10_000, "xla": 10_000, "onnxruntime": 10_000, "kernels": 200}

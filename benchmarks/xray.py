@@ -18,7 +18,7 @@ from llamaspec.learn.xray.content import default_layers
 from llamaspec.learn.xray.page import write_page
 from llamaspec.model.candidates.walking import chosen_ops, walkable
 from llamaspec.model.insight.shapes import SHAPES
-from llamaspec.verify.precision import precision
+from llamaspec.verify.bounds.precision import precision
 
 TOKENS = 12  # as a short sentence has
 

@@ -22,7 +22,7 @@ from llamaspec.benchmarks.kernel_cases.attention import WINDOW
 from llamaspec.benchmarks.kernel_cases.case import Case
 from llamaspec.benchmarks.report import Row, in_a_line, skipped
 from llamaspec.pallas_kernels.unsupported import Unsupported
-from llamaspec.verify.running_error import NO_BOUND, Approx
+from llamaspec.verify.bounds.running_error import NO_BOUND, Approx
 
 POISON = 1 << 24  # numbers
 CANARIES = 64  # arrays

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from llamaspec.reference.config import Config
-from llamaspec.verify.running_error import Approx
+from llamaspec.verify.bounds.running_error import Approx
 
 FLOAT32, BFLOAT16 = np.dtype(jnp.float32), np.dtype(jnp.bfloat16)
 

@@ -1,4 +1,4 @@
-"""The ops of the table in float64, with bounds on a kernel's error, composed from `verify.running_error`.
+"""The ops of the table in float64, with bounds on a kernel's error, composed from `verify.bounds.running_error`.
 
 Each function takes the arguments of the kernel of its name, as NumPy arrays, and gives its results, with a bound on the
 error of each element that holds for sums in any order.
@@ -16,8 +16,8 @@ from llamaspec.pallas_kernels.parts.quantized_product import GROUPS
 from llamaspec.reference.attention import causal_mask
 from llamaspec.reference.quantizers.minifloat import E4M3
 from llamaspec.reference.softmax import softmax as exact_softmax
-from llamaspec.verify.precision import TINY, U
-from llamaspec.verify.running_error import (
+from llamaspec.verify.bounds.precision import TINY, U
+from llamaspec.verify.bounds.running_error import (
     ELEMENTARY,
     Approx,
     added,
@@ -30,7 +30,7 @@ from llamaspec.verify.running_error import (
     projected,
     turned_by,
 )
-from llamaspec.verify.running_error import rounded as rounded_by
+from llamaspec.verify.bounds.running_error import rounded as rounded_by
 
 ROUNDING = 2.0**-8  # of bfloat16
 PARTS = 16  # of the columns of a product with several vectors, at most, and a rounding

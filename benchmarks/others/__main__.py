@@ -17,14 +17,14 @@ from typing import Any
 
 from llamaspec.benchmarks.others.rows import table
 from llamaspec.benchmarks.others.table import OTHERS
+from llamaspec.verify.bounds.precision import precision
 from llamaspec.verify.campaign import Job
-from llamaspec.verify.candidate import Direct
+from llamaspec.verify.candidates.candidate import Direct
+from llamaspec.verify.candidates.worker import load
 from llamaspec.verify.catalogue import contract_for
-from llamaspec.verify.precision import precision
-from llamaspec.verify.replay import Replay, digest, save
-from llamaspec.verify.report import counterexample
-from llamaspec.verify.runner import verify
-from llamaspec.verify.worker import load
+from llamaspec.verify.judging.runner import verify
+from llamaspec.verify.reports.replay import Replay, digest, save
+from llamaspec.verify.reports.report import counterexample
 
 
 def chosen(names: Sequence[str]) -> list[Job]:

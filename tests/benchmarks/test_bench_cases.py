@@ -16,7 +16,7 @@ from llamaspec.benchmarks.kernel_cases import OPS, kernel_cases
 from llamaspec.benchmarks.kernel_cases.attention import window_cases
 from llamaspec.benchmarks.kernel_cases.case import FLOAT32, Case
 from llamaspec.benchmarks.kernel_cases.products import bias_cases
-from llamaspec.verify.running_error import Approx
+from llamaspec.verify.bounds.running_error import Approx
 
 BFLOAT16 = np.dtype(jnp.bfloat16)
 # In bfloat16, XLA's form also rounds in between, such as a norm before the product; the bounds are for kernels.

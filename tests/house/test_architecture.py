@@ -30,12 +30,28 @@ class Rule(NamedTuple):
     at_once: bool = False  # True: the rule concerns imports of the module, not those inside functions
 
 
+# The rooms of verify/, each of which imports those before it: an op's contract never imports the machinery that judges.
+VERIFY = (
+    *("bounds", "contract", "draws", "candidates", "mutant", "contracts", "mutants", "declare", "loose"),
+    *("judging", "reports", "catalogue", "adapt", "campaign", "kernelbench", "pytest"),
+)
+
+
+def _room(name: str) -> str:
+    return f"verify/{name}.py" if (ROOT / f"verify/{name}.py").is_file() else f"verify/{name}/"
+
+
 RULES = [
     Rule("reference/", only=("reference", "numpy", "ml_dtypes", "jaxtyping", "regex", *sys.stdlib_module_names)),
     Rule(
         "verify/",
         only=("verify", "reference", "hypothesis", "numpy", "ml_dtypes", "jaxtyping", *sys.stdlib_module_names),
     ),
+    *(Rule(_room(name), never=tuple(f"verify.{later}" for later in VERIFY[n:])) for n, name in enumerate(VERIFY, 1)),
+    # A candidate's own Python runs these files, which has NumPy but nothing of ours.
+    Rule("verify/candidates/worker.py", only=("numpy", *sys.stdlib_module_names)),
+    Rule("verify/candidates/clock.py", only=("numpy", *sys.stdlib_module_names)),
+    Rule("verify/candidates/kernelbench_calls.py", only=("numpy", *sys.stdlib_module_names)),
     Rule("pallas_kernels/", never=tuple(name for name in OURS if name != "pallas_kernels")),
     Rule("model/", never=("cli", "commands", "verify", "tests", "benchmarks", "serving", "training", "learn")),
     Rule("training/", never=("cli", "commands", "verify", "tests", "benchmarks", "serving", "learn")),
@@ -128,6 +144,13 @@ def test_imports_run_one_way():
     assert [wrong for file in files for wrong in violations(file, (ROOT / file).read_text(encoding="utf-8"))] == []
 
 
+def test_the_rooms_of_verify_are_all_in_order():
+    rooms = {
+        path.stem for path in (ROOT / "verify").iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()
+    }
+    assert rooms - {"__init__"} == {*VERIFY}
+
+
 def test_everything_of_ours_is_imported_by_one_name():
     """A module that is imported as `reference.rope`, too, is there twice, with classes that are not the same."""
     short = {*OURS} - {"tests"}
@@ -148,6 +171,10 @@ def test_everything_of_ours_is_imported_by_one_name():
         ("reference/rope.py", "from .config import Config"),  # relative imports hide where they lead
         ("reference/rope.py", "def f():\n    if True:\n        import jax"),
         ("verify/contracts.py", "from llamaspec.pallas_kernels import rmsnorm"),
+        ("verify/draws/draw.py", "from llamaspec.verify.judging.examination import Examination"),
+        ("verify/contract.py", "from llamaspec.verify.contracts import softmax"),
+        ("verify/judging/runner.py", "def f():\n    from llamaspec.verify.reports.report import counterexample"),
+        ("verify/candidates/worker.py", "from llamaspec.verify.candidates.process import Process"),
         ("pallas_kernels/rmsnorm.py", "from llamaspec.reference.rmsnorm import rmsnorm"),
         ("model/forward.py", "from llamaspec import reference"),
         ("model/forward.py", "from llamaspec.reference import rmsnorm"),

@@ -19,7 +19,7 @@ from llamaspec.pallas_kernels.parts import int4
 from llamaspec.pallas_kernels.parts.compat import interpreter
 from llamaspec.pallas_kernels.parts.matrix import ScaledCodes
 from llamaspec.pallas_kernels.parts.tile import Tile
-from llamaspec.verify.running_error import Approx
+from llamaspec.verify.bounds.running_error import Approx
 from tests.support.strategies import Noise, assert_within, at_extremes, dtypes, noises, share_of
 
 EPS = 1e-5

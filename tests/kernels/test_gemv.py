@@ -1,7 +1,7 @@
 """Matrix times vectors, alone and in the fused ops norm_qkv and norm_gate_up, in the interpreter.
 
 The interpreter looks for races, reads of memory that was never written, and reads outside of arrays. Numbers are within
-the bounds of running error analysis (verify/running_error.py), which hold for any order of sums.
+the bounds of running error analysis (verify/bounds/running_error.py), which hold for any order of sums.
 """
 
 from math import prod
@@ -26,7 +26,7 @@ from llamaspec.pallas_kernels.parts.quantized_product import Int4Product, Int8Pr
 from llamaspec.pallas_kernels.parts.row_product import RowProduct
 from llamaspec.pallas_kernels.parts.row_tiles import BLOCK_MEMORY, PROCESSOR_MEMORY
 from llamaspec.pallas_kernels.parts.tile import Tile
-from llamaspec.verify.running_error import Approx, added, exactly, gamma, gated, normalized, projected, rounded
+from llamaspec.verify.bounds.running_error import Approx, added, exactly, gamma, gated, normalized, projected, rounded
 from tests.support.strategies import DENORMAL, share_of
 
 UNITS = {"float32": 0.0, "bfloat16": 2**-8}

@@ -22,7 +22,7 @@ from llamaspec.pallas_kernels.parts.levels import Levels
 from llamaspec.pallas_kernels.parts.matrix import ScaledCodes, product_of
 from llamaspec.pallas_kernels.parts.tile import Tile
 from llamaspec.pallas_kernels.unsupported import Unsupported
-from llamaspec.verify.running_error import Approx, added
+from llamaspec.verify.bounds.running_error import Approx, added
 from tests.support.strategies import Noise, assert_within, at_extremes, dtypes, noises, share_of
 
 # Bits, columns that share a scale, and what groups have beside it or codes choose from.

@@ -28,7 +28,7 @@ from llamaspec.pallas_kernels.parts.compat import interpreter
 from llamaspec.pallas_kernels.parts.matrix import MAX_BATCH, ScaledE4M3
 from llamaspec.pallas_kernels.unsupported import Unsupported
 from llamaspec.reference.config import Config
-from llamaspec.verify.running_error import Approx, gamma
+from llamaspec.verify.bounds.running_error import Approx, gamma
 from tests.kernels.kernel_ops import KERNEL_OPS
 from tests.support.random_models import random_checkpoint
 from tests.support.strategies import Noise, assert_within

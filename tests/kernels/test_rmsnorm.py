@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from llamaspec.pallas_kernels.parts.compat import interpreter
 from llamaspec.pallas_kernels.rmsnorm import rmsnorm
-from llamaspec.verify.running_error import TINY, exactly, normalized, rounded
+from llamaspec.verify.bounds.running_error import TINY, exactly, normalized, rounded
 from tests.support.strategies import Noise, assert_within, at_extremes, dtypes, noises, roundoff, share_of
 
 EPS = 1e-5

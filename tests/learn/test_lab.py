@@ -11,12 +11,12 @@ from llamaspec.learn.lab.check import check, solution
 from llamaspec.learn.lab.exercise import Broken
 from llamaspec.learn.lab.folder import ALL, KERNEL, function_of, kernel, name_of, only, readme, write
 from llamaspec.reference import attention, llama, rmsnorm, rope, sentencepiece_bpe, softmax
-from llamaspec.verify.candidate import Direct
+from llamaspec.verify.bounds.precision import precision
+from llamaspec.verify.candidates.candidate import Direct
+from llamaspec.verify.candidates.worker import load_file
 from llamaspec.verify.catalogue import contract_for
+from llamaspec.verify.judging.runner import verify
 from llamaspec.verify.mutants import quantized
-from llamaspec.verify.precision import precision
-from llamaspec.verify.runner import verify
-from llamaspec.verify.worker import load_file
 from tests.support.processes import REPOSITORY, interrupt_within, run_llamaspec
 
 BROKEN = [exercise for exercise in ALL.values() if isinstance(exercise, Broken)]

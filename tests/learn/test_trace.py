@@ -14,7 +14,7 @@ from llamaspec.model.running.reference_backend import load_reference_params
 from llamaspec.model.tensors import tensor_shapes
 from llamaspec.reference.llama import empty_cache, forward
 from llamaspec.reference.softmax import softmax
-from llamaspec.verify.walk import BEYOND, CONFIGS, walk, weights
+from llamaspec.verify.judging.walk import BEYOND, CONFIGS, walk, weights
 from tests.support.processes import REPOSITORY
 
 TOKENS = [3, 14, 15, 9, 26, 5, 35]

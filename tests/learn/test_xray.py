@@ -36,7 +36,7 @@ from llamaspec.model.tensors import tensor_shapes
 from llamaspec.reference.linear import linear
 from llamaspec.reference.rmsnorm import rmsnorm
 from llamaspec.reference.rope import LinearScaling, frequencies
-from llamaspec.verify.walk import BEYOND, CONFIGS, weights
+from llamaspec.verify.judging.walk import BEYOND, CONFIGS, weights
 from tests.support.processes import REPOSITORY, interrupt_within, run_llamaspec
 
 TOKENS = [3, 14, 15, 9, 26]

@@ -21,8 +21,8 @@ from llamaspec.model.weights.params import Params, load_params
 from llamaspec.reference import llama as reference
 from llamaspec.reference.attention import causal_mask
 from llamaspec.reference.config import Config
-from llamaspec.verify import running_error as bound
-from llamaspec.verify.running_error import Approx, exactly
+from llamaspec.verify.bounds import running_error as bound
+from llamaspec.verify.bounds.running_error import Approx, exactly
 from tests.support.random_models import CONFIGS, random_checkpoint
 from tests.support.strategies import assert_within, seeds, share_of
 

@@ -55,8 +55,8 @@ from llamaspec.training.recipe import Recipe
 from llamaspec.training.stories import source, vocabulary
 from llamaspec.training.stories.source import Stories, questions
 from llamaspec.training.stories.vocabulary import EOS
-from llamaspec.verify import running_error as bound
-from llamaspec.verify.running_error import exactly, gamma
+from llamaspec.verify.bounds import running_error as bound
+from llamaspec.verify.bounds.running_error import exactly, gamma
 from tests.model.test_model_against_reference import composed_bound
 from tests.support import tiny_tokenizers
 from tests.support.processes import REPOSITORY

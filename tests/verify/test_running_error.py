@@ -6,10 +6,10 @@ from itertools import product
 import numpy as np
 import pytest
 
+from llamaspec.verify.bounds.precision import U
+from llamaspec.verify.bounds.running_error import routed
 from llamaspec.verify.catalogue import CONTRACTS
 from llamaspec.verify.contract import Expected
-from llamaspec.verify.precision import U
-from llamaspec.verify.running_error import routed
 
 GATE, UP = np.array([[-20.0, -3.0, -1.0, -0.1, 0.5, 6.0]], np.float32), np.full((1, 6), 3.0, np.float32)
 BOTH = {"gate": GATE, "up": UP}

@@ -15,19 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy import array
 
-from llamaspec.verify import replay
-from llamaspec.verify.candidate import Direct
+from llamaspec.verify.bounds.precision import PRECISIONS, precision
+from llamaspec.verify.candidates.candidate import Direct
 from llamaspec.verify.catalogue import CONTRACTS, contract_for
 from llamaspec.verify.contract import Expected
-from llamaspec.verify.domain import choices
-from llamaspec.verify.draw import KINDS, Values, integers, values
-from llamaspec.verify.examination import examine
-from llamaspec.verify.judge import judge
-from llamaspec.verify.precision import PRECISIONS, precision
-from llamaspec.verify.replay import Replay
-from llamaspec.verify.report import as_json, as_junit, counterexample
-from llamaspec.verify.runner import verify
-from llamaspec.verify.seeded import PROVIDERS, by_the_seed_alone
+from llamaspec.verify.draws.domain import choices
+from llamaspec.verify.draws.draw import KINDS, Values, integers, values
+from llamaspec.verify.draws.seeded import PROVIDERS, by_the_seed_alone
+from llamaspec.verify.judging.examination import examine
+from llamaspec.verify.judging.judge import judge
+from llamaspec.verify.judging.runner import verify
+from llamaspec.verify.reports import replay
+from llamaspec.verify.reports.replay import Replay
+from llamaspec.verify.reports.report import as_json, as_junit, counterexample
 
 FLOAT32 = precision("float32")
 RMSNORM = contract_for("rmsnorm")
@@ -53,7 +53,7 @@ def eps_outside(x, weight, *, eps):
 def time_to_shrink() -> Iterator[None]:
     """A busy machine may need longer for the smallest counterexample than a person would wait."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("llamaspec.verify.runner.SHRINKING", np.inf)
+        patch.setattr("llamaspec.verify.judging.runner.SHRINKING", np.inf)
         yield
 
 

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llamaspec.verify.candidate import Direct
+from llamaspec.verify.bounds.precision import precision
+from llamaspec.verify.candidates.candidate import Direct
 from llamaspec.verify.catalogue import CONTRACTS
-from llamaspec.verify.precision import precision
-from llamaspec.verify.runner import verify
+from llamaspec.verify.judging.runner import verify
 
 
 def vjp(function, inputs, dy):

@@ -9,15 +9,15 @@ import pytest
 from llamaspec.model import candidates
 from llamaspec.model.candidates import table
 from llamaspec.verify import contracts, mutants
-from llamaspec.verify.candidate import Direct
+from llamaspec.verify.bounds.precision import U, precision
+from llamaspec.verify.candidates.candidate import Direct
 from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS, by_op, contract_for, found
 from llamaspec.verify.contract import Contract, as_float64
-from llamaspec.verify.draw import Values
-from llamaspec.verify.examination import examine
-from llamaspec.verify.judge import judge
+from llamaspec.verify.draws.draw import Values
+from llamaspec.verify.judging.examination import examine
+from llamaspec.verify.judging.judge import judge
+from llamaspec.verify.judging.runner import verify
 from llamaspec.verify.mutant import Implementation
-from llamaspec.verify.precision import U, precision
-from llamaspec.verify.runner import verify
 from tests.support.strategies import share_of
 
 HALVE = """
@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from llamaspec.verify.contract import Contract, Expected
 from llamaspec.verify.contracts.add import CONTRACT as OF_ANOTHER_FILE
-from llamaspec.verify.draw import values
+from llamaspec.verify.draws.draw import values
 
 
 def halve(x):

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamaspec.verify import judge
-from llamaspec.verify.candidate import Direct, Worker
+from llamaspec.verify.bounds.precision import precision
+from llamaspec.verify.candidates.candidate import Direct, Worker
+from llamaspec.verify.candidates.guard import Guarded, changes, snapshot
 from llamaspec.verify.catalogue import CONTRACTS
-from llamaspec.verify.examination import Examination
-from llamaspec.verify.guard import Guarded, changes, snapshot
-from llamaspec.verify.precision import precision
-from llamaspec.verify.runner import _Search, verify
+from llamaspec.verify.judging import judge
+from llamaspec.verify.judging.examination import Examination
+from llamaspec.verify.judging.runner import _Search, verify
 from tests.support.waiting import PATIENCE
 from tests.verify import test_verify_timing
 
@@ -254,9 +254,9 @@ def patches_a_method():
     ("patch", "name"),
     [
         (patches_the_definition, "llamaspec.reference.softmax.softmax"),
-        (patches_code, "llamaspec.verify.judge._ratio.__code__"),
-        (patches_a_class, "llamaspec.verify.examination.Examination.violated"),
-        (patches_a_method, "llamaspec.verify.runner._Search._examine.__code__"),
+        (patches_code, "llamaspec.verify.judging.judge._ratio.__code__"),
+        (patches_a_class, "llamaspec.verify.judging.examination.Examination.violated"),
+        (patches_a_method, "llamaspec.verify.judging.runner._Search._examine.__code__"),
     ],
 )
 def test_a_patched_judge_is_refused_in_a_test(patch, name):

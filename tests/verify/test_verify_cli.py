@@ -41,7 +41,10 @@ def lacks(x):
 
 
 # All examples, and the smallest counterexample: for a busy machine the limits of time are too short for them.
-PATIENT = "from llamaspec.verify import runner; runner.SHRINKING = float('inf'); from llamaspec import cli; cli.main()"
+PATIENT = (
+    "from llamaspec.verify.judging import runner; runner.SHRINKING = float('inf'); "
+    "from llamaspec import cli; cli.main()"
+)
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import strategies as st
 
 from llamaspec.cli import llamaspec
-from llamaspec.verify.candidate import Direct
-from llamaspec.verify.carried import Carried, Rounding
+from llamaspec.verify.bounds.carried import Carried, Rounding
+from llamaspec.verify.bounds.precision import TINY, U, precision
+from llamaspec.verify.candidates.candidate import Direct
 from llamaspec.verify.catalogue import in_file
 from llamaspec.verify.contract import Expected, with_rounding
 from llamaspec.verify.declare import declare, derived, sizes
-from llamaspec.verify.mutation import trials
-from llamaspec.verify.precision import TINY, U, precision
-from llamaspec.verify.runner import verify
+from llamaspec.verify.judging.mutation import trials
+from llamaspec.verify.judging.runner import verify
 
 FOLDER = Path(__file__).parents[2] / "docs" / "contracts"
 EXAMPLES = ("layernorm", "gelu_gated_linear", "fused_cross_entropy")

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from llamaspec.benchmarks.others.table import GGUF, JAX, ONNXRUNTIME, TORCH, TRITON
 from llamaspec.model.candidates.table import CANDIDATES
-from llamaspec.verify.candidate import Direct, NoVerdict
+from llamaspec.verify.bounds.precision import precision
+from llamaspec.verify.candidates.candidate import Direct, NoVerdict
 from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
 from llamaspec.verify.contract import Expected
-from llamaspec.verify.domain import LONGEST, choices, domain, narrowed
-from llamaspec.verify.draw import HIDDEN, KINDS, Values
-from llamaspec.verify.listing import describe
-from llamaspec.verify.precision import precision
-from llamaspec.verify.report import counterexample
-from llamaspec.verify.runner import verify
+from llamaspec.verify.draws.domain import LONGEST, choices, domain, narrowed
+from llamaspec.verify.draws.draw import HIDDEN, KINDS, Values
+from llamaspec.verify.judging.runner import verify
+from llamaspec.verify.reports.listing import describe
+from llamaspec.verify.reports.report import counterexample
 
 SOFTMAX = CONTRACTS["softmax"]
 

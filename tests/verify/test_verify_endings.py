@@ -19,15 +19,15 @@ import pytest
 
 from llamaspec import cli
 from llamaspec.commands.interrupt import remove_what_is_unfinished
-from llamaspec.verify import examination, runner
+from llamaspec.verify.bounds.precision import precision
 from llamaspec.verify.campaign import Campaign, Job, _end_when_told, _run_all
-from llamaspec.verify.candidate import Direct, Failure, Worker
+from llamaspec.verify.candidates.candidate import Direct, Failure, Worker
+from llamaspec.verify.candidates.worker import load_file
 from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
-from llamaspec.verify.drawing import uniform
-from llamaspec.verify.examination import Unjudged, takes
-from llamaspec.verify.precision import precision
-from llamaspec.verify.runner import verify
-from llamaspec.verify.worker import load_file
+from llamaspec.verify.draws.drawing import uniform
+from llamaspec.verify.judging import examination, runner
+from llamaspec.verify.judging.examination import Unjudged, takes
+from llamaspec.verify.judging.runner import verify
 from tests.support.waiting import PATIENCE, session_lives, session_seconds, until
 
 CANDIDATES = """

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from llamaspec.verify.candidate import Failure, Worker
-from llamaspec.verify.worker import GPUS, read_back
+from llamaspec.verify.candidates.candidate import Failure, Worker
+from llamaspec.verify.candidates.worker import GPUS, read_back
 from tests.support.processes import run_python
 
 no_limit_of_memory = pytest.mark.skipif(
@@ -67,7 +67,7 @@ def refuse(kind, limits):
     right(kind, limits)
 
 resource.setrlimit = refuse
-from llamaspec.verify.worker import limit_resources
+from llamaspec.verify.candidates.worker import limit_resources
 limit_resources()
 print(*(resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE)))
 """

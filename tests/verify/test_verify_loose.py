@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from llamaspec.cli import llamaspec
-from llamaspec.verify.candidate import Direct
+from llamaspec.verify.bounds.precision import PRECISIONS
+from llamaspec.verify.candidates.candidate import Direct
 from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
 from llamaspec.verify.contract import Claim, Law, Trial
+from llamaspec.verify.judging.runner import Report, verify
 from llamaspec.verify.loose import loosened
-from llamaspec.verify.precision import PRECISIONS
 from llamaspec.verify.pytest import contract
-from llamaspec.verify.runner import Report, verify
 
 
 @pytest.fixture(autouse=True)

@@ -10,12 +10,12 @@ import sys
 import numpy as np
 import pytest
 
-from llamaspec.verify.candidate import Direct
+from llamaspec.verify.bounds.precision import TINY, precision
+from llamaspec.verify.candidates.candidate import Direct
 from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
-from llamaspec.verify.draw import Values
-from llamaspec.verify.examination import LAW, examine
+from llamaspec.verify.draws.draw import LAW, Values
+from llamaspec.verify.judging.examination import examine
 from llamaspec.verify.mutant import implementation
-from llamaspec.verify.precision import TINY, precision
 
 MUTANTS = [(op, mutant.name) for op, right in IMPLEMENTATIONS.items() for mutant in right.mutants]
 # The mutants of these ops take seven eighths of the time: a draw of attention or of experts takes long. Most have a
@@ -31,10 +31,10 @@ FAST = [op for op in IMPLEMENTATIONS if op not in LONG]
 
 RIGHT = """
 import json
-from llamaspec.verify.candidate import Direct
+from llamaspec.verify.candidates.candidate import Direct
 from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
-from llamaspec.verify.precision import PRECISIONS
-from llamaspec.verify.runner import verify
+from llamaspec.verify.bounds.precision import PRECISIONS
+from llamaspec.verify.judging.runner import verify
 
 reports = [
     verify(CONTRACTS[op], Direct(right.function), precision=precision, examples=12, seed=0, only=right.only)

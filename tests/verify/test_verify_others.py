@@ -14,15 +14,15 @@ from llamaspec.benchmarks.others.refused import REFUSED
 from llamaspec.benchmarks.others.rows import called, library_of, replay_of
 from llamaspec.benchmarks.others.table import ACCEPTED, GGUF, JAX, ONNXRUNTIME, OTHERS, TRITON
 from llamaspec.reference.losses import cross_entropy
-from llamaspec.verify import replay as replays
+from llamaspec.verify.bounds.precision import precision
 from llamaspec.verify.campaign import Job
-from llamaspec.verify.candidate import Candidate, Direct, Worker
+from llamaspec.verify.candidates.candidate import Candidate, Direct, Worker
+from llamaspec.verify.candidates.worker import load
 from llamaspec.verify.catalogue import contract_for
-from llamaspec.verify.examination import examine
-from llamaspec.verify.precision import precision
-from llamaspec.verify.report import counterexample
-from llamaspec.verify.runner import verify
-from llamaspec.verify.worker import load
+from llamaspec.verify.judging.examination import examine
+from llamaspec.verify.judging.runner import verify
+from llamaspec.verify.reports import replay as replays
+from llamaspec.verify.reports.report import counterexample
 from tests.verify.other_pythons import python_with
 
 ROOT = Path(__file__).parents[2]

@@ -13,13 +13,13 @@ import pytest
 
 from llamaspec import pallas_kernels
 from llamaspec.model.candidates.table import CANDIDATES
-from llamaspec.verify.candidate import Direct
+from llamaspec.verify.bounds.precision import precision
+from llamaspec.verify.bounds.running_error import TANH
+from llamaspec.verify.candidates.candidate import Direct
+from llamaspec.verify.candidates.worker import load
 from llamaspec.verify.catalogue import CONTRACTS, contract_for
-from llamaspec.verify.precision import precision
-from llamaspec.verify.report import counterexample
-from llamaspec.verify.runner import verify
-from llamaspec.verify.running_error import TANH
-from llamaspec.verify.worker import load
+from llamaspec.verify.judging.runner import verify
+from llamaspec.verify.reports.report import counterexample
 
 PLAIN = [candidate for candidate in CANDIDATES if not candidate.kernel]
 KERNELS = [candidate for candidate in CANDIDATES if candidate.kernel]

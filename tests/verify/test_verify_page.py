@@ -11,11 +11,11 @@ import pytest
 from llamaspec.benchmarks import svg
 from llamaspec.cli import llamaspec
 from llamaspec.commands.verify_page import page
-from llamaspec.verify.candidate import Direct
+from llamaspec.verify.bounds.precision import precision
+from llamaspec.verify.candidates.candidate import Direct
 from llamaspec.verify.catalogue import CONTRACTS
-from llamaspec.verify.precision import precision
-from llamaspec.verify.report import counterexample
-from llamaspec.verify.runner import Report, verify
+from llamaspec.verify.judging.runner import Report, verify
+from llamaspec.verify.reports.report import counterexample
 from tests.support.processes import interrupt_within
 
 SVG = "{http://www.w3.org/2000/svg}"

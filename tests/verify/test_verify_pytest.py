@@ -9,11 +9,11 @@ import pytest
 
 from llamaspec.reference.softmax import softmax
 from llamaspec.verify.adapt import adapt
-from llamaspec.verify.candidate import Direct
+from llamaspec.verify.bounds.precision import precision
+from llamaspec.verify.candidates.candidate import Direct
 from llamaspec.verify.catalogue import contract_for, in_file
-from llamaspec.verify.precision import precision
+from llamaspec.verify.judging.runner import verify
 from llamaspec.verify.pytest import contract
-from llamaspec.verify.runner import verify
 from tests.support.processes import REPOSITORY
 
 

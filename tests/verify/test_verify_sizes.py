@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from llamaspec.verify.candidate import Direct
+from llamaspec.verify.bounds.precision import precision
+from llamaspec.verify.candidates.candidate import Direct
 from llamaspec.verify.catalogue import CONTRACTS
 from llamaspec.verify.contract import Contract, Large
 from llamaspec.verify.declare import declare, sizes
-from llamaspec.verify.domain import parsed
-from llamaspec.verify.drawing import uniform
-from llamaspec.verify.listing import describe
-from llamaspec.verify.precision import precision
-from llamaspec.verify.reach import FAR, reaches, table
-from llamaspec.verify.replay import Replay, check, digest, load, save
-from llamaspec.verify.report import counterexample
-from llamaspec.verify.runner import verify
+from llamaspec.verify.draws.domain import parsed
+from llamaspec.verify.draws.drawing import uniform
+from llamaspec.verify.draws.reach import FAR, reaches, table
+from llamaspec.verify.judging.runner import verify
+from llamaspec.verify.reports.listing import describe
+from llamaspec.verify.reports.replay import Replay, check, digest, load, save
+from llamaspec.verify.reports.report import counterexample
 
 
 def early(contract: Contract) -> list[str]:

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from llamaspec.cli import llamaspec
-from llamaspec.verify.candidate import NoVerdict, Worker
+from llamaspec.verify.bounds.precision import precision
+from llamaspec.verify.candidates.candidate import NoVerdict, Worker
+from llamaspec.verify.candidates.clock import FEWEST, Clock
 from llamaspec.verify.catalogue import CONTRACTS
-from llamaspec.verify.clock import FEWEST, Clock
-from llamaspec.verify.precision import precision
-from llamaspec.verify.timing import Timing, timed
+from llamaspec.verify.judging.timing import Timing, timed
 
 SOURCE = """
 import threading
@@ -112,8 +112,8 @@ def run(*arguments: str) -> None:
 def mine(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("llamaspec.verify.timing.ROUNDS", 3)
-    monkeypatch.setattr("llamaspec.verify.timing.SECONDS", 0.001)
+    monkeypatch.setattr("llamaspec.verify.judging.timing.ROUNDS", 3)
+    monkeypatch.setattr("llamaspec.verify.judging.timing.SECONDS", 0.001)
 
 
 def test_two_are_timed_for_the_sizes_that_were_asked_for(capsys):
@@ -161,7 +161,7 @@ def test_exact_results_are_computed_once_for_each_set_of_inputs(evaluated, funct
 
 def test_a_round_calls_no_more_than_it_times(monkeypatch):
     """One call that is not timed, and the fewest that are, where the time of a round is up at once."""
-    monkeypatch.setattr("llamaspec.verify.timing.SECONDS", 0.0)
+    monkeypatch.setattr("llamaspec.verify.judging.timing.SECONDS", 0.0)
     with Worker("mine.py:counted", arrays="numpy") as worker:
         timing = timed(CONTRACTS["add"], [worker], precision("float32"), only=LARGE, seed=0)
     assert Path("calls").stat().st_size == 3 * (1 + FEWEST)
@@ -170,8 +170,8 @@ def test_a_round_calls_no_more_than_it_times(monkeypatch):
 
 def test_no_round_starts_when_the_time_is_up(monkeypatch):
     """Each look at the clock takes 4 s here, of 10."""
-    monkeypatch.setattr("llamaspec.verify.timing.ROUNDS", 11)
-    monkeypatch.setattr("llamaspec.verify.timing.monotonic", itertools.count(0, 4).__next__)
+    monkeypatch.setattr("llamaspec.verify.judging.timing.ROUNDS", 11)
+    monkeypatch.setattr("llamaspec.verify.judging.timing.monotonic", itertools.count(0, 4).__next__)
     told = []
     with Worker("mine.py:counted", arrays="numpy") as worker:
         timing = timed(

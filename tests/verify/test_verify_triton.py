@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamaspec.verify.candidate import Direct
+from llamaspec.verify.bounds.precision import precision
+from llamaspec.verify.candidates.candidate import Direct
 from llamaspec.verify.catalogue import contract_for
-from llamaspec.verify.precision import precision
-from llamaspec.verify.report import counterexample
-from llamaspec.verify.runner import verify
+from llamaspec.verify.judging.runner import verify
+from llamaspec.verify.reports.report import counterexample
 from tests.support.processes import REPOSITORY
 from tests.verify.other_pythons import python_with
 

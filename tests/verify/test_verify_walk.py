@@ -11,7 +11,7 @@ from llamaspec.model.candidates.walking import random_checkpoint, tables, walkab
 from llamaspec.model.ops.table import Ops
 from llamaspec.model.ops.xla import XLA
 from llamaspec.model.tensors import tensor_shapes
-from llamaspec.verify.walk import BEYOND, CONFIGS, first_wrong, report, table, walk, walk_through, weights
+from llamaspec.verify.judging.walk import BEYOND, CONFIGS, first_wrong, report, table, walk, walk_through, weights
 
 CONFIG = replace(CONFIGS["7 heads to 1"], ffn=8)
 TOKENS = [np.array([3, 1, 4, 1, 5], np.int32), np.array([9], np.int32)]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from llamaspec.commands.interrupt import remove_what_is_unfinished
-from llamaspec.verify.candidate import Direct, Failure, NoVerdict, Outputs, Worker, check_library
+from llamaspec.verify.candidates.candidate import Direct, Failure, NoVerdict, Outputs, Worker, check_library
 from tests.support.waiting import PATIENCE, until
 from tests.verify.bad_candidates import CANDIDATES, daemons
 
@@ -97,7 +97,7 @@ def test_a_judge_that_ends_at_once_leaves_no_process(worker):
 
 
 def test_a_signal_within_the_import_of_what_ends_processes_is_acted_on(monkeypatch):
-    for name in ("llamaspec.verify.process", "multiprocessing", "llamaspec.model.checkpoints.staging"):
+    for name in ("llamaspec.verify.candidates.process", "multiprocessing", "llamaspec.model.checkpoints.staging"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     remove_what_is_unfinished()
 

@@ -20,8 +20,8 @@ from llamaspec.reference.config import Config
 from llamaspec.reference.llama import feed_forward
 from llamaspec.reference.moe import route
 from llamaspec.reference.rope import YarnScaling, yarn_magnitude
-from llamaspec.verify.running_error import NO_BOUND, exactly, moe_add
-from llamaspec.verify.walk import walk
+from llamaspec.verify.bounds.running_error import NO_BOUND, exactly, moe_add
+from llamaspec.verify.judging.walk import walk
 from tests.support.random_models import SMALL, random_checkpoint
 from tests.support.strategies import seeds
 

@@ -33,8 +33,8 @@ from llamaspec.reference.quantizers import mx
 from llamaspec.reference.quantizers.blocks import Quantized
 from llamaspec.reference.quantizers.minifloat import E2M1
 from llamaspec.reference.rope import YarnScaling
-from llamaspec.verify import running_error as bound
-from llamaspec.verify.running_error import exactly
+from llamaspec.verify.bounds import running_error as bound
+from llamaspec.verify.bounds.running_error import exactly
 from tests.goldens.make_families import FOLDER, random_tensors, write_checkpoint
 from tests.support.families import write_safetensors
 from tests.support.random_models import SMALL

@@ -35,7 +35,7 @@ from llamaspec.model.weights.params import load_params
 from llamaspec.reference.linear import linear
 from llamaspec.reference.llama import empty_cache, forward
 from llamaspec.reference.quantizers import ggml_activations, smoothquant
-from llamaspec.verify import running_error
+from llamaspec.verify.bounds import running_error
 from tests.commands.test_cli import assert_refused
 from tests.goldens import make_gguf
 from tests.model.checkpoints.gguf.test_gguf_goldens import GOLDENS, IDS, distance, made, theirs

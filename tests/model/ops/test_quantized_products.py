@@ -29,8 +29,8 @@ from llamaspec.model.weights.params import (
 )
 from llamaspec.reference.quantizers.affine import Affine
 from llamaspec.reference.quantizers.blocks import Quantized
-from llamaspec.verify.precision import TINY
-from llamaspec.verify.running_error import flushed, gamma
+from llamaspec.verify.bounds.precision import TINY
+from llamaspec.verify.bounds.running_error import flushed, gamma
 from tests.support.random_models import SMALL, random_checkpoint
 from tests.support.strategies import Noise, assert_within, dtypes, noises, seeds
 

@@ -37,7 +37,7 @@ COMPILED_FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive
 
 
 class Walk(NamedTuple):
-    """A walk of `verify.walk` over a model that so many devices share."""
+    """A walk of `verify.judging.walk` over a model that so many devices share."""
 
     model: str  # of `configs()`
     devices: int
@@ -48,7 +48,7 @@ class Walk(NamedTuple):
     stored: bool = False  # codes are cut as a file has them, not made by each device from its share of the weights
 
 
-# Models of `verify.walk.BEYOND`, by whose switches they have.
+# Models of `verify.judging.walk.BEYOND`, by whose switches they have.
 STARCODER_2, STABLELM_2 = "LayerNorm, GELU without a gate", "parallel halves, LayerNorm of each head"
 NEMOTRON, GPT_OSS = "squared ReLU, RoPE of a part", "sinks, experts with biases"
 WALKS = [
@@ -163,7 +163,7 @@ def results(*arguments: str, module: str = "on_devices") -> list[dict[str, Any]]
 
 def configs() -> Mapping[str, Any]:
     """Models whose shapes make mistakes show."""
-    from llamaspec.verify.walk import BEYOND, CONFIGS
+    from llamaspec.verify.judging.walk import BEYOND, CONFIGS
 
     small = replace(CONFIGS["biases, scaled RoPE"], layers=1)
     broad = replace(small, heads=8, kv_heads=2, head_dim=4, vocab=51, qk_norm=True, windows=(3,), tied=True)
@@ -240,8 +240,8 @@ def walked(case: Walk, parallel: Callable | None = None, change: Callable | None
     from llamaspec.model.ops.xla import XLA
     from llamaspec.model.parallel.walking import walkable_on
     from llamaspec.model.tensors import tensor_shapes
-    from llamaspec.verify.precision import precision
-    from llamaspec.verify.walk import walk, weights
+    from llamaspec.verify.bounds.precision import precision
+    from llamaspec.verify.judging.walk import walk, weights
 
     config, kind = configs()[case.model], precision(case.dtype)
     arrays = weights(tensor_shapes(config), seed=0)
@@ -368,7 +368,7 @@ def served(devices: int) -> dict[str, Any]:
     from llamaspec.model.tensors import tensor_shapes
     from llamaspec.serving.loading import load_engine
     from llamaspec.serving.request import Finished, Request
-    from llamaspec.verify.walk import weights
+    from llamaspec.verify.judging.walk import weights
 
     config = replace(configs()["broad"], tied=False, context=128)
     checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
@@ -440,7 +440,7 @@ def spread_cache(name: str) -> dict[str, Any]:
     from llamaspec.model.parallel.tensor import AXIS
     from llamaspec.model.tensors import tensor_shapes
     from llamaspec.model.weights.params import load_params
-    from llamaspec.verify.walk import weights
+    from llamaspec.verify.judging.walk import weights
 
     def others_wrap(rows: Any, new: Any, at: Any) -> Any:
         devices, mine = lax.axis_size(AXIS), lax.axis_index(AXIS)
@@ -522,7 +522,7 @@ def family_logits(name: str, kind: str, devices: int) -> dict[str, Any]:
     from llamaspec.model.running.reference_backend import load_reference_params
     from llamaspec.model.tensors import tensor_shapes
     from llamaspec.reference import llama as reference
-    from llamaspec.verify.walk import weights
+    from llamaspec.verify.judging.walk import weights
 
     config = switched()[name]
     checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
@@ -572,7 +572,7 @@ def drawn(*, own_key: bool) -> dict[str, Any]:
     from llamaspec.model.parallel.tensor import AXIS
     from llamaspec.model.running.jax_backend import JaxBackend
     from llamaspec.model.tensors import tensor_shapes
-    from llamaspec.verify.walk import weights
+    from llamaspec.verify.judging.walk import weights
 
     def uniform(key: Any, position: Any, right: Callable = sampling.uniform) -> Any:
         return right(key, position + 1000 * lax.axis_index(AXIS))

@@ -21,7 +21,7 @@ from llamaspec.model.ops.xla import XLA
 from llamaspec.model.running.reference_backend import load_reference_params
 from llamaspec.model.weights.params import load_params
 from llamaspec.reference.quantizers.schemes import SCHEMES
-from llamaspec.verify import running_error
+from llamaspec.verify.bounds import running_error
 from tests.model.test_model_against_reference import composed_bound, one_layer
 from tests.support.families import is_matrix
 from tests.support.random_models import CONFIGS, random_checkpoint

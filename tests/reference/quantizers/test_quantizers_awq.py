@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from llamaspec.reference.linear import linear
 from llamaspec.reference.quantizers import affine, awq
 from llamaspec.reference.quantizers.blocks import spread
-from llamaspec.verify import running_error
+from llamaspec.verify.bounds import running_error
 from tests.goldens.quantizers import make_awq_search
 from tests.goldens.quantizers.make_methods import inputs
 from tests.goldens.quantizers.weights import KINDS, Weights

@@ -17,7 +17,7 @@ from llamaspec.model.llama import load_backend
 from llamaspec.reference.quantizers import ggml
 from llamaspec.reference.quantizers.ggml import READABLE, TYPES
 from llamaspec.reference.quantizers.ggml_activations import ROUNDING_OF, ROUNDINGS
-from llamaspec.verify import running_error
+from llamaspec.verify.bounds import running_error
 from tests.goldens import make_eval_gguf, make_gguf
 from tests.goldens.make_gguf_stories import COUNT, prompts, write_story
 from tests.goldens.quantizers.make_ggml import SUPERBLOCKS, UNDEFINED, random_blocks

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from llamaspec.verify.bounds.precision import precision
 from llamaspec.verify.contract import Arguments, Contract
-from llamaspec.verify.domain import narrowed, parsed
-from llamaspec.verify.draw import Values
-from llamaspec.verify.examination import AGAIN, LAW, Draw
-from llamaspec.verify.precision import precision
+from llamaspec.verify.draws.domain import narrowed, parsed
+from llamaspec.verify.draws.draw import AGAIN, LAW, Draw, Values
 
 FORMAT = 1  # raised when a draw stands for other inputs than before
 LARGEST = 2**20  # bytes of a file

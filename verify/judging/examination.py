@@ -7,20 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from llamaspec.verify.candidate import Candidate, Failure, NoVerdict, Outputs
+from llamaspec.verify.bounds.precision import Precision
+from llamaspec.verify.candidates.candidate import Candidate, Failure, NoVerdict, Outputs
+from llamaspec.verify.candidates.worker import HELD
 from llamaspec.verify.contract import Arguments, Contract, Expected, Trial, with_rounding
-from llamaspec.verify.draw import SEEDS, Values
-from llamaspec.verify.judge import Finding, Point, broken, judge, returned_precision
-from llamaspec.verify.precision import Precision
-from llamaspec.verify.worker import HELD
+from llamaspec.verify.draws.draw import AGAIN, LAW, SEEDS, Draw, Values
+from llamaspec.verify.judging.judge import Finding, Point, broken, judge, returned_precision
 
-LAW = "law"  # the draw that says which law is looked at beside the values
-AGAIN = "again"  # value of that draw: another call between two of the same inputs
 NOT_TWICE = "not the same twice"  # kind of a finding
 REUSED = "reused"  # kind of a finding
 OTHERS = "for other numbers than these, of the same kinds: every seed plus one"
-
-Draw = dict[str, Any]
 
 
 @dataclass(frozen=True)

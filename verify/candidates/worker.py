@@ -1,7 +1,7 @@
 """Call one function in a process of its own, so that a candidate may hang or crash, and lives in any Python.
 
-`verify.candidate` runs this file as a program, with nothing but NumPy and the candidate's own libraries: the file
-imports nothing of this project. Requests come on stdin, and replies go out on what was stdout. Both are frames: a
+`verify.candidates.process` runs this file as a program, with nothing but NumPy and the candidate's own libraries: the
+file imports nothing of this project. Requests come on stdin, and replies go out on what was stdout. Both are frames: a
 JSON header, then the bytes of the arrays that the header names. What the candidate prints goes to a file of its own.
 `hand_over`, `read_back` and `Caller` also serve candidates in the same process.
 """
@@ -208,7 +208,7 @@ def load(name: str) -> Callable[..., Any]:
     """The function called `package.module:function` or `path/to/file.py:function`.
 
     `kernelbench:CALL:file.py:Class` is a class of a KernelBench problem, called in one of the ways of
-    `verify.kernelbench_calls`. Raises ImportError with one line for anything else.
+    `verify.candidates.kernelbench_calls`. Raises ImportError with one line for anything else.
     """
     if name.startswith("kernelbench:") and name.count(":") > 2:
         _, call, name = name.split(":", 2)

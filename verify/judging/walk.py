@@ -15,12 +15,12 @@ from llamaspec.reference.attention import causal_mask
 from llamaspec.reference.config import Config
 from llamaspec.reference.llama import Params
 from llamaspec.reference.rope import LinearScaling
-from llamaspec.verify import running_error as bound
-from llamaspec.verify.examination import Examination
-from llamaspec.verify.judge import Finding
-from llamaspec.verify.precision import precision
-from llamaspec.verify.runner import Report
-from llamaspec.verify.running_error import Approx, exactly
+from llamaspec.verify.bounds import running_error as bound
+from llamaspec.verify.bounds.precision import precision
+from llamaspec.verify.bounds.running_error import Approx, exactly
+from llamaspec.verify.judging.examination import Examination
+from llamaspec.verify.judging.judge import Finding
+from llamaspec.verify.judging.runner import Report
 
 # Switches that no Llama has and that `trace` knows as well, and all for which bounds are derived.
 TRACED = ("activation", "gated", "layer_norm", "parallel_residual", "head_qk_norm", "rotary_dim")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from llamaspec.verify.contract import Contract
-from llamaspec.verify.domain import domain
-from llamaspec.verify.reach import reaches
+from llamaspec.verify.draws.domain import domain
+from llamaspec.verify.draws.reach import reaches
 
 
 def signature(contract: Contract) -> str:

@@ -11,12 +11,17 @@ import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 from jaxtyping import Bool, Float, Shaped, UInt64
 
-from llamaspec.verify.precision import Precision
+from llamaspec.verify.bounds.precision import Precision
+
+Draw = dict[str, Any]  # a value by the name of each draw of a contract, and of the law that is checked, if any
+LAW = "law"  # the draw that names the law to check
+AGAIN = "again"  # a value of that draw: call with other inputs in between, and compare two calls with the same inputs
 
 WORD = 2.0**64
 LARGEST = 2**24  # numbers of an array: a mistyped size must not fill the memory

@@ -5,11 +5,10 @@ from collections.abc import Callable
 import numpy as np
 from hypothesis import strategies as st
 
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, beyond
-from llamaspec.verify.draw import Values, sizes, values
-from llamaspec.verify.laws import alone
-from llamaspec.verify.precision import Precision
-from llamaspec.verify.running_error import Approx, exactly
+from llamaspec.verify.bounds.precision import Precision
+from llamaspec.verify.bounds.running_error import Approx, exactly
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, beyond
+from llamaspec.verify.draws.draw import Values, sizes, values
 
 
 def activation_contract(

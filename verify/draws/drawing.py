@@ -12,9 +12,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from llamaspec.verify.contract import Contract
-from llamaspec.verify.domain import sampled, unwrapped
-from llamaspec.verify.draw import Values
-from llamaspec.verify.examination import AGAIN, LAW, Draw
+from llamaspec.verify.draws.domain import sampled, unwrapped
+from llamaspec.verify.draws.draw import AGAIN, LAW, Draw, Values
 
 Sampler = Callable[[Random], Any]
 

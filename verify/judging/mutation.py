@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from llamaspec.verify.candidate import Direct
+from llamaspec.verify.bounds.precision import precision
+from llamaspec.verify.candidates.candidate import Direct
 from llamaspec.verify.contract import Contract
+from llamaspec.verify.judging.runner import Report, verify
 from llamaspec.verify.mutant import Implementation
-from llamaspec.verify.precision import precision
-from llamaspec.verify.runner import Report, verify
 
 # Draws of a first look, of a user's defaults, and until a mutant counts as one that lives.
 STAGES = (("float32", 40), ("float32", 200), ("bfloat16", 67), ("float16", 67), ("float32", 1000))

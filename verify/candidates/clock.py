@@ -1,8 +1,8 @@
 """Time a call until its result is there.
 
-`verify.worker` loads this file in the candidate's process, so it imports nothing of this project. On a GPU with torch
-or cupy, the second-level cache is cleared before each call, and events around the whole call measure it; what other
-streams still do after it counts too. jax has no events: there a call is timed until its result is ready.
+`verify.candidates.worker` loads this file in the candidate's process, so it imports nothing of this project. On a GPU
+with torch or cupy, the second-level cache is cleared before each call, and events around the whole call measure it;
+what other streams still do after it counts too. jax has no events: there a call is timed until its result is ready.
 """
 
 from collections.abc import Callable, Sequence
@@ -86,7 +86,7 @@ def _between(
 
 
 def timed(caller: Any, positional: list, keyword: dict[str, Any], seconds: float) -> tuple[list[float], Any]:
-    """Time calls of a `verify.worker.Caller`, after one that is not timed; beside them the reply of the last call.
+    """Time calls of a `worker.Caller` after one untimed call. Return the seconds of each, and the last call's reply.
 
     Its result is read after the clock has stopped, and no other one is: reading a result may take a hundred times as
     long as making it. A result that may compute when it is read is a failure.

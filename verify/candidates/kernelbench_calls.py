@@ -1,8 +1,8 @@
 """Call the modules of a KernelBench problem (https://arxiv.org/abs/2502.10517) as ops are called.
 
 A problem is a file with a class `Model`, its replacement `ModelNew`, and the functions `get_init_inputs` and
-`get_inputs`. `verify.worker` loads this file in the candidate's process, so it imports nothing of this project, and
-torch only where the arrays are torch's.
+`get_inputs`. `verify.candidates.worker` loads this file in the candidate's process, so it imports nothing of this
+project, and torch only if the arrays are torch's.
 """
 
 import inspect

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 
 from llamaspec.verify.contract import Contract
-from llamaspec.verify.domain import LONGEST, domain, sampled, unwrapped
+from llamaspec.verify.draws.domain import LONGEST, domain, sampled, unwrapped
 
 FAR = 8192  # a dimension without a natural end is drawn beyond this
 

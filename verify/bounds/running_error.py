@@ -33,7 +33,7 @@ from llamaspec.reference.rope import rope_halves
 from llamaspec.reference.softmax import softmax
 from llamaspec.reference.squared_relu import squared_relu
 from llamaspec.reference.swiglu import swiglu
-from llamaspec.verify.precision import TINY, U
+from llamaspec.verify.bounds.precision import TINY, U
 
 ELEMENTARY = 4 * U  # relative error of exp, 1/sqrt and the sigmoid
 # Relative error of tanh, which XLA computes as a quotient of two polynomials. For every float32, that is 4.90 u off at

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from types import FunctionType
 from typing import Any
 
-from llamaspec.verify.candidate import Candidate, Failure, Outputs
+from llamaspec.verify.candidates.candidate import Candidate, Failure, Outputs
 
 OURS = ("llamaspec.reference", "llamaspec.verify")  # and the modules under them
 JUDGES = (*OURS, "numpy", "math")

@@ -9,14 +9,13 @@ from xml.etree import ElementTree
 
 import numpy as np
 
+from llamaspec.verify.bounds.precision import precision
 from llamaspec.verify.contract import Arguments, Contract
-from llamaspec.verify.domain import domain
-from llamaspec.verify.draw import KINDS, MEANINGS, Values
-from llamaspec.verify.examination import LAW, Draw
-from llamaspec.verify.precision import precision
-from llamaspec.verify.reach import reaches
-from llamaspec.verify.runner import Report
-from llamaspec.verify.timing import Timing
+from llamaspec.verify.draws.domain import domain
+from llamaspec.verify.draws.draw import KINDS, LAW, MEANINGS, Draw, Values
+from llamaspec.verify.draws.reach import reaches
+from llamaspec.verify.judging.runner import Report
+from llamaspec.verify.judging.timing import Timing
 
 WIDTH = 110
 FEW = 16  # numbers that are shown themselves

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, Verbosity
 from hypothesis import strategies as st
 
 from llamaspec.verify.contract import Contract
-from llamaspec.verify.draw import Values
+from llamaspec.verify.draws.draw import Values
 
 LARGEST_SIZE = 2**20  # that a whole number may be narrowed to, where no range is drawn
 LONGEST = 1024  # entries of a list of whole numbers

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from llamaspec.verify.bounds.precision import PRECISIONS, Precision
 from llamaspec.verify.contract import Claim, Expected, Law, as_float64, with_rounding
-from llamaspec.verify.precision import PRECISIONS, Precision
 
 CANCELLING = 100.0  # terms that are so much larger than their sum have cancelled
 PARTS = 8  # of a result, each with a point
-SAYS_NOTHING = 1e30  # a bound from which on any number will do: `verify.running_error.NO_BOUND`
+SAYS_NOTHING = 1e30  # a bound from which on any number will do: `verify.bounds.running_error.NO_BOUND`
 
 
 class Finding(NamedTuple):

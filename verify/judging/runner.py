@@ -12,16 +12,16 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, Verbosity, errors
 from hypothesis import strategies as st
 
-from llamaspec.verify.candidate import Candidate, NoVerdict
+from llamaspec.verify.bounds.precision import Precision
+from llamaspec.verify.candidates.candidate import Candidate, NoVerdict
 from llamaspec.verify.contract import Contract
-from llamaspec.verify.domain import narrowed, parsed, shares
-from llamaspec.verify.draw import Values
-from llamaspec.verify.drawing import all_draws, leaves, narrowed_draws, pool_of_shapes, simpler, strategy, uniform
-from llamaspec.verify.examination import LAW, NOT_TWICE, Draw, Examination, Unjudged, examine
-from llamaspec.verify.judge import Finding, Point
-from llamaspec.verify.precision import Precision
-from llamaspec.verify.seeded import by_the_seed_alone
-from llamaspec.verify.timing import Timing
+from llamaspec.verify.draws.domain import narrowed, parsed, shares
+from llamaspec.verify.draws.draw import LAW, Draw, Values
+from llamaspec.verify.draws.drawing import all_draws, leaves, narrowed_draws, pool_of_shapes, simpler, strategy, uniform
+from llamaspec.verify.draws.seeded import by_the_seed_alone
+from llamaspec.verify.judging.examination import NOT_TWICE, Examination, Unjudged, examine
+from llamaspec.verify.judging.judge import Finding, Point
+from llamaspec.verify.judging.timing import Timing
 
 LARGE = 5  # one shape in so many is a large one
 SIMPLE = 4  # one draw in so many is Hypothesis's, which prefers simple values; others are uniform

@@ -3,7 +3,7 @@
 A definition is called with `Carried` arrays in place of plain ones. Each operation computes the exact value in float64
 and bounds how far a computation in float32 may be off: the errors that come in, and one rounding of its own. Sums,
 means and products of matrices may be computed in any order, and elementary functions are within 4 u (tanh within 7 u),
-as everywhere in `verify.running_error`. The bound holds for code that computes the same formula; a kernel that computes
+as in `verify.bounds.running_error`. The bound holds for code that computes the same formula; a kernel that computes
 another one, such as E[x^2] - E[x]^2 for a variance or an online softmax, needs a bound that is written for it.
 
 Covered: + - * / ** 2 to 4, negation, abs, square, sqrt, exp, expm1, log, log1p, tanh, sin, cos, maximum, minimum,
@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from llamaspec.verify.precision import TINY, Precision, U
-from llamaspec.verify.running_error import ELEMENTARY, TANH, gamma
+from llamaspec.verify.bounds.precision import TINY, Precision, U
+from llamaspec.verify.bounds.running_error import ELEMENTARY, TANH, gamma
 
 POWERS = (2, 3, 4)  # computed as products
 LARGEST = float(np.finfo(np.float32).max)

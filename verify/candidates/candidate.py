@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from llamaspec.verify import worker
-from llamaspec.verify.clock import FEWEST
-from llamaspec.verify.process import SAID, Process, printable
+from llamaspec.verify.candidates import worker
+from llamaspec.verify.candidates.clock import FEWEST
+from llamaspec.verify.candidates.process import SAID, Process, printable
 
 LIBRARIES = ("jax", "numpy", "torch", "cupy")  # whose arrays a candidate may be handed
 STARTING = 120.0  # seconds that importing a candidate may take

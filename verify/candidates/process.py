@@ -1,4 +1,4 @@
-"""The process that a candidate runs in: `verify.worker`, with pipes that nobody waits at forever."""
+"""The process that a candidate runs in: `verify.candidates.worker`, with pipes that nobody waits at forever."""
 
 import os
 import select
@@ -10,7 +10,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from llamaspec.verify import worker
+from llamaspec.verify.candidates import worker
 
 ENDING = 5.0  # seconds that a process may take to end once its pipes are closed
 LOOKING = 0.1  # seconds between two looks at whether a process that does not answer still runs
@@ -21,10 +21,10 @@ RUNNING: set["Process"] = set()  # the processes that a judge which ends at once
 
 
 class Process:
-    """`verify.worker`, running. Raises ImportError for a Python that cannot be run."""
+    """`verify.candidates.worker`, running. Raises ImportError for a Python that cannot be run."""
 
     def __init__(self, python: str, arguments: list[str]):
-        # -P: or that program's folder would come first in sys.path, and verify/pytest.py be found as pytest.
+        # -P: otherwise the worker's folder comes first in sys.path, and a candidate's `import process` finds ours.
         command = [python, "-P", str(Path(worker.__file__)), *arguments]
         same = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         environment = same if python == sys.executable else None

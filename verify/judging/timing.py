@@ -6,7 +6,7 @@ taken within a round. Every call gets arrays of its own. Rounds take turns with 
 that was kept is wrong in the next round. The result of a round's last call is judged, or has the bits of one that was:
 judging 4,096 x 4,096 numbers in float64 takes a hundred times as long as timing them.
 
-How a call is timed is in `verify.clock`. A candidate that rewrites the clock in its own process is out of scope.
+`verify.candidates.clock` times a call. A candidate that rewrites the clock in its own process is out of scope.
 """
 
 import itertools
@@ -20,14 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from llamaspec.verify.candidate import Failure, NoVerdict, Worker
+from llamaspec.verify.bounds.precision import Precision
+from llamaspec.verify.candidates.candidate import Failure, NoVerdict, Worker
 from llamaspec.verify.contract import Arguments, Contract
-from llamaspec.verify.domain import domain, narrowed
-from llamaspec.verify.draw import Values
-from llamaspec.verify.drawing import each, leaves, narrowed_draws
-from llamaspec.verify.examination import Draw
-from llamaspec.verify.judge import judge
-from llamaspec.verify.precision import Precision
+from llamaspec.verify.draws.domain import domain, narrowed
+from llamaspec.verify.draws.draw import Draw, Values
+from llamaspec.verify.draws.drawing import each, leaves, narrowed_draws
+from llamaspec.verify.judging.judge import judge
 
 ROUNDS = 11
 SECONDS = 0.1  # of timed calls, for a candidate and round
