@@ -119,10 +119,10 @@ def walk(
             used = start + new.stop
             k, v = (exactly(np.asarray(a)[row, :, :used].swapaxes(0, 1)) for a in layer_cache)
             mask = causal_mask(new.stop, used, offset=start, window=config.window(i))
-            due = bound.attend(
+            attention = bound.attend(
                 exactly(np.asarray(q)[row, new]), k, v, mask, unit=unit, blocks=blocks, weights_unit=weights_unit
             )
-            check(np.asarray(h)[row, new], due)
+            check(np.asarray(h)[row, new], attention)
 
         before, x = x, ops.project_add(h, layer, x)
         for row, new, _ in rows:

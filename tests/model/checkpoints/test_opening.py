@@ -55,13 +55,13 @@ def test_a_misspelt_name_is_answered_by_the_one_that_it_may_mean(tmp_path, monke
     (tmp_path / "Llama-3.2-1B.txt").touch()  # is no model
     (tmp_path / "tinyllama").mkdir()
     monkeypatch.chdir(tmp_path)
-    said = "No such file or directory. Did you mean"
+    hint = "No such file or directory. Did you mean"
     for name, meant in {
         "storis": "stories",
         "tinylama": "tinyllama",
         f"{tmp_path}/lama-3.2-1B.guf": f"{tmp_path}/Llama-3.2-1B.gguf",
     }.items():
-        with pytest.raises(CheckpointError, match=f"^{name}: {said} {meant}\\?$"):
+        with pytest.raises(CheckpointError, match=f"^{name}: {hint} {meant}\\?$"):
             open_checkpoint(name)
     for name in ("fox", "Llama.txt", "none/storis", "storis/storis"):
         with pytest.raises(CheckpointError) as caught:

@@ -242,12 +242,12 @@ def test_layers_of_different_forms_are_routed_apart():
     assert choice.plain == {"norm_gate_up": reason, "down_add": reason}
     assert choice.kernels == tuple(KERNELS)
     assert describe(choice) == f"kernels: {' '.join(KERNELS)}; plain: norm_gate_up down_add ({reason})"
-    found = {True: set(), False: set()}
+    has_wait = {True: set(), False: set()}
     for layer, by_kernel in zip(params.layers, (True, False), strict=True):
         for call in calls(WIDE, params._replace(layers=[layer]), batch=1, capacity=CAPACITY):
             if call.op in ("norm_gate_up", "down_add"):
-                found[by_kernel].add("griddepcontrol_wait" in program(choice.ops, call))
-    assert found == {True: {True}, False: {False}}
+                has_wait[by_kernel].add("griddepcontrol_wait" in program(choice.ops, call))
+    assert has_wait == {True: {True}, False: {False}}
 
 
 @pytest.mark.sampled(4)  # 10 cases, 2 s
@@ -304,10 +304,10 @@ def test_emulated_activations_have_no_kernels_and_say_so(monkeypatch):
 
 def test_tables_are_values():
     """Programs that are compiled for one serve the other."""
-    one, other = (pallas_ops(TINY, shapes(TINY), capacity=CAPACITY)[0] for _ in range(2))
-    assert one == other and hash(one) == hash(other)
-    assert one != pallas_ops(TINY, shapes(TINY), capacity=2 * CAPACITY)[0]
-    assert all(isinstance(getattr(one, name), Routed) for name in KERNELS)
+    table, again = (pallas_ops(TINY, shapes(TINY), capacity=CAPACITY)[0] for _ in range(2))
+    assert table == again and hash(table) == hash(again)
+    assert table != pallas_ops(TINY, shapes(TINY), capacity=2 * CAPACITY)[0]
+    assert all(isinstance(getattr(table, name), Routed) for name in KERNELS)
 
 
 def odd_models() -> Iterator[tuple[Config, Params, int]]:

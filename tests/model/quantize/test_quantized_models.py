@@ -121,13 +121,13 @@ def test_options_that_mean_nothing_are_refused(run, tmp_path):
 
 def written_logits(run: Callable, folder: Path, ids: str, forms: Iterable[Sequence[str]]) -> list[np.ndarray]:
     """Write logits of the built-in model with `llamaspec logits`, with the options of each form."""
-    found = []
+    logits = []
     for options in forms:
-        file = folder / f"{len(found)}.npy"
+        file = folder / f"{len(logits)}.npy"
         code, _, err = run("logits", "--tokens", ids, "--out", str(file), "--context", "64", *options)
         assert code == 0, err
-        found.append(np.load(file))
-    return found
+        logits.append(np.load(file))
+    return logits
 
 
 @pytest.mark.slow  # 9 s

@@ -184,11 +184,11 @@ def test_what_a_text_has_seen_and_that_it_ended_is_passed_on_from_call_to_call(t
 
     seen = np.isin(np.arange(VOCAB), prompt)
     cache = backend.extend(backend.start(), prompt[:-1])
-    drawing, found = backend.begin(prompt[-1], seen=seen, seed=3, options=options, stops=[stop]), []
+    drawing, draws = backend.begin(prompt[-1], seen=seen, seed=3, options=options, stops=[stop]), []
     for _ in range(len(ended) // 3 + 3):
         read, drawing, cache = backend.decode(cache, drawing, steps=3)
-        found.append(read())
-    assert list(itertools.chain(*found)) == ended and found[-2:] == [[], []]
+        draws.append(read())
+    assert list(itertools.chain(*draws)) == ended and draws[-2:] == [[], []]
 
 
 @pytest.fixture(scope="module")

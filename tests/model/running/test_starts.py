@@ -78,19 +78,19 @@ def test_a_command_says_its_phases_and_the_second_start_compiles_nothing(tmp_pat
         done = run_python(OLD, *request, "--json")
         wall = time.perf_counter() - began
         assert done.code == 0, done.err
-        told = json.loads(done.out)
-        start = told["start"]
+        answer = json.loads(done.out)
+        start = answer["start"]
         assert list(start) == [*PHASES, "total", "parallel"]
         assert start["total"] == pytest.approx(sum(start[phase] for phase in PHASES))
         assert start["import"] >= 1000 and start["total"] <= 1000 + wall
         assert all(start[phase] > 0 for phase in PHASES)
         assert f"first token after {start['total']:.2f} s: import {start['import']:.2f}, " in done.err
         starts.append(start)
-        texts.append(told["text"])
+        texts.append(answer["text"])
     assert texts[0] == texts[1]
     assert starts[0]["parallel"] == {} and starts[1]["parallel"].keys() == {"compile"}
-    kept = sorted(path.name.partition("-")[0] for path in (tmp_path / "llamaspec" / "compiled").iterdir())
-    assert kept == ["decode"]  # and nothing of JAX's cache; a text of its own needs no program for prompts
+    entries = sorted(path.name.partition("-")[0] for path in (tmp_path / "llamaspec" / "compiled").iterdir())
+    assert entries == ["decode"]  # and nothing of JAX's cache; a text of its own needs no program for prompts
 
 
 @pytest.mark.slow  # 5 s
@@ -168,11 +168,11 @@ def test_other_shapes_settings_and_environments_are_other_programs(tmp_path: Pat
 
 
 @pytest.mark.slow  # 5 s each
-@pytest.mark.parametrize("kept", [0, 40, -1])
-def test_a_program_that_was_cut_short_is_compiled_anew(tmp_path: Path, traced: list[str], kept: int):
+@pytest.mark.parametrize("length", [0, 40, -1])
+def test_a_program_that_was_cut_short_is_compiled_anew(tmp_path: Path, traced: list[str], length: int):
     first = numbers(loaded(tmp_path))
     for path in (files := list(tmp_path.iterdir())):
-        path.write_bytes(path.read_bytes()[:kept])
+        path.write_bytes(path.read_bytes()[:length])
     traced.clear()
     assert numbers(loaded(tmp_path)) == first
     assert len(traced) == 2 and sorted(tmp_path.iterdir()) == sorted(files)

@@ -48,8 +48,8 @@ class Libggml:
 
     def products(self, file: Path, ids: list[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Return, by matrix, the vectors that llama.cpp multiplies it by and the products, float32 [seq, features]."""
-        found, seq = self._ask(products=str(file), ids=ids), len(ids)
-        return {name: (_floats(x).reshape(seq, -1), _floats(y).reshape(seq, -1)) for name, (x, y) in found.items()}
+        products, seq = self._ask(products=str(file), ids=ids), len(ids)
+        return {name: (_floats(x).reshape(seq, -1), _floats(y).reshape(seq, -1)) for name, (x, y) in products.items()}
 
     def greedy(self, file: Path, text: str, count: int) -> list[int]:
         """The tokens of the text, and as many more, each the likeliest."""
@@ -112,8 +112,8 @@ def main() -> None:
             case {"logits": file, "ids": ids}:
                 return _text(Model(Path(file)).logits(ids).astype("<f4").tobytes())
             case {"products": file, "ids": ids}:
-                found = Model(Path(file)).products(ids)
-                return {name: [_text(part.tobytes()) for part in pair] for name, pair in found.items()}
+                products = Model(Path(file)).products(ids)
+                return {name: [_text(part.tobytes()) for part in pair] for name, pair in products.items()}
             case {"greedy": file, "text": text, "count": count}:
                 return Model(Path(file)).greedy(text, count)[0]
             case {"quantize_file": file, "to": to, "type": type}:
