@@ -152,11 +152,11 @@ def quantize(source: Path, path: Path, type: str, ftype: int) -> dict[str, Any]:
 def read(folder: Path) -> None:
     from importlib import metadata
 
-    made = {
+    versions = {
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in ("llama_cpp_python", "gguf")},
     }
-    goldens: dict[str, Any] = {"made": made, "models": {}, "text": read_text(folder)}
+    goldens: dict[str, Any] = {"made": versions, "models": {}, "text": read_text(folder)}
     for model, types in TYPES.items():
         goldens["models"][model] = golden = {}
         for type, ftype in types.items():
@@ -184,15 +184,15 @@ def read_text(folder: Path) -> dict[str, Any]:
         shifted = logits - logits.max(axis=-1, keepdims=True)
         return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
-    p, wanted = predicted(base), (np.arange(len(ids) - 1), ids[1:])
-    golden: dict[str, Any] = {"text": TEXT, "ids": ids, "loss": -p[wanted].mean(), "types": {}}
+    p, places = predicted(base), (np.arange(len(ids) - 1), ids[1:])
+    golden: dict[str, Any] = {"text": TEXT, "ids": ids, "loss": -p[places].mean(), "types": {}}
     for type, ftype in MULTIPLIED.items():
         path = folder / f"reader-{type}.gguf"
         codes = quantize(folder / "reader.gguf", path, type, ftype)
         q = predicted(make_gguf.Model(path))
         golden["types"][type] = {
             "sha256": digest({name: blocks.tobytes() for name, blocks in codes.items()}),
-            "loss": -q[wanted].mean(),
+            "loss": -q[places].mean(),
             "divergences": (np.exp(p) * (p - q)).sum(axis=-1).tolist(),
         }
     return golden

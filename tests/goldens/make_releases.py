@@ -74,11 +74,11 @@ def rows() -> Iterator[Row]:
 def gguf_rows() -> Iterator[Row]:
     """Judge every type of ggml that files have, with all matrices of one type."""
     [config] = [read_config(entry["config"], RELEASES) for entry in releases() if GGUF_OF in entry["names"]]
-    found: dict[tuple[str, str, str], list[str]] = {}
+    names_by_row: dict[tuple[str, str, str], list[str]] = {}
     for name in layout.TYPE_NAMES.values():
         row = _of_type(config, name)
-        found.setdefault(row[1:], []).append(name)
-    for outcome, names in found.items():
+        names_by_row.setdefault(row[1:], []).append(name)
+    for outcome, names in names_by_row.items():
         yield Row(", ".join(names), *outcome)
 
 
@@ -121,7 +121,7 @@ def _shortened(config: Config) -> Config:
     """Give the configuration with its first layers alone, until there is one of each kind."""
     kinds = [(config.window(layer), config.turns(layer)) for layer in range(config.layers)]
     layers = max(kinds.index(kind) for kind in set(kinds)) + 1
-    windows, rotary = (each and each[:layers] for each in (config.windows, config.rotary_layers))
+    windows, rotary = (pattern and pattern[:layers] for pattern in (config.windows, config.rotary_layers))
     return replace(config, layers=layers, windows=windows, rotary_layers=rotary)
 
 
@@ -161,9 +161,9 @@ def _how(choice: Choice) -> str:
 def table() -> str:
     """Write the table, with the lines of refusals below it."""
     listed, types = list(rows()), list(gguf_rows())
-    taken = [row for row in listed if not row.refusal]
+    accepted = [row for row in listed if not row.refusal]
     lines = [
-        f"{len(taken)} of {len(listed)} configurations load. A type of GGUF is that of all matrices of an 8B Llama.",
+        f"{len(accepted)} of {len(listed)} configurations load. A type of GGUF is that of all matrices of an 8B Llama.",
         "",
         "Widths, depths, heads, theta and vocabulary were compared with copies of the configuration, or of its base's,",
         "in other repositories (the table of LitGPT, and tests of loaders), in part for gpt-oss, Granite 3.3 2B and",
@@ -173,7 +173,7 @@ def table() -> str:
         "",
         "| release | on a CPU | on an H200 |",
         "| --- | --- | --- |",
-        *(f"| {row.names} | {row.on_cpu} | {row.on_h200} |" for row in taken),
+        *(f"| {row.names} | {row.on_cpu} | {row.on_h200} |" for row in accepted),
         *(f"| GGUF: {row.names} | {row.on_cpu} | {row.on_h200} |" for row in types if not row.refusal),
         "",
         "| refused | why |",
@@ -184,11 +184,11 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def with_table(page: str, made: str) -> str:
+def with_table(page: str, new_table: str) -> str:
     """Return the page with the table between its marks."""
     marked = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
     assert marked.search(page)
-    return marked.sub(lambda _: f"{BEGIN}\n\n{made}\n\n{END}", page)
+    return marked.sub(lambda _: f"{BEGIN}\n\n{new_table}\n\n{END}", page)
 
 
 if __name__ == "__main__":

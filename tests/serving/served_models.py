@@ -90,9 +90,9 @@ class Server:
         if cancelled is not None:
             self.scheduler.cancel(cancelled)
         if plan.chunk and outcome.prompt:
-            told = self.answers[plan.chunk.number].prompt
+            reports = self.answers[plan.chunk.number].prompt
             for at, report in enumerate(_by_token(outcome.prompt), plan.chunk.start + 1):
-                assert repr(told.setdefault(at, report)) == repr(report)  # NaN is not equal to itself
+                assert repr(reports.setdefault(at, report)) == repr(report)  # NaN is not equal to itself
         for number, tokens, skipped, ended in self.scheduler.done(outcome.draws):
             answer = self.answers[number]
             answer.tokens += tokens

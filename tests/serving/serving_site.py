@@ -268,20 +268,20 @@ def running(engine: Any, **options: Any) -> Iterator[Running]:
     bound = socket.create_server(("127.0.0.1", 0))
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)  # bytes: a reader that stops is seen soon
     ready = threading.Event()
-    kept: list[Any] = []
+    started: list[Any] = []
     result: list[bool] = []
 
     async def main() -> None:
         stop = asyncio.Event()
         site = make_site(engine, **options)
-        kept.extend([site, stop, asyncio.get_running_loop()])
+        started.extend([site, stop, asyncio.get_running_loop()])
         asyncio.get_running_loop().call_soon(ready.set)
-        result.append(await kept[0].run(bound, stop))
+        result.append(await started[0].run(bound, stop))
 
     thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()
     assert ready.wait(PATIENCE)
-    site, event, loop = kept
+    site, event, loop = started
 
     def stop() -> None:
         if thread.is_alive():

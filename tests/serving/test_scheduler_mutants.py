@@ -15,7 +15,7 @@ from tests.serving.scheduler_laws import LAWS
 from tests.serving.scheduler_machine import SchedulerMachine, watched
 from tests.serving.scheduler_mutants import PAGES, SCHEDULER
 
-MUTANTS = [(each, mutant) for each in (PAGES, SCHEDULER) for mutant in each.mutants]
+MUTANTS = [(table, mutant) for table in (PAGES, SCHEDULER) for mutant in table.mutants]
 QUICK = settings(
     max_examples=300, stateful_step_count=40, derandomize=True, deadline=None, database=None, phases=[Phase.generate]
 )

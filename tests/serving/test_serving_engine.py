@@ -157,9 +157,9 @@ def test_what_cannot_be_served_is_refused(engine, fake):
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_cancelled_request_ends_and_others_do_not_notice(engine, fake, waits):
     fake.goes_on.clear()
-    others, client = [Client() for _ in range(3 if waits else 2)], Client()
-    for i, other in enumerate(others):
-        engine.submit(endless((1, i)), other)
+    neighbors, client = [Client() for _ in range(3 if waits else 2)], Client()
+    for i, neighbor in enumerate(neighbors):
+        engine.submit(endless((1, i)), neighbor)
 
     def told(event: Event) -> None:
         client(event)
@@ -172,20 +172,20 @@ def test_a_cancelled_request_ends_and_others_do_not_notice(engine, fake, waits):
         engine.cancel(99)
     fake.goes_on.set()
     assert client.wait().reason == "cancelled" and bool(client.ids) != waits
-    for i, other in enumerate(others):
-        assert other.wait().reason == "context" and other.ids == alone(endless((1, i)), CONTEXT)[0]
+    for i, neighbor in enumerate(neighbors):
+        assert neighbor.wait().reason == "context" and neighbor.ids == alone(endless((1, i)), CONTEXT)[0]
     engine.cancel(number)
 
 
 def test_a_deadline_passes(engine, fake):
     fake.goes_on.clear()
-    client, other = Client(), Client()
+    client, neighbor = Client(), Client()
     engine.submit(endless(deadline=0.01), client)
-    engine.submit(endless((1, 2), deadline=PATIENCE), other)
+    engine.submit(endless((1, 2), deadline=PATIENCE), neighbor)
     sleep(0.02)
     fake.goes_on.set()
     assert client.wait().reason == "expired"
-    assert other.wait().reason == "context"
+    assert neighbor.wait().reason == "context"
 
 
 def test_a_mask_is_asked_for_every_token(engine):
@@ -210,23 +210,23 @@ def test_a_mask_that_is_wrong_fails_its_request_alone(engine, wrong, caplog):
             raise RuntimeError("no such rule")
         return np.zeros(VOCAB if wrong == "allows nothing" else VOCAB + 1, bool)
 
-    client, other = Client(), Client()
+    client, neighbor = Client(), Client()
     engine.submit(Request((1, 2), 10, allowed=allowed), client)
-    engine.submit(endless(), other)
+    engine.submit(endless(), neighbor)
     end = client.wait()
     assert end[0::4] == ("error", NO_RULE)
     assert ("RuntimeError: no such rule" if wrong == "raises" else "ValueError: no token of the 9") in caplog.text
-    assert other.wait().reason == "context"
+    assert neighbor.wait().reason == "context"
 
 
 def test_a_client_that_raises_is_dropped_alone(engine):
     def broken(event):
         raise RuntimeError("gone")
 
-    other = Client()
+    neighbor = Client()
     engine.submit(endless(), broken)
-    engine.submit(endless((1, 2)), other)
-    assert other.wait().reason == "context"
+    engine.submit(endless((1, 2)), neighbor)
+    assert neighbor.wait().reason == "context"
     until(lambda: engine.stats().running == 0)
     assert engine.failed is None
 

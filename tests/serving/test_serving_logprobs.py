@@ -42,7 +42,7 @@ def test_logprobs_of_a_chat(site):
     assert b"".join(bytes(token.bytes) for token in answer.logprobs.content).decode() == answer.message.content
     assert [token.logprob for token in answer.logprobs.content] == [-(i + 1) / 16 for i in range(6)]
     assert all(len(token.top_logprobs) == 4 for token in answer.logprobs.content)
-    streamed = [token for chunk in chunks if (found := chunk.choices[0].logprobs) for token in found.content]
+    streamed = [token for chunk in chunks if (logprobs := chunk.choices[0].logprobs) for token in logprobs.content]
     assert streamed == answer.logprobs.content
 
 
@@ -64,15 +64,15 @@ def test_echo_with_logprobs_of_the_prompt(site, stream):
     logprobs = joined(choices, "token_logprobs")
     tops = joined(choices, "top_logprobs")
     offsets = joined(choices, "text_offset")
-    whole = "".join(choice["text"] for choice in choices)
+    full_text = "".join(choice["text"] for choice in choices)
     ids = [1, *TOKENIZER.encode(text)]
-    assert whole.startswith(text) and len(tokens) == len(ids) + 2 == len(logprobs) == len(tops)
+    assert full_text.startswith(text) and len(tokens) == len(ids) + 2 == len(logprobs) == len(tops)
     assert logprobs[0] is None and tops[0] is None
     assert logprobs[1 : len(ids)] == [-i / 8 for i in range(len(ids) - 1)]
     assert logprobs[len(ids) :] == [-1 / 16, -2 / 16]
     assert all(len(top) == 2 for top in tops[1:])
-    assert "".join(tokens[1:]) == whole
-    assert all(whole[start:].startswith(token) for start, token in zip(offsets[1:], tokens[1:], strict=True))
+    assert "".join(tokens[1:]) == full_text
+    assert all(full_text[start:].startswith(token) for start, token in zip(offsets[1:], tokens[1:], strict=True))
 
 
 def test_echo_alone(site):

@@ -79,13 +79,13 @@ def test_killed_and_started_again_at_the_same_port(few):
     text = text_of(few.port)
     with connect(few.port) as connection:
         connection.sendall(request_bytes("/v1/completions", LONG))
-        rest = connection.recv(1 << 16)
-        assert rest.startswith(b"HTTP/1.1 200")
+        tail = connection.recv(1 << 16)
+        assert tail.startswith(b"HTTP/1.1 200")
         few.process.kill()
         with suppress(ConnectionResetError):
             while received := connection.recv(1 << 16):
-                rest += received
-        assert b"[DONE]" not in rest and not rest.endswith(b"0\r\n\r\n")  # nobody takes it for whole
+                tail += received
+        assert b"[DONE]" not in tail and not tail.endswith(b"0\r\n\r\n")  # nobody takes it for whole
     with served(port=few.port, log=Path("/dev/full")) as second:
         assert text_of(second.port) == text
         second.process.send_signal(signal.SIGTERM)
@@ -95,7 +95,7 @@ def test_killed_and_started_again_at_the_same_port(few):
 def test_a_second_signal_ends_at_once_what_the_first_lets_run(tmp_path):
     with served(log=tmp_path / "log") as server, connect(server.port) as connection:
         connection.sendall(request_bytes("/v1/completions", LONG))
-        rest = connection.recv(1 << 16)
+        tail = connection.recv(1 << 16)
         server.process.send_signal(signal.SIGTERM)
         until(lambda: "once more ends them at once" in server.log.read_text())
         with connect(server.port) as probe:
@@ -105,8 +105,8 @@ def test_a_second_signal_ends_at_once_what_the_first_lets_run(tmp_path):
         assert server.process.wait(PATIENCE) == 128 + signal.SIGTERM
         with suppress(ConnectionResetError):
             while received := connection.recv(1 << 16):
-                rest += received
-        assert rest.startswith(b"HTTP/1.1 200") and b"[DONE]" not in rest and not rest.endswith(b"0\r\n\r\n")
+                tail += received
+        assert tail.startswith(b"HTTP/1.1 200") and b"[DONE]" not in tail and not tail.endswith(b"0\r\n\r\n")
     assert "Traceback" not in server.log.read_text()
 
 

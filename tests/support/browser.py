@@ -41,13 +41,13 @@ def opened_page(browser: Any, url: str, **options: Any) -> Iterator[Any]:
 @contextmanager
 def silent_page(browser: Any, url: str, **options: Any) -> Iterator[Any]:
     """Open a page as `opened_page` does. It must say nothing on its console."""
-    said: list[str] = []
+    messages: list[str] = []
     with opened_page(browser, "about:blank", **options) as page:
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
         page.goto(url)
         yield page
-    assert said == []
+    assert messages == []
 
 
 def let_timers_run(page: Any) -> None:

@@ -499,15 +499,15 @@ def is_matrix(name: str) -> bool:
 
 def by_our_names(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Rename tensors as in a `Checkpoint`, which names experts and routers as Mixtral does."""
-    ours = {"mlp.experts.": "block_sparse_moe.experts.", "mlp.gate.": "block_sparse_moe.gate."}
+    own_parts = {"mlp.experts.": "block_sparse_moe.experts.", "mlp.gate.": "block_sparse_moe.gate."}
     matrices = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
-    def name(theirs: str) -> str:
-        for old, new in (ours | matrices if ".experts." in theirs else ours).items():
-            theirs = theirs.replace(old, new)
-        return theirs
+    def name(hf_name: str) -> str:
+        for old, new in (own_parts | matrices if ".experts." in hf_name else own_parts).items():
+            hf_name = hf_name.replace(old, new)
+        return hf_name
 
-    return {name(theirs): array for theirs, array in tensors.items()}
+    return {name(hf_name): array for hf_name, array in tensors.items()}
 
 
 def random_tensors(config: dict, *, seed: int = 0, dtype: str = "float32") -> dict[str, np.ndarray]:

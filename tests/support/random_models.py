@@ -47,8 +47,8 @@ def random_checkpoint(
         if name.endswith(".bias"):
             return rng.normal(0, 0.5, shape).astype(dtype)
         if few and "embed" not in name:
-            kept = np.argsort(rng.random(shape), axis=1) < few
-            return np.where(kept, rng.normal(0, 1 / few, shape), 0).astype(dtype)
+            chosen = np.argsort(rng.random(shape), axis=1) < few
+            return np.where(chosen, rng.normal(0, 1 / few, shape), 0).astype(dtype)
         size = 1.0 if "embed" in name else 1 / np.sqrt(shape[1])
         return rng.normal(0, size, shape).astype(dtype)
 

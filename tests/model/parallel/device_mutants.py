@@ -36,11 +36,11 @@ class Mutant(NamedTuple):
     replaced: tuple[Any, str, Any] | None = None  # an attribute of a module
 
 
-def with_total(other: Callable) -> Callable:
+def with_total(wrong_total: Callable) -> Callable:
     """Sum over devices in another way."""
 
     def make(ops: Any) -> Any:
-        added = {op: partial(getattr(ops, op), total=other) for op in ("project_add", "down_add", "moe_add")}
+        added = {op: partial(getattr(ops, op), total=wrong_total) for op in ("project_add", "down_add", "moe_add")}
         return tensor_parallel(ops)._replace(**added)
 
     return make
@@ -48,8 +48,8 @@ def with_total(other: Callable) -> Callable:
 
 def bias_inside(ops: Any) -> Any:
     def project_add(h, layer, x):
-        alone = ops.project_add(h, layer, jnp.zeros(x.shape, jnp.float32))  # with the bias
-        return (x.astype(jnp.float32) + total(alone)).astype(x.dtype)
+        product = ops.project_add(h, layer, jnp.zeros(x.shape, jnp.float32))  # with the bias
+        return (x.astype(jnp.float32) + total(product)).astype(x.dtype)
 
     return tensor_parallel(ops)._replace(project_add=project_add)
 
@@ -154,8 +154,8 @@ def first_scales(codes: Any, cols: int, part: Any, fraction: float) -> Any:
         return right
 
     def parts() -> Iterator[Any]:
-        for whole, mine in zip(codes.parts(), right.parts(), strict=True):
-            yield mine._replace(scales=whole.scales[:, : mine.scales.shape[1]])
+        for full, own in zip(codes.parts(), right.parts(), strict=True):
+            yield own._replace(scales=full.scales[:, : own.scales.shape[1]])
 
     return right._replace(parts=parts)
 
@@ -168,12 +168,12 @@ def everyone_writes(rows: Any, new: Any, at: Any) -> Any:
     return rows.at[sequence, :, index].set(new.astype(rows.dtype).swapaxes(1, 2), mode="drop")
 
 
-def attending(name: str, other: Callable) -> Callable:
+def attending(name: str, replacement: Callable) -> Callable:
     """Attend over devices with another collective of `lax` in the place of `name`."""
 
     def make(ops: Any) -> Any:
         def attend(*arguments, **static):
-            with patch.object(lax, name, other):
+            with patch.object(lax, name, replacement):
                 return context.attend_across(*arguments, **static)
 
         return context.context_parallel(ops)._replace(attend=attend)
