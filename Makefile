@@ -69,7 +69,7 @@ test-jax011:
 # The plugin needs an environment of its own: beside it, the interpreter that runs kernels in tests aborts at random.
 test-gpu-compile test-gpu-compile-jax011: test-%:
 	@.ci/setup "$(PYTHON)" $*; case $$? in \
-	    0) .venv-$*/bin/python -m llamaspec.benchmarks.gpu_compile $(ARGS) ;; \
+	    0) .venv-$*/bin/python -m llamaspec.benchmarks.gates $(ARGS) ;; \
 	    75) echo "test-$*: skipped, since jax's CUDA plugin cannot be installed here" >&2 ;; \
 	    *) exit 1 ;; \
 	esac
@@ -112,7 +112,7 @@ verify: $(COMPLETE)
 
 # Hours: no false alarm in thousands of draws an op. A stopped run continues where it was.
 verify-long: $(COMPLETE)
-	@$(BIN)/python -m llamaspec.benchmarks.no_false_alarms numpy xla kernels $(ARGS)
+	@$(BIN)/python -m llamaspec.benchmarks.audits.no_false_alarms numpy xla kernels $(ARGS)
 
 release: $(COMPLETE)
 	@.ci/release

@@ -57,7 +57,7 @@ def _summary(reports: Sequence[Report]) -> str:
 
 def _plots(report: Report) -> Iterator[str]:
     """Error and bound over magnitude; the share of the bound over size, over position and for each kind of array."""
-    from llamaspec.benchmarks import svg
+    from llamaspec.benchmarks.common import svg
     from llamaspec.verify.draws.draw import KINDS
 
     points = [*report.points, *(report.worst.points if report.outcome == "violated" else ())]

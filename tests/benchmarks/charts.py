@@ -2,7 +2,7 @@
 
 from xml.etree import ElementTree
 
-from llamaspec.benchmarks import svg
+from llamaspec.benchmarks.common import svg
 
 
 def rectangles(page: str) -> list[float]:

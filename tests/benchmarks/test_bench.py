@@ -14,10 +14,11 @@ import jax
 import numpy as np
 import pytest
 
-from llamaspec.benchmarks import growth, model_suite, svg
-from llamaspec.benchmarks import report as benchmarks_report
-from llamaspec.benchmarks.random_model import random_params, random_shapes
-from llamaspec.benchmarks.report import timed, with_shares
+from llamaspec.benchmarks.common import report as benchmarks_report
+from llamaspec.benchmarks.common import svg
+from llamaspec.benchmarks.common.random_model import random_params, random_shapes
+from llamaspec.benchmarks.common.report import timed, with_shares
+from llamaspec.benchmarks.suites import growth, model_suite
 from llamaspec.cli import llamaspec
 from llamaspec.model import system
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor

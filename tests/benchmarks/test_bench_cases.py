@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llamaspec.benchmarks.gpu.drawing import draw
-from llamaspec.benchmarks.gpu.kernels import again_and_again
-from llamaspec.benchmarks.gpu.right import SPOILED, share_of_bound, spoiled
-from llamaspec.benchmarks.gpu.scale import TINY, TINY_WORK, once, tiny_cases, tiny_quantized_cases
-from llamaspec.benchmarks.kernel_cases import OPS, kernel_cases
-from llamaspec.benchmarks.kernel_cases.attention import window_cases
-from llamaspec.benchmarks.kernel_cases.case import FLOAT32, Case
-from llamaspec.benchmarks.kernel_cases.products import bias_cases
+from llamaspec.benchmarks.common.kernel_cases import OPS, kernel_cases
+from llamaspec.benchmarks.common.kernel_cases.attention import window_cases
+from llamaspec.benchmarks.common.kernel_cases.case import FLOAT32, Case
+from llamaspec.benchmarks.common.kernel_cases.products import bias_cases
+from llamaspec.benchmarks.suites.gpu.drawing import draw
+from llamaspec.benchmarks.suites.gpu.kernels import again_and_again
+from llamaspec.benchmarks.suites.gpu.right import SPOILED, share_of_bound, spoiled
+from llamaspec.benchmarks.suites.gpu.scale import TINY, TINY_WORK, once, tiny_cases, tiny_quantized_cases
 from llamaspec.verify.bounds.running_error import Approx
 
 BFLOAT16 = np.dtype(jnp.bfloat16)

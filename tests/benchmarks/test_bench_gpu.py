@@ -18,22 +18,22 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 
-from llamaspec.benchmarks import model_speed
-from llamaspec.benchmarks.gpu import report as gpu_report
-from llamaspec.benchmarks.gpu import right, suite, tuning
-from llamaspec.benchmarks.gpu import scale as tiny_scale
-from llamaspec.benchmarks.gpu.clock import Clock
-from llamaspec.benchmarks.gpu.drawing import draw
-from llamaspec.benchmarks.gpu.kernels import time_kernels
-from llamaspec.benchmarks.gpu.models import decoding, params_of, programs_of, time_models
-from llamaspec.benchmarks.gpu.right import check, spoiled, unseen
-from llamaspec.benchmarks.gpu.scale import dry, full
-from llamaspec.benchmarks.gpu.suite import GRACE, Found, Part, plan, run_part
-from llamaspec.benchmarks.gpu.tuning import listed, product_of, tune
-from llamaspec.benchmarks.kernel_cases import attention, case, kernel_cases, variants
-from llamaspec.benchmarks.kernel_cases.attention import window_cases
-from llamaspec.benchmarks.kernel_cases.case import BFLOAT16
-from llamaspec.benchmarks.report import skipped, timed
+from llamaspec.benchmarks.common import model_speed
+from llamaspec.benchmarks.common.kernel_cases import attention, case, kernel_cases, variants
+from llamaspec.benchmarks.common.kernel_cases.attention import window_cases
+from llamaspec.benchmarks.common.kernel_cases.case import BFLOAT16
+from llamaspec.benchmarks.common.report import skipped, timed
+from llamaspec.benchmarks.suites.gpu import report as gpu_report
+from llamaspec.benchmarks.suites.gpu import right, suite, tuning
+from llamaspec.benchmarks.suites.gpu import scale as tiny_scale
+from llamaspec.benchmarks.suites.gpu.clock import Clock
+from llamaspec.benchmarks.suites.gpu.drawing import draw
+from llamaspec.benchmarks.suites.gpu.kernels import time_kernels
+from llamaspec.benchmarks.suites.gpu.models import decoding, params_of, programs_of, time_models
+from llamaspec.benchmarks.suites.gpu.right import check, spoiled, unseen
+from llamaspec.benchmarks.suites.gpu.scale import dry, full
+from llamaspec.benchmarks.suites.gpu.suite import GRACE, Found, Part, plan, run_part
+from llamaspec.benchmarks.suites.gpu.tuning import listed, product_of, tune
 from llamaspec.commands.interrupt import OwnWay
 from llamaspec.model.insight.cost import decode_cost
 from llamaspec.model.insight.machine import Ceilings
@@ -261,7 +261,7 @@ def test_a_model_draws_as_many_tokens_a_call_as_a_session_would(monkeypatch):
     programs = programs_of(model, params, XLA, scale)
     asked = []
     monkeypatch.setattr(
-        "llamaspec.benchmarks.gpu.models.tokens_at_once", lambda step, most: asked.append((step, most)) or 3
+        "llamaspec.benchmarks.suites.gpu.models.tokens_at_once", lambda step, most: asked.append((step, most)) or 3
     )
     row = decoding(model, params, programs, scale, context=context)
     assert (row["burst"], [most for _, most in asked]) == (3, [4, 4])
@@ -273,9 +273,9 @@ def test_a_model_draws_as_many_tokens_a_call_as_a_session_would(monkeypatch):
         return len(queue)
 
     given = []
-    monkeypatch.setattr("llamaspec.benchmarks.model_speed.decoding", lambda *arguments, **fixed: ask)
+    monkeypatch.setattr("llamaspec.benchmarks.common.model_speed.decoding", lambda *arguments, **fixed: ask)
     monkeypatch.setattr(
-        "llamaspec.benchmarks.gpu.models.measure", lambda read, effort: given.append(read()) or Seconds(1, 1, 1)
+        "llamaspec.benchmarks.suites.gpu.models.measure", lambda read, effort: given.append(read()) or Seconds(1, 1, 1)
     )
     decoding(model, params, programs, scale, context=context)
     assert given == [1, 3, 5] and len(queue) == 6  # results of earlier calls; one more call is queued

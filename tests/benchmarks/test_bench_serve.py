@@ -16,10 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamaspec.benchmarks import load, peers, serve_suite
-from llamaspec.benchmarks.load import Answered, Ask, Workload, arrivals, draw_requests, send, summarize
-from llamaspec.benchmarks.serve import AFTER, BURST, measure
-from llamaspec.benchmarks.serve_suite import Served, our_command, processor_seconds, served
+from llamaspec.benchmarks.audits import peers
+from llamaspec.benchmarks.audits.serve import AFTER, BURST, measure
+from llamaspec.benchmarks.common import load
+from llamaspec.benchmarks.common.load import Answered, Ask, Workload, arrivals, draw_requests, send, summarize
+from llamaspec.benchmarks.suites import serve_suite
+from llamaspec.benchmarks.suites.serve_suite import Served, our_command, processor_seconds, served
 from llamaspec.cli import llamaspec
 from tests.serving.serving_site import EOS, FakeEngine, running
 from tests.support.random_models import SMALL

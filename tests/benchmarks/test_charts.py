@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from llamaspec.benchmarks import svg
+from llamaspec.benchmarks.common import svg
 from tests.benchmarks.charts import rectangles
 
 

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from llamaspec.benchmarks.decode_steps import CAPACITY, DTYPES, FEW_LAYERS, STEPS, decode_step
+from llamaspec.benchmarks.gates.decode_steps import CAPACITY, DTYPES, FEW_LAYERS, STEPS, decode_step
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.running.programs import longest_burst
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from llamaspec.benchmarks.gpu_compile import kernel, program, report, sass
-from llamaspec.benchmarks.gpu_compile.gates import broken_by, broken_by_step, instructions_per_weight
-from llamaspec.benchmarks.gpu_compile.h200 import BANDWIDTH, LATENCY, MULTIPROCESSORS, resident_blocks, roofline
-from llamaspec.benchmarks.gpu_compile.kernel import Kernel, copied, launch, read_kernels
-from llamaspec.benchmarks.gpu_compile.program import Launch, Program, launches
-from llamaspec.benchmarks.gpu_compile.sass import read
-from llamaspec.benchmarks.gpu_compile.workers import Failure, call_each
-from llamaspec.benchmarks.kernel_cases.case import Case, Limits
+from llamaspec.benchmarks.common.kernel_cases.case import Case, Limits
+from llamaspec.benchmarks.gates import kernel, program, report, sass
+from llamaspec.benchmarks.gates.checks import broken_by, broken_by_step, instructions_per_weight
+from llamaspec.benchmarks.gates.h200 import BANDWIDTH, LATENCY, MULTIPROCESSORS, resident_blocks, roofline
+from llamaspec.benchmarks.gates.kernel import Kernel, copied, launch, read_kernels
+from llamaspec.benchmarks.gates.program import Launch, Program, launches
+from llamaspec.benchmarks.gates.sass import read
+from llamaspec.benchmarks.gates.workers import Failure, call_each
 
 # The kernel requests a tile, waits for the previous kernel, and loops over nine instructions around a barrier. A thread
 # that must try the barrier again does so behind the exit.

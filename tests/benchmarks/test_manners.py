@@ -2,8 +2,8 @@
 
 import doctest
 
-from llamaspec.benchmarks import manners
-from llamaspec.benchmarks.manners import Ended, agreeing, noise, quiet, refused
+from llamaspec.benchmarks.audits import manners
+from llamaspec.benchmarks.audits.manners import Ended, agreeing, noise, quiet, refused
 
 
 def test_examples():

@@ -1,4 +1,4 @@
-"""`benchmarks/peers.py`: engines answer in turn, and ratios are of one round. Other engines are not tested."""
+"""`benchmarks/audits/peers.py`: engines answer in turn, and ratios are of one round. Other engines are not tested."""
 
 import doctest
 import json
@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from llamaspec.benchmarks import peers
-from llamaspec.benchmarks.gpu import beside
-from llamaspec.benchmarks.peer_workers.our_engine import Engine as OurEngine
-from llamaspec.benchmarks.peers import TINY, Engine, commands, engine, markdown, matching_tokens, measure, ratios
-from llamaspec.benchmarks.random_model import random_checkpoint
+from llamaspec.benchmarks.audits import gpu_peers as beside
+from llamaspec.benchmarks.audits import peers
+from llamaspec.benchmarks.audits.peer_workers.our_engine import Engine as OurEngine
+from llamaspec.benchmarks.audits.peers import TINY, Engine, commands, engine, markdown, matching_tokens, measure, ratios
+from llamaspec.benchmarks.common.random_model import random_checkpoint
 
 ANSWERS = """
 import json, sys

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import jax
 import pytest
 
-from llamaspec.benchmarks.decode_steps import CAPACITY, DTYPES
-from llamaspec.benchmarks.kernel_cases import gated_cases, kernel_cases, refusal
-from llamaspec.benchmarks.kernel_cases.case import Case, Work
-from llamaspec.benchmarks.random_model import random_shapes
+from llamaspec.benchmarks.common.kernel_cases import gated_cases, kernel_cases, refusal
+from llamaspec.benchmarks.common.kernel_cases.case import Case, Work
+from llamaspec.benchmarks.common.random_model import random_shapes
+from llamaspec.benchmarks.gates.decode_steps import CAPACITY, DTYPES
 from llamaspec.model.checkpoints.checkpoint import Codes
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.ops.gpu import PROMPT

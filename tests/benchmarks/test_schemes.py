@@ -1,4 +1,4 @@
-"""`benchmarks/schemes.py`: every form of a model runs, and the table shows the results."""
+"""`benchmarks/audits/schemes.py`: every form of a model runs, and the table shows the results."""
 
 import doctest
 import json
@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from llamaspec import load
-from llamaspec.benchmarks import scheme_forms, schemes
-from llamaspec.benchmarks.scheme_forms import bits, forms, padded, weight_error
-from llamaspec.benchmarks.schemes import in_windows, markdown, sample_stories, speeds
+from llamaspec.benchmarks.audits import scheme_forms, schemes
+from llamaspec.benchmarks.audits.scheme_forms import bits, forms, padded, weight_error
+from llamaspec.benchmarks.audits.schemes import in_windows, markdown, sample_stories, speeds
 from llamaspec.model.checkpoints.huggingface.write import write_huggingface
 from llamaspec.model.checkpoints.open import BUILT_IN
 from llamaspec.model.insight.shapes import SHAPES

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from llamaspec.benchmarks import summary
-from llamaspec.benchmarks.report import RESULTS
+from llamaspec.benchmarks.common.report import RESULTS
 from llamaspec.benchmarks.summary import MOST_LINES, main
 from tests.support.processes import REPOSITORY
 

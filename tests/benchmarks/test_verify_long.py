@@ -1,11 +1,11 @@
-"""`benchmarks.no_false_alarms` runs every group, and continues where it was stopped."""
+"""`benchmarks.audits.no_false_alarms` runs every group, and continues where it was stopped."""
 
 import json
 
 import pytest
 
-from llamaspec.benchmarks import no_false_alarms
-from llamaspec.benchmarks.no_false_alarms import EXAMPLES, finished, jobs
+from llamaspec.benchmarks.audits import no_false_alarms
+from llamaspec.benchmarks.audits.no_false_alarms import EXAMPLES, finished, jobs
 from llamaspec.verify.catalogue import CONTRACTS
 
 

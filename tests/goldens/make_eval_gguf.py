@@ -90,7 +90,7 @@ def choices() -> dict[str, np.ndarray]:
 
 
 def padded_story(data: Path) -> Any:
-    from llamaspec.benchmarks.scheme_forms import padded
+    from llamaspec.benchmarks.audits.scheme_forms import padded
     from llamaspec.model.checkpoints.open import open_checkpoint
     from tests.support import gguf_files
 

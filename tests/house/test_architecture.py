@@ -180,7 +180,7 @@ def test_everything_of_ours_is_imported_by_one_name():
         ("model/forward.py", "from llamaspec.reference import rmsnorm"),
         ("model/forward.py", "from llamaspec.reference.configuration import Config"),
         ("model/running/reference_backend.py", "from llamaspec import cli"),
-        ("benchmarks/gpu/suite.py", "from tests.support.strategies import Noise"),
+        ("benchmarks/suites/gpu/suite.py", "from tests.support.strategies import Noise"),
         ("model/checkpoints/gguf/read.py", "from jax import numpy as jnp"),
         ("commands/chat.py", "import jax"),
         ("commands/chat.py", "from llamaspec.model.llama import load"),

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from llamaspec.benchmarks.kernel_cases import exact
-from llamaspec.benchmarks.kernel_cases.coded_gemm import FORMS, case
-from llamaspec.benchmarks.kernel_cases.products import EVERY_FORM
-from llamaspec.benchmarks.random_model import random_shapes
+from llamaspec.benchmarks.common.kernel_cases import exact
+from llamaspec.benchmarks.common.kernel_cases.coded_gemm import FORMS, case
+from llamaspec.benchmarks.common.kernel_cases.products import EVERY_FORM
+from llamaspec.benchmarks.common.random_model import random_shapes
 from llamaspec.model.cache import Pages
 from llamaspec.model.ops.gpu import calls, pallas_ops
 from llamaspec.model.ops.gpu_products import MOST_ONE_BY_ONE, operand, step_product

@@ -1,6 +1,6 @@
 """The fused ops with quantized weights, in the interpreter, against exact numbers.
 
-Bounds are those of benchmarks/kernel_cases/exact.py, which kernels are held to on a GPU as well: running error
+Bounds are those of benchmarks/common/kernel_cases/exact.py, which kernels are held to on a GPU as well: running error
 analysis, for any order of sums.
 """
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from llamaspec.benchmarks.kernel_cases import exact
+from llamaspec.benchmarks.common.kernel_cases import exact
 from llamaspec.pallas_kernels.norm_gate_up import norm_gate_up
 from llamaspec.pallas_kernels.norm_qkv import norm_qkv
 from llamaspec.pallas_kernels.parts import int4

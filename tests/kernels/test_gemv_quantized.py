@@ -13,7 +13,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from llamaspec.benchmarks.kernel_cases import exact
+from llamaspec.benchmarks.common.kernel_cases import exact
 from llamaspec.model.weights.gpu_codes import LEVELS
 from llamaspec.pallas_kernels.gemv import gemv
 from llamaspec.pallas_kernels.parts import int4

@@ -6,8 +6,8 @@ import jax
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-from llamaspec.benchmarks.kernel_cases import gated_cases, kernel_cases, refusal, sampled
-from llamaspec.benchmarks.kernel_cases.case import Case
+from llamaspec.benchmarks.common.kernel_cases import gated_cases, kernel_cases, refusal, sampled
+from llamaspec.benchmarks.common.kernel_cases.case import Case
 from llamaspec.pallas_kernels.unsupported import Unsupported
 
 H200 = AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llamaspec.benchmarks.kernel_cases import exact
+from llamaspec.benchmarks.common.kernel_cases import exact
 from llamaspec.model.cache import LayerCache, LayerPages, Stored, empty_cache
 from llamaspec.model.checkpoints.checkpoint import Codes
 from llamaspec.model.checkpoints.codes import quantized

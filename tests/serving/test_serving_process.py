@@ -1,6 +1,5 @@
 """A server as a process: killed and started again, with a log on a full disk, and with few files to open."""
 
-import asyncio
 import signal
 import socket
 from collections.abc import Iterator
@@ -8,16 +7,12 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
 
-from llamaspec.benchmarks.serve_load import Ask, Load, ends, judge, percentiles
 from tests.serving.serving_process import Process, served
 from tests.serving.serving_site import Reply, parse_reply, read_reply, request_bytes
 from tests.support.waiting import PATIENCE, until
 
 FOX = {"prompt": "the fox", "seed": 1, "max_tokens": 20}
-MEMORY = {"MB, first half": None, "MB, second half": None}
 LONG = {"prompt": "the fox", "max_tokens": 90_000, "ignore_eos": True, "stream": True}
 
 
@@ -108,39 +103,3 @@ def test_a_second_signal_ends_at_once_what_the_first_lets_run(tmp_path):
                 tail += received
         assert tail.startswith(b"HTTP/1.1 200") and b"[DONE]" not in tail and not tail.endswith(b"0\r\n\r\n")
     assert "Traceback" not in server.log.read_text()
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "later", "wrong"),
-    [
-        ({"right": 9, "left": 1, "429": 5, "503": 1}, 101.0, 0),
-        ({"right": 9, "wrong text": 1}, 101.0, 1),
-        ({"right": 9, "500": 1, "broken: ServerDisconnectedError": 2}, 101.0, 2),
-        ({"right": 9}, 110.0, 1),
-    ],
-)
-def test_a_load_is_judged(outcomes, later, wrong):
-    result = {"outcomes": outcomes, "MB, first half": [99.0, 101.0], "MB, second half": [100.0, later]}
-    assert len(judge(result)) == wrong
-
-
-def test_a_short_load_has_no_figures():
-    nothing = {"p50": None, "p95": None, "p99": None}
-    assert (ends([]), ends([2.0]), judge({"outcomes": {}, **MEMORY})) == (None, [2.0, 2.0], [])
-    assert (percentiles([]), percentiles([1.0])) == (nothing, dict.fromkeys(nothing, 1.0))
-
-
-@pytest.mark.parametrize(("data", "status"), [('{"error": {"code": "expired"}}', "expired"), ("[DONE]", 200)])
-def test_an_error_in_a_stream_is_counted_by_its_code(data, status):
-    async def answer(request: web.Request) -> web.Response:
-        chunk = '{"choices": [{"text": "a"}]}'
-        return web.Response(text=f"data: {chunk}\n\nevent: x\ndata: {data}\n\n")
-
-    async def ask() -> tuple[int | str, str, float]:
-        app = web.Application()
-        app.router.add_post("/v1/completions", answer)
-        async with TestClient(TestServer(app)) as client:
-            load = Load(client.session, str(client.make_url("")), [Ask("/v1/completions", {})], 0.0)
-            return await load.ask(0, stream=True)
-
-    assert asyncio.run(ask())[:2] == (status, "a")

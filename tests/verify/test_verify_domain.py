@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llamaspec.benchmarks.others.table import GGUF, JAX, ONNXRUNTIME, TORCH, TRITON
+from llamaspec.benchmarks.audits.others.table import GGUF, JAX, ONNXRUNTIME, TORCH, TRITON
 from llamaspec.model.candidates.table import CANDIDATES
 from llamaspec.verify.bounds.precision import precision
 from llamaspec.verify.candidates.candidate import Direct, NoVerdict

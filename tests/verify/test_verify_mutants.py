@@ -68,7 +68,7 @@ def test_right_implementations_pass():
 
 
 def test_scores_whose_rounding_is_large_are_no_alarm():
-    """Found by benchmarks.no_false_alarms: weights are off by e^a - 1, which for scores of 10^6 is more than a."""
+    """Found by audits/no_false_alarms: weights are off by e^a - 1, which for scores of 10^6 is more than a."""
     draw = {
         "offsets": (31,), "queries": 8, "spare": 7, "kv_heads": 3, "group": 7, "head_dim": 3,
         "q": Values("wide", 85, 4), "k": Values("halves", 189, 4), "v": Values("wide", 481, 7),
@@ -80,7 +80,7 @@ def test_scores_whose_rounding_is_large_are_no_alarm():
 
 
 def test_a_residual_that_is_flushed_to_zero_is_no_alarm():
-    """Found by benchmarks.no_false_alarms: GPUs and XLA have no subnormal float32."""
+    """Found by audits/no_false_alarms: GPUs and XLA have no subnormal float32."""
     draw = {
         "batch": 1, "rows": 8, "cols": 256, "bias": None,
         "x": Values("integers", 243, 5), "weight": Values("integers", 243, 0), "residual": Values("denormal", 345, -5),

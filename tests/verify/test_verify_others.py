@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamaspec.benchmarks.others.refused import REFUSED
-from llamaspec.benchmarks.others.rows import called, library_of, replay_of
-from llamaspec.benchmarks.others.table import ACCEPTED, GGUF, JAX, ONNXRUNTIME, OTHERS, TRITON
+from llamaspec.benchmarks.audits.others.refused import REFUSED
+from llamaspec.benchmarks.audits.others.rows import called, library_of, replay_of
+from llamaspec.benchmarks.audits.others.table import ACCEPTED, GGUF, JAX, ONNXRUNTIME, OTHERS, TRITON
 from llamaspec.reference.losses import cross_entropy
 from llamaspec.verify.bounds.precision import precision
 from llamaspec.verify.campaign import Job
@@ -114,7 +114,7 @@ def test_everything_found_is_told_of():
 
 
 def test_every_function_that_was_judged_has_a_row_and_every_refusal_a_replay():
-    """The table of docs/found/kernels.md has all of benchmarks/others/table.py, and says why where one is refused."""
+    """The table of docs/found/kernels.md has all of audits/others/table.py, and says why where one is refused."""
     text = (ROOT / "docs" / "found" / "kernels.md").read_text(encoding="utf-8")
     there = {":".join(library_of(job.candidate)) for job in OTHERS}
     assert set(REFUSED) <= there

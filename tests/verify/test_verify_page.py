@@ -8,7 +8,7 @@ import click
 import numpy as np
 import pytest
 
-from llamaspec.benchmarks import svg
+from llamaspec.benchmarks.common import svg
 from llamaspec.cli import llamaspec
 from llamaspec.commands.verify_page import page
 from llamaspec.verify.bounds.precision import precision

@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llamaspec.benchmarks import timed_model
-from llamaspec.benchmarks.timed_model import choose_model
+from llamaspec.benchmarks.suites import timed_model
+from llamaspec.benchmarks.suites.timed_model import choose_model
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.checkpoints.codes import quantized
 from llamaspec.model.insight import machine

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from llamaspec.benchmarks.timed_model import choose_model
+from llamaspec.benchmarks.suites.timed_model import choose_model
 from llamaspec.model.insight.profile import REST, Event, events_of, parts_of, seconds_by
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.reference.config import Config

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from llamaspec.benchmarks.model_speed import GREEDY, _decoding
-from llamaspec.benchmarks.random_model import random_cache, random_params, random_shapes
-from llamaspec.benchmarks.schemes import Stored, shapes
+from llamaspec.benchmarks.audits.schemes import Stored, shapes
+from llamaspec.benchmarks.common.model_speed import GREEDY, _decoding
+from llamaspec.benchmarks.common.random_model import random_cache, random_params, random_shapes
 from llamaspec.model.cache import LayerCache, empty_cache
 from llamaspec.model.checkpoints.gguf.blocks import FORMS
 from llamaspec.model.forward import decode

@@ -687,7 +687,7 @@ def commands(typed: Iterable[tuple[str, ...]]) -> Iterator[Callable[[], dict[str
     """Give a function for each command, in a folder of their own, on a machine that is measured briefly."""
     import tempfile
 
-    from llamaspec.benchmarks import several
+    from llamaspec.benchmarks.suites import multi_device as several
     from llamaspec.model.insight import machine
     from llamaspec.model.insight.shapes import SHAPES
     from llamaspec.model.insight.timing import Effort

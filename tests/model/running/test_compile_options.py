@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from llamaspec.benchmarks.model_speed import compile_programs as benchmarked
+from llamaspec.benchmarks.common.model_speed import compile_programs as benchmarked
 from llamaspec.model.ops.gpu import pallas_ops
 from llamaspec.model.ops.table import Ops
 from llamaspec.model.ops.xla import XLA

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from llamaspec.benchmarks.random_model import random_shapes
+from llamaspec.benchmarks.common.random_model import random_shapes
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.llama import load_backend
 from llamaspec.model.ops.cpu import CPU
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("compiled_fast")
 # We free every other block after a larger one, so that glibc keeps the smaller blocks.
 BLOCKS = """
 import numpy as np
-from llamaspec.benchmarks.resident import resident_bytes
+from llamaspec.benchmarks.common.resident import resident_bytes
 from llamaspec.model.system import return_blocks_when_freed
 np.ones(1 << 21)
 if int(sys.argv[1]):
@@ -46,7 +46,7 @@ def test_large_blocks_are_given_back_when_they_are_freed(returned):
 CODE = """
 import mmap, os, tempfile
 import jax, jax.numpy as jnp, jaxlib
-from llamaspec.benchmarks.resident import resident_bytes
+from llamaspec.benchmarks.common.resident import resident_bytes
 from pathlib import Path
 from llamaspec.model.system import forget_code
 compiled = jax.jit(lambda x: jnp.sin(x) @ x).lower(jnp.eye(8)).compile()

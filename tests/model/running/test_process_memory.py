@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamaspec.benchmarks import process_memory
-from llamaspec.benchmarks.process_memory import main
-from llamaspec.benchmarks.random_model import random_shapes
+from llamaspec.benchmarks.audits import process_memory
+from llamaspec.benchmarks.audits.process_memory import main
+from llamaspec.benchmarks.common.random_model import random_shapes
 from llamaspec.model.running.memory import PROCESS, memory_of
 from llamaspec.reference.config import Config
 
 CONFIG = Config(256, 1, 4, 2, 64, 512, vocab=4096, context=256, eps=1e-5, theta=1e4)
 # Layers, scheme, and bytes that a process took: once JAX had started, and on top of that to compile and to run. By
-# benchmarks/process_memory.py on 2 cores of an AMD EPYC, 2026-11-21, Python 3.12.1, jax 0.12.0.1, NumPy 2.5.5.
+# benchmarks/audits/process_memory.py on 2 cores of an AMD EPYC, 2026-11-21, Python 3.12.1, jax 0.12.0.1, NumPy 2.5.5.
 MEASURED = [
     (2, None, 179_220_480, 284_868_608, 107_465_728),
     (8, None, 179_183_616, 266_903_552, 132_692_992),
