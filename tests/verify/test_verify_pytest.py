@@ -78,8 +78,8 @@ def test_a_contract_of_ones_own_in_several_dtypes(x, weight, bias, *, eps):
 
 
 def test_every_dtype_that_is_violated_is_shown():
-    held, _ = in_file(LAYERNORM)
-    test = contract(held["layernorm"], arrays="numpy", dtype=["float32", "float16"], examples=20, seed=0)(
+    contracts_of_file, _ = in_file(LAYERNORM)
+    test = contract(contracts_of_file["layernorm"], arrays="numpy", dtype=["float32", "float16"], examples=20, seed=0)(
         lambda x, weight, bias, *, eps: x * weight + bias
     )
     with pytest.raises(AssertionError, match=r"violated      layernorm float32[\s\S]*violated      layernorm float16"):

@@ -24,14 +24,14 @@ from llamaspec.verify.reports.report import counterexample
 
 def early(contract: Contract) -> list[str]:
     """Dimensions that end before `FAR` without a reason, or have a reason and do not end."""
-    return [one.dimension for one in reaches(contract) if (one.most <= FAR) != bool(one.why)]
+    return [reach.dimension for reach in reaches(contract) if (reach.most <= FAR) != bool(reach.why)]
 
 
 @pytest.mark.parametrize("op", CONTRACTS)
 def test_every_dimension_is_drawn_far_or_ends_for_a_reason(op: str):
     contract = CONTRACTS[op]
     assert early(contract) == []
-    assert set(contract.large.ends) <= {one.dimension for one in reaches(contract)}
+    assert set(contract.large.ends) <= {reach.dimension for reach in reaches(contract)}
     assert {name for names in contract.large.closer.values() for name in names} <= set(contract.draws)
     assert set(contract.large.closer) <= set(contract.large.sizes)
 
@@ -98,18 +98,18 @@ def test_sizes_of_a_contract_of_ones_own_have_a_reach(rows):
         return np.sum(x, axis=-1)
 
     contract = declare(total, arrays={"x": "rows n"}, sizes={"rows": rows, "n": sizes(8, most=17)}, large={"n": [99]})
-    assert [one[:3] for one in reaches(contract)] == [("rows", 4, 4), ("n", 17, 99)]
+    assert [reach[:3] for reach in reaches(contract)] == [("rows", 4, 4), ("n", 17, 99)]
     assert "  large   one at a time: n to 99" in describe(contract, [])
 
 
 @pytest.mark.parametrize(
-    ("strategy", "due"),
+    ("strategy", "expected"),
     [
         (st.sampled_from([(1, 7), (2,)]), [("lengths", 7, 7), ("lengths, how many", 2, 2)]),
         (st.lists(st.integers(1, 9), min_size=1).map(tuple), [("lengths", 9, 9), ("lengths, how many", 1024, 1024)]),
         (st.sampled_from(["rows", "columns"]), []),
     ],
 )
-def test_other_draws_of_ones_own_have_a_reach(strategy, due):
+def test_other_draws_of_ones_own_have_a_reach(strategy, expected):
     contract = replace(CONTRACTS["add"], shapes={"lengths": strategy}, large=Large())
-    assert [one[:3] for one in reaches(contract)] == due
+    assert [reach[:3] for reach in reaches(contract)] == expected
