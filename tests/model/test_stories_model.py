@@ -106,11 +106,11 @@ REQUESTS, QUESTIONS = re.sub(r"\s+", " ", SUGGESTED).split("Once it has told one
 
 
 @pytest.mark.sampled(2)  # 1 s each
-@pytest.mark.parametrize("request", re.findall(r"Tell me a story about [^.]+\.", REQUESTS))
-def test_what_help_suggests_to_ask_is_answered(stories, request):
+@pytest.mark.parametrize("first_line", re.findall(r"Tell me a story about [^.]+\.", REQUESTS))
+def test_what_help_suggests_to_ask_is_answered(stories, first_line):
     """After each story that it suggests. Another training answered by "There is no Anna in the story."."""
     chat = Chat(stories)
-    story = "".join(token.text for token in chat.reply(request, max_new_tokens=512, sampling=GREEDY))
+    story = "".join(token.text for token in chat.reply(first_line, max_new_tokens=512, sampling=GREEDY))
     hero = next(name for name in re.findall(r"[A-Z][a-z]+", story) if name in NAMES)
     for template in re.findall(r"[A-Z][^?]+\?", QUESTIONS):
         question = template.replace("Anna", hero)
