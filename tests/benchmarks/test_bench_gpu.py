@@ -34,7 +34,7 @@ from llamaspec.benchmarks.suites.gpu.right import check, spoiled, unseen
 from llamaspec.benchmarks.suites.gpu.scale import dry, full
 from llamaspec.benchmarks.suites.gpu.suite import GRACE, Found, Part, plan, run_part
 from llamaspec.benchmarks.suites.gpu.tuning import listed, product_of, tune
-from llamaspec.commands.interrupt import OwnWay
+from llamaspec.commands.interrupt import CommandHandler
 from llamaspec.model.insight.cost import decode_cost
 from llamaspec.model.insight.machine import Ceilings
 from llamaspec.model.insight.timing import Seconds
@@ -233,17 +233,17 @@ def test_every_wide_tile_of_codes_is_held_to_exact_numbers():
 @pytest.mark.parametrize("prepared", [1, 2])
 def test_a_case_that_cannot_be_timed_is_named_and_the_others_are_timed(prepared: int):
     scale = dry()
-    (only_case,) = scale.timed
+    (timed,) = scale.timed
 
     def fall(*arguments):
         raise RuntimeError("no such layout")
 
     norm = next(candidate for candidate in scale.checked if candidate.op == "rmsnorm")
     norm = replace(norm, function=norm.plain)
-    scale = replace(scale, running=nullcontext, timed=(replace(only_case, function=fall), norm), prepared=prepared)
+    scale = replace(scale, running=nullcontext, timed=(replace(timed, function=fall), norm), prepared=prepared)
     rows = list(time_kernels(scale, Clock(600), backwards=True))
     assert rows[0]["case"] == norm.name
-    assert rows[1] == skipped(only_case.name, "RuntimeError: no such layout")
+    assert rows[1] == skipped(timed.name, "RuntimeError: no such layout")
 
 
 class EndingClock(Clock):
@@ -393,7 +393,9 @@ TIMED = {"case": "add 8 float32", "op": "add"} | timed(Seconds(2e-3, 1e-3, 3e-3)
 @pytest.mark.parametrize(("end", "status"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
 def test_of_a_run_that_is_interrupted_what_was_measured_is_kept(end, status, run, monkeypatch, tmp_path: Path):
     def parts(part: Part, **_):
-        assert isinstance(signal.getsignal(signal.SIGINT), OwnWay)  # or the process would be ended soon after Ctrl-C
+        assert isinstance(
+            signal.getsignal(signal.SIGINT), CommandHandler
+        )  # or the process would be ended soon after Ctrl-C
         yield Found("memory", MACHINE) if part.section == "memory" else Found(part.section, TIMED)
         if part.section == "kernels":
             raise end
@@ -402,10 +404,7 @@ def test_of_a_run_that_is_interrupted_what_was_measured_is_kept(end, status, run
     report_file = tmp_path / "kept.json"
     report_file.write_text("from an earlier run")
     code, out, err = run("bench", "--suite", "variants", "--json", str(report_file))
-    assert (code, err) == (
-        status,
-        f"error: interrupted: what was measured until then is in {report_file}.interrupted\n",
-    )
+    assert (code, err) == (status, f"error: interrupted: the results so far are in {report_file}.interrupted\n")
     assert report_file.read_text() == "from an earlier run"
     report = json.loads((tmp_path / "kept.json.interrupted").read_text())
     assert [row["case"] for row in report["sections"]["kernels"]] == ["add 8 float32"]

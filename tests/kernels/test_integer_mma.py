@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llamaspec.pallas_kernels.parts import decoded_codes, fixed_point, inline, int4, integer_mma, rest
+from llamaspec.pallas_kernels.parts import decoded_codes, fixed_point, inline, int4, integer_mma, low_bits
 from llamaspec.pallas_kernels.parts.compat import THREADS
 from llamaspec.pallas_kernels.parts.integer_mma import CHUNK, DIGITS, WARPS, Lane, Step
 from llamaspec.pallas_kernels.parts.levels import Levels
@@ -98,7 +98,7 @@ def threads(monkeypatch):
         "math": SimpleNamespace(fma=lambda x, y, z: (x.astype(np.float64) * y + z).astype(np.float32)),
         "utils": SimpleNamespace(thread_idx=lambda: np.arange(THREADS, dtype=np.uint32)),
     }.items():
-        for module in (integer_mma, decoded_codes, rest, inline, fixed_point):
+        for module in (integer_mma, decoded_codes, low_bits, inline, fixed_point):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, value)
 
@@ -136,7 +136,7 @@ def test_threads_multiply_what_belongs_together(threads, bits, group, form, runs
     rng = np.random.default_rng(bits * rows + batch)
     minima, levels = form == "minima", None
     codes = rng.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (runs * rows, CHUNK)).astype(np.int8)
-    multiplied, stored, low_bits = codes.astype(np.int64) * 2 ** (8 - bits), codes, None
+    multiplied, stored, low_words = codes.astype(np.int64) * 2 ** (8 - bits), codes, None
     if bits < 8:
         unsigned = codes.view(np.uint8) & (1 << bits) - 1
         if minima:
@@ -150,7 +150,7 @@ def test_threads_multiply_what_belongs_together(threads, bits, group, form, runs
         if bits == 4:
             stored = int4.packed(unsigned, order).view(np.int8)
         else:
-            stored, low_bits = (part.view(np.int8) for part in int4.packed_apart(unsigned, order, bits=bits))
+            stored, low_words = (part.view(np.int8) for part in int4.packed_apart(unsigned, order, bits=bits))
     columns, width = 3 * CHUNK, group or 128
     digits = rng.integers(-128, 128, (batch, columns // 8, DIGITS, 8)).astype(np.int8)
     units = rng.uniform(1, 2, (batch, 1 + minima, columns // width)).astype(np.float32)
@@ -167,7 +167,7 @@ def test_threads_multiply_what_belongs_together(threads, bits, group, form, runs
         units=units.ravel().view(np.uint8)[4 * first :],
         minima=minima,
         levels=levels,
-        rest=None if low_bits is None else in_lines(low_bits, CHUNK // WARPS * (bits - 4) // 8),
+        low_bits=None if low_words is None else in_lines(low_words, CHUNK // WARPS * (bits - 4) // 8),
     )
     octets, lane = runs * rows // 8, Lane.mine()
     zero = np.zeros(THREADS, np.float32)

@@ -282,7 +282,7 @@ def test_an_unreadable_checkpoint_is_named_and_nothing_is_lost(full_run, stopped
     last.write_bytes(last.read_bytes()[:-100] if damage is None else damage)
     before = files(stopped)
     message = refusal(*command, "--resume", "--out", str(stopped))
-    assert f"{last.name}: is no checkpoint of a training, or a damaged one: the one before it may serve" in message
+    assert f"{last.name}: is not a training checkpoint, or is damaged: try the one before it" in message
     assert files(stopped) == before
 
 
@@ -309,7 +309,7 @@ def test_a_full_disk_loses_no_checkpoint(full_run, stopped, command):
 
 def test_a_started_training_is_not_overwritten(full_run, stopped, command):
     for out, arguments, words in (
-        (stopped, (), "holds a training already: --resume goes on with it"),
+        (stopped, (), "contains a training already: --resume continues it"),
         (stopped, ("--resume", "--lr=0.5", "--seed=2"), "was made with another lr, seed"),
         (full_run[0], ("--resume",), "model: exists already: this training is done"),
     ):
@@ -626,8 +626,8 @@ def test_a_text_comes_round_whole_and_in_another_order(alphabet, tmp_path):
     rounds = [text.training(step, replace(RECIPE, batch=23)) for step in (0, 1)] + [
         text.training(0, replace(RECIPE, batch=23, seed=1))
     ]
-    ids = [[tuple(example.ids) for example in round_ids] for round_ids in rounds]
-    assert all(set(round_ids) == set(ids[0]) and len(set(round_ids)) == 23 for round_ids in ids)
+    ids = [[tuple(example.ids) for example in ids_of_round] for ids_of_round in rounds]
+    assert all(set(ids_of_round) == set(ids[0]) and len(set(ids_of_round)) == 23 for ids_of_round in ids)
     assert ids[0] != ids[1] and ids[0] != ids[2]
 
 
