@@ -247,7 +247,7 @@ def test_a_case_that_cannot_be_timed_is_named_and_the_others_are_timed(prepared:
 
 
 class EndingClock(Clock):
-    """Clock that is over after so many looks."""
+    """A clock that runs out after a given number of looks."""
 
     def __init__(self, looks: int):
         self._looks = looks
@@ -302,7 +302,7 @@ def test_a_model_draws_as_many_tokens_a_call_as_a_session_would(monkeypatch):
 
 
 def test_several_sequences_decode_at_once():
-    """`bench --suite models --batch 3`: tokens and bytes are those of all sequences; no prompt is compiled."""
+    """`bench --suite models --batch 3`: tokens and bytes count all sequences; no prompt is compiled."""
     scale = replace(dry(), models=(replace(dry().models[0], by=("XLA",)),))
     (part,) = (part for part in suite.plan("models", dry=True, batch=3) if part.section == "models")
     rows = list(time_models(scale, Clock(600), **part.options))

@@ -1,4 +1,4 @@
-"""The steps that are compiled without a GPU are those of the model: each can be traced on any machine."""
+"""The steps that we compile without a GPU are the model's own: each can be traced on any machine."""
 
 import jax
 import pytest

@@ -153,7 +153,7 @@ def test_a_loop_of_which_the_compiler_made_one_of_two_turns_is_refilled_twice(tm
     ("before", "after", "hasty"),
     [
         ("FFMA R31", "UTMALDG.2D", True),  # in the loop, after the read
-        ("ULOP3.LUT UR6", "UTMALDG.2D", True),  # before the read of its turn, but after that of the turn before
+        ("ULOP3.LUT UR6", "UTMALDG.2D", True),  # before the read of its turn, but after the read of the turn before
         ("FADD R67", "UTMALDG.2D", True),  # after the loop
         ("FADD R67", "UBLKCP.S.G", True),
         ("FADD R67", "UTMASTG.2D", False),
@@ -182,7 +182,7 @@ def test_a_copy_over_what_tensor_cores_of_other_warps_read_is_seen(tmp_path: Pat
     [
         ("LDG.E.128", "STS", True),  # before the loop
         ("ULOP3.LUT UR6", "STS", True),  # in the loop, before the read
-        ("FFMA R31", "STS", True),  # after the read of its turn, but before that of the next turn
+        ("FFMA R31", "STS", True),  # after the read of its turn, but before the read of the next turn
         ("MOV R5", "STS", False),  # after the last read
         ("FFMA R31", "STG", False),
     ],

@@ -100,7 +100,7 @@ def test_examples():
 
 @pytest.fixture
 def llama_cpp(tmp_path):
-    """Make programs that stand in for those of a build of llama.cpp."""
+    """Make programs that stand in for the ones that a build of llama.cpp has."""
     rows = {"0": [{"n_prompt": 0, "n_gen": 4, "samples_ts": [3.0, 5.0]}]}
     rows["16"] = [{"n_prompt": 16, "n_gen": 0, "samples_ts": [7.0]}]
     choose = "\n".join(

@@ -342,7 +342,7 @@ def test_convert_there_and_back(run, stories, tmp_path):
 
 
 def test_doctor(run, monkeypatch):
-    """Choose the ops of one model; the next test chooses those of all."""
+    """Choose the ops of one model; the next test chooses the ops of all models."""
     monkeypatch.setattr("llamaspec.model.insight.doctor.SHAPES", {TYPICAL: SHAPES[TYPICAL]})
     code, out, err = run("doctor")
     assert code == 0, err

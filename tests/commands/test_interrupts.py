@@ -32,7 +32,7 @@ from tests.support.waiting import (
 )
 
 AT_ONCE = 2.0  # processor seconds of the main thread, which takes fewer on a busy machine
-# A shell starts a command in the foreground like this, even if whoever runs the tests ignores SIGINT. Ctrl-C before
+# A shell starts a command in the foreground like this, even if the process of the tests ignores SIGINT. Ctrl-C before
 # `main` is Python's, so `begun` says when that has been left behind.
 START = """
 import os, signal, llamaspec
@@ -71,7 +71,7 @@ def interrupted(
             os.killpg(process.pid, number)
             seconds = wait_for_end(process) - before
         finally:
-            os.killpg(process.pid, signal.SIGKILL)  # whose leader nobody has waited for
+            os.killpg(process.pid, signal.SIGKILL)  # still exists: no process has waited for its leader
         _, stderr = process.communicate()
     return process.returncode, seconds, stderr
 
@@ -298,7 +298,7 @@ sys.exit(99 if os.WIFSTOPPED(status) else os.waitstatus_to_exitcode(status))
 
 
 def test_a_chat_that_ctrl_z_has_stopped_within_an_answer_can_be_told_to_end():
-    """The shell has the terminal then, and whoever sets its modes from the background is stopped again."""
+    """The shell has the terminal then, and a background process that sets its modes is stopped again."""
     master, terminal_end = pty.openpty()
     with open(terminal_end) as stdin, open(master, "rb", buffering=0):
         done = subprocess.run(
@@ -425,7 +425,7 @@ def test_ctrl_c_ends_a_chat_whose_questions_come_from_a_file(tmp_path):
         process.stdin.flush()
         assert process.stdout.read(5)
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=PATIENCE)  # whose questions end only here
+        _, stderr = process.communicate(timeout=PATIENCE)  # the questions end only here
     assert (process.returncode, stderr.strip()) == (130, b"")
 
 

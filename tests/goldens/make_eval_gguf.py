@@ -12,8 +12,8 @@ writes two models in float32, in the project's own environment, and in one of ll
 has it quantize and run them. The tests make the same codes, and hold them against the hashes of its files' tensors.
 stories260K's hidden vectors of 172 numbers are filled up with zeros to 192, which 32 divides.
 
-llama.cpp searches for the codes of Q2_K to Q6_K, and nobody else finds just those. So a third model has rows of sixteen
-superblocks, drawn at random: the codes of these sixteen are kept, and the tests put its files together from them.
+llama.cpp searches for the codes of Q2_K to Q6_K, and no other program finds the same. So a third model has rows of
+sixteen superblocks, drawn at random: the codes of these sixteen are kept, and the tests put its files together from them.
 
 A fourth has a tokenizer, of single bytes, and reads a text: how well each token is predicted, and how far from what the
 model in float32 predicts.
@@ -105,7 +105,7 @@ def padded_story(data: Path) -> Any:
 
 
 def quantized(file: Any, type: str, codes: np.ndarray | None = None) -> tuple[Any, str]:
-    """Convert all matrices of a file to `type`, and hash them. `codes` are those of `superblocks`."""
+    """Convert all matrices of a file to `type`, and hash them. `codes` are what `superblocks` returns."""
     from llamaspec.reference.quantizers import ggml
     from tests.support import gguf_files
 

@@ -3,7 +3,7 @@
     python -m tests.goldens.make_families [NAME]...
 
 from the root of the repository, in the environment of `make_logits`. To add a family, write NAME.json with its
-"config" alone, shrunk and with all switches kept, and run this. The names and shapes of tensors are those of the files
+only a "config", shrunk and with all switches kept, and run this. The names and shapes of tensors are as in the files
 that transformers saves.
 """
 
@@ -52,7 +52,7 @@ def in_mxfp4(shapes: dict[str, list[int]]) -> dict[str, list[int]]:
 
 def random_tensors(config: dict, shapes: dict[str, list[int]]) -> dict[str, np.ndarray]:
     """Draw weights with which every part of the model matters, by the names and shapes of tensors."""
-    random = np.random.RandomState(0)  # whose streams never change again
+    random = np.random.RandomState(0)  # NumPy never changes its streams
     less_one = config["model_type"].startswith(("gemma", "nemotron"))  # norms are stored so
     tensors = {}
     for name, shape in shapes.items():
@@ -81,7 +81,7 @@ def write_checkpoint(directory: Path, golden: dict) -> None:
 
 
 def fill(golden: dict) -> None:
-    """Compute what a golden holds beside its config."""
+    """Compute the rest of a golden from its config."""
     import torch  # pyright: ignore[reportMissingImports]
     import transformers  # pyright: ignore[reportMissingImports]
 

@@ -46,7 +46,7 @@ CONFIG = {
 
 
 def write_model(path: Path, type: str) -> None:
-    """Write a random model with matrices of `type`: all of them if our writer has it, else those of the layers."""
+    """Write a random model with matrices of `type`: all of them if our writer has it, else only the layers'."""
     from llamaspec.model.checkpoints import open_checkpoint
     from llamaspec.model.checkpoints.gguf.write import write_gguf
     from llamaspec.model.tokenizers.gguf_writer import vocabulary_keys
@@ -154,7 +154,7 @@ class Model:
         options.n_threads = options.n_threads_batch = 1
         options.type_k = options.type_v = 0
         options.flash_attn_type = 0
-        watch = self._watch(seen) if seen is not None else None  # which nobody else keeps alive
+        watch = self._watch(seen) if seen is not None else None  # this reference keeps it alive
         if watch:
             options.cb_eval = watch
         context = self.c.llama_init_from_model(self.model, options)

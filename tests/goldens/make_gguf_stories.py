@@ -9,7 +9,7 @@ writes the files, in the project's own environment, and in one of llama.cpp's (P
     pip install numpy llama-cpp-python
     python -m tests.goldens.make_gguf_stories read FOLDER
 
-has it tell on from places where the likeliest token is clearly so, whatever the type: there a story is the same with
+continues each text at places where one token is clearly the likeliest in every type: there a story is the same with
 and without rounded activations. The tests write the files anew, hold them against their hashes, and tell the same.
 """
 

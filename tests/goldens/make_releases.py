@@ -2,7 +2,7 @@
 
     python -m tests.goldens.make_releases
 
-`releases.json` has the keys that matter here of each release's own config.json; those that are `unconfirmed` were found
+`releases.json` has the keys that matter here of each release's own config.json; the `unconfirmed` ones were found
 in no second place. A quantized release names the one it is `of`. Nothing is downloaded: config.json is read as for a
 model, and `ops_for` chooses the ops for its shapes.
 """
@@ -38,7 +38,7 @@ from llamaspec.reference.quantizers.mx import BLOCK
 RELEASES = Path(__file__).with_name("releases.json")
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- releases: python -m tests.goldens.make_releases -->", "<!-- end of releases -->"
-GGUF_OF = "meta-llama/Llama-3.1-8B-Instruct"  # the release whose matrices stand for those of any GGUF file
+GGUF_OF = "meta-llama/Llama-3.1-8B-Instruct"  # its matrices stand for the matrices of any GGUF file
 
 CPU, H200 = Device("cpu", "cpu"), Device("gpu", "NVIDIA H200", HOPPER)
 BFLOAT16 = np.dtype(jnp.bfloat16)
@@ -54,7 +54,7 @@ class Row(NamedTuple):
 
 
 def releases() -> list[dict[str, Any]]:
-    """Read the list; each entry has `names` and `config`, which is that of the release it is `of`, if it names one."""
+    """Read the list; each entry has `names` and `config`. An entry that is `of` a release has its config."""
     entries = json.loads(RELEASES.read_text())
     known = {name: entry["config"] for entry in entries if "config" in entry for name in entry["names"]}
     return [
@@ -106,7 +106,7 @@ def _judged(names: str, values: Mapping[str, Any]) -> Row:
 
 
 def _in_codes(config: Config, roles: tuple[Role, ...], form: Any, group: int, *, zeros: bool) -> dict[str, Tensor]:
-    """Give the tensors of a checkpoint whose weights of some roles are quantized; nothing can be read from them."""
+    """Give the tensors of a checkpoint with quantized weights in some roles; nothing can be read from them."""
     tensors = {}
     for weight in weights(_shortened(config)):
         coded = weight.role in roles
@@ -118,7 +118,7 @@ def _in_codes(config: Config, roles: tuple[Role, ...], form: Any, group: int, *,
 
 
 def _shortened(config: Config) -> Config:
-    """Give the configuration with its first layers alone, until there is one of each kind."""
+    """Give the configuration with only its first layers, enough to have one of each kind."""
     kinds = [(config.window(layer), config.turns(layer)) for layer in range(config.layers)]
     layers = max(kinds.index(kind) for kind in set(kinds)) + 1
     windows, rotary = (pattern and pattern[:layers] for pattern in (config.windows, config.rotary_layers))

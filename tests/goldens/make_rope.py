@@ -6,7 +6,7 @@ from the root of the repository, in an environment of its own (Python 3.11):
 
     pip install torch transformers
 
-The goldens are float32, computed in float32: theta^(2i/d) alone is off by ln(theta) or so roundings.
+The goldens are float32, computed in float32: even theta^(2i/d) is off by about ln(theta) roundings.
 """
 
 import json

@@ -1,7 +1,7 @@
 """README and docs: what they show runs, and what they name exists.
 
 The language of a fenced block says how it is held: `console` runs and its output is compared, `sh` and `python` run,
-`text` is a drawing. A block whose first line begins with "# download" needs a download and does not run; the files that
+`text` is a drawing. A block that begins with "# download" needs a download and does not run; the files that
 its commands name must come from commands that the documents give.
 """
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(MAKE is None, reason="needs make")
 
 
 class Machine:
-    """Machine whose PATH and HOME hold only what a test puts there."""
+    """A machine with only what a test puts into PATH and HOME."""
 
     def __init__(self, folder: Path):
         self.home = folder
@@ -132,7 +132,7 @@ def test_a_story_is_told_by_the_model_that_is_given_or_the_one_that_is_built_in(
 
 
 class Checkout:
-    """Copy of the files that a set-up reads, with a Python whose environments only record the calls of pip."""
+    """A copy of the files that a set-up reads, with a stand-in for Python that only records the calls of pip."""
 
     def __init__(self, folder: Path):
         self.folder = folder / "checkout"

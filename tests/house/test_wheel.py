@@ -1,4 +1,4 @@
-"""The published wheel works away from this repository: its contents, and a generation from it alone."""
+"""The published wheel works away from this repository: its contents, and a text that it generates by itself."""
 
 import os
 import shutil

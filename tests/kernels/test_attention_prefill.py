@@ -91,7 +91,7 @@ def test_the_edge_of_what_needs_no_mask(shape, offsets, edge):
 @pytest.mark.sampled(1)  # 2 s each
 @pytest.mark.parametrize("seq", [1, 7, ROWS - 1, ROWS + 1])
 def test_sequences_that_no_worker_is_full_of(seq):
-    """Draw 3 heads a key head, and offsets beside a tile's end."""
+    """Draw 3 heads a key head, and offsets next to a tile's end."""
     attend(Noise(seed=3), Shape(seq, 1, 3, 64, TILE + ROWS + 8), [TILE - seq])
 
 

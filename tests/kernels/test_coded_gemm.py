@@ -202,7 +202,7 @@ def test_a_step_of_several_sequences_multiplies_by_codes_at_once(scheme, dtype, 
     assert multiplied_at_once(programs) == dict.fromkeys(PRODUCTS, at_once)
     by_kernels = scheme is not None and batch <= MOST_VECTORS
     has_kernel = {name: re.search(OURS, program) is not None for name, program in programs.items()}
-    assert has_kernel == dict.fromkeys(PRODUCTS, by_kernels)  # those of a step are multiplied alike
+    assert has_kernel == dict.fromkeys(PRODUCTS, by_kernels)  # all products of a step take the same path
 
 
 @pytest.mark.sampled(6)  # 18 cases, 3 s

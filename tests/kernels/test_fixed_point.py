@@ -35,7 +35,7 @@ def test_a_number_is_off_by_a_part_of_the_largest_of_its_group(noise):
 
 
 def test_whole_numbers_have_the_digits_that_they_are():
-    """Every digit pattern, in a group whose largest number sets the exponent."""
+    """Every digit pattern. The largest number of a group sets its exponent."""
     integers = np.arange(-(2**21) + 1, 2**21, dtype=np.float32)
     x = np.concatenate([integers, [0]]).reshape(1, -1, 8)
     x[0, -1, -1] = 2**21 - 1

@@ -1,7 +1,7 @@
 """The fused ops with quantized weights, in the interpreter, against exact numbers.
 
-Bounds are those of benchmarks/common/kernel_cases/exact.py, which kernels are held to on a GPU as well: running error
-analysis, for any order of sums.
+The bounds come from benchmarks/common/kernel_cases/exact.py, as on a GPU: running error analysis, for any order of
+sums.
 """
 
 import hypothesis

@@ -1,4 +1,4 @@
-"""Matrix times vectors, alone and in the fused ops norm_qkv and norm_gate_up, in the interpreter.
+"""Matrix times vectors, by itself and in the fused ops norm_qkv and norm_gate_up, in the interpreter.
 
 The interpreter looks for races, reads of memory that was never written, and reads outside of arrays. Numbers are within
 the bounds of running error analysis (verify/bounds/running_error.py), which hold for any order of sums.

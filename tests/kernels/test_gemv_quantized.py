@@ -25,7 +25,7 @@ from llamaspec.pallas_kernels.unsupported import Unsupported
 from llamaspec.verify.bounds.running_error import Approx, added
 from tests.support.strategies import Noise, assert_within, at_extremes, dtypes, noises, share_of
 
-# Bits, columns that share a scale, and what groups have beside it or codes choose from.
+# Bits, columns that share a scale, and what else a group stores or codes choose from.
 INTEGERS = [(8, None), *((bits, group) for bits in (8, 4) for group in (16, 32, 64, 128)), (6, 16), (5, 32)]
 FORMS = [
     *((bits, group, None) for bits, group in INTEGERS),
@@ -236,7 +236,7 @@ def refused(codes=(8, 1024), scales=(8, 16), x=(1, 1024), *, kind="int8", dtype=
 
 
 def in_parts(low_bits: tuple[int, int], *, kind="int32", codes="int32", groups=64):
-    """Codes of six bits whose rest has a shape of its own."""
+    """Codes of six bits: their low bits have another shape."""
 
     def call() -> jax.Array:
         words = jnp.zeros((8, 128 if codes == "int32" else 1024), codes)

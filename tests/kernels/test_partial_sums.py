@@ -1,4 +1,4 @@
-"""Products whose columns lie on two devices: kernels leave their partial sums in float32, and all else comes after."""
+"""Products split by columns over two devices: kernels leave partial sums in float32, and all else comes after."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""A quantized Llama through the kernels: how its weights lie, each op beside the plain form, and the same text."""
+"""A quantized Llama through the kernels: how its weights lie, each op against the plain form, and the same text."""
 
 import re
 from functools import partial
@@ -92,7 +92,7 @@ def test_every_form_is_drawn():
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize(("form", "group"), FORM_GROUPS)
 def test_kernels_multiply_by_the_weights_of_the_file(form, group, zeros):
-    """Weights are equal in float32; those that kernels multiply by are so within 2^-23 of a scale, for NF4 and FP4."""
+    """Weights are equal in float32. For NF4 and FP4, kernels multiply by weights within 2^-23 of a scale of these."""
     if zeros and form not in ("int4", "int8"):
         return
     matrix = drawn(form, group, zeros=zeros)
@@ -197,7 +197,7 @@ def within(actual, expected: Approx) -> None:
 
 @pytest.mark.slow  # 5 s
 def test_q_k_and_v_of_two_forms_are_one_kernel():
-    """As in a Q5_K_M file: every row is its own matrix's, and products of a prompt are those of the rows joined."""
+    """As in a Q5_K_M file: each row has its own matrix's values, and a prompt is multiplied by all rows joined."""
     params = load("q8", seed=4)
     rows = [NARROW.heads * NARROW.head_dim + NARROW.kv_heads * NARROW.head_dim, NARROW.kv_heads * NARROW.head_dim]
     parts = tuple(
@@ -250,7 +250,7 @@ def test_prompts_multiply_weights_rounded_to_their_own_dtype(scheme):
 
 @pytest.mark.slow  # 33 s
 def test_the_text_is_that_of_the_plain_form():
-    """Draw two greedy tokens in the compiled loop, whose ops are all kernels."""
+    """Draw two greedy tokens in the compiled loop; all its ops are kernels."""
     params = load("q4", seed=3)
     cache = empty_cache(NARROW, batch=1, capacity=CAPACITY, dtype=FLOAT32)
     arguments = (

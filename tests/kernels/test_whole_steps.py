@@ -27,7 +27,7 @@ from tests.support.random_models import random_checkpoint
 from tests.support.strategies import assert_within
 
 CAPACITY = 136
-PROMPT = np.array([70, 1])  # tokens of each sequence: more than a tile of keys, and hardly any
+PROMPT = np.array([70, 1])  # tokens of each sequence: more than a tile of keys, and nearly none
 STEPS = 2
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(jnp.bfloat16)}
 # These are the narrowest vectors that kernels take. A second layer in bfloat16 would leave no bound to prove.

@@ -93,7 +93,7 @@ def test_search_works_from_files_and_by_keyboard_alone(opened):
         page.keyboard.press("/")
         page.wait_for_function(f"{is_open} && {focused}")
         page.locator(".md-search__input").fill("online softma")
-        page.keyboard.press("x")  # the only key that the theme sees, so results are those of the whole text
+        page.keyboard.press("x")  # the only key that the theme sees, so results match the whole text
         results = page.locator(".md-search-result__link")
         results.first.wait_for()
         assert any("reference/softmax.py.html" in results.nth(i).get_attribute("href") for i in range(3))

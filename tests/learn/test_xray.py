@@ -234,7 +234,7 @@ def test_formulas_are_mathml_and_name_what_the_definitions_name():
             *("all", "math", "mrow", "mi", "mo", "mn", "mtext", "mspace", "msub", "msup", "mfrac", "msqrt", "munder")
         }
         assert len(root) and all(child.tag == "math" for child in root), name
-    beside = {"rope_halves": ["frequencies"], "attention": ["attention_weights"]}  # whose formula is the same file's
+    beside = {"rope_halves": ["frequencies"], "attention": ["attention_weights"]}  # the same file has their formulas
     for layer in {layer for config in CONFIGS.values() for layers in definitions(config).values() for layer in layers}:
         formulas = "".join(FORMULAS[name] for name in (layer.name, *beside.get(layer.name, [])))
         letters = {element.text for element in ElementTree.fromstring(f"<all>{formulas}</all>").iter("mi")}

@@ -1,4 +1,4 @@
-"""The X-ray page of the built-in model in a browser, opened from a file: each number beside the definition's."""
+"""The X-ray page of the built-in model in a browser, opened from a file: each number against the definition's."""
 
 import re
 

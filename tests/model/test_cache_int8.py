@@ -27,7 +27,7 @@ from tests.support.strategies import Noise, assert_within, attention_bound, nois
 U32 = roundoff(np.float32)
 INT8 = np.dtype(np.int8)
 SMALLEST = 2.0**-126  # below it a float32 may count as 0
-# A quotient of float32 and the scale itself, by which the largest number may be a little more than 127 of them.
+# A float32 quotient by the scale: rounding can make the largest number slightly more than 127 scales.
 STEP = 1 / 2 + 127 * 4 * U32
 
 

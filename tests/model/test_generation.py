@@ -144,7 +144,7 @@ def test_a_character_cut_off_at_the_end_is_shown_as_unreadable():
 
 
 class Timed(Script):
-    """A script whose calls take a millisecond, and half of one for each token, by a clock of its own."""
+    """A script with its own clock: a call takes a millisecond, and half of one more for each token."""
 
     burst = 128
     seconds = 0.0
@@ -167,7 +167,7 @@ def test_a_burst_is_what_fits_into_its_time_and_each_text_begins_with_one_token(
 
 
 class Overlapping(Script):
-    """A script whose device takes 3.9 ms for each token, by a clock that goes on while one waits for it."""
+    """A script with a device that takes 3.9 ms for each token, by a clock that goes on during a wait."""
 
     burst = 128
     seconds, done = 0.0, 0.0
@@ -189,7 +189,7 @@ def test_bursts_that_are_asked_for_ahead_are_sized_by_the_time_between_two(monke
     session = Session(backend, vocab=VOCAB)
     for _ in session.bursts([256], max_new_tokens=110, options=GREEDY, seed=0, stops=frozenset({257})):
         backend.seconds += 0.01  # until the next is read, while the device goes on
-    # Twenty fit into 80 ms. The second, alone, is there before it is read, 10 ms after the first.
+    # Twenty fit into 80 ms. Only the second is there before it is read, 10 ms after the first.
     assert backend.steps == [1, 1, 20, 8, 20, 20, 20, 20]
 
 

@@ -1,4 +1,4 @@
-"""The table of weights: beside the hub's own, by its roles, and in rows that an even cut over devices leaves right."""
+"""The table of weights: against the hub's own, by its roles, and in rows that an even cut over devices leaves right."""
 
 import numpy as np
 import pytest

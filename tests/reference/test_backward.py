@@ -219,7 +219,7 @@ def test_the_gradient_of_a_whole_model_is_that_of_its_loss(name):
 
     assert abs(loss - loss_at(0.0)) <= CLOSE * abs(loss)
     expected = sum(float(np.sum(s * d)) for s, d in zip(arrays_of(gradient), arrays_of(direction), strict=True))
-    # Two central differences, whose errors fall as the square of the step, give one that falls as its fourth power.
+    # The error of a central difference falls as the square of the step; of two combined, as its fourth power.
     wide, narrow = ((loss_at(h) - loss_at(-h)) / (2 * h) for h in (2e-4, 1e-4))
     measured = (4 * narrow - wide) / 3
     assert abs(measured - expected) <= max(1e-7 * abs(expected), 4 * abs(narrow - wide))

@@ -33,7 +33,7 @@ def opinions(x, gate, up, down):
 
 @given(noise=noises, experts=experts, data=st.data())
 def test_definition(noise, experts, data):
-    """Token by token: a softmax over the logits of the chosen experts alone, and their opinions so weighted."""
+    """Token by token: a softmax over the logits of only the chosen experts weighs their outputs."""
     n = data.draw(st.integers(1, experts))
     x, router, gate, up, down = draw_layer(noise, experts)
     logits = linear(x, router)

@@ -1,4 +1,4 @@
-"""`reference` against the node tests of ONNX, whose expected outputs other people computed, in float32 and below.
+"""`reference` against the node tests of ONNX: other people computed the outputs, in float32 and below.
 
 An adapter per operator turns a case into calls of `reference` and says, output by output, what these give and how far
 ONNX may be from it: its roundings are counted, one `u` each, where u is the roundoff of the case's dtype. Dot products
@@ -236,7 +236,7 @@ def argmax(case: Case) -> Outputs:
 
 
 def top_k(case: Case) -> Outputs:
-    """The choice of experts, whose logits a router of ones passes on unchanged; the smallest are the largest of -x."""
+    """The choice of experts: a router of ones passes their logits on unchanged; the smallest are the largest of -x."""
     x, k = needed(case, 0), int(needed(case, 1)[0])
     axis = case.attributes.get("axis", -1)
     rows = np.moveaxis(x, axis, -1).astype(np.float64)

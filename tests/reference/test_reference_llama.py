@@ -1,4 +1,4 @@
-"""The whole reference: logits against those of transformers, and the laws that any Llama obeys."""
+"""The whole reference: logits against transformers', and the laws that any Llama obeys."""
 
 import dataclasses
 import json
@@ -48,7 +48,7 @@ def test_logits_of_transformers(family, tmp_path):
     logits, _ = forward(params, np.array(golden["tokens"]), empty_cache(config), config=config)
     exact = np.array(golden["logits"])
     assert exact.shape == (5, config.vocab)
-    # The goldens are float32, whose roundings over a few layers come to a millionth of the largest logit.
+    # The goldens are float32: over a few layers its roundings add up to a millionth of the largest logit.
     assert_within(logits[golden["positions"]], exact, 1e-5 * np.abs(exact).max())
 
 

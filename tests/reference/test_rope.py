@@ -43,7 +43,7 @@ def pair_lengths(x: np.ndarray, rope) -> np.ndarray:
 
 def turn_bound(x: np.ndarray, rope, *turns: int | np.ndarray) -> np.ndarray:
     """How far a rotated `x` may be off after rotations by `turns`: each angle, at most the position, is rounded, which
-    moves a pair by so much of its length; cos and sin, the products and the sum are rounded too."""
+    moves a pair by the same share of its length; cos and sin, the products and the sum are rounded too."""
     return (sum(np.abs(turn) for turn in turns) + 6 * len(turns)) * U * pair_lengths(x, rope)
 
 
@@ -66,7 +66,7 @@ def test_value(rope, noise, head_dim, theta, position, dtype):
 def test_lengths_are_kept(rope, noise, head_dim, theta, position):
     x = noise(1, 2, head_dim)
     y = rope(x, np.array([position]), frequencies(head_dim, theta=theta))
-    # cos^2 + sin^2 is 1 up to roundings, whatever the angle's
+    # cos^2 + sin^2 is 1 up to roundings, for any angle
     assert_within(pair_lengths(y, rope), pair_lengths(x, rope), 8 * U * pair_lengths(x, rope))
 
 

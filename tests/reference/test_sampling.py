@@ -18,7 +18,7 @@ GOLDENS = json.loads((Path(__file__).parents[1] / "goldens" / "sampling.json").r
 # Small integers over their sum, so that ties are frequent.
 counts = st.lists(st.integers(0, 6), min_size=1, max_size=12).filter(any)
 distributions = counts.map(lambda ns: np.array(ns) / sum(ns))
-# Sums of sixteenths are exact, so that they are below a threshold or not, in whatever order they are added up.
+# Sums of sixteenths are exact, so the order of adding never decides whether a sum is below a threshold.
 sixteenths = st.lists(st.integers(0, 15), min_size=0, max_size=7).map(lambda cuts: np.diff([0, *sorted(cuts), 16]) / 16)
 logits = st.lists(st.integers(-40, 40).map(lambda n: n / 8), min_size=1, max_size=12).map(np.array)
 fractions = st.floats(0, 1) | st.sampled_from([n / 16 for n in range(17)])
@@ -194,7 +194,7 @@ def test_draws_are_as_frequent_as_probable(ns):
 
 @given(p=sixteenths)
 def test_draw_is_the_inverse_of_the_cumulative_distribution(p):
-    """The token at which the sum first exceeds u, in rational numbers, at and beside every step."""
+    """The token at which the sum first exceeds u, in rational numbers, at every step and next to it."""
     upto = [sum(map(Fraction, p[: i + 1].tolist())) for i in range(len(p))]
     for step in np.arange(16) / 16:
         for u in (float(np.nextafter(step, 0)), float(step), float(np.nextafter(step, 1))):

@@ -22,12 +22,12 @@ PREFILL, DECODE = "prefill", "decode"
 
 
 def next_token(text: Sequence[int], seed: int) -> int:
-    """A model: the next token is a function of the text and the seed alone."""
+    """A model: the next token is a function of only the text and the seed."""
     return hash((tuple(text), seed)) % 9
 
 
 def alone(request: Request, context: int) -> tuple[list[int], FinishReason]:
-    """The answer to a request that nobody else disturbs."""
+    """The answer to a request that runs by itself."""
     text: list[int] = []
     while True:
         if len(text) == request.max_tokens:
@@ -173,7 +173,7 @@ class Watched:
             assert token == text[at], "another token is fed than the text's"
             self.fed += 1
             if gone:
-                continue  # nobody reads what a request that was cancelled meanwhile wrote
+                continue  # the request was cancelled meanwhile, so what it wrote is never read
             page = pages[at // size]
             assert page != NOBODY and self.scheduler.pool.holders[page] == 1, "a page is written that others hold"
             assert page not in self.scheduler.pool.nodes, "a page is written that can be found"

@@ -41,7 +41,7 @@ def limit(seconds: int):
 
 
 def check(scheduler: type[Scheduler], pool: type[PagePool]) -> None:
-    """Hold a scheduler to all laws. Whatever it raises tells it from the right one."""
+    """Hold a scheduler to all laws. Any exception tells it from the right one."""
     for law in LAWS:
         law(lambda limits: watched(limits, scheduler, pool))
     machine = type("MutantMachine", (SchedulerMachine,), {"scheduler": scheduler, "pool": pool})

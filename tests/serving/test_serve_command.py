@@ -208,7 +208,7 @@ def turns_away(server: Server) -> bool:
 
 
 def asked(server: Server) -> float:
-    """Count the requests that the engine was given so far, those that have ended too."""
+    """Count the requests that the engine got so far, including the ended ones."""
     with urllib.request.urlopen(f"{server.url}/metrics", timeout=PATIENCE) as reply:
         values = re.findall(
             r"^llamaspec_(?:running|waiting|finished_total{.*}) (\S+)", reply.read().decode(), re.MULTILINE

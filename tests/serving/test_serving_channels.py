@@ -123,7 +123,7 @@ def test_what_a_client_began_is_not_said_again():
 )
 @example(parts=["é🦙"], cuts=[], lost={2})
 def test_an_answer_reads_the_same_wherever_it_is_cut(parts, cuts, lost):
-    """Whatever a model writes, with halves of characters too; and every character is read once at most."""
+    """Any text of a model, with halves of characters too; every character is read once at most."""
     ids = [id for i, id in enumerate(ids_of("".join(parts))) if i not in lost]
     full = read(ids)
     assert read(ids, tuple(int(cut * len(ids)) for cut in cuts)) == read(ids, tuple(range(len(ids)))) == full
@@ -134,7 +134,7 @@ def test_an_answer_reads_the_same_wherever_it_is_cut(parts, cuts, lost):
 
 
 class Said:
-    """A script of the site's engine, whose text a test sets."""
+    """A script of the site's engine; a test sets its text."""
 
     text = ANSWER
 

@@ -1,4 +1,4 @@
-"""The engine dies, or its device hangs: what clients, probes and whoever started the server learn of it."""
+"""The engine dies, or its device hangs: what clients, probes and the parent process learn of it."""
 
 import asyncio
 import json
@@ -68,7 +68,7 @@ def asked(site: Running, **options: Any) -> socket.socket:
 
 
 def test_everybody_is_told_and_the_server_ends(site):
-    """A stream that has begun ends with an event; whoever has nothing yet gets a 500, and nobody is to ask again."""
+    """A begun stream ends with an event; a client without an answer yet gets a 500; no reply asks for a retry."""
     began = asked(site, stream=True)
     first = began.recv(1 << 16)
     connections = [asked(site, stream=stream) for stream in (True, False) for _ in range(3)]
@@ -189,7 +189,7 @@ def test_a_line_that_begins_with_ctrl_c_is_ended_and_no_other(number, monkeypatc
 
 @pytest.fixture
 def hung(monkeypatch) -> Iterator[Any]:
-    """An engine whose second step hangs until the end of the test."""
+    """An engine with a second step that hangs until the end of the test."""
     monkeypatch.setattr("llamaspec.serving.engine.LOOK", 0.01)
     hanging = Dying()
     yield BatchingEngine(hanging, LIMITS, vocab=1024, eos=frozenset([EOS]))
@@ -203,7 +203,7 @@ def take_too_long(hung: Any) -> None:
 
 
 def test_a_device_that_hangs_is_noticed(hung, monkeypatch, caplog):
-    """Whoever waits gets an error, probes learn of it, and the server ends by itself."""
+    """Waiting clients get an error, probes learn of it, and the server ends by itself."""
     stays = threading.Event()
     until_failed = Site._until
 

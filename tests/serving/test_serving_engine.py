@@ -1,4 +1,4 @@
-"""The engine's thread, before an executor that needs no model: who is told what, in which order, whatever happens."""
+"""The engine's thread, before an executor that needs no model: which client gets which events, and in what order."""
 
 import threading
 from time import sleep
@@ -273,7 +273,7 @@ def test_a_failure_is_told_to_all_and_its_reason_to_the_log(engine, fake, caplog
 
 @pytest.mark.parametrize("what", ["plan", "done", "ended"])
 def test_a_scheduler_that_fails_keeps_nobody_waiting(engine, fake, what, monkeypatch):
-    """Also where it has dropped requests whose ends it did not tell."""
+    """Also after it dropped requests without reporting their ends."""
     fake.goes_on.clear()
     clients = [Client() for _ in range(6)]
     with engine._changed:  # the first plan is made when all of them are there

@@ -1,4 +1,4 @@
-"""Clients that leave, stall or send nonsense, engines that fail, and the way out: what each gets, and nobody else."""
+"""Clients that leave, stall or send nonsense, engines that fail, and shutdown: no other client notices."""
 
 import asyncio
 import json
@@ -168,7 +168,7 @@ def test_a_full_queue_is_429_with_a_time_to_come_back():
             assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (429, "queue_full", "1")
             assert reply.error["type"] == "rate_limit_error"
         until(lambda: engine.open == 0)
-        # Of several texts in one request all are refused, and those that had begun are cancelled.
+        # If one of several texts in a request is refused, all are, and the begun ones are cancelled.
         assert site.ask("/v1/completions", FOX | {"n": 3}).status == 429
         until(lambda: engine.open == 0)
         assert text_of(site)

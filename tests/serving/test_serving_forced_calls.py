@@ -20,7 +20,7 @@ ADD = {"type": "function", "function": {"name": "add"}}
 
 @pytest.fixture(scope="module", params=FORMS)
 def served(request):
-    """A form's name, and a site whose answers are what they must be, and else anything."""
+    """A form's name, and a site that draws any text its grammar allows."""
     with running(FakeEngine(obedient, context=4000), template=TEMPLATES[request.param]) as site:
         yield request.param, site
 

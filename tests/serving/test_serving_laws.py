@@ -1,7 +1,7 @@
-"""The law of the engine: a request's answer is the same, to the last bit, alone and in any company.
+"""The law of the engine: a request's answer is the same, to the last bit, by itself and in any company.
 
-A machine sends requests of every kind to a small model, cancels some, and lets few pages force others to give way.
-Every answer must be the one that the request has alone, on an executor that never served anybody.
+A machine sends requests of every kind to a small model, cancels some, and has so few pages that requests are preempted.
+Every answer must equal the answer to the same request by itself, on a fresh executor.
 """
 
 import threading
@@ -223,7 +223,7 @@ def answers(engine: BatchingEngine, requests: Sequence[Request]) -> list[list[Ev
 
 @pytest.mark.slow  # 13 s
 def test_a_text_is_that_of_one_sequence(stories):
-    """Served at a width, a small model's text is that of `Session`: no two of its logits nearly tie."""
+    """Served at a width, a small model gives the text of `Session`: no two of its logits nearly tie."""
     checkpoint = open_checkpoint("stories")
     backend: Any = load_backend(checkpoint, context=128)
     session = Session(backend, vocab=checkpoint.config.vocab)

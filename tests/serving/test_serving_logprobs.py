@@ -82,7 +82,7 @@ def test_echo_alone(site):
 
 
 def test_a_prompt_of_one_token_is_echoed(site):
-    """The engine reports on tokens after the first alone, and said nothing here: the prompt was left out."""
+    """The engine reports only on tokens after the first, and reported nothing here: the prompt was left out."""
     body = {"prompt": TOKENIZER.encode("fox")[:1], "echo": True, "logprobs": 1, "max_tokens": 1}
     choice = site.ask("/v1/completions", body).json["choices"][0]
     assert site.engine.requests[-1].prompt_logprobs is None
@@ -96,7 +96,7 @@ def test_a_prompt_of_one_token_is_echoed(site):
 def test_a_completion_has_an_entry_for_the_token_that_ends_it(drawn, echo, stream):
     """Hold what lm-eval reads: it asks for one token, and drops the last entry as the one that was drawn.
 
-    Where that was the end of the text, no entry stood for it, and the prompt's last token was lost. vLLM gives one.
+    At the end of the text, no entry stood for it, and the prompt's last token was lost. vLLM gives one.
     """
     with running(FakeEngine(lambda request: [*drawn, EOS])) as site:
         body = {"prompt": "the bird", "echo": echo, "logprobs": 2, "max_tokens": 40, "stream": stream}

@@ -187,7 +187,7 @@ def test_old_turns_make_room_for_an_answer_and_that_is_said(browser):
 
 
 def test_what_no_room_helps_forgets_nothing(browser, engine, site):
-    with opened_page(browser, site.url) as page:  # whose console names the failed request
+    with opened_page(browser, site.url) as page:  # its console names the failed request
         page.get_by_role("heading", name="stories").wait_for()
         ask(page, "Who sang?")
         finished(page)
@@ -201,7 +201,7 @@ def test_what_no_room_helps_forgets_nothing(browser, engine, site):
 
 
 def test_an_error_is_shown_in_place_of_an_answer(browser, site):
-    with opened_page(browser, site.url) as page:  # whose console names the failed request
+    with opened_page(browser, site.url) as page:  # its console names the failed request
         page.get_by_role("heading", name="stories").wait_for()
         ask(page, "fox " * 300)
         page.get_by_text("more than the context").wait_for()

@@ -42,13 +42,13 @@ def text_of(port: int) -> str:
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory) -> Iterator[Process]:
-    """A server of 168 files, of which 40 are for connections."""
+    """A server that may open 168 files, 40 of them for connections."""
     with served(files=168, log=tmp_path_factory.mktemp("serving") / "log") as server:
         yield server
 
 
 def test_connections_never_use_up_the_files_of_a_process(few):
-    """Answer up to 64 of those that do not fit, and close the others."""
+    """Answer up to 64 of the connections that do not fit, and close the others."""
     text = text_of(few.port)
     with ExitStack() as stack:
         connections = [stack.enter_context(connect(few.port)) for _ in range(300)]
@@ -80,7 +80,7 @@ def test_killed_and_started_again_at_the_same_port(few):
         with suppress(ConnectionResetError):
             while received := connection.recv(1 << 16):
                 tail += received
-        assert b"[DONE]" not in tail and not tail.endswith(b"0\r\n\r\n")  # nobody takes it for whole
+        assert b"[DONE]" not in tail and not tail.endswith(b"0\r\n\r\n")  # no client takes it for complete
     with served(port=few.port, log=Path("/dev/full")) as second:
         assert text_of(second.port) == text
         second.process.send_signal(signal.SIGTERM)

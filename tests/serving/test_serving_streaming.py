@@ -53,7 +53,7 @@ def test_tokens_come_out_with_their_text(ids, cut, stop_texts):
     if not reader.stopped:
         assert len(placed) == len(text_tokens)
     out = 0
-    for piece in pieces:  # No token comes before the text in which its own begins.
+    for piece in pieces:  # No token comes before the piece of text that it begins in.
         out += len(piece.text)
         assert all(token.start <= out for token in piece.tokens)
 

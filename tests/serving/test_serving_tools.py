@@ -163,7 +163,7 @@ def test_an_answer_reads_the_same_wherever_it_is_cut(fragments, cuts, form, begu
 
 
 def test_a_control_token_can_be_part_of_the_text():
-    """Mistral's vocabularies have [TOOL_CALLS] as one, whose text is usually not shown."""
+    """Mistral's vocabularies have [TOOL_CALLS] as one token, and its text is usually not shown."""
     token = TOKENIZER.special["<|user|>"]
     for spelled, text in (({}, "fox"), ({token: "[TOOL_CALLS]"}, "fox[TOOL_CALLS]")):
         reader = TextReader(TOKENIZER, begins=True, spelled=spelled)
@@ -183,7 +183,7 @@ def test_a_character_that_a_control_token_cuts_comes_before_it():
 
 @pytest.fixture(scope="module", params=FORMS)
 def served(request):
-    """A form's name, and a site whose answers call by it."""
+    """A form's name, and a site that answers with calls in this form."""
     with running(FakeEngine(spelling(ANSWERS[request.param]), context=4000), template=TEMPLATES[request.param]) as site:
         yield request.param, site
 

@@ -1,7 +1,7 @@
 """Tiny models of every family that is read, as the hub spells them, and random checkpoints of them.
 
 Each configuration is a whole `config.json`: half in the spelling that most of the hub still carries (`rope_theta`,
-`rope_scaling` with `rope_type` or the older `type`, `torch_dtype`), half in that of transformers 5 (`rope_parameters`,
+`rope_scaling` with `rope_type` or the older `type`, `torch_dtype`), half in transformers 5's (`rope_parameters`,
 `dtype`). Widths and contexts are shrunk; all switches are kept. This file imports nothing of this repository, so that
 an interpreter with transformers can write the same files: see `tests.goldens.make_logits`.
 """

@@ -36,7 +36,7 @@ def random_checkpoint(
 ) -> Checkpoint:
     """Weights drawn so that activations stay near 1, norms differ from 1, and logits reach several units.
 
-    With `few`, so many weights of each row are not 0, and their magnitudes add up to about 1: no product then makes
+    With `few`, only `few` weights of each row are not 0, and their magnitudes add up to about 1: no product then makes
     the errors that come in larger, and a bound that is composed over a whole model says something.
     """
     rng = np.random.default_rng(seed)

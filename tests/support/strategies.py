@@ -100,7 +100,7 @@ def roundoff(dtype: DTypeLike) -> float:
     return float(ml_dtypes.finfo(dtype).eps) / 2
 
 
-U = roundoff(np.float64)  # that of the reference's own arithmetic
+U = roundoff(np.float64)  # the reference's own arithmetic
 
 
 def assert_within(actual, exact, bound):

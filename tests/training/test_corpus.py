@@ -238,7 +238,7 @@ def test_the_questions_of_the_card_are_in_no_conversation(conversations):
 
 
 def test_no_two_stories_of_many_are_the_same():
-    # Where nobody checks every call's types, ten times as fast.
+    # Ten times as fast without the check of every call's types.
     tell = "import random; from llamaspec.training.stories.corpus import story"
     count = "print(len({story(random.Random(seed)).text for seed in range(20_000)}))"
     process = subprocess.run(
@@ -280,7 +280,7 @@ def test_nats_are_those_of_the_choices(seed):
 
 @given(seeds, st.data())
 def test_another_choice_makes_another_text(seed, data):
-    """So that the probability of a text is that of its choices."""
+    """Then the probability of a text is the probability of its choices."""
     once = story(random.Random(seed))
     replay = Replay(once.trail)
     tell_story(replay, OPEN)

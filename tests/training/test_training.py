@@ -106,7 +106,7 @@ def weights(out: Path) -> bytes:
 
 
 class Killed(BaseException):
-    """Nobody catches it."""
+    """No handler catches it."""
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,7 @@ def stories() -> Iterator[Stories]:
 
 
 def test_the_loss_falls(full_run):
-    """The loss ends at half of that of a uniform guess."""
+    """The loss ends at half the loss of a uniform guess."""
     steps, losses, held_out = zip(*evaluations(full_run[1]), strict=True)
     assert steps == ("10", "20", "30", "40", "50")
     for falling in (losses, held_out):
@@ -236,7 +236,7 @@ def test_the_host_is_ahead_of_a_gpu_by_a_step_and_reports_each_in_its_turn(
 
     train(replace(RECIPE, steps=5), source, tmp_path / "out", eval_every=3, save_every=5, report=report)
     begun, done = ([number for word, number in seen if word == which] for which in ("begun", "done"))
-    assert (begun, done) == ([1, 2, 3, 4, 5], [1, 2, 3, 3, 4, 5, 5])  # those that were evaluated are reported twice
+    assert (begun, done) == ([1, 2, 3, 4, 5], [1, 2, 3, 3, 4, 5, 5])  # evaluated steps are reported twice
     order = {(word, number): place for place, (word, number) in reversed([*enumerate(seen)])}
     for number in (1, 2, 4):  # after which nothing is evaluated or saved
         assert (order["begun", number + 1] < order["done", number]) == bool(ahead)
@@ -293,7 +293,7 @@ def test_the_checkpoint_before_an_unreadable_one_serves(full_run, stopped, comma
 
 
 def test_a_full_disk_loses_no_checkpoint(full_run, stopped, command):
-    """Simulated by a limit on the size of a file, below that of a checkpoint."""
+    """Simulated by a limit on the size of a file, below a checkpoint's size."""
     # The next write removes the files that an earlier kill left half-written.
     before = {name: data for name, data in files(stopped).items() if not name.endswith(".partial")}
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -512,7 +512,7 @@ def test_padding_and_what_predicts_nothing_do_not_count(loss):
 
 @pytest.mark.parametrize(("tied", "ops"), [(True, WHOLE), (False, remat(WHOLE))], ids=["tied", "untied, remat"])
 def test_a_step_goes_down_the_references_gradient(tied, ops):
-    """Summed over batches, in a random direction of each tensor, beside central differences."""
+    """Summed over batches, in a random direction of each tensor, against central differences."""
     config = replace(TINY, tied=tied, vocab=40)
     tensors = random_tensors(config, seed=2)
     rng = np.random.default_rng(3)

@@ -1,4 +1,4 @@
-"""The text of a module whose functions do all that a candidate can do wrong."""
+"""The text of a module of functions that do all that a candidate can do wrong."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
 """Ways to pass without being right, each refused, and the table of docs/cheats.md, which names them all.
 
-The patterns are those of published catalogues of reward hacks in generated kernels. Those of timing are in
+The patterns come from published catalogues of reward hacks in generated kernels. Timing hacks are in
 tests/verify/test_verify_timing.py.
 """
 

@@ -67,13 +67,13 @@ def folder(tmp_path, monkeypatch):
 
 
 def run(op: str, candidate: Callable[..., Any], **options: Any):
-    """Verify `candidate` without laws: a fault is then found by the values that are due, whatever draw it comes at."""
+    """Verify `candidate` without laws: the expected values then find a fault at any draw."""
     options = {"examples": 60, "seed": 0, "precision": precision("float32"), **options}
     return verify(replace(CONTRACTS[op], laws=()), Direct(candidate), **options)
 
 
 def at_the_fifth(op: str, change: Callable[[Any], Any]) -> Callable[..., Any]:
-    """A right function whose fifth result is another."""
+    """A right function with a wrong fifth result."""
     right, calls = IMPLEMENTATIONS[op].function, []
 
     def candidate(*arguments: Any, **named: Any) -> Any:
@@ -254,7 +254,7 @@ def test_a_signal_ends_what_runs_side_by_side(folder):
 
 
 def test_a_judge_that_ends_at_once_leaves_no_candidate_of_a_process_of_its_own(folder):
-    """The judge is killed with nobody to kill the candidate, unless it is told to end and does that itself."""
+    """The judge is killed, and no process kills the candidate unless the judge gets a signal and does so itself."""
     pid_file, pid = folder / "process", None
     campaign = Campaign(seed=1, arrays="numpy", dtypes=("float32",), examples=5, seconds=np.inf, timeout=np.inf)
     try:

@@ -1,7 +1,7 @@
 """Contracts on other projects' code: it passes, or docs/found.md describes the difference.
 
-jax's own functions, and the Triton kernels that it ships, run here. What is no dependency runs in the first Python that
-has it of those that LLAMASPEC_OTHER_PYTHON names, separated as in PATH; a clone is found through PYTHONPATH.
+jax's own functions, and the Triton kernels that it ships, run here. Other libraries run in the first Python that
+has them, from the list in LLAMASPEC_OTHER_PYTHON, separated as in PATH; a clone is found through PYTHONPATH.
 """
 
 import warnings
@@ -52,7 +52,7 @@ def assert_accepted(job: Job, dtype: str, candidate: Candidate, *, examples: int
 def other(monkeypatch):
     """A candidate in another Python."""
     workers = []
-    monkeypatch.chdir(ROOT)  # where that Python finds the candidates
+    monkeypatch.chdir(ROOT)  # the other Python finds the candidates there
 
     def start(function: str, arrays: str) -> Worker:
         library, _ = library_of(function)

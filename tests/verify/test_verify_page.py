@@ -1,4 +1,4 @@
-"""`verify --html`: a page that needs no other file, whose dots lie where the errors are."""
+"""`verify --html`: a page that needs no other file, with dots where the errors are."""
 
 import re
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_every_plot_is_there(pages):
 def test_errors_beyond_the_bound_have_a_color_of_their_own(pages):
     within, violated = (charts(text)["Share of the bound by position"] for text in pages)
     colors = [{dot.get("fill") for dot in chart.iter(f"{SVG}circle")} for chart in (within, violated)]
-    assert colors == [{svg.COLOURS[0]}, {svg.COLOURS[1]}]  # beside what is 0.25 off, nothing is off at all
+    assert colors == [{svg.COLOURS[0]}, {svg.COLOURS[1]}]  # compared with an error of 0.25, all others vanish
 
 
 def test_a_page_says_what_the_lines_say(pages):

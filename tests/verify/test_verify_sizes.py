@@ -59,7 +59,7 @@ def test_the_page_has_the_table():
 @pytest.mark.sampled(2)  # 1 to 2 s each
 @pytest.mark.parametrize("op", ["add", "rmsnorm", "linear", "rope_halves"])
 def test_rows_beyond_4096_are_found_at_default_settings(op: str):
-    """`rows` are whatever the first axis of the first argument is called."""
+    """`rows` stands for the first axis of the first argument, under any name."""
     contract = CONTRACTS[op]
 
     def within(*arguments, **options):
@@ -79,7 +79,7 @@ def test_rows_beyond_4096_are_found_at_default_settings(op: str):
     ("op", "name"), [("attention_decode", "lengths"), ("norm_qkv", "positions"), ("moe", "chosen")]
 )
 def test_a_large_counterexample_can_be_replayed(op: str, name: str, tmp_path: Path):
-    """Its list may be longer than one that is typed, and numbers beside it smaller than most draws have."""
+    """Its list may be longer than a typed one, and its other numbers smaller than in most draws."""
     contract = CONTRACTS[op]
     largest = max(contract.large.sizes[name], key=lambda size: len(size) if isinstance(size, tuple) else size)
     only = {**contract.large.beside, **contract.large.closer.get(name, {}), name: [largest]}

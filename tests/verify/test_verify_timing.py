@@ -1,4 +1,4 @@
-"""`verify --time`: for a candidate that is within its bounds, beside another, in turn. No test asks how fast."""
+"""`verify --time`: for a candidate that is within its bounds, in turn with another. No test asks how fast."""
 
 import itertools
 import json

@@ -67,7 +67,7 @@ def test_what_is_drawn_and_found_is_what_the_guide_shows(line: str, transcript: 
 
 
 def what_stays(verdict: str) -> list[str]:
-    """The lines of a verdict that are the same whatever adds up a sum.
+    """The lines of a verdict that do not depend on how a sum is added up.
 
     A sum in another order changes the share of a bound that is used, and the distance of a counterexample.
     """

@@ -1,4 +1,4 @@
-"""Walking through a model: the first op that is wrong is named, whatever comes of it later."""
+"""Walking through a model: the first wrong op is named, and not what follows from it."""
 
 import inspect
 from dataclasses import replace

@@ -7,7 +7,7 @@ from the root of the repository, in an environment of its own (Python 3.11):
     pip install torch transformers accelerate datasets
     pip install --no-deps autoawq
 
-autoawq searches one linear layer at a time, in float32 here, by the norm of the inputs alone as the paper has it
+autoawq searches one linear layer at a time, in float32 here, and uses only the norm of the inputs, as in the paper
 (`duo_scaling` off; on, which is its default, it divides by the weights' means too).
 """
 

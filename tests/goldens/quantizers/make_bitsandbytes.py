@@ -79,7 +79,7 @@ def main() -> None:
     for weights in CASES:
         w = weights(*SHAPE)
         tensors[key(weights)] = {"nf4": four_bits(w, "nf4"), "fp4": four_bits(w, "fp4")}
-        if weights.kind != "denormal":  # whose 127 / max is infinite
+        if weights.kind != "denormal":  # 127 / max is infinite
             tensors[key(weights)]["int8"] = rows(w)
     goldens = {"made": versions, "shape": SHAPE, "group": GROUP, "tensors": tensors}
     goldens["scales"] = {"shape": SCALES_SHAPE, **twice(np.abs(SCALES(*SCALES_SHAPE)))}

@@ -26,7 +26,7 @@ def blocks(name: str) -> np.ndarray:
 
 
 def checksum(weights: np.ndarray) -> str:
-    """Return a checksum of float32 weights; those that are not finite count as 0, since NaNs have many spellings."""
+    """Return a checksum of float32 weights. Weights that are not finite count as 0: NaN has many bit patterns."""
     finite = np.where(np.isfinite(weights), weights, 0).astype("<f4") + np.float32(0)  # no -0
     return hashlib.sha256(finite.tobytes()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Write marlin.json: codes and scales of small matrices, in the order in which AutoGPTQ packs them for Marlin.
+"""Write marlin.json: codes and scales of small matrices, in AutoGPTQ's order for Marlin.
 
     python -m tests.goldens.quantizers.make_marlin
 

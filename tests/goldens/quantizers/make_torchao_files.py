@@ -6,8 +6,8 @@ from the root of the repository, in an environment of its own (Python 3.11):
 
     pip install torch torchao safetensors
 
-SHUFFLE is mslk/quantize/shuffle.py of https://github.com/meta-pytorch/MSLK, whose packing of 4 bits is plain PyTorch
-but whose package is for GPUs only. Tensors are in base64; of what torchao reads again, in float32, the SHA-256. It
+SHUFFLE is mslk/quantize/shuffle.py of https://github.com/meta-pytorch/MSLK: it packs 4 bits in plain PyTorch,
+but its package is for GPUs only. Tensors are in base64; of what torchao reads again, in float32, the SHA-256. It
 reads an Int4Tensor only in a GPU's product, so there the weights that were quantized are kept. What is read is
 within half a step of them, and what rounding scales and zero points to bfloat16 adds.
 """

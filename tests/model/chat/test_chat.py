@@ -40,7 +40,7 @@ GREEDY = SamplingOptions(temperature=0.0)
 
 
 class Script:
-    """A backend whose cache is the list of the tokens fed to it, and whose answers are given; see `Backend`."""
+    """A backend with scripted answers. Its cache is the list of tokens that it was fed; see `Backend`."""
 
     burst = 4
     chunk = 16
@@ -162,7 +162,7 @@ def test_tools_and_options_are_the_templates():
     ids = talk.tokenizer.encode(rendered)
     assert talk.cached[: len(ids)] == ids  # a tool's text spells no special token
     assert "tool:yes <|eot_id|>" in decode(talk.tokenizer, talk.cached)
-    assert talk.cached.count(talk.stop) == 3  # one after each message but the last, whose answer is in the cache
+    assert talk.cached.count(talk.stop) == 3  # one after each message except the last: its answer is in the cache
     with pytest.raises(ValueError, match="reads no option"):
         Chat(talk.llama, ChatTemplate("t", TOOLED), options={"thinking": True})
     with pytest.raises(ValueError, match="tells the model of no tools"):

@@ -1,4 +1,4 @@
-"""Chat templates in files beside a model, as transformers finds them, and built-in ones."""
+"""Chat templates in files next to a model, as transformers finds them, and built-in ones."""
 
 import json
 

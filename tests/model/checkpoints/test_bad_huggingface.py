@@ -1,4 +1,4 @@
-"""Hugging Face directories whose index or headers lie: each is refused in one line that names the file."""
+"""Hugging Face directories with a false index or header: each is refused in one line that names the file."""
 
 import json
 from pathlib import Path

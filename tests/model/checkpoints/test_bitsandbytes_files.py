@@ -110,7 +110,7 @@ def test_what_is_written_is_read_again(tied, tmp_path):
 def write(
     folder: Path, kind: Form = "nf4", *, double: bool = False, **changes: np.ndarray | None
 ) -> dict[str, np.ndarray]:
-    """Write a checkpoint whose matrices are in NF4 or FP4, with other tensors in `UP`, and return its weights."""
+    """Write a checkpoint with matrices in NF4 or FP4, with other tensors in `UP`, and return its weights."""
     tensors, exact = {}, {}
     rule, codebook = BitsAndBytes(kind), CODEBOOKS[kind]
     for name, w in families.random_tensors(CONFIG).items():

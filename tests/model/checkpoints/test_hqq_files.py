@@ -58,7 +58,7 @@ def packed(w: np.ndarray, *, axis: int, group: int = 32) -> tuple[dict[str, np.n
 
 
 def write(folder: Path, changes: dict[str, Any], *, axis: int = 1, tag: str | None = None) -> dict[str, np.ndarray]:
-    """Write a checkpoint with other tensors in one module, whose matrices or those of a `tag` are quantized."""
+    """Write a checkpoint with quantized matrices (all, or the ones of a `tag`), and other tensors in one module."""
     tensors, exact = {}, {}
     for name, w in families.random_tensors(CONFIG).items():
         if not is_matrix(name) or name == "lm_head.weight" or (tag and tag not in name):

@@ -90,7 +90,7 @@ CASES: dict[str, tuple[dict, dict]] = {
 
 
 def neighbors(matrix: np.ndarray, heads: int) -> np.ndarray:
-    """Put the rows that RoPE turns together, i and i + half of a head, beside each other."""
+    """Put the rows that RoPE turns together, i and i + half of a head, next to each other."""
     size = len(matrix) // heads
     order = [head * size + i + half for head in range(heads) for i in range(size // 2) for half in (0, size // 2)]
     return matrix[order]
@@ -158,7 +158,7 @@ def test_weights_may_be_in_shards_and_beside_those_of_an_encoder_of_images(tenso
 def test_hugging_faces_layout_counts_where_both_are_there_whole(tensors, tmp_path):
     folder = write(tmp_path / "both", {}, tensors)
     (folder / "config.json").write_text(json.dumps(MISTRAL))
-    assert open_checkpoint(folder).format == "mistral"  # whose weights are the only ones
+    assert open_checkpoint(folder).format == "mistral"  # no other weights are there
     families.write_checkpoint(folder, MISTRAL)
     assert open_checkpoint(folder).format == "safetensors"
 

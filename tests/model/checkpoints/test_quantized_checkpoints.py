@@ -110,7 +110,9 @@ def test_words_hold_every_code(seed, bits, codes):
     np.testing.assert_array_equal(unpack_words(pack_words(drawn, bits), bits)[:, :codes], drawn)
 
 
-Layout = tuple[dict[str, np.ndarray], np.ndarray]  # what is stored beside a module's name, and the weights meant
+Layout = tuple[
+    dict[str, np.ndarray], np.ndarray
+]  # what is stored under a module's name, and the weights that it stands for
 
 
 def _awq(w: np.ndarray) -> Layout:
@@ -293,7 +295,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Any]] = {
 
 
 def write_layout(folder: Path, layout: str) -> dict[str, np.ndarray]:
-    """Write a checkpoint whose matrices, except the head, are in a layout, and return their weights."""
+    """Write a checkpoint with all matrices except the head in a layout, and return their weights."""
     settings, store = LAYOUTS[layout]
     return write_stored(folder, settings, lambda name, w: store(w))
 
@@ -301,7 +303,7 @@ def write_layout(folder: Path, layout: str) -> dict[str, np.ndarray]:
 def write_stored(
     folder: Path, settings: dict[str, Any], store: Callable[[str, np.ndarray], Any], *, config: dict[str, Any] = CONFIG
 ) -> dict[str, np.ndarray]:
-    """Write a checkpoint whose matrices, except the head, are as `store` stores them, and return their weights.
+    """Write a checkpoint with all matrices except the head as `store` stores them, and return their weights.
 
     `store` is given a matrix with its name, and gives its parts by name, and its weights.
     """
@@ -454,7 +456,7 @@ def test_a_file_beside_config_json_says_how_matrices_are_quantized(layout, file,
     (tmp_path / file).write_text(json.dumps(keys))
     for name, weights in meant.items():
         np.testing.assert_array_equal(exact(open_checkpoint(tmp_path).tensors[name]), weights)
-    families.write_checkpoint(tmp_path, CONFIG)  # beside plain weights the file means nothing
+    families.write_checkpoint(tmp_path, CONFIG)  # with plain weights the file means nothing
     assert not any(tensor.codes for tensor in open_checkpoint(tmp_path).tensors.values())
 
 

@@ -53,7 +53,7 @@ def test_yarn_whose_magnitude_is_not_the_papers_is_no_gguf(length):
     assert families()["llama"].gguf.lacks(usual) is None
 
 
-# Those of other families: tests/model/families/test_family_goldens.py.
+# Switches of other families: tests/model/families/test_family_goldens.py.
 @pytest.mark.parametrize("name", ["llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"])
 def test_a_family_is_nearest_to_its_own_models(name):
     family = families()[name]

@@ -198,7 +198,7 @@ def test_a_tokenizer_of_another_vocabulary(tmp_path):
 
 
 def faults_of_text(folder: Path) -> list[Fault]:
-    """The faults of tokenizer and template alone, since every run on a text costs seconds."""
+    """Only the faults of tokenizer and template, since every run on a text costs seconds."""
     checkpoint = open_checkpoint(folder)
     return text_faults(checkpoint, tokenizer_of(checkpoint, None), folder)
 
@@ -262,7 +262,7 @@ def test_rows_of_zeros_are_no_fault(tmp_path, type):
 
 
 def test_a_scale_of_a_superblock_may_be_0_but_not_all(tmp_path):
-    """ggml leaves the codes of a group whose scale it rounds to 0 as they were."""
+    """ggml leaves the codes of a group as they were if it rounds the group's scale to 0."""
 
     def one_scale(packed: np.ndarray) -> None:
         packed[5, 192] = 0

@@ -1,4 +1,4 @@
-"""Perplexity and divergences: by hand, by laws, and beside transformers' (goldens/eval.json)."""
+"""Perplexity and divergences: by hand, by laws, and against transformers' (goldens/eval.json)."""
 
 import itertools
 import json
@@ -32,7 +32,7 @@ GOLDEN = json.loads((Path(__file__).parents[2] / "goldens" / "eval.json").read_t
 
 
 class Bigrams:
-    """A model whose next-token logits depend only on the last token, by a table."""
+    """A model that looks the next token's logits up in a table, by the last token."""
 
     def __init__(self, logits: np.ndarray, *, part: int = 3):
         self.table, self.part = logits, part
@@ -85,7 +85,7 @@ def test_where_only_the_last_token_counts_windows_do_not(seed, tokens, context, 
 
 
 class Counting:
-    """A model whose predictions depend on how many tokens it has read, and on nothing else."""
+    """A model that predicts by the number of tokens that it has read, and by nothing else."""
 
     def __init__(self, logits: np.ndarray):
         self.table = logits
@@ -170,7 +170,7 @@ def test_windows_are_those_of_transformers(data):
 
 
 def test_each_tensor_alone():
-    """Each tensor that differs is named, and its cost is that of a model with this tensor alone."""
+    """Each tensor that differs is named, and its cost is the cost of changing only this tensor."""
     base = random_checkpoint(SMALL, seed=1)
     model = quantized(base, "q4")
     running = load_backend(decoded(base), backend="reference")

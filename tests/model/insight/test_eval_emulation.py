@@ -240,7 +240,7 @@ def test_an_array_multiplies_its_minima_by_what_sums_are_off_by():
 @pytest.mark.slow  # 7 and 10 s
 @pytest.mark.parametrize("name", ["experts", "2 to 1, wide, tied"])
 def test_q8_0_is_for_all_that_is_quantized(name):
-    """Whatever quantized it; on both backends, experts included."""
+    """For every quantizer, on both backends, experts included."""
     checkpoint = quantized(random_checkpoint(replace(CONFIGS[name], layers=1), seed=7), "q8")
     assert roundings(checkpoint, "q8_0") == {n: "q8_0" for n, tensor in checkpoint.tensors.items() if tensor.codes}
     rows = [

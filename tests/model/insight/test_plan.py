@@ -85,7 +85,7 @@ def test_the_reference_takes_the_memory_that_loading_checks(tmp_path: Path):
 
 
 def run_takes(planned: Memory, *arguments: str):
-    """A process takes so much memory: within 5 % and 50 MB. Compiles that overlap took 70 MB more at times."""
+    """A process takes the planned memory within 5 % and 50 MB. Compiles that overlap took 70 MB more at times."""
     peak = np.inf
     for _ in range(3):
         done = run_python(RUN, *arguments)
@@ -272,7 +272,7 @@ def stored(checkpoint: Checkpoint, *, matrices: type, vectors: type) -> Checkpoi
     ],
 )
 def test_the_matrices_decide_which_dtype_a_gpu_runs(matrices, vectors, scheme, on_a_gpu):
-    """A GGUF file stores its norms in float32 whatever its matrices are stored as."""
+    """A GGUF file stores its norms in float32, with matrices of any type."""
     checkpoint = stored(random_checkpoint(SMALL, seed=0), matrices=matrices, vectors=vectors)
     run = quantized(checkpoint, scheme) if scheme else checkpoint
     assert choose_dtype(None, run, platform="gpu") == on_a_gpu

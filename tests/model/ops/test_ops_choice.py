@@ -147,7 +147,7 @@ UNSEEN = (
 
 @pytest.fixture(scope="module")
 def unchanged() -> dict[str, str]:
-    """The plain form of each call of the model whose fields are changed."""
+    """The plain form of each call, for a model with changed fields."""
     return {call.name: lowered(call) for call in calls(TINY, shapes(TINY), batch=1, capacity=CAPACITY)}
 
 
@@ -212,7 +212,7 @@ def test_a_new_field_at_its_default_leaves_the_kernels():
 
 
 def test_a_table_for_silu_computes_no_gelu():
-    """Its forms are those of one config; another is an error, not a kernel."""
+    """A table's forms belong to one config; another config is an error, not a kernel."""
     ops, _ = pallas_ops(newer(), shapes(TINY), capacity=CAPACITY)
     gelu = newer(nonlinearity="gelu")
     x = jax.ShapeDtypeStruct((1, 1, TINY.dim), BFLOAT16)
@@ -335,7 +335,7 @@ def odd_models() -> Iterator[tuple[Config, Params, int]]:
 
 @pytest.mark.slow  # 10 s
 def test_kernels_say_unsupported_of_all_that_they_do_not_take():
-    """Whatever else they raise would end a command on a GPU where the plain form runs."""
+    """Any other exception would end a command on a GPU where the plain form runs."""
     refused = 0
     for config, params, batch in odd_models():
         _, reasons = pallas_ops(config, params, batch=batch, capacity=CAPACITY - batch // 2)

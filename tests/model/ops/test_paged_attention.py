@@ -37,7 +37,7 @@ FORMS = pytest.mark.parametrize(("attend", "heads"), [(ATTEND, HEADS), (attend_l
 
 
 def draw_pages(seed: int, *, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pages whose unused places hold NaN, and a table in no order."""
+    """Pages with NaN in unused places, and a table in no order."""
     rng = np.random.default_rng(seed)
     shape = (1 + rows * BLOCKS, KV_HEADS, PAGE, WIDTH)
     k, v = rng.normal(size=shape).astype(np.float32), rng.normal(size=shape).astype(np.float32)

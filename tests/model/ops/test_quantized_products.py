@@ -105,7 +105,7 @@ def placed(tensor: Tensor) -> QuantizedMatrix:
 
 @given(matrix=matrices, shape=shapes, form=st.sampled_from(sorted(FORMS)), noise=noises, dtype=dtypes)
 def test_a_product_is_within_its_bound(matrix, shape, form, noise, dtype):
-    """A sum of cols products, in any order, in which a scale is multiplied once more; minima are summed apart."""
+    """A sum of cols products, in any order, with one more product by a scale; minima are summed apart."""
     product, tokens = FORMS[form]
     tensor, part = matrix(*shape)
     x = noise(1, tokens, shape[1], dtype=dtype)
@@ -218,7 +218,7 @@ GROUPED: list[tuple[Form | None, int]] = [
 
 @pytest.mark.parametrize("limit", [products.MOST_KEPT, 64 * 512], ids=["one block", "blocks"])
 def test_a_few_vectors_have_the_bits_that_each_has_beside_others(monkeypatch, limit):
-    """In one block also those that it has alone; XLA compiles a loop over blocks as one kernel, with sums of its own.
+    """In one block a vector also has the bits of a single one; XLA compiles a loop over blocks as one kernel.
 
     And their program decodes no codes ahead: it needs the memory of one vector's product, and a block's codes.
     """
@@ -298,5 +298,5 @@ def test_a_product_on_a_cpu_leaves_partial_sums_in_memory_and_no_copy(form: Form
     analysis = compiled.memory_analysis()
     assert analysis
     temporary = analysis.temp_size_in_bytes
-    assert abs(temporary - 4 * partial_sums(weight)) <= 4 * 2 * (rows + cols)  # beside them: x, and the sums of rows
+    assert abs(temporary - 4 * partial_sums(weight)) <= 4 * 2 * (rows + cols)  # plus x, and the sums of rows
     assert temporary <= rows * cols / (2 if shape[0] < 10_000 else 4) + 8 * (rows + cols)

@@ -10,7 +10,7 @@ Run it as `python -m tests.model.parallel.on_devices KIND`, with one of these ki
     families    every case of `FAMILIES`
     drawn       tokens that four devices draw, and again with a key for each device
     trained     a training on two devices, killed and resumed, for each kind of `TRAINED`
-    served      answers of engines on so many devices as `SERVED` says
+    served      answers of engines, on the numbers of devices in `SERVED`
     stories     the texts of the built-in model, by each way of `SHARED_BY`
     commands    code, stdout and stderr of every command of `COMMANDS`
     shown       likewise, of `shown`
@@ -37,7 +37,7 @@ COMPILED_FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive
 
 
 class Walk(NamedTuple):
-    """A walk of `verify.judging.walk` over a model that so many devices share."""
+    """A walk of `verify.judging.walk` over a model shared by several devices."""
 
     model: str  # of `configs()`
     devices: int
@@ -48,7 +48,7 @@ class Walk(NamedTuple):
     stored: bool = False  # codes are cut as a file has them, not made by each device from its share of the weights
 
 
-# Models of `verify.judging.walk.BEYOND`, by whose switches they have.
+# Models of `verify.judging.walk.BEYOND`, by the family that has their switches.
 STARCODER_2, STABLELM_2 = "LayerNorm, GELU without a gate", "parallel halves, LayerNorm of each head"
 NEMOTRON, GPT_OSS = "squared ReLU, RoPE of a part", "sinks, experts with biases"
 WALKS = [
@@ -100,7 +100,7 @@ EVERY = [
     )
 ]
 SHARED_BY = (("tensor", 1), ("tensor", 2), ("tensor", 4), ("context", 4))
-GRADIENTS = {  # whether the gradient is that of one device
+GRADIENTS = {  # whether the gradient equals one device's
     "data parallel": True,
     "FSDP": True,
     "FSDP, computed again": True,
@@ -109,13 +109,13 @@ GRADIENTS = {  # whether the gradient is that of one device
     "data parallel, differentiated inside with checks": False,
     "tensor parallel, differentiated inside": False,
 }
-FAMILIES = (  # models for whose switches no bound is derived: of `switched`, how they are shared, and devices
+FAMILIES = (  # models with switches that have no derived bound: of `switched`, how they are shared, and devices
     ("Gemma, Granite, SmolLM3", "tensor", 4),
     ("Qwen2-MoE", "tensor", 4),
     ("OLMo 2", "tensor", 4),
     ("OLMo 2", "context", 4),
 )
-SPREAD = {  # caches on four devices, by whether logits are those of one device
+SPREAD = {  # caches on four devices, by whether logits equal one device's
     "float32": True,
     "int8": True,
     "bfloat16": True,
@@ -162,7 +162,7 @@ def results(*arguments: str, module: str = "on_devices") -> list[dict[str, Any]]
 
 
 def configs() -> Mapping[str, Any]:
-    """Models whose shapes make mistakes show."""
+    """Models with shapes that make mistakes show."""
     from llamaspec.verify.judging.walk import BEYOND, CONFIGS
 
     small = replace(CONFIGS["biases, scaled RoPE"], layers=1)
@@ -425,7 +425,7 @@ def _of_one_device(config: Any, tensors: Any, loss: Callable) -> Any:
 
 
 def spread_cache(name: str) -> dict[str, Any]:
-    """Compare logits of a prompt and two more tokens, with the cache's rows on four devices, with those of one."""
+    """Compare logits of a prompt and two more tokens with one device's, with the cache's rows on four devices."""
     from unittest.mock import patch
 
     import jax
@@ -518,7 +518,7 @@ def switched() -> Mapping[str, Any]:
 
 
 def family_logits(name: str, kind: str, devices: int) -> dict[str, Any]:
-    """Compare logits of a prompt on several devices with those of the definition."""
+    """Compare logits of a prompt on several devices with the definition's."""
     import numpy as np
 
     from llamaspec.model.candidates.walking import random_checkpoint

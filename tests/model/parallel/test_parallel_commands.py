@@ -1,4 +1,4 @@
-"""Commands on several devices: those that the page shows, and what bench measures for inspect --plan."""
+"""Commands on several devices: the page's own, and what bench measures for inspect --plan."""
 
 import json
 import re

@@ -44,7 +44,7 @@ def start(
     peaks: Path | None = None,
     first: str = "",
 ):
-    """Start so many processes of one command, or those `which` are named, which meet at a port.
+    """Start `processes` processes of one command, or only the ones in `which`; they meet at a port.
 
     Each runs the Python code `first` before, and writes the peak of its memory, in KB, to a file in the folder `peaks`.
     """
@@ -66,7 +66,7 @@ def start(
 
 @pytest.fixture
 def started():
-    """`start` at a port that nobody else has; whatever still runs at the end is killed."""
+    """`start` at a port of its own; a process that still runs at the end is killed."""
     all = []
 
     def begin(*arguments, **options):
@@ -147,7 +147,7 @@ def test_two_processes_train_the_weights_that_two_devices_train(started, tmp_pat
 
 
 def held(process: int) -> str:
-    """Code by which one process stays in the midst of a text, for which the others wait, however long a test takes."""
+    """Code that stops one process in the middle of a text; the others wait for it, however long a test takes."""
     return f"""
 import sys, threading
 from llamaspec.model.running import session
@@ -315,8 +315,8 @@ print(json.dumps(read() - before))
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory) -> Path:
-    """A model whose second half could not hide in 400 MB."""
-    # A device's part of a row of o or down is a page of 4 KB at least: less than a page cannot be read alone.
+    """A model with a second half that could not hide in 400 MB."""
+    # A device's part of a row of o or down is a page of 4 KB at least: the system reads whole pages.
     config = replace(SMALL, dim=1024, layers=2, heads=64, kv_heads=8, head_dim=128, ffn=28672, vocab=64, context=64)
     folder = tmp_path_factory.mktemp("large") / "model"
     write_huggingface(random_checkpoint(config, seed=0, dtype=ml_dtypes.bfloat16), folder)
@@ -346,7 +346,7 @@ def test_a_process_reads_its_part_of_a_file(large):
 
 @pytest.mark.slow  # 20 s
 def test_a_process_takes_the_memory_of_its_share(started, large, tmp_path):
-    """Peak memory of a device that is a process of its own: its weights and 400 MB, in which its cache is, too."""
+    """Peak memory of a device with its own process: its weights, and 400 MB for the rest, its cache included."""
     share = share_of(open_checkpoint(large), device=0, devices=2)
     weights = 4 * sum(prod(tensor.shape) for tensor in share.tensors.values())
     request = ("logits", "--model", str(large), "--dtype", "float32", "--tokens", "1,2,3")

@@ -14,7 +14,7 @@ from tests.support.random_models import SMALL, random_checkpoint
 
 
 def codes_of(weights: np.ndarray, scheme: str):
-    """Make the codes of a matrix as `--quantize` makes those of a checkpoint."""
+    """Make the codes of a matrix as `--quantize` makes a checkpoint's codes."""
     checkpoint = random_checkpoint(SMALL, seed=0)
     name = "model.layers.0.mlp.down_proj.weight"
     checkpoint.tensors[name] = Tensor(weights.shape, weights.dtype, lambda: weights)  # type: ignore

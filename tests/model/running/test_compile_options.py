@@ -1,4 +1,4 @@
-"""XLA's options for programs of one sequence: products are not tuned where that was measured to cost no speed."""
+"""XLA's options for programs of one sequence: products stay untuned if measurements showed no loss of speed."""
 
 from collections.abc import Callable
 from dataclasses import replace

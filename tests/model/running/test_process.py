@@ -17,7 +17,7 @@ SETTINGS = (*MEMORY, "TF_CPP_MIN_LOG_LEVEL", "TF_CPP_MAX_VLOG_LEVEL")
 def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """An environment without the settings, which is put back."""
     for name in SETTINGS:
-        monkeypatch.setenv(name, "")  # so that it is put back whatever is set after this
+        monkeypatch.setenv(name, "")  # so that monkeypatch restores it later
         monkeypatch.delenv(name)
     return monkeypatch
 

@@ -1,4 +1,4 @@
-"""Memory that a process takes beside its arrays: plans agree with the measurements, which can be repeated."""
+"""Memory that a process takes in addition to its arrays: plans agree with the measurements, which can be repeated."""
 
 import json
 from dataclasses import replace

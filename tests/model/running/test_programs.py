@@ -276,7 +276,7 @@ def test_weights_are_in_memory_once(tmp_path):
 
 
 def overflowing(largest: float) -> Checkpoint:
-    """A model whose logits overflow: a normal embedding, and a head of finite weights that are too large."""
+    """A model with logits that overflow: a normal embedding, and a head of finite weights that are too large."""
     checkpoint = random_checkpoint(CONFIG, seed=0)
     head = checkpoint.tensors["lm_head.weight"]
     huge = head._replace(read=lambda: np.full(head.shape, largest, np.float32))

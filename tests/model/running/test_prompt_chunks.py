@@ -117,7 +117,7 @@ def test_a_prompt_is_cut_into_full_chunks_and_a_last_one_that_the_cache_has_room
     assert all(width == tokens for width, tokens in parts[:-1])
     assert sum(width for width, _ in parts) < count + chunk  # so `Layout.rows` are enough
     assert [width for width, _ in parts] == sorted((width for width, _ in parts), reverse=True)
-    # A session hands over so many tokens at a time, and they are read as they would be together.
+    # A session hands over parts of a prompt, and they are read as the whole prompt would be.
     pieces = range(0, count, layout.widest)
     assert [part for start in pieces for part in layout.parts(min(layout.widest, count - start))] == parts
 

@@ -65,7 +65,7 @@ def test_a_process_knows_its_age():
     assert process_age() > 0
 
 
-# The time before the first import is of the start, too: here so much that it shows.
+# The time before the first import counts as part of the start: here it is long enough to show.
 OLD = "from llamaspec import cli; from llamaspec.model import system; system.process_age = lambda: 1000.0; cli.main()"
 
 
@@ -139,7 +139,7 @@ def test_load_keeps_programs_in_the_folder_that_it_is_given(tmp_path: Path, monk
     for _ in range(2):
         llama = load("stories", context=32, compile_cache=tmp_path)
         texts.append("".join(token.text for token in llama.generate("Once", seed=1, max_new_tokens=4)))
-        assert len(traced) == 2, traced  # by the first alone
+        assert len(traced) == 2, traced  # only by the first
     assert jaxs == [tmp_path, tmp_path] and texts[0] == texts[1] and list(tmp_path.iterdir())
 
 

@@ -1,4 +1,4 @@
-"""The tokenizer and chat template inside a GGUF file, beside the same tokenizer in a file of its own."""
+"""The tokenizer and chat template inside a GGUF file, against the same tokenizer in a separate file."""
 
 import json
 from functools import cache
@@ -141,7 +141,7 @@ def test_what_a_gguf_file_cannot_say_of_a_tokenizer_is_told():
 
 
 def model_with(tmp_path: Path, keys: Keys) -> Path:
-    """A model whose vocabulary is as large as the tokenizer's."""
+    """A model with a vocabulary as large as the tokenizer's."""
     vocab = len(keys["tokenizer.ggml.tokens"][1][1])
     config = {**families.FAMILIES["llama-2"], "vocab_size": vocab}
     file = gguf_files.file_of(config, families.random_tensors(config))

@@ -22,7 +22,7 @@ TEXTS = ["", " ", "she said", "  two spaces", "Ünïcode 12345 \U0001f600\n\n", 
 
 
 def keys_of(kind: str, *, begins: bool) -> dict:
-    """GGUF keys of a tokenizer whose texts begin with BOS, or not."""
+    """GGUF keys of a tokenizer that begins texts with BOS, or not."""
     _, keys = KINDS[kind][1]()
     name = "<s>" if kind == "sentencepiece" else "<|begin_of_text|>"
     bos = keys["tokenizer.ggml.tokens"][1][1].index(name)
@@ -64,7 +64,7 @@ def test_the_library_begins_texts_with_bos(tmp_path):
 
 @pytest.mark.parametrize("beside", [True, False])
 def test_a_directory_gets_what_is_inside(beside, tmp_path):
-    """Files that lie beside the GGUF file are not taken."""
+    """Files next to the GGUF file are not taken."""
     keys = keys_of("llama-bpe", begins=True)
     vocab = len(keys["tokenizer.ggml.tokens"][1][1])
     config = {**families.FAMILIES["llama-3.1"], "vocab_size": vocab, "bos_token_id": 0, "eos_token_id": 1}
@@ -120,7 +120,7 @@ def test_a_tokenizer_of_another_kind_is_not_written(tmp_path):
 
 
 def test_a_model_without_a_tokenizer_is_named(tmp_path, monkeypatch):
-    """The model's file where it is one, also one of the current folder: of `.` nobody would know what it means."""
+    """Print the model's file if it is one, also in the current folder: `.` would not tell which file is meant."""
     llama2c_files.write(tmp_path / "a.bin")
     (tmp_path / "tok512.bin").write_bytes(b"")
     monkeypatch.chdir(tmp_path)

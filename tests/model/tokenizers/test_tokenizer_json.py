@@ -126,7 +126,7 @@ def test_ids_and_text_equal_the_librarys(data, text, ids_to_decode):
     assert encode_text(tokenizer, text) == library.encode(text, add_special_tokens=True).ids
     for ids in (ids_to_decode, tokenizer.encode(text)):
         expected = library.decode(ids, skip_special_tokens=True)
-        # The library also marks valid bytes beside bytes that are no character, and must know the next ones to decode.
+        # The library also marks valid bytes next to invalid ones, and must know the next bytes to decode.
         assert decode(tokenizer, ids) == expected or ("\ufffd" in expected and "\ufffd" in decode(tokenizer, ids))
 
 
@@ -138,7 +138,7 @@ STRANGE = [
 
 
 def places(value: Any) -> list[tuple[dict[str, Any] | list[Any], Any]]:
-    """All values in an object and inside of it, without those of the vocabulary, each by its owner and key."""
+    """All values in an object and inside of it, except the vocabulary's, each by its owner and key."""
     items = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else [])
     inside = [place for key, inner in items if key not in ("vocab", "merges") for place in places(inner)]
     return [*((value, key) for key, _ in items), *inside]
@@ -177,7 +177,7 @@ CHANGED = ["she saw", " she", "  two", "a_b▁c\n", "é👋 <tool>x"]
 @example(file_of(before=[METASPACES[1]]), [" Hello", " Hi"], ["<s>"])
 @example(file_of(), ["a", "\n b"], ["<end>"])
 def test_conversations_equal_the_librarys(data, parts, ends):
-    """A chat template's text, whose control tokens the library finds by itself."""
+    """A chat template's text; the library finds its control tokens by itself."""
     rendered = "".join(part + end for part, end in zip(parts, [*ends, *["</s>"] * 4], strict=False))
     library = Tokenizer.from_buffer(data)
     assert SpecialTokens(read(data)).encode(rendered) == library.encode(rendered, add_special_tokens=False).ids
@@ -298,7 +298,7 @@ def test_a_part_that_cannot_be_followed_is_refused(kind, tmp_path):
 
 
 def test_a_panic_of_the_library_is_one_line():
-    """Our check does not foresee this expression, whose group repeats nothing."""
+    """Our check does not foresee this expression with a group that repeats nothing."""
     pattern = {"Regex": "(a|aa)+$"}
     tokenizer = read(file_of(normalizer=[{"type": "Replace", "pattern": pattern, "content": ""}]))
     with pytest.raises(CheckpointError, match="cannot encode this text: Onig"):

@@ -80,7 +80,7 @@ def folder(tmp_path_factory) -> Path:
 
     trained = byte_level.train(LLAMA3)
     ranks = sorted(byte_level.ranks_of(trained).items(), key=lambda item: item[1])
-    # Llama 3's ranks are also its ids, and those of the single bytes come first.
+    # Llama 3's ranks are also its ids, and single bytes come first.
     write("llama3/tokenizer.model", b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks))
     write("tekken/tekken.json", json.dumps(tiny_tokenizers.tekken([token for token, _ in ranks], LLAMA3)).encode())
     trained.add_special_tokens(["<|begin_of_text|>", "<|eot_id|>"])

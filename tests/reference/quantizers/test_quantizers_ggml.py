@@ -253,7 +253,7 @@ def largest_floor(q: Superblocks) -> float:
 def test_superblocks_get_better_with_bits(kind, seed):
     """No theorem, as they differ in more than their codes: each has half of the error before it, and mostly a third.
 
-    With outliers the largest weights alone may count, for which Q4_K is hardly better than Q3_K of smaller groups.
+    With outliers only the largest weights may count. For them Q4_K is little better than Q3_K with smaller groups.
     """
     w = Weights(kind, seed)(8, 512)
     errors = [np.mean((ggml.decode(ggml.encode(w, name), name) - w) ** 2) for name in SUPERBLOCKS]

@@ -76,7 +76,7 @@ def test_codes_are_nearest_and_levels_means(weights, h, levels, bits):
     np.testing.assert_array_equal(chosen, np.min(distances, axis=-1))
     np.testing.assert_array_equal(kmeans.dequantize(q), np.take_along_axis(q.levels, q.codes.astype(int), axis=-1))
     if levels is lloyd:
-        return  # whose last levels may be the means of other codes, with the same sum
+        return  # its last levels may be the means of other codes, with the same sum
     for row in range(2):
         exact = optimal(w[row].astype(np.float64), importance[row], 1 << bits)
         np.testing.assert_array_equal(q.levels[row], exact.astype(np.float32))

@@ -217,7 +217,7 @@ def test_mx_is_torchaos(name, mode, case):
 
 @pytest.mark.parametrize("case", sorted(GOLDENS["tensors"]))
 def test_nvfp4_is_torchaos(case):
-    """Blocks whose scale would be below 2^-6 differ, since torchao goes no lower."""
+    """Blocks with a scale below 2^-6 differ, since torchao goes no lower."""
     w = golden_weights(case)
     golden = GOLDENS["tensors"][case]["nvfp4"]
     q = nvfp4.quantize(w)

@@ -108,7 +108,7 @@ def test_powers_of_two_pass_into_the_scale(codebook, seed, power):
 
 
 def test_of_two_levels_the_lower():
-    """Try the levels whose midpoint is a number of float32."""
+    """Try the levels with a midpoint that float32 can hold."""
     for codebook in (NF4, FP4):
         levels = np.unique(codebook.levels)
         middle = (levels[1:] + levels[:-1]) / np.float32(2)

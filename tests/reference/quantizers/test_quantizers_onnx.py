@@ -1,4 +1,4 @@
-"""Quantizers against the node tests of ONNX, whose expected outputs other people computed.
+"""Quantizers against the node tests of ONNX: other people computed the expected outputs.
 
 An adapter per operator says what `reference` makes of a case. ONNX gives a scale to a tensor, to each
 index of an axis, or to blocks along one: the grids of `blocks.spread`. Codes must be equal, but where
@@ -88,7 +88,7 @@ def dequantize_linear(case: Case) -> None:
         exact = MINIFLOATS[x.dtype].decode(codes_of(x)) * scales
     else:
         zeros = zeros_of(case, 2, x.shape)
-        exact = affine.dequantize(affine.Affine(x.astype(np.int64), scales, zeros))  # codes wider than those of files
+        exact = affine.dequantize(affine.Affine(x.astype(np.int64), scales, zeros))  # codes wider than in files
     assert_within(expected, exact, roundoff(expected.dtype) * np.abs(exact))
 
 

@@ -8,7 +8,7 @@ from the root of the repository answers requests, a line of JSON each, with {"da
     {"dequantize": TYPE, "data": BASE64}                of blocks: float32
     {"logits": FILE, "ids": [...]}                      float32
     {"products": FILE, "ids": [...]}                    for each matrix, what it multiplies and what it gets: float32
-    {"greedy": FILE, "text": TEXT, "count": COUNT}      ids, those of the text and as many more
+    {"greedy": FILE, "text": TEXT, "count": COUNT}      ids of the text, and COUNT more
     {"quantize_file": FILE, "to": FILE, "type": TYPE}  nothing; the second file is the first, all matrices of that type
 """
 
@@ -56,7 +56,7 @@ class Libggml:
         return self._ask(greedy=str(file), text=text, count=count)
 
     def quantize_file(self, file: Path, to: Path, type: str) -> None:
-        """Write a file whose matrices are all of one type, as llama.cpp's own quantizer makes them."""
+        """Write a file with all matrices in one type, as llama.cpp's own quantizer makes them."""
         self._ask(quantize_file=str(file), to=str(to), type=type)
 
     def _ask(self, **request: Any) -> Any:

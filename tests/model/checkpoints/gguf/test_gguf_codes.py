@@ -62,7 +62,7 @@ def random_blocks(type: str, shape: tuple[int, ...], *, seed: int) -> bytes:
     for at in FLOATS[type]:
         blocks[:, at : at + 2] = rng.choice(SPECIAL, (len(blocks), 1)).astype("<f2").view(np.uint8)
     if type == "MXFP4":
-        blocks[:, 0] = rng.integers(3, 253, len(blocks))  # of the exponents those whose weights float32 holds
+        blocks[:, 0] = rng.integers(3, 253, len(blocks))  # only exponents that float32 can hold as weights
     return blocks.tobytes()
 
 
@@ -73,7 +73,7 @@ def normal_blocks(type: str, shape: tuple[int, ...], *, seed: int) -> bytes:
 
 
 def file_in(types: Types, *, blocks: Callable[..., bytes] = random_blocks, seed: int = 0, **fields: Any):
-    """Make a model whose matrices are `blocks`, each of the type that `types` gives."""
+    """Make a model with matrices of `blocks`, each in the type that `types` gives."""
     config = {**CONFIG, **fields}
     tensors = families.random_tensors(config, seed=seed)
     file = gguf_files.file_of(config, tensors)

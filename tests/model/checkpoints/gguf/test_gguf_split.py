@@ -16,7 +16,7 @@ CONFIG = families.FAMILIES["llama-3.1"]  # with rope_freqs.weight
 
 
 def split(folder: Path, count: int = 3, *, twice: str | None = None) -> list[Path]:
-    """Write a model whole, and in parts, the first of which has the keys and no tensor.
+    """Write a model as one file, and in parts; the first part has the keys and no tensor.
 
     The tensor `twice` is in the last one as well.
     """

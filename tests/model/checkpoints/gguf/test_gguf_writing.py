@@ -71,7 +71,7 @@ def test_the_tensors_are_those_of_another_writer(tmp_path, family):
 
 
 def written(checkpoint: Checkpoint, path: Path, to: str) -> dict[str, str]:
-    """Write a file as `to`, and return its tensors' types; `left` names those that `to` cannot divide into blocks."""
+    """Write a file as `to`, and return its tensors' types; `left` names tensors that `to` cannot divide into blocks."""
     leftover = write_gguf(checkpoint, path, to=to)
     types = {name: kind for name, (_, kind, _) in raw_tensors(path).items()}
     return types | {"left": " ".join(leftover)}

@@ -1,6 +1,6 @@
 """False GGUF files, each with one change to a good one: all are refused in one line, soon, in little memory.
 
-The classes are those of the reports about other readers: lengths and counts without end, arithmetic that overflows,
+The classes come from reports about other readers: lengths and counts without end, arithmetic that overflows,
 offsets that leave the file, types that do not exist, keys of another type, tensors that are not the model's.
 """
 

@@ -1,4 +1,4 @@
-"""libggml itself, and llama.cpp on it, beside their definition here, on weights and files that no golden has.
+"""libggml itself, and llama.cpp on it, against their definition here, on weights and files that no golden has.
 
 libggml runs in the first Python with llama_cpp and gguf that LLAMASPEC_OTHER_PYTHON names.
 """
