@@ -178,6 +178,11 @@ def one_line(error: Exception) -> str:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, ValueError | MemoryError | OSError | FloatingPointError):
         return text
+    if type(error).__name__ == "JaxRuntimeError":
+        from llamaspec.model.running.device import is_full, no_room_to_start
+
+        if is_full(text):
+            return no_room_to_start()
     if isinstance(error, ModuleNotFoundError) and error.name and not _is_ours(error.name):
         # docs/verify-your-kernel.md installs only what `verify` needs.
         return f"{text}: this Python lacks packages that llamaspec needs: pip install PATH/TO/llamaspec"

@@ -273,7 +273,7 @@ def _fingerprint(name: str, options: dict[str, Any], tokenizer: Tokenizer, templ
     """Hash everything besides the request that a text depends on: model, tokenizer, programs and engine options."""
     import hashlib
 
-    from llamaspec.model.running.program_store import facts
+    from llamaspec.model.running.program_store import SERVING_SOURCES, facts
 
     chosen = [options[key] for key in ("context", "dtype", "quantize", "cache", "kernels", "max_batch", "devices")]
     ids = range(tokenizer.vocab)
@@ -288,7 +288,7 @@ def _fingerprint(name: str, options: dict[str, Any], tokenizer: Tokenizer, templ
     if template:
         turns = [template.source, sorted(template.named.items()), sorted(template.tokens.items())]
     # Two tokenizers may share a vocabulary and still split text differently. Our text has characters of many kinds.
-    parts = repr([name, pieces, rules, tokenizer.encode(MIXED), turns, facts(), chosen])
+    parts = repr([name, pieces, rules, tokenizer.encode(MIXED), turns, facts(sources=SERVING_SOURCES), chosen])
     return f"fp_{hashlib.sha256(parts.encode()).hexdigest()[:12]}"
 
 

@@ -24,7 +24,7 @@ from llamaspec.model.forward import forward
 from llamaspec.model.ops.block import capped, score_scale
 from llamaspec.model.ops.table import Ops, Positions
 from llamaspec.model.ops.xla import XLA
-from llamaspec.model.running.compile import UNTUNED, compiler_options
+from llamaspec.model.running.compile import untuned_options
 from llamaspec.model.tensors import Role, weights
 from llamaspec.model.weights.params import params_of, rope_table
 from llamaspec.reference.config import Config
@@ -127,7 +127,7 @@ def compile_step(
         return optax.apply_updates(tensors, changes), state
 
     # Each length compiles a program. Autotuning a dozen of them took nine minutes.
-    options: Any = compiler_options(platform) | (UNTUNED if platform == "gpu" else {})
+    options: Any = untuned_options(platform)
     return Step(
         add_gradient=jax.jit(add_gradient, donate_argnums=0, compiler_options=options),
         update=jax.jit(update, donate_argnums=(0, 1), compiler_options=options),
