@@ -13,7 +13,8 @@ has it quantize and run them. The tests make the same codes, and hold them again
 stories260K's hidden vectors of 172 numbers are filled up with zeros to 192, which 32 divides.
 
 llama.cpp searches for the codes of Q2_K to Q6_K, and no other program finds the same. So a third model has rows of
-sixteen superblocks, drawn at random: the codes of these sixteen are kept, and the tests put its files together from them.
+sixteen superblocks, drawn at random: the codes of these sixteen are kept, and the tests put its files together from
+them.
 
 A fourth has a tokenizer, of single bytes, and reads a text: how well each token is predicted, and how far from what the
 model in float32 predicts.

@@ -44,9 +44,9 @@ def spread(x: np.ndarray) -> np.ndarray:
 def sum_error(x: np.ndarray) -> np.ndarray:
     """Bound of the relative error of a row's sum of exp(x_j - maximum), [rows, 1].
 
-    Each exponent is rounded by at most u times its size, which is at most the spread; the exponents that
-    rescale the sums of spans round likewise, and together they are no larger, since a span's maximum is between a score and the row's.
-    Two exponentials, their product, and sums of n terms in all.
+    Each exponent is rounded by at most u times its size, which is at most the spread; the exponents that rescale the
+    sums of spans round likewise, and together they are no larger, since a span's maximum is between a score and the
+    row's. Two exponentials, their product, and sums of n terms in all.
     """
     return np.expm1(2 * U * spread(x) + 2 * ELEMENTARY + gamma(x.shape[-1] + 1))
 
