@@ -17,6 +17,7 @@ from llamaspec.model.checkpoints.huggingface.write import write_huggingface
 from llamaspec.model.checkpoints.open import BUILT_IN
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.llama import load_backend
+from llamaspec.model.options import RunOptions
 from llamaspec.model.quantize.methods import METHODS
 from llamaspec.reference.quantizers import ggml
 from llamaspec.reference.quantizers.schemes import SCHEMES
@@ -101,7 +102,7 @@ def test_hidden_vectors_of_no_whole_blocks_are_filled_up():
     base = random_checkpoint(replace(TINY, ffn=44), seed=0)
     filled = padded(base, 32)
     assert (filled.config.ffn, padded(filled, 32)) == (64, filled)
-    rows = [load_backend(model, backend="reference").logits([1, 2, 3]) for model in (base, filled)]
+    rows = [load_backend(model, RunOptions(backend="reference")).logits([1, 2, 3]) for model in (base, filled)]
     np.testing.assert_allclose(rows[1], rows[0], rtol=0, atol=1e-12 * np.abs(rows[0]).max())
     checkpoints = {form.name: form.checkpoint for form in forms(base, np.ones((1, 4), np.int32))}
     assert checkpoints["q4"].config == base.config
