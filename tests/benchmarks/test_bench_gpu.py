@@ -168,16 +168,16 @@ def test_a_kernel_that_does_not_run_is_not_right_and_the_others_are_checked():
 def test_checks_compile_without_measuring_times(monkeypatch: pytest.MonkeyPatch):
     """On a busy GPU, a tuned XLA op may round differently in two programs; that made right kernels look wrong."""
     norm = next(case for case in dry().checked if case.op == "rmsnorm")
-    real_compile, given = jax.stages.Lowered.compile, []
+    real_compile, passed = jax.stages.Lowered.compile, []
     expected = right.untuned_options("cpu")
 
     def compile(self: jax.stages.Lowered, options: Any = None) -> jax.stages.Compiled:
-        given.append(options)
+        passed.append(options)
         return real_compile(self)
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", compile)
     assert right.checked(replace(norm, function=norm.plain, kernels={}), 1)["outcome"] == "right"
-    assert given == [expected]
+    assert passed == [expected]
 
 
 @pytest.mark.slow  # 13 s
