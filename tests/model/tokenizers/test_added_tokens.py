@@ -198,7 +198,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_many_names_take_no_longer(kind):
-    """A hundred thousand characters, within the two seconds and the memory that `tests.bounded` allows."""
+    """A hundred thousand characters, within the two seconds and the memory that `tests.support.bounded` allows."""
     assert bounded.process().refusal(split_both, kind) is None
 
 
