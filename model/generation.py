@@ -54,7 +54,7 @@ class Generation(Iterator[Token]):
         self.channels = channels  # None: all text is of the answer
         self._text = StopTexts(stop_texts)
         self._decoder = Decoder(tokenizer, start=prompt == "")
-        self._stops = stops
+        self.stops = stops  # the ids that end it
         self._began = perf_counter()
         self._first = self._latest = self._began
         self._tokens = self._run(bursts)
@@ -83,7 +83,7 @@ class Generation(Iterator[Token]):
                 last = reason is not None and i == len(drawn) - 1
                 self.ids.append(token)
                 ends_character = self.channels is not None and self.channels.ends_character(token)
-                spelled = "" if token in self._stops or ends_character else self._decoder.feed(token)
+                spelled = "" if token in self.stops or ends_character else self._decoder.feed(token)
                 spelled += self._decoder.finish() if last or ends_character else ""
                 heard = self.channels.feed(token, spelled) if self.channels else Heard(spelled)
                 if last and self.channels:  # What stayed back comes out.

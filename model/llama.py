@@ -38,7 +38,7 @@ from llamaspec.model.running.start_clock import StartClock
 from llamaspec.model.system import available_bytes
 from llamaspec.model.tensors import quantizable
 from llamaspec.model.tokenizers.of_model import tokenizer_of
-from llamaspec.model.tokenizers.tokenizer import Tokenizer, decode, encode_text
+from llamaspec.model.tokenizers.tokenizer import Tokenizer, decode, encode_text, named_tokens
 from llamaspec.model.weights.params import Progress, check_weights, no_progress
 from llamaspec.reference.config import Config, for_sequences
 
@@ -115,9 +115,9 @@ class Llama:
     ) -> Generation:
         """Continue `prompt`. Iterate over the result for tokens as they are drawn.
 
-        `stop` are texts that end the completion and are not part of it. The same seed gives the same
-        text on either backend; None draws one, which the result holds. Raises ValueError for a request
-        out of range or a prompt longer than the context, before anything is computed.
+        `stop` are texts that end the completion and are not part of it, or names of control tokens. The same
+        seed gives the same text on either backend; None draws one, which the result holds. Raises ValueError
+        for a request out of range or a prompt longer than the context, before anything is computed.
 
             for token in llama.generate("Once upon a time", seed=7):
                 print(token.text, end="", flush=True)
@@ -160,7 +160,8 @@ class Llama:
         check_ids(ids, self.config.vocab)
         check_length(ids, self.context)
         seed = check_seed(seed)
-        stops = self.stops if stops is None else stops
+        stop_texts = [text for text in ([stop] if isinstance(stop, str) else stop) if text]
+        stops = (self.stops if stops is None else stops) | named_tokens(self.tokenizer, stop_texts)
         bursts = session.bursts(
             ids,
             max_new_tokens=check_max_new_tokens(max_new_tokens),
@@ -174,7 +175,7 @@ class Llama:
             self.tokenizer,
             prompt=prompt,
             prompt_ids=ids,
-            stop_texts=[text for text in ([stop] if isinstance(stop, str) else stop) if text],
+            stop_texts=stop_texts,
             stops=stops,
             seed=seed,
             channels=channels,

@@ -109,6 +109,12 @@ def test_a_stop_text_ends_the_answer_and_is_not_shown():
         assert "".join(pieces) == "one fox and "
 
 
+def test_a_stop_text_may_be_the_name_of_a_control_token(site):
+    for body, stops in [({"stop": "<s>"}, {1, EOS}), ({"stop": ["x", "<s>"], "ignore_eos": True}, {1})]:
+        assert site.ask("/v1/completions", {"prompt": "Once", "max_tokens": 2, **body}).status == 200
+        assert site.engine.requests[-1].stop_ids == stops
+
+
 def test_text_that_stays_back_comes_out_at_the_end():
     engine = FakeEngine(spelling("one fox tw"))
     with running(engine) as site:
@@ -203,12 +209,12 @@ def test_an_answer_goes_on_after_tokens_that_are_given():
         ({"stop": ["a"] * 5}, "stop"),
         ({"stop": ""}, "stop"),
         ({"stop": "x" * 257}, "stop"),
-        ({"seed": -1}, "seed"),
+        ({"seed": 2**64}, "seed"),
         ({"seed": 2**64}, "seed"),
         ({"seed": 1.5}, "seed"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"presence_penalty": 3}, "presence_penalty"),
         ({"logit_bias": {"fox": 1}}, "logit_bias"),
         ({"logit_bias": {"5000": 1}}, "logit_bias"),
