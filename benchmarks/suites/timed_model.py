@@ -97,8 +97,10 @@ class TimedModel:
         # Two caches are in memory while one is read and the next is drawn.
         check_fits(memory._replace(cache=2 * memory.cache), context=longest, available=free_bytes())
         ops = named(self.choice(shapes, capacity=capacity, batch=batch).ops)
-        sizes = {"capacity": capacity, "chunk": chunk, "burst": burst, "batch": batch}
-        return compile_programs(shapes, self.config, ops=ops, **sizes), shapes
+        programs = compile_programs(
+            shapes, self.config, ops=ops, capacity=capacity, chunk=chunk, burst=burst, batch=batch
+        )
+        return programs, shapes
 
     def without_graphs(self, programs: Programs, shapes: Params) -> Programs | None:
         """Compile programs for a GPU again, without CUDA graphs: XLA's profiler names the kernels of these only.
@@ -107,11 +109,11 @@ class TimedModel:
         """
         if (platform := jax.default_backend()) != "gpu":
             return None
-        sizes = {"capacity": programs.capacity, "batch": programs.batch}
+        sizes: dict[str, Any] = {"capacity": programs.capacity, "batch": programs.batch}
         ops = named(self.choice(shapes, **sizes).ops)
         options = model_options(platform, shapes, self.config, ops=ops, batch=programs.batch) | NO_GRAPHS
-        sizes |= {"chunk": programs.chunk, "burst": programs.burst}
-        return compile_programs(shapes, self.config, ops=ops, options=options, **sizes)
+        sizes |= {"chunk": programs.chunk, "burst": programs.burst, "options": options}
+        return compile_programs(shapes, self.config, ops=ops, **sizes)
 
 
 def choose_model(
