@@ -136,7 +136,7 @@ def test_a_shape_and_a_model_are_one_too_many(run):
 
 
 def test_a_span_that_was_not_recorded_is_missed():
-    with pytest.raises(ValueError, match="no span decode"):
+    with pytest.raises(ValueError, match="no span named decode"):
         events_of({"traceEvents": [{"ph": "M", "name": "decode"}]}, "decode")
 
 
