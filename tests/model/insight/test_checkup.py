@@ -205,6 +205,7 @@ def faults_of_text(folder: Path) -> list[Fault]:
 
 def test_a_tokenizer_that_cannot_be_read_is_not_called_another_models(tmp_path):
     checkpoint = open_checkpoint(damaged(tmp_path))
+    (tmp_path / "tokenizer_config.json").unlink()
     (tmp_path / "tokenizer.json").write_text("[]")
     tokenizer, (fault,) = open_tokenizer(checkpoint, tmp_path / "tokenizer.json")
     assert (tokenizer, fault.what) == (None, "the tokenizer cannot be read")
