@@ -449,3 +449,10 @@ def test_a_run_that_is_interrupted_before_anything_was_measured_leaves_nothing(r
     code, out, _ = run("bench", "--suite", "gpu", "--json", str(tmp_path / "kept.json"))
     assert (code, out) == (130, "")
     assert not list(tmp_path.glob("kept*"))
+
+
+def test_the_documents_count_the_cases_of_the_suites():
+    scale = full()
+    text = " ".join((REPOSITORY / "docs/performance-gpu.md").read_text(encoding="utf-8").split())
+    assert f"`gpu` runs {len(scale.checked):,} cases {scale.repeats:,} times each" in text
+    assert f"`kernels` {len(scale.varied):,} cases {scale.varied_repeats:,} times each" in text

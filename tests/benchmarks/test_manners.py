@@ -1,9 +1,13 @@
 """The script that looks for lines of XLA's on stderr: what it takes for one, and what it makes of a command."""
 
 import doctest
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
 
 from llamaspec.benchmarks.audits import manners
-from llamaspec.benchmarks.audits.manners import Ended, agreeing, noise, quiet, refused
+from llamaspec.benchmarks.audits.manners import Ended, agreeing, beside_another, interruption, noise, quiet, refused
 
 
 def test_examples():
@@ -42,3 +46,20 @@ def test_a_refusal_is_a_last_line_that_names_memory():
     assert refused(Ended(1, "", f"reading\r{line}\n", 1.0), 0.97)["right"]
     for code, said in ((0, line), (1, ""), (1, "killed"), (1, f"Traceback: no\n{line}")):
         assert not refused(Ended(code, "", said, 1.0), 0.97)["right"]
+
+
+def test_a_command_that_ended_before_ctrl_c_is_right_if_it_ended_well():
+    ended, interrupted = Ended(0, "text", "", 0.0), Ended(130, "", "", 0.5)
+    assert interruption("Ctrl-C", interrupted, running=True)["right"]
+    assert interruption("Ctrl-C", ended, running=False)["right"]
+    for done, running in ((ended, True), (interrupted, False), (Ended(1, "", "error: no", 0.0), False)):
+        assert not interruption("Ctrl-C", done, running=running)["right"]
+    assert not interruption("Ctrl-C", Ended(130, "", "", 9.0), running=True)["right"]
+
+
+@pytest.mark.parametrize(("model", "code", "right"), [("stories", 0, True), ("stories", 1, False), ("model", 0, False)])
+def test_a_model_that_fits_beside_another_process_must_run(monkeypatch, model, code, right):
+    monkeypatch.setattr(manners, "holding", lambda share: nullcontext())
+    runner = SimpleNamespace(run=lambda *words: Ended(code, "text", "", 1.0))
+    *_, row = beside_another(runner, model)  # type: ignore[arg-type]
+    assert row["right"] == right

@@ -16,7 +16,7 @@ from llamaspec.model.checkpoints.huggingface.write import write_huggingface
 from llamaspec.model.checkpoints.open import BUILT_IN, open_checkpoint
 from llamaspec.model.insight.checkup import Checkup, check_up
 from llamaspec.model.insight.evaluation import EvalText
-from llamaspec.model.insight.text_faults import text_faults
+from llamaspec.model.insight.text_faults import open_tokenizer, text_faults
 from llamaspec.model.insight.trials import TEXT, try_changes
 from llamaspec.model.insight.weight_faults import Fault
 from llamaspec.model.tokenizers.of_model import tokenizer_of
@@ -201,6 +201,17 @@ def faults_of_text(folder: Path) -> list[Fault]:
     """The faults of tokenizer and template alone, since every run on a text costs seconds."""
     checkpoint = open_checkpoint(folder)
     return text_faults(checkpoint, tokenizer_of(checkpoint, None), folder)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_not_called_another_models(tmp_path):
+    checkpoint = open_checkpoint(damaged(tmp_path))
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "tokenizer.json").write_text("[]")
+    tokenizer, (fault,) = open_tokenizer(checkpoint, tmp_path / "tokenizer.json")
+    assert (tokenizer, fault.what) == (None, "the tokenizer cannot be read")
+    (tmp_path / "tokenizer.json").write_text(tiny_tokenizers.chatml())
+    tokenizer, (fault,) = open_tokenizer(checkpoint, tmp_path / "tokenizer.json")
+    assert (tokenizer, fault.what) == (None, "the tokenizer cannot be this model's")
 
 
 def test_ids_that_are_not_the_tokenizers(tmp_path):
