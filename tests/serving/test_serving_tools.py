@@ -288,7 +288,7 @@ def test_a_model_whose_template_knows_no_tools_says_so():
     body = {"messages": ASK, "tools": TOOLS}
     with running(FakeEngine()) as site:  # the built-in storyteller
         reply = site.ask("/v1/chat/completions", body)
-        assert (reply.status, reply.error["param"]) == (400, "tools") and "does not know tools" in reply.error[
+        assert (reply.status, reply.error["param"]) == (400, "tools") and "does not support tools" in reply.error[
             "message"
         ]
         assert site.ask("/v1/chat/completions", body | {"tool_choice": "none"}).status == 200
