@@ -107,10 +107,9 @@ class ToolCall(Struct, kw_only=True):
     function: CalledFunction
 
 
-class Message(Fields, kw_only=True):
-    """One message of a conversation."""
+class Message(Fields, kw_only=True, tag_field="role"):
+    """One message of a conversation. Each role has a class of its own."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart | RefusalPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None  # only in assistant messages
@@ -120,17 +119,35 @@ class Message(Fields, kw_only=True):
     refusal: str | None = None  # an assistant's text instead of an answer
     audio: None = None
     function_call: None = None
-    # Ignored: clients store these fields in answers and send them back.
-    annotations: Any = None
-    cache_control: Any = None
-    citations: Any = None
-    id: Any = None
-    index: Any = None
-    parsed: Any = None
-    provider_specific_fields: Any = None
-    reasoning_details: Any = None
-    reasoning_items: Any = None
-    thinking_blocks: Any = None
+    cache_control: Any = None  # Anthropic's, ignored
+
+    @property
+    def role(self) -> str:
+        """The role, by the class."""
+        return str(self.__struct_config__.tag)
+
+
+class SystemMessage(Message, tag="system"):
+    """A message of the role `system`."""
+
+
+class DeveloperMessage(Message, tag="developer"):
+    """A message of the role `developer`, OpenAI's newer name of `system`."""
+
+
+class UserMessage(Message, tag="user"):
+    """A message of the role `user`."""
+
+
+class ToolMessage(Message, tag="tool"):
+    """A message of the role `tool`: the result of a call."""
+
+
+class AssistantTurn(Message, tag="assistant", forbid_unknown_fields=False):
+    """An earlier answer. Clients store fields of their own in answers and send them back, so others are ignored."""
+
+
+AnyMessage = SystemMessage | DeveloperMessage | UserMessage | ToolMessage | AssistantTurn
 
 
 class TextFormat(Fields, tag_field="type", tag="text"):
@@ -170,6 +187,7 @@ class Tool(Fields, kw_only=True):
 
     type: Literal["function"]
     function: Function
+    cache_control: Any = None  # Anthropic's, ignored
 
 
 class FunctionChoice(Fields, kw_only=True):
@@ -233,7 +251,7 @@ class CompletionRequest(SampledRequest, kw_only=True):
 class ChatRequest(SampledRequest, kw_only=True):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Meta(min_length=1)]
+    messages: Annotated[list[AnyMessage], Meta(min_length=1)]
     max_completion_tokens: Count | None = None
     answer_ids: Ids | None = None  # an extension: the answer continues after these tokens and does not repeat them
     logprobs: bool | None = None
@@ -258,7 +276,7 @@ class TokenizeRequest(Fields, kw_only=True):
     """`POST /tokenize`: a text, or a conversation to render with the chat template."""
 
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: list[AnyMessage] | None = None
     add_special_tokens: bool = True  # put BOS before `prompt`, if the model uses BOS
     model: str | None = None
     # Further fields of a chat:

@@ -126,7 +126,7 @@ class Prompts:
         self._check_options(options)
         calls = self._calls() if tools else None
         try:
-            offered = [self._disguise_all(msgspec.to_builtins(tool)) for tool in tools] or None
+            offered = [self._disguise_all(_for_template(tool)) for tool in tools] or None
             turns = [self._disguised(message, f"messages[{i}]") for i, message in enumerate(messages)]
             if any(len(turn.get("tool_calls", ())) > 1 for turn in turns) and not self._writes_two_calls(offered):
                 turns = one_call_each(turns)
@@ -265,6 +265,10 @@ class Prompts:
         if isinstance(value, dict):
             return {self._special.disguise(key): self._disguise_all(item) for key, item in value.items()}
         return [self._disguise_all(item) for item in value] if isinstance(value, list) else value
+
+
+def _for_template(tool: Tool) -> dict[str, Any]:
+    return {"type": tool.type, "function": msgspec.to_builtins(tool.function)}
 
 
 def _text_of_part(part: TextPart | RefusalPart) -> str:
