@@ -175,7 +175,7 @@ class TextReader:
         if text:
             self._text.append(text)
         self._certain += len(text)
-        self.stopped = self._filter.found
+        self.stopped = self._filter.stopped
         while (
             self._held_back
             and self._held_back[0][1] <= self._certain

@@ -5,7 +5,7 @@ from pathlib import Path
 from llamaspec.model.chat.template import SpecialTokens, template_of
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, CheckpointError
 from llamaspec.model.insight.weight_faults import Fault
-from llamaspec.model.tokenizers.of_model import tokenizer_if_any
+from llamaspec.model.tokenizers.of_model import OtherVocabulary, tokenizer_if_any
 from llamaspec.model.tokenizers.tokenizer import Tokenizer
 
 ANSWER = "It is blue"  # what the assistant says in the conversation that a template is tried on
@@ -13,12 +13,15 @@ CONVERSATION = [{"role": "user", "content": "Which color is the sky?"}, {"role":
 
 
 def open_tokenizer(checkpoint: Checkpoint, tokenizer: str | Path | None) -> tuple[Tokenizer | None, list[Fault]]:
-    """Open the tokenizer that belongs to a checkpoint; None where there is none, or where it is at fault."""
+    """Open the tokenizer that belongs to a checkpoint; None if there is none, or if it is at fault."""
     try:
         return tokenizer_if_any(checkpoint, tokenizer), []
-    except CheckpointError as error:
+    except OtherVocabulary as error:
         mend = "take the tokenizer that the model was trained with; --tokenizer names it"
         return None, [Fault("tokenizer", "the tokenizer cannot be this model's", str(error), mend)]
+    except CheckpointError as error:
+        mend = "take another file of the same tokenizer; --tokenizer names it"
+        return None, [Fault("tokenizer", "the tokenizer cannot be read", str(error), mend)]
 
 
 def text_faults(checkpoint: Checkpoint, tokenizer: Tokenizer, place: Path) -> list[Fault]:
@@ -40,7 +43,7 @@ def text_faults(checkpoint: Checkpoint, tokenizer: Tokenizer, place: Path) -> li
 
 
 def _fault_of_ending(checkpoint: Checkpoint, tokenizer: Tokenizer, rendered: str) -> Fault | None:
-    """Return a fault where no stop of the checkpoint follows the assistant's answer in the rendered conversation."""
+    """Return a fault if no stop of the checkpoint follows the assistant's answer in the rendered conversation."""
     after = rendered[rendered.rindex(ANSWER) + len(ANSWER) :]
     ids = SpecialTokens(tokenizer).encode(after, after=rendered[: -len(after)]) if after else []
     if checkpoint.stops.intersection(ids):

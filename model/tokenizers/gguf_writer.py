@@ -7,26 +7,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llamaspec.model.checkpoints.checkpoint import Checkpoint, refused
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, CheckpointError, refused
 from llamaspec.model.checkpoints.gguf.config import BOS, STOPS
+from llamaspec.model.checkpoints.gguf.control_tokens import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from llamaspec.model.checkpoints.gguf.file import Value
-from llamaspec.model.tokenizers.gguf import (
-    BYTE,
-    CONTROL,
-    NORMAL,
-    PATTERNS,
-    TEMPLATE,
-    TEMPLATE_NAMES,
-    TYPE,
-    UNKNOWN,
-    UNUSED,
-    USER_DEFINED,
-)
-from llamaspec.model.tokenizers.huggingface import HuggingFaceTokenizer, is_byte
+from llamaspec.model.tokenizers.gguf import TEMPLATE, TEMPLATE_NAMES, TYPE
+from llamaspec.model.tokenizers.gguf_cuttings import CUTTINGS
+from llamaspec.model.tokenizers.huggingface import HuggingFaceTokenizer
 from llamaspec.model.tokenizers.huggingface_decoder import byte_characters
 from llamaspec.model.tokenizers.sentencepiece_model import SentencePieceTokenizer
 from llamaspec.model.tokenizers.tiktoken_ranks import TiktokenTokenizer
-from llamaspec.model.tokenizers.tokenizer import Tokenizer
+from llamaspec.model.tokenizers.tokenizer import Tokenizer, is_byte
 from llamaspec.reference.byte_bpe import GPT2
 
 END_OF_TURN, END_OF_MESSAGE = ("<|eot_id|>", "<|im_end|>"), ("<|eom_id|>",)
@@ -103,7 +94,7 @@ def _stop_keys(checkpoint: Checkpoint, tokenizer: Tokenizer | None, bos: int | N
 def _tokenizer_keys(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, Value]:
     match tokenizer:
         case SentencePieceTokenizer():
-            tokens, keys = _sentencepiece(tokenizer)
+            tokens, keys = _sentencepiece(checkpoint, tokenizer)
         case TiktokenTokenizer():
             tokens, keys = _ranks(checkpoint, tokenizer)
         case HuggingFaceTokenizer():
@@ -128,9 +119,21 @@ def _tokenizer_keys(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, V
     return keys
 
 
-def _sentencepiece(tokenizer: SentencePieceTokenizer) -> tuple[list[Token], dict[str, Value]]:
-    pieces = tokenizer.proto().pieces
-    return [Token(p.piece, p.type, p.score) for p in pieces], {TYPE: "llama", "tokenizer.ggml.pre": "default"}
+def _sentencepiece(checkpoint: Checkpoint, tokenizer: SentencePieceTokenizer) -> tuple[list[Token], dict[str, Value]]:
+    """The pieces of a model. A user-defined one has spaces for "▁": llama.cpp looks for it in the text as it is."""
+    proto, added = tokenizer.proto(), tokenizer.added
+    if (kind := proto.trainer_spec.model_type) != proto.trainer_spec.BPE:
+        raise _not_bpe(checkpoint, proto.trainer_spec.ModelType.Name(kind).capitalize())
+    pieces = proto.pieces
+    names = {piece.piece for piece in pieces}
+
+    def token(piece: Any) -> Token:
+        if piece.piece not in added and piece.type != USER_DEFINED:
+            return Token(piece.piece, piece.type, piece.score)
+        spaced = piece.piece if piece.piece in added else piece.piece.replace("▁", " ")
+        return Token(piece.piece if spaced in names else spaced, USER_DEFINED, piece.score)
+
+    return [token(piece) for piece in pieces], {TYPE: "llama", "tokenizer.ggml.pre": "default"}
 
 
 def _ranks(checkpoint: Checkpoint, tokenizer: TiktokenTokenizer) -> tuple[list[Token], dict[str, Value]]:
@@ -172,6 +175,8 @@ def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
 def _huggingface(checkpoint: Checkpoint, tokenizer: HuggingFaceTokenizer) -> tuple[list[Token], dict[str, Value]]:
     spec = tokenizer.spec()
     model = spec["model"]
+    if model["type"] != "BPE":
+        raise _not_bpe(checkpoint, model["type"])
     merges: list[tuple[str, str]] = [tuple(merge) for merge in model["merges"]]
     added = {entry["id"]: entry for entry in spec["added_tokens"]}
     scores = {
@@ -197,6 +202,13 @@ def _huggingface(checkpoint: Checkpoint, tokenizer: HuggingFaceTokenizer) -> tup
     return tokens, {TYPE: "gpt2", "tokenizer.ggml.pre": name, "tokenizer.ggml.merges": pairs}
 
 
+def _not_bpe(checkpoint: Checkpoint, kind: str) -> CheckpointError:
+    what = (
+        f"its tokenizer is of type {kind}, and in a GGUF file of such a model it would be read as BPE, with other ids"
+    )
+    return refused(checkpoint.path, f"{what}; --to safetensors keeps it")
+
+
 def _name_of_patterns(checkpoint: Checkpoint, before: Mapping[str, Any]) -> str:
     """The name that llama.cpp has for the way a tokenizer.json cuts a text."""
     steps: Sequence[Mapping[str, Any]] = before["pretokenizers"] if before["type"] == "Sequence" else [before]
@@ -217,7 +229,7 @@ def _name_of_patterns(checkpoint: Checkpoint, before: Mapping[str, Any]) -> str:
 
 
 def _name_of(checkpoint: Checkpoint, patterns: tuple[str, ...]) -> str:
-    for name, known in PATTERNS.items():
-        if known == patterns:
+    for name, cutting in CUTTINGS.items():
+        if cutting.patterns == patterns:
             return name
     raise refused(checkpoint.path, f"llama.cpp has no name for how its tokenizer cuts a text: {patterns}"[:400])

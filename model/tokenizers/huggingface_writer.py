@@ -7,6 +7,7 @@ from typing import Any
 from llamaspec.model.tokenizers.huggingface import HuggingFaceTokenizer
 from llamaspec.model.tokenizers.sentencepiece_model import SentencePieceTokenizer
 from llamaspec.model.tokenizers.tokenizer import Tokenizer
+from llamaspec.model.tokenizers.tokenizer_config import FLAGS
 
 
 def tokenizer_files(tokenizer: Tokenizer, *, eos: int | None, templates: Mapping[str, str]) -> dict[str, bytes]:
@@ -21,7 +22,9 @@ def tokenizer_files(tokenizer: Tokenizer, *, eos: int | None, templates: Mapping
             config[name] = tokenizer.piece(id)
     match tokenizer:
         case SentencePieceTokenizer():
-            config |= {"tokenizer_class": "LlamaTokenizer", "legacy": False}
+            config |= {"tokenizer_class": "LlamaTokenizer", "legacy": tokenizer.prefix_after_special}
+            if tokenizer.added:
+                config["added_tokens_decoder"] = _decoder(tokenizer)
             files = {"tokenizer.model": _model(tokenizer)}
         case HuggingFaceTokenizer(dummy_prefix=False):
             config["tokenizer_class"] = "PreTrainedTokenizerFast"
@@ -33,6 +36,14 @@ def tokenizer_files(tokenizer: Tokenizer, *, eos: int | None, templates: Mapping
         place = "chat_template.jinja" if name == "default" else f"additional_chat_templates/{name}.jinja"
         files[place] = source.encode()
     return files
+
+
+def _decoder(tokenizer: SentencePieceTokenizer) -> dict[str, Any]:
+    """The added tokens that text spells, by id."""
+    return {
+        str(token.id): {"content": name, **{flag: getattr(token, flag) for flag in FLAGS}}
+        for name, token in sorted(tokenizer.added.items(), key=lambda item: item[1].id)
+    }
 
 
 def _model(tokenizer: SentencePieceTokenizer) -> bytes:

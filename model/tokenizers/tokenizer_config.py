@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llamaspec.model.checkpoints.checkpoint import refused
+from llamaspec.model.checkpoints.gguf.control_tokens import MARKER
 from llamaspec.model.checkpoints.strict_json import read_object, short
 
 NAMED_TOKENS = {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
+
+FLAGS = ("special", "lstrip", "rstrip", "normalized", "single_word")
 
 
 class Added(NamedTuple):
@@ -17,6 +20,8 @@ class Added(NamedTuple):
     special: bool  # a control token, which no text spells
     lstrip: bool = False  # takes in the white space before it
     rstrip: bool = False  # takes in the white space after it
+    normalized: bool = False  # is looked for in the text after it was normalized
+    single_word: bool = False  # is not found within a word
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -72,12 +77,16 @@ def stated_bos(folder: Path, id_of: Callable[[str], int | None], *, begins: bool
 def read_added(folder: Path) -> dict[str, Added]:
     """The tokens that added_tokens.json and tokenizer_config.json in `folder` add to a tokenizer.model, by name.
 
-    A token is a control token unless tokenizer_config.json says otherwise. Raises `CheckpointError`.
+    tokenizer_config.json says which are control tokens. Of those that it does not list, the ones are that a file names
+    as bos_token and the like, and those that look like the marker of a chat: transformers takes only the former. Raises
+    `CheckpointError`.
     """
     added: dict[str, Added] = {}
     path = folder / "added_tokens.json"
+    named = {token for token in stated_tokens(folder).values() if token is not None}
     for name, id in (read_object(path) if path.is_file() else {}).items():
-        added[name] = Added(_id(id, name, path), special=True)
+        special = name in named or MARKER.fullmatch(name) is not None
+        added[name] = Added(_id(id, name, path), special=special, normalized=not special)
     path = folder / "tokenizer_config.json"
     stated = read_config(folder).get("added_tokens_decoder", {})
     if not isinstance(stated, dict):
@@ -88,7 +97,7 @@ def read_added(folder: Path) -> dict[str, Added]:
         id = _id(int(key) if key.isascii() and key.isdigit() and len(key) < 10 else key, name, path)
         if name in added and added[name].id != id:
             raise refused(path, f"token {short(name)} has id {id}, but {added[name].id} in added_tokens.json")
-        added[name] = Added(id, **{flag: _flag(entry, flag, path) for flag in ("special", "lstrip", "rstrip")})
+        added[name] = Added(id, **{flag: _flag(entry, flag, path) for flag in FLAGS})
     return added
 
 
