@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 Rules = Callable[[], Allowed | None]  # makes the rule of one answer; None: no restriction
 LARGEST_SCHEMA = 1 << 16  # bytes
 MOST_COMPILED = 32  # compiled schemas kept for later requests
-TRIALS = 6  # answers drawn at random to test a schema
-TRIAL_TOKENS = 96
+TRIALS = 4  # answers drawn at random to test a schema
+TRIAL_TOKENS = 64
 END = 256  # the id that ends a text; smaller ids are bytes
 SIGNS = re.compile(rb"[\s\"{}\[\],:]+")  # tokens that open or close values
 ESCAPES_BEGUN = (b"", b"\\", b"\\u", b"\\u0", b"\\u00", b"\\u000", b"\\u001", b"\\u007")
