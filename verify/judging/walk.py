@@ -59,7 +59,7 @@ class Walkable(Protocol):
 
     @property
     def exact(self) -> Params:
-        """The same weights for the reference."""
+        """Exact weights for the reference."""
         ...
 
     @property
