@@ -45,18 +45,18 @@ llamaspec.learn.site.gallery` writes this page.
 
 - **Bits** per weight, scales included, for a row of {cols} weights.
 - **Guaranteed**, in short: how far a weight may move. The page of the scheme has the exact bound and its reason.
-- **Error**: root mean square of the change of all matrices, relative to the weights. Embeddings are not quantized.
+- **Error**: root mean square of the change of all matrices, relative to the weights. Embeddings stay unchanged.
 - **KL**: divergence from the model in float64, in nats per token, over {tokens} tokens of {stories} stories that it told
   itself, computed by `reference/`. **Same top**: how often both have the same most probable token.
 - **Speed**: tokens/s relative to float32, for a model of 110 million random weights that runs from the scheme's codes;
   median of five rounds (least to most); `-` if nothing runs the scheme directly, or it was not measured.
   {measured}
   [quantization.md](quantization.md) has the conditions, [performance-gpu.md](performance-gpu.md) the results on GPUs.
-- The picture shows 32 weights of one row (orange, above), the numbers that one of them can become while the others are
-  fixed (blue), and the rounding error at each number (below).
+- The picture shows 32 weights of one row (orange, above), the numbers that one of them can become while the others
+  are fixed (blue), and the rounding error at each number (below).
 
-The model is small, with 10 layers of 128 numbers. Large models lose less with equal bits. For types of 256 weights, rows
-of 128 are padded with zeros.
+The model is small, with 10 layers of 128 numbers. Large models lose less with equal bits. For types of 256 weights,
+rows of 128 are padded with zeros.
 
 | scheme | bits | guaranteed | error | KL | same top | speed | grid |
 |---|---|---|---|---|---|---|---|
