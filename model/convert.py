@@ -1,4 +1,4 @@
-"""Converts a checkpoint to another format, with its tokenizer and chat template where the format has room for them."""
+"""Converts a checkpoint to another format, with its tokenizer and chat template if the format has room for them."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -93,23 +93,23 @@ def convert(
 
 
 def _tokenizer_left_behind(checkpoint: Checkpoint, destination: str | Path) -> str:
-    """Say that a model was written without its tokenizer, and where that lies."""
+    """Say that a model was written without its tokenizer, and where the tokenizer is."""
     path = Path(checkpoint.path)
     folder = path if path.is_dir() else path.parent
-    found = path if tokenizer_inside(checkpoint) else tokenizer_in(folder) or "PATH"
-    return f"the tokenizer is not taken along: run {destination} with --tokenizer {found}"
+    tokenizer_path = path if tokenizer_inside(checkpoint) else tokenizer_in(folder) or "PATH"
+    return f"the tokenizer is not taken along: run {destination} with --tokenizer {tokenizer_path}"
 
 
 def _files_inside(checkpoint: Checkpoint) -> tuple[dict[str, bytes], list[str]]:
     """A GGUF file's own tokenizer and chat template, as files; and what a person should know."""
-    found = tokenizer_inside(checkpoint)
-    if found is None:
+    inside = tokenizer_inside(checkpoint)
+    if inside is None:
         return {}, []
     from llamaspec.model.tokenizers.huggingface_writer import tokenizer_files
 
-    templates, notes = _templates(found, [checkpoint.path])
+    templates, notes = _templates(inside, [checkpoint.path])
     eos = min(checkpoint.stops, default=None)
-    return tokenizer_files(found, eos=eos, templates=templates), notes
+    return tokenizer_files(inside, eos=eos, templates=templates), notes
 
 
 def _templates(tokenizer: Tokenizer, places: Sequence[str | Path]) -> tuple[dict[str, str], list[str]]:
@@ -149,16 +149,18 @@ def _to_gguf(
     progress: TensorWritten | None,
 ) -> list[str]:
     notes = []
-    found = tokenizer_if_any(checkpoint, tokenizer)
-    if found is None:
+    vocabulary_or_none = tokenizer_if_any(checkpoint, tokenizer)
+    if vocabulary_or_none is None:
         notes.append(f"no tokenizer beside {checkpoint.path}: the file has none inside")
     else:
-        notes += unkept(found)
+        notes += unkept(vocabulary_or_none)
     places = [place for place in (tokenizer, checkpoint.path) if place is not None]
-    templates, left_out = _templates(found, places) if found else ({}, [])
+    templates, left_out = _templates(vocabulary_or_none, places) if vocabulary_or_none else ({}, [])
     notes += left_out
-    vocabulary = vocabulary_keys(checkpoint, found, templates)
-    whole = write_gguf(checkpoint, destination, to=to, vocabulary=vocabulary, progress=progress)
-    if whole:
-        notes.append(f"{len(whole)} matrices stay as they are, since {to} does not divide their rows: {whole[0]} …")
+    vocabulary = vocabulary_keys(checkpoint, vocabulary_or_none, templates)
+    complete = write_gguf(checkpoint, destination, to=to, vocabulary=vocabulary, progress=progress)
+    if complete:
+        notes.append(
+            f"{len(complete)} matrices stay as they are, since {to} does not divide their rows: {complete[0]} …"
+        )
     return notes

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from llamaspec.model.chat.channels import Channels, channels_of
-from llamaspec.model.options import MAX_SEED, check_seed
+from llamaspec.model.options import MAX_SEED, SAMPLING, check_seed
 from llamaspec.model.tokenizers.tokenizer import named_tokens
 from llamaspec.serving.answers import Answering, Choice, queue_full, shutting_down
 from llamaspec.serving.forms import ChatForm, CompletionForm, Form, Head, spell
@@ -271,8 +271,7 @@ class Api:
         *,
         echo: bool,
     ) -> list[Request]:
-        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty")
-        names = (*names, "frequency_penalty", "priority")
+        names = (*SAMPLING, "presence_penalty", "frequency_penalty", "priority")
         given = {name: value for name in names if (value := getattr(body, name)) is not None}
         try:
             named = named_tokens(self._prompts.tokenizer, _stop_texts(body))

@@ -35,6 +35,7 @@ class Scheme(NamedTuple):
     decode: Callable[[Quantized], np.ndarray]
     pack: Callable[[np.ndarray], np.ndarray]
     unpack: Callable[[np.ndarray], np.ndarray]
+    levels: Float64[np.ndarray, " codes"] | None = None  # of all codes; None: a code is its own level
 
     def quantize(self, w: Float[np.ndarray, "*batch cols"]) -> Quantized:
         """Quantize. Raises ValueError for weights that are not finite.
@@ -94,12 +95,15 @@ def _bytes(codes: Integer[np.ndarray, "*batch cols"]) -> UInt8[np.ndarray, "*bat
     return codes.astype(np.uint8)
 
 
+_CODES = np.arange(256, dtype=np.uint8)
 SCHEMES = {
     "q8": _integers(bits=8, group=64),
     "q8_row": _integers(bits=8, group=None),
     "q4": _integers(bits=4, group=64),
-    "nf4": Scheme(4, 32, 64, _nf4, nf4.NF4.dequantize, nf4.pack, nf4.unpack),
-    "fp8": Scheme(8, 32, None, _fp8, partial(minifloat.dequantize, to=E4M3), _bytes, _bytes),
+    "nf4": Scheme(4, 32, 64, _nf4, nf4.NF4.dequantize, nf4.pack, nf4.unpack, levels=nf4.NF4.levels.astype(np.float64)),
+    "fp8": Scheme(
+        8, 32, None, _fp8, partial(minifloat.dequantize, to=E4M3), _bytes, _bytes, levels=E4M3.decode(_CODES)
+    ),
     "mxfp4": Scheme(
         4,
         8,
@@ -108,6 +112,7 @@ SCHEMES = {
         partial(mx.dequantize, to=E2M1),
         partial(mx.pack, to=E2M1),
         partial(mx.unpack, to=E2M1),
+        levels=E2M1.decode(_CODES[:16]),
     ),
 }
 

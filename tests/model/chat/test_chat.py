@@ -16,7 +16,7 @@ from llamaspec.model.chat.chat import Chat
 from llamaspec.model.chat.template import ChatTemplate, SpecialTokens, find_template
 from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.llama import Llama, load, load_backend
-from llamaspec.model.options import SamplingOptions
+from llamaspec.model.options import RunOptions, SamplingOptions
 from llamaspec.model.tokenizers.huggingface import read_huggingface
 from llamaspec.model.tokenizers.llama2c import read_llama2c
 from llamaspec.model.tokenizers.load import load_tokenizer
@@ -470,7 +470,7 @@ def test_what_a_conversation_left_in_the_cache_is_what_its_tokens_make_one_by_on
     folder, kind = model
     checkpoint = open_checkpoint(folder)
     tokenizer = TOKENIZERS[kind]
-    running: Any = load_backend(checkpoint, backend=backend)  # each has a cache of its own kind
+    running: Any = load_backend(checkpoint, RunOptions(backend=backend))  # each has a cache of its own kind
     running.ahead = ahead
     llama = Llama(checkpoint.config, tokenizer, running, stops=checkpoint.stops)
     chat = Chat(llama, find_template(tokenizer), system="Be brief.")
