@@ -46,8 +46,8 @@ llamaspec.learn.site.gallery` writes this page.
 - **Bits** per weight, scales included, for a row of {cols} weights.
 - **Guaranteed**, in short: how far a weight may move. The page of the scheme has the exact bound and its reason.
 - **Error**: root mean square of the change of all matrices, relative to the weights. Embeddings stay unchanged.
-- **KL**: divergence from the model in float64, in nats per token, over {tokens} tokens of {stories} stories that it told
-  itself, computed by `reference/`. **Same top**: how often both have the same most probable token.
+- **KL**: divergence from the model in float64, in nats per token, over {tokens} tokens of {stories} stories that it
+  generated, computed by `reference/`. **Same top**: how often both have the same most probable token.
 - **Speed**: tokens/s relative to float32, for a model of 110 million random weights that runs from the scheme's codes;
   median of five rounds (least to most); `-` if nothing runs the scheme directly, or it was not measured.
   {measured}
