@@ -157,7 +157,7 @@ def check_attention(
     group = heads // kv_heads
     if group > 8 and (group > 64 or group % 8 or q.dtype == np.dtype("float32")):
         more = "" if q.dtype == np.dtype("float32") else ", or 16, 24, ... 64"
-        raise Unsupported(f"{op} takes 1 to 8 query heads a key head{more} in {q.dtype}, got {group}")
+        raise Unsupported(f"{op} takes 1 to 8 query heads per key head{more} in {q.dtype}, got {group}")
     check_operand(op, "lengths", lengths, (batch,), np.int32)
     if window is not None and window < 1:
         raise ValueError(f"{op} takes a window of 1 or more, got {window}")
