@@ -83,7 +83,7 @@ def read_added(folder: Path) -> dict[str, Added]:
     """
     added: dict[str, Added] = {}
     path = folder / "added_tokens.json"
-    named = set(stated_tokens(folder).values())
+    named = {token for token in stated_tokens(folder).values() if token is not None}
     for name, id in (read_object(path) if path.is_file() else {}).items():
         special = name in named or MARKER.fullmatch(name) is not None
         added[name] = Added(_id(id, name, path), special=special, normalized=not special)

@@ -224,8 +224,8 @@ def test_a_tokenizer_that_cannot_be_used(tmp_path, key, value, what):
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"tokenizer.ggml.pre": (STRING, "default")}, "pre 'default' is not supported"),
-        ({"tokenizer.ggml.pre": None}, "lacks tokenizer.ggml.pre"),
+        ({"tokenizer.ggml.pre": (STRING, "unheard-of")}, "pre 'unheard-of' is not supported"),
+        ({"tokenizer.ggml.pre": (U32, 3)}, "is 3, not a text"),
         ({"tokenizer.ggml.merges": None}, "lacks tokenizer.ggml.merges"),
         ({"tokenizer.ggml.merges": (ARRAY, (STRING, ["a", "b"]))}, "merge 0, 'a', is not of two tokens"),
         ({"tokenizer.ggml.merges": (ARRAY, (STRING, ["a zz"]))}, "merge 0, 'a zz', is not of two tokens"),
