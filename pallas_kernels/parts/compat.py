@@ -72,8 +72,8 @@ def use_target(target: Target) -> AbstractContextManager[None]:
 def interpreter() -> Iterator[None]:
     """Run kernels on a CPU, one simulated thread after another.
 
-    Raises RuntimeError for a race: jax 0.12 where it happens, 0.11 at the end. Set JAX_CPU_ENABLE_ASYNC_DISPATCH=0 and NPROC=16
-    (the number of XLA's threads) before jax starts, or a larger program around a kernel may deadlock.
+    Raises RuntimeError for a race: jax 0.12 where it happens, 0.11 at the end. Set JAX_CPU_ENABLE_ASYNC_DISPATCH=0 and
+    NPROC=16 (the number of XLA's threads) before jax starts, or a larger program around a kernel may deadlock.
     """
     from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as state
 
