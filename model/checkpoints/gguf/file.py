@@ -247,6 +247,9 @@ def _read_entry(cursor: _Cursor, title: str, end: int, alignment: int) -> tuple[
     if not 1 <= math.prod(shape) < 2**63:
         raise cursor.refused(f"{title} has the shape {list(shape)}, which no tensor has")
     code, offset = cursor.unsigned(4, title), cursor.unsigned(8, title)
+    if code in layout.DROPPED_TYPES:
+        old, new = layout.DROPPED_TYPES[code]
+        raise cursor.refused(f"{title} has type {old}, which ggml has dropped: take a {new} file of the model")
     name = layout.TYPE_NAMES.get(code, str(code))
     if name not in layout.BLOCKS:
         raise cursor.refused(f"{title} has type {name}, which is not read (only {', '.join(layout.BLOCKS)})")

@@ -83,6 +83,9 @@ def _places(path: str, config: Config, architecture: Architecture, entries: Entr
     """Locate each weight. Raises `CheckpointError` unless the file has exactly the tensors of `config`."""
     if config.layers > len(entries):  # before a name is made for each
         raise refused(path, f"{len(entries)} tensors, too few for {config.layers} layers")
+    if config.experts and (old := f"{layout.FIRST_EXPERT}.weight") in entries:
+        what = f"has a tensor for each expert ({old}), as files had before April 2024"
+        raise refused(path, f"{what}: take a newer file, or convert the model's safetensors with --to gguf")
     gates = f"{architecture.names['expert_gate'].format(layer=0)}.weight"
     if config.experts and gates in entries and (held := entries[gates].shape[0]) != config.experts:
         raise refused(path, f"{config.experts} experts, but {gates} holds {held}")
