@@ -21,7 +21,7 @@ def read_object(path: str | Path) -> dict:
 
 
 def parse_object(text: bytes, path: str | Path, *, most_objects: int = MOST_OBJECTS) -> dict:
-    """Parse `text`, a part of the file `path`, as a JSON object of at most so many. Raises `CheckpointError`.
+    """Parse `text` from the file `path` as a JSON object of at most `most_objects`. Raises `CheckpointError`.
 
     >>> parse_object(b'{"a": 1}', "config.json")
     {'a': 1}

@@ -51,7 +51,7 @@ def named(ops: Ops) -> Ops:
 
 
 def record(calls: Mapping[str, Callable[[], Any]]) -> Trace:
-    """Trace each call until its arrays are there, one after the other, each in a span of its name."""
+    """Trace the calls one after the other, each in a span with its name, until its arrays are ready."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # calls of Python would be most of the trace
     with tempfile.TemporaryDirectory() as folder:

@@ -154,10 +154,10 @@ def test_shares_are_the_whole_span(ran: list[Event], last: float):
     spent = seconds_by(ran, {"a": "A", "b": "B", "c": "A"}, start=0.0, end=last)
     assert all(seconds > 0 for seconds in spent.values())
     assert sum(spent.values()) * 1e6 == pytest.approx(last)  # sums of at most 50 terms, rounded
-    alone = [event for event in ran if event.instruction in ("a", "c")]
+    unshared = [event for event in ran if event.instruction in ("a", "c")]
     if not any(event.instruction == "b" for event in ran) and len({event.thread for event in ran}) == 1:
         covered, reached = 0.0, 0.0
-        for event in alone:
+        for event in unshared:
             covered += max(0.0, min(event.end, last) - max(event.start, reached))
             reached = max(reached, min(event.end, last))
         assert spent.get("A", 0.0) * 1e6 == pytest.approx(covered)
@@ -184,6 +184,6 @@ ENTRY %main (x: f32[8]) -> f32[8] {
   ROOT %bare = f32[8]{0} copy(%wrapped)
 }
 """  # noqa: E501
-    found = parts_of(hlo)
-    assert (found["wrapped"], found["copy.1"], found["bare"]) == ("down_add", "attend", "rest")
-    assert "cond.1" not in found and "x" not in found
+    parts = parts_of(hlo)
+    assert (parts["wrapped"], parts["copy.1"], parts["bare"]) == ("down_add", "attend", "rest")
+    assert "cond.1" not in parts and "x" not in parts

@@ -1,4 +1,4 @@
-"""How a byte-level tokenizer of a GGUF file cuts a text, by the name of it: beside llama.cpp's ids."""
+"""How a byte-level tokenizer of a GGUF file cuts a text, by its name: against llama.cpp's ids."""
 
 import json
 from collections.abc import Iterator
@@ -140,8 +140,8 @@ def file(request, tmp_path_factory) -> tuple[str, Path]:
 @given(fragments=texts)
 def test_ids_are_those_of_llama_cpp(llama_cpp, file, fragments):
     name, path = file
-    other = next((known for names, known in OTHER.items() if name in names.split()), set())
-    text = "".join(fragment for fragment in fragments if fragment not in other)
+    also_known = next((known for names, known in OTHER.items() if name in names.split()), set())
+    text = "".join(fragment for fragment in fragments if fragment not in also_known)
     assert loaded(path).encode(text) == llama_cpp.llama_cpp(path, text)[0]
 
 

@@ -1,6 +1,6 @@
 """False GGUF files, each with one change to a good one: all are refused in one line, soon, in little memory.
 
-The classes are those of the reports about other readers: lengths and counts without end, arithmetic that overflows,
+The classes come from reports about other readers: lengths and counts without end, arithmetic that overflows,
 offsets that leave the file, types that do not exist, keys of another type, tensors that are not the model's.
 """
 
@@ -41,9 +41,9 @@ def tensor(name: str, **changes: object) -> Callable[[File], None]:
     return change
 
 
-def renamed(name: str, other: str | bytes) -> Callable[[File], None]:
+def renamed(name: str, new_name: str | bytes) -> Callable[[File], None]:
     def change(file: File):
-        file.tensors = {other if key == name else key: value for key, value in file.tensors.items()}
+        file.tensors = {new_name if key == name else key: value for key, value in file.tensors.items()}
 
     return change
 
@@ -212,8 +212,8 @@ def test_the_good_file_is_good(tmp_path):
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "mixtral", "llama-3.2"])
 def test_tensors_of_another_family(tmp_path, kind):
-    file, other = good("llama-2"), good(kind)
-    file.tensors = other.tensors
+    file, stranger = good("llama-2"), good(kind)
+    file.tensors = stranger.tensors
     refusal(file.write(tmp_path / "x.gguf"))
 
 
