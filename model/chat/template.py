@@ -21,15 +21,9 @@ from llamaspec.model.checkpoints.checkpoint import CheckpointError, os_errors, r
 from llamaspec.model.checkpoints.mapped import MappedFile
 from llamaspec.model.checkpoints.recognize import GGUF, leads_out
 from llamaspec.model.checkpoints.strict_json import short
+from llamaspec.model.tokenizers.markers import END_OF_TURN
 from llamaspec.model.tokenizers.tokenizer import Tokenizer, check_text
 from llamaspec.model.tokenizers.tokenizer_config import read_config, stated_tokens
-
-# The control tokens that end an answer, or the whole text. Of those that a model has, the first is its eos_token where
-# no file names one.
-END_OF_TURN = (
-    *("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|return|>", "<|call|>", "<|end|>"),
-    *("</s>", "<|end_of_text|>", "<|endoftext|>", "<|eom_id|>"),
-)
 
 LARGEST = 1 << 20  # bytes of a template; the longest known has 30 thousand
 MOST_NAMED = 100  # templates of one model

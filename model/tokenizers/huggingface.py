@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer, models
 
 from llamaspec.model.checkpoints.checkpoint import CheckpointError, refused
 from llamaspec.model.checkpoints.strict_json import short
+from llamaspec.model.tokenizers.huggingface_added import add_tokens_beside
 from llamaspec.model.tokenizers.huggingface_decoder import Spelling, read_decoder
 from llamaspec.model.tokenizers.huggingface_parts import (
     Part,
@@ -25,11 +26,15 @@ from llamaspec.model.tokenizers.huggingface_parts import (
     check_post_processor,
     places_of,
     steps,
+    with_byte_level_prefix,
+    with_prefix,
 )
 from llamaspec.model.tokenizers.limits import check_count, check_special
+from llamaspec.model.tokenizers.markers import MARKERS
 from llamaspec.model.tokenizers.tokenizer import check_text
-from llamaspec.model.tokenizers.tokenizer_config import stated_bos
+from llamaspec.model.tokenizers.tokenizer_config import prefix_scheme, stated_bos, stated_prefix
 
+EMPTY = {"type": "BPE", "vocab": {}, "merges": []}  # a model of no tokens
 MOST_BRACKETS = 700_000  # One list holds each merge: Llama 3 has 280,000 merges, Gemma 1 and 2 have 581,000.
 MOST_VALUES = 3_000_000  # Gemma 3 has 1.3 million values.
 MOST_NAMES = 1_000_000  # Gemma 3 has 307,000 names of values, which are tokens for the most part.
@@ -98,6 +103,9 @@ def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
     model.dropout = None
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    with library_errors(path, "not a usable tokenizer.json"):
+        add_tokens_beside(tokenizer, Path(path).parent, markers=MARKERS)
+        _set_prefix(tokenizer, Path(path).parent)
     normalizer, before, after = map(_state, (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.post_processor))
     check_growth(steps(normalizer), "normalizer", path)
     check_post_processor(after, path)
@@ -146,6 +154,8 @@ def library_errors(path: str, what: str) -> Iterator[None]:
         yield
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        if isinstance(error, CheckpointError):
             raise
         message = " ".join(str(error).split())[:200]
         raise refused(path, f"{what}: {message}") from None
@@ -229,10 +239,28 @@ def _state(component: Any) -> Part | None:
     return json.loads(state)
 
 
+def _set_prefix(tokenizer: Tokenizer, folder: Path) -> None:
+    """Let texts begin with a space or without one, if the tokenizer_config.json in `folder` says so."""
+    before, decoder = _state(tokenizer.pre_tokenizer), _state(tokenizer.decoder)
+    byte_level = any(part["type"] == "ByteLevel" for part in (*steps(before), *steps(decoder)))
+    prefix = stated_prefix(folder, byte_level=byte_level)
+    if prefix is None:
+        return
+    normalizer = _state(tokenizer.normalizer)
+    if byte_level:
+        before = with_byte_level_prefix(before, prefix=prefix)
+    else:
+        normalizer, before, decoder = with_prefix(normalizer, before, decoder, scheme=prefix_scheme(folder, prefix))
+    spec = {"normalizer": normalizer, "pre_tokenizer": before, "decoder": decoder, "model": EMPTY}
+    changed = Tokenizer.from_str(json.dumps({"version": "1.0", "added_tokens": [], **spec}))
+    tokenizer.normalizer = changed.normalizer  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.pre_tokenizer = changed.pre_tokenizer  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = changed.decoder  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def _variant(tokenizer: Tokenizer, normalizer: Part | None, before: Part | None, *, path: str) -> Tokenizer:
     """A tokenizer with another normalizer and pre-tokenizer, which shares the vocabulary instead of copying it."""
-    empty = {"type": "BPE", "vocab": {}, "merges": []}
-    spec = {"version": "1.0", "added_tokens": [], "normalizer": normalizer, "pre_tokenizer": before, "model": empty}
+    spec = {"version": "1.0", "added_tokens": [], "normalizer": normalizer, "pre_tokenizer": before, "model": EMPTY}
     with library_errors(path, "not a usable tokenizer.json"):
         variant = Tokenizer.from_str(json.dumps(spec))
         variant.model = tokenizer.model
