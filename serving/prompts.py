@@ -14,6 +14,7 @@ import msgspec
 
 from llamaspec.model.chat.channels import CHANNEL, MESSAGE, channels_of
 from llamaspec.model.chat.chat import LONGEST_TOKEN
+from llamaspec.model.chat.marked_text import MarkedText
 from llamaspec.model.chat.template import (
     OWN_VARIABLES,
     CannotRender,
@@ -23,7 +24,7 @@ from llamaspec.model.chat.template import (
     turn_stops,
 )
 from llamaspec.model.chat.template_process import Workers
-from llamaspec.model.tokenizers.tokenizer import Tokenizer, check_text, decode, encode_text
+from llamaspec.model.tokenizers.tokenizer import Tokenizer, check_text, check_texts, decode, encode_text
 from llamaspec.serving.openai import Message, Refusal, Tool, ToolCall
 from llamaspec.serving.tools import CallForm, form_of
 
@@ -122,12 +123,11 @@ class Prompts:
         self._check_options(options)
         calls = self._calls() if tools else None
         try:
-            offered = [self._disguise_all(msgspec.to_builtins(tool)) for tool in tools] or None
-            said = [self._disguised(message, f"messages[{i}]") for i, message in enumerate(messages)]
+            offered = [msgspec.to_builtins(tool) for tool in tools] or None
+            said = [self._as_read(message, f"messages[{i}]") for i, message in enumerate(messages)]
             if any(len(message.get("tool_calls", ())) > 1 for message in said) and not self._writes_two_calls(offered):
                 said = one_call_each(said)
-            chosen = {name: self._disguise_all(value) for name, value in options.items()}
-            text = self._rendered(said, tools=offered, **chosen)
+            text = self._rendered(said, tools=offered, **options)
         except RecursionError:
             raise Refusal("tools and calls: nested too deeply", param="tools" if tools else "messages") from None
         self._check_characters(text, "messages", check=False)
@@ -176,7 +176,7 @@ class Prompts:
                 message = f"{param}: this model's chat template reads no option {name[:64]}"
                 raise Refusal(message, param=param, code=UNSUPPORTED) from None
 
-    def _rendered(self, messages: Sequence[dict[str, Any]], **variables: Any) -> str:
+    def _rendered(self, messages: Sequence[dict[str, Any]], **variables: Any) -> MarkedText:
         if self.template is None:
             raise Refusal("this model has no chat template: use /v1/completions, or serve it with --template")
         try:
@@ -212,17 +212,17 @@ class Prompts:
                 self._two_calls[with_tools] = False
         return self._two_calls[with_tools]
 
-    def _disguised(self, message: Message, place: str) -> dict[str, Any]:
+    def _as_read(self, message: Message, place: str) -> dict[str, Any]:
+        """A message as templates read it."""
         role = "system" if message.role == "developer" else message.role
         content = message.content
         if content is None and role != "assistant":
             raise Refusal(f"{place}.content is missing", param=f"{place}.content", code="missing_required_parameter")
         text = content if isinstance(content, str) else "".join(part.text for part in content or ())
-        disguise = self._special.disguise_names if role == "assistant" else self._special.disguise
-        said: dict[str, Any] = {"role": role, "content": disguise(text)}
+        said: dict[str, Any] = {"role": role, "content": text}
         for name in ("name", "tool_call_id"):
             if (value := getattr(message, name)) is not None:
-                said[name] = self._special.disguise(value)
+                said[name] = value
         if message.tool_calls:
             if role != "assistant":
                 raise Refusal(f"{place}.tool_calls: an assistant alone calls tools", param=f"{place}.tool_calls")
@@ -235,7 +235,7 @@ class Prompts:
             if self._has_channels and message.tool_calls and text:
                 # gpt-oss's template writes what is said before a call as a thought, and refuses both.
                 thoughts, said["content"] = f"{thoughts}\n{text}", ""
-            said["reasoning_content"] = self._special.disguise_names(thoughts)
+            said["reasoning_content"] = thoughts
         return said
 
     def _called(self, call: ToolCall, place: str) -> dict[str, Any]:
@@ -249,17 +249,10 @@ class Prompts:
             raise Refusal(f"{param}: not a JSON object in a text", param=param)
         function = {"name": call.function.name, "arguments": arguments}
         try:
-            return self._disguise_all({"id": call.id, "type": "function", "function": function})
+            check_texts(arguments)
         except ValueError as error:  # An escape in the arguments can be half of a surrogate pair.
             raise Refusal(f"{param}: {error}", param=param) from None
-
-    def _disguise_all(self, value: Any) -> Any:
-        """Disguise every text of a JSON value, since templates write them wherever they want."""
-        if isinstance(value, str):
-            return self._special.disguise(value)
-        if isinstance(value, dict):
-            return {self._special.disguise(key): self._disguise_all(each) for key, each in value.items()}
-        return [self._disguise_all(each) for each in value] if isinstance(value, list) else value
+        return {"id": call.id, "type": "function", "function": function}
 
 
 def one_call_each(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
