@@ -12,6 +12,7 @@
 # make docs       the site, in build/site/html: open its index.html (needs no server, no network)
 # make bench-gpu          the suite `gpu` on an H200, and its summary in benchmarks/results/ (needs the extra gpu)
 # make bench-gpu-models, bench-gpu-kernels, bench-gpu-variants   the other suites of the GPU
+# make release    the wheel and the source distribution in dist/, tried in empty environments
 # make ci         lint, docs, test-all and gates, as .ci/run does
 
 BIN := .venv/bin
@@ -19,7 +20,7 @@ COMPLETE := .venv/.complete
 RESULTS := benchmarks/results
 
 .PHONY: setup python story xray test test-all test-browser lint test-jax011 test-gpu-compile test-gpu-compile-jax011
-.PHONY: gates ci bench-gpu bench-gpu-models bench-gpu-kernels bench-gpu-variants verify verify-long docs
+.PHONY: gates ci bench-gpu bench-gpu-models bench-gpu-kernels bench-gpu-variants verify verify-long docs release
 
 setup: $(COMPLETE)
 	@:  # without a recipe, make would print that there is nothing to do
@@ -45,7 +46,7 @@ xray: $(COMPLETE)
 # a file has compiled is compiled again where its tests are shared out.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-# Fewer examples of each property than `make test-all` draws, and not the tests that tests/slow.py names.
+# Fewer examples of each property than `make test-all` draws, and not the tests that are marked as slow.
 test: $(COMPLETE)
 	@HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-brief} $(PYTEST) -m "not slow" $(ARGS)
 
@@ -53,7 +54,7 @@ test-all: $(COMPLETE)
 	@$(PYTEST) $(ARGS)
 
 test-browser: docs
-	@$(PYTEST) --dist loadfile tests/test_xray_page.py tests/test_serving_page.py tests/test_site_page.py $(ARGS)
+	@$(PYTEST) --dist loadfile tests/learn/test_xray_page.py tests/serving/test_serving_page.py tests/learn/test_site_page.py $(ARGS)
 
 lint: $(COMPLETE)
 	@$(BIN)/ruff format --check .
@@ -68,7 +69,7 @@ test-jax011:
 # The plugin needs an environment of its own: beside it, the interpreter that runs kernels in tests aborts at random.
 test-gpu-compile test-gpu-compile-jax011: test-%:
 	@.ci/setup "$(PYTHON)" $*; case $$? in \
-	    0) .venv-$*/bin/python -m llamaspec.benchmarks.gpu_compile $(ARGS) ;; \
+	    0) .venv-$*/bin/python -m llamaspec.benchmarks.gates $(ARGS) ;; \
 	    75) echo "test-$*: skipped, since jax's CUDA plugin cannot be installed here" >&2 ;; \
 	    *) exit 1 ;; \
 	esac
@@ -111,4 +112,7 @@ verify: $(COMPLETE)
 
 # Hours: no false alarm in thousands of draws an op. A stopped run continues where it was.
 verify-long: $(COMPLETE)
-	@$(BIN)/python -m llamaspec.benchmarks.no_false_alarms numpy xla kernels $(ARGS)
+	@$(BIN)/python -m llamaspec.benchmarks.audits.no_false_alarms numpy xla kernels $(ARGS)
+
+release: $(COMPLETE)
+	@.ci/release

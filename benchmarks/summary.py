@@ -4,8 +4,8 @@
 
 A benchmark writes every figure to a raw file under benchmarks/results/raw/, which git ignores. This program writes the
 tables of such a file to benchmarks/results/NAME.md, with the device, the versions and the date. It refuses a summary of
-more than 300 lines, and a dry run. It reads the files of `llamaspec bench --json` (all suites), `benchmarks.peers`,
-`benchmarks.schemes`, `benchmarks.process_memory`, `benchmarks.gpu_compile --json` and `benchmarks.no_false_alarms`.
+more than 300 lines, and a dry run. It reads the files of `llamaspec bench --json` (all suites), of `gates --json`, and
+of `peers`, `schemes`, `process_memory` and `no_false_alarms` in audits/.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from llamaspec.benchmarks.report import RESULTS, Column, Row, table
+from llamaspec.benchmarks.common.report import RESULTS, Column, Row, table
 
 MOST_LINES = 300
 
@@ -60,17 +60,17 @@ def summary(report: Any, *, name: str) -> str:
         case [{"suite": _, "rows": _}, *_]:
             body = _models(report)
         case {"rates": _, "ratios": _}:
-            from llamaspec.benchmarks.peers import markdown
+            from llamaspec.benchmarks.audits.peers import markdown
 
             body = f"Measured on {report['date']}.\n\n{markdown(report)}"
         case {"decoding": _, "models": _}:
-            from llamaspec.benchmarks.schemes import markdown
+            from llamaspec.benchmarks.audits.schemes import markdown
 
             body = f"{machine(report['machine'])}\n\n{markdown(report)}"
         case {"kernels": _, "steps": _}:
             body = _compiled(report)
         case {"about": _, "rows": _}:
-            from llamaspec.benchmarks.process_memory import COLUMNS
+            from llamaspec.benchmarks.audits.process_memory import COLUMNS
 
             body = f"{machine(report['about'])}\n\n{table(COLUMNS, report['rows'])}"
         case [{"candidate": _, "outcome": _}, *_]:
@@ -94,7 +94,7 @@ def _date(report: Mapping[str, Any]) -> str:
 
 def _gpu(report: Mapping[str, Any]) -> str:
     """Render a suite of the GPU. Checks of kernels are counted by op, every other row stands by itself."""
-    from llamaspec.benchmarks.gpu.report import as_text
+    from llamaspec.benchmarks.suites.gpu.report import as_text
 
     sections = {name: rows for name, rows in report["sections"].items() if name != "right"}
     lines = [_date(report), "", as_text({**report, "sections": sections})]
@@ -122,14 +122,14 @@ def checked(rows: Iterable[Row]) -> list[Row]:
 
 
 def _models(reports: Sequence[Mapping[str, Any]]) -> str:
-    from llamaspec.benchmarks.model_report import as_text
+    from llamaspec.benchmarks.suites.model_report import as_text
 
     return "\n\n".join(f"{_date(report)}\n\n{as_text(report)}" for report in reports)
 
 
 def _compiled(report: Mapping[str, Any]) -> str:
-    from llamaspec.benchmarks.gpu_compile.report import STEP_COLUMNS
-    from llamaspec.benchmarks.gpu_compile.report import table as compile_table
+    from llamaspec.benchmarks.gates.report import STEP_COLUMNS
+    from llamaspec.benchmarks.gates.report import table as compile_table
 
     kernels: dict[str, Row] = {}
     for row in report["kernels"]:
@@ -144,7 +144,7 @@ def _compiled(report: Mapping[str, Any]) -> str:
 
 
 def _campaigns(rows: Sequence[Row]) -> str:
-    """Render the log of `benchmarks.no_false_alarms`: one table a group."""
+    """Render the log of `benchmarks.audits.no_false_alarms`: one table a group."""
     lines = []
     for group in dict.fromkeys(row["group"] for row in rows):
         of_group = [row for row in rows if row["group"] == group]

@@ -142,8 +142,8 @@ def bench(
             for path in (json_file, plot_file, tune_file)
         )
         if on_gpu:
-            from llamaspec.benchmarks.gpu import report as view
-            from llamaspec.benchmarks.gpu.suite import run_suite
+            from llamaspec.benchmarks.suites.gpu import report as view
+            from llamaspec.benchmarks.suites.gpu.suite import run_suite
 
             with progress_bar() as progress, handled_by(_interrupt):  # the report then has what was measured
                 batch = of["batch"] if suite == "models" else 1
@@ -153,8 +153,8 @@ def bench(
             of["model"] = of["model"] or default_model()
             with progress_bar():
                 prepare_jax()
-                from llamaspec.benchmarks import model_report as view
-                from llamaspec.benchmarks.model_suite import describe_suite, run_suite
+                from llamaspec.benchmarks.suites import model_report as view
+                from llamaspec.benchmarks.suites.model_suite import describe_suite, run_suite
                 from llamaspec.model.insight.machine import keep_read_rate
 
                 description = describe_suite(suite, **of)
@@ -163,7 +163,7 @@ def bench(
                 report = run_suite(suite, progress=progress, **of)
             if folder := cache_folder():
                 keep_read_rate(folder, report["ceilings"])
-        from llamaspec.benchmarks.report import write_report
+        from llamaspec.benchmarks.common.report import write_report
 
         if "interrupted" in report:  # what stands at FILE may be whole, and stays
             where = "above"
@@ -178,7 +178,7 @@ def bench(
         if plot_out:
             plot_out.write_text(view.as_svg(report))
         if tune_file and tune_out:
-            from llamaspec.benchmarks.gpu.report import tuned
+            from llamaspec.benchmarks.suites.gpu.report import tuned
 
             table = json.loads(Path(tune_file).read_text()) if Path(tune_file).exists() else {}
             write_report(tuned(table, report), tune_out)
@@ -201,8 +201,8 @@ def _several(suite: str, devices: int, json_file: str | None, **of: Any) -> None
     of["model"] = of["model"] or default_model()
     with new_file(json_file, replace=True) if json_file else nullcontext() as staged:
         prepare_jax()
-        from llamaspec.benchmarks.report import write_report
-        from llamaspec.benchmarks.several import as_text, measure_several
+        from llamaspec.benchmarks.common.report import write_report
+        from llamaspec.benchmarks.suites.multi_device import as_text, measure_several
         from llamaspec.model.insight.machine import keep_link
         from llamaspec.model.insight.plan import Link
 
@@ -224,12 +224,12 @@ def _serve(json_file: str | None, plot_file: str | None, of: dict[str, Any], *, 
     from llamaspec.model.checkpoints.staging import new_file
 
     try:
-        from llamaspec.benchmarks import serve_suite
+        from llamaspec.benchmarks.suites import serve_suite
     except ModuleNotFoundError as error:
         if error.name != "aiohttp":
             raise
         raise click.ClickException("aiohttp is missing: pip install 'llamaspec[serve]'") from None
-    from llamaspec.benchmarks.report import write_report
+    from llamaspec.benchmarks.common.report import write_report
 
     with ExitStack() as files:
         staged = [

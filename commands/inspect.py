@@ -145,7 +145,7 @@ def _plan(
 ):  # fmt: skip
     if shape and model:
         raise click.UsageError("give either MODEL or --shape NAME")
-    from llamaspec.benchmarks.model_suite import planned
+    from llamaspec.benchmarks.suites.model_suite import planned
     from llamaspec.model.insight.plan import as_text
 
     chosen |= {"shape": shape, "device": device, "context": context, "batch": batch, "measured": cache_folder()}

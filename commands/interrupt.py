@@ -115,7 +115,7 @@ def remove_what_is_unfinished() -> None:
     _known("llamaspec.model.checkpoints.staging", "remove_unfinished")()
     for process in _known("multiprocessing", "active_children")():
         process.terminate()  # not `kill`: a process of `verify` has a candidate to end, which may hang
-    _known("llamaspec.verify.process", "kill_all")()
+    _known("llamaspec.verify.candidates.process", "kill_all")()
 
 
 def _known(module: str, name: str) -> Callable[[], Any]:

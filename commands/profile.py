@@ -39,8 +39,8 @@ def profile(model: str | None, trace_file: str | None, as_json: bool, **of: Any)
 
     with new_file(trace_file, replace=True) if trace_file else nullcontext() as staged:
         prepare_jax()
-        from llamaspec.benchmarks.model_profile import as_text
-        from llamaspec.benchmarks.model_suite import profile_model
+        from llamaspec.benchmarks.suites.model_profile import as_text
+        from llamaspec.benchmarks.suites.model_suite import profile_model
         from llamaspec.model.insight.profile import save
 
         with progress_bar() as progress:

@@ -53,7 +53,7 @@ def trace(
 
     prepare_jax()
     from llamaspec.model.candidates.walking import chosen_ops, walkable
-    from llamaspec.verify.precision import precision
+    from llamaspec.verify.bounds.precision import precision
 
     with progress_bar() as progress:
         walker = walkable(checkpoint, chosen_ops(kernels), dtype=precision(dtype).dtype, rows=len(tokens))

@@ -156,7 +156,7 @@ def _store_in_the_cache() -> None:
 
 def _list_contracts(contracts: list[Contract], mutants: Mapping[str, list[str]], *, in_full: bool, as_json: bool):
     """Print contracts, or without `in_full` their names by group; as JSON always all of them."""
-    from llamaspec.verify import listing
+    from llamaspec.verify.reports import listing
 
     if as_json:
         write_json([listing.as_json(contract, mutants.get(contract.name, [])) for contract in contracts])
@@ -176,7 +176,7 @@ def _list_contracts(contracts: list[Contract], mutants: Mapping[str, list[str]],
 def _verify_mutants(
     pairs: list[tuple[Contract, Implementation]], heed: Callable[[], None], *, seed: int, as_json: bool
 ):
-    from llamaspec.verify.mutation import row, table, trials
+    from llamaspec.verify.judging.mutation import row, table, trials
 
     if not pairs:
         raise ValueError("there are no mutants: llamaspec.verify.mutant.implementation makes some")
@@ -224,7 +224,7 @@ def _verify(
 ):
     from llamaspec.commands.verify_page import page
     from llamaspec.verify.campaign import again, run, run_side_by_side
-    from llamaspec.verify.report import as_annotations, as_json, as_junit
+    from llamaspec.verify.reports.report import as_annotations, as_json, as_junit
 
     candidate, replay, as_json_text = options["candidate"], options["replay"], options["as_json"]
     campaign = _campaign(options, contracts)
@@ -297,7 +297,7 @@ def _at_once(jobs: list[Job]) -> int:
 def _campaign(options: dict[str, Any], contracts: Mapping[str, Contract]) -> Campaign:
     from llamaspec.verify.campaign import Campaign
     from llamaspec.verify.catalogue import CONTRACTS
-    from llamaspec.verify.domain import choices
+    from llamaspec.verify.draws.domain import choices
     from llamaspec.verify.loose import dtype_of, dtypes_for
 
     names = (

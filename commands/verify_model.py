@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from llamaspec.model.checkpoints.checkpoint import Checkpoint
     from llamaspec.model.ops.table import Ops
     from llamaspec.verify.campaign import Campaign
-    from llamaspec.verify.runner import Report
-    from llamaspec.verify.walk import Step
+    from llamaspec.verify.judging.runner import Report
+    from llamaspec.verify.judging.walk import Step
 
 
 def verify_model(
@@ -28,8 +28,8 @@ def verify_model(
     """Hold each op of a model to its definition, on a prompt of random tokens and two more after it."""
     from llamaspec.model.candidates.walking import chosen_ops
     from llamaspec.model.checkpoints.open import open_checkpoint
-    from llamaspec.verify.report import counterexample
-    from llamaspec.verify.walk import table
+    from llamaspec.verify.judging.walk import table
+    from llamaspec.verify.reports.report import counterexample
 
     checkpoint = open_checkpoint(model)
     click.echo(f"seed {seed}", err=True)
@@ -52,8 +52,8 @@ def walk_random_models(campaign: Campaign) -> Iterator[tuple[Report, list[str]]]
     prepare_jax()
     from llamaspec.model.candidates.walking import random_checkpoint, tables
     from llamaspec.model.tensors import tensor_shapes
-    from llamaspec.verify.report import counterexample
-    from llamaspec.verify.walk import BEYOND, CONFIGS, KERNELS, weights
+    from llamaspec.verify.judging.walk import BEYOND, CONFIGS, KERNELS, weights
+    from llamaspec.verify.reports.report import counterexample
 
     models = [(config, name, kernels) for name, config in (CONFIGS | BEYOND).items() for kernels in ("xla", "cpu")]
     for config, name, kernels in [*models, (KERNELS, "heads of 64", "our")]:
@@ -72,8 +72,8 @@ def _walk(
 ) -> tuple[list[Step], Report]:  # fmt: skip
     prepare_jax()
     from llamaspec.model.candidates.walking import walkable
-    from llamaspec.verify.precision import precision
-    from llamaspec.verify.walk import prompt, walk_through
+    from llamaspec.verify.bounds.precision import precision
+    from llamaspec.verify.judging.walk import prompt, walk_through
 
     config = checkpoint.config
     rows = sum(map(len, prompt(config, seed=seed)))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from llamaspec.verify.contract import Contract
-    from llamaspec.verify.judge import Point
-    from llamaspec.verify.runner import Report
+    from llamaspec.verify.judging.judge import Point
+    from llamaspec.verify.judging.runner import Report
 
 LEAST = 1e-6  # share of its bound from which on an error is drawn
 STYLE = """
@@ -57,8 +57,8 @@ def _summary(reports: Sequence[Report]) -> str:
 
 def _plots(report: Report) -> Iterator[str]:
     """Error and bound over magnitude; the share of the bound over size, over position and for each kind of array."""
-    from llamaspec.benchmarks import svg
-    from llamaspec.verify.draw import KINDS
+    from llamaspec.benchmarks.common import svg
+    from llamaspec.verify.draws.draw import KINDS
 
     points = [*report.points, *(report.worst.points if report.outcome == "violated" else ())]
     shown = [point for point in points if LEAST * point.bound <= point.error < inf and point.error > 0 < point.bound]
@@ -99,7 +99,7 @@ def _shares(points: Sequence[Point], numbers: Sequence[int]) -> dict[str, list[t
 
 def _drawn(report: Report, contract: Contract | None) -> Iterator[str]:
     """The draw of the counterexample, or the one nearest to its bound, with what each name stands for."""
-    from llamaspec.verify.report import legend, short
+    from llamaspec.verify.reports.report import legend, short
 
     examination = report.worst if report.worst.finding else report.nearest
     if contract is None or not examination.draw:

@@ -4,8 +4,8 @@
     for visit in tracing.visits:
         print(visit.layer, visit.op, visit.seconds)
 
-`model` is `model.candidates.walking.walkable`'s. The numbers are those of `verify.walk`: each op is given what the op
-before it gave, so an error is shown where it arises.
+`model.candidates.walking.walkable` makes `model`. The numbers come from `verify.judging.walk`, which gives each op the
+result of the op before it, so an error is shown where it arises.
 """
 
 import inspect
@@ -31,8 +31,8 @@ from llamaspec.reference.qk_norm import head_qk_norm, qk_norm
 from llamaspec.reference.rmsnorm import rmsnorm
 from llamaspec.reference.rope import rope_halves
 from llamaspec.reference.softmax import softmax
-from llamaspec.verify.precision import U, precision
-from llamaspec.verify.walk import TRACED, Result, ratios, results
+from llamaspec.verify.bounds.precision import U, precision
+from llamaspec.verify.judging.walk import TRACED, Result, ratios, results
 
 TIMED = 3  # calls of an op after the first; the shortest counts
 LIKELIEST = 5  # tokens that a layer's guess names

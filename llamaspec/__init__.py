@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from llamaspec.model.options import SamplingOptions
     from llamaspec.verify.pytest import contract
 
+__version__ = "0.1.0"
 __all__ = ["Chat", "Llama", "SamplingOptions", "contract", "load"]
 
 HOMES = {

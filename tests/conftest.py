@@ -6,18 +6,16 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import jaxtyping
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.browser import started_browser
-from tests.slow import SLOW, First
-from tests.strategies import EXAMPLES
+from tests.support.browser import started_browser
+from tests.support.strategies import EXAMPLES
 
 # JAX reads this when it is imported. A test of the GPU sets it itself.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -59,6 +57,9 @@ NEEDS_DATA = "needs outside data: set LLAMASPEC_DATA"
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes long and rarely finds anything; `make test-all` runs it")
+    config.addinivalue_line(
+        "markers", "sampled(count, first=False): all cases are slow except `count`, spread evenly or the first ones"
+    )
     if config.getoption("dist", "no") == "no":  # this process collects and runs tests
         # While jaxtyping's hook runs a module of ours, Python finds no bytecode of what that module imports, and
         # compiles it. So we import the largest packages of others before any of ours.
@@ -68,9 +69,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item, slow in zip(items, is_slow(items, SLOW), strict=True):
-        if slow:
+    """Mark as slow what `sampled` leaves out. Comments at these marks give seconds of processor time."""
+    names = [item.nodeid.partition("[")[0] for item in items]
+    totals, places = Counter(names), Counter()
+    for item, name in zip(items, names, strict=True):
+        sampled = item.get_closest_marker("sampled")
+        if sampled and not is_sampled(places[name], totals[name], *sampled.args, **sampled.kwargs):
             item.add_marker(pytest.mark.slow)
+        places[name] += 1
 
 
 def pytest_collection_finish() -> None:
@@ -78,21 +84,15 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def is_slow(items: Sequence[Any], slow: Mapping[str, int]) -> list[bool]:
-    """Tell which tests are slow: `slow` has, by test, case or file, the number of cases of a test that are not.
+def is_sampled(place: int, total: int, count: int, *, first: bool = False) -> bool:
+    """Tell whether the case at `place` is one of the `count` that stay in `make test`.
 
-    These are spread evenly over all cases, unless the number says that they are the first.
+    >>> [is_sampled(place, 4, 2) for place in range(4)]
+    [True, False, True, False]
+    >>> [is_sampled(place, 4, 2, first=True) for place in range(4)]
+    [True, True, False, False]
     """
-    names = [item.nodeid.partition("[")[0] for item in items]
-    cases, seen = Counter(names), Counter()
-    judged = []
-    for item, name in zip(items, names, strict=True):
-        keys = [key for key in (item.nodeid, name, name.partition("::")[0]) if key in slow]
-        kept = slow[keys[0]] if keys else cases[name]
-        place = seen[name] if isinstance(kept, First) else seen[name] * kept % cases[name]
-        judged.append(place >= kept)
-        seen[name] += 1
-    return judged
+    return (place if first else place * count % total) < count
 
 
 @pytest.fixture(scope="session", autouse=True)

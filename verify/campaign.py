@@ -14,20 +14,20 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol, runtime_checkable
 
-from llamaspec.verify import replay as replays
-from llamaspec.verify.candidate import NoVerdict, Worker, check_seconds
+from llamaspec.verify.bounds.precision import precision
+from llamaspec.verify.candidates.candidate import NoVerdict, Worker, check_seconds
+from llamaspec.verify.candidates.process import ENDING
 from llamaspec.verify.catalogue import CONTRACTS, contract_for
 from llamaspec.verify.contract import Contract
-from llamaspec.verify.domain import narrowed
-from llamaspec.verify.drawing import uniform
-from llamaspec.verify.examination import Examination, examine, takes
+from llamaspec.verify.draws.domain import narrowed
+from llamaspec.verify.draws.drawing import uniform
+from llamaspec.verify.judging.examination import Examination, examine, takes
+from llamaspec.verify.judging.runner import Progress, Report, unseen, verify
+from llamaspec.verify.judging.timing import ROUNDS, timed
 from llamaspec.verify.loose import dtypes_for, loosened
-from llamaspec.verify.precision import precision
-from llamaspec.verify.process import ENDING
-from llamaspec.verify.replay import Replay
-from llamaspec.verify.report import counterexample
-from llamaspec.verify.runner import Progress, Report, unseen, verify
-from llamaspec.verify.timing import ROUNDS, timed
+from llamaspec.verify.reports import replay as replays
+from llamaspec.verify.reports.replay import Replay
+from llamaspec.verify.reports.report import counterexample
 
 SHAPES = 64  # different shapes at most for jax, which compiles for each
 OTHERS = 16  # draws that a dtype is tried with, where all calls have raised

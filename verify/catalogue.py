@@ -13,9 +13,9 @@ from typing import Any
 
 import llamaspec.verify.contracts
 import llamaspec.verify.mutants
+from llamaspec.verify.candidates.worker import load_file
 from llamaspec.verify.contract import Contract
 from llamaspec.verify.mutant import Implementation
-from llamaspec.verify.worker import load_file
 
 
 def _held[Kind](module: Any, kind: type[Kind]) -> Iterator[Kind]:

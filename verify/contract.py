@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 from jaxtyping import Bool, Float, Shaped
 
-from llamaspec.verify.precision import Precision
+from llamaspec.verify.bounds.precision import Precision
 
 Arguments = dict[str, Any]  # by name, in the order of the definition's signature
 
@@ -53,6 +53,18 @@ class Law(NamedTuple):
     sets: tuple[str, ...] = ()  # draws that it replaces by values of its own: left out where one of them is narrowed
 
 
+def alone(what: str, *names: str) -> Law:
+    """A law of ops that work entry by entry on the first axis of arguments `names`. It compares the first output."""
+
+    def check(trial: Trial) -> Claim:
+        last = len(trial.arguments[names[0]]) - 1
+        one = slice(last, last + 1)
+        again = trial.again(**{name: trial.arguments[name][one] for name in names})
+        return Claim(again[0], trial.outputs[0][one], 2 * trial.bounds[0][one])
+
+    return Law(f"{what} alone gives what it gives among others", check)
+
+
 @dataclass(frozen=True)
 class Large:
     """Sizes beyond a tile, one dimension at a time: a kernel may be right within its tiles and wrong beyond one."""
@@ -60,7 +72,7 @@ class Large:
     sizes: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # by the draw that becomes large
     beside: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # narrowings of the other draws meanwhile
     closer: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)  # further ones, while that draw is
-    ends: Mapping[str, str] = field(default_factory=dict)  # why a dimension ends before `verify.reach.FAR`
+    ends: Mapping[str, str] = field(default_factory=dict)  # why a dimension ends before `verify.draws.reach.FAR`
 
     def narrowings(self, only: Mapping[str, Sequence[Any]], *, most: int) -> list[dict[str, Sequence[Any]]]:
         """List up to `most` narrowings of draws, the smallest sizes first, without the draws that `only` narrows.

@@ -25,12 +25,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-from llamaspec.verify.carried import FLOAT32, Carried, Rounding
+from llamaspec.verify.bounds.carried import FLOAT32, Carried, Rounding
+from llamaspec.verify.bounds.precision import TINY, Precision
 from llamaspec.verify.contract import Arguments, Contract, Expected, Large, Law, as_float64, beyond
-from llamaspec.verify.domain import domain as domain_of
-from llamaspec.verify.draw import integers, seeds, sizes, values
-from llamaspec.verify.precision import TINY, Precision
-from llamaspec.verify.reach import FAR
+from llamaspec.verify.draws.domain import domain as domain_of
+from llamaspec.verify.draws.draw import integers, seeds, sizes, values
+from llamaspec.verify.draws.reach import FAR
 
 __all__ = ["Whole", "declare", "derived", "sizes", "values"]
 
@@ -49,7 +49,7 @@ def derived(definition: Callable[..., Any], *, rounding: Rounding = FLOAT32):
     """Make `expect` of a contract: call `definition` with arrays that carry their errors.
 
     A narrower `rounding` is that of every operation; inputs are of its dtype. Raises TypeError, when it is called, for
-    operations that `verify.carried` does not cover.
+    operations that `verify.bounds.carried` does not cover.
     """
 
     def expect(*positional: Any, **named: Any) -> Expected | tuple[Expected, ...]:
@@ -91,10 +91,9 @@ def declare(
 
     `arrays` names the shape of each array argument by its `sizes`; a `Whole` one holds ids. `options` are the other
     arguments. `draws` replaces what an array is drawn from, which is `values(-4, 4)`. `expect`, called as the
-    definition is, returns exact values and their bounds; without it they are derived (`verify.carried` says for what
-    code). `large` gives sizes beyond a tile, one at a time. Raises ValueError for an argument that is not described,
-    and for a size that no array has.
-    """
+    definition is, returns exact values and their bounds; without it they are derived (`verify.bounds.carried` says from
+    which code). `large` gives sizes beyond a tile, one at a time. Raises ValueError for an argument that is not
+    described, and for a size that no array has."""
     options, draws = dict(options or {}), dict(draws or {})
     parameters = inspect.signature(definition).parameters
     if missing := [name for name in parameters if name not in arrays and name not in options]:

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from llamaspec.verify.bounds.precision import PRECISIONS
 from llamaspec.verify.campaign import Campaign, Job
-from llamaspec.verify.candidate import NoVerdict, Outputs
+from llamaspec.verify.candidates.candidate import NoVerdict, Outputs
 from llamaspec.verify.contract import Claim, Contract, Law, Trial
-from llamaspec.verify.domain import domain
-from llamaspec.verify.drawing import each
-from llamaspec.verify.precision import PRECISIONS
-from llamaspec.verify.runner import verify
+from llamaspec.verify.draws.domain import domain
+from llamaspec.verify.draws.drawing import each
+from llamaspec.verify.judging.runner import verify
 
 TRIED = 12  # draws that `Model` is held to
 CONVENTIONS = {"hidden": "none", "mask": "none", "padding": 0.0}
@@ -29,7 +29,7 @@ class Way:
     """A way to call a problem's class as an op."""
 
     op: str
-    call: str  # of `verify.kernelbench_calls`
+    call: str  # of `verify.candidates.kernelbench_calls`
     ranks: tuple[int, ...]  # of the problem's inputs
     only: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     ignores: frozenset[str] = frozenset()  # arguments that the problem does not take

@@ -1,8 +1,8 @@
 """Weaker contracts, for a kernel that claims less: every intermediate result is rounded to a narrower dtype.
 
 The bound is derived as that of a declared contract is, by calling the definition with arrays that carry their errors
-(`verify.carried`), each operation with the roundings of that dtype: a plain exp(x) / sum(exp(x)) in bfloat16 is held
-to what bfloat16 allows, and no further.
+(`verify.bounds.carried`), each operation with the roundings of that dtype: a plain exp(x) / sum(exp(x)) in bfloat16 may
+be as far off as bfloat16 allows, and no further.
 """
 
 import itertools
@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from llamaspec.verify.carried import Rounding
+from llamaspec.verify.bounds.carried import Rounding
+from llamaspec.verify.bounds.precision import PRECISIONS
 from llamaspec.verify.contract import Claim, Contract, Law, Trial
 from llamaspec.verify.declare import derived
-from llamaspec.verify.drawing import each
-from llamaspec.verify.precision import PRECISIONS
+from llamaspec.verify.draws.drawing import each
 
 TRIED = 8  # draws that show whether a definition is covered
 NARROW = tuple(name for name, one in PRECISIONS.items() if one.unit)
@@ -49,7 +49,7 @@ def dtypes_for(dtype: str, asked: Sequence[str]) -> tuple[str, ...]:
 def loosened(contract: Contract, dtype: str) -> Contract:
     """`contract` for a candidate that takes arrays of `dtype` and rounds every intermediate to it.
 
-    Raises ValueError for an op whose definition `verify.carried` does not cover.
+    Raises ValueError for an op whose definition `verify.bounds.carried` does not cover.
     """
     rounding = Rounding.of(PRECISIONS[dtype])
     expect = derived(contract.definition, rounding=rounding)

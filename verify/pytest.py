@@ -26,15 +26,15 @@ from typing import Any
 import hypothesis
 import numpy as np
 
-from llamaspec.verify.candidate import Direct, check_seconds
+from llamaspec.verify.bounds.precision import precision
+from llamaspec.verify.candidates.candidate import Direct, check_seconds
+from llamaspec.verify.candidates.guard import Guarded, snapshot
 from llamaspec.verify.catalogue import CONTRACTS, contract_for, in_file
 from llamaspec.verify.contract import Contract
-from llamaspec.verify.domain import narrowed
-from llamaspec.verify.guard import Guarded, snapshot
+from llamaspec.verify.draws.domain import narrowed
+from llamaspec.verify.judging.runner import verify
 from llamaspec.verify.loose import dtype_of, dtypes_for, loosened
-from llamaspec.verify.precision import precision
-from llamaspec.verify.report import counterexample
-from llamaspec.verify.runner import verify
+from llamaspec.verify.reports.report import counterexample
 
 
 def contract(

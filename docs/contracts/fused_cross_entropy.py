@@ -6,12 +6,11 @@ bound cannot be derived step by step. `projected` bounds the logits, and `softma
 
 import numpy as np
 
-from llamaspec.verify.contract import Expected, as_float64
+from llamaspec.verify.bounds.precision import TINY, U
+from llamaspec.verify.bounds.running_error import ELEMENTARY, exactly, gamma, projected, softmaxed
+from llamaspec.verify.contract import Expected, alone, as_float64
 from llamaspec.verify.declare import Whole, declare, sizes, values
-from llamaspec.verify.laws import alone
 from llamaspec.verify.mutant import f32, implementation, spans
-from llamaspec.verify.precision import TINY, U
-from llamaspec.verify.running_error import ELEMENTARY, exactly, gamma, projected, softmaxed
 
 BLOCK = 16
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from llamaspec.verify.contract import alone
 from llamaspec.verify.declare import declare, sizes, values
-from llamaspec.verify.laws import alone
 from llamaspec.verify.mutant import f32, implementation
 
 

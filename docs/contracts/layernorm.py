@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from llamaspec.verify.contract import Claim, Law, Trial, as_float64
+from llamaspec.verify.contract import Claim, Law, Trial, alone, as_float64
 from llamaspec.verify.declare import declare, sizes, values
-from llamaspec.verify.laws import alone
 from llamaspec.verify.mutant import f32, implementation
 
 

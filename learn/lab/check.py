@@ -8,8 +8,8 @@ from typing import NamedTuple
 from llamaspec.learn.lab.exercise import Broken, Exercise
 from llamaspec.learn.lab.folder import KERNEL, function_of, kernel, only
 from llamaspec.verify.campaign import Campaign, Job, Stage, run
-from llamaspec.verify.runner import unseen
-from llamaspec.verify.worker import load_file
+from llamaspec.verify.candidates.worker import load_file
+from llamaspec.verify.judging.runner import unseen
 
 EXAMPLES, SECONDS = 1000, 60.0
 SEEN_BY = {  # who saw a fault, by the kind of the finding

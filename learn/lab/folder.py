@@ -12,7 +12,7 @@ from llamaspec.learn.lab.own import exercises as own_exercises
 from llamaspec.model.checkpoints.staging import new_directory
 from llamaspec.verify import mutant
 from llamaspec.verify.catalogue import CONTRACTS
-from llamaspec.verify.listing import describe
+from llamaspec.verify.reports.listing import describe
 
 KERNEL, TEST, README = "kernel.py", "test_kernel.py", "README.md"
 ALL: dict[int, Exercise] = {exercise.number: exercise for exercise in (*EXERCISES, *own_exercises(len(EXERCISES) + 1))}

@@ -182,7 +182,7 @@ class Speeds(NamedTuple):
 
 
 def speeds(summary: str) -> Speeds:
-    """Read the summary of `benchmarks.schemes`. A scheme that runs as another does has the speed of that.
+    """Read the summary of `benchmarks.audits.schemes`. A scheme that runs as another does has the speed of that.
 
     >>> speeds("Measured on today: cpu.\\n| q4 | 4.5 | 2.2 |\\n| awq | 4.5 | as q4 |\\nDecoding: Q6_K 1.8.").relative
     {'q4': '2.2', 'awq': '2.2', 'Q6_K': '1.8'}

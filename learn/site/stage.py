@@ -33,7 +33,7 @@ The built-in model reads a text: every token, block and op, with its equation, i
 [Open the page](xray/index.html)
 """
 SECTIONS = {  # the other pages; those of reference/ stand after the first of "Read"
-    "Start": ["docs/first-steps.ipynb", "docs/models.md", "docs/starting.md"],
+    "Start": ["docs/README.md", "docs/first-steps.ipynb", "docs/models.md", "docs/starting.md"],
     "Read": ["docs/reading.md", "docs/positions.md", "docs/gallery.md", "docs/others.md"],
     "Verify": [
         *("docs/verify-your-kernel.md", "docs/verify-triton.md", "docs/contracts.md", "docs/mutants.md"),

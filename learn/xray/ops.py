@@ -17,7 +17,7 @@ from llamaspec.reference.rmsnorm import rmsnorm
 from llamaspec.reference.rope import frequencies, rope_halves
 from llamaspec.reference.softmax import softmax
 from llamaspec.reference.swiglu import swiglu
-from llamaspec.verify.walk import Result, ratios
+from llamaspec.verify.judging.walk import Result, ratios
 
 Axes = tuple[str, ...]
 GIVEN: dict[str, tuple[str, Axes]] = {

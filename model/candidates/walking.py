@@ -1,10 +1,10 @@
-"""A model as `verify.walk` walks through it: its ops, compiled, with the weights and caches that they take.
+"""A model as `verify.judging.walk` walks through it: its ops, compiled, with the weights and caches that they take.
 
     checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
     model = walkable(checkpoint, XLA, dtype=np.dtype("float32"), rows=26)
     steps, report = walk_through(model, config=config, dtype="float32", seed=0)
 
-`weights` and `walk_through` come from `verify.walk`, which this package does not import.
+`weights` and `walk_through` come from `verify.judging.walk`, which this package does not import.
 """
 
 import inspect

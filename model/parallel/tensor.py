@@ -8,9 +8,9 @@ Inside `jax.shard_map`, with the configuration `share` makes and with weights th
     project_add, down_add, moe_add        a partial sum, added over devices; then bias and residual; then one rounding
     norm_logits                           a device's part of the vocabulary, gathered
 
-Partial sums leave a device in float32 and are added in float32, so the bounds of `verify.running_error` hold as they
-are: a bound of a product allows any order of its sum, and a sum over devices is one order. An expert's bias is weighted
-and added after the sum, which rounds it no more often than adding it before its expert is weighted.
+Partial sums leave a device in float32 and are added in float32, so the bounds of `verify.bounds.running_error` hold
+unchanged: a bound of a product allows any order of its sum, and a sum over devices is one order. An expert's bias is
+weighted and added after the sum, which rounds it no more often than adding it before its expert is weighted.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A model on several devices as `verify.walk` walks through it: each op is a program for all devices.
+"""A model on several devices as `verify.judging.walk` walks through it: each op is a program for all devices.
 
 The walk gives the ops whole arrays and reads whole results, so it judges devices together as it judges one. Keys and
 values of a kv head that several devices hold are read from the first of them.

@@ -16,8 +16,8 @@ from llamaspec.model.weights.params import Params, weight_bytes
 from llamaspec.reference.config import Config
 
 # On a CPU a process holds the interpreter and JAX, and the compiler's memory while both programs are compiled. Some of
-# that is never given back. `python -m llamaspec.benchmarks.process_memory` measures them, for models of 2, 8 and 24
-# layers; these numbers are within 50 MB of benchmarks/results/process-memory.md (jax 0.12.0.1, Linux).
+# that is never given back. `python -m llamaspec.benchmarks.audits.process_memory` measures them, for models of 2, 8 and
+# 24 layers; these numbers are within 50 MB of benchmarks/results/process-memory.md (jax 0.12.0.1, Linux).
 PROCESS = 180_000_000
 COMPILING = (280_000_000, 4_000_000)  # for a model, and for each of its layers
 PROGRAMS = (100_000_000, 4_000_000)

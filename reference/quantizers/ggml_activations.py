@@ -18,9 +18,9 @@ The minimum m of a block of Q4_1 or Q5_1 is multiplied by what q8_1 keeps of the
 That is up to 2^-10 of it from what the numbers x^ add up to, so q8_1 has a number more for each block, after all x^:
 what m is to be multiplied by besides.
 
-From the same float32 numbers these are llama.cpp's codes (tests/test_libggml.py: each product of each type). Its
-numbers are not the same as exact ones, by the noise of float32 sums in an order that is the processor's: some 10^-5
-of a step of q8_0: of 100,000 numbers one or two are across a tie from ours, and what follows differs by some 10^-3.
+From the same float32 numbers these are llama.cpp's codes (test_libggml.py: each product of each type). Its numbers
+are not the same as exact ones, by the noise of float32 sums in an order that is the processor's: some 10^-5 of a step
+of q8_0: of 100,000 numbers one or two are across a tie from ours, and what follows differs by some 10^-3.
 
 Guaranteed: |x - x^| <= (1/2 + 2^-4) d + 2^-18 for q8_0, and (1/2 + 2^-15) |d| for q8_k. A code is half a step off. In
 q8_0, float16 changes d by 2^-11 d, or by 2^-25 if it is denormal there, which a code multiplies by up to 127. In q8_k,

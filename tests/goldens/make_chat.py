@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 from tests.goldens import chat_templates
-from tests.tiny_tokenizers import chatml
+from tests.support.tiny_tokenizers import chatml
 
 COMMAND = "python -m tests.goldens.make_chat"
 

@@ -47,8 +47,8 @@ DISTINCT = 16  # superblocks of 256 weights
 
 
 def model(name: str, data: Path | None = None) -> Any:
-    """Make a model in float32 by `tests.gguf_files`; stories260K comes from the folder of outside data."""
-    from tests import families, gguf_files
+    """Make a model in float32 by `tests.support.gguf_files`; stories260K comes from the folder of outside data."""
+    from tests.support import families, gguf_files
 
     if name == "stories260K":
         assert data
@@ -64,7 +64,7 @@ def model(name: str, data: Path | None = None) -> Any:
 
 def reader() -> Any:
     """Make the model that reads a text, with its tokenizer."""
-    from tests import families, gguf_files, tiny_tokenizers
+    from tests.support import families, gguf_files, tiny_tokenizers
 
     spec = json.loads(tiny_tokenizers.chatml())
     config = {**make_gguf.CONFIG, "vocab_size": len(spec["model"]["vocab"]) + len(spec["added_tokens"])}
@@ -82,7 +82,7 @@ def superblocks() -> np.ndarray:
 
 def choices() -> dict[str, np.ndarray]:
     """Draw which superblocks each matrix consists of, [rows, superblocks]."""
-    from tests import families
+    from tests.support import families
 
     random = np.random.RandomState(3)
     shapes = {name: shape for name, shape in families.tensor_shapes(make_gguf.CONFIG).items() if len(shape) == 2}
@@ -90,9 +90,9 @@ def choices() -> dict[str, np.ndarray]:
 
 
 def padded_story(data: Path) -> Any:
-    from llamaspec.benchmarks.scheme_forms import padded
+    from llamaspec.benchmarks.audits.scheme_forms import padded
     from llamaspec.model.checkpoints.open import open_checkpoint
-    from tests import gguf_files
+    from tests.support import gguf_files
 
     checkpoint = padded(open_checkpoint(data / "stories260K" / "stories260K.bin"), 32)
     c, tensors = checkpoint.config, {name: tensor.read() for name, tensor in checkpoint.tensors.items()}
@@ -107,7 +107,7 @@ def padded_story(data: Path) -> Any:
 def quantized(file: Any, type: str, codes: np.ndarray | None = None) -> tuple[Any, str]:
     """Convert all matrices of a file to `type`, and hash them. `codes` are those of `superblocks`."""
     from llamaspec.reference.quantizers import ggml
-    from tests import gguf_files
+    from tests.support import gguf_files
 
     def encoded(w: np.ndarray) -> bytes:
         if codes is not None:

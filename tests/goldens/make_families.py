@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.families import write_safetensors
+from tests.support.families import write_safetensors
 
 FOLDER = Path(__file__).parent / "families"
 SEQ = 24

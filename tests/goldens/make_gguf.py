@@ -51,7 +51,7 @@ def write_model(path: Path, type: str) -> None:
     from llamaspec.model.checkpoints.gguf.write import write_gguf
     from llamaspec.model.tokenizers.gguf_writer import vocabulary_keys
     from llamaspec.reference.quantizers import ggml
-    from tests import families, gguf_files
+    from tests.support import families, gguf_files
 
     folder = path.with_suffix(".hf")
     if type in WRITTEN:
@@ -78,8 +78,8 @@ def write_tokenizer(path: Path, kind: str) -> None:
     from llamaspec.model.checkpoints.gguf.write import write_gguf
     from llamaspec.model.tokenizers.gguf_writer import vocabulary_keys
     from llamaspec.model.tokenizers.load import load_tokenizer
-    from tests import tiny_tokenizers
-    from tests.random_models import SMALL, random_checkpoint
+    from tests.support import tiny_tokenizers
+    from tests.support.random_models import SMALL, random_checkpoint
 
     beside = path.with_suffix(".tokenizer")
     made = {
@@ -126,7 +126,11 @@ PRODUCTS = {
     "attn_output": ("kqv_out", "attn_out"), "ffn_gate": ("ffn_norm", "ffn_gate"), "ffn_up": ("ffn_norm", "ffn_up"),
     "ffn_down": ("ffn_swiglu", "ffn_out"), "output": ("result_norm", "result_output"),
 }  # fmt: skip
-TIE = "Q5_0", "blk.1.ffn_gate", 4  # a product, and the position of a number at a tie: tests/test_eval_emulation.py
+TIE = (
+    "Q5_0",
+    "blk.1.ffn_gate",
+    4,
+)  # a product, and the position of a number at a tie: test_eval_emulation.py
 
 
 class Model:

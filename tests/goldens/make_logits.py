@@ -1,4 +1,4 @@
-"""Write logits.json: the logits of Hugging Face transformers for a random checkpoint of each of `tests.families`.
+"""Write logits.json: transformers' logits for a random checkpoint of each of `tests.support.families`.
 
     python -m tests.goldens.make_logits
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.families import FAMILIES, write_checkpoint
+from tests.support.families import FAMILIES, write_checkpoint
 
 COMMAND = "python -m tests.goldens.make_logits"
 SEQ = 24

@@ -60,7 +60,7 @@ def main() -> None:
     )
 
     # Imported here, since it is ours: what it writes is read by the library first.
-    from tests.tiny_tokenizers import tekken
+    from tests.support.tiny_tokenizers import tekken
 
     special = [{"rank": i, "token_str": name, "is_control": True} for i, name in enumerate(SPECIAL)]
     tokens, cases = trained_tokens(), {}

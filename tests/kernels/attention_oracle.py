@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 
 from llamaspec.reference.attention import causal_mask
-from llamaspec.verify.running_error import Approx, attended, exactly, rounded
-from tests.strategies import assert_within, roundoff
+from llamaspec.verify.bounds.running_error import Approx, attended, exactly, rounded
+from tests.support.strategies import assert_within, roundoff
 
 BFLOAT16: Any = ml_dtypes.bfloat16
 LARGEST = 2e4  # a score, either way

@@ -14,7 +14,7 @@ from llamaspec.pallas_kernels.parts.attention_split_float32 import ROWS
 from llamaspec.pallas_kernels.parts.compat import interpreter
 from llamaspec.pallas_kernels.parts.key_ring import TILE
 from tests.kernels.attention_oracle import BFLOAT16, assert_attends, pointed
-from tests.strategies import DENORMAL, Noise, noises, share_of
+from tests.support.strategies import DENORMAL, Noise, noises, share_of
 
 
 class Shape(NamedTuple):
@@ -86,11 +86,13 @@ def test_some_shapes_are_in_tiles_of_128():
     assert [shape for shape in SHAPES if tile_of(shape, sequences=2) == 2 * TILE] == IN_TILES_OF_128
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_around_a_tile(shape):
     attend(Noise(seed=0), shape, [min(TILE + 1, shape.capacity), shape.capacity])
 
 
+@pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[7]])
 @pytest.mark.parametrize("lengths", [[1, 63, 64, 65], [0, 2**31 - 1, -(2**31), 1]])
 def test_every_length_that_is_an_edge(shape, lengths):
@@ -98,6 +100,7 @@ def test_every_length_that_is_an_edge(shape, lengths):
     attend(Noise(seed=3), shape, lengths)
 
 
+@pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[6]])
 @pytest.mark.parametrize(
     ("noise", "scores"), [(Noise(seed=0), 2.0**DENORMAL), (Noise(seed=1, peak=True), 1.0)], ids=["denormals", "outlier"]
@@ -106,6 +109,7 @@ def test_extremes(shape, noise, scores):
     attend(noise, shape, [shape.capacity - 1], scores=scores)
 
 
+@pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.parametrize(
     "shape",
     [
@@ -123,6 +127,7 @@ def test_a_ring_that_wraps_twice(shape):
     attend(Noise(seed=1), shape, [shape.capacity - 1])
 
 
+@pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[6]])
 def test_large_scores(shape):
     heads, keys = shape.kv_heads * shape.group, 70

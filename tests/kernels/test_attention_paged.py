@@ -12,7 +12,7 @@ from llamaspec.pallas_kernels.parts.attention_parts import ring_stages
 from llamaspec.pallas_kernels.parts.compat import interpreter
 from llamaspec.pallas_kernels.parts.key_ring import TILE
 from tests.kernels.attention_oracle import BFLOAT16, assert_attends, pointed
-from tests.strategies import DENORMAL, Noise, noises, share_of
+from tests.support.strategies import DENORMAL, Noise, noises, share_of
 
 
 class Shape(NamedTuple):
@@ -73,6 +73,7 @@ def test_attends_to_the_pages_of_the_table(noise, shape, data):
     attend(noise, shape, data.draw(st.lists(st.sampled_from(sorted(around)), min_size=2, max_size=2), label="lengths"))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_page_size(shape):
     attend(Noise(seed=0), shape, [shape.page * shape.max_pages, TILE + 1])
@@ -109,6 +110,7 @@ def test_large_scores():
     np.testing.assert_array_equal(o, due)
 
 
+@pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.parametrize("page", [128, 32])
 def test_a_ring_that_wraps_twice(page):
     """A tile is one copy, or two."""

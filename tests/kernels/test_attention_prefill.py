@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llamaspec.pallas_kernels.attention_prefill import BLOCK, ROWS, TILE, attention_prefill
 from llamaspec.pallas_kernels.parts.compat import interpreter
 from tests.kernels.attention_oracle import BFLOAT16, assert_attends, pointed
-from tests.strategies import DENORMAL, Noise, noises, share_of
+from tests.support.strategies import DENORMAL, Noise, noises, share_of
 
 
 class Shape(NamedTuple):
@@ -67,12 +67,14 @@ def test_attends_to_the_keys_that_are_there(noise, shape, data):
     attend(noise, shape, data.draw(st.tuples(offsets, offsets), label="offsets"))
 
 
+@pytest.mark.sampled(1)  # 3 to 5 s each
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_at_the_end_of_the_cache(shape):
     room = shape.capacity - shape.seq
     attend(Noise(seed=0), shape, [room, room // 2])
 
 
+@pytest.mark.sampled(1)  # 1 to 2 s each
 @pytest.mark.parametrize(
     ("shape", "offsets", "edge"),
     [
@@ -86,18 +88,21 @@ def test_the_edge_of_what_needs_no_mask(shape, offsets, edge):
     attend(Noise(seed=2), shape, offsets, loud=edge)
 
 
+@pytest.mark.sampled(1)  # 2 s each
 @pytest.mark.parametrize("seq", [1, 7, ROWS - 1, ROWS + 1])
 def test_sequences_that_no_worker_is_full_of(seq):
     """Draw 3 heads a key head, and offsets beside a tile's end."""
     attend(Noise(seed=3), Shape(seq, 1, 3, 64, TILE + ROWS + 8), [TILE - seq])
 
 
+@pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.parametrize("beyond", [73, 2**31 - 9, 2**31 - 1])
 def test_an_offset_outside_of_the_cache_is_clamped(beyond):
     """An offset beyond the cache sees a window at the end of its own keys; one before it sees nothing."""
     attend(Noise(seed=4), Shape(8, 1, 1, 64, 72, window=64), [beyond, -(2**31)])
 
 
+@pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.parametrize(
     ("noise", "scores"), [(Noise(seed=0), 2.0**DENORMAL), (Noise(seed=1, peak=True), 1.0)], ids=["denormals", "outlier"]
 )
@@ -119,6 +124,7 @@ def test_large_scores():
     np.testing.assert_array_equal(o[:, 1], np.repeat(v[0, 0, :1], seq, axis=0))
 
 
+@pytest.mark.sampled(1)  # 2 s each
 @pytest.mark.parametrize("shape", [Shape(BLOCK, 1, 1, 128, 6 * TILE), Shape(BLOCK, 1, 1, 64, 10 * TILE)])
 def test_a_ring_that_wraps_twice(shape):
     attend(Noise(seed=1), shape, [shape.capacity - shape.seq])

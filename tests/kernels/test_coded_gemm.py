@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from llamaspec.benchmarks.kernel_cases import exact
-from llamaspec.benchmarks.kernel_cases.coded_gemm import FORMS, case
-from llamaspec.benchmarks.kernel_cases.products import EVERY_FORM
-from llamaspec.benchmarks.random_model import random_shapes
+from llamaspec.benchmarks.common.kernel_cases import exact
+from llamaspec.benchmarks.common.kernel_cases.coded_gemm import FORMS, case
+from llamaspec.benchmarks.common.kernel_cases.products import EVERY_FORM
+from llamaspec.benchmarks.common.random_model import random_shapes
 from llamaspec.model.cache import Pages
 from llamaspec.model.ops.gpu import calls, pallas_ops
 from llamaspec.model.ops.gpu_products import MOST_ONE_BY_ONE, operand, step_product
@@ -26,7 +26,7 @@ from llamaspec.pallas_kernels.parts.compat import interpreter
 from llamaspec.pallas_kernels.parts.decoded_codes import RUN, in_order, scales_of
 from llamaspec.pallas_kernels.parts.matrix import ScaledCodes
 from llamaspec.reference.config import Config
-from tests.strategies import Noise, assert_within, noises
+from tests.support.strategies import Noise, assert_within, noises
 
 BFLOAT16 = np.dtype(jnp.bfloat16)
 CUTS = [Cut(stages=2), Cut(stages=2, turn=256), Cut(blocks=2, parts=2, stages=2)]
@@ -180,6 +180,7 @@ OURS = r"name=_(coded_gemm|gemv|norm_qkv|norm_gate_up)\b"  # kernels that multip
 PRODUCTS = ("norm_qkv", "project_add", "norm_gate_up", "down_add", "norm_logits")
 
 
+@pytest.mark.sampled(7)  # 14 cases, 5 s
 @pytest.mark.parametrize(
     ("scheme", "dtype", "batch", "at_once"),
     [
@@ -202,6 +203,7 @@ def test_a_step_of_several_sequences_multiplies_by_codes_at_once(scheme, dtype, 
     assert found == dict.fromkeys(PRODUCTS, by_kernels)  # those of a step are multiplied alike
 
 
+@pytest.mark.sampled(6)  # 18 cases, 3 s
 @pytest.mark.parametrize(
     ("switches", "cache_dtype", "refused"),
     [

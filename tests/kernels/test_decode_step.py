@@ -24,9 +24,9 @@ from llamaspec.pallas_kernels.parts.attention_split_float32 import ROWS
 from llamaspec.pallas_kernels.parts.compat import interpreter
 from llamaspec.pallas_kernels.unsupported import Unsupported
 from llamaspec.reference.config import Config
-from tests.kernel_ops import KERNEL_OPS
-from tests.random_models import random_checkpoint
-from tests.test_model_against_reference import UNITS, walk
+from tests.kernels.kernel_ops import KERNEL_OPS
+from tests.model.test_model_against_reference import UNITS, walk
+from tests.support.random_models import random_checkpoint
 
 TINY = Config(
     dim=256, layers=2, heads=4, kv_heads=2, head_dim=64, ffn=256, vocab=64, context=128, eps=1e-5, theta=1e4, tied=True
@@ -35,6 +35,7 @@ CAPACITY = 136
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(jnp.bfloat16)}
 
 
+@pytest.mark.slow  # 7 to 12 s each
 @pytest.mark.parametrize(("dtype", "biased"), [("float32", False), ("bfloat16", True)])
 def test_every_op_of_a_chunk_and_of_a_step_is_within_its_bound(dtype, biased):
     """Two sequences of different lengths. Prefill attention is a kernel only in bfloat16; a step is all kernels."""
@@ -56,6 +57,7 @@ def test_every_op_of_a_chunk_and_of_a_step_is_within_its_bound(dtype, biased):
             starts = starts + counts.astype(np.int32)
 
 
+@pytest.mark.slow  # 20 s
 def test_a_prompt_and_what_follows_are_those_of_the_plain_form():
     """A prefill chunk and four greedy tokens of the compiled programs, with the lengths beyond one tile of keys."""
     dtype, config = DTYPES["bfloat16"], replace(TINY, layers=1, tied=False)
@@ -124,6 +126,7 @@ def refused(config: Config) -> dict[str, str | None]:
     return reasons
 
 
+@pytest.mark.slow  # 11 s
 def test_what_the_kernels_refuse():
     """Every published shape with heads of 64 or 128 decodes by kernels, except at two odd widths."""
     found = {name: refused(config) for name, config in SHAPES.items()}

@@ -7,8 +7,8 @@ from hypothesis import example, given
 
 from llamaspec.pallas_kernels.parts.compat import Target
 from llamaspec.pallas_kernels.parts.fixed_point import BITS, fixed_point
-from llamaspec.verify.precision import TINY
-from tests.strategies import Noise, noises
+from llamaspec.verify.bounds.precision import TINY
+from tests.support.strategies import Noise, noises
 
 PLACES = 256.0 ** np.arange(3)
 

@@ -1,6 +1,6 @@
 """The fused ops with quantized weights, in the interpreter, against exact numbers.
 
-Bounds are those of benchmarks/kernel_cases/exact.py, which kernels are held to on a GPU as well: running error
+Bounds are those of benchmarks/common/kernel_cases/exact.py, which kernels are held to on a GPU as well: running error
 analysis, for any order of sums.
 """
 
@@ -12,15 +12,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from llamaspec.benchmarks.kernel_cases import exact
+from llamaspec.benchmarks.common.kernel_cases import exact
 from llamaspec.pallas_kernels.norm_gate_up import norm_gate_up
 from llamaspec.pallas_kernels.norm_qkv import norm_qkv
 from llamaspec.pallas_kernels.parts import int4
 from llamaspec.pallas_kernels.parts.compat import interpreter
 from llamaspec.pallas_kernels.parts.matrix import ScaledCodes
 from llamaspec.pallas_kernels.parts.tile import Tile
-from llamaspec.verify.running_error import Approx
-from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises, share_of
+from llamaspec.verify.bounds.running_error import Approx
+from tests.support.strategies import Noise, assert_within, at_extremes, dtypes, noises, share_of
 
 EPS = 1e-5
 TILE = Tile(
@@ -49,6 +49,7 @@ def check(actual, expected: Approx):
     assert_within(np.asarray(actual), expected.value, expected.error)
 
 
+@pytest.mark.slow  # 6 s
 @settings
 @given(noise=noises, scheme=schemes, cols=lengths, batch=st.integers(1, 3), dtype=dtypes)
 @example(noise=Noise(0), scheme="q4", cols=5632, batch=1, dtype=np.dtype("float32"))
@@ -64,6 +65,7 @@ def test_norm_gate_up(noise, scheme, cols, batch, dtype):
     check(y, exact.norm_gate_up(jax.tree.map(np.asarray, w), x, norm, eps=EPS))
 
 
+@pytest.mark.slow  # 9 s
 @settings
 @given(noise=noises, scheme=schemes, cols=lengths, batch=st.integers(1, 2), dtype=dtypes)
 @example(noise=Noise(0), scheme="q8_row", cols=5632, batch=1, dtype=np.dtype("bfloat16"))
@@ -94,6 +96,7 @@ def test_norm_qkv(noise, scheme, cols, batch, dtype):
         np.testing.assert_array_equal(np.isnan(cache.astype(np.float32)), np.isnan(held.value))
 
 
+@pytest.mark.sampled(1)  # 3 s each
 @pytest.mark.parametrize("scheme", sorted(BITS_AND_GROUPS))
 def test_biases_are_added_to_their_rows(scheme):
     """With x of zeros only the biases are left."""

@@ -1,7 +1,7 @@
 """Matrix times vectors, alone and in the fused ops norm_qkv and norm_gate_up, in the interpreter.
 
 The interpreter looks for races, reads of memory that was never written, and reads outside of arrays. Numbers are within
-the bounds of running error analysis (verify/running_error.py), which hold for any order of sums.
+the bounds of running error analysis (verify/bounds/running_error.py), which hold for any order of sums.
 """
 
 from math import prod
@@ -26,8 +26,8 @@ from llamaspec.pallas_kernels.parts.quantized_product import Int4Product, Int8Pr
 from llamaspec.pallas_kernels.parts.row_product import RowProduct
 from llamaspec.pallas_kernels.parts.row_tiles import BLOCK_MEMORY, PROCESSOR_MEMORY
 from llamaspec.pallas_kernels.parts.tile import Tile
-from llamaspec.verify.running_error import Approx, added, exactly, gamma, gated, normalized, projected, rounded
-from tests.strategies import DENORMAL, share_of
+from llamaspec.verify.bounds.running_error import Approx, added, exactly, gamma, gated, normalized, projected, rounded
+from tests.support.strategies import DENORMAL, share_of
 
 UNITS = {"float32": 0.0, "bfloat16": 2**-8}
 EPS = 1e-5
@@ -94,6 +94,7 @@ def test_gemv(dtype, batch, tiles, tile, steps, normed, biased, residual, outlie
     assert_within(y, rounded(exact, UNITS[dtype]))
 
 
+@pytest.mark.slow  # 12 s
 @given(
     dtype=dtypes,
     batch=st.integers(1, 3),
@@ -126,6 +127,7 @@ def test_norm_gate_up(dtype, batch, steps, biased, scale, blocks, chunks, outlie
     assert_within(y, rounded(gated(gate, up), UNITS[dtype]))
 
 
+@pytest.mark.slow  # 11 s
 @given(
     dtype=dtypes,
     batch=st.integers(1, 2),
@@ -176,6 +178,7 @@ def test_norm_qkv(dtype, batch, heads, head_dim, steps, biased, blocks, outlier,
         assert np.isnan(cache.swapaxes(1, 2)[others].astype(np.float32)).all()
 
 
+@pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.parametrize(
     ("bits", "at"),
     [(16, (-(2**31), 7)), (16, (-1, 8)), (16, (3, 2**31 - 1)), (8, (8, -1)), (4, (2**31 - 1, -(2**31)))],

@@ -13,7 +13,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from llamaspec.benchmarks.kernel_cases import exact
+from llamaspec.benchmarks.common.kernel_cases import exact
 from llamaspec.model.weights.gpu_codes import LEVELS
 from llamaspec.pallas_kernels.gemv import gemv
 from llamaspec.pallas_kernels.parts import int4
@@ -22,8 +22,8 @@ from llamaspec.pallas_kernels.parts.levels import Levels
 from llamaspec.pallas_kernels.parts.matrix import ScaledCodes, product_of
 from llamaspec.pallas_kernels.parts.tile import Tile
 from llamaspec.pallas_kernels.unsupported import Unsupported
-from llamaspec.verify.running_error import Approx, added
-from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises, share_of
+from llamaspec.verify.bounds.running_error import Approx, added
+from tests.support.strategies import Noise, assert_within, at_extremes, dtypes, noises, share_of
 
 # Bits, columns that share a scale, and what groups have beside it or codes choose from.
 INTEGERS = [(8, None), *((bits, group) for bits in (8, 4) for group in (16, 32, 64, 128)), (6, 16), (5, 32)]
@@ -95,6 +95,7 @@ def exactly(w: Weight, x, **options) -> Approx:
     return exact.gemv(jax.tree.map(np.asarray, w.stored), x, **options)
 
 
+@pytest.mark.slow  # 18 s
 @settings(max_examples=share_of(8))
 @given(
     noise=noises,
@@ -143,6 +144,7 @@ def test_product(noise, scheme, cols, batch, tile, dtype):
     assert_within(y, expected.value, expected.error)
 
 
+@pytest.mark.slow  # 10 s
 @settings(max_examples=share_of(3))
 @given(noise=noises, scheme=st.sampled_from(FORMS), dtype=dtypes, eps=st.sampled_from([1e-6, 0.5]))
 @example(noise=Noise(0), scheme=(4, 64, None), dtype=np.dtype("float32"), eps=1e-5)
@@ -163,6 +165,7 @@ def test_norm_bias_and_residual(noise, scheme, dtype, eps):
     assert_within(y, expected.value, expected.error)
 
 
+@pytest.mark.sampled(1)  # 2 to 3 s each
 @pytest.mark.parametrize(("bits", "group", "form"), FORMS)
 def test_a_unit_vector_gives_a_column_and_its_scales(bits, group, form):
     """Minima take a rounding more, and so do levels of several digits."""

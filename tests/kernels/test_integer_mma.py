@@ -114,6 +114,7 @@ def in_lines(rows: np.ndarray, line: int = 128) -> np.ndarray:
     return np.ascontiguousarray(swizzled).ravel().view(np.uint8)
 
 
+@pytest.mark.sampled(60)  # 460 cases, 9 s
 @pytest.mark.parametrize(("batch", "turn"), [(1, 1), (1, 2), (2, 1), (3, 2), (4, 1)])
 @pytest.mark.parametrize(("runs", "rows"), [(1, 8), (2, 8), (1, 16), (2, 16)])
 @pytest.mark.parametrize(

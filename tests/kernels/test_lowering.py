@@ -6,8 +6,8 @@ import jax
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-from llamaspec.benchmarks.kernel_cases import gated_cases, kernel_cases, refusal, sampled
-from llamaspec.benchmarks.kernel_cases.case import Case
+from llamaspec.benchmarks.common.kernel_cases import gated_cases, kernel_cases, refusal, sampled
+from llamaspec.benchmarks.common.kernel_cases.case import Case
 from llamaspec.pallas_kernels.unsupported import Unsupported
 
 H200 = AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")
@@ -22,6 +22,7 @@ def lower(case: Case) -> str:
         return jax.jit(case.function).trace(*case.arrays).lower(lowering_platforms=("cuda",)).as_text()
 
 
+@pytest.mark.sampled(6)  # 74 cases
 @pytest.mark.parametrize("name", [name for name in CASES if refusal(name) is None])
 def test_a_case_of_the_table_lowers_for_an_h200(name: str):
     case = CASES[name]

@@ -27,6 +27,7 @@ def drawn(seed: int, *shape: int) -> jax.Array:
     return jax.random.normal(jax.random.key(seed), shape, BFLOAT16)
 
 
+@pytest.mark.sampled(1)  # 5 s each
 @pytest.mark.parametrize("rows", ["a step", "a chunk"])
 def test_attention_is_that_of_the_plain_form(rows):
     """A step has an idle row. What lies beyond a row's positions may be NaN."""

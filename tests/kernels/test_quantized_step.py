@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llamaspec.benchmarks.kernel_cases import exact
+from llamaspec.benchmarks.common.kernel_cases import exact
 from llamaspec.model.cache import LayerCache, LayerPages, Stored, empty_cache
 from llamaspec.model.checkpoints.checkpoint import Codes
 from llamaspec.model.checkpoints.codes import quantized
@@ -28,10 +28,10 @@ from llamaspec.pallas_kernels.parts.compat import interpreter
 from llamaspec.pallas_kernels.parts.matrix import MAX_BATCH, ScaledE4M3
 from llamaspec.pallas_kernels.unsupported import Unsupported
 from llamaspec.reference.config import Config
-from llamaspec.verify.running_error import Approx, gamma
-from tests.kernel_ops import KERNEL_OPS
-from tests.random_models import random_checkpoint
-from tests.strategies import Noise, assert_within
+from llamaspec.verify.bounds.running_error import Approx, gamma
+from tests.kernels.kernel_ops import KERNEL_OPS
+from tests.support.random_models import random_checkpoint
+from tests.support.strategies import Noise, assert_within
 
 # Kernels take codes in rows of 1024 or more.
 NARROW = Config(
@@ -88,6 +88,7 @@ def test_every_form_is_drawn():
     assert {form for form, _ in FORM_GROUPS} == set(CLASS_OF_FORM)
 
 
+@pytest.mark.sampled(7)  # 42 cases, 7 s
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize(("form", "group"), FORM_GROUPS)
 def test_kernels_multiply_by_the_weights_of_the_file(form, group, zeros):
@@ -131,6 +132,7 @@ def test_int4_of_columns_that_no_kernel_takes_stays_as_it_is():
     assert arranged(matrix) is matrix
 
 
+@pytest.mark.slow  # 24 s
 def test_every_op_of_a_step_is_within_its_bound_by_kernels_and_plain():
     """Two sequences, in float32, where the plain form rounds no more than a kernel does; in rows and in pages."""
     params = load("q8_row", seed=1)
@@ -193,6 +195,7 @@ def within(actual, expected: Approx) -> None:
     assert_within(np.asarray(actual), expected.value, expected.error)
 
 
+@pytest.mark.slow  # 5 s
 def test_q_k_and_v_of_two_forms_are_one_kernel():
     """As in a Q5_K_M file: every row is its own matrix's, and products of a prompt are those of the rows joined."""
     params = load("q8", seed=4)
@@ -245,6 +248,7 @@ def test_prompts_multiply_weights_rounded_to_their_own_dtype(scheme):
         assert_within(np.asarray(program.compile()(x, down)), wide @ weights.T, bound)
 
 
+@pytest.mark.slow  # 33 s
 def test_the_text_is_that_of_the_plain_form():
     """Draw two greedy tokens in the compiled loop, whose ops are all kernels."""
     params = load("q4", seed=3)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from llamaspec.pallas_kernels.parts.compat import interpreter
 from llamaspec.pallas_kernels.rmsnorm import rmsnorm
-from llamaspec.verify.running_error import TINY, exactly, normalized, rounded
-from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises, roundoff, share_of
+from llamaspec.verify.bounds.running_error import TINY, exactly, normalized, rounded
+from tests.support.strategies import Noise, assert_within, at_extremes, dtypes, noises, roundoff, share_of
 
 EPS = 1e-5
 FLOAT32, BFLOAT16 = np.dtype("float32"), np.dtype(jnp.bfloat16)

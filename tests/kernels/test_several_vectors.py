@@ -31,6 +31,7 @@ def test_vectors_are_shared_out_evenly_where_weights_are_codes():
     assert shares(jnp.zeros((8, 8)), 8) == [slice(0, 8)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "form",
     [

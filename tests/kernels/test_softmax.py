@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from llamaspec.pallas_kernels.parts.compat import interpreter
 from llamaspec.pallas_kernels.softmax import MAX_SCORES, WHOLE, softmax
 from llamaspec.reference.softmax import softmax as exact_softmax
-from llamaspec.verify.running_error import ELEMENTARY, TINY, gamma
-from tests.strategies import Noise, assert_within, at_extremes, dtypes, noises, roundoff, share_of
+from llamaspec.verify.bounds.running_error import ELEMENTARY, TINY, gamma
+from tests.support.strategies import Noise, assert_within, at_extremes, dtypes, noises, roundoff, share_of
 
 FLOAT32, BFLOAT16 = np.dtype("float32"), np.dtype(jnp.bfloat16)
 U = roundoff(FLOAT32)

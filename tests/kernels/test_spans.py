@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from llamaspec.pallas_kernels.parts.compat import THREADS
 from llamaspec.pallas_kernels.parts.spans import Span, Spans, as_rows, check_rows
 from llamaspec.pallas_kernels.softmax import MAX_SCORES, spans_of
-from tests.strategies import dtypes
+from tests.support.strategies import dtypes
 
 
 def pieces(spans: Spans) -> list[Span]:

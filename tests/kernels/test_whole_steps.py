@@ -21,10 +21,10 @@ from llamaspec.model.running.reference_backend import load_reference_params
 from llamaspec.model.weights.params import load_params
 from llamaspec.pallas_kernels.parts.compat import interpreter
 from llamaspec.reference.config import Config
-from tests.kernel_ops import KERNEL_OPS
-from tests.random_models import random_checkpoint
-from tests.strategies import assert_within
-from tests.test_model_against_reference import UNITS, composed_bound
+from tests.kernels.kernel_ops import KERNEL_OPS
+from tests.model.test_model_against_reference import UNITS, composed_bound
+from tests.support.random_models import random_checkpoint
+from tests.support.strategies import assert_within
 
 CAPACITY = 136
 PROMPT = np.array([70, 1])  # tokens of each sequence: more than a tile of keys, and hardly any
@@ -84,6 +84,7 @@ def plain(dtype: str) -> tuple[Story, np.ndarray, Cache]:
     return story, *story.chunk(XLA)
 
 
+@pytest.mark.slow  # 9 and 19 s
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 def test_a_chunk_and_greedy_steps_after_it(dtype):
     """Prefill attention is a kernel only in bfloat16; a step is all kernels."""
@@ -121,6 +122,7 @@ def without_residual(h, layer, x):
     return XLA.project_add(h, layer, 0 * x)
 
 
+@pytest.mark.sampled(1)  # 1 to 2 s each
 @pytest.mark.parametrize(
     ("dtype", "op", "mutant"),
     [

@@ -4,10 +4,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from llamaspec.reference.add import add
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from llamaspec.verify.draw import Values, sizes, values
-from llamaspec.verify.laws import alone
-from llamaspec.verify.precision import TINY, Precision, U
+from llamaspec.verify.bounds.precision import TINY, Precision, U
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.draws.draw import Values, sizes, values
 
 
 def arguments(*, precision: Precision, rows: int, dim: int, x: Values, y: Values) -> Arguments:

@@ -4,10 +4,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from llamaspec.reference.argmax import argmax
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, beyond
-from llamaspec.verify.draw import Values, hidden, hide, sizes, values
-from llamaspec.verify.laws import alone
-from llamaspec.verify.precision import Precision
+from llamaspec.verify.bounds.precision import Precision
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, beyond
+from llamaspec.verify.draws.draw import Values, hidden, hide, sizes, values
 
 
 def arguments(*, precision: Precision, rows: int, n: int, x: Values, around: float, hidden: str) -> Arguments:

@@ -6,12 +6,11 @@ from jaxtyping import Float
 
 from llamaspec.reference.attention import attention, causal_mask
 from llamaspec.reference.cached_attention import attention_decode, attention_paged, attention_prefill
-from llamaspec.verify import reach
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from llamaspec.verify.draw import HIDDEN, Values, hide, integers, seeds, sizes, values
-from llamaspec.verify.laws import alone
-from llamaspec.verify.precision import TINY, Precision, U, precision
-from llamaspec.verify.running_error import attended, exactly
+from llamaspec.verify.bounds.precision import TINY, Precision, U, precision
+from llamaspec.verify.bounds.running_error import attended, exactly
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.draws import reach
+from llamaspec.verify.draws.draw import HIDDEN, Values, hide, integers, seeds, sizes, values
 
 BLOCKS = 8  # blocks of keys, at most, of an online softmax or a split over keys
 

@@ -4,13 +4,12 @@ import numpy as np
 from hypothesis import strategies as st
 
 from llamaspec.reference.attention import attention_weights
-from llamaspec.verify import reach
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from llamaspec.verify.bounds.precision import TINY, Precision
+from llamaspec.verify.bounds.running_error import Approx, gamma, soft_capped, softmaxed
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
 from llamaspec.verify.contracts.attention import HEADS_ENDS, MASKS, mask_named
-from llamaspec.verify.draw import Values, sizes, values
-from llamaspec.verify.laws import alone
-from llamaspec.verify.precision import TINY, Precision
-from llamaspec.verify.running_error import Approx, gamma, soft_capped, softmaxed
+from llamaspec.verify.draws import reach
+from llamaspec.verify.draws.draw import Values, sizes, values
 
 BLOCKS = 8  # blocks of keys, at most, of an online softmax
 

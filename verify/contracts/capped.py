@@ -4,11 +4,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from llamaspec.reference.capped import capped
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, beyond
-from llamaspec.verify.draw import Values, sizes, values
-from llamaspec.verify.laws import alone
-from llamaspec.verify.precision import Precision
-from llamaspec.verify.running_error import exactly, soft_capped
+from llamaspec.verify.bounds.precision import Precision
+from llamaspec.verify.bounds.running_error import exactly, soft_capped
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, beyond
+from llamaspec.verify.draws.draw import Values, sizes, values
 
 CAPS = st.sampled_from([50.0, 30.0, 0.5, 1000.0])
 

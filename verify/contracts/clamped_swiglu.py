@@ -3,9 +3,9 @@
 import numpy as np
 
 from llamaspec.reference.clamped_swiglu import LIMIT, clamped_swiglu
+from llamaspec.verify.bounds.running_error import clamped_gated
 from llamaspec.verify.contract import Claim, Law, Trial
-from llamaspec.verify.gating import gating_contract
-from llamaspec.verify.running_error import clamped_gated
+from llamaspec.verify.contracts.parts.gating import gating_contract
 
 
 def _limits(trial: Trial) -> Claim:

@@ -4,11 +4,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from llamaspec.reference.losses import cross_entropy, cross_entropy_backward, log_softmax
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from llamaspec.verify.draw import Values, integers, seeds, sizes, values
-from llamaspec.verify.laws import alone
-from llamaspec.verify.precision import TINY, Precision, U
-from llamaspec.verify.running_error import ELEMENTARY, gamma, softmaxed
+from llamaspec.verify.bounds.precision import TINY, Precision, U
+from llamaspec.verify.bounds.running_error import ELEMENTARY, gamma, softmaxed
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.draws.draw import Values, integers, seeds, sizes, values
 
 
 def arguments(

@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from llamaspec.reference.embedding import embedding
+from llamaspec.verify.bounds.precision import Precision
 from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, beyond
-from llamaspec.verify.draw import Values, integers, seeds, sizes, values
-from llamaspec.verify.precision import Precision
+from llamaspec.verify.draws.draw import Values, integers, seeds, sizes, values
 
 
 def arguments(*, precision: Precision, count: int, vocab: int, dim: int, tokens: int, table: Values) -> Arguments:

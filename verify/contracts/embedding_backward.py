@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from llamaspec.reference.backward.embedding import embedding_backward
+from llamaspec.verify.bounds.precision import TINY, Precision
+from llamaspec.verify.bounds.running_error import gamma
 from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from llamaspec.verify.draw import Values, integers, seeds, sizes, values
-from llamaspec.verify.precision import TINY, Precision
-from llamaspec.verify.running_error import gamma
+from llamaspec.verify.draws.draw import Values, integers, seeds, sizes, values
 
 
 def arguments(*, precision: Precision, count: int, vocab: int, dim: int, tokens: int, dx: Values) -> Arguments:

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from llamaspec.reference.linear import linear
 from llamaspec.reference.quantizers.fixed_point import gemv_fixed_point
 from llamaspec.reference.quantizers.schemes import SCHEMES
+from llamaspec.verify.bounds.precision import U
+from llamaspec.verify.bounds.running_error import exactly, fixed_point_product, gamma, in_fixed_point
 from llamaspec.verify.contract import Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
 from llamaspec.verify.contracts.quantized import STORED, WEIGHTS, dequantize, expect_gemv, gemv_arguments
-from llamaspec.verify.draw import sizes, values
-from llamaspec.verify.precision import U
-from llamaspec.verify.running_error import exactly, fixed_point_product, gamma, in_fixed_point
+from llamaspec.verify.draws.draw import sizes, values
 
 INTEGER = ["q8", "q8_row", "q4"]  # schemes whose codes are whole numbers, which meet those of x exactly
 GROUP = 128  # columns that share an exponent where a row shares one scale

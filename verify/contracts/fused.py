@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from llamaspec.reference.fused import linear_add, norm_gate_up, norm_linear, norm_qkv
 from llamaspec.reference.linear import linear
 from llamaspec.reference.rope import frequencies as exact_frequencies
-from llamaspec.verify import reach
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from llamaspec.verify.bounds.precision import TINY, Precision, precision
+from llamaspec.verify.bounds.running_error import Approx, exactly, gated, normalized, projected, rotated, rounded
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
 from llamaspec.verify.contracts.rope import SCALING, THETA
-from llamaspec.verify.draw import Values, sizes, values
-from llamaspec.verify.laws import alone
-from llamaspec.verify.precision import TINY, Precision, precision
-from llamaspec.verify.running_error import Approx, exactly, gated, normalized, projected, rotated, rounded
+from llamaspec.verify.draws import reach
+from llamaspec.verify.draws.draw import Values, sizes, values
 
 
 def _arrays(precision: Precision, batch: int, rows: int, cols: int, **drawn: Values | None) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """GeGLU: element by element, with GELU by tanh, as Gemma has it."""
 
 from llamaspec.reference.geglu import geglu
-from llamaspec.verify.gating import gating_contract
-from llamaspec.verify.running_error import gelu_gated
+from llamaspec.verify.bounds.running_error import gelu_gated
+from llamaspec.verify.contracts.parts.gating import gating_contract
 
 CONTRACT = gating_contract(
     geglu,

@@ -1,8 +1,8 @@
 """GELU by tanh, element by element, as Starcoder 2 has it."""
 
 from llamaspec.reference.gelu import gelu
-from llamaspec.verify.activation import activation_contract
-from llamaspec.verify.running_error import gelu_of
+from llamaspec.verify.bounds.running_error import gelu_of
+from llamaspec.verify.contracts.parts.activation import activation_contract
 
 CONTRACT = activation_contract(
     gelu,

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from jaxtyping import Bool
 
 from llamaspec.reference.linear import gemm, gemv, linear
+from llamaspec.verify.bounds.precision import TINY, Precision, U
+from llamaspec.verify.bounds.running_error import exactly, projected
 from llamaspec.verify.contract import (
     Arguments,
     Claim,
@@ -15,14 +17,12 @@ from llamaspec.verify.contract import (
     Large,
     Law,
     Trial,
+    alone,
     as_float64,
     beyond,
     of_one_size,
 )
-from llamaspec.verify.draw import Values, sizes, values
-from llamaspec.verify.laws import alone
-from llamaspec.verify.precision import TINY, Precision, U
-from llamaspec.verify.running_error import exactly, projected
+from llamaspec.verify.draws.draw import Values, sizes, values
 
 
 def expect(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> Expected:

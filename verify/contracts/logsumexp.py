@@ -5,12 +5,11 @@ from hypothesis import strategies as st
 
 from llamaspec.reference.logsumexp import logsumexp
 from llamaspec.reference.softmax import softmax
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from llamaspec.verify.bounds.precision import TINY, Precision, U
+from llamaspec.verify.bounds.running_error import ELEMENTARY, gamma
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
 from llamaspec.verify.contracts.softmax import BLOCKS
-from llamaspec.verify.draw import HIDDEN, Values, hide, sizes, values
-from llamaspec.verify.laws import alone
-from llamaspec.verify.precision import TINY, Precision, U
-from llamaspec.verify.running_error import ELEMENTARY, gamma
+from llamaspec.verify.draws.draw import HIDDEN, Values, hide, sizes, values
 
 
 def arguments(*, precision: Precision, rows: int, n: int, x: Values, around: float, hidden: str) -> Arguments:

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from llamaspec.reference.linear import linear
 from llamaspec.reference.llama import Experts
 from llamaspec.reference.moe import Biases, biased_moe, moe, route
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from llamaspec.verify.draw import Values, sizes, values
-from llamaspec.verify.laws import alone
-from llamaspec.verify.precision import Precision, precision
-from llamaspec.verify.running_error import NO_BOUND, clamped_gated, exactly, mixed, projected, routed, softmaxed
+from llamaspec.verify.bounds.precision import Precision, precision
+from llamaspec.verify.bounds.running_error import NO_BOUND, clamped_gated, exactly, mixed, projected, routed, softmaxed
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.draws.draw import Values, sizes, values
 
 # Weights of the chosen experts: divided by their sum, as Mixtral does, or probabilities among all experts.
 SHARES = ("renormalized", "of all")

@@ -5,13 +5,12 @@ from hypothesis import strategies as st
 
 from llamaspec.reference.rope import frequencies as exact_frequencies
 from llamaspec.reference.rope import partial_rope
-from llamaspec.verify import reach
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
+from llamaspec.verify.bounds.precision import Precision
+from llamaspec.verify.bounds.running_error import flushed, gamma, turn_error
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
 from llamaspec.verify.contracts.rope import THETA
-from llamaspec.verify.draw import Values, sizes, values
-from llamaspec.verify.laws import alone
-from llamaspec.verify.precision import Precision
-from llamaspec.verify.running_error import flushed, gamma, turn_error
+from llamaspec.verify.draws import reach
+from llamaspec.verify.draws.draw import Values, sizes, values
 
 
 def arguments(

@@ -6,12 +6,11 @@ import numpy as np
 from hypothesis import strategies as st
 
 from llamaspec.reference.qk_norm import qk_norm, wide_qk_norm
-from llamaspec.verify import reach
-from llamaspec.verify.contract import Arguments, Contract, Expected, Large, beyond
+from llamaspec.verify.bounds.precision import Precision
+from llamaspec.verify.contract import Arguments, Contract, Expected, Large, alone, beyond
 from llamaspec.verify.contracts import rmsnorm
-from llamaspec.verify.draw import Values, sizes, values
-from llamaspec.verify.laws import alone
-from llamaspec.verify.precision import Precision
+from llamaspec.verify.draws import reach
+from llamaspec.verify.draws.draw import Values, sizes, values
 
 
 def arguments(

@@ -20,11 +20,11 @@ from llamaspec.reference.quantizers.ops import (
     unpack,
 )
 from llamaspec.reference.quantizers.schemes import SCHEMES
+from llamaspec.verify.bounds.precision import TINY, Precision, U, precision
+from llamaspec.verify.bounds.running_error import exactly, gamma, projected
 from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
 from llamaspec.verify.contracts.linear import systematic
-from llamaspec.verify.draw import Values, sizes, values
-from llamaspec.verify.precision import TINY, Precision, U, precision
-from llamaspec.verify.running_error import exactly, gamma, projected
+from llamaspec.verify.draws.draw import Values, sizes, values
 
 NEAR = 8 * U  # share of a weight by which the rounding of a scale or a quotient may move it towards another level
 

@@ -4,6 +4,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from llamaspec.reference.rmsnorm import rmsnorm
+from llamaspec.verify.bounds.precision import Precision, U
+from llamaspec.verify.bounds.running_error import exactly, flushed, normalized
 from llamaspec.verify.contract import (
     Arguments,
     Claim,
@@ -12,14 +14,12 @@ from llamaspec.verify.contract import (
     Large,
     Law,
     Trial,
+    alone,
     as_float64,
     beyond,
     of_one_size,
 )
-from llamaspec.verify.draw import Values, sizes, values
-from llamaspec.verify.laws import alone
-from llamaspec.verify.precision import Precision, U
-from llamaspec.verify.running_error import exactly, flushed, normalized
+from llamaspec.verify.draws.draw import Values, sizes, values
 
 
 def arguments(*, precision: Precision, rows: int, dim: int, x: Values, weight: Values, eps: float) -> Arguments:

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from llamaspec.reference.backward.qk_norm import qk_norm_backward
 from llamaspec.reference.backward.rmsnorm import rmsnorm_backward
-from llamaspec.verify import reach
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from llamaspec.verify.draw import Values, sizes, values
-from llamaspec.verify.laws import alone
-from llamaspec.verify.precision import TINY, Precision, U
-from llamaspec.verify.running_error import ELEMENTARY, flushed, gamma
+from llamaspec.verify.bounds.precision import TINY, Precision, U
+from llamaspec.verify.bounds.running_error import ELEMENTARY, flushed, gamma
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.draws import reach
+from llamaspec.verify.draws.draw import Values, sizes, values
 
 
 def arguments(

@@ -7,12 +7,11 @@ from hypothesis import strategies as st
 
 from llamaspec.reference.rope import LinearScaling, Llama3Scaling, Scaling, rope_halves, rope_interleaved
 from llamaspec.reference.rope import frequencies as exact_frequencies
-from llamaspec.verify import reach
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from llamaspec.verify.draw import Values, sizes, values
-from llamaspec.verify.laws import alone
-from llamaspec.verify.precision import TINY, Precision
-from llamaspec.verify.running_error import flushed, gamma, turn_error
+from llamaspec.verify.bounds.precision import TINY, Precision
+from llamaspec.verify.bounds.running_error import flushed, gamma, turn_error
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.draws import reach
+from llamaspec.verify.draws.draw import Values, sizes, values
 
 # An implementation that computes frequencies itself, and ignores the given ones, is wrong for scaled ones.
 SCALING: dict[str, Scaling | None] = {

@@ -3,9 +3,8 @@
 import numpy as np
 
 from llamaspec.reference.backward.rope import rope_halves_backward
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, alone, as_float64
 from llamaspec.verify.contracts.rope import HALVES
-from llamaspec.verify.laws import alone
 
 
 def arguments(**drawn) -> Arguments:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from jaxtyping import Bool, Float
 
 from llamaspec.reference.sampling import distribution, draw, penalize
+from llamaspec.verify.bounds.precision import TINY, Precision, U, precision
+from llamaspec.verify.bounds.running_error import gamma, softmaxed
 from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64
-from llamaspec.verify.draw import HIDDEN, Values, hide, integers, seeds, sizes, values
-from llamaspec.verify.precision import TINY, Precision, U, precision
-from llamaspec.verify.running_error import gamma, softmaxed
+from llamaspec.verify.draws.draw import HIDDEN, Values, hide, integers, seeds, sizes, values
 
 
 class Between(NamedTuple):

@@ -5,11 +5,10 @@ from hypothesis import strategies as st
 
 from llamaspec.reference.linear import linear
 from llamaspec.reference.moe import shared_expert
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from llamaspec.verify.draw import Values, sizes, values
-from llamaspec.verify.laws import alone
-from llamaspec.verify.precision import Precision, U, precision
-from llamaspec.verify.running_error import exactly, flushed, gated, projected, rounded, sigmoid
+from llamaspec.verify.bounds.precision import Precision, U, precision
+from llamaspec.verify.bounds.running_error import exactly, flushed, gated, projected, rounded, sigmoid
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.draws.draw import Values, sizes, values
 
 
 def arguments(

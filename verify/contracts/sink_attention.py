@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 
 from llamaspec.reference.attention import sink_attention
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64
+from llamaspec.verify.bounds.precision import Precision, U, precision
+from llamaspec.verify.bounds.running_error import attended, exactly
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, alone, as_float64
 from llamaspec.verify.contracts.attention import ATTENTION, BLOCKS, arguments
-from llamaspec.verify.draw import Values, values
-from llamaspec.verify.laws import alone
-from llamaspec.verify.precision import Precision, U, precision
-from llamaspec.verify.running_error import attended, exactly
+from llamaspec.verify.draws.draw import Values, values
 
 
 def sink_arguments(*, precision: Precision, sinks: Values, around: float, **draws: Any) -> Arguments:

@@ -4,11 +4,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from llamaspec.reference.softmax import softmax
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from llamaspec.verify.draw import Values, hidden, hide, sizes, values
-from llamaspec.verify.laws import alone
-from llamaspec.verify.precision import TINY, Precision, U, precision
-from llamaspec.verify.running_error import softmaxed
+from llamaspec.verify.bounds.precision import TINY, Precision, U, precision
+from llamaspec.verify.bounds.running_error import softmaxed
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.draws.draw import Values, hidden, hide, sizes, values
 
 BLOCKS = 64  # blocks of a row, at most, of an online softmax
 

@@ -5,11 +5,10 @@ from hypothesis import strategies as st
 
 from llamaspec.reference.backward.softmax import softmax_backward
 from llamaspec.reference.softmax import softmax
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from llamaspec.verify.draw import Values, hidden, hide, sizes, values
-from llamaspec.verify.laws import alone
-from llamaspec.verify.precision import Precision, precision
-from llamaspec.verify.running_error import flushed, gamma
+from llamaspec.verify.bounds.precision import Precision, precision
+from llamaspec.verify.bounds.running_error import flushed, gamma
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.draws.draw import Values, hidden, hide, sizes, values
 
 
 def arguments(*, precision: Precision, rows: int, n: int, x: Values, hidden: str, dp: Values) -> Arguments:

@@ -1,8 +1,8 @@
 """SwiGLU: element by element, with a sigmoid that must not overflow."""
 
 from llamaspec.reference.swiglu import swiglu
-from llamaspec.verify.gating import gating_contract
-from llamaspec.verify.running_error import gated
+from llamaspec.verify.bounds.running_error import gated
+from llamaspec.verify.contracts.parts.gating import gating_contract
 
 CONTRACT = gating_contract(
     swiglu,

@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from llamaspec.reference.backward.swiglu import swiglu_backward
+from llamaspec.verify.bounds.precision import Precision, U, precision
+from llamaspec.verify.bounds.running_error import ELEMENTARY, flushed, gamma
 from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, as_float64, beyond
-from llamaspec.verify.draw import Values, sizes, values
-from llamaspec.verify.precision import Precision, U, precision
-from llamaspec.verify.running_error import ELEMENTARY, flushed, gamma
+from llamaspec.verify.draws.draw import Values, sizes, values
 
 
 def arguments(

@@ -1,0 +1,257 @@
+"""Manners of the commands: nothing of XLA's on stderr, memory on demand, one line for a refusal, Ctrl-C at once.
+
+python -m llamaspec.benchmarks.audits.manners [--shape tinyllama-1.1b] [--json FILE]
+
+Runs commands as a user does, with an empty cache folder of their own: alone, with `--debug`, two at once, beside a
+process that holds most of a GPU, beside one that holds nearly all of it, and interrupted at several moments. Prints
+what was seen, and ends with 1 if any of it is not as it should be.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from shutil import which
+from threading import Event, Thread
+from typing import Any, NamedTuple
+
+import click
+
+from llamaspec.benchmarks.common.random_model import write_random_model
+from llamaspec.benchmarks.common.report import write_report
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.running.process import MEMORY
+from llamaspec.model.system import nvidia_driver
+
+ROOT = Path(__file__).parents[3]
+# What the libraries below us write: a log line of theirs, or one that names them.
+NOISE = re.compile(
+    r"^[IWEF]\d{4} |^\d{4}-\d\d-\d\d .*: [IWEF] |^WARNING|Warning:|external/|/xla/|cuda_|CUDA_ERROR|cuBLAS"
+    r"|bfc_allocator|stream_executor|Delay kernel|PJRT|pjrt|Traceback"
+)
+MOMENTS = (0.3, 0.8, 1.5, 2.5, 4.0, 6.0, 9.0)  # seconds until Ctrl-C
+AT_ONCE = 2.0  # seconds after which a command must have ended
+MOST, NEARLY_ALL = 0.9, 0.97  # shares of a GPU that another process holds
+PATIENCE = 120.0  # seconds for a command
+HOLD = "import jax; jax.numpy.zeros(1).block_until_ready(); print('held', flush=True); input()"
+
+Row = dict[str, Any]
+
+
+def noise(stderr: str) -> list[str]:
+    """List the lines that are not ours.
+
+    >>> noise("Llama on H100, 15M weights\\nE0000 00:00:17.1 cuda_timer.cc:87] Delay kernel timed out")
+    ['E0000 00:00:17.1 cuda_timer.cc:87] Delay kernel timed out']
+    """
+    return [line for line in re.split(r"[\r\n]+", stderr) if NOISE.search(line)]
+
+
+class Ended(NamedTuple):
+    """Command that has ended."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+
+class Runner:
+    """Commands that share a cache folder."""
+
+    def __init__(self, cache: Path):
+        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        ours = {*MEMORY, "TF_CPP_MIN_LOG_LEVEL", "TF_CPP_MAX_VLOG_LEVEL"}  # a user sets none
+        inherited = {name: value for name, value in os.environ.items() if name not in ours}
+        self.environment = {**inherited, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": paths}
+
+    def begin(self, *words: str, **more: Any) -> subprocess.Popen[str]:
+        """Start a command, in a group of its own."""
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        command = [sys.executable, "-m", "llamaspec", *words]
+        return subprocess.Popen(
+            command, env={**self.environment, **more}, text=True, start_new_session=True, **pipes
+        )  # fmt: skip
+
+    def run(self, *words: str, said: str = "") -> Ended:
+        """Run a command to its end."""
+        began = time.monotonic()
+        with self.begin(*words) as process:
+            out, err = ended(process, said)
+        return Ended(process.returncode, out, err, time.monotonic() - began)
+
+
+def ended(process: subprocess.Popen[str], said: str = "") -> tuple[str, str]:
+    """Wait for the end of a process, and kill it if it does not come."""
+    try:
+        return process.communicate(said, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.communicate()
+
+
+def quiet(name: str, done: Ended, *, more: Mapping[str, Any] | None = None) -> Row:
+    """Judge a command that should have ended well, and said nothing of XLA's."""
+    found = noise(done.err)
+    right = done.code == 0 and not found
+    row = {"check": name, "right": right, "exit": done.code, "seconds": round(done.seconds, 2), "noise": found[:5]}
+    return {**row, **({} if right else {"stderr": done.err[-1500:]}), **(more or {})}
+
+
+def agreeing(row: Row, same: bool) -> Row:
+    """Judge, too, whether a command said what another one did."""
+    return {**row, "right": row["right"] and same, "same text": same}
+
+
+def refused(done: Ended, share: float) -> Row:
+    """Judge a command that should have been refused for want of memory, in a last line of ours."""
+    lines = [line for line in re.split(r"[\r\n]+", done.err) if line.strip()]
+    last = lines[-1] if lines else ""
+    right = done.code != 0 and not noise(done.err) and last.startswith("error: ") and "GB" in last
+    row = {"check": f"generate beside a process that holds {share:.0%}", "right": right, "exit": done.code}
+    return {**row, "seconds": round(done.seconds, 2), "stderr": lines[-6:]}
+
+
+@contextmanager
+def holding(share: float) -> Iterator[None]:
+    """Let another process hold a share of the GPU."""
+    inherited = {name: value for name, value in os.environ.items() if name not in MEMORY}  # JAX refuses both names
+    environment = {**inherited, "XLA_PYTHON_CLIENT_PREALLOCATE": "true", "XLA_CLIENT_MEM_FRACTION": str(share)}
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", HOLD], env=environment, text=True, **pipes) as holder:
+        assert holder.stdout
+        held = holder.stdout.readline()
+        try:
+            if not held:
+                raise ValueError(f"a process could not hold {share:.0%} of the GPU")
+            yield
+        finally:
+            holder.communicate("\n", timeout=PATIENCE)
+
+
+@contextmanager
+def memory_watched() -> Iterator[dict[str, float]]:
+    """Watch how much of the GPU is taken, in GiB: before and at most; nothing where nvidia-smi is not there."""
+    found: dict[str, float] = {}
+    stop = Event()
+
+    def used() -> float:
+        told = subprocess.run(
+            ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], capture_output=True, text=True
+        )
+        return float(told.stdout.split()[0]) / 1024
+
+    def watch() -> None:
+        while not stop.wait(0.2):
+            found["most"] = max(found["most"], used())
+
+    if which("nvidia-smi") is None:
+        yield found
+        return
+    found["before"] = found["most"] = used()
+    thread = Thread(target=watch)
+    thread.start()
+    try:
+        yield found
+    finally:
+        stop.set()
+        thread.join()
+
+
+def alone(runner: Runner, model: str, text: Path) -> Iterator[Row]:
+    """Run each command by itself."""
+    story = ("story", "--seed", "7", "--max-new-tokens", "32")
+    with memory_watched() as memory:
+        done = runner.run(*story)
+    yield quiet("story, nothing compiled", done, more={"GiB": memory, "stderr": done.err[-600:]})
+    yield quiet("story, again", runner.run(*story))
+    asked = ("generate", "Once upon a time", "--model", model, "--max-new-tokens", "32", "--seed", "1")
+    for options in ([], ["--temperature", "0"], ["--quantize", "q8"], ["--quantize", "q4", "--json"]):
+        yield quiet(" ".join(("generate", *options)), runner.run(*asked, *options))
+    yield quiet("chat", runner.run("chat", "--seed", "7", "--max-new-tokens", "24", said="Tell me a story.\nWho?\n"))
+    yield quiet("eval", runner.run("eval", "--text", str(text)))
+    done = runner.run("doctor")
+    yield quiet("doctor", done, more={"said": done.out[:2500]})
+    done = runner.run("--debug", *story)
+    row = {"check": "story --debug", "right": done.code == 0, "exit": done.code, "lines of XLA": len(noise(done.err))}
+    yield row
+    processes = [runner.begin(*story) for _ in range(2)]
+    began = time.monotonic()
+    told = [ended(process) for process in processes]
+    both = [
+        Ended(process.returncode, *said, time.monotonic() - began)
+        for process, said in zip(processes, told, strict=True)
+    ]
+    for number, done in enumerate(both):
+        yield agreeing(quiet(f"story, one of two at once ({number})", done), done.out == both[0].out)
+
+
+def beside_another(runner: Runner, model: str) -> Iterator[Row]:
+    """Run beside a process that holds most of the card, and beside one that leaves too little."""
+    with holding(MOST):
+        yield quiet(f"story beside a process that holds {MOST:.0%}", runner.run("story", "--seed", "7"))
+    with holding(NEARLY_ALL):
+        done = runner.run("generate", "Once", "--model", model, "--max-new-tokens", "4")
+    yield refused(done, NEARLY_ALL)
+
+
+def interrupted(runner: Runner, model: str, folder: Path) -> Iterator[Row]:
+    """Press Ctrl-C at several moments of a start with nothing compiled."""
+    for moment in MOMENTS:
+        words = ("generate", "Once upon a time", "--model", model, "--max-new-tokens", "900")
+        with runner.begin(*words, XDG_CACHE_HOME=str(folder / f"cache-{moment}")) as process:
+            time.sleep(moment)
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGINT)
+            pressed = time.monotonic()
+            _, err = ended(process)
+            took = time.monotonic() - pressed
+        right = process.returncode == 130 and took < AT_ONCE and not noise(err)
+        row = {"check": f"Ctrl-C after {moment} s", "right": right, "exit": process.returncode}
+        yield {**row, "seconds": round(took, 2), **({} if right else {"stderr": err[-800:]})}
+
+
+def checks(shape: str, folder: Path) -> Iterator[Row]:
+    """Run all of them."""
+    model = "stories"
+    if shape != "stories":
+        model = str(folder / "model")
+        write_random_model(replace(SHAPES[shape], vocab=open_checkpoint("stories").config.vocab), Path(model))
+    text = folder / "text"
+    text.write_text("Once upon a time there was a fox who lived in a wood. One day the fox met a bear.\n")
+    runner = Runner(folder / "cache")
+    yield from alone(runner, model, text)
+    yield from interrupted(runner, model, folder)
+    if nvidia_driver():
+        yield from beside_another(runner, model)
+    else:
+        yield {"check": "beside another process", "skipped": "there is no NVIDIA GPU"}
+
+
+@click.command(help=__doc__)
+@click.option("--shape", type=click.Choice(["stories", *SHAPES]), default="stories", show_default=True)
+@click.option("--json", "raw", type=click.Path(path_type=Path), help="Write what was seen to this file.")
+def main(shape: str, raw: Path | None):
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for row in checks(shape, Path(folder)):
+            rows.append(row)
+            click.echo(json.dumps(row))
+    if raw:
+        write_report({"rows": rows}, raw)
+    wrong = [row["check"] for row in rows if not row.get("right", True)]
+    click.echo(json.dumps({"checks": len(rows), "wrong": wrong}))
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Campaign against false alarms: right implementations must pass thousands of draws an op.
+
+    python -m llamaspec.benchmarks.audits.no_false_alarms numpy xla onnxruntime kernels --seed 1 \
+        --python /path/to/onnxruntime's/python
+
+    numpy         the right implementations that mutants are made from, in float32
+    xla           jax's own functions and our plain ops on a CPU, float32 and bfloat16, over at most 64 shapes each
+    onnxruntime   onnxruntime and gguf, in a Python of their own, within their documented domains
+    kernels       our kernels, in the interpreter
+
+A log in benchmarks/results/raw/ gets a line of JSON for each op and dtype. A run skips what its log has, so a stopped
+campaign continues where it was. `python -m llamaspec.benchmarks.summary` makes the kept summary from the log.
+"""
+
+import argparse
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from llamaspec.benchmarks.audits.others.table import GGUF, JAX, ONNXRUNTIME
+from llamaspec.benchmarks.common.report import RAW
+from llamaspec.model.candidates.table import CANDIDATES
+from llamaspec.verify.campaign import Campaign, Job, run
+from llamaspec.verify.catalogue import IMPLEMENTATIONS
+from llamaspec.verify.judging.runner import unseen
+
+LOG = RAW / "no-false-alarms.jsonl"
+EXAMPLES = {"numpy": 10_000, "xla": 10_000, "onnxruntime": 10_000, "kernels": 200}
+KERNEL_SHAPES = 8  # a shape takes the interpreter seconds
+
+
+def jobs(group: str) -> list[Job]:
+    """List the jobs of a group."""
+    match group:
+        case "numpy":
+            return [Job(op, i.name, arrays="numpy", only=i.only) for op, i in IMPLEMENTATIONS.items()]
+        case "xla":
+            return [*JAX, *_ours(kernel=False)]
+        case "onnxruntime":
+            return [*ONNXRUNTIME, *GGUF]
+        case _:
+            return _ours(kernel=True)
+
+
+def _ours(*, kernel: bool) -> list[Job]:
+    shapes = KERNEL_SHAPES if kernel else None
+    return [
+        Job(c.op, c.function, dtypes=c.dtypes, only=c.only, shapes=shapes) for c in CANDIDATES if c.kernel == kernel
+    ]
+
+
+def rows(group: str, done: set[tuple[str, str]], *, seed: int, examples: int, python: str) -> Iterator[dict[str, Any]]:
+    """Run the ops and dtypes of a group that are not in `done`; yields a row for each as it ends."""
+    python = python if group == "onnxruntime" else sys.executable
+    dtypes = ("float32",) if group in ("numpy", "onnxruntime") else ("float32", "bfloat16")
+    where = {
+        "machine": f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}",
+        "versions": versions(sys.executable),
+    }
+    if python != sys.executable:
+        where["versions of the candidate"] = versions(python)
+    for job in jobs(group):
+        for dtype in job.dtypes or dtypes:
+            if (job.candidate, dtype) in done:
+                continue
+            campaign = Campaign(
+                seed=seed, dtypes=(dtype,), python=python, examples=examples, seconds=math.inf, timeout=600.0
+            )
+            [(report, lines)] = run([job], campaign, progress=unseen)
+            yield {
+                "group": group,
+                "op": report.op,
+                "candidate": report.candidate,
+                "dtype": dtype,
+                "outcome": report.outcome,
+                "examples": report.examples,
+                "seed": seed,
+                "seconds": round(report.seconds, 1),
+                "of the bound": round(report.worst.hard, 3),
+                "of the alarm": round(report.worst.alarm, 3),
+                "lines": lines[1:],
+                "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+                **where,
+            }
+
+
+LIBRARIES = ("llamaspec", "numpy", "hypothesis", "jax", "onnxruntime", "gguf")
+ASK = """
+import json, platform
+from importlib import metadata
+found = {"python": platform.python_version()}
+for name in %r:
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+
+
+def versions(python: str) -> dict[str, str]:
+    """Look up the versions of a Python and of its libraries."""
+    asked = subprocess.run([python, "-c", ASK % (LIBRARIES,)], capture_output=True, text=True, check=True)
+    return json.loads(asked.stdout)
+
+
+def finished(log: Path, *, examples: int | None) -> set[tuple[str, str]]:
+    """Read the candidates and dtypes that the log has within bounds, with as many examples as asked for."""
+    if not log.exists():
+        return set()
+    logged = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    return {
+        (row["candidate"], row["dtype"])
+        for row in logged
+        if row["outcome"] == "within bounds" and row["examples"] >= (examples or EXAMPLES[row["group"]])
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m llamaspec.benchmarks.audits.no_false_alarms", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("groups", nargs="+", choices=EXAMPLES, metavar="|".join(EXAMPLES))
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--examples", type=int, help="default: 10,000, and 200 for kernels")
+    parser.add_argument("--python", default=sys.executable, help="the Python that has onnxruntime and gguf")
+    parser.add_argument("--log", type=Path, default=LOG)
+    options = parser.parse_args(arguments)
+    options.log.parent.mkdir(parents=True, exist_ok=True)
+    wrong = 0
+    for group in options.groups:
+        done = finished(options.log, examples=options.examples)
+        examples = options.examples or EXAMPLES[group]
+        for row in rows(group, done, seed=options.seed, examples=examples, python=options.python):
+            with open(options.log, "a", encoding="utf-8") as log:
+                log.write(json.dumps(row) + "\n")
+            print(f"{row['outcome']:14}{row['op']} {row['dtype']}  {row['candidate']}  {row['seconds']} s", flush=True)
+            print("".join(f"{line}\n" for line in row["lines"]), end="", flush=True)
+            wrong += row["outcome"] != "within bounds"
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,314 @@
+"""Contracts for each function: its op, and its documented domain where that is smaller than the contract's."""
+
+from dataclasses import replace
+from typing import Any
+
+from llamaspec.benchmarks.audits.others.refused import REFUSED
+from llamaspec.benchmarks.audits.others.rows import library_of
+from llamaspec.verify.campaign import Job
+from llamaspec.verify.catalogue import contract_for
+
+SEEING = {"hidden": ["none", "every other", "all but the last"], "n": [2, 3, 7, 33, 128, 513]}  # no row of -inf alone
+SEEN: dict[str, Any] = {
+    "mask": ["none", "window", "every other", "all but the last"],
+    "queries": [1, 2, 3],
+    "keys": [8, 9, 17, 33],
+}
+BOTH = ("float32", "bfloat16")
+ALL = ("float32", "bfloat16", "float16")
+ALONE = ("float32",)
+FEW = {"rows": [1, 2, 3, 17], "tokens": [1, 2, 3, 17], "batch": [1, 2], "seq": [1, 2, 9, 17], "heads": [1, 3, 7]}
+ONE: dict[str, Any] = {"batch": [1]}  # sequence, where a kernel takes one table of angles
+VISIBLE: dict[str, Any] = {"hidden": ["none"]}  # no row of -inf alone
+HEADS = {"kv_heads": [1, 2], "group": [1, 2, 3], "head_dim": [16, 64]}
+
+
+def _jax(op: str, function: str = "", **fields: Any) -> Job:
+    return Job(op, f"llamaspec.benchmarks.audits.others.jax_ops:{function or op}", arrays="jax", **fields)
+
+
+def _ort(op: str, **only: Any) -> Job:
+    return Job(op, f"llamaspec.benchmarks.audits.others.onnxruntime_ops:{op}", arrays="numpy", dtypes=ALONE, only=only)
+
+
+def _torch(op: str, function: str = "", *, library: str = "torch", dtypes: tuple[str, ...] = ALL, **only: Any) -> Job:
+    return Job(
+        op,
+        f"llamaspec.benchmarks.audits.others.{library}_ops:{function or op}",
+        arrays="torch",
+        dtypes=dtypes,
+        only=only,
+    )
+
+
+def _interpreted(library: str, op: str, function: str = "", *, dtypes: tuple[str, ...] = ALL, **only: Any) -> Job:
+    """A Triton kernel: few rows, since the interpreter takes a millisecond for each program."""
+    few = {name: values for name, values in FEW.items() if name in contract_for(op).draws}
+    return _torch(op, function, library=library, dtypes=dtypes, **{**few, **only})
+
+
+# The contracts accept everything here. docs/found.md has what they do not accept, and why.
+JAX = [
+    _jax("add", dtypes=BOTH),
+    _jax("argmax", dtypes=BOTH),
+    _jax("attention", dtypes=BOTH, only=SEEN),
+    _jax("attention_decode", dtypes=BOTH, only={"padding": [0.0, 100.0], "lengths": [(1,), (7, 8), (33, 1, 16)]}),
+    _jax("attention_weights", dtypes=BOTH, only=SEEN),
+    _jax("embedding", dtypes=BOTH),
+    _jax("gemm", dtypes=BOTH),
+    _jax("gemv", dtypes=BOTH),
+    _jax("linear", dtypes=BOTH),
+    _jax("shared_expert", dtypes=BOTH),
+    _jax("softmax", dtypes=ALONE, only=SEEING),
+    _jax("softmax", "softmax_of_what_is_seen", dtypes=ALONE),
+    _jax("swiglu", dtypes=BOTH),
+]
+TRITON = [
+    _jax("softmax", "triton_softmax", dtypes=ALONE, only=SEEING),
+    _jax("rmsnorm", "triton_rmsnorm", dtypes=ALONE, only={"eps": [1e-5]}),
+    _jax(
+        "attention_decode",
+        "triton_attention_decode",
+        dtypes=ALONE,
+        only={**HEADS, "padding": [0.0], "lengths": [(1,), (7, 8), (33, 16)], "shift": [0.0]},
+    ),
+    _jax(
+        "attention_prefill",
+        "triton_attention_prefill",
+        dtypes=ALONE,
+        only={**HEADS, "group": [1], "offsets": [(0,), (0, 0)], "queries": [16], "spare": [0], "window": [None]},
+    ),
+    _jax(
+        "attention_paged",
+        "triton_attention_paged",
+        dtypes=ALONE,
+        only={**HEADS, "page": [16], "padding": [0.0], "lengths": [(1,), (7, 8), (33, 16)], "shift": [0.0]},
+    ),
+]
+ONNXRUNTIME = [
+    _ort("add"),
+    _ort("argmax"),
+    _ort(
+        "attention_decode",
+        head_dim=[8, 16, 64],
+        padding=[0.0, 100.0],
+        lengths=[(1,), (7,), (16, 33), (1, 8), (33, 2, 17)],
+    ),
+    _ort("attention_prefill", head_dim=[8, 16, 64], offsets=[(0,), (0, 0), (7,), (16,)], padding=[0.0]),
+    _ort("embedding"),
+    _ort("gemm"),
+    _ort("gemv"),
+    _ort("gemv_quantized", scheme=["q4", "q8"]),
+    _ort("rmsnorm"),
+    _ort("rope_halves"),
+    _ort("rope_interleaved"),
+    _ort("softmax", hidden=["none", "every other", "all but the last"], n=SEEING["n"]),
+]
+TORCH = [
+    _torch("add"),
+    _torch("argmax"),
+    _torch("attention"),
+    _torch("attention_backward"),
+    _torch("cross_entropy"),
+    _torch("cross_entropy_backward"),
+    _torch("embedding"),
+    _torch("embedding_backward"),
+    _torch("gemm"),
+    _torch("gemv"),
+    _torch("linear"),
+    _torch("linear_backward"),
+    _torch("logsumexp"),
+    _torch("rmsnorm"),
+    _torch("rmsnorm_backward"),
+    _torch("route"),
+    _torch("softmax", **VISIBLE),
+    _torch("softmax_backward"),
+    _torch("swiglu"),
+    _torch("swiglu_backward"),
+]
+LIGER = [
+    _interpreted("liger_kernel", "cross_entropy"),
+    _interpreted("liger_kernel", "cross_entropy_backward"),
+    _interpreted("liger_kernel", "rmsnorm"),
+    _interpreted("liger_kernel", "rmsnorm", "rmsnorm_llama"),
+    _interpreted("liger_kernel", "rmsnorm_backward"),
+    _interpreted("liger_kernel", "rope_halves"),
+    _interpreted("liger_kernel", "rope_halves_backward"),
+    _interpreted("liger_kernel", "rope_interleaved", **ONE),
+    _interpreted("liger_kernel", "softmax", **VISIBLE),
+    _interpreted("liger_kernel", "softmax_backward"),
+    _interpreted("liger_kernel", "swiglu"),
+    _interpreted("liger_kernel", "swiglu_backward"),
+]
+FLA = [
+    _interpreted(
+        "fla", "attention_prefill", head_dim=[16, 64], offsets=[(0,), (0, 0)], queries=[16], spare=[0], window=[None, 3]
+    ),
+    _interpreted("fla", "attention_backward", mask=["causal"], queries=[9], keys=[9], head_dim=[16, 64]),
+    _interpreted("fla", "cross_entropy"),
+    _interpreted("fla", "cross_entropy_backward"),
+    _interpreted("fla", "logsumexp"),
+    _interpreted("fla", "rmsnorm"),
+    _interpreted("fla", "rmsnorm_backward"),
+    _interpreted("fla", "rope_halves", **ONE),
+    _interpreted("fla", "rope_halves_backward", **ONE),
+    _interpreted("fla", "rope_interleaved", **ONE),
+    _interpreted("fla", "softmax", **VISIBLE),
+    _interpreted("fla", "softmax_backward"),
+    _interpreted("fla", "swiglu"),
+    _interpreted("fla", "swiglu_backward"),
+]
+FLASH_ATTN = [
+    _interpreted("flash_attn", "cross_entropy"),
+    _interpreted("flash_attn", "cross_entropy_backward"),
+    _interpreted("flash_attn", "rmsnorm"),
+    _interpreted("flash_attn", "rmsnorm_backward"),
+    _interpreted("flash_attn", "rope_halves", **ONE),
+    _interpreted("flash_attn", "rope_halves_backward", **ONE),
+    _interpreted("flash_attn", "rope_interleaved", **ONE),
+]
+UNSLOTH = [
+    _interpreted("unsloth", "cross_entropy"),
+    _interpreted("unsloth", "cross_entropy_backward"),
+    _interpreted("unsloth", "rmsnorm"),
+    _interpreted("unsloth", "rope_halves", **ONE),
+    _interpreted("unsloth", "rope_halves_backward", **ONE),
+    _interpreted("unsloth", "swiglu"),
+    _interpreted("unsloth", "swiglu_backward"),
+]
+FLAG_GEMS = [
+    _interpreted("flag_gems", "attention", mask=["none", "every other"], head_dim=[128]),
+    _interpreted("flag_gems", "attention", "attention_of_booleans", mask=["none", "every other"], head_dim=[128]),
+    _interpreted("flag_gems", "cross_entropy"),
+    _interpreted("flag_gems", "cross_entropy_backward", dtypes=ALONE),
+    _interpreted("flag_gems", "embedding", count=[1, 2, 17], vocab=[1, 3, 17]),
+    _interpreted("flag_gems", "embedding_backward", count=[1, 2, 17], vocab=[1, 3, 17]),
+    _interpreted("flag_gems", "gemm"),
+    _interpreted("flag_gems", "gemv"),
+    _interpreted("flag_gems", "linear"),
+    _interpreted("flag_gems", "rmsnorm"),
+    _interpreted("flag_gems", "rmsnorm_backward"),
+    _interpreted("flag_gems", "rope_halves"),
+    _interpreted("flag_gems", "rope_interleaved"),
+    _interpreted("flag_gems", "softmax", **VISIBLE),
+    _interpreted("flag_gems", "softmax_backward"),
+]
+CACHE: dict[str, Any] = {
+    "padding": [0.0],
+    "lengths": [(1,), (7, 8), (33, 1, 16)],
+    "shift": [0.0, -16.0],
+    "kv_heads": [1, 2],
+    "group": [1, 3],
+}
+VLLM = [
+    _interpreted("vllm", "add"),
+    _interpreted("vllm", "attention_decode", window=[None], **CACHE),
+    _interpreted("vllm", "attention_paged", **CACHE),
+    _interpreted("vllm", "attention_paged", "attention_paged_unified", **{**CACHE, **HEADS, "page": [16]}),
+    _interpreted(
+        "vllm", "attention_prefill", **{**HEADS, "offsets": [(0,), (0, 0)], "padding": [0.0], "window": [None, 3, 8]}
+    ),
+    _interpreted("vllm", "cross_entropy"),
+    _torch(
+        "distribution",
+        library="vllm",
+        dtypes=ALONE,
+        temperature=[1.0],
+        top_k=[0],
+        top_p=[1.0],
+        repetition_penalty=[1.0],
+    ),
+    _interpreted("vllm", "gemm"),
+    _interpreted("vllm", "linear"),
+    _interpreted("vllm", "quantize", dtypes=ALONE, scheme=["q8_row"]),
+    _interpreted("vllm", "rmsnorm"),
+    _interpreted("vllm", "rmsnorm", "rmsnorm_after_sum"),
+    _interpreted("vllm", "rmsnorm", "rmsnorm_beam"),
+    _interpreted("vllm", "rmsnorm", "rmsnorm_inkling"),
+    _interpreted("vllm", "rope_halves"),
+    _interpreted("vllm", "rope_interleaved"),
+    _interpreted("vllm", "softmax", **VISIBLE),
+    _interpreted("vllm", "swiglu"),
+]
+SGLANG = [
+    _interpreted("sglang", "argmax", dtypes=ALONE),
+    _interpreted("sglang", "attention_decode", window=[None], **CACHE),
+    _interpreted("sglang", "attention_paged", **CACHE),
+    _interpreted(
+        "sglang", "attention_prefill", **{**HEADS, "offsets": [(0,), (0, 0)], "padding": [0.0], "window": [None]}
+    ),
+    _interpreted("sglang", "capped"),
+    _interpreted("sglang", "embedding", count=[1, 2, 17], vocab=[1, 3, 17]),
+    _interpreted("sglang", "layernorm"),
+    _interpreted("sglang", "quantize", dtypes=ALONE, scheme=["q8_row"]),
+    _interpreted("sglang", "rmsnorm"),
+    _interpreted("sglang", "rmsnorm", "rmsnorm_infer"),
+    _interpreted("sglang", "rmsnorm", "rmsnorm_onepass"),
+    _interpreted("sglang", "rmsnorm", "rmsnorm_twice"),
+    _interpreted("sglang", "rope_interleaved", **ONE),
+    _interpreted("sglang", "route", experts=[1, 2, 4, 8], shares=["of all"]),
+    _interpreted(
+        "sglang",
+        "route",
+        "route_by_tiles",
+        tokens=[1, 17, 33],
+        dim=[256],
+        experts=[16, 32],
+        chosen=[1, 2],
+        shares=["of all"],
+    ),
+]
+GGUF = [
+    Job(op, f"llamaspec.benchmarks.audits.others.gguf_ops:{op}", arrays="numpy", dtypes=ALONE)
+    for op in ("ggml_decode", "ggml_encode")
+]
+TRANSFORMERS = [
+    _torch("attention", library="transformers", **SEEN),
+    _torch("attention_backward", library="transformers", **SEEN),
+    _torch("moe", library="transformers", shares=["renormalized"]),
+    _torch("qk_norm", library="transformers"),
+    _torch("rmsnorm", library="transformers"),
+    _torch("rmsnorm_backward", library="transformers"),
+    _torch("rope_halves", library="transformers"),
+    _torch("rope_halves_backward", library="transformers"),
+    _torch("rope_interleaved", library="transformers"),
+    _torch("route", library="transformers", shares=["renormalized"]),
+]
+BITSANDBYTES = [
+    _torch("quantize", library="bitsandbytes", dtypes=ALONE, scheme=["nf4", "q8_row"], cols=[64, 128]),
+    _torch("dequantize", library="bitsandbytes", dtypes=ALONE, scheme=["nf4"], cols=[64, 128]),
+]
+TORCHAO = [
+    _torch("quantize", library="torchao", dtypes=ALONE, scheme=["mxfp4"], cols=[32, 64, 128]),
+    _torch("quantize", library="torchao", dtypes=ALONE, scheme=["q8", "q8_row"], cols=[64, 128]),
+]
+QUANTO = [
+    _torch(op, library="quanto", dtypes=ALONE, scheme=["q8_row"]) for op in ("quantize", "dequantize", "gemv_quantized")
+]
+SCIPY = [
+    Job("softmax", "llamaspec.benchmarks.audits.others.scipy_ops:softmax", arrays="numpy", dtypes=ALONE, only=VISIBLE),
+    Job("logsumexp", "llamaspec.benchmarks.audits.others.scipy_ops:logsumexp", arrays="numpy", dtypes=ALONE),
+]
+OTHERS = [
+    *TORCH,
+    *TRANSFORMERS,
+    *SCIPY,
+    *LIGER,
+    *FLA,
+    *FLASH_ATTN,
+    *UNSLOTH,
+    *FLAG_GEMS,
+    *VLLM,
+    *SGLANG,
+    *BITSANDBYTES,
+    *TORCHAO,
+    *QUANTO,
+]
+
+
+def _accepted(job: Job) -> Job:
+    refused, _ = REFUSED.get(":".join(library_of(job.candidate)), ((), ""))
+    return replace(job, dtypes=tuple(dtype for dtype in job.dtypes if dtype not in refused))
+
+
+ACCEPTED = [job for job in map(_accepted, OTHERS) if job.dtypes]

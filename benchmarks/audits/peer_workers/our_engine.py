@@ -1,0 +1,78 @@
+"""llamaspec as `generate` runs it: the same session, with its bursts and the work of the host between them.
+
+python -m llamaspec.benchmarks.audits.peer_workers.our_engine MODEL float32|bfloat16|SCHEME|stored [CONTEXT]
+
+`stored` leaves weights as the file has them. Other dtypes are those that `generate` would choose on the device.
+Answers requests on standard input (see the package). The answer to `{"read": tokens}` is the read bandwidth of this
+machine in bytes a second, and the bytes that a step reads after decoding `tokens` tokens.
+"""
+
+import json
+import sys
+from time import perf_counter
+from typing import Any
+
+import jax
+
+from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.insight.cost import decode_cost
+from llamaspec.model.insight.machine import Reader, about
+from llamaspec.model.llama import choose_dtype, load_backend
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.running.session import Session
+from llamaspec.model.weights.params import abstract_params
+
+PROMPT = 8
+VERSIONS = ("llamaspec", "jax", "jaxlib")
+GREEDY = SamplingOptions(temperature=0.0)
+
+
+class Engine:
+    def __init__(self, path: str, form: str, context: str | None = None):
+        checkpoint = open_checkpoint(path)
+        self.vocab, self.config = checkpoint.config.vocab, checkpoint.config
+        dtype: Any = form if form in ("float32", "bfloat16") else None
+        scheme = None if form in ("float32", "bfloat16", "stored") else form
+        asked = {"context": int(context) if context else None, "dtype": dtype, "quantize": scheme}
+        self.backend = load_backend(checkpoint, **asked, greedy=True, own_process=True)
+        run = quantized(checkpoint, scheme) if scheme else checkpoint
+        chosen = choose_dtype(dtype, run, platform=jax.default_backend())
+        self.params = abstract_params(self.config, dtype=chosen, positions=1, tensors=run.tensors)
+        self.reader: Reader | None = None
+
+    def drawn(self, prompt: int, count: int) -> tuple[list[float], list[int]]:
+        """Draw tokens; returns the time of each burst, and the tokens."""
+        ids = [i % self.vocab for i in range(prompt)]
+        session = Session[Any, Any](self.backend, vocab=self.vocab)
+        times, drawn = [perf_counter()], []
+        for burst, _ in session.bursts(ids, max_new_tokens=count, options=GREEDY, seed=0, stops=frozenset()):
+            times.append(perf_counter())
+            drawn += burst
+        return times, drawn
+
+    def prefill(self, count: int) -> dict:
+        (began, ended), _ = self.drawn(count, 1)
+        return {"seconds": ended - began}
+
+    def decode(self, count: int) -> dict:
+        (_, first, *_, last), ids = self.drawn(PROMPT, count + 1)
+        return {"seconds": last - first, "ids": ids}
+
+    def read(self, count: int) -> dict:
+        cost = decode_cost(self.params, self.config, position=PROMPT + count / 2, batch=1)
+        self.reader = self.reader or Reader()
+        return {"read": self.reader(), "bytes": cost.bytes}
+
+
+def main():
+    engine = Engine(*sys.argv[1:])
+    found = about()["versions"]  # without llamaspec's, where its source runs as it is
+    print(json.dumps({"versions": {name: found[name] for name in VERSIONS if name in found}}), flush=True)
+    for line in sys.stdin:
+        ((request, count),) = json.loads(line).items()
+        print(json.dumps(getattr(engine, request)(count)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""Cost of each scheme: bits a weight, predictions, error of weights, and speed of decoding.
+
+python -m llamaspec.benchmarks.audits.schemes [--tokens 4096] [--rounds 5]
+
+A model predicts stories that it told itself, in float32 at temperature 1, each from its beginning to its end. AWQ, GPTQ
+and SmoothQuant are calibrated with other stories of the same model. SmoothQuant is judged with int8 activations, which
+it is made for, and GGUF's types with hidden vectors that are padded with zeros to whole blocks. The models are the
+built-in one and, with LLAMASPEC_DATA, stories260K. Decoding is timed with random weights, all forms in turn in each
+round. Prints a table in Markdown, and writes every figure to benchmarks/results/raw/schemes.json.
+"""
+
+import os
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import jax
+import numpy as np
+from jaxtyping import Int
+
+from llamaspec.benchmarks.audits.scheme_forms import GGML, SUPERBLOCKS, Form, bits, forms, weight_error
+from llamaspec.benchmarks.common.model_speed import compile_programs, decode_seconds
+from llamaspec.benchmarks.common.random_model import random_params
+from llamaspec.benchmarks.common.report import RAW, write_report
+from llamaspec.model.checkpoints.checkpoint import Codes, Tensor
+from llamaspec.model.checkpoints.checkpoint import Form as CodeForm
+from llamaspec.model.checkpoints.codes import form_of
+from llamaspec.model.checkpoints.gguf.blocks import FORMS
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.insight.evaluation import Predictor, Text, comparison, recorded, scored_logits
+from llamaspec.model.insight.evaluation_by_tensor import decoded
+from llamaspec.model.insight.machine import about
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.insight.timing import Effort
+from llamaspec.model.llama import Llama, load, load_backend
+from llamaspec.model.ops.choice import ops_for
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.running.programs import longest_burst, prompt_chunk
+from llamaspec.model.tensors import quantizable, tensor_shapes
+from llamaspec.model.weights.params import Params, abstract_params
+from llamaspec.reference.config import Config
+from llamaspec.reference.quantizers.schemes import SCHEMES
+
+KEPT = RAW / "schemes.json"
+WINDOWS, WINDOW = 32, 256  # of calibration, and tokens of each
+OTHER_STORIES = 1_000_000  # seed of the first story of calibration
+AFTER = 128  # tokens in the cache before decoding
+AS_TOLD = SamplingOptions(temperature=1.0, top_p=1.0)
+
+
+class Stored(NamedTuple):
+    """Form in which matrices lie in memory during decoding."""
+
+    dtype: str = "float32"
+    codes: CodeForm | None = None
+    group: int | None = None  # columns that share a scale; None is all
+
+
+DECODED = {
+    "float32": Stored(),
+    "bfloat16": Stored("bfloat16"),
+    **{name: Stored(codes=form_of(name), group=SCHEMES[name].group) for name in SCHEMES},
+    **{f"GGUF {type}": Stored("float32", *FORMS[type]) for type in (*GGML, *SUPERBLOCKS) if type != "Q5_0"},
+}
+DECODED_AS = {"awq": "q4", "gptq": "q4", "smoothquant": "q8_row", "GGUF Q5_0": "GGUF Q8_0"}
+
+
+def sample_stories(llama: Llama, tokens: int, *, seed: int) -> list[list[int]]:
+    """Generate stories of at least so many tokens in all, each from BOS to its end or to the end of the context."""
+    stories: list[list[int]] = []
+    while sum(map(len, stories)) < tokens:
+        generation = llama.generate(sampling=AS_TOLD, max_new_tokens=llama.context - 1, seed=seed + len(stories))
+        for _ in generation:
+            pass
+        stories.append([*llama.encode(""), *generation.ids])
+    return stories
+
+
+def in_windows(stories: Sequence[list[int]]) -> Int[np.ndarray, "windows seq"]:
+    """Concatenate stories and cut them into windows that begin with BOS, as `convert --calibration` cuts a text."""
+    ids = [id for story in stories for id in story[1:]]
+    rows = np.array(ids[: WINDOWS * (WINDOW - 1)], np.int32).reshape(WINDOWS, WINDOW - 1)
+    return np.insert(rows, 0, stories[0][0], axis=1)
+
+
+def predictions(name: str, place: str | Path, tokenizer: Path | None, *, tokens: int) -> dict[str, Any]:
+    """Judge the predictions of a model in each form."""
+    base, llama = open_checkpoint(place), load(place, tokenizer=tokenizer)
+    running = load_backend(decoded(base))
+    stories = [
+        Text(ids, sum(len(llama.tokenizer.bytes_of(id)) for id in ids[1:]))
+        for ids in sample_stories(llama, tokens, seed=0)
+    ]
+    windows = in_windows(sample_stories(llama, WINDOWS * (WINDOW + 1), seed=OTHER_STORIES))
+
+    def backend_of(form: Form) -> Predictor:
+        if form.options:
+            return load_backend(form.checkpoint, **form.options)
+        plain = decoded(form.checkpoint)
+        return running.with_weights(plain) if plain.config == base.config else load_backend(plain)
+
+    def logits(model: Predictor) -> Iterator[np.ndarray]:
+        return chain.from_iterable(scored_logits(model, story, context=llama.context) for story in stories)
+
+    wanted, size = [id for story in stories for id in story.ids[1:]], sum(story.bytes for story in stories)
+    rows = {}
+    with recorded(logits(running)) as theirs:
+        for form in forms(base, windows):
+            click.echo(f"{name}: {form.name}", err=True)
+            compared = comparison(logits(backend_of(form)), theirs, wanted, bytes=size)
+            rows[form.name] = {
+                "bits": bits(form.checkpoint),
+                "error": None if form.scaled else weight_error(base, form.checkpoint),
+                "perplexity": compared.model.perplexity,
+                **compared.divergence._asdict(),
+            }
+    return {"stories": len(stories), "tokens": len(wanted), "rows": rows}
+
+
+def speeds(shape: str, *, rounds: int) -> dict[str, list[float]]:
+    """Measure the tokens a second that each of `DECODED` decodes, in each round."""
+    config, platform = SHAPES[shape], jax.default_backend()
+    chunk, burst = prompt_chunk(config, platform), longest_burst(platform)
+    capacity = AFTER + burst + chunk
+    running = {}
+    for name, stored in DECODED.items() if rounds else ():
+        click.echo(f"compiling {name}", err=True)
+        params = random_params(shapes(config, stored, positions=capacity), config)
+        ops = ops_for("auto", config, params, batch=1, capacity=capacity, cache_dtype=params.embedding.dtype).ops
+        programs = compile_programs(params, config, ops=ops, capacity=capacity, chunk=chunk, burst=burst)
+        running[name] = partial(decode_seconds, programs, params, context=AFTER, effort=Effort(3, warm=1))
+    found: dict[str, list[float]] = {name: [] for name in running}
+    for number in range(rounds):
+        click.echo(f"round {number + 1} of {rounds}", err=True)
+        for name, decode in running.items():
+            found[name].append(1 / decode().median)
+    return found
+
+
+def shapes(config: Config, stored: Stored, *, positions: int) -> Params:
+    """Shapes of a model whose matrices are stored so."""
+
+    matrices = quantizable(config)
+
+    def tensor(name: str, shape: tuple[int, ...]) -> Tensor:
+        codes = None
+        if stored.codes and name in matrices:
+            codes = Codes(stored.codes, stored.group or shape[1], zeros=False, bytes=0, parts=lambda: iter(()))
+        return Tensor(shape, np.dtype(stored.dtype), lambda: np.empty(0), codes)
+
+    tensors = {name: tensor(name, shape) for name, shape in tensor_shapes(config).items()}
+    return abstract_params(config, dtype=np.dtype(stored.dtype), positions=positions, tensors=tensors)
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """Render the table. A form that a model does not have leaves its cells empty."""
+    models = report["models"]
+    heads = " | ".join(f"{name}: perplexity | KL | same top" for name in models)
+    lines = [f"| scheme | bits | error of weights | {heads} | decoding |", "|---" * (4 + 3 * len(models)) + "|"]
+    first = next(iter(models.values()))["rows"]
+    for form, row in first.items():
+        cells = [form, f"{row['bits']:.3g}", "" if row["error"] is None else f"{row['error']:.2g}"]
+        for model in models.values():
+            found = model["rows"].get(form)
+            cells += _cells(found) if found else [""] * 3
+        lines.append(f"| {' | '.join([*cells, _ratio(report['decoding'], form)])} |")
+    only_decoded = [f"{form} {_ratio(report['decoding'], form)}" for form in report["decoding"] if form not in first]
+    if only_decoded:
+        lines += ["", f"Decoding: {', '.join(only_decoded)}."]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(row: Mapping[str, float]) -> list[str]:
+    kl = f"{row['mean']:#.2g}" if row["mean"] else "0"
+    return [f"{row['perplexity']:.4f}", kl, f"{100 * row['same_top']:.1f} %"]
+
+
+def _ratio(decoding: Mapping[str, list[float]], form: str) -> str:
+    """Render a form's speed relative to float32 in the same round, or the form that it runs as.
+
+    >>> rates = {"float32": [10.0, 20.0, 10.0], "q4": [20.0, 60.0, 20.0], "nf4": [9.0, 16.0, 9.0]}
+    >>> [_ratio(rates, form) for form in ("q4", "nf4", "gptq")]
+    ['2.0 (2.0 to 3.0)', 'slower: 0.9 (0.8 to 0.9)', 'as q4']
+    """
+    if form in DECODED_AS and decoding:
+        return f"as {DECODED_AS[form]}"
+    if form not in decoding or form == "float32":
+        return ""
+    each = [a / b for a, b in zip(decoding[form], decoding["float32"], strict=True)]
+    text = f"{statistics.median(each):.1f} ({min(each):.1f} to {max(each):.1f})"
+    return text if statistics.median(each) >= 1 else f"slower: {text}"
+
+
+@click.command(help=__doc__)
+@click.option("--tokens", type=click.IntRange(2), default=4096, show_default=True, help="Of each model's, at least.")
+@click.option("--rounds", type=click.IntRange(0), default=5, show_default=True, help="Of decoding; 0: none.")
+@click.option("--shape", type=click.Choice(sorted(SHAPES)), default="stories-110m", show_default=True)
+@click.option("--json", "kept", type=click.Path(path_type=Path), default=KEPT, show_default=True)
+def main(tokens: int, rounds: int, shape: str, kept: Path):
+    models: dict[str, tuple[str | Path, Path | None]] = {"stories": ("stories", None)}
+    if data := os.environ.get("LLAMASPEC_DATA"):
+        folder = Path(data) / "stories260K"
+        models["stories260K"] = folder / "stories260K.bin", folder / "tok512.model"
+    report = {
+        "machine": about(),
+        "models": {name: predictions(name, *place, tokens=tokens) for name, place in models.items()},
+        "shape": shape,
+        "after": AFTER,
+        "decoding": speeds(shape, rounds=rounds),
+    }
+    write_report(report, kept)
+    click.echo(markdown(report), nl=False)
+    click.echo(kept, err=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Parts that suites, gates and audits share."""

@@ -1,0 +1,94 @@
+"""The kernel table: every (op, shape, dtype) that the ten published Llamas ask of our kernels.
+
+Without a GPU we lower the cases (tests/kernels/test_lowering.py) and compile them for an H200 (benchmarks/gates).
+On one we hold them against the exact numbers and time them (benchmarks/suites/gpu).
+
+    case.py       a case: our kernels, XLA's form, the exact numbers; arrays and limits
+    limits.py     limits on a compiled product
+    plain.py      XLA's form of every op
+    exact.py      the exact numbers and their error bounds
+    ...           cases, by family
+
+A kernel joins the table with a function of a model's config, a dtype and an amount of work, declared as a `Family` in
+any module of this package, and a feature that no published Llama has with a `Variant`: nothing else names them.
+"""
+
+import pkgutil
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from importlib import import_module
+
+from llamaspec.benchmarks.common.kernel_cases.case import BFLOAT16, FLOAT32, TWO_MODELS, Case, Family, Variant, Work
+from llamaspec.model.insight.shapes import SHAPES
+
+
+def _declared[Kind: (Family, Variant)](kind: type[Kind]) -> Iterator[Kind]:
+    """Yield the families or the variants that the modules of this package declare."""
+    for name in sorted(module.name for module in pkgutil.iter_modules(__path__)):
+        yield from (value for value in vars(import_module(f"{__name__}.{name}")).values() if isinstance(value, kind))
+
+
+OPS = tuple(_declared(Family))
+ONE_IN = 11  # one variant in so many is in the sample, which then has each kind of codes, and a window
+
+# Kernels refuse some cases, in these words. The plain form runs instead.
+REFUSED = (
+    (r" q8_row .*x(288|512|768|1376) ", "columns of W in multiples of 128, 1024 at least"),
+    (r" (q8|q4|nf4) .*x(512|768) ", "columns of W in multiples of 256, 1024 at least"),
+    (r" (q8|q4|nf4) .*x(288|1376) ", "takes a scale for each"),
+    (r" mxfp4 .*x(288|512|768|1376) ", "columns of W in multiples of 256, 1024 at least"),
+    (r" fp8 .*x(288|1376) ", "columns of W in multiples of 256 in bfloat16"),
+    (r"^(norm_|gemv ).*x(288|1376) float32", "columns of W in multiples of 128 in float32"),
+    (r"^(norm_|gemv ).*x(288|1376) bfloat16", "columns of W in multiples of 256 in bfloat16"),
+    (r"^attention_.*x48 ", "heads of 64 or 128"),
+)
+
+
+def refusal(name: str) -> str | None:
+    """Give a pattern of the words in which a kernel refuses the case `name`; None for a case that it can do.
+
+    >>> refusal("attention_decode 6/6x48 of 4096 float32"), refusal("attention_decode 8/8x64 of 4096 float32")
+    ('heads of 64 or 128', None)
+    """
+    return next((words for pattern, words in REFUSED if re.search(pattern, name)), None)
+
+
+@cache
+def kernel_cases() -> dict[str, Case]:
+    """Build the table, by name. A shape that several models share is in it once."""
+    cases: dict[str, Case] = {}
+    for model, config in SHAPES.items():
+        work = Work(several=model == "llama-3.1-8b")
+        for case in (case for op in OPS for dtype in (FLOAT32, BFLOAT16) for case in op(config, dtype, work)):
+            known = cases.get(case.name, case)
+            cases[case.name] = replace(known, models=(*known.models, model))
+    return cases
+
+
+@cache
+def variants() -> dict[str, Case]:
+    """Build the cases that other families and files bring, by name, for two models, so that features meet in pairs.
+
+    They are codes in every group that kernels take, activations in float32, biases, sliding windows and several
+    vectors. Published Llamas have none of them.
+    """
+    cases = (
+        replace(case, models=(meeting.model,))
+        for variant in _declared(Variant)
+        for meeting in variant.meetings
+        for case in variant(SHAPES[meeting.model], meeting.dtype, Work(), **meeting.options)
+    )
+    return {case.name: case for case in cases if case.name not in kernel_cases()}
+
+
+def gated_cases() -> dict[str, Case]:
+    """Join the table and the variants: the cases that are lowered and compiled without a GPU."""
+    return kernel_cases() | variants()
+
+
+def sampled() -> dict[str, Case]:
+    """Choose cases for a check that cannot take all: two models' share of the table, and some variants."""
+    some = [case for case in kernel_cases().values() if set(TWO_MODELS) & set(case.models)]
+    return {case.name: case for case in (*some, *list(variants().values())[::ONE_IN])}

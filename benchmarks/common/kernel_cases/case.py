@@ -1,0 +1,129 @@
+"""Cases: an op at one shape and dtype, the functions and arrays to call, and limits on the compiled kernel."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from llamaspec.reference.config import Config
+from llamaspec.verify.bounds.running_error import Approx
+
+FLOAT32, BFLOAT16 = np.dtype(jnp.float32), np.dtype(jnp.bfloat16)
+
+
+class Limits(NamedTuple):
+    """Limits on a compiled kernel: no worse than its design was when it was measured."""
+
+    registers: int = 255  # for each thread
+    instructions: float | None = None  # for each thread and weight, in the main loop
+    eager: bool = True  # loads weights while the previous kernel still runs
+    wgmma: bool = False  # multiplies on the tensor cores
+    loop: int | None = None  # instructions of a main loop that does not read weights
+
+
+LATE = Limits(eager=False)  # a kernel without weights
+
+
+class Work(NamedTuple):
+    """The amount of work that a model does at once."""
+
+    several: bool = False  # several vectors, tokens and sequences, too
+    capacity: int = 4096  # positions of the cache
+    chunk: int = 256  # tokens of a prompt
+    page: int = 64  # positions of a page
+    sequences: int = 8  # sequences that share pages
+
+    def batches(self, *sizes: int) -> tuple[int, ...]:
+        """Choose from the sizes of a batch.
+
+        >>> Work().batches(1, 8), Work(several=True).batches(1, 8)
+        ((1,), (1, 8))
+        """
+        return sizes if self.several else sizes[:1]
+
+
+@dataclass(frozen=True)
+class Case:
+    """An op at one shape and dtype, in three forms that take the same arguments."""
+
+    op: str
+    shape: str
+    dtype: str
+    function: Callable[..., Any]  # our kernels; products take a `tile`, too
+    arrays: tuple[Any, ...]  # shapes and dtypes; `ScaledCodes` of them for a quantized matrix
+    kernels: Mapping[str, Limits]  # the kernels that it launches
+    plain: Callable[..., Any] = field(kw_only=True)  # as XLA compiles it
+    exact: Callable[..., Approx | tuple[Approx, ...]] = field(
+        kw_only=True
+    )  # takes NumPy arrays, gives values and error bounds
+    bits: float = 0  # bits of a weight in memory; 0 without weights
+    streams: bool = True  # it reads its arrays from memory once, and memory bounds its speed
+    flops: int = 0  # 0 where memory bounds its speed
+    given: Mapping[int, Any] = field(default_factory=dict)  # arguments that cannot be random numbers
+    donated: tuple[int, ...] = ()  # indices of the arrays that are updated in place
+    models: tuple[str, ...] = ()  # models that have this case
+
+    @property
+    def name(self) -> str:
+        return f"{self.op} {self.shape} {self.dtype}"
+
+    @property
+    def bytes(self) -> int:
+        """Bytes to read and write, each once. Arrays that are updated in place barely change, and do not count."""
+        results = jax.tree.leaves(jax.eval_shape(self.plain, *self.arrays))
+        held = sum(_bytes(self.arrays[i]) for i in self.donated)
+        return sum(map(_bytes, jax.tree.leaves(self.arrays))) + sum(map(_bytes, results)) - 2 * held
+
+
+def _bytes(a: jax.ShapeDtypeStruct) -> int:
+    return prod(a.shape) * a.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Family:
+    """Cases of the kernel table: a function of a model's config, a dtype and an amount of work."""
+
+    cases: Callable[[Config, np.dtype, Work], Iterator[Case]]
+
+    def __call__(self, config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
+        return self.cases(config, dtype, work)
+
+
+class Meeting(NamedTuple):
+    """A model, a dtype and further arguments with which the cases of a `Variant` are built."""
+
+    model: str
+    dtype: np.dtype
+    options: Mapping[str, int] = {}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Cases with a feature that no published Llama has: a function as a `Family` has, and where it meets others."""
+
+    cases: Callable[..., Iterator[Case]]
+    meetings: tuple[Meeting, ...]
+
+    def __call__(self, config: Config, dtype: np.dtype, work: Work, **options: int) -> Iterator[Case]:
+        return self.cases(config, dtype, work, **options)
+
+
+TWO_MODELS = ("tinyllama-1.1b", "llama-3.1-8b")  # with heads of 64 and of 128, so most kinds of cases
+EVERYWHERE = tuple(Meeting(model, dtype) for model in TWO_MODELS for dtype in (FLOAT32, BFLOAT16))
+
+
+def array(*shape: int, dtype: np.dtype) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def times(batch: int) -> str:
+    """Name more than one vector, token or sequence in a shape.
+
+    >>> times(1), times(8)
+    ('', ' x8')
+    """
+    return f" x{batch}" if batch > 1 else ""

@@ -1,0 +1,87 @@
+"""Cases of the product of codes with several vectors: the five matrices of a model, in the forms that it takes."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+
+from llamaspec.benchmarks.common.kernel_cases import exact, plain
+from llamaspec.benchmarks.common.kernel_cases.case import BFLOAT16, Case, Limits, Meeting, Variant, Work, array, times
+from llamaspec.benchmarks.common.kernel_cases.products import EVERY_FORM, coded_matrix
+from llamaspec.pallas_kernels.coded_gemm import GROUPS, Geometry, coded_gemm, geometry_of
+from llamaspec.reference.config import Config
+
+FORMS = tuple(
+    name
+    for name, form in EVERY_FORM.items()
+    if not (form.levels or form.e4m3) and form.group in (GROUPS[1:] if form.bits == 4 else (*GROUPS, None))
+)
+MOST_REGISTERS = {8: 168, 16: 168, 32: 255, 64: 255}  # with which three blocks share a processor, or two
+
+
+@partial(
+    Variant,
+    meetings=(
+        Meeting("tinyllama-1.1b", BFLOAT16, {"batch": 16}),
+        *(Meeting("llama-3.1-8b", BFLOAT16, {"batch": batch}) for batch in (8, 16, 32, 64)),
+    ),
+)
+def coded_gemm_cases(config: Config, dtype: np.dtype, work: Work, *, batch: int) -> Iterator[Case]:
+    """Yield the products of a layer and the head; every form for eight vectors, the common ones for more.
+
+    For many vectors only matrices that are not cut along their columns: sums of parts are XLA's, and in a model they
+    are fused with what follows.
+    """
+    del dtype, work
+    for scheme in FORMS if batch <= 8 else ("q8", "q4"):
+        for rows, cols in shapes(config):
+            made = case(rows, cols, batch=batch, scheme=scheme)
+            if batch < 64 or geometry_of(*made.arrays).cut.parts == 1:
+                yield made
+
+
+def shapes(config: Config) -> dict[tuple[int, int], str]:
+    """Give the shapes of a model's matrices, and a name of each."""
+    width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    return {
+        (width + 2 * kv_width, config.dim): "qkv",
+        (config.dim, width): "o",
+        (2 * config.ffn, config.dim): "gate_up",
+        (config.dim, config.ffn): "down",
+        (config.vocab, config.dim): "head",
+    }
+
+
+def case(rows: int, cols: int, *, batch: int, scheme: str) -> Case:
+    """Make a case of one shape and form, with so many vectors."""
+    w, x = coded_matrix(rows, cols, BFLOAT16, scheme), array(batch, cols, dtype=BFLOAT16)
+    return Case(
+        op=f"coded_gemm {scheme}",
+        shape=f"{rows}x{cols}{times(batch)}",
+        dtype=BFLOAT16.name,
+        function=coded_gemm,
+        plain=plain.coded_gemm,
+        exact=exact.coded_gemm,
+        arrays=(w, x),
+        kernels={"coded_gemm": _limits(geometry_of(w, x))},
+        bits=EVERY_FORM[scheme].bits,
+    )
+
+
+def _limits(geometry: Geometry) -> Limits:
+    """Count instructions for each weight of a thread, of 64 rows and a group of columns at a time.
+
+        1.75                for codes of eight bits: two masks and an addition for two, and a shift for four
+        1.4                 for codes of four bits: a mask and an addition for two, and three shifts for eight
+        2.5                 for codes of 5 and 6 bits: the same, and a shift and a mask for the rest of two
+        width / group       to scale the sums and add them up, and as much where there are minima
+        48 / group          for products and their addresses, loads, and waits
+        160 a step          to wait, to ask for the next copies, and to turn
+
+    A step of which the ring holds all, or that takes several rows, needs no more.
+    """
+    columns = geometry.group or geometry.cut.turn
+    decoding = 1.75 if geometry.bits == 8 else 1.4 if geometry.bits == 4 else 2.5
+    weights = geometry.tile_rows * geometry.columns / 128
+    each = decoding + (1 + geometry.minima) * geometry.width / columns + 48 / columns + 160 / weights
+    return Limits(MOST_REGISTERS[geometry.width], round(each + 0.05, 1), wgmma=True)

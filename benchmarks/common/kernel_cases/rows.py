@@ -1,0 +1,45 @@
+"""Cases of RMSNorm and softmax, which run alone here, and inside the kernels of a decode step."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+
+from llamaspec.benchmarks.common.kernel_cases import exact, plain
+from llamaspec.benchmarks.common.kernel_cases.case import FLOAT32, LATE, Case, Family, Limits, Work, array, times
+from llamaspec.pallas_kernels.rmsnorm import rmsnorm
+from llamaspec.pallas_kernels.softmax import WHOLE, softmax
+from llamaspec.reference.config import Config
+
+
+@Family
+def norm_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
+    """Yield RMSNorm for one token, and for one model a chunk of a prompt, too."""
+    for tokens in work.batches(1, 256):
+        yield Case(
+            op="rmsnorm",
+            shape=f"{config.dim}{times(tokens)}",
+            dtype=dtype.name,
+            function=partial(rmsnorm, eps=config.eps),
+            plain=partial(plain.rmsnorm, eps=config.eps),
+            exact=partial(exact.rmsnorm, eps=config.eps),
+            arrays=(array(tokens, config.dim, dtype=dtype), array(config.dim, dtype=dtype)),
+            kernels={"rmsnorm": Limits()},
+        )
+
+
+@Family
+def logit_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
+    """Yield softmax of a row of logits, which are float32."""
+    if dtype == FLOAT32:
+        kernels = ("softmax",) if config.vocab <= WHOLE else ("exp_sums", "softmax")
+        yield Case(
+            op="softmax",
+            shape=f"{config.vocab}",
+            dtype=dtype.name,
+            function=softmax,
+            plain=plain.softmax,
+            exact=exact.softmax,
+            arrays=(array(1, config.vocab, dtype=dtype),),
+            kernels=dict.fromkeys(kernels, LATE),
+        )

@@ -1,0 +1,188 @@
+"""Speed of prompts and of decoding: the compiled programs of `generate`, timed without what surrounds them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from time import perf_counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from llamaspec.benchmarks.common.random_model import random_cache
+from llamaspec.model.cache import Cache, empty_cache
+from llamaspec.model.forward import decode, prefill, text_after
+from llamaspec.model.insight.timing import Effort, Seconds, measure
+from llamaspec.model.ops.table import Ops
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.running.compile import model_options
+from llamaspec.model.running.process import give_back_compilers_memory, keep_heaps_small
+from llamaspec.model.running.programs import CACHE, STOPS
+from llamaspec.model.sampling import as_arrays
+from llamaspec.model.weights.params import Params
+from llamaspec.reference.config import Config
+
+GREEDY = SamplingOptions(temperature=0.0)
+
+
+@dataclass(frozen=True)
+class Programs:
+    """Programs of a model, compiled for `batch` sequences of up to `capacity` tokens."""
+
+    prefill: Callable[..., Cache]  # raises ValueError where prompts are not read
+    decode: Callable[[bool], Any]  # by greedy: a program, compiled when it is first needed
+    config: Config
+    capacity: int
+    chunk: int  # tokens of a prompt that a call reads
+    burst: int  # tokens that a call draws
+    batch: int
+    seconds: float  # to compile prefill and greedy decoding
+
+
+def compile_programs(
+    params: Params,
+    config: Config,
+    *,
+    ops: Ops,
+    capacity: int,
+    chunk: int,
+    burst: int,
+    batch: int = 1,
+    options: dict[str, Any] | None = None,
+) -> Programs:
+    """Compile for the default device, as `model.running.programs` does unless XLA is given other `options`.
+
+    `capacity` counts the tokens of a sequence and the padding of its last chunk. Prompts are not read if `chunk` is 0.
+    """
+    platform = jax.default_backend()
+    keep_heaps_small(config, platform=platform)
+    if options is None:
+        options = model_options(platform, params, config, ops=ops, batch=batch)
+    shapes, dtype = jax.eval_shape(lambda params: params, params), params.embedding.dtype
+    cache = jax.eval_shape(partial(empty_cache, config, batch=batch, capacity=capacity, dtype=dtype))
+    began = perf_counter()
+
+    def compiled(program: Callable, *arguments: Any, **fixed: Any) -> Any:
+        jitted = jax.jit(partial(program, config=config, ops=ops, **fixed), donate_argnums=CACHE)
+        found = jitted.lower(shapes, *arguments).compile(options)
+        give_back_compilers_memory(config, platform=platform)
+        return found
+
+    @lru_cache
+    def decode_program(greedy: bool) -> Any:
+        return compiled(decode, *_decoding(config, cache, batch, burst, GREEDY), greedy=greedy, burst=burst)
+
+    prompt = jax.ShapeDtypeStruct((batch, chunk), np.int32)
+    decode_program(GREEDY.greedy)
+    return Programs(
+        prefill=compiled(prefill, prompt, cache, jax.ShapeDtypeStruct((batch,), np.int32)) if chunk else _no_prompts,
+        decode=decode_program,
+        config=config,
+        capacity=capacity,
+        chunk=chunk,
+        burst=burst,
+        batch=batch,
+        seconds=perf_counter() - began,
+    )
+
+
+def _no_prompts(*_: Any) -> Cache:
+    raise ValueError("these programs read no prompts: they were compiled with a chunk of 0")
+
+
+def decoding(
+    programs: Programs,
+    params: Params,
+    *,
+    context: int,
+    options: SamplingOptions = GREEDY,
+) -> Callable[..., Any]:
+    """Make a call that draws a burst after `context` tokens, or as many tokens as it is given.
+
+    Raises ValueError for more than there is room for; the call raises it for more than a burst.
+    """
+    config, batch = programs.config, programs.batch
+    if context + programs.burst > programs.capacity:
+        raise ValueError(
+            f"{context} tokens and {programs.burst} to decode are more than a cache of {programs.capacity}"
+        )
+    program = programs.decode(options.greedy)
+    cache = random_cache(config, dtype=params.embedding.dtype, capacity=programs.capacity, batch=batch)
+    lengths = jnp.full(batch, context, jnp.int32)
+    text, _, *fixed, _ = _decoding(config, cache, batch, programs.burst, options)
+    fixed = jax.device_put(fixed)
+
+    def call(tokens: int = programs.burst):
+        nonlocal cache  # the program reuses the old buffer
+        if tokens > programs.burst:
+            raise ValueError(f"{tokens} tokens are more than the {programs.burst} that a call draws")
+        rewound = cache._replace(lengths=lengths + 0)
+        drawn, taken, _, cache = program(params, text, rewound, *fixed, np.int32(tokens))
+        return drawn, taken
+
+    return call
+
+
+def decode_seconds(
+    programs: Programs,
+    params: Params,
+    *,
+    context: int,
+    effort: Effort,
+) -> Seconds:
+    """Time one greedy step of `decoding`."""
+    return measure(decoding(programs, params, context=context), effort).over(programs.burst)
+
+
+def prefilling(programs: Programs, params: Params, *, tokens: int) -> Callable[[], Any]:
+    """Make a call that reads a prompt of so many tokens, chunk by chunk. Raises ValueError for too many."""
+    chunks = -(-tokens // programs.chunk)
+    if chunks * programs.chunk > programs.capacity:
+        raise ValueError(f"{chunks} chunks of {programs.chunk} tokens are more than a cache of {programs.capacity}")
+    config, batch = programs.config, programs.batch
+    cache = random_cache(config, dtype=params.embedding.dtype, capacity=programs.capacity, batch=batch)
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(0, config.vocab, (batch, chunks * programs.chunk)).astype(np.int32)
+    parts = [
+        (jnp.asarray(prompt[:, at : at + programs.chunk]), jnp.full(batch, min(programs.chunk, tokens - at), jnp.int32))
+        for at in range(0, tokens, programs.chunk)
+    ]
+
+    def call():
+        nonlocal cache
+        cache = cache._replace(lengths=jnp.zeros(batch, jnp.int32))
+        for part, lengths in parts:
+            cache = programs.prefill(params, part, cache, lengths)
+        return cache.lengths
+
+    return call
+
+
+def prefill_seconds(programs: Programs, params: Params, *, tokens: int, effort: Effort) -> Seconds:
+    """Time a call of `prefilling`."""
+    return measure(prefilling(programs, params, tokens=tokens), effort)
+
+
+def first_token_seconds(programs: Programs, params: Params) -> float:
+    """Time a prompt of one chunk up to its first token, once and cold."""
+    config, batch = programs.config, programs.batch
+    cache = empty_cache(config, batch=batch, capacity=programs.capacity, dtype=params.embedding.dtype)
+    began = perf_counter()
+    prompt = np.ones((batch, programs.chunk), np.int32)
+    cache = programs.prefill(params, prompt, cache, np.full(batch, programs.chunk, np.int32))
+    *arguments, _ = _decoding(config, cache, batch, programs.burst, GREEDY)
+    jax.block_until_ready(programs.decode(GREEDY.greedy)(params, *arguments, np.int32(1))[0])
+    return perf_counter() - began
+
+
+def _decoding(config: Config, cache: Any, batch: int, burst: int, options: SamplingOptions) -> tuple[Any, ...]:
+    """Arguments of the decoding program after the weights."""
+    return (
+        text_after(np.ones(batch, int), np.zeros((batch, config.vocab), bool)),
+        cache,
+        np.zeros((batch, 2), np.uint32),
+        as_arrays(options),
+        np.full(STOPS, -1, np.int32),
+        np.int32(burst),
+    )

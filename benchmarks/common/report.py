@@ -1,0 +1,123 @@
+"""Rows of a benchmark: numbers that are measured, numbers that follow from them, and tables of both."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llamaspec.model.insight.machine import Ceilings
+from llamaspec.model.insight.timing import Seconds
+
+Row = dict[str, Any]
+
+RESULTS = Path(__file__).parents[1] / "results"  # summaries, which README and docs cite
+RAW = RESULTS / "raw"  # every figure of a run; ignored by git
+
+
+class Column(NamedTuple):
+    """Column of a table: where its values are, and how they are shown."""
+
+    heading: str
+    key: str
+    form: str = ""  # a format specification
+    scale: float = 1  # factor of a number
+
+
+def skipped(name: str, why: str = "no time was left") -> Row:
+    """Make a row for a measurement that did not happen."""
+    return {"skipped": name, "why": why}
+
+
+def in_a_line(error: Exception) -> str:
+    """Describe an error in a line: its type and the first line of its message.
+
+    >>> in_a_line(ValueError("no such tile\\nat all"))
+    'ValueError: no such tile'
+    """
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def timed(seconds: Seconds, *, bytes: float, flops: float, dtype: str) -> Row:
+    """Make a row of seconds with the bytes and operations that they took."""
+    return {**seconds._asdict(), "bytes": bytes, "flops": flops, "dtype": dtype}
+
+
+def with_shares(row: Row, ceilings: Ceilings) -> Row:
+    """Add rates to a timed row, and their shares of the machine's own rates.
+
+    `share` is the share of the copy bandwidth, `of_floor` that of the speed that bandwidth and matrix rate allow.
+    """
+    if "median" not in row or "bytes" not in row:
+        return row
+    floor = ceilings.floor(bytes=row["bytes"], flops=row["flops"], dtype=row["dtype"])
+    return {
+        **row,
+        "bytes_a_second": row["bytes"] / row["median"],
+        "flops_a_second": row["flops"] / row["median"],
+        "share": row["bytes"] / row["median"] / ceilings.copy,
+        "floor": floor,
+        "of_floor": floor / row["median"],
+    }
+
+
+def write_report(report: Any, file: Path) -> None:
+    """Write a report as JSON, a value a line, so that two reports can be compared with `diff`."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def machine_lines(report: Mapping[str, Any]) -> list[str]:
+    """Describe the device, the versions and the measured rates."""
+    about, ceilings = report["about"], report["ceilings"]
+    words = [about["device"], about["processor"], f"driver {about['driver']}" if about["driver"] else None]
+    words += [f"{name} {found}" for name, found in about["versions"].items()]
+    rates = [f"{rate / 1e9:,.0f} GFLOP/s in {dtype}" for dtype, rate in ceilings["flops"].items()]
+    bandwidths = [f"copy {ceilings['copy'] / 1e9:,.1f} GB/s", f"read {ceilings['read'] / 1e9:,.1f} GB/s"]
+    return [", ".join(filter(None, words)), ", ".join([*bandwidths, *rates])]
+
+
+def model_line(model: Mapping[str, Any]) -> str:
+    """Describe a model in a line.
+
+    >>> model_line({"name": "stories", "dtype": "float32", "quantize": "q8"})
+    'stories, float32, matrices in q8'
+    """
+    return f"{model['name']}, {model['dtype']}" + (f", matrices in {model['quantize']}" if model["quantize"] else "")
+
+
+def table(columns: Iterable[Column], rows: Iterable[Row]) -> str:
+    """Render rows as a Markdown table, aligned for a terminal too; a column that no row has is left out.
+
+    >>> print(table([Column("name", "n"), Column("us", "s", ",.1f", 1e6)], [{"n": "a", "s": 8e-6}, {"n": "b"}]))
+    | name |  us |
+    | :--- | --: |
+    | a    | 8.0 |
+    | b    |     |
+    """
+    rows = list(rows)
+    columns = [column for column in columns if any(row.get(column.key) is not None for row in rows)]
+    lines = [[_shown(row.get(column.key), column) for column in columns] for row in rows]
+    texts = [any(isinstance(row.get(column.key), str | bool | list) for row in rows) for column in columns]
+    headings = [column.heading for column in columns]
+    widths = [max(3, *map(len, cells)) for cells in zip(headings, *lines, strict=True)]
+
+    def line(cells: Iterable[str], fill: str = " ") -> str:
+        sides = zip(cells, widths, texts, strict=True)
+        padded = (cell.ljust(width, fill) if text else cell.rjust(width, fill) for cell, width, text in sides)
+        return f"| {' | '.join(padded)} |"
+
+    return "\n".join([line(headings), line([":"] * len(columns), "-"), *map(line, lines)])
+
+
+def _shown(value: Any, column: Column) -> str:
+    if value is None:
+        return ""
+    match value:
+        case str():
+            return value
+        case bool():
+            return "yes" if value else "no"
+        case list():
+            return " x ".join("-" if part is None else str(part) for part in value)
+        case _:
+            return format(value * column.scale, column.form)

@@ -1,0 +1,108 @@
+"""Compile the kernel table and the decode steps for an H200 and hold them to the gates; see the package."""
+
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+
+from llamaspec.benchmarks.common.kernel_cases import gated_cases, refusal, sampled
+from llamaspec.benchmarks.common.kernel_cases.case import TWO_MODELS
+from llamaspec.benchmarks.common.report import write_report
+from llamaspec.benchmarks.gates.checks import broken_by, broken_by_step
+from llamaspec.benchmarks.gates.chunk import CHUNKS, broken_by_chunk, compile_chunk
+from llamaspec.benchmarks.gates.compiler import compile_case, compile_step
+from llamaspec.benchmarks.gates.decode_steps import FEW_LAYERS, STEPS, decode_step
+from llamaspec.benchmarks.gates.multi_device import STEPS as SHARED
+from llamaspec.benchmarks.gates.multi_device import broken_by_shared_step, compile_shared
+from llamaspec.benchmarks.gates.report import KERNEL_COLUMNS, STEP_COLUMNS, Row, kernel_row, step_row, table
+from llamaspec.benchmarks.gates.serving import SERVED, broken_by_serving, compile_served
+from llamaspec.benchmarks.gates.workers import Failure, call_each
+from llamaspec.model.insight.shapes import SHAPES
+
+VERSIONS = ("jax", "jaxlib", "nvidia-cuda-nvcc", "nvidia-cuda-nvdisasm")
+
+# A function that compiles each name; yields the name with its result or a `Failure`.
+Compile = Callable[[Callable[[str], Any], list[str]], Iterator[tuple[str, Any]]]
+
+
+def kernel_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
+    """Compile the cases whose name holds `only`, or those of the sample; yields name, rows and broken gates."""
+    cases = sampled() if sample else gated_cases()
+    names = [name for name in cases if only in name and refusal(name) is None]
+    for name, compiled in compile(compile_case, names):
+        case = cases[name]
+        if isinstance(compiled, Failure):
+            yield name, [], [compiled.reason]
+        else:
+            program, kernels = compiled
+            yield name, [kernel_row(case, kernel) for kernel in kernels], list(broken_by(case, program, kernels))
+
+
+def step_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
+    """Compile the decode steps likewise; `only` may begin with "decode step"."""
+    models = set(TWO_MODELS) if sample else set(SHAPES)
+    names = [name for name in STEPS if only in f"decode step {name}" and name.split()[0] in models]
+    for name, compiled in compile(compile_step, names):
+        if isinstance(compiled, Failure):
+            yield name, [], [compiled.reason]
+        else:
+            step = decode_step(name)
+            layers = (FEW_LAYERS, step.layers)
+            broken = broken_by_step(*compiled, layers=layers, cache=step.cache, plain=step.plain)
+            yield name, [step_row(name, *compiled, layers=layers)], list(broken)
+
+
+@click.command()
+@click.option("--only", default="", help="Cases and steps whose name holds this.")
+@click.option("--sample", is_flag=True, help="Cases and steps of two of the models, and some variants.")
+@click.option("--limit", default=120.0, show_default=True, help="Seconds that one compilation may take.")
+@click.option("--at-once", default=2, show_default=True, help="Compilations at once.")
+@click.option(
+    "--json", "raw", type=click.Path(path_type=Path), help="Write every fact, for `llamaspec.benchmarks.summary`."
+)
+def main(only: str, sample: bool, limit: float, at_once: int, raw: Path | None):
+    """Compile, print tables, and fail if a gate does."""
+
+    def compile(function: Callable[[str], Any], names: list[str]) -> Iterator[tuple[str, Any]]:
+        results = call_each(function, names, limit=limit, at_once=at_once, preload=[function.__module__])
+        yield from zip(names, results, strict=True)
+
+    compiled, broken = 0, 0
+    tables: list[list[Row]] = []
+    for entries in (kernel_table(only, sample, compile), step_table(only, sample, compile)):
+        tables.append([])
+        for name, rows, wrong in entries:
+            tables[-1] += rows
+            compiled += 1
+            broken += len(wrong)
+            for line in wrong:
+                click.echo(f"{name}: {line}", err=True)
+    for title, names, function, gates in (
+        ("decode step", [] if sample else SHARED, compile_shared, broken_by_shared_step),
+        ("prompt", CHUNKS, compile_chunk, broken_by_chunk),
+        ("serving", SERVED, compile_served, broken_by_serving),
+    ):
+        chosen = [name for name in names if only in f"{title} {name}"]
+        for name, facts in compile(function, chosen):
+            wrong = [facts.reason] if isinstance(facts, Failure) else gates(facts)
+            compiled += 1
+            broken += len(wrong)
+            for line in wrong:
+                click.echo(f"{name}: {line}", err=True)
+    kernels, steps = tables
+    text = "\n\n".join(
+        table(columns, rows) for columns, rows in ((KERNEL_COLUMNS, kernels), (STEP_COLUMNS, steps)) if rows
+    )
+    click.echo(text)
+    if raw:
+        about = {**{name: version(name) for name in VERSIONS}, "models": sorted(TWO_MODELS if sample else SHAPES)}
+        write_report({"about": about, "kernels": kernels, "steps": steps}, raw)
+    click.echo(f"{compiled} cases, decode steps and prompts compiled for sm_90a, {broken} gates broken", err=True)
+    sys.exit(broken > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Gates on a compiled kernel and on a compiled decode step. A gate that fails yields one line."""
+
+from collections.abc import Iterator, Sequence
+
+from llamaspec.benchmarks.common.kernel_cases.case import Case, Limits
+from llamaspec.benchmarks.gates.kernel import Kernel
+from llamaspec.benchmarks.gates.program import Program
+
+LARGE = 1 << 20  # bytes: a copy as slow as a kernel
+STEP_TEMP = 32 << 20  # bytes
+STEP_SECONDS = 20.0  # of a processor core, to lower and compile 32 layers
+KERNELS_A_LAYER = 6
+GRAPH = "kCommandBuffer"  # XLA's word
+
+
+def instructions_per_weight(kernel: Kernel, bits: float) -> float | None:
+    """Count the instructions of a thread per weight in the main loop; None if no loop goes over weights."""
+    if not (bits and kernel.refilled and kernel.loop):
+        return None
+    return kernel.loop * kernel.threads / (kernel.refilled * 8 / bits)
+
+
+def broken_by(case: Case, program: Program, kernels: Sequence[Kernel]) -> Iterator[str]:
+    """Yield the broken gates of a case of the kernel table."""
+    compiled = {kernel.name for kernel in kernels}
+    if compiled != case.kernels.keys():
+        yield f"compiled {_listed(compiled)} where {_listed(case.kernels)} were due"
+    for kernel in kernels:
+        limits = case.kernels.get(kernel.name, Limits())
+        yield from (f"{kernel.name}: {wrong}" for wrong in _broken_by_kernel(kernel, limits, bits=case.bits))
+    yield from _large_copies(program)
+
+
+def _broken_by_kernel(kernel: Kernel, limits: Limits, *, bits: float) -> Iterator[str]:
+    if kernel.spilled:
+        yield f"spills {kernel.spilled} bytes a thread"
+    # A short row is unrolled, without a limit of registers.
+    if kernel.loop and kernel.registers > limits.registers:
+        yield f"{kernel.registers} registers where {limits.registers} are allowed"
+    per_weight = instructions_per_weight(kernel, bits)
+    # The limits are stated to one decimal.
+    if limits.instructions is not None and per_weight is not None and round(per_weight, 1) > limits.instructions:
+        yield f"{per_weight:.2f} instructions a weight where {limits.instructions} are allowed"
+    if limits.loop is not None and kernel.loop > limits.loop:
+        yield f"{kernel.loop} instructions in the main loop where {limits.loop} are allowed"
+    if bits and kernel.narrow:
+        yield f"{kernel.narrow} loads of less than 128 bits from global memory in the main loop"
+    if kernel.hasty:
+        yield "asks for a copy into shared memory that may still be read"
+    if kernel.unmet:
+        yield "reads from shared memory what another thread may not have stored yet"
+    if limits.wgmma and not kernel.wgmma:
+        yield "no wgmma in a loop"
+    if not kernel.waits:
+        yield "does not wait for the kernel before it"
+    elif bits and limits.eager and not kernel.eager:
+        yield "loads nothing before it waits for the kernel before it"
+    if kernel.kept and not limits.eager:
+        yield f"{kernel.kept} loads before it waits for the kernel before it, whose results the first cache keeps"
+
+
+def kernels_a_layer(short: Program, whole: Program, layers: tuple[int, int]) -> int:
+    """Count the launches of a layer, ours and the compiler's, from two numbers of layers.
+
+    The count is rounded, since the compiler splits work over all layers at once, such as copies of their pointers.
+    """
+    few, many = layers
+    return round((len(whole.launches) - len(short.launches)) / (many - few))
+
+
+def broken_by_step(
+    short: Program, whole: Program, *, layers: tuple[int, int], cache: int, plain: int = 0
+) -> Iterator[str]:
+    """Yield the broken gates of a decode step, compiled with few layers and with all of them.
+
+    `cache` is the number of bytes that must be updated in place, `plain` the number of ops of a layer that have no
+    kernel for this model, each of which takes one more launch.
+    """
+    if (launched := kernels_a_layer(short, whole, layers)) > KERNELS_A_LAYER + plain:
+        yield f"{launched} kernels a layer where {KERNELS_A_LAYER + plain} are allowed"
+    if not any(launch.ours for launch in whole.launches):
+        yield "none of our kernels"
+    yield from _large_copies(whole)
+    # Whatever is not in one CUDA graph waits for the host in every step: a loop for its condition, a kernel of ours for
+    # its launch.
+    if whole.issued != (GRAPH,):
+        yield f"the host issues {len(whole.issued)} times ({_listed({*whole.issued})}) where a burst is one CUDA graph"
+    if whole.aliased < cache:
+        yield f"{whole.aliased} of {cache} bytes of the cache are updated in place"
+    if whole.temp >= STEP_TEMP:
+        yield f"{whole.temp} bytes of temporary memory where less than {STEP_TEMP} are allowed"
+    if whole.seconds > (allowed := STEP_SECONDS * max(1, layers[1] / 32)):
+        yield f"{whole.seconds:.0f} s to lower and compile {layers[1]} layers where {allowed:.0f} s are allowed"
+
+
+def _large_copies(program: Program) -> Iterator[str]:
+    for launch in program.launches:
+        if not launch.ours and launch.bytes >= LARGE:
+            yield f"{launch.kind} writes {launch.bytes} bytes beside our kernels"
+
+
+def _listed(names) -> str:
+    return ", ".join(sorted(names)) or "nothing"

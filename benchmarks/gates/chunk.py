@@ -1,0 +1,58 @@
+"""A chunk of a prompt, compiled without a GPU by the product's options: cuBLASLt computes its products.
+
+Nothing is tuned for such a model, and XLA's own kernels for products are slow untuned: see `model.running.compile`.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from llamaspec.benchmarks.gates.compiler import hlo_for_h200
+
+import jax  # isort: skip  # after the compiler's module, which sets what JAX reads when it is imported
+
+from llamaspec.benchmarks.common.random_model import random_shapes
+from llamaspec.benchmarks.gates.decode_steps import CAPACITY, DTYPES, FEW_LAYERS
+from llamaspec.benchmarks.gates.program import products
+from llamaspec.model.forward import prefill
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.ops.gpu import pallas_ops
+from llamaspec.model.running.compile import model_options
+from llamaspec.model.running.programs import CACHE, MIDDLE, Layout, prefill_shapes
+from llamaspec.model.weights.gpu_codes import arranged
+
+CHUNKS = ("tinyllama-1.1b bfloat16 q8", "tinyllama-1.1b bfloat16", "tinyllama-1.1b bfloat16 q4")
+PRODUCTS_A_LAYER = 4  # q, k and v; o; gate and up; down
+
+
+class Chunk(NamedTuple):
+    """Facts of a compiled chunk."""
+
+    layers: int
+    calls: int  # of cuBLASLt
+    kernels: int  # of XLA's own for products
+
+
+def compile_chunk(name: str) -> Chunk:
+    """Compile a chunk of `CHUNKS` with few of the model's layers."""
+    model, dtype, *scheme = name.split()
+    config = replace(SHAPES[model], layers=FEW_LAYERS)
+    layout = Layout(1, CAPACITY, MIDDLE, 128, DTYPES[dtype])
+    params = random_shapes(config, dtype=DTYPES[dtype], positions=layout.rows, quantize=next(iter(scheme), None))
+    params = jax.eval_shape(arranged, params)
+    ops, _ = pallas_ops(config, params, capacity=layout.rows)
+    cache = jax.eval_shape(partial(layout.empty_cache, config))
+    hlo = hlo_for_h200(
+        *(partial(prefill, config=config, ops=ops), params, *prefill_shapes(layout, cache)),
+        donate=(CACHE,),
+        options=model_options("gpu", params, config, ops=ops, batch=1),
+    )
+    return Chunk(FEW_LAYERS, *products(hlo))
+
+
+def broken_by_chunk(chunk: Chunk) -> list[str]:
+    """List the broken gates of a chunk. Of the last layer only the keys and values are needed."""
+    due = PRODUCTS_A_LAYER * (chunk.layers - 1) + 1
+    if (chunk.calls, chunk.kernels) != (due, 0):
+        return [f"{chunk.calls} calls of cuBLASLt and {chunk.kernels} kernels of XLA's for {due} products"]
+    return []

@@ -1,0 +1,200 @@
+"""Facts of one kernel, from the files that Mosaic GPU dumps as it compiles (`MOSAIC_GPU_DUMP_TO`)."""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llamaspec.benchmarks.gates import sass
+
+_PTXAS = re.compile(
+    r"Function properties for (?P<entry>\w+)\s+"
+    r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads\s+"
+    r"ptxas info\s+: Used (?P<registers>\d+) registers"
+)
+_LAUNCH = re.compile(r"blocks\(.*?\) in \((.*?)\) threads\(.*?\) in \((.*?)\) dynamic_shared_memory_size (%\S+)")
+_CONSTANT = re.compile(r"%c(\d+)(?:_|\b)")
+_FENCES = ("FENCE.VIEW.ASYNC", "MEMBAR.SC")  # wait for a thread's reads
+_COPIES_IN = ("UTMALDG", "UBLKCP.S.G")  # to shared memory
+_READS = ("LDS", "HGMMA", "UTMASTG", "UBLKCP.G.S")
+_EXPECT = re.compile(r"^( *)mosaic_gpu\.arrive_expect_tx .*?(%c\d+)")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Facts of one compiled kernel."""
+
+    name: str
+    registers: int  # a thread
+    spilled: int  # bytes a thread
+    shared: int  # bytes a thread block
+    threads: int  # a thread block
+    blocks: int
+    prefetched: int  # bytes requested from the copy engine before the main loop
+    refilled: int  # bytes requested in each turn of a loop, which may be several unrolled turns
+    loop: int  # instructions of the main loop
+    refills: bool  # the main loop requests copies, rather than an outer loop or another warp
+    hasty: bool  # requests a copy before all threads finished their reads of shared memory
+    unmet: bool  # reads shared memory after a store, without a meeting of threads between
+    instructions: int
+    wgmma: int  # tensor-core products in innermost loops
+    narrow: int  # global loads below 128 bits in the main loop, unless it is unrolled
+    waits: bool  # for the kernel before it: programmatic dependent launch
+    eager: bool  # loads something before it waits
+    kept: int  # loads before it waits whose results stay in the first-level cache
+
+
+def read_kernels(folder: Path) -> list[Kernel]:
+    """Read every kernel that was compiled while the compiler dumped to this folder."""
+    return [_read_kernel(path) for path in sorted(folder.glob("*.ptxas"))]
+
+
+def _read_kernel(path: Path) -> Kernel:
+    # "gemv_3.ptxas": the kernel's name and a counter of the process
+    dump = path.stem
+    compiled = _PTXAS.search(path.read_text())
+    assert compiled, f"no figures in {path}"
+    layouts = path.with_name(f"{dump}.after_layout_inference.txt").read_text()
+    blocks, threads, shared = launch(layouts)
+    prefetched, refilled = copied(layouts)
+    code = sass.read(path.with_name(f"{dump}.sass_ctrl").read_text())
+    loop = code.main_loop()
+    turns = max(1, sum(".TRYWAIT" in word.opcode for word in loop) // max(1, waits_in_loops(layouts)))
+    wait = next(code.find("ACQBULK"), None)
+    return Kernel(
+        name=dump.rpartition("_")[0],
+        registers=int(compiled["registers"]),
+        spilled=int(compiled["stores"]) + int(compiled["loads"]),
+        shared=shared,
+        threads=threads,
+        blocks=blocks,
+        prefetched=prefetched,
+        refilled=refilled * turns,
+        loop=len(loop),
+        refills=any(word.opcode.startswith("UTMALDG") for word in loop),
+        hasty=any(map(hasty, _runs(code))),
+        unmet=any(map(unmet, _runs(code))),
+        instructions=len(code.instructions),
+        wgmma=sum(
+            word.opcode.startswith("HGMMA")
+            for found in code.loops()  # the loop of a copying warp may be longer
+            for word in code.inside(found)
+        ),
+        # An unrolled loop may be the outer one, which reads a number for each row.
+        narrow=sum(word.opcode.startswith(("LDG", "LD.")) and ".128" not in word.opcode for word in loop if turns == 1),
+        waits=wait is not None,
+        eager=next(code.find("UTMALDG", "LDG"), len(code.instructions)) < (wait or 0),
+        kept=sum(".STRONG" not in code.instructions[i].opcode for i in code.find("LDG") if i < (wait or 0)),
+    )
+
+
+def hasty(code: Sequence[sass.Instruction]) -> bool:
+    r"""Tell whether a copy into shared memory is requested before all threads have finished their reads of it.
+
+    Each thread must wait for its own reads, and then all must meet: a read waits in a queue that the copy engine does
+    not use, and a meeting alone does not wait for it. Warps wait for reads of the tensor cores by themselves.
+    Instructions count in the order of addresses, also those that a branch skips.
+
+    >>> code = ["/*0000*/ LDS R4, [R2]", "/*0010*/ MEMBAR.SC.CTA", "/*0020*/ BAR.SYNC 0x1", "/*0030*/ UTMALDG.2D [UR8]"]
+    >>> [hasty(sass.read("\n".join(some)).instructions) for some in (code, code[:1] + code[2:], code[:2] + code[3:])]
+    [False, True, True]
+    """
+    reading = apart = False
+    for word in code:
+        if apart and word.opcode.startswith(_COPIES_IN):
+            return True
+        if word.opcode.startswith("LDS"):
+            reading = apart = True
+        elif word.opcode.startswith("HGMMA"):
+            apart = True
+        elif word.opcode.startswith(_FENCES):
+            reading = False
+        elif word.opcode.startswith("BAR.SYNC"):
+            apart = reading
+    return False
+
+
+def unmet(code: Sequence[sass.Instruction]) -> bool:
+    r"""Tell whether shared memory is read after a store to it without a meeting of threads between.
+
+    Reads of threads, tensor cores and the copy engine count, in the order of addresses. `ldmatrix` does not, since our
+    kernels read copied data with it.
+
+    >>> code = ["/*0000*/ STS [R2], R4", "/*0010*/ BAR.SYNC.DEFER_BLOCKING 0x1, 0x80", "/*0020*/ LDS R4, [R2]"]
+    >>> [unmet(sass.read("\n".join(some)).instructions) for some in (code, code[::2])]
+    [False, True]
+    """
+    stored = False
+    for word in code:
+        if stored and word.opcode.startswith(_READS) and not word.opcode.startswith("LDSM"):
+            return True
+        stored = (stored or word.opcode.startswith("STS")) and not word.opcode.startswith("BAR.SYNC")
+    return False
+
+
+def _runs(code: sass.Listing) -> Iterator[Sequence[sass.Instruction]]:
+    """Yield sequences of instructions: the kernel from its beginning, and each loop twice, since turns follow turns."""
+    yield code.instructions
+    for loop in code.all_loops():
+        yield [*code.inside(loop), *code.inside(loop)]
+
+
+def launch(layouts: str) -> tuple[int, int, int]:
+    """Read thread blocks, threads and bytes of shared memory of a block from Mosaic's MLIR.
+
+    >>> launch("gpu.launch async [%1] blocks(%arg2, %arg3) in (%arg8 = %c256, %arg9 = %c2_7) "
+    ...        "threads(%arg5, %arg6) in (%arg11 = %c128, %arg12 = %c1) dynamic_shared_memory_size %c44064_i32 {")
+    (512, 128, 44064)
+    """
+    found = _LAUNCH.search(layouts)
+    assert found, "no gpu.launch"
+    grid, block, shared = ([int(size) for size in _CONSTANT.findall(part)] for part in found.groups())
+    return math.prod(grid), math.prod(block), shared[0]
+
+
+def copied(layouts: str) -> tuple[int, int]:
+    """Count the bytes that a thread block expects from the copy engine before its loops, and in each turn of them.
+
+    >>> copied('''
+    ...   mosaic_gpu.arrive_expect_tx barrier(%61 : memref) %c8192_i32
+    ...   %9 = scf.for %arg14 = %c0 to %c16 step %c1 {
+    ...     mosaic_gpu.arrive_expect_tx barrier(%61 : memref) %c4096_i32_3
+    ...   }
+    ...   mosaic_gpu.arrive_expect_tx barrier(%61 : memref) %c8192_i32
+    ... ''')
+    (16384, 4096)
+    """
+    before, inside = 0, 0
+    for line, looped in _lines(layouts):
+        if expected := _EXPECT.match(line):
+            size = int(expected[2][2:])
+            before, inside = (before, inside + size) if looped else (before + size, inside)
+    return before, inside
+
+
+def waits_in_loops(layouts: str) -> int:
+    """Count the waits at a barrier in a turn of all loops.
+
+    >>> waits_in_loops('''
+    ...   nvvm.mbarrier.try_wait.parity %208, %207, %c10000000_i32 : !llvm.ptr<3>, i32, i32
+    ...   %9 = scf.for %arg14 = %c0 to %c16 step %c1 {
+    ...     nvvm.mbarrier.try_wait.parity %208, %207, %c10000000_i32 : !llvm.ptr<3>, i32, i32
+    ...   }
+    ... ''')
+    1
+    """
+    return sum("mbarrier.try_wait" in line for line, looped in _lines(layouts) if looped)
+
+
+def _lines(layouts: str) -> Iterator[tuple[str, bool]]:
+    """Yield lines, and whether they are in a loop."""
+    loop = None  # indentation of the outermost loop
+    for line in layouts.splitlines():
+        indent = len(line) - len(line.lstrip())
+        if loop is None and re.search(r"\bscf\.(for|while)\b", line):
+            loop = indent
+        elif loop is not None and indent == loop and line.lstrip().startswith("}") and not line.endswith("{"):
+            loop = None
+        else:
+            yield line, loop is not None

@@ -1,0 +1,83 @@
+"""Decode steps that several H200 share, compiled without a GPU: our kernels, two all-reduces a layer, no copies."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from llamaspec.benchmarks.gates.compiler import TARGET
+
+import jax  # isort: skip  # after the compiler's module, which sets what JAX reads when it is imported
+import numpy as np
+from jax.experimental import topologies
+
+from llamaspec.benchmarks.gates.checks import LARGE
+from llamaspec.benchmarks.gates.decode_steps import CAPACITY, DTYPES, FEW_LAYERS
+from llamaspec.benchmarks.gates.program import Launch, launches
+from llamaspec.model.forward import decode
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.ops.gpu import pallas_ops
+from llamaspec.model.parallel.partition import Partition, cache_layout, layouts
+from llamaspec.model.parallel.reading import empty_share
+from llamaspec.model.parallel.share import share
+from llamaspec.model.parallel.tensor import AXIS, tensor_parallel
+from llamaspec.model.running.compile import LOOPS_IN_GRAPHS
+from llamaspec.model.running.programs import Layout, decode_shapes
+from llamaspec.model.weights.params import abstract_params
+
+STEPS = {"llama-3.1-8b on 2": ("llama-3.1-8b", 2), "llama-3.1-70b on 8": ("llama-3.1-70b", 8)}  # model and devices
+SUMS_A_LAYER = 2
+
+
+class SharedStep(NamedTuple):
+    """Facts of a compiled step, of one device."""
+
+    layers: int
+    launches: list[Launch]
+    aliased: int  # bytes of the cache that are updated in place
+    cache: int  # bytes
+    refused: list[str]  # ops without a kernel
+
+    def count(self, kind: str) -> int:
+        """Count the collectives whose names begin so."""
+        return sum(launch.kind.startswith(kind) for launch in self.launches)
+
+
+def compile_shared(name: str, *, layers: int = FEW_LAYERS) -> SharedStep:
+    """Compile a greedy step of `STEPS` in bfloat16 with so many of the model's layers."""
+    model, devices = STEPS[name]
+    whole, dtype = replace(SHAPES[model], layers=layers), DTYPES["bfloat16"]
+    config = share(whole, devices)
+    topology = topologies.get_topology_desc(platform="cuda", target_config=TARGET, topology=f"1x1x{devices}")
+    mesh = topologies.make_mesh(topology, (devices,), (AXIS,))
+    shapes = abstract_params(config, dtype=dtype, positions=CAPACITY, tensors=empty_share(whole, devices, dtype))
+    ops, reasons = pallas_ops(config, shapes, capacity=CAPACITY)
+    partition = Partition(mesh, layouts(shapes, config), cache_layout(layers))
+    layout = Layout(batch=1, capacity=CAPACITY, chunk=0, burst=128, cache_dtype=dtype)
+    cache = jax.eval_shape(partial(layout.empty_cache, config))
+    fixed: dict[str, Any] = {"config": config, "ops": tensor_parallel(ops), "greedy": True, "burst": layout.burst}
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        lowered = partition.jit(partial(decode, **fixed)).lower(shapes, *decode_shapes(config, cache))
+    compiled = lowered.compile(LOOPS_IN_GRAPHS)
+    memory, hlo = compiled.memory_analysis(), compiled.as_text()
+    assert memory and hlo
+    size = sum(int(np.prod(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(cache.layers))
+    refused = [name for name in ops._fields if reasons.get(name)]
+    return SharedStep(layers, launches(hlo), memory.alias_size_in_bytes, size, refused)
+
+
+def broken_by_shared_step(step: SharedStep) -> list[str]:
+    """List the broken gates of a step."""
+    found = []
+    if (sums := step.count("all-reduce")) != SUMS_A_LAYER * step.layers:
+        found.append(f"{sums} all-reduces where {SUMS_A_LAYER * step.layers} are due")
+    if (gathers := step.count("all-gather")) != 1:
+        found.append(f"{gathers} all-gathers where one is due, of the logits")
+    if not any(launch.ours for launch in step.launches):
+        found.append("none of our kernels")
+    found += [f"no kernel for {name}" for name in step.refused]
+    for launch in step.launches:
+        if not launch.ours and launch.bytes >= LARGE and not launch.kind.startswith("all-gather"):
+            found.append(f"{launch.kind} writes {launch.bytes} bytes beside our kernels")
+    if step.aliased < step.cache:
+        found.append(f"{step.aliased} of {step.cache} bytes of the cache are updated in place")
+    return found

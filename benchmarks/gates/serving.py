@@ -1,0 +1,66 @@
+"""The programs of `serve`, compiled without a GPU by the product's options: pages are written in place, by stores."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from llamaspec.benchmarks.gates.compiler import mesh, placed
+
+import jax  # isort: skip  # after the compiler's module, which sets what JAX reads when it is imported
+
+from llamaspec.benchmarks.common.random_model import random_shapes
+from llamaspec.benchmarks.gates.decode_steps import CAPACITY, DTYPES, FEW_LAYERS
+from llamaspec.benchmarks.gates.program import Launch, launches, swaps
+from llamaspec.model.cache import Pages
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.ops.gpu import pallas_ops
+from llamaspec.model.running.programs import MIDDLE, longest_burst
+from llamaspec.model.weights.gpu_codes import arranged
+from llamaspec.serving.loading import PAGE, WIDTH
+from llamaspec.serving.programs import Sizes, compile_serving
+
+SERVED = ("tinyllama-1.1b bfloat16",)
+PAGES = 10_001  # so many that nothing else in a program is as large as the keys of a layer
+
+
+class Serving(NamedTuple):
+    """Facts of the compiled programs, by their names."""
+
+    pages: int  # bytes of a layer's keys
+    launches: dict[str, list[Launch]]
+    swaps: dict[str, int]  # writes to pages by operations that wait for each other
+
+
+def compile_served(name: str) -> Serving:
+    """Compile the programs that serve a model of `SERVED` with few of its layers."""
+    model, dtype = name.split()
+    config, number = replace(SHAPES[model], layers=FEW_LAYERS), DTYPES[dtype]
+    blocks = CAPACITY // PAGE
+    sizes = Sizes(WIDTH, MIDDLE, longest_burst("gpu"), PAGES, PAGE, blocks, number)
+    params = jax.eval_shape(arranged, random_shapes(config, dtype=number, positions=CAPACITY + MIDDLE))
+    held: dict[str, Any] = {"capacity": CAPACITY, "cache_dtype": number, "pages": Pages(PAGES, PAGE)}
+    ops, _ = pallas_ops(config, params, batch=WIDTH, **held)
+
+    def on_h200(run: Callable, arguments: Sequence[Any]) -> tuple[Callable, Sequence[Any]]:
+        return run, placed(arguments)
+
+    with jax.sharding.use_abstract_mesh(mesh().abstract_mesh):
+        programs = compile_serving(params, config, ops=ops, sizes=sizes, platform="gpu", spread=on_h200)
+    size = PAGES * config.kv_heads * PAGE * config.head_dim * number.itemsize
+    compiled: dict[str, Any] = programs._asdict()  # JAX's, though their type says only that they can be called
+    texts: dict[str, str] = {name: program.as_text() for name, program in compiled.items()}
+    return Serving(
+        size,
+        {name: launches(text) for name, text in texts.items()},
+        {name: swaps(text, size) for name, text in texts.items()},
+    )
+
+
+def broken_by_serving(serving: Serving) -> list[str]:
+    """List the broken gates of the programs."""
+    found = [f"{name}: {count} writes to pages are no stores" for name, count in serving.swaps.items() if count]
+    for name, launched in serving.launches.items():
+        for launch in launched:
+            if not launch.ours and launch.bytes >= serving.pages:
+                found.append(f"{name}: {launch.kind} writes {launch.bytes} bytes, as many as the keys of a layer")
+    return found

@@ -1,0 +1,1 @@
+"""Measurements that commands run: `llamaspec bench`, `profile` and `inspect --plan`."""

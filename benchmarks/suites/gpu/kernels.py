@@ -1,0 +1,171 @@
+"""Times of each kernel beside XLA's form of the same op, each call with other arguments than the one before."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import batched
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Int
+
+from llamaspec.benchmarks.common.kernel_cases.case import Case
+from llamaspec.benchmarks.common.report import Row, in_a_line, skipped, timed
+from llamaspec.benchmarks.suites.gpu.clock import Clock
+from llamaspec.benchmarks.suites.gpu.drawing import draw
+from llamaspec.benchmarks.suites.gpu.scale import Scale
+from llamaspec.benchmarks.suites.gpu.varied import clearing_cases
+from llamaspec.model.insight.timing import Seconds, measure_turns
+from llamaspec.model.running.compile import LOOPS_IN_GRAPHS
+from llamaspec.pallas_kernels.parts.compat import Target, current_target, use_target
+from llamaspec.pallas_kernels.parts.key_ring import TILE
+
+FRESH = 512 << 20  # bytes of arguments before the first set is used again: caches hold 60 MB
+
+
+def time_kernels(scale: Scale, clock: Clock, *, backwards: bool = False, variants: bool = False) -> Iterator[Row]:
+    """Time each case of the table, or each variant. `backwards` starts with what another run had no time for."""
+    cases = scale.timed_variants if variants else scale.timed
+    for some in batched(reversed(cases) if backwards else cases, scale.prepared):
+        if clock.over:
+            yield from (skipped(case.name) for case in some)
+            continue
+        with scale.running():  # no effect on XLA's form
+            yield from _rows(some, scale, clock)
+
+
+def time_clearing(scale: Scale, clock: Clock) -> Iterator[Row]:
+    """Time decode attention that clears hidden rows in the last tile of V.
+
+    All cases read as many tiles. The first of each dtype and shape has no row to clear, and is the baseline.
+    """
+    whole: dict[str, float] = {}
+    for case, seen in clearing_cases(scale.cleared):
+        if clock.over:
+            yield skipped(case.name)
+            continue
+        case_timed = Timing(case, scale)
+        with scale.running():
+            ours = case_timed.seconds(case.function)
+        first = whole.setdefault(f"{case.dtype} {case.arrays[1].shape}", ours.least)
+        yield {"case": case.name, "rows": -seen % TILE, **ours._asdict(), "more": ours.least - first}
+
+
+def _rows(cases: Sequence[Case], scale: Scale, clock: Clock) -> Iterator[Row]:
+    """Time a few cases, which are all compiled before the first is timed."""
+    prepare = partial(_prepared, scale=scale, target=current_target())
+    with ThreadPoolExecutor(len(cases)) as pool:
+        ready = [pool.submit(prepare, case) for case in cases]
+    for case in cases:
+        prepared = ready.pop(0)  # frees its arguments once it is timed
+        if clock.over:
+            yield skipped(case.name)
+            continue
+        try:
+            yield _row(case, *prepared.result())
+        except Exception as error:  # a single case
+            jax.block_until_ready(jnp.zeros(()) + 1)  # raises if the device is lost; else time the others
+            yield skipped(case.name, in_a_line(error))
+
+
+def _prepared(case: Case, scale: Scale, target: Target) -> "tuple[Timing, list[Any]]":
+    """Draw the arguments of a case and compile both forms. The target is set for each thread."""
+    timing = Timing(case, scale)
+    with use_target(target):
+        return timing, compiled_together(timing.lowered(case.function), timing.lowered(case.plain))
+
+
+def _row(case: Case, timing: "Timing", programs: list[Any]) -> Row:
+    ours, plain = map(timing.of, programs)
+    return {
+        "case": case.name,
+        "op": case.op,
+        **timed(ours, bytes=case.bytes, flops=case.flops, dtype=case.dtype),
+        "plain": plain.median,
+        "speedup": plain.median / ours.median,
+    }
+
+
+class Timing:
+    """Timer of a case with a set of arguments for each call, or 512 MB of them: no matrix above 1 MB is cached."""
+
+    def __init__(self, case: Case, scale: Scale):
+        self._case, self._scale = case, scale
+        size = sum(prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(case.arrays))
+        # There are at least two sets: one call may still update its arrays when the next begins.
+        sets = [draw(case, seed) for seed in range(max(2, min(scale.calls, -(-FRESH // size))))]
+        self._updated = [[arguments[i] for i in case.donated] for arguments in sets]
+        self._fixed = [[a for i, a in enumerate(arguments) if i not in case.donated] for arguments in sets]
+        jax.block_until_ready(sets)
+
+    def lowered(self, form: Callable[..., Any]) -> Any:
+        """Lower a program that calls a form many times, each with other arguments than the last, without the host.
+
+        A turn of its loop takes some 10 us itself, so it makes many calls. Arrays that a case updates in place are its
+        last results, and go into the next call with the same set of arguments.
+        """
+        program = jax.jit(partial(again_and_again, self._case, jax.jit(form), self._scale.calls), donate_argnums=1)
+        return program.lower(1, self._updated, self._fixed)
+
+    def of(self, compiled: Any) -> Seconds:
+        """Time one call by a program."""
+
+        def call(turns: int):
+            self._updated, results = compiled(turns, self._updated, self._fixed)
+            return results
+
+        return measure_turns(call, self._scale.span, self._scale.effort).over(self._scale.calls)
+
+    def seconds(self, form: Callable[..., Any]) -> Seconds:
+        """Time one call of `form`."""
+        return self.of(*compiled_together(self.lowered(form)))
+
+
+def compiled_together(*programs: Any) -> list[Any]:
+    """Compile several programs at once, while nothing is timed."""
+    with ThreadPoolExecutor(len(programs)) as pool:
+        return list(pool.map(lambda program: program.compile(compiler_options=LOOPS_IN_GRAPHS), programs))
+
+
+def again_and_again(
+    case: Case, form: Callable[..., Any], calls: int, turns: Int[Array, ""], updated: list[Any], fixed: list[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Run `in_turn` so many times; returns the updated arrays and the last results."""
+
+    def one(_: Any, state: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
+        # The arguments come with the state; otherwise XLA would make the calls once, before the loop.
+        (updated, _), mine = lax.optimization_barrier((state, fixed))
+        return in_turn(case, form, calls, updated, mine)
+
+    results = jax.eval_shape(partial(in_turn, case, form, calls), updated, fixed)[1]
+    return lax.fori_loop(0, turns, one, (updated, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), results)))
+
+
+def in_turn(
+    case: Case, form: Callable[..., Any], calls: int, updated: list[Any], fixed: list[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Call a form with each set of arguments in turn; returns the updated arrays of each set, and the other results.
+
+    A call waits for the results of the last one, which pass through the same barrier, and all results are returned.
+    Otherwise XLA would merge independent calls, and drop those whose results are unused.
+    """
+    kept, updated, results, last = len(case.donated), list(updated), [], None
+    for call in range(calls):
+        turn = call % len(fixed)
+        mine, others, before = lax.optimization_barrier((updated[turn], fixed[turn], last))
+        if before is not None:
+            results.append(before[: len(before) - kept])
+            updated[(call - 1) % len(fixed)] = before[len(before) - kept :]
+        last = jax.tree.leaves(form(*_merged(case, mine, others)))
+    assert last is not None
+    updated[(calls - 1) % len(fixed)] = last[len(last) - kept :]
+    return updated, [*results, last[: len(last) - kept]]
+
+
+def _merged(case: Case, updated: list[Any], fixed: list[Any]) -> list[Any]:
+    """Merge updated and fixed arguments in their order."""
+    of = {True: iter(updated), False: iter(fixed)}
+    return [next(of[i in case.donated]) for i in range(len(case.arrays))]

@@ -1,0 +1,133 @@
+"""Whole models of random weights: decoding and prompts, by our kernels and by XLA, of one sequence or of several."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import jax
+import numpy as np
+
+from llamaspec.benchmarks.common import model_speed
+from llamaspec.benchmarks.common.model_speed import GREEDY, Programs, compile_programs, prefill_seconds
+from llamaspec.benchmarks.common.random_model import random_params, random_shapes
+from llamaspec.benchmarks.common.report import Row, skipped, timed
+from llamaspec.benchmarks.suites.gpu.clock import Clock
+from llamaspec.benchmarks.suites.gpu.scale import Model, Scale
+from llamaspec.model.insight.cost import decode_cost, prefill_cost
+from llamaspec.model.insight.timing import Effort, Seconds, measure
+from llamaspec.model.ops.gpu import pallas_ops
+from llamaspec.model.ops.table import Ops
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.running.session import tokens_at_once
+from llamaspec.model.weights.gpu_codes import arranged
+from llamaspec.model.weights.params import Params
+
+SOME = 16  # tokens, to choose how many a session would draw at once
+DRAWING = {"greedy": GREEDY, "top-p": SamplingOptions()}
+
+
+def time_models(scale: Scale, clock: Clock, *, batch: int = 1) -> Iterator[Row]:
+    """Time each model by each of its tables of ops, at each length.
+
+    Several sequences at once decode after the shortest context, for whose caches there is room, and read no prompts.
+    """
+    if batch > 1:
+        scale = replace(scale, contexts=scale.contexts[:1], prompts=())
+    for model in scale.models:
+        names = [f"{model.title} by {table}" for table in model.by]
+        if clock.over:
+            yield from map(skipped, names)
+            continue
+        params = params_of(model, scale)
+        for name, table in zip(names, model.by, strict=True):
+            if clock.over:
+                yield skipped(name)
+                continue
+            with scale.running() if table == "kernels" else nullcontext():  # the interpreter needs a kernel
+                programs = programs_of(
+                    model,
+                    params,
+                    XLA if table == "XLA" else by_kernels(model, params, scale, batch),
+                    scale,
+                    batch=batch,
+                )
+                about = {"case": model.title, "by": table, "compiling": programs.seconds}
+                for row in _rows(model, params, programs, scale):
+                    yield {**about, **row}
+        del params
+
+
+def params_of(model: Model, scale: Scale) -> Params:
+    """Draw weights arranged for kernels; XLA's form of a product reads them as well."""
+    rows = capacity(scale)
+    shapes = random_shapes(model.config, dtype=np.dtype(model.dtype), positions=rows, quantize=model.quantize)
+    shapes = jax.eval_shape(arranged, shapes)
+    return random_params(shapes, model.config)
+
+
+def by_kernels(model: Model, params: Params, scale: Scale, batch: int = 1) -> Ops:
+    """Make the table of ops with kernels for a model."""
+    ops, _ = pallas_ops(model.config, params, batch=batch, capacity=capacity(scale))
+    return ops
+
+
+def programs_of(
+    model: Model, params: Params, ops: Ops, scale: Scale, options: dict[str, Any] | None = None, *, batch: int = 1
+) -> Programs:
+    """Compile programs as the model does, unless XLA is given other options; none for prompts if `scale` has none."""
+    return compile_programs(
+        params,
+        model.config,
+        ops=ops,
+        capacity=capacity(scale),
+        chunk=scale.chunk if scale.prompts else 0,
+        burst=scale.burst,
+        batch=batch,
+        options=options,
+    )
+
+
+def capacity(scale: Scale) -> int:
+    """Compute the positions of the cache: for the longest context with its tokens, and for a padded prompt."""
+    longest = max((*scale.contexts, *scale.prompts)) + scale.chunk
+    return -(-longest // 8) * 8
+
+
+def decoding(
+    model: Model, params: Params, programs: Programs, scale: Scale, *, context: int, options: SamplingOptions = GREEDY
+) -> Row:
+    """Time a step after `context` tokens as a session runs it.
+
+    A call draws as many tokens as a session would, and the next call is queued before the last one is read."""
+    ask = model_speed.decoding(programs, params, context=context, options=options)
+
+    def step(burst: int, effort: Effort) -> Seconds:
+        asked = [ask(burst)]
+
+        def read():
+            asked.append(ask(burst))
+            return asked.pop(0)
+
+        return measure(read, effort).over(burst)
+
+    burst = min(SOME, programs.burst)
+    for _ in range(2):  # more tokens a call mean less overhead for each
+        burst = tokens_at_once(step(burst, Effort(1)).median, programs.burst)
+    seconds = step(burst, scale.model_effort)
+    cost = decode_cost(params, model.config, position=context + burst / 2, batch=programs.batch)
+    return {"burst": burst, **timed(seconds, **cost._asdict(), dtype=model.dtype)}
+
+
+def _rows(model: Model, params: Params, programs: Programs, scale: Scale) -> Iterator[Row]:
+    for context, (drawing, options) in product(scale.contexts, DRAWING.items()):
+        if drawing == "greedy" or context == scale.contexts[0]:
+            row = decoding(model, params, programs, scale, context=context, options=options)
+            yield {"what": f"decode, {drawing}", "context": context, "tokens": programs.batch, **row}
+    for tokens in scale.prompts:
+        seconds = prefill_seconds(programs, params, tokens=tokens, effort=scale.model_effort)
+        cost = prefill_cost(params, model.config, tokens=tokens)
+        row = timed(seconds, **cost._asdict(), dtype=model.dtype)
+        yield {"what": "prefill", "context": 0, "tokens": tokens, **row}

@@ -1,0 +1,182 @@
+"""Reports of the suite: tables, JSON, and a chart of the share of the copy bandwidth."""
+
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from typing import Any
+
+from llamaspec.benchmarks.common import svg
+from llamaspec.benchmarks.common.report import Column, Row, machine_lines, skipped, table, with_shares
+from llamaspec.benchmarks.suites.gpu.suite import Found
+from llamaspec.model.insight.machine import Ceilings
+
+NOTHING_MEANT = "dry run on a CPU: nothing has run on a GPU, and no number means anything"
+INTERRUPTED = 130  # exit status after Ctrl-C
+
+LARGE = 32 << 20  # bytes: for smaller matrices the launch of a kernel counts
+MICROSECONDS = Column("us", "median", ",.1f", 1e6)
+LEAST, MOST = Column("least", "least", ",.1f", 1e6), Column("most", "most", ",.1f", 1e6)
+MORE = Column("least, more than without, us", "more", ",.2f", 1e6)
+BANDWIDTH = Column("GB/s", "bytes_a_second", ",.0f", 1e-9)
+RATE = Column("TFLOP/s", "flops_a_second", ",.1f", 1e-12)
+SHARE = Column("of copy, %", "share", ".0f", 100)
+OF_FLOOR = Column("of floor, %", "of_floor", ".0f", 100)
+BESIDE, SPEEDUP = Column("XLA, us", "plain", ",.1f", 1e6), Column("times as fast", "speedup", ".2f")
+
+SECTIONS: dict[str, tuple[str, tuple[Column, ...]]] = {
+    "right": (
+        "Kernels against exact numbers",
+        (
+            Column("case", "case"),
+            Column("outcome", "outcome"),
+            Column("error, of bound", "share_of_bound", ".3f"),
+            Column("repeats that differ", "differing", "d"),
+            Column("it says", "words"),
+        ),
+    ),
+    "models": (
+        "Models of random weights",
+        (
+            *(Column(name, name) for name in ("case", "by", "what")),
+            Column("after", "context", "d"),
+            Column("a call", "burst", "d"),
+            Column("tokens", "tokens", "d"),  # of a prompt, or of a step: one for each sequence
+            Column("tokens/s", "tokens_a_second", ",.0f"),
+            *(MICROSECONDS, LEAST, MOST, BANDWIDTH, SHARE, OF_FLOOR),
+        ),
+    ),
+    "kernels": (
+        "Kernels beside XLA",
+        (Column("case", "case"), MICROSECONDS, LEAST, MOST, BANDWIDTH, SHARE, OF_FLOOR, BESIDE, SPEEDUP),
+    ),
+    "clearing": (
+        "Rows of V that decode attention clears, in its last tile",
+        (Column("case", "case"), Column("rows", "rows", "d"), MICROSECONDS, LEAST, MOST, MORE),
+    ),
+    "attention": (
+        "Attention to a prompt beside the best there is",
+        (
+            *(Column("case", "case"), MICROSECONDS, RATE, OF_FLOOR, Column("beside", "beside")),
+            *(BESIDE._replace(heading="its us"), SPEEDUP),
+        ),
+    ),
+    "tuning": (
+        "Tiles",
+        (
+            Column("product", "key"),
+            Column("fastest", "tile"),
+            MICROSECONDS,
+            Column("now", "now"),
+            Column("us", "now_median", ",.1f", 1e6),
+            Column("faster", "faster"),
+        ),
+    ),
+    "launching": (
+        "A decode step, with CUDA graphs of more and of less, with PDL and without",
+        (
+            Column("in a graph", "case"),
+            Column("PDL", "pdl"),
+            Column("after", "context", "d"),
+            Column("a call", "burst", "d"),
+            MICROSECONDS,
+            LEAST,
+            MOST,
+        ),
+    ),
+    "starting": (
+        "From the start to the first token, seconds",
+        (
+            Column("programs", "case"),
+            Column("to the device", "importing", ".2f"),
+            Column("compiling", "compiling", ".2f"),
+            Column("prompt and token", "first", ".2f"),
+            Column("in all", "in_all", ".2f"),
+        ),
+    ),
+}
+
+
+def as_report(found: Iterable[Found], *, suite: str, dry: bool) -> dict[str, Any]:
+    """Collect rows and what follows from them; the machine comes first.
+
+    A run that is interrupted after it measured the machine has a report of its rows so far, whose `interrupted` is the
+    exit status.
+    """
+    sections: dict[str, list[Row]] = {}
+    left_out: list[Row] = []
+    machine: Row = {}
+    interrupted: dict[str, Any] = {}
+    try:
+        for section, row in found:
+            if "skipped" in row:
+                left_out.append({"section": section, **row})
+            elif section == "memory":
+                machine = row
+            else:
+                sections.setdefault(section, []).append(row)
+    except (KeyboardInterrupt, SystemExit) as end:
+        if not machine:
+            raise
+        left_out.append({"section": suite, **skipped("what was to come", "interrupted")})
+        interrupted = {"interrupted": end.code if isinstance(end, SystemExit) else INTERRUPTED}
+    ceilings = Ceilings(**machine["ceilings"])
+    return {
+        "suite": suite,
+        **({"dry_run": NOTHING_MEANT} if dry else {}),
+        **interrupted,
+        **machine,
+        "sections": {name: [_completed(row, ceilings) for row in rows] for name, rows in sections.items()},
+        "skipped": left_out,
+    }
+
+
+def _completed(row: Row, ceilings: Ceilings) -> Row:
+    row = with_shares(row, ceilings)
+    return {**row, "tokens_a_second": row["tokens"] / row["median"]} if "tokens" in row else row
+
+
+def as_text(report: Mapping[str, Any]) -> str:
+    """Render the tables, and a list of the cases left out."""
+    lines = [*([report["dry_run"], ""] if "dry_run" in report else []), *machine_lines(report)]
+    for name, (title, columns) in SECTIONS.items():
+        if rows := report["sections"].get(name):
+            lines += ["", title, "", table(columns, rows)]
+    if report["skipped"]:
+        lines += ["", "Left out", ""]
+        for (section, why), rows in groupby(report["skipped"], key=lambda row: (row["section"], row["why"])):
+            first, *others = [row["skipped"] for row in rows]
+            lines.append(f"{section}: {first}{f' and {len(others)} more' if others else ''} ({why})")
+    if "dry_run" in report:
+        lines += ["", report["dry_run"]]
+    return "\n".join(lines) + "\n"
+
+
+def as_svg(report: Mapping[str, Any]) -> str:
+    """Draw shares of the measured copy bandwidth, for decoding and for kernels that memory bounds."""
+    rows: dict[str, dict[str, float]] = {}
+    for row in report["sections"].get("models", []):
+        if row["what"].startswith("decode, greedy"):
+            rows.setdefault(f"{row['case']}, after {row['context']}", {})[row["by"]] = row["share"]
+    for row in report["sections"].get("kernels", []):
+        if row["bytes"] >= LARGE and row["of_floor"] and row["op"] != "attention_prefill":
+            rows[row["case"]] = {"kernels": row["share"], "XLA": row["share"] / row["speedup"]}
+    about = report["about"]
+    remark = report.get("dry_run", f"{about['device']}, driver {about['driver']}, jax {about['versions']['jax']}")
+    return svg.bars("Share of the measured copy bandwidth", remark, rows)
+
+
+def wrong(report: Mapping[str, Any]) -> list[str]:
+    """List kernels that are wrong or did not run."""
+    return [row["case"] for row in report["sections"].get("right", []) if row["outcome"] in ("wrong", "failed")]
+
+
+def tuned(table: Mapping[str, list[int | None]], report: Mapping[str, Any]) -> dict[str, list[int | None]]:
+    """Update the table of tiles with faster ones; a product in several cases takes the tile of the first.
+
+    >>> tuned({"a": [16, 4]}, {"sections": {"tuning": [{"key": "b", "tile": [8, 8], "faster": True}]}})
+    {'a': [16, 4], 'b': [8, 8]}
+    """
+    faster: dict[str, list[int | None]] = {}
+    for row in report["sections"].get("tuning", []):
+        if row["faster"]:
+            faster.setdefault(row["key"], row["tile"])
+    return dict(sorted({**table, **faster}.items()))

@@ -1,0 +1,197 @@
+"""Checks of kernels on the device: exact numbers, poisoned memory, repeats, canaries.
+
+Each kernel is run on the inputs that break kernels: memory that it allocates holds NaN, and so do the rows of a cache
+that no query may see. Unowned pages are NaN, and unused entries of a page table point beyond all pages. The results
+must be within a proven bound of the exact numbers, and equal bit by bit in every repeat, since a race shows as a
+difference. Canary arrays elsewhere in memory must not change.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from llamaspec.benchmarks.common.kernel_cases.attention import WINDOW
+from llamaspec.benchmarks.common.kernel_cases.case import Case
+from llamaspec.benchmarks.common.report import Row, in_a_line, skipped
+from llamaspec.benchmarks.suites.gpu.clock import Clock
+from llamaspec.benchmarks.suites.gpu.drawing import draw
+from llamaspec.benchmarks.suites.gpu.scale import Scale
+from llamaspec.pallas_kernels.unsupported import Unsupported
+from llamaspec.verify.bounds.running_error import NO_BOUND, Approx
+
+POISON = 1 << 24  # numbers
+CANARIES = 64  # arrays
+CANARY = 1 << 14  # numbers in each
+
+
+def check(scale: Scale, clock: Clock, *, varied: bool = False, share: int = 0, shares: int = 1) -> Iterator[Row]:
+    """Check each case of a share: its largest error as a share of its bound, and the repeats that differ.
+
+    The cases are those of the table, or with `varied` options that no model of the table uses.
+    """
+    cases, repeats = (scale.varied, scale.varied_repeats) if varied else (scale.checked, scale.repeats)
+    canaries = [jnp.full(CANARY, i, jnp.int32) for i in range(CANARIES)]
+    for case in cases[share::shares]:
+        if clock.over:
+            yield skipped(case.name)
+            continue
+        try:
+            with scale.running() if case.kernels else nullcontext():  # the interpreter needs a kernel
+                row = checked(case, repeats)
+        except Exception as error:  # a single case
+            jax.block_until_ready(jnp.zeros(()) + 1)  # raises if the device is lost; else check the others
+            row = {"case": case.name, "outcome": "failed", "words": in_a_line(error)}
+        yield row
+    changed = sum(bool(jnp.any(canary != i)) for i, canary in enumerate(canaries))
+    yield {"case": "canaries", "outcome": "wrong" if changed else "right", "differing": changed}
+
+
+def checked(case: Case, repeats: int) -> Row:
+    arguments = spoiled(case, jax.tree.map(np.array, draw(case, seed=1)))
+    on_device = jax.tree.map(jnp.asarray, unseen(case, arguments))
+    try:
+        program = jax.jit(lambda *arrays: _repeated(case, arrays, repeats)).lower(*on_device).compile()
+    except Unsupported as refusal:
+        return {"case": case.name, "outcome": "refused", "words": str(refusal)}
+    jax.block_until_ready([jnp.full(POISON, jnp.nan)])  # freed at once: the next allocation holds NaN
+    results, differing = program(*on_device)
+    expected = case.exact(*arguments)
+    pairs = zip(jax.tree.leaves(results), (expected,) if isinstance(expected, Approx) else expected, strict=True)
+    error = max(share_of_bound(np.asarray(result), exact) for result, exact in pairs)
+    # XLA may round its own ops differently before a loop and in it.
+    right = error <= 1 and not (case.kernels and int(differing))
+    return {
+        "case": case.name,
+        "outcome": "right" if right else "wrong",
+        "share_of_bound": min(error, NO_BOUND),  # JSON has no infinity
+        "differing": int(differing),
+    }
+
+
+def share_of_bound(result: np.ndarray, exact: Approx) -> float:
+    """Compute the largest error as a share of its bound; infinite if NaN is missing or unexpected.
+
+    >>> share_of_bound(np.array([1.5, np.nan]), Approx(np.array([1.0, np.nan]), np.array([1.0, 0.0])))
+    0.5
+    """
+    result = result.astype(np.float64)
+    same = (result == exact.value) | (np.isnan(result) & np.isnan(exact.value))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.where(same, 0, np.abs(result - exact.value) / exact.error)
+    return float(np.max(np.where(np.isnan(share), np.inf, share)))
+
+
+def _repeated(case: Case, arguments: Any, repeats: int) -> tuple[Any, jax.Array]:
+    """Run a case; returns its results, and how many repeats gave other results."""
+    first = case.function(*arguments)
+
+    def again(i: jax.Array, differing: jax.Array) -> jax.Array:
+        # The arguments come with the step; otherwise XLA would run the kernel once, before the loop.
+        same_again, step = lax.optimization_barrier((arguments, i))
+        other = jax.tree.leaves(jax.tree.map(_differ, case.function(*same_again), first))
+        return differing + (jnp.any(jnp.stack(other)) & (step >= 0)).astype(jnp.int32)
+
+    return first, lax.fori_loop(0, repeats, again, jnp.int32(0))
+
+
+def _differ(a: jax.Array, b: jax.Array) -> jax.Array:
+    both = jnp.isnan(a) & jnp.isnan(b) if jnp.issubdtype(a.dtype, jnp.floating) else False
+    return jnp.any((a != b) & ~both) if both is not False else jnp.any(a != b)
+
+
+def _norm_qkv(w, x, norm, k, v, positions, cos, sin, *bias):
+    """Fill the caches with NaN, and draw different positions."""
+    k[:], v[:] = np.nan, np.nan
+    return [w, x, norm, k, v, _some(len(positions), k.shape[2] - 1), cos, sin, *bias]
+
+
+def _attention_decode(q, k, v, lengths):
+    lengths = _some(len(lengths), k.shape[2])
+    for b, length in enumerate(lengths):
+        k[b, :, length:] = v[b, :, length:] = np.nan
+    return [q, k, v, lengths]
+
+
+def _attention_paged(q, k, v, table, lengths):
+    page = k.shape[2]
+    lengths = _some(len(lengths), table.shape[1] * page)
+    for b, length in enumerate(lengths):
+        whole, rest = divmod(int(length), page)
+        for i, number in enumerate(table[b, whole:]):
+            start = rest if i == 0 else 0
+            k[number, :, start:] = v[number, :, start:] = np.nan
+        table[b, whole + (rest > 0) :] = 2**30
+    return [q, k, v, table, lengths]
+
+
+def _attention_prefill(q, k, v, offsets):
+    offsets = offsets - 7
+    for b, offset in enumerate(offsets):
+        k[b, :, offset + q.shape[1] :] = v[b, :, offset + q.shape[1] :] = np.nan
+    return [q, k, v, offsets]
+
+
+def _decode_before_window(q, k, v, lengths):
+    k, v = np.copy(k), np.copy(v)
+    for b, length in enumerate(lengths):
+        k[b, :, : max(length - WINDOW, 0)] = v[b, :, : max(length - WINDOW, 0)] = np.nan
+    return [q, k, v, lengths]
+
+
+def _paged_before_window(q, k, v, table, lengths):
+    k, v = np.copy(k), np.copy(v)
+    for b, length in enumerate(lengths):
+        whole, rest = divmod(max(int(length) - WINDOW, 0), k.shape[2])
+        k[table[b, :whole]] = v[table[b, :whole]] = np.nan
+        k[table[b, whole], :, :rest] = v[table[b, whole], :, :rest] = np.nan
+    return [q, k, v, table, lengths]
+
+
+def _prefill_before_window(q, k, v, offsets):
+    return [*_decode_before_window(q, k, v, offsets + 1)[:3], offsets]
+
+
+def _masked(scores):
+    """Mask half of a row, and raise one score far above the others."""
+    scores[:, ::2] = -np.inf
+    scores[:, 7] = 30
+    return [scores]
+
+
+def _some(count: int, largest: int) -> np.ndarray:
+    """Choose numbers from 1 to `largest`: both ends, those around the size of a tile, and others."""
+    rng = np.random.default_rng(0)
+    numbers = [largest - 5, 1, largest, 63, 64, 65, *rng.integers(1, largest + 1, max(count - 6, 0))]
+    return np.array(numbers[:count], np.int32)
+
+
+def spoiled(case: Case, arguments: list[Any]) -> list[Any]:
+    """Make the arguments of an op hard, if it has hard ones; the form of its weights does not matter."""
+    spoil = SPOILED.get(case.op.split()[0])
+    return spoil(*arguments) if spoil else arguments
+
+
+def unseen(case: Case, arguments: list[Any]) -> list[Any]:
+    """Put NaN in the rows of a cache before every window, for the kernel alone: the exact computation reads them."""
+    op, *how = case.op.split()
+    return BEFORE_WINDOW[op](*arguments) if "window" in how else arguments
+
+
+BEFORE_WINDOW: dict[str, Callable[..., list[np.ndarray]]] = {
+    "attention_decode": _decode_before_window,
+    "attention_paged": _paged_before_window,
+    "attention_prefill": _prefill_before_window,
+}
+# Functions that make the inputs of an op hard.
+SPOILED: dict[str, Callable[..., list[np.ndarray]]] = {
+    "norm_qkv": _norm_qkv,
+    "attention_decode": _attention_decode,
+    "attention_paged": _attention_paged,
+    "attention_prefill": _attention_prefill,
+    "softmax": _masked,
+}

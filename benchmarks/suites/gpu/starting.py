@@ -1,0 +1,31 @@
+"""Time from the start of a process to the first token, with programs compiled anew and from the cache."""
+
+import time
+from collections.abc import Iterator
+
+import jax
+
+from llamaspec.benchmarks.common.model_speed import first_token_seconds
+from llamaspec.benchmarks.common.report import Row
+from llamaspec.benchmarks.suites.gpu.clock import Clock
+from llamaspec.benchmarks.suites.gpu.models import by_kernels, params_of, programs_of
+from llamaspec.benchmarks.suites.gpu.scale import Scale
+
+
+def time_start(scale: Scale, _: Clock, *, label: str, began: float) -> Iterator[Row]:
+    """Time the start, in one row. `began` is the time.time() at which the process was started."""
+    ready = time.time()
+    model = scale.launched
+    params = jax.block_until_ready(params_of(model, scale))
+    drawn = time.time()
+    with scale.running():
+        programs = programs_of(model, params, by_kernels(model, params, scale), scale)
+        compiled = time.time()
+        first = first_token_seconds(programs, params)
+    yield {
+        "case": label,
+        "importing": ready - began,  # Python, JAX, the device
+        "compiling": compiled - drawn,
+        "first": first,
+        "in_all": ready - began + compiled - drawn + first,  # without reading weights, which are random here
+    }

@@ -1,0 +1,192 @@
+"""Parts of the suite in their order, each in a process of its own, within a common time limit."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llamaspec.benchmarks.common.report import Row, skipped
+from llamaspec.benchmarks.suites.gpu.clock import Clock
+
+# By default the first process takes most of the memory, and each starts a NumPy thread for every core.
+BESIDE_OTHERS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "OPENBLAS_NUM_THREADS": "2"}
+
+CANNOT_RUN = 3  # exit status of a part that says why on its last line
+GRACE = 5.0
+BATCH = 15.0  # grace of a part that looks at the clock only after it compiled several cases, for 8 seconds
+PATIENCE = 600.0  # for the first part, which must say if there is no GPU, on a slow machine too
+CACHE = "JAX_COMPILATION_CACHE_DIR"
+DRY_SECONDS = 600.0  # for each part of a dry run, on a slow machine too
+# Every program is cached, however quickly it compiled, as by the command.
+KEEP_ALL = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+# JAX does not look for a GPU, and interpreted kernels, which call back into Python, do not wait for a free thread.
+ON_A_CPU = {"JAX_PLATFORMS": "cpu", "JAX_CPU_ENABLE_ASYNC_DISPATCH": "0", "NPROC": "16"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Work of one process or of several equal ones."""
+
+    section: str  # section of the report, and name in benchmarks/suites/gpu/__main__.py
+    seconds: float  # time limit; the next part may use what is left
+    options: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    grace: float = GRACE  # seconds beyond the limit before the process is killed
+    starts: bool = False  # True: it gets its start time, and shares a compile cache
+    shares: int = 1  # processes at once that share the work
+
+    def shared_out(self) -> list["Part"]:
+        """List a part for each share."""
+        if self.shares == 1:
+            return [self]
+        shares = [{"share": i, "shares": self.shares} for i in range(self.shares)]
+        return [replace(self, options={**self.options, **share}, shares=1) for share in shares]
+
+    @property
+    def name(self) -> str:
+        return ", ".join([self.section, *(f"{name} {value}" for name, value in self.options.items())])
+
+
+class Found(NamedTuple):
+    """Row of a section."""
+
+    section: str
+    row: Row
+
+
+def plan(suite: str, *, dry: bool, batch: int = 1) -> list[Part]:
+    """Plan the parts of a suite: `gpu`, `models` (one of its parts), `kernels`, `variants` or `tuning`.
+
+    The most important part comes first, since the last is left out if time runs out. All take 530 seconds at most.
+    `batch` is for `models`.
+    """
+    if suite == "tuning":
+        return [Part("memory", 25, grace=PATIENCE), Part("tuning", 505)]
+    if suite == "models":
+        return [Part("memory", 25, grace=PATIENCE), Part("models", 230, {"batch": batch} if batch > 1 else {})]
+    if suite == "variants":
+        return [Part("memory", 25, grace=PATIENCE), Part("kernels", 505, {"variants": True}, grace=BATCH)]
+    if suite == "kernels":
+        # The number of processes is coprime to the number of ops, so that each process has cases of every op.
+        shares = 1 if dry else 13
+        return [
+            Part("memory", 25, grace=PATIENCE),
+            Part("right", 150, {"varied": True}, environment=BESIDE_OTHERS, shares=shares, grace=20),
+            Part("clearing", 20),
+            Part("attention", 25),
+            Part("kernels", 310, {"backwards": True}, grace=BATCH),
+        ]
+    return [
+        Part("memory", 25, grace=PATIENCE),
+        Part("right", 80, environment=BESIDE_OTHERS, shares=1 if dry else 4),  # mostly compiling
+        Part("models", 195),
+        Part("attention", 25),
+        Part("kernels", 110, grace=BATCH),
+        Part("launching", 65),
+        Part("starting", 20, {"label": "cold"}, starts=True),
+        Part("starting", 10, {"label": "warm"}, starts=True),
+    ]
+
+
+def run_suite(
+    suite: str, *, dry: bool, batch: int = 1, progress: Callable[[str, float], object] = lambda stage, share: None
+) -> Iterator[Found]:
+    """Run a suite; yields every row, the machine's first. Raises ValueError where the suite cannot run.
+
+    The suite `models` runs `batch` sequences at once.
+
+    A part that is killed, dies or cannot begin in time yields a row that says so.
+    """
+    planned = plan(suite, dry=dry, batch=batch)
+    clock, due, total = Clock(0), 0.0, sum(part.seconds for part in planned)
+    with tempfile.TemporaryDirectory(prefix="llamaspec-bench-") as cache:
+        for part in planned:
+            progress(part.name, due / total)
+            due += part.seconds
+            left = DRY_SECONDS if dry else clock.left + due
+            if left < part.seconds / 2:
+                yield Found(part.section, skipped(part.name))
+                continue
+            for found in run_shares(part, scale="dry" if dry else "full", seconds=left, cache=cache):
+                if part.section == "memory" and "skipped" in found.row:
+                    raise ValueError(f"the machine could not be measured: {found.row['why']}")
+                yield found
+
+
+def run_shares(part: Part, **how: Any) -> Iterator[Found]:
+    """Run the shares of a part; yields their rows, also those of shares that were interrupted."""
+    shares = part.shared_out()
+    found: list[list[Found]] = [[] for _ in shares]
+    processes: list[subprocess.Popen] = []
+    interrupted: BaseException | None = None
+
+    def run(share: Part, rows: list[Found]) -> None:
+        for row in run_part(share, started=processes.append, **how):
+            if not interrupted:  # an interrupted part says so itself
+                rows.append(row)
+
+    with ThreadPoolExecutor(len(shares)) as pool:
+        try:
+            list(pool.map(run, shares, found))
+        except (KeyboardInterrupt, SystemExit) as end:
+            interrupted = end
+            for process in processes:
+                process.kill()
+    yield from chain(*found)
+    if interrupted:
+        raise interrupted
+
+
+def run_part(
+    part: Part,
+    *,
+    scale: str,
+    seconds: float,
+    cache: str,
+    started: Callable[[subprocess.Popen], object] = lambda process: None,
+) -> Iterator[Found]:
+    """Run a part; yields its rows, and passes its process to `started`.
+
+    Raises ValueError, with the message of the part, if it cannot run on this machine.
+    """
+    options = {**part.options, **({"began": time.time()} if part.starts else {})}
+    arguments = [part.section, "--scale", scale, "--seconds", str(seconds), "--options", json.dumps(options)]
+    paths = [str(Path(__file__).parents[4]), os.environ.get("PYTHONPATH")]
+    environment = {**os.environ, **part.environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    environment |= {CACHE: cache, **KEEP_ALL} if part.starts else {}
+    with tempfile.TemporaryFile("w+") as said:
+        late = threading.Event()
+        with subprocess.Popen(
+            [sys.executable, "-P", "-m", "llamaspec.benchmarks.suites.gpu", *arguments],
+            env=environment | (ON_A_CPU if scale == "dry" else {}),
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+        ) as process:
+            started(process)
+            timer = threading.Timer(seconds + part.grace, lambda: (late.set(), process.kill()))
+            timer.start()
+            try:
+                assert process.stdout
+                yield from (Found(part.section, json.loads(line)) for line in process.stdout)
+                status = process.wait()
+            finally:
+                timer.cancel()
+                process.kill()  # no-op if it has ended
+        said.seek(0)
+        last = next((line for line in reversed(said.read().splitlines()) if line.strip()), "without a word")
+    if status == CANNOT_RUN:
+        raise ValueError(last)
+    if late.is_set():
+        yield Found(part.section, skipped(part.name, "it took too long, and was ended"))
+    elif status:
+        yield Found(part.section, skipped(part.name, f"it ended with {status}: {last}"))

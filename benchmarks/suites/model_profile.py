@@ -1,0 +1,72 @@
+"""Time of a prompt and of a decoding step, by part of the model."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from llamaspec.benchmarks.common.model_speed import GREEDY, Programs, decoding, prefilling
+from llamaspec.benchmarks.common.report import Column, Row, model_line, table
+from llamaspec.model.insight.cost import decode_bytes
+from llamaspec.model.insight.profile import Trace, events_of, parts_of, record, seconds_by
+from llamaspec.model.weights.params import Params
+
+RUNS = 3
+IDLE = "between ops, and the host"
+COLUMNS = (
+    Column("where the time goes", "part"),
+    Column("ms", "seconds", ",.3f", 1e3),
+    Column("%", "share", ".1f", 100),
+    Column("MB", "bytes", ",.2f", 1e-6),
+    Column("GB/s", "bytes_a_second", ",.1f", 1e-9),
+    Column("floor, ms", "floor", ",.3f", 1e3),
+)
+
+
+def profiled(programs: Programs, params: Params, *, context: int) -> tuple[dict[str, list[Row]], Trace]:
+    """Profile a prompt of `context` tokens and a decoding step after it.
+
+    Returns rows, the longest first, and the trace. The rows are of the run of median length. A step is the average over
+    a burst. The ops of the programs must have names from `model.insight.profile.named`.
+    """
+    calls = {
+        "prefill": prefilling(programs, params, tokens=context),
+        "decode": decoding(programs, params, context=context),
+    }
+    for call in calls.values():
+        jax.block_until_ready(call())  # warms the program that is traced
+    trace = record({f"{span} {run}": call for run in range(RUNS) for span, call in calls.items()})
+    middle = context + programs.burst / 2
+    read = decode_bytes(params, programs.config, position=middle, batch=programs.batch)
+    return {
+        "prefill": _rows(trace, "prefill", programs.prefill, read={}, steps=1),
+        "decode": _rows(trace, "decode", programs.decode(GREEDY.greedy), read=read, steps=programs.burst),
+    }, trace
+
+
+def as_text(report: Mapping[str, Any]) -> str:
+    """Render the model and the tables of its parts."""
+    return "\n".join([model_line(report["model"]), "", tables(report["parts"], context=report["context"])]) + "\n"
+
+
+def tables(parts: Mapping[str, list[Row]], *, context: int) -> str:
+    """Render a table for the prompt and one for the step."""
+    titles = {"prefill": f"a prompt of {context} tokens", "decode": f"a step of decoding after {context}"}
+    texts = []
+    for span, rows in parts.items():
+        total = sum(row["seconds"] for row in rows)
+        texts.append(f"{titles[span]}: {total * 1e3:,.3f} ms\n\n{table(COLUMNS, rows)}")
+    return "\n\n".join(texts)
+
+
+def _rows(trace: Trace, what: str, program: Any, *, read: dict[str, float], steps: int) -> list[Row]:
+    runs = [events_of(trace, f"{what} {run}") for run in range(RUNS)]
+    ran, start, end = sorted(runs, key=lambda run: run[2] - run[1])[RUNS // 2]
+    spent = seconds_by(ran, parts_of(program.as_text() or ""), start=start, end=end)
+    rows = []
+    for part, seconds in sorted(spent.items(), key=lambda item: -item[1]):
+        row: Row = {"part": part or IDLE, "seconds": seconds / steps, "share": seconds * 1e6 / (end - start)}
+        if part in read:
+            row |= {"bytes": read[part], "bytes_a_second": read[part] / row["seconds"]}
+        rows.append(row)
+    return rows

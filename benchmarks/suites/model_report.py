@@ -1,0 +1,87 @@
+"""Reports of `benchmarks.suites.model_suite` as text and as a chart."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from llamaspec.benchmarks.common import svg
+from llamaspec.benchmarks.common.report import Column, machine_lines, model_line, table
+from llamaspec.benchmarks.suites.growth import SERIES, sentences
+from llamaspec.benchmarks.suites.model_profile import tables
+
+COLUMNS = (
+    Column("what", "what"),
+    Column("batch", "batch", "d"),
+    Column("after", "context", "d"),
+    Column("tokens", "tokens", "d"),
+    Column("tokens/s", "tokens_a_second", ",.1f"),
+    Column("ms", "median", ",.3f", 1e3),
+    Column("least", "least", ",.3f", 1e3),
+    Column("most", "most", ",.3f", 1e3),
+    Column("GB/s", "bytes_a_second", ",.1f", 1e-9),
+    Column("GFLOP/s", "flops_a_second", ",.1f", 1e-9),
+    Column("of copy, %", "share", ".0f", 100),
+    Column("floor, ms", "floor", ",.3f", 1e3),
+    Column("read, GB/s", "read", ",.1f", 1e-9),
+    Column("of floor, %", "of_floor", ".0f", 100),
+    Column("least", "of_floor_least", ".0f", 100),
+    Column("most", "of_floor_most", ".0f", 100),
+    Column("cached", "cached"),
+    Column("planned, MB", "planned_memory", ",.0f", 1e-6),
+)
+
+
+def as_text(report: Mapping[str, Any]) -> str:
+    """Render the machine, the model and the tables."""
+    lines = [*machine_lines(report), model_line(report["model"]), ""]
+    lines.append(table(COLUMNS, [row for row in report["rows"] if "median" in row]))
+    if any(row.get("cached") for row in report["rows"]):
+        lines += ["", _cached(report["cache"])]
+    for row in report["rows"]:
+        if row["what"] == "first token":
+            lines += [
+                "",
+                f"programs compiled, or found in the cache, in {row['compiling']:.2f} s; first token of a prompt of "
+                f"{row['prompt']} after {row['cold']:.3f} s, the second time {row['warm']:.3f} s",
+            ]
+        if row["what"] == "breakdown":
+            lines += ["", tables(row["parts"], context=row["context"])]
+    lines += ["", *sentences(report["slopes"])] if report["slopes"] else []
+    lines += ["", f"at most {report['peak_bytes'] / 1e9:.2f} GB of memory in use by the model's process"]
+    lines += [f"left out: {row['skipped']} ({row['why']})" for row in report["skipped"]]
+    return "\n".join(lines) + "\n"
+
+
+def _cached(cache: int | None) -> str:
+    held = (
+        f"fits in the cache of {cache / 1e6:,.1f} MB" if cache else "came faster than memory gave it, so from a cache"
+    )
+    return (
+        f"cached: what is read {held}; the bandwidth of memory is no bound there, and the floor is of operations alone"
+    )
+
+
+def as_svg(report: Mapping[str, Any]) -> str:
+    """Draw tokens a second as the work grows, or the share of the floor."""
+    about, rows = report["about"], [row for row in report["rows"] if "median" in row]
+    remark = f"{report['model']['name']}, {report['model']['dtype']}; {about['device']}, {about['processor']}"
+    if report["suite"] == "decode":
+        shares = {
+            f"{row['what']}, {row['tokens']} after {row['context']}": {"reached": row["of_floor"]}
+            for row in rows
+            if "of_floor" in row
+        }
+        return svg.bars("Share of the fastest that bandwidth and matrix rate would allow", remark, shares)
+    lines: dict[str, list[tuple[float, float]]] = {}
+    names = {"prefill": "prefill, by tokens", "context": "decode, by context", "batch": "decode, by sequences"}
+    for row in rows:
+        grows = SERIES[row["series"]].grows
+        lines.setdefault(names[row["series"]], []).append((row[grows], row["tokens_a_second"]))
+        if "planned_memory" in row:
+            lines.setdefault("MB of memory, by context", []).append((row[grows], row["planned_memory"] / 1e6))
+    title = f"Tokens a second as the work grows; {rows[0]['batch']} at once but where sequences do"
+    return svg.lines(title, remark, lines, x="tokens, or sequences", y="tokens/s, MB")
+
+
+def wrong(report: Mapping[str, Any]) -> list[str]:
+    """Return no complaints: these suites judge nothing."""
+    return []

@@ -1,0 +1,386 @@
+"""Readers and gates of machine code and compiled programs, on small examples written by hand."""
+
+import doctest
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llamaspec.benchmarks.common.kernel_cases.case import Case, Limits
+from llamaspec.benchmarks.gates import kernel, program, report, sass
+from llamaspec.benchmarks.gates.checks import broken_by, broken_by_step, instructions_per_weight
+from llamaspec.benchmarks.gates.h200 import BANDWIDTH, LATENCY, MULTIPROCESSORS, resident_blocks, roofline
+from llamaspec.benchmarks.gates.kernel import Kernel, copied, launch, read_kernels
+from llamaspec.benchmarks.gates.program import Launch, Program, launches
+from llamaspec.benchmarks.gates.sass import read
+from llamaspec.benchmarks.gates.workers import Failure, call_each
+
+# The kernel requests a tile, waits for the previous kernel, and loops over nine instructions around a barrier. A thread
+# that must try the barrier again does so behind the exit.
+CODE = """
+        .type           gemv_mosaic_gpu_kernel,@function
+   -:-:-:Y:01        /*0000*/                   LDC R1, c[0x0][0x28]
+   -:-:-:Y:01        /*0010*/                   @UP2 UTMALDG.4D [UR32], [UR6]
+   -:-:-:Y:01        /*0020*/                   ACQBULK
+   -:-:3:Y:02        /*0030*/                   LDG.E.128 R8, desc[UR4][R4.64]
+.L_x_2:
+   -:-:-:-:04        /*0040*/                   ULOP3.LUT UR6, UR4, 0x3, URZ, 0xc0, !UPT
+.L_x_36:
+   -:-:1:Y:02        /*0050*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR9], R4
+   1:-:-:Y:05        /*0060*/              @!P0 BRA `(.L_x_0)
+.L_x_3:
+   -:-:1:Y:01        /*0070*/                   LDS.128 R4, [R61+UR5]
+   -:-:-:Y:01        /*0080*/                   FFMA R31, R7.reuse, R10, R31
+   -:-:-:Y:01        /*0090*/                   FFMA R30, R7.reuse, R10, R30
+   -:-:-:Y:01        /*00a0*/                   FFMA R29, R7.reuse, R10, R29
+   -:-:-:Y:01        /*00b0*/                   FFMA R28, R7.reuse, R10, R28
+   -:-:-:Y:06        /*00c0*/               @P0 BRA `(.L_x_2)
+   -:-:-:Y:01        /*00d0*/                   FADD R67, R38, R67
+   1:-:-:Y:05        /*00e0*/                   EXIT
+.L_x_0:
+   -:-:-:-:04        /*00f0*/                   MOV R5, UR9
+.L_x_37:
+   -:-:1:Y:02        /*0100*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R5+URZ], R4
+   1:-:-:Y:05        /*0110*/              @!P0 BRA `(.L_x_37)
+   -:-:-:Y:05        /*0120*/                   BRA `(.L_x_3)
+.L_x_4:
+   -:-:-:-:00        /*0130*/                   BRA `(.L_x_4)
+"""
+LAYOUTS = """
+%31 = gpu.launch async [%1] blocks(%a) in (%b = %c256, %c = %c2) threads(%d) in (%e = %c128) \
+dynamic_shared_memory_size %c44064_i32 {
+  mosaic_gpu.arrive_expect_tx barrier(%61 : memref) %c8192_i32
+  %77 = scf.for %arg14 = %c0_i32 to %c16_i32 step %c1_i32 : i32 {
+    scf.if %3 {
+      mosaic_gpu.arrive_expect_tx barrier(%61 : memref) %c4096_i32
+    }
+  }
+  mosaic_gpu.arrive_expect_tx barrier(%61 : memref) %c8192_i32
+}
+"""
+PTXAS = """
+ptxas info    : Function properties for gemv_mosaic_gpu_kernel
+    0 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads
+ptxas info    : Used 88 registers, used 2 barriers, 1 bytes smem
+"""
+KERNEL = Kernel(
+    name="gemv",
+    registers=88,
+    spilled=12,
+    shared=44064,
+    threads=128,
+    blocks=512,
+    prefetched=16384,
+    refilled=4096,
+    loop=9,
+    refills=False,
+    hasty=False,
+    unmet=False,
+    instructions=20,
+    wgmma=0,
+    narrow=0,
+    waits=True,
+    eager=True,
+    kept=0,
+)
+
+
+@pytest.mark.parametrize("module", [kernel, program, report, sass])
+def test_the_examples_in_the_docstrings_hold(module):
+    assert doctest.testmod(module).failed == 0
+
+
+def test_the_main_loop_is_neither_a_spin_nor_the_way_back_from_one():
+    loop = read(CODE).main_loop()
+    assert [word.opcode for word in (loop[0], loop[-1])] == ["ULOP3.LUT", "BRA"]
+    assert len(loop) == 9
+
+
+def test_of_nested_loops_the_inner_one_counts():
+    inner = "\n".join(["/*0010*/ FADD R0, R0, R1"] * 8)
+    listing = f".L_x_0:\n/*0000*/ MOV R0, R1\n.L_x_1:\n{inner}\n/*0090*/ BRA `(.L_x_1)\n/*00a0*/ BRA `(.L_x_0)"
+    assert [(loop.start, loop.end) for loop in read(listing).loops()] == [(1, 9)]
+
+
+def test_a_loop_that_is_left_in_its_middle_repeats_but_is_not_counted():
+    turn = "\n".join(["/*0010*/ FADD R0, R0, R1"] * 8)
+    for guard, repeated in (("@!P0 ", [(0, 9)]), ("", [])):
+        listing = read(f".L_x_0:\n{turn}\n/*0090*/ {guard}EXIT\n/*00a0*/ BRA `(.L_x_0)")
+        assert ([(loop.start, loop.end) for loop in listing.all_loops()], listing.loops()) == (repeated, [])
+
+
+def test_code_without_a_loop_has_no_main_loop():
+    assert read("/*0000*/ EXIT").main_loop() == ()
+
+
+def kernels_read(folder: Path, code: str = CODE, layouts: str = LAYOUTS) -> list[Kernel]:
+    """Read kernels from files as the compiler writes them."""
+    for name, text in (("ptxas", PTXAS), ("sass_ctrl", code), ("after_layout_inference.txt", layouts)):
+        (folder / f"gemv_0.{name}").write_text(text)
+    return read_kernels(folder)
+
+
+def test_a_kernel_is_read_from_what_the_compiler_wrote(tmp_path: Path):
+    assert kernels_read(tmp_path) == [KERNEL]
+
+
+def test_what_is_loaded_after_the_wait_is_not_eager_and_what_the_loop_loads_is_seen(tmp_path: Path):
+    late = CODE.replace("UTMALDG.4D", "NOP")
+    narrow = late.replace("LDS.128 R4,", "LDG.E.U16 R4,")
+    narrow = narrow.replace("FFMA R31", "UTMALDG.4D [UR8], [UR6] //")
+    assert kernels_read(tmp_path, narrow) == [replace(KERNEL, eager=False, narrow=1, refills=True)]
+
+
+def test_of_what_is_read_before_the_wait_the_first_cache_keeps_what_is_not_strong(tmp_path: Path):
+    early = CODE.replace("LDC R1, c[0x0][0x28]", "LDG.E R1, desc[UR4][R4.64]")
+    for code, kept in ((early, 1), (early.replace("LDG.E R1", "LDG.E.STRONG.GPU R1"), 0)):
+        assert kernels_read(tmp_path, code) == [replace(KERNEL, kept=kept)]
+
+
+def test_a_loop_of_which_the_compiler_made_one_of_two_turns_is_refilled_twice(tmp_path: Path):
+    turn = "   -:-:1:Y:02        /*0050*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR9], R4\n"
+    layouts = LAYOUTS.replace("    scf.if", "    nvvm.mbarrier.try_wait.parity %2, %3, %4\n    scf.if")
+    twice = CODE.replace(turn, 2 * turn)
+    assert kernels_read(tmp_path, twice, layouts) == [replace(KERNEL, refilled=8192, loop=10, instructions=21)]
+
+
+@pytest.mark.parametrize("fence", ["FENCE.VIEW.ASYNC.S", "MEMBAR.SC.CTA"])
+@pytest.mark.parametrize(
+    ("before", "after", "hasty"),
+    [
+        ("FFMA R31", "UTMALDG.2D", True),  # in the loop, after the read
+        ("ULOP3.LUT UR6", "UTMALDG.2D", True),  # before the read of its turn, but after that of the turn before
+        ("FADD R67", "UTMALDG.2D", True),  # after the loop
+        ("FADD R67", "UBLKCP.S.G", True),
+        ("FADD R67", "UTMASTG.2D", False),
+        ("MOV R5", "UTMALDG.2D", True),
+    ],
+)
+def test_a_copy_that_does_not_wait_for_what_is_read_is_seen_wherever_it_is(
+    before: str, after: str, hasty: bool, fence: str, tmp_path: Path
+):
+    code = CODE.replace(before, f"{after} [UR8], [UR4] //")
+    waits = code.replace("FFMA R30", f"{fence} //")
+    meets, both = (some.replace("FFMA R29", "BAR.SYNC //") for some in (code, waits))
+    found = [kernels_read(tmp_path, some)[0].hasty for some in (code, waits, meets, both)]
+    assert found == [hasty, hasty, hasty, before == "FFMA R31"]  # the copy precedes both
+
+
+def test_a_copy_over_what_tensor_cores_of_other_warps_read_is_seen(tmp_path: Path):
+    code = CODE.replace("LDS.128 R4,", "HGMMA.64x8x16.F32 R4,").replace("FFMA R29", "UTMALDG.2D [UR8], [UR4] //")
+    met = code.replace("FFMA R30", "BAR.SYNC //")
+    assert [kernels_read(tmp_path, some)[0].hasty for some in (code, met)] == [True, False]
+
+
+@pytest.mark.parametrize("read", ["LDS.128", "HGMMA.64x8x16.F32", "UTMASTG.2D", "UBLKCP.G.S"])
+@pytest.mark.parametrize(
+    ("before", "after", "unmet"),
+    [
+        ("LDG.E.128", "STS", True),  # before the loop
+        ("ULOP3.LUT UR6", "STS", True),  # in the loop, before the read
+        ("FFMA R31", "STS", True),  # after the read of its turn, but before that of the next turn
+        ("MOV R5", "STS", False),  # after the last read
+        ("FFMA R31", "STG", False),
+    ],
+)
+def test_a_read_of_what_other_threads_may_not_have_stored_is_seen_wherever_it_is(
+    before: str, after: str, unmet: bool, read: str, tmp_path: Path
+):
+    code = CODE.replace(before, f"{after} [R8], R4 //").replace("LDS.128", read)
+    met = code.replace(read, f"BAR.SYNC\n/*0000*/ {read}")
+    assert [kernels_read(tmp_path, some)[0].unmet for some in (code, met)] == [unmet, False]
+
+
+def test_what_is_copied_may_be_read_as_a_matrix_while_another_is_stored(tmp_path: Path):
+    code = CODE.replace("ULOP3.LUT UR6", "STS [R8], R4 //").replace("LDS.128", "LDSM.16.M88.4")
+    assert not kernels_read(tmp_path, code)[0].unmet
+
+
+def test_the_launch_and_the_copies_are_read_from_the_layouts():
+    assert launch(LAYOUTS) == (512, 128, 44064)
+    assert copied(LAYOUTS) == (16384, 4096)
+
+
+@pytest.mark.parametrize(
+    ("registers", "threads", "shared", "blocks"),
+    [
+        (32, 128, 0, 16),  # 65536 registers are 512 a thread for 128 threads: 16 times 32
+        (33, 128, 0, 12),  # in units of 256 a warp, 33 are 40
+        (255, 128, 0, 2),
+        (168, 384, 0, 1),
+        (32, 1024, 0, 2),
+        (16, 32, 0, 32),
+        (32, 128, 227 * 1024, 1),
+        (32, 128, 113 * 1024, 2),  # with the kilobyte on top: 2 x 114 of 228
+        (32, 128, 113 * 1024 + 1, 1),
+    ],
+)
+def test_as_many_blocks_share_a_multiprocessor_as_fit(registers: int, threads: int, shared: int, blocks: int):
+    kernel = replace(KERNEL, registers=registers, threads=threads, shared=shared)
+    assert resident_blocks(kernel) == blocks
+
+
+def test_the_roofline_is_the_least_of_memory_latency_and_issue():
+    refilling = replace(KERNEL, refills=True)
+
+    def bound(**facts: int) -> float:
+        found = roofline(replace(refilling, **facts))
+        assert found
+        return found.bandwidth
+
+    assert bound() == BANDWIDTH
+    # Every second multiprocessor has one block, with 16 kB in flight.
+    assert bound(blocks=MULTIPROCESSORS // 2) == pytest.approx(MULTIPROCESSORS / 2 * 16384 / LATENCY, rel=1e-12)
+    # The loop has ten times the instructions that four schedulers can issue while memory delivers a turn's bytes.
+    slots = roofline(refilling)
+    assert slots and slots.slots
+    assert bound(loop=round(9 * 40 / slots.slots)) == pytest.approx(BANDWIDTH / 10, rel=1e-2)
+    assert roofline(replace(KERNEL, prefetched=0)) is None
+    without = roofline(KERNEL)
+    assert without and without.slots is None
+
+
+HLO = """
+%fused_append (p.0: bf16[1024,4096], p.1: bf16[1,4096]) -> bf16[1024,4096] {
+  %p.0 = bf16[1024,4096]{1,0} parameter(0)
+  ROOT %dus = bf16[1024,4096]{1,0} dynamic-update-slice(%p.0, %p.1, %c), metadata={op_name="append"}
+}
+
+%fused_join (p.2: bf16[4096,4096]) -> bf16[8192,4096] {
+  ROOT %cat = bf16[8192,4096]{1,0} concatenate(%p.2, %p.2), dimensions={0}
+}
+
+%body (s: (s32[], bf16[1,4096])) -> (s32[], bf16[1,4096]) {
+  %s = (s32[], bf16[1,4096]{1,0}) parameter(0)
+  %x = bf16[1,4096]{1,0} get-tuple-element(%s), index=1
+  %mpmd_map.0 = bf16[1,4096]{1,0} custom-call(%w, %x), custom_call_target="mosaic_gpu_v2", \
+metadata={op_name="jit(f)/while/body/jit(_gemv)/gemv/mpmd_map" stack_frame_id=8}, backend_config={module = "(fusion(%"}
+  ROOT %t = (s32[], bf16[1,4096]{1,0}) tuple(%i, %mpmd_map.0)
+}
+
+%condition (s: (s32[], bf16[1,4096])) -> pred[] {
+  ROOT %less = pred[] compare(%i, %n), direction=LT
+}
+
+%yes (p.4: f32[8]) -> f32[8] {
+  ROOT %copy.5 = f32[8]{0} copy(%p.4)
+}
+
+%no (p.5: f32[8]) -> f32[8] {
+  ROOT %p.5 = f32[8]{0} parameter(0)
+}
+
+ENTRY %main.9 (w: bf16[4096,4096], cache: bf16[1024,4096]) -> bf16[8192,4096] {
+  %w = bf16[4096,4096]{1,0} parameter(0)
+  %fusion-start = ((bf16[1024,4096]{1,0}), bf16[1024,4096]{1,0}, u32[]) fusion-start(%cache), calls=%fused_append
+  %while.5 = (s32[], bf16[1,4096]{1,0}) while(%tuple.6), condition=%condition, body=%body
+  %fusion-done = bf16[1024,4096]{1,0} fusion-done(%fusion-start)
+  %choice = f32[8]{0} conditional(%p, %a, %b), branch_computations={%yes, %no}
+  ROOT %join = bf16[8192,4096]{1,0} fusion(%w), kind=kLoop, calls=%fused_join
+}
+"""
+
+
+@pytest.mark.parametrize("update", ["dynamic-update-slice", "scatter"])
+def test_a_program_launches_what_its_loops_and_branches_do(update):
+    assert launches(HLO.replace("dynamic-update-slice", update)) == [
+        Launch("fusion-start", ours=False, bytes=0),  # in place
+        Launch("compare", ours=False, bytes=1),
+        Launch("gemv", ours=True, bytes=8192),
+        Launch("copy", ours=False, bytes=32),
+        Launch("fusion", ours=False, bytes=64 << 20),
+    ]
+
+
+CASE = Case(
+    "gemv", "4096x4096", "bfloat16", lambda: None, (), {"gemv": Limits(88, 2.3)},
+    plain=lambda: None, exact=lambda: (), bits=16,
+)  # fmt: skip
+SOUND = replace(KERNEL, spilled=0, loop=36, refills=True)  # 2.25 instructions a weight
+PROGRAM = Program(
+    (Launch("gemv", ours=True, bytes=1 << 24),), temp=0, aliased=0, seconds=0.1, issued=("kCommandBuffer",)
+)
+
+
+def test_a_sound_kernel_breaks_no_gate():
+    assert instructions_per_weight(SOUND, bits=16) == 2.25
+    assert list(broken_by(CASE, PROGRAM, [SOUND])) == []
+    assert list(broken_by(CASE, PROGRAM, [replace(SOUND, loop=0, refills=False, registers=200)])) == []  # unrolled
+
+
+@pytest.mark.parametrize(
+    ("facts", "line"),
+    [
+        ({"spilled": 4}, "gemv: spills 4 bytes a thread"),
+        ({"registers": 89}, "gemv: 89 registers where 88 are allowed"),
+        ({"loop": 38}, "gemv: 2.38 instructions a weight where 2.3 are allowed"),
+        ({"narrow": 1}, "gemv: 1 loads of less than 128 bits from global memory in the main loop"),
+        ({"hasty": True}, "gemv: asks for a copy into shared memory that may still be read"),
+        ({"unmet": True}, "gemv: reads from shared memory what another thread may not have stored yet"),
+        ({"waits": False}, "gemv: does not wait for the kernel before it"),
+        ({"eager": False}, "gemv: loads nothing before it waits for the kernel before it"),
+    ],
+)
+def test_a_kernel_that_is_worse_than_planned_is_named(facts: dict[str, int], line: str):
+    assert list(broken_by(CASE, PROGRAM, [replace(SOUND, **facts)])) == [line]
+
+
+def test_a_kernel_that_does_other_than_planned_is_named():
+    tensor = replace(CASE, kernels={"gemv": Limits(wgmma=True)})
+    assert list(broken_by(tensor, PROGRAM, [SOUND])) == ["gemv: no wgmma in a loop"]
+    assert list(broken_by(tensor, PROGRAM, [replace(SOUND, wgmma=4)])) == []
+    short = replace(CASE, kernels={"gemv": Limits(loop=35)})
+    assert list(broken_by(short, PROGRAM, [SOUND])) == ["gemv: 36 instructions in the main loop where 35 are allowed"]
+    assert list(broken_by(CASE, PROGRAM, [])) == ["compiled nothing where gemv were due"]
+    padded = replace(PROGRAM, launches=(*PROGRAM.launches, Launch("fusion", ours=False, bytes=1 << 20)))
+    assert list(broken_by(CASE, padded, [SOUND])) == ["fusion writes 1048576 bytes beside our kernels"]
+
+
+def test_only_a_kernel_of_weights_may_read_before_the_wait_what_the_first_cache_keeps():
+    early, reads_none = replace(SOUND, kept=2), replace(CASE, kernels={"gemv": Limits(eager=False)})
+    assert list(broken_by(CASE, PROGRAM, [early])) == []
+    assert list(broken_by(reads_none, PROGRAM, [early])) == [
+        "gemv: 2 loads before it waits for the kernel before it, whose results the first cache keeps"
+    ]
+
+
+def test_a_step_of_six_kernels_a_layer_breaks_no_gate_and_one_of_more_does():
+    def step(layers: int, a_layer: int, **facts: Any) -> Program:
+        done = tuple(Launch("gemv", ours=True, bytes=8192) for _ in range(40 + layers * a_layer))
+        return replace(PROGRAM, launches=done, aliased=1 << 30, **facts)
+
+    def broken(a_layer: int = 6, cache: int = 1 << 30, plain: int = 0, **facts: Any) -> list[str]:
+        both = step(2, a_layer), step(32, a_layer, **facts)
+        return list(broken_by_step(*both, layers=(2, 32), cache=cache, plain=plain))
+
+    assert broken() == []
+    assert broken(a_layer=7, plain=1) == []
+    assert broken(a_layer=7) == ["7 kernels a layer where 6 are allowed"]
+    assert broken(cache=2 << 30) == ["1073741824 of 2147483648 bytes of the cache are updated in place"]
+    assert broken(temp=32 << 20) == ["33554432 bytes of temporary memory where less than 33554432 are allowed"]
+    split = broken(issued=("kCommandBuffer", "kWhile", "kCommandBuffer"))
+    assert split == ["the host issues 3 times (kCommandBuffer, kWhile) where a burst is one CUDA graph"]
+    assert broken(seconds=20.5) == ["20 s to lower and compile 32 layers where 20 s are allowed"]
+
+
+@pytest.mark.parametrize(
+    ("function", "argument", "limit", "answer"),
+    [
+        (len, "abc", 60, 3),
+        (len, 3, 60, Failure("TypeError: object of type 'int' has no len()")),
+        (time.sleep, 600, 0.2, Failure("took longer than 0.2 s")),
+        (os._exit, 3, 60, Failure("ended with exit code 3")),
+        (signal.raise_signal, signal.SIGKILL, 60, Failure("died of signal 9")),
+    ],
+)
+def test_a_call_in_a_process_of_its_own_gives_its_result_or_why_there_is_none(function, argument, limit, answer):
+    assert list(call_each(function, [argument], limit=limit)) == [answer]
+
+
+def test_calls_are_answered_in_order_whatever_becomes_of_one():
+    answers = call_each(os._exit, [1, 2, 3], limit=60, at_once=2)
+    assert list(answers) == [Failure(f"ended with exit code {code}") for code in (1, 2, 3)]

@@ -1,0 +1,138 @@
+"""`benchmarks/audits/schemes.py`: every form of a model runs, and the table shows the results."""
+
+import doctest
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from llamaspec import load
+from llamaspec.benchmarks.audits import scheme_forms, schemes
+from llamaspec.benchmarks.audits.scheme_forms import bits, forms, padded, weight_error
+from llamaspec.benchmarks.audits.schemes import in_windows, markdown, sample_stories, speeds
+from llamaspec.model.checkpoints.huggingface.write import write_huggingface
+from llamaspec.model.checkpoints.open import BUILT_IN
+from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.llama import load_backend
+from llamaspec.model.quantize.methods import METHODS
+from llamaspec.reference.quantizers import ggml
+from llamaspec.reference.quantizers.schemes import SCHEMES
+from tests.support import tiny_tokenizers
+from tests.support.random_models import SMALL, random_checkpoint
+
+TINY = replace(SMALL, dim=32, heads=2, kv_heads=2, head_dim=16, ffn=64, layers=1, vocab=512)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Folder of a model of one layer, with a tokenizer that has BOS."""
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    write_huggingface(replace(random_checkpoint(TINY, seed=0), bos=256, stops=frozenset({257})), folder)
+    (folder / "tokenizer.model").write_bytes(tiny_tokenizers.llama3())
+    return folder
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(schemes, "WINDOWS", 2)
+    monkeypatch.setattr(schemes, "WINDOW", 16)
+
+
+def test_stories_are_told_from_their_beginning_to_their_end(folder):
+    llama = load(folder)
+    stories = sample_stories(llama, 200, seed=3)
+    assert sum(map(len, stories)) >= 200 > sum(map(len, stories[:-1]))
+    assert all(story[0] == 256 and len(story) <= llama.context for story in stories)
+    assert all(story[-1] in llama.stops or len(story) == llama.context for story in stories)
+    assert sample_stories(llama, 200, seed=3) == stories != sample_stories(llama, 200, seed=4)
+
+
+def test_windows_begin_as_texts_do(small):
+    windows = in_windows([[256, *range(20)], [256, *range(20, 40)]])
+    np.testing.assert_array_equal(windows, [[256, *range(15)], [256, *range(15, 30)]])
+
+
+@pytest.mark.slow  # 13 s
+def test_every_form_is_judged(folder, small, tmp_path, monkeypatch):
+    monkeypatch.delenv("LLAMASPEC_DATA", raising=False)
+    monkeypatch.setitem(BUILT_IN, "stories", folder)
+    left_out = ("q8, activations q8_0", "float32, cache int8")  # these compile programs
+    monkeypatch.setattr(schemes, "forms", lambda *given: (form for form in forms(*given) if form.name not in left_out))
+    kept = tmp_path / "kept.json"
+    done = CliRunner().invoke(schemes.main, ["--tokens", "100", "--rounds", "0", "--json", str(kept)])
+    assert done.exit_code == 0, done.output
+    report = json.loads(kept.read_text())
+    assert markdown(report) in done.stdout
+    found = report["models"]["stories"]
+    assert found["tokens"] >= 100 - found["stories"]
+    rows = found["rows"]
+    names = ("float32", "bfloat16", *SCHEMES, *METHODS, *(f"GGUF {type}" for type in scheme_forms.GGML))
+    assert set(rows) == {*names, "q8_row, int8 activations"}
+    whole = rows.pop("float32")
+    assert (whole["bits"], whole["error"], whole["mean"], whole["same_top"]) == (32, 0, 0, 1)
+    assert all(0 < row["mean"] < math.log(512) for row in rows.values())
+    assert all(0 < row["error"] < 0.2 for name, row in rows.items() if name not in ("awq", "smoothquant"))
+    assert rows["awq"]["error"] is rows["smoothquant"]["error"] is None
+    assert rows["q8_row, int8 activations"]["mean"] > rows["q8_row"]["mean"]
+
+
+def test_bits_and_errors_are_those_of_the_definitions():
+    base = random_checkpoint(TINY, seed=0)
+    found = {form.name: form.checkpoint for form in forms(base, np.ones((1, 4), np.int32))}
+    matrices = scheme_forms.matrices(base).values()
+    rows = sum(tensor.shape[0] for tensor in matrices)  # of 32 or 64 columns, a group each
+    assert bits(found["q4"]) == 4 + 32 * rows / sum(math.prod(tensor.shape) for tensor in matrices)
+    assert bits(found["bfloat16"]) == 16
+    for type in scheme_forms.GGML:
+        assert bits(found[f"GGUF {type}"]) == 8 * ggml.TYPES[type].bytes / ggml.TYPES[type].weights
+        apart = [ggml.decode(ggml.encode(w, type), type) - w for w in (tensor.read() for tensor in matrices)]
+        size = sum(np.sum(tensor.read().astype(np.float64) ** 2) for tensor in matrices)
+        error = math.sqrt(sum(np.sum(d**2) for d in apart) / size)
+        assert weight_error(base, found[f"GGUF {type}"]) == pytest.approx(error, rel=1e-6)
+
+
+def test_hidden_vectors_of_no_whole_blocks_are_filled_up():
+    """Pad with zeros, which change only the order of sums; errors count the original weights."""
+    base = random_checkpoint(replace(TINY, ffn=44), seed=0)
+    whole = padded(base, 32)
+    assert (whole.config.ffn, padded(whole, 32)) == (64, whole)
+    rows = [load_backend(model, backend="reference").logits([1, 2, 3]) for model in (base, whole)]
+    np.testing.assert_allclose(rows[1], rows[0], rtol=0, atol=1e-12 * np.abs(rows[0]).max())
+    found = {form.name: form.checkpoint for form in forms(base, np.ones((1, 4), np.int32))}
+    assert found["q4"].config == base.config
+    q8_0 = found["GGUF Q8_0"]
+    assert weight_error(base, whole) == 0 < weight_error(base, q8_0) == weight_error(whole, q8_0) < 0.01
+    assert bits(q8_0) == 8.5
+
+
+@pytest.mark.slow  # 10 s
+def test_what_is_decoded_lies_in_memory_as_a_loaded_model_does(monkeypatch):
+    monkeypatch.setattr(schemes, "DECODED", {name: schemes.DECODED[name] for name in ("float32", "GGUF Q8_0")})
+    monkeypatch.setitem(SHAPES, "tiny", replace(TINY, context=512))
+    found = speeds("tiny", rounds=2)
+    assert list(found) == ["float32", "GGUF Q8_0"]
+    assert all(len(rates) == 2 and min(rates) > 0 for rates in found.values())
+    assert speeds("tiny", rounds=0) == {}
+
+
+def test_the_table():
+    row = {"bits": 4.5, "error": 0.123, "perplexity": 2.0, "mean": 0.01, "p99": 0.1, "same_top": 0.9}
+    of_a = {"float32": row, "q4": row, "gptq": {**row, "error": None}}
+    models, rates = (
+        {"a": {"rows": of_a}, "b": {"rows": {"q4": row}}},
+        {"float32": [2.0], "q4": [1.0], "Q4_K": [4.0], "Q6_K": [3.0]},
+    )
+    heads = " | ".join(f"{name}: perplexity | KL | same top" for name in models)
+    assert markdown({"models": models, "decoding": rates}).splitlines() == [
+        f"| scheme | bits | error of weights | {heads} | decoding |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+        "| float32 | 4.5 | 0.12 | 2.0000 | 0.010 | 90.0 % |  |  |  |  |",
+        "| q4 | 4.5 | 0.12 | 2.0000 | 0.010 | 90.0 % | 2.0000 | 0.010 | 90.0 % | slower: 0.5 (0.5 to 0.5) |",
+        "| gptq | 4.5 |  | 2.0000 | 0.010 | 90.0 % |  |  |  | as q4 |",
+        "",
+        "Decoding: Q4_K 2.0 (2.0 to 2.0), Q6_K 1.5 (1.5 to 1.5).",
+    ]
+    assert doctest.testmod(schemes).failed == 0

@@ -1,0 +1,97 @@
+"""A command at a terminal, as a person sees it."""
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.processes import REPOSITORY
+from tests.support.waiting import PATIENCE
+
+CTRL_C, CTRL_Z = "\x03", "\x1a"
+CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+# The first terminal that the leader of a session opens is the one whose keys send it signals.
+_START = """
+import os, signal
+os.close(os.open(os.ttyname(0), os.O_RDWR))
+signal.signal(signal.SIGINT, signal.default_int_handler)
+{}
+import llamaspec
+llamaspec.main()
+"""
+
+
+class Terminal:
+    """A running command and what it has written. Failures to answer raise TimeoutError with all of that."""
+
+    def __init__(self, process: subprocess.Popen[bytes], end: int):
+        self.process, self._end, self._written = process, end, b""
+
+    @property
+    def shown(self) -> str:
+        """The text so far, without the codes that move the cursor and color."""
+        return CONTROLS.sub("", self._written.decode(errors="replace")).replace("\r\n", "\n")
+
+    def wait_for(self, text: str, *, times: int = 1) -> None:
+        """Return when `text` was shown so often."""
+        limit = time.monotonic() + PATIENCE
+        while self.shown.count(text) < times:
+            if not self._read(limit):
+                raise TimeoutError(f"{text!r} is not in {self.shown!r}")
+
+    def type(self, keys: str) -> None:
+        os.write(self._end, keys.encode())
+
+    def wait(self) -> tuple[int, str]:
+        """Return the status and all that was shown when the command has ended."""
+        limit = time.monotonic() + PATIENCE
+        while self._read(limit):
+            pass
+        return self.process.wait(PATIENCE), self.shown
+
+    def _read(self, limit: float) -> bool:
+        """Read what comes next; False at the end, or if nothing comes until `limit`."""
+        if not select.select([self._end], [], [], max(limit - time.monotonic(), 0))[0]:
+            return False
+        try:
+            part = os.read(self._end, 1 << 16)
+        except OSError:  # what Linux says once nobody has the other end open
+            return False
+        self._written += part
+        return bool(part)
+
+
+@contextmanager
+def at_terminal(*arguments: str, cwd: Path, columns: int = 80, first: str = "") -> Iterator[Terminal]:
+    """Run a command of `llamaspec` with all three streams at a terminal of its own; it is killed on the way out.
+
+    Its process runs the Python code `first` before.
+    """
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(ours, (40, columns))
+    environment = {name: value for name, value in os.environ.items() if name not in ("NPROC", "NO_COLOR")}
+    environment |= {"PYTHONPATH": str(REPOSITORY), "TERM": "xterm", "COLUMNS": str(columns), "LINES": "40"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", _START.format(first), *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=cwd,
+        env=environment | {"PROMPT_TOOLKIT_NO_CPR": "1"},  # nobody answers where the cursor is
+        start_new_session=True,
+    )
+    os.close(theirs)
+    try:
+        yield Terminal(process, ours)
+    finally:
+        process.kill()
+        process.wait(PATIENCE)
+        os.close(ours)

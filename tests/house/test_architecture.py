@@ -1,0 +1,227 @@
+"""Imports run one way: reference <- verify; pallas_kernels <- model <- serving, training, learn <- commands <- cli.
+
+Read from the source, so nothing is run.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OURS = (
+    *("reference", "verify", "pallas_kernels", "model", "serving", "training", "learn"),
+    *("commands", "cli", "tests", "benchmarks"),
+)
+HEAVY = ("jax", "jaxlib", "numpy", "ml_dtypes", "hypothesis", "rich", "prompt_toolkit")
+
+
+class Rule(NamedTuple):
+    """Imports allowed in the files at or under `place`. A name stands for the modules under it, too."""
+
+    place: str
+    only: tuple[str, ...] = ()  # nothing else; empty: anything
+    never: tuple[str, ...] = ()
+    but: tuple[str, ...] = ()  # exceptions to `never`
+    beside: str = ""  # a file that the rule does not hold for
+    at_once: bool = False  # True: the rule concerns imports of the module, not those inside functions
+
+
+# The rooms of verify/, each of which imports those before it: an op's contract never imports the machinery that judges.
+VERIFY = (
+    *("bounds", "contract", "draws", "candidates", "mutant", "contracts", "mutants", "declare", "loose"),
+    *("judging", "reports", "catalogue", "adapt", "campaign", "kernelbench", "pytest"),
+)
+
+
+def _room(name: str) -> str:
+    return f"verify/{name}.py" if (ROOT / f"verify/{name}.py").is_file() else f"verify/{name}/"
+
+
+RULES = [
+    Rule("reference/", only=("reference", "numpy", "ml_dtypes", "jaxtyping", "regex", *sys.stdlib_module_names)),
+    Rule(
+        "verify/",
+        only=("verify", "reference", "hypothesis", "numpy", "ml_dtypes", "jaxtyping", *sys.stdlib_module_names),
+    ),
+    *(Rule(_room(name), never=tuple(f"verify.{later}" for later in VERIFY[n:])) for n, name in enumerate(VERIFY, 1)),
+    # A candidate's own Python runs these files, which has NumPy but nothing of ours.
+    Rule("verify/candidates/worker.py", only=("numpy", *sys.stdlib_module_names)),
+    Rule("verify/candidates/clock.py", only=("numpy", *sys.stdlib_module_names)),
+    Rule("verify/candidates/kernelbench_calls.py", only=("numpy", *sys.stdlib_module_names)),
+    Rule("pallas_kernels/", never=tuple(name for name in OURS if name != "pallas_kernels")),
+    Rule("model/", never=("cli", "commands", "verify", "tests", "benchmarks", "serving", "training", "learn")),
+    Rule("training/", never=("cli", "commands", "verify", "tests", "benchmarks", "serving", "learn")),
+    # A drawing shows the scheduler at work; nothing that computes is imported.
+    Rule(
+        "learn/",
+        never=("cli", "commands", "tests", "benchmarks", "serving", "training"),
+        but=("serving.request", "serving.scheduler"),
+    ),
+    Rule("serving/", never=tuple(name for name in OURS if name not in ("reference", "model", "serving"))),
+    # Who computes next is decided without a device.
+    Rule("serving/request.py", never=("jax", "jaxlib")),
+    Rule("serving/pages.py", never=("jax", "jaxlib")),
+    Rule("serving/scheduler.py", never=("jax", "jaxlib")),
+    Rule(
+        "model/",
+        never=("reference",),
+        # Constants, tables and formats, not layers.
+        but=(
+            *("reference.config", "reference.rope", "reference.byte_bpe", "reference.quantizers"),
+            "reference.collectives",
+        ),
+        beside="model/running/reference_backend.py",
+    ),
+    # The text of the model, and what ops compute, are those of one device: several take them as they are.
+    Rule("model/forward.py", never=("model.parallel",)),
+    Rule("model/ops/", never=("model.parallel",)),
+    Rule("model/checkpoints/", never=("jax", "jaxlib")),  # a file is read into NumPy arrays, wherever they go next
+    Rule("model/tokenizers/", never=("jax", "jaxlib")),
+    Rule("benchmarks/", never=("cli", "commands", "tests")),
+    Rule("commands/", never=("cli", "tests")),
+    # `llamaspec --help` and `llamaspec VERB --help` answer at once.
+    Rule(
+        "commands/",
+        never=(*HEAVY, *(name for name in OURS if name != "commands")),
+        at_once=True,
+    ),
+    # The table of weights and the families describe a model for every reader of it, so they do not need JAX.
+    Rule("model/tensors.py", only=("reference.config", "numpy", "jaxtyping", *sys.stdlib_module_names)),
+    Rule("model/famil", only=("model", "reference", *sys.stdlib_module_names)),
+    Rule("model/famil", never=("model",), but=("model.family", "model.families", "model.tensors")),
+    Rule(
+        "cli.py",
+        never=(*HEAVY, *(name for name in OURS if name not in ("cli", "commands"))),
+        at_once=True,
+    ),
+]
+
+
+def imports(tree: ast.AST, at_once: bool) -> Iterator[tuple[int, str]]:
+    """Line and full name of all that is imported; a relative import's name begins with its dots."""
+    for node in ast.iter_child_nodes(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from ((node.lineno, alias.name.removeprefix("llamaspec.")) for alias in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                package = "." * level + (f"{module}." if module else "").removeprefix("llamaspec.")
+                yield from ((node.lineno, package + alias.name) for alias in names)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.If(test=ast.Name(id="TYPE_CHECKING"), orelse=[]) if (
+                at_once
+            ):
+                pass
+            case _:
+                yield from imports(node, at_once)
+
+
+def among(name: str, modules: tuple[str, ...]) -> bool:
+    return any(name == module or name.startswith(module + ".") for module in modules)
+
+
+def violations(path: str, source: str) -> list[str]:
+    """The imports of the file at `path` (from the root, with slashes) that a rule forbids.
+
+    >>> violations("model/forward.py", "from llamaspec import cli")
+    ['model/forward.py:1 imports cli']
+    """
+    return sorted(
+        f"{path}:{line} imports {name}"
+        for rule in RULES
+        if path.startswith(rule.place) and path != rule.beside
+        for line, name in imports(ast.parse(source), rule.at_once)
+        if (rule.only and not among(name, rule.only)) or (among(name, rule.never) and not among(name, rule.but))
+    )
+
+
+def test_imports_run_one_way():
+    files = [path.relative_to(ROOT).as_posix() for name in OURS for path in (ROOT / name).rglob("*.py")]
+    assert {"reference/rope.py", "tests/house/test_architecture.py"} <= set(files)
+    files += ["cli.py"] * (ROOT / "cli.py").exists()
+    assert [wrong for file in files for wrong in violations(file, (ROOT / file).read_text(encoding="utf-8"))] == []
+
+
+def test_the_rooms_of_verify_are_all_in_order():
+    rooms = {
+        path.stem for path in (ROOT / "verify").iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()
+    }
+    assert rooms - {"__init__"} == {*VERIFY}
+
+
+def test_everything_of_ours_is_imported_by_one_name():
+    """A module that is imported as `reference.rope`, too, is there twice, with classes that are not the same."""
+    short = {*OURS} - {"tests"}
+    for path in (
+        path for name in OURS for path in (*(ROOT / name).rglob("*.py"), ROOT / f"{name}.py") if path.is_file()
+    ):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            named += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert short.isdisjoint(name.partition(".")[0] for name in named), f"{path}:{getattr(node, 'lineno', 0)}"
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("reference/rope.py", "import jax.numpy as jnp"),
+        ("reference/rope.py", "from llamaspec.model.llama import load"),
+        ("reference/rope.py", "from .config import Config"),  # relative imports hide where they lead
+        ("reference/rope.py", "def f():\n    if True:\n        import jax"),
+        ("verify/contracts.py", "from llamaspec.pallas_kernels import rmsnorm"),
+        ("verify/draws/draw.py", "from llamaspec.verify.judging.examination import Examination"),
+        ("verify/contract.py", "from llamaspec.verify.contracts import softmax"),
+        ("verify/judging/runner.py", "def f():\n    from llamaspec.verify.reports.report import counterexample"),
+        ("verify/candidates/worker.py", "from llamaspec.verify.candidates.process import Process"),
+        ("pallas_kernels/rmsnorm.py", "from llamaspec.reference.rmsnorm import rmsnorm"),
+        ("model/forward.py", "from llamaspec import reference"),
+        ("model/forward.py", "from llamaspec.reference import rmsnorm"),
+        ("model/forward.py", "from llamaspec.reference.configuration import Config"),
+        ("model/running/reference_backend.py", "from llamaspec import cli"),
+        ("benchmarks/suites/gpu/suite.py", "from tests.support.strategies import Noise"),
+        ("model/checkpoints/gguf/read.py", "from jax import numpy as jnp"),
+        ("commands/chat.py", "import jax"),
+        ("commands/chat.py", "from llamaspec.model.llama import load"),
+        ("commands/chat.py", "def chat():\n    from llamaspec import cli"),
+        ("model/llama.py", "from llamaspec.commands.progress import progress_bar"),
+        ("model/tensors.py", "import jax"),
+        ("model/tensors.py", "from llamaspec.model.weights.params import Params"),
+        ("model/families/qwen3_moe.py", "import jax"),
+        ("model/family.py", "from llamaspec.model.weights.params import Params"),
+        ("model/llama.py", "from llamaspec.serving.request import Request"),
+        ("serving/engine.py", "from llamaspec.pallas_kernels.attention_paged import attention_paged"),
+        ("serving/scheduler.py", "import jax.numpy as jnp"),
+        ("cli.py", "import numpy as np"),
+        ("cli.py", "try:\n    from llamaspec.model.llama import load\nexcept ImportError:\n    pass"),
+        ("cli.py", "class Command:\n    import jax"),
+        ("cli.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import jax"),
+    ],
+)
+def test_a_violation_is_seen(path, source):
+    assert len(violations(path, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("reference/rope.py", "import math\nimport numpy as np\nfrom llamaspec.reference import config"),
+        (
+            "model/forward.py",
+            "import jax\nfrom llamaspec.reference.rope import Scaling\nfrom llamaspec.reference import config",
+        ),
+        ("model/running/reference_backend.py", "from llamaspec.reference.llama import forward"),
+        ("cli.py", "import click\ndef main():\n    import jax\n    from llamaspec.model.llama import load"),
+        ("cli.py", "if TYPE_CHECKING:\n    from llamaspec.model.llama import Llama"),
+        ("serving/engine.py", "import jax\nfrom llamaspec.model.options import SamplingOptions"),
+        ("cli.py", "from llamaspec.commands.output import fail"),
+        (
+            "commands/chat.py",
+            "import click\nfrom llamaspec.commands.output import write\ndef chat():\n"
+            "    from llamaspec.model.llama import load",
+        ),
+    ],
+)
+def test_what_is_allowed_passes(path, source):
+    assert violations(path, source) == []

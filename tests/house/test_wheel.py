@@ -1,0 +1,76 @@
+"""The published wheel works away from this repository: its contents, and a generation from it alone."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("reference", "verify", "pallas_kernels", "model", "serving", "training", "learn", "commands", "benchmarks")
+NOT_PACKED = (*(f"benchmarks/{name}" for name in ("results/", "gates/", "audits/")), "learn/site/")
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """The standard output of a command that sees nothing of this repository or its environment."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    done = subprocess.run([str(word) for word in command], cwd=cwd, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy: setuptools leaves a build folder behind, and packs what an older one holds."""
+    folder = tmp_path_factory.mktemp("wheel")
+    litter = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info")
+    shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=litter)
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, folder / "source", cwd=folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_the_wheel_holds_the_packages_and_the_command_and_nothing_else(wheel: Path):
+    files = [path.relative_to(ROOT) for name in PACKAGES for path in (ROOT / name).rglob("*") if path.is_file()]
+    expected = {path.as_posix() for path in files if "__pycache__" not in path.parts} | {
+        "cli.py",
+        "__init__.py",
+        "__main__.py",
+    }
+    expected = {f"llamaspec/{name}" for name in expected if not name.startswith(NOT_PACKED)}
+    assert {
+        "llamaspec/reference/py.typed",
+        "llamaspec/model/py.typed",
+        "llamaspec/benchmarks/suites/gpu/suite.py",
+    } <= expected
+
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert packed == expected
+
+
+@pytest.mark.slow  # 43 s
+def test_the_command_works_from_an_empty_environment(wheel: Path, tmp_path: Path, request: pytest.FixtureRequest):
+    # 26 s with pip's cache warm (2 cores, nearly all of it unpacking): affordable in every `make test`, and
+    # nothing else notices a dependency that only the dev extra brings.
+    run(sys.executable, "-m", "venv", "--without-pip", "venv", cwd=tmp_path)
+    pip = (sys.executable, "-m", "pip", "--python", tmp_path / "venv", "--no-input")
+    run(*pip, "install", "--constraint", ROOT / "constraints.txt", wheel, cwd=tmp_path)
+    llamaspec = tmp_path / "venv/bin/llamaspec"
+
+    version = wheel.name.split("-")[1]
+    assert version in run(llamaspec, "--version", cwd=tmp_path)
+    assert run(llamaspec, "doctor", cwd=tmp_path)
+
+    data: Path = request.getfixturevalue("data")  # here, so that only this last part is skipped without it
+    stories = data / "stories260K"
+    text = run(
+        *(llamaspec, "generate", "", "--temperature", "0", "--max-new-tokens", "5"),
+        *("--model", stories / "stories260K.bin", "--tokenizer", stories / "tok512.model"),
+        cwd=tmp_path,
+    )
+    expected = (stories / "greedy_200_steps.txt").read_text(encoding="utf-8")
+    assert text.endswith("\n")
+    assert text[:-1] and expected.startswith(text[:-1])

@@ -1,0 +1,103 @@
+"""The drawing of `docs/engine.md`: a run of the real scheduler, and at every plan what stood then."""
+
+import doctest
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from llamaspec.learn.site import engine
+from llamaspec.learn.site.engine import ASKED, COLORS, KEPT, LIMITS, OUT, STILL, draw, record
+from tests.support.browser import silent_page
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def steps():
+    return record()
+
+
+def shown(drawing: ElementTree.Element, plan: int) -> list[ElementTree.Element]:
+    """Find the parts that are visible at a plan, by the names of their animations."""
+    parts = []
+    for part in drawing.iter(f"{SVG}g"):
+        named = re.fullmatch(r"animation-name:engine-(\d+)-(\d+)", part.get("style", ""))
+        assert named, part.attrib
+        if int(named[1]) <= plan < int(named[2]):
+            parts.append(part)
+    return parts
+
+
+def texts(parts: list[ElementTree.Element]) -> list[str]:
+    return [text.text or "" for part in parts for text in part.iter(f"{SVG}text")]
+
+
+def test_the_drawing_is_of_the_scheduler_as_it_is(steps):
+    assert OUT.read_text(encoding="utf-8") == draw(steps), "draw it again: python -m llamaspec.learn.site.engine"
+
+
+def test_the_run_has_one_of_everything(steps):
+    said = " ".join(line for step in steps for line in step.said)
+    for what in ("finds 3 pages", "gives way", "The cache gives up", "come", "and wait", "A and B begin", "an answer"):
+        assert what in said
+    assert any(len(held) > 1 for step in steps for held in step.pages)  # shared while it is read by both
+    assert any(KEPT in step.pages for step in steps) and any("" in step.pages for step in steps)
+    assert {state for step in steps for state in step.states.values()} == {"waits", "reads", "draws", "runs"}
+    assert set(steps[-1].states) <= set(ASKED) and len(COLORS) == len(ASKED)
+    # docs/engine.md tells these.
+    assert [*steps[0].states] == ["A", "B"] and [step.states["A"] for step in steps[:4]].count("reads") == 3
+    assert steps[4].found == {"C": 12} and steps[7].gave_way == ("C",) and "C" in steps[12].found
+    assert LIMITS.page * 3 == 12 and (LIMITS.rows, LIMITS.pages - 1, LIMITS.chunk, LIMITS.burst) == (3, 13, 8, 2)
+
+
+def test_nobody_who_waits_holds_a_page_and_rows_and_chunks_are_kept(steps):
+    for step in steps:
+        holders = set("".join(step.pages)) - {KEPT}
+        running = {name for name, state in step.states.items() if state != "waits"}
+        assert holders <= running and len(running) <= LIMITS.rows
+        assert [*step.states.values()].count("reads") <= 1
+        assert all(step.states[name] == "waits" for name in step.gave_way)
+
+
+def test_at_every_plan_it_shows_what_stood_then(steps):
+    drawing = ElementTree.parse(OUT).getroot()
+    for plan, step in enumerate(steps):
+        found = texts(shown(drawing, plan))
+        held = [page for page in step.pages if page not in ("", KEPT)]
+        assert sorted(found) == sorted([f"plan {plan + 1} of {len(steps)}", *step.said, *held])
+        rings = [part for part in shown(drawing, plan) if part.find(f"{SVG}circle") is not None]
+        assert len(rings) == step.pages.count(KEPT)
+
+
+def test_a_lane_has_a_bar_for_every_plan_that_computes_for_it(steps):
+    bars = [bar for bar in ElementTree.parse(OUT).getroot().findall(f"{SVG}rect") if bar.get("fill") in COLORS]
+    for name, shade in zip(ASKED, COLORS, strict=True):
+        states = [step.states.get(name) for step in steps]
+        drawn = [float(bar.get("height", "")) for bar in bars if bar.get("fill") == shade]
+        legend = [8.0, 18.0] * (shade == COLORS[0])
+        assert (
+            drawn == [{"reads": 8.0, "draws": 18.0}[state] for state in states if state in ("reads", "draws")] + legend
+        )
+
+
+def test_a_browser_shows_one_plan_after_the_other_and_one_alone_to_who_wants_that(browser, steps):
+    visible = "[...document.querySelectorAll('text')].filter(t => getComputedStyle(t).visibility == 'visible')"
+    title = f"{visible}.map(t => t.textContent).filter(t => t.startsWith('plan '))"
+    at = "ms => document.getAnimations().forEach(a => { a.pause(); a.currentTime = ms })"
+    with silent_page(browser, OUT.as_uri(), viewport={"width": 400, "height": 500}) as page:
+        for plan in (0, 7, len(steps) - 1):
+            page.evaluate(at, 1000 * engine.SECONDS * (plan + 0.5))
+            assert page.evaluate(title) == [f"plan {plan + 1} of {len(steps)}"]
+        lit = "getComputedStyle(document.querySelector('.paper')).fill"
+        assert page.evaluate(lit) == "rgb(255, 255, 255)"
+        page.emulate_media(color_scheme="dark")
+        assert page.evaluate(lit) == "rgb(30, 33, 41)"
+        page.emulate_media(reduced_motion="reduce")
+        assert page.evaluate(title) == [f"plan {STILL + 1} of {len(steps)}"]
+        assert page.evaluate("document.getAnimations().length") == 0
+
+
+def test_examples():
+    found = doctest.testmod(engine)
+    assert found.attempted and not found.failed

@@ -1,0 +1,50 @@
+"""Every scheme of the gallery: no weight is further off than `learn.quantizers.guarantees` says, nor far nearer."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamaspec.learn.quantizers.schemes import SCHEMES
+from llamaspec.reference.quantizers.ggml_codebooks import IQ4_NL_LEVELS
+from tests.support.strategies import noises
+
+NOTHING = {"binary"}  # of a single weight
+
+
+@given(noise=noises, name=st.sampled_from(list(SCHEMES)), cols=st.integers(1, 200))
+def test_no_weight_is_further_off_than_is_guaranteed(noise, name, cols):
+    w = noise(2, cols).astype(np.float32).astype(np.float64)
+    kept = SCHEMES[name].kept(w)
+    np.testing.assert_array_equal(kept.restored, SCHEMES[name].rounded(w))
+    assert kept.restored.shape == w.shape and all(part is None or part.shape == w.shape for part in kept.shown)
+    assert (kept.shown.within is None) == (name in NOTHING)
+    if kept.shown.within is not None:
+        assert (np.abs(kept.restored - w) <= kept.shown.within).all()
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEMES if name not in NOTHING])
+def test_a_guarantee_is_nearly_reached(name):
+    w = np.random.default_rng(7).standard_normal((16, 1024)).astype(np.float32).astype(np.float64)
+    kept = SCHEMES[name].kept(w)
+    assert kept.shown.within is not None
+    share = np.abs(kept.restored - w) / np.where(kept.shown.within == 0, 1, kept.shown.within)
+    assert 0.5 < share.max() <= 1
+
+
+WITH_STEPS = [
+    "q4",
+    "q8",
+    "BitNet b1.58",
+    *(name for name in SCHEMES if name.startswith("GGUF") and name != "GGUF MXFP4"),
+]
+
+
+@pytest.mark.parametrize("name", WITH_STEPS)
+def test_a_code_times_its_scale_is_the_weight_but_for_a_number_of_the_block(name):
+    w = np.random.default_rng(7).standard_normal((2, 512)).astype(np.float32).astype(np.float64)
+    restored, (codes, scales, _) = SCHEMES[name].kept(w)
+    assert codes is not None and scales is not None
+    levels = IQ4_NL_LEVELS[codes] if name == "GGUF IQ4_NL" else codes.astype(np.float64)
+    zeros = (restored - levels * scales).reshape(2, -1, 16 if name.endswith("K") else 32)
+    np.testing.assert_allclose(np.ptp(zeros, axis=-1), 0, atol=1e-12)

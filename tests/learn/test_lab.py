@@ -1,0 +1,159 @@
+"""Every broken kernel of the lab is refused as handed out and accepted as mended; so are layers to write."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llamaspec.learn.lab.check import check, solution
+from llamaspec.learn.lab.exercise import Broken
+from llamaspec.learn.lab.folder import ALL, KERNEL, function_of, kernel, name_of, only, readme, write
+from llamaspec.reference import attention, llama, rmsnorm, rope, sentencepiece_bpe, softmax
+from llamaspec.verify.bounds.precision import precision
+from llamaspec.verify.candidates.candidate import Direct
+from llamaspec.verify.candidates.worker import load_file
+from llamaspec.verify.catalogue import contract_for
+from llamaspec.verify.judging.runner import verify
+from llamaspec.verify.mutants import quantized
+from tests.support.processes import REPOSITORY, interrupt_within, run_llamaspec
+
+BROKEN = [one for one in ALL.values() if isinstance(one, Broken)]
+
+
+def outcome(one, text, tmp_path, examples):
+    """The verdict of the contract on the text of a kernel, called in this process."""
+    file = tmp_path / KERNEL
+    file.write_text(text, encoding="utf-8")
+    function = getattr(load_file(str(file)), function_of(one))
+    return verify(
+        contract_for(one.op),
+        Direct(function, arrays="numpy", name="lab"),
+        precision=precision("float32"),
+        examples=examples,
+        seed=0,
+        only=only(one),
+    ).outcome
+
+
+def test_there_are_forty_in_five_chapters_and_no_two_alike():
+    assert [one.number for one in BROKEN] == list(range(1, 41)) and len({one.chapter for one in BROKEN}) == 5
+    assert len({(one.op, one.mutant) for one in BROKEN}) == len({one.title for one in BROKEN}) == 40
+    assert set(ALL) == set(range(1, 48))
+    assert all(re.search(r"\. https://github.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+$", one.seen) for one in BROKEN)
+
+
+def test_an_exercise_appears_whole_or_not_at_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "write_text", interrupt_within)
+    with pytest.raises(KeyboardInterrupt):
+        write(ALL[1], tmp_path / "lab-01")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.sampled(2)  # 2 s each, some 14 s
+@pytest.mark.parametrize("one", BROKEN, ids=lambda one: str(one.number))
+def test_broken_is_refused_and_mended_is_accepted(one, tmp_path):
+    assert outcome(one, kernel(one), tmp_path, 1000) == "violated"
+    assert outcome(one, kernel(one, solved=True), tmp_path, 20) == "within bounds"
+    assert not any(word in one.hint for word in ("line ", one.change.old.strip())) and one.mutant not in one.title
+    assert any(line.startswith("+") for line in solution(one))
+
+
+RIGHT = {
+    "softmax": lambda x: softmax.softmax(x).astype(x.dtype),
+    "rmsnorm": lambda x, weight, *, eps: rmsnorm.rmsnorm(x, weight, eps=eps).astype(x.dtype),
+    "rope_halves": lambda x, at, turns: rope.rope_halves(x, at, turns).astype(x.dtype),
+    "attention": lambda q, k, v, mask: attention.attention(q, k, v, mask).astype(q.dtype),
+    "ggml_encode": quantized.ggml_encode,
+    "encode": sentencepiece_bpe.encode,
+    "forward": lambda params, tokens, *, config: llama.forward(
+        params, tokens, llama.empty_cache(config), config=config
+    )[0],
+}
+OWN = [one for one in ALL.values() if not isinstance(one, Broken)]
+
+
+@pytest.mark.sampled(2)  # 1 s each
+@pytest.mark.parametrize("one", OWN, ids=function_of)
+def test_an_empty_function_is_refused_and_a_right_one_accepted(one, tmp_path):
+    write(one, tmp_path / name_of(one.number))
+    refused = check(one, tmp_path / name_of(one.number))
+    assert not refused.solved and "NotImplementedError" in "\n".join(refused.lines)
+    if one.op:
+        right = verify(
+            contract_for(one.op),
+            Direct(RIGHT[one.name], arrays="numpy", name="right"),
+            precision=precision("float32"),
+            examples=20,
+            seed=0,
+            only=only(one),
+        )
+        assert right.outcome == "within bounds"
+    else:
+        assert one.judge is not None and one.judge(RIGHT[one.name]) is None
+
+
+def test_a_folder_tells_what_is_judged_without_a_look_at_the_solution():
+    texts = {one.name: readme(one) + kernel(one) for one in OWN}
+    assert "only draws are made in which `name` is Q4_0" in texts["ggml_encode"]
+    assert "The judge: Compare ids" in texts["encode"] and "but of an empty text" in texts["encode"]
+    assert "The judge: Compare logits" in texts["forward"] and "params.head are arrays" in texts["forward"]
+    assert not any("reference/" in kernel(one) for one in OWN)
+
+
+def test_a_folder_says_what_each_helper_of_its_kernel_does():
+    for one in (one for one in ALL.values() if isinstance(one, Broken)):
+        imported = re.findall(r"^from llamaspec.verify.mutant import (.*)$", kernel(one), re.M)
+        for name in ", ".join(imported).split(", ") if imported else []:
+            assert f"\n- `{name}(" in readme(one)
+
+
+def test_a_llama_with_one_slip_is_told_how_far_its_story_came():
+    [one] = [one for one in OWN if one.name == "forward"]
+
+    def slip(params, tokens, *, config):
+        logits = RIGHT["forward"](params, tokens, config=config)
+        logits[5:] += 1e-3
+        return logits
+
+    assert one.judge is not None
+    assert "the logits after token 5 are off by" in str(one.judge(slip))
+
+
+@pytest.mark.slow  # 17 s
+def test_an_exercise_is_begun_checked_and_solved_in_a_terminal(tmp_path):
+    def lab(*arguments):
+        return run_llamaspec("lab", *arguments, "--into", str(tmp_path))
+
+    listed = run_llamaspec("lab", "list").out.splitlines()
+    assert len(listed) == 47 and listed[1].split()[0] == "2" and max(map(len, listed)) <= 80
+    missing = lab("check", "2")
+    assert missing.code == 2 and "llamaspec lab start 2 makes it" in missing.err
+    begun = lab("start", "2")
+    assert begun.code == 0 and Path(begun.out.strip()) == tmp_path / "lab-02"
+    assert f"llamaspec lab check 2 --into {tmp_path}" in begun.err
+    again = lab("start", "2")
+    assert again.code == 2 and "work may be in it" in again.err
+    wrong = lab("check", "2")
+    assert wrong.code == 1 and "The error bound saw it" in wrong.out and "lab hint 2" in wrong.err
+    (tmp_path / "lab-02" / KERNEL).write_text(kernel(ALL[2], solved=True), encoding="utf-8")
+    solved = lab("check", "2")
+    assert solved.code == 0 and "Solved" in solved.out
+    assert run_llamaspec("lab", "hint", "2").out.strip() == ALL[2].hint
+    assert "+            total = total * np.exp" in run_llamaspec("lab", "solution", "2").out
+    assert run_llamaspec("lab", "hint", "48").code == 2
+
+
+@pytest.mark.slow  # 8 and 2 s
+@pytest.mark.parametrize("number", [7, 46])
+def test_the_test_in_the_folder_says_the_same(number, tmp_path):
+    folder = tmp_path / name_of(number)
+    write(ALL[number], folder)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
+    done = subprocess.run(command, cwd=folder, env={"PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout
+    if number == 7:
+        (folder / KERNEL).write_text(kernel(ALL[number], solved=True), encoding="utf-8")
+        done = subprocess.run(command, cwd=folder, env={"PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout

@@ -1,0 +1,141 @@
+"""The built site in a browser, opened from files and offline: what it shows, its search, and who can use it."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from llamaspec.learn.site.stage import ASSETS
+from tests.support.browser import let_timers_run, picture, silent_page
+from tests.support.processes import REPOSITORY
+
+SITE = REPOSITORY / "build/site/html"
+PAGES = {
+    "front": "index.html",
+    "definition": "reference/attention.py.html",
+    "gallery": "docs/gallery.html",
+    "notebook": "docs/first-steps.ipynb.html",
+    "a text": "xray.html",
+    "engine": "docs/engine.html",
+}
+SERIOUS = ("serious", "critical")
+
+
+@pytest.fixture
+def opened(browser):
+    if not (SITE / "index.html").is_file():
+        pytest.skip("needs the built site: make docs")
+
+    def at(page, width=1600, scheme="light", motion="no-preference"):
+        options = {"offline": True, "viewport": {"width": width, "height": 1000}, "color_scheme": scheme}
+        options["reduced_motion"] = motion
+        return silent_page(browser, (SITE / PAGES[page]).as_uri(), **options)
+
+    return at
+
+
+def test_the_front_page_leads_to_every_section(opened):
+    with opened("front") as page:
+        assert page.locator("h1").inner_text().startswith("llamaspec")
+        for section in ("Start", "Read", "Verify", "Run", "Speed", "Project"):
+            page.locator(".md-tabs__link", has_text=section).click()
+            page.locator(".md-tabs__item--active", has_text=section).wait_for()
+            assert page.locator("article h1").inner_text()
+        picture(page, "site-front")
+
+
+def test_the_x_ray_page_is_a_click_away(opened):
+    with opened("a text") as page:
+        page.get_by_text("Open the page").click()
+        page.locator("html[data-ready]").wait_for()
+        assert page.locator("#quantization").is_visible()
+
+
+def test_a_derivation_stands_beside_its_code(opened):
+    with opened("definition") as page:
+        said, code = (page.locator(f".beside .{part}").first.bounding_box() for part in ("said", "code"))
+        assert said["x"] + said["width"] <= code["x"] and abs(said["y"] - code["y"]) < 5
+        definition = page.locator("h2#attention + .beside")
+        assert "def attention(" in definition.locator(".code").inner_text()
+        assert "Attend" in definition.locator(".said").inner_text()
+        assert "softmax_j" in page.locator("pre.formula").first.inner_text()
+    with opened("definition", 400) as page:
+        said, code = (page.locator(f".beside .{part}").first.bounding_box() for part in ("said", "code"))
+        assert said["y"] + said["height"] <= code["y"]
+
+
+def test_the_drawing_that_moves_can_be_stopped_and_stands_still_for_who_asks(opened):
+    state = "getComputedStyle(document.querySelector('#engine .head')).{}"
+    with opened("engine") as page:
+        assert page.evaluate(state.format("animationName")) == "engine-head"
+        assert page.evaluate(state.format("animationPlayState")) == "running"
+        page.get_by_label("Stop").check()
+        assert page.evaluate(state.format("animationPlayState")) == "paused"
+    with opened("engine", 400, motion="reduce") as page:
+        assert page.evaluate(state.format("animationName")) == "none"
+        page.locator("#engine").scroll_into_view_if_needed()
+        picture(page, "site-engine-still-400")
+
+
+def test_search_works_from_files_and_by_keyboard_alone(opened):
+    with opened("front") as page:
+        focused = "document.activeElement.classList.contains('md-search__input')"
+        for _ in range(12):  # logo, tabs and the switch of colors come before it
+            page.keyboard.press("Tab")
+            if page.evaluate(focused):
+                break
+        assert page.evaluate(focused)
+        is_open = "document.querySelector('[data-md-toggle=search]').checked"
+        page.wait_for_function(is_open)
+        page.keyboard.press("Escape")
+        page.wait_for_function(f"!{is_open} && !{focused}")
+        let_timers_run(page)  # the theme looks a moment later where the focus is, and must have seen that it is gone
+        page.keyboard.press("/")
+        page.wait_for_function(f"{is_open} && {focused}")
+        page.locator(".md-search__input").fill("online softma")
+        page.keyboard.press("x")  # the only key that the theme sees, so results are those of the whole text
+        found = page.locator(".md-search-result__link")
+        found.first.wait_for()
+        assert any("reference/softmax.py.html" in found.nth(i).get_attribute("href") for i in range(3))
+        picture(page, "site-search")
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/softmax.py.html*")
+        assert "softmax" in page.locator("article h1").inner_text()
+
+
+def test_colors_follow_the_system_and_the_switch(opened):
+    shown = "document.body.dataset.mdColorScheme"
+    for scheme, name, other in (("light", "default", "slate"), ("dark", "slate", "default")):
+        with opened("front", scheme=scheme) as page:
+            page.wait_for_function(f"{shown} === {name!r}")
+            page.locator("label[for^=__palette]:visible").click()
+            page.wait_for_function(f"{shown} === {other!r}")
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1600, "light")])
+def test_it_fits_and_axe_finds_nothing_serious(opened, name, width, scheme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe, of the extra dev")
+    with opened(name, width, scheme) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        picture(page, f"site-{name}-{width}-{scheme}")
+        # Without `preload` axe asks for no style sheets, which a page from a file may not read.
+        found = axe.Axe().run(page, options={"preload": False}).response["violations"]
+        assert [
+            (each["id"], [node["html"][:120] for node in each["nodes"][:3]])
+            for each in found
+            if each["impact"] in SERIOUS
+        ] == []
+
+
+def test_a_page_from_the_file_system_has_its_worker(browser, tmp_path: Path):
+    shutil.copy(ASSETS / "iframe-worker.js", tmp_path)
+    (tmp_path / "worker.js").write_text("addEventListener('message', event => postMessage(event.data + 1))")
+    (tmp_path / "page.html").write_text(
+        "<body><script src='iframe-worker.js'></script><script>const worker = new Worker('worker.js');"
+        "worker.addEventListener('message', event => document.title += event.data);"
+        "worker.postMessage(1); worker.postMessage(4)</script>"
+    )
+    with silent_page(browser, (tmp_path / "page.html").as_uri()) as page:
+        page.wait_for_function("document.title === '25'")

@@ -1,0 +1,127 @@
+"""libggml in a process of its own, of a Python that has llama-cpp-python and gguf: what it makes of weights and files.
+
+    python -m tests.model.checkpoints.gguf.libggml
+
+from the root of the repository answers requests, a line of JSON each, with {"data": ...}:
+
+    {"quantize": TYPE, "cols": COLS, "data": BASE64}    of float32: blocks, in base64 as all bytes here
+    {"dequantize": TYPE, "data": BASE64}                of blocks: float32
+    {"logits": FILE, "ids": [...]}                      float32
+    {"products": FILE, "ids": [...]}                    for each matrix, what it multiplies and what it gets: float32
+    {"greedy": FILE, "text": TEXT, "count": COUNT}      ids, those of the text and as many more
+    {"quantize_file": FILE, "to": FILE, "type": TYPE}  nothing; the second file is the first, all matrices of that type
+"""
+
+import base64
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[4]
+
+
+class Libggml:
+    """The process, from the side of who asks it."""
+
+    def __init__(self, process: "subprocess.Popen[str]"):
+        assert process.stdin and process.stdout
+        self._requests, self._answers = process.stdin, process.stdout
+
+    def quantize(self, w: np.ndarray, type: str) -> np.ndarray:
+        """Quantize float32 [rows, cols] to bytes [rows, bytes]."""
+        blocks = self._ask(quantize=type, cols=w.shape[1], data=_text(w.astype("<f4").tobytes()))
+        return np.frombuffer(base64.b64decode(blocks), np.uint8).reshape(len(w), -1)
+
+    def dequantize(self, blocks: np.ndarray, type: str) -> np.ndarray:
+        """The float32 that bytes of whole blocks stand for, one after the other."""
+        return _floats(self._ask(dequantize=type, data=_text(blocks.tobytes())))
+
+    def logits(self, file: Path, ids: list[int]) -> np.ndarray:
+        """Compute llama.cpp's logits, float32 [seq, vocab]."""
+        return _floats(self._ask(logits=str(file), ids=ids)).reshape(len(ids), -1)
+
+    def products(self, file: Path, ids: list[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Return, by matrix, the vectors that llama.cpp multiplies it by and the products, float32 [seq, features]."""
+        found, seq = self._ask(products=str(file), ids=ids), len(ids)
+        return {name: (_floats(x).reshape(seq, -1), _floats(y).reshape(seq, -1)) for name, (x, y) in found.items()}
+
+    def greedy(self, file: Path, text: str, count: int) -> list[int]:
+        """The tokens of the text, and as many more, each the likeliest."""
+        return self._ask(greedy=str(file), text=text, count=count)
+
+    def quantize_file(self, file: Path, to: Path, type: str) -> None:
+        """Write a file whose matrices are all of one type, as llama.cpp's own quantizer makes them."""
+        self._ask(quantize_file=str(file), to=str(to), type=type)
+
+    def _ask(self, **request: Any) -> Any:
+        self._requests.write(json.dumps(request) + "\n")
+        self._requests.flush()
+        return json.loads(self._answers.readline())["data"]
+
+
+@contextmanager
+def libggml(python: str) -> Iterator[Libggml]:
+    """Start the Python that has libggml."""
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(
+        [python, "-m", "tests.model.checkpoints.gguf.libggml"], text=True, cwd=ROOT, **pipes
+    ) as process:
+        try:
+            yield Libggml(process)
+        finally:
+            process.terminate()
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _floats(text: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), "<f4")
+
+
+def main() -> None:
+    import llama_cpp  # pyright: ignore[reportMissingImports]
+
+    from tests.goldens import make_eval_gguf
+    from tests.goldens.make_gguf import Model
+    from tests.goldens.quantizers.make_ggml import Ggml
+
+    @llama_cpp.llama_log_callback
+    def silent(level: Any, text: Any, user_data: Any) -> None:
+        pass
+
+    llama_cpp.llama_log_set(silent, None)
+    ggml = Ggml()
+
+    ftypes = {type: ftype for types in make_eval_gguf.TYPES.values() for type, ftype in types.items()}
+
+    def answer(request: dict[str, Any]) -> Any:
+        raw = base64.b64decode(request.get("data", ""))
+        match request:
+            case {"quantize": type, "cols": cols}:
+                return _text(ggml.quantize(np.frombuffer(raw, "<f4").reshape(-1, cols), type))
+            case {"dequantize": type}:
+                return _text(ggml.dequantize(np.frombuffer(raw, np.uint8), type).astype("<f4").tobytes())
+            case {"logits": file, "ids": ids}:
+                return _text(Model(Path(file)).logits(ids).astype("<f4").tobytes())
+            case {"products": file, "ids": ids}:
+                found = Model(Path(file)).products(ids)
+                return {name: [_text(part.tobytes()) for part in pair] for name, pair in found.items()}
+            case {"greedy": file, "text": text, "count": count}:
+                return Model(Path(file)).greedy(text, count)[0]
+            case {"quantize_file": file, "to": to, "type": type}:
+                make_eval_gguf.quantize(Path(file), Path(to), type, ftypes[type])
+
+    for line in sys.stdin:
+        print(json.dumps({"data": answer(json.loads(line))}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Files that llama.cpp's own quantizer makes, all matrices of one type (goldens/eval_gguf.json).
+
+We read the codes that llama.cpp wrote, JAX agrees with the reference, and with activations rounded as in llama.cpp the
+logits agree with its own.
+"""
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from llamaspec.model.checkpoints import Checkpoint, open_checkpoint
+from llamaspec.model.llama import load_backend
+from llamaspec.model.running.programs import Programs
+from llamaspec.model.weights.params import abstract_params
+from tests.goldens import make_eval_gguf
+from tests.goldens.make_eval_gguf import DISTINCT, IDS, MULTIPLIED, SHOWN, shown
+from tests.model.checkpoints.gguf.test_gguf_goldens import distance
+
+GOLDENS = json.loads((Path(__file__).parents[3] / "goldens" / "eval_gguf.json").read_text())
+FILES = [(model, type) for model, types in make_eval_gguf.TYPES.items() for type in types]
+
+# Positions that differ, where a number is within float32's noise of a tie (see test_eval_emulation.py), and the
+# limit of their differences, one step. float16 has ties every 2^-11, so every position has some.
+APART = {
+    ("random", "F16"): (range(len(IDS)), 2.0**-11), ("random", "BF16"): ([5], 2.0**-8),
+    ("random", "Q4_1"): ([4], 2.0**-6), ("random", "Q5_1"): ([7], 2.0**-6),
+}  # fmt: skip
+
+Made = Callable[[str, str], Path]
+
+
+@pytest.fixture(scope="module")
+def made(request, tmp_path_factory) -> Made:
+    """Make the file of a model and a type once, with the codes that llama.cpp found."""
+    folder = tmp_path_factory.mktemp("gguf")
+
+    def path(model: str, type: str) -> Path:
+        if not (file := folder / f"{model}-{type}.gguf").exists():
+            data = request.getfixturevalue("data") if model == "stories260K" else None
+            golden = GOLDENS["models"][model][type]
+            codes = np.frombuffer(base64.b64decode(golden["codes"]), np.uint8) if "codes" in golden else None
+            source = make_eval_gguf.model(model, data)
+            known = None if codes is None else codes.reshape(DISTINCT, -1)
+            quantized, digest = make_eval_gguf.quantized(source, type, known)
+            assert digest == golden["sha256"]
+            quantized.write(file)
+        return file
+
+    return path
+
+
+def theirs(model: str, type: str) -> np.ndarray:
+    raw = base64.b64decode(GOLDENS["models"][model][type]["logits"])
+    return np.frombuffer(raw, "<f4").reshape(len(IDS), SHOWN).astype(np.float64)
+
+
+def test_every_type_that_is_read_is_there():
+    from llamaspec.reference.quantizers.ggml import TYPES
+
+    assert {type for _, type in FILES} == {*TYPES, "F16", "BF16"}
+
+
+@pytest.mark.sampled(6)  # 23 cases, 6 s
+@pytest.mark.parametrize(("model", "type"), FILES)
+def test_logits_are_those_of_llama_cpp(made, model, type):
+    """Logits agree at every position. Without rounded activations they are a hundredth apart, except for floats."""
+    rows = load_backend(open_checkpoint(made(model, type)), backend="reference", emulate_activations="ggml").logits(IDS)
+    each = [distance(a, b) for a, b in zip(shown(rows), theirs(model, type), strict=True)]
+    apart, most = APART.get((model, type), ((), 0.0))
+    assert all(found < (most if i in apart else 1e-5) for i, found in enumerate(each)), each
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, Any]:
+    """Keep backends by the arrays that they take."""
+    return {}
+
+
+def unused(*arguments: Any) -> Any:
+    raise AssertionError("logits are of another program")
+
+
+def in_jax(checkpoint: Checkpoint, compiled: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """Compute logits by `load_backend`, whose programs are compiled once for all files with the same shapes."""
+    arrays = abstract_params(checkpoint.config, dtype=np.dtype(np.float32), positions=1, tensors=checkpoint.tensors)
+    if (shapes := repr(jax.tree.flatten(arrays))) in compiled:
+        return compiled[shapes].with_weights(checkpoint).logits(IDS)
+    monkeypatch.setattr(
+        "llamaspec.model.running.load.compile_programs", lambda *given, **options: Programs(unused, unused)
+    )
+    compiled[shapes] = load_backend(checkpoint, context=16, dtype="float32")
+    return compiled[shapes].logits(IDS)
+
+
+@pytest.mark.sampled(1)  # 4 s each
+@pytest.mark.parametrize(("model", "type"), FILES)
+def test_jax_computes_what_the_reference_does(made, compiled, monkeypatch, model, type):
+    """Both agree at every position, in float32 on the decoded weights."""
+    checkpoint = open_checkpoint(made(model, type))
+    expected = load_backend(checkpoint, backend="reference").logits(IDS)
+    actual = in_jax(checkpoint, compiled, monkeypatch).astype(np.float64)
+    assert max(distance(a, b) for a, b in zip(actual, expected, strict=True)) < 1e-5
+
+
+@pytest.mark.parametrize("type", MULTIPLIED)
+@pytest.mark.parametrize("model", ["random", "stories260K"])
+def test_the_command_line_has_the_logits_of_llama_cpp(run, made, tmp_path, model, type):
+    ids, out = ",".join(map(str, IDS)), str(tmp_path / "x.npy")
+    arguments = ["--model", str(made(model, type)), "--tokens", ids, "--out", out, "--backend", "reference"]
+    assert run("logits", *arguments, "--emulate-activations", "q8_0")[0] == 0
+    emulated = shown(np.load(out))
+    assert run("logits", *arguments)[0] == 0
+    plain = shown(np.load(out))
+    for position, expected in enumerate(theirs(model, type)):
+        assert distance(emulated[position], expected) < 1e-5 < 1e-4 < distance(plain[position], expected)
+
+
+@pytest.mark.sampled(1)  # 1 s each
+@pytest.mark.parametrize("type", MULTIPLIED)
+def test_the_command_line_evaluates_as_llama_cpp_predicts(run, tmp_path, type):
+    """Perplexity and divergence from the float32 model agree, on a text in llama.cpp's tokens."""
+    golden, text = GOLDENS["text"], tmp_path / "text"
+    expected = golden["types"][type]
+    text.write_text(golden["text"])
+    source = make_eval_gguf.reader()
+    quantized, digest = make_eval_gguf.quantized(source, type)
+    assert digest == expected["sha256"]
+    paths = str(quantized.write(tmp_path / "a.gguf")), str(source.write(tmp_path / "b.gguf"))
+    arguments = ["eval", paths[0], "--against", paths[1], "--text", str(text), "--backend", "reference", "--json"]
+    code, out, _ = run(*arguments, "--emulate-activations", "q8_0")
+    assert code == 0
+    emulated, plain = json.loads(out), json.loads(run(*arguments)[1])
+    assert emulated["tokens"] == len(golden["ids"]) - 1
+    assert emulated["base"]["loss"] == plain["base"]["loss"] == pytest.approx(golden["loss"], rel=1e-5)
+    for report, equal in ((emulated, True), (plain, False)):
+        mean, most = np.mean(expected["divergences"]), max(expected["divergences"])
+        assert (report["loss"] == pytest.approx(expected["loss"], rel=1e-5)) == equal
+        assert (report["perplexity"] == pytest.approx(np.exp(expected["loss"]), rel=1e-4)) == equal
+        assert (report["divergence"]["mean"] == pytest.approx(mean, rel=1e-5)) == equal
+        assert (report["divergence"]["most"] == pytest.approx(most, rel=1e-5)) == equal

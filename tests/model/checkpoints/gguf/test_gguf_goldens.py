@@ -1,0 +1,94 @@
+"""llama.cpp's logits, ids and stories from our GGUF files (goldens/gguf.json), beside ours."""
+
+import base64
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import llamaspec.reference.llama
+from llamaspec import SamplingOptions, load
+from llamaspec.model.checkpoints import open_checkpoint
+from llamaspec.model.running.reference_backend import load_reference_params
+from llamaspec.model.tokenizers.load import load_tokenizer
+from llamaspec.model.tokenizers.tokenizer import encode_text
+from llamaspec.reference.llama import empty_cache, forward
+from tests.goldens import make_gguf
+from tests.goldens.make_gguf_stories import COUNT, prompts, write_story
+
+STORIES = json.loads((Path(__file__).parents[3] / "goldens" / "gguf_stories.json").read_text())["stories"]
+GOLDENS = json.loads((Path(__file__).parents[3] / "goldens" / "gguf.json").read_text())
+IDS = np.array(GOLDENS["ids"])
+
+
+def made(tmp_path: Path, name: str, sha256: str) -> Path:
+    """Make the file that llama.cpp read, and check its hash."""
+    path = tmp_path / f"{name}.gguf"
+    if name.startswith("tokenizer-"):
+        make_gguf.write_tokenizer(path, name.removeprefix("tokenizer-"))
+    else:
+        make_gguf.write_model(path, name)
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == sha256
+    return path
+
+
+def logits_of(path: Path) -> np.ndarray:
+    checkpoint = open_checkpoint(path)
+    params = load_reference_params(checkpoint)
+    return forward(params, IDS, empty_cache(checkpoint.config), config=checkpoint.config)[0]
+
+
+def distance(actual: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
+
+
+def theirs(name: str) -> np.ndarray:
+    raw = base64.b64decode(GOLDENS["logits"][name]["logits"])
+    return np.frombuffer(raw, "<f4").reshape(len(IDS), -1).astype(np.float64)
+
+
+@pytest.mark.sampled(4)  # 17 cases, 8 s
+@pytest.mark.parametrize("name", GOLDENS["logits"])
+def test_logits_are_near_those_of_llama_cpp(tmp_path, name):
+    """A wrong weight, permutation or factor of RoPE changes them far more than llama.cpp's rounded activations do.
+
+    With the same rounding the logits agree: tests/model/insight/test_eval_emulation.py.
+    """
+    path = made(tmp_path, name, GOLDENS["logits"][name]["sha256"])
+    assert distance(logits_of(path), theirs(name)) < 0.06
+
+
+@pytest.mark.parametrize("name", GOLDENS["tokens"])
+def test_texts_become_the_ids_of_llama_cpp(tmp_path, name):
+    golden = GOLDENS["tokens"][name]
+    tokenizer = load_tokenizer(made(tmp_path, f"tokenizer-{name}", golden["sha256"]))
+    for text, ids in golden["ids"].items():
+        assert encode_text(tokenizer, text) == ids, repr(text)
+
+
+def test_llama_cpp_tells_the_story_of_stories260k(tmp_path, data):
+    golden = GOLDENS["story"]
+    make_gguf.write_story(path := tmp_path / "stories260K.gguf", data)
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == golden["sha256"]
+    tokenizer = load_tokenizer(path)
+    for text, ids in golden["texts"].items():
+        assert encode_text(tokenizer, text) == ids, repr(text)
+    checkpoint = open_checkpoint(path)
+    params, ids = load_reference_params(checkpoint), encode_text(tokenizer, "Once upon a time")
+    assert golden["ids"][: len(ids)] == ids
+    new = llamaspec.reference.llama.greedy(params, np.array(ids), config=checkpoint.config)
+    assert golden["ids"] == [*ids, *(token for token, _ in zip(new, range(100 - len(ids)), strict=False))]
+
+
+@pytest.mark.sampled(1)  # 2 to 7 s each
+@pytest.mark.parametrize(("type", "backend"), [*((type, "reference") for type in make_gguf.WRITTEN), ("q8_0", "jax")])
+def test_the_story_is_that_of_llama_cpp(tmp_path, type, backend):
+    """Every type that we write is tried; in JAX one is enough, since each compiles for seconds."""
+    golden, path = STORIES[type], tmp_path / "x.gguf"
+    assert write_story(path, type) == golden["sha256"]
+    llama, greedy = load(path, backend=backend, greedy=True), SamplingOptions(temperature=0.0)
+    for prompt, text in zip(prompts(), golden["texts"], strict=True):
+        tokens = llama.generate(prompt, sampling=greedy, max_new_tokens=COUNT)
+        assert "".join(token.text for token in tokens) == text

@@ -1,0 +1,105 @@
+"""A model over several GGUF files, as llama-gguf-split leaves it, and what is wrong with one that cannot be read."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llamaspec.model.checkpoints.open import open_checkpoint
+from tests.support import families, gguf_files
+from tests.support.gguf_files import I32, U16, File
+from tests.support.refusals import refusal
+
+CONFIG = families.FAMILIES["llama-3.1"]  # with rope_freqs.weight
+
+
+def split(folder: Path, count: int = 3, *, twice: str | None = None) -> list[Path]:
+    """Write a model whole, and in parts, the first of which has the keys and no tensor.
+
+    The tensor `twice` is in the last one as well.
+    """
+    whole = gguf_files.file_of(CONFIG, families.random_tensors(CONFIG))
+    whole.write(folder / "whole.gguf")
+    names = np.array_split(list(whole.tensors), count - 1)
+    paths = []
+    for number in range(count):
+        of_split: dict[str | bytes, tuple[int, Any]] = {
+            "split.no": (U16, number),
+            "split.count": (U16, count),
+            "split.tensors.count": (I32, len(whole.tensors)),
+        }
+        held: dict[str | bytes, gguf_files.Tensor] = {}
+        if number:
+            held |= {str(name): whole.tensors[str(name)] for name in names[number - 1]}
+        if twice and number == count - 1:
+            held[twice] = whole.tensors[twice]
+        stated = {**of_split, **(whole.keys if not number else {})}
+        paths.append(File(stated, held).write(folder / f"model-{number + 1:05}-of-{count:05}.gguf"))
+    return paths
+
+
+def test_parts_are_the_whole(tmp_path):
+    first, *_ = split(tmp_path)
+    whole, parts = open_checkpoint(tmp_path / "whole.gguf"), open_checkpoint(first)
+    assert (parts.config, parts.bos, parts.stops) == (whole.config, whole.bos, whole.stops)
+    assert parts.config.scaling is not None
+    assert list(parts.tensors) == list(whole.tensors)
+    for name, tensor in whole.tensors.items():
+        np.testing.assert_array_equal(parts.tensors[name].read(), tensor.read())
+    with parts.scattered() as read_at_once:
+        read_at_once(parts.tensors["model.norm.weight"].read())
+    parts.release()
+
+
+def test_another_part_than_the_first_names_the_first(tmp_path):
+    _, second, _ = split(tmp_path)
+    assert "is one of 3 parts, and not the first: name model-00001-of-00003.gguf" in refusal(second)
+
+
+def test_a_part_under_another_name(tmp_path):
+    first, *_ = split(tmp_path)
+    assert "not named NAME-00001-of-00003.gguf" in refusal(first.rename(tmp_path / "model.gguf"))
+
+
+def test_a_part_that_is_missing(tmp_path):
+    first, *_, last = split(tmp_path)
+    last.unlink()
+    assert "model-00003-of-00003.gguf: No such file" in refusal(first, named=str(last))
+
+
+def test_a_part_of_another_model(tmp_path):
+    first, second, last = split(tmp_path)
+    shutil.copy(second, last)
+    assert "split.no 1 and split.count 3 are not those of its name, 2 and 3" in refusal(first, named=str(last))
+
+
+def test_a_tensor_in_two_parts(tmp_path):
+    first, _, last = split(tmp_path, twice="token_embd.weight")
+    said = refusal(first, named=str(last))
+    assert "tensor 'token_embd.weight' is in model-00002-of-00003.gguf, too" in said
+
+
+def test_a_count_of_tensors_that_is_wrong(tmp_path):
+    first, *_ = split(tmp_path)
+    raw = first.read_bytes()
+    at = raw.index(b"split.tensors.count") + len("split.tensors.count") + 4
+    first.write_bytes(raw[:at] + (7).to_bytes(4, "little") + raw[at + 4 :])
+    assert "split.tensors.count is 7, but its 3 parts have" in refusal(first)
+
+
+@pytest.mark.parametrize("count", [10_001, 65_535])
+def test_parts_without_end(tmp_path, count):
+    file = gguf_files.file_of(CONFIG, families.random_tensors(CONFIG))
+    file.keys["split.count"] = (U16, count)
+    assert "more than 10000" in refusal(file.write(tmp_path / f"x-00001-of-{count:05}.gguf"))
+
+
+def test_a_link_out_of_the_folder(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "here").mkdir()
+    first, *_, last = split(tmp_path / "here")
+    last.rename(tmp_path / "elsewhere" / "x")
+    last.symlink_to(tmp_path / "elsewhere" / "x")
+    assert "is a link to" in refusal(first, named=str(last))

@@ -1,0 +1,327 @@
+"""False GGUF files, each with one change to a good one: all are refused in one line, soon, in little memory.
+
+The classes are those of the reports about other readers: lengths and counts without end, arithmetic that overflows,
+offsets that leave the file, types that do not exist, keys of another type, tensors that are not the model's.
+"""
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support import families, gguf_files
+from tests.support.gguf_files import ARRAY, BOOL, F32, F64, I32, STRING, U8, U32, U64, File, Tensor
+from tests.support.refusals import load, refusal
+
+CONFIG = families.FAMILIES["llama-2"]
+UP, NORM = "blk.1.ffn_up.weight", "output_norm.weight"
+
+
+def good(family: str = "llama-2") -> File:
+    config = families.FAMILIES[family]
+    return gguf_files.file_of(config, families.random_tensors(config))
+
+
+def keyed(key: str, kind: int, value: object) -> Callable[[File], None]:
+    """Set a key."""
+    return lambda file: file.keys.__setitem__(key, (kind, value))
+
+
+def without(key: str) -> Callable[[File], object]:
+    return lambda file: file.keys.pop(key)
+
+
+def tensor(name: str, **changes: object) -> Callable[[File], None]:
+    def change(file: File):
+        for key, value in changes.items():
+            setattr(file.tensors[name], key, value)
+
+    return change
+
+
+def renamed(name: str, other: str | bytes) -> Callable[[File], None]:
+    def change(file: File):
+        file.tensors = {other if key == name else key: value for key, value in file.tensors.items()}
+
+    return change
+
+
+def filled(name: str, value: float) -> Callable[[File], None]:
+    def change(file: File):
+        weights = np.frombuffer(file.tensors[name].data, "<f4").copy()
+        weights[-1] = value
+        file.tensors[name].data = weights.tobytes()
+
+    return change
+
+
+def scaled(name: str, code: int, size: int, scale: bytes, at: int) -> Callable[[File], None]:
+    """Make blocks of zeros, the last with a scale that is not finite."""
+
+    def change(file: File):
+        shape = file.tensors[name].shape
+        blocks = int(np.prod(shape)) // 32
+        raw = bytearray(size * blocks)
+        raw[-size + at : -size + at + len(scale)] = scale
+        raw[-1] = 0x77
+        file.tensors[name] = Tensor(shape, bytes(raw), code)
+
+    return change
+
+
+L = "llama."
+CASES: dict[str, tuple[Callable[[File], object], str]] = {
+    # what it says it is
+    "version 0": (lambda f: setattr(f, "version", 0), "GGUF version 0 is not read"),
+    "version 1": (lambda f: setattr(f, "version", 1), "GGUF version 1 is not read"),
+    "version 4": (lambda f: setattr(f, "version", 4), "GGUF version 4 is not read"),
+    "big-endian": (lambda f: setattr(f, "version", 3 << 24), "big-endian"),
+    "an unknown architecture": (keyed("general.architecture", STRING, "mamba"), "architecture 'mamba' is not"),
+    "an architecture of 10 MB": (keyed("general.architecture", STRING, "x" * 10**7), "architecture 'xxx"),
+    "an architecture that is a number": (keyed("general.architecture", U32, 1), "is 1, not a text"),
+    "no architecture": (without("general.architecture"), "lacks general.architecture"),
+    "a part of a split": (keyed("split.count", U32, 3), "one of 3 parts"),
+    # counts
+    "2^63 tensors": (lambda f: setattr(f, "counts", (2**63, len(f.keys))), "tensors, more than"),
+    "2^64 - 1 keys": (lambda f: setattr(f, "counts", (len(f.tensors), 2**64 - 1)), "keys, more than"),
+    "one tensor more": (lambda f: setattr(f, "counts", (len(f.tensors) + 1, len(f.keys))), "tensor"),
+    "one tensor less": (lambda f: setattr(f, "counts", (len(f.tensors) - 1, len(f.keys))), "after the last|is not"),
+    "one key more": (lambda f: setattr(f, "counts", (len(f.tensors), len(f.keys) + 1)), "key|value|truncated"),
+    "no tensors": (lambda f: f.tensors.clear(), "lacks tensor token_embd.weight"),
+    "no keys": (lambda f: f.keys.clear(), "lacks general.architecture"),
+    # keys and their values
+    "a key without a name": (keyed("", U32, 1), "has 0 characters"),
+    "a long key": (keyed("k" * 70_000, U32, 1), "has 70000 characters"),
+    "a long key that is all escapes": (keyed("\U000e0001" * 100, ARRAY, (99, [])), "type 99"),
+    "a key that is not UTF-8": (lambda f: f.keys.__setitem__(b"\xff\xfe", (U32, 1)), "is not UTF-8, at its byte 0"),
+    "a text that is not UTF-8": (keyed("general.name", STRING, b"a\xff"), "is not UTF-8, at its byte 1"),
+    "a missing size": (without(L + "block_count"), "lacks llama.block_count"),
+    "a missing eps": (without(L + "attention.layer_norm_rms_epsilon"), "lacks llama.attention.layer_norm"),
+    "a size that is a float": (keyed(L + "block_count", F32, 2.0), "is 2.0, not an integer"),
+    "a size that is a text": (keyed(L + "block_count", STRING, "2"), "is '2', not an integer"),
+    "a size that is a bool": (keyed(L + "block_count", BOOL, True), "is true, not an integer"),
+    "a size for each layer": (keyed(L + "feed_forward_length", ARRAY, (U32, [96, 96])), "is a list, not an integer"),
+    "eps that is NaN": (keyed(L + "attention.layer_norm_rms_epsilon", F32, np.nan), "eps is nan"),
+    "eps of 0": (keyed(L + "attention.layer_norm_rms_epsilon", F32, 0.0), "eps is 0.0"),
+    "theta beyond float32": (keyed(L + "rope.freq_base", F64, 1e300), "theta is inf"),
+    "2^32 - 1 layers": (keyed(L + "block_count", U32, 2**32 - 1), "layers is 4294967295"),
+    "more layers than tensors": (keyed(L + "block_count", U32, 9_999), "too few for 9999 layers"),
+    "a layer too many": (keyed(L + "block_count", U32, 3), "lacks tensor blk.2"),
+    "a layer too few": (keyed(L + "block_count", U32, 1), "is not part of a model"),
+    "no heads": (keyed(L + "attention.head_count", U32, 0), "heads is 0"),
+    "heads without a width": (
+        lambda f: (without(L + "attention.key_length")(f), keyed(L + "attention.head_count", U32, 0)(f)),
+        "no multiple of 0 heads",
+    ),
+    "heads that do not share": (keyed(L + "attention.head_count_kv", U32, 3), "do not share 3"),
+    "values of another width": (keyed(L + "attention.value_length", U32, 4), "value_length is 4, but heads"),
+    "RoPE on a part of a head": (keyed(L + "rope.dimension_count", U32, 4), "dimension_count is 4, but heads"),
+    "a vocabulary of another size": (keyed(L + "vocab_size", U32, 49), "vocab_size is 49, but"),
+    "context 0": (keyed(L + "context_length", U32, 0), "context is 0"),
+    "an unknown scaling": (keyed(L + "rope.scaling.type", STRING, "ntk"), "type 'ntk' is not supported"),
+    "YaRN by infinity": (
+        lambda f: f.keys.update({L + "rope.scaling.type": (STRING, "yarn"), L + "rope.scaling.factor": (F32, np.inf)}),
+        "YaRN has inf",
+    ),
+    "a scaling by 0": (
+        lambda f: f.keys.update({L + "rope.scaling.type": (STRING, "linear"), L + "rope.scaling.factor": (F32, 0.0)}),
+        "RoPE factor is 0.0",
+    ),
+    "a scaling of no type, which is linear": (keyed(L + "rope.scaling.factor", F32, 0.0), "RoPE factor is 0.0"),
+    "a soft cap": (keyed(L + "attn_logit_softcapping", F32, 50.0), "is 50.0, which is not supported"),
+    "a list as a switch": (keyed(L + "logit_scale", ARRAY, (F32, [1.0])), "is a list, which is not supported"),
+    "a window": (keyed(L + "attention.sliding_window", U32, 64), "sliding_window is 64, which is not"),
+    "experts without tensors": (keyed(L + "expert_count", U32, 8), "experts per token of 8"),
+    "2^32 - 1 experts": (keyed(L + "expert_count", U32, 2**32 - 1), "experts, outside"),
+    "a BOS outside": (keyed("tokenizer.ggml.bos_token_id", U32, 48), "outside a vocabulary of 48"),
+    "an EOS outside": (keyed("tokenizer.ggml.eos_token_id", I32, -1), "is -1, outside a vocabulary"),
+    # alignment
+    "alignment 0": (keyed("general.alignment", U32, 0), "alignment is 0"),
+    "alignment 3": (keyed("general.alignment", U32, 3), "alignment is 3"),
+    "alignment 2^63": (keyed("general.alignment", U64, 2**63), "alignment is 9223372036854775808"),
+    "another alignment": (keyed("general.alignment", U32, 4096), "hole|overlaps|truncated"),
+    "alignment that is a text": (keyed("general.alignment", STRING, "32"), "is '32', not an integer"),
+    # tensors
+    "a tensor without axes": (tensor(NORM, shape=()), "has 0 axes"),
+    "five axes": (tensor(NORM, shape=(1, 1, 1, 1, 32)), "has 5 axes"),
+    "2^32 - 1 axes": (tensor(NORM, shape=(1,) * 200), "has 200 axes"),
+    "a side of 0": (tensor(NORM, shape=(0,)), "which no tensor has"),
+    "a side of 2^64 - 1": (tensor(NORM, shape=(2**64 - 1,)), "which no tensor has"),
+    "sides that overflow together": (tensor(NORM, shape=(2**32, 2**32)), "which no tensor has"),
+    "bytes that overflow": (tensor(NORM, shape=(2**62,)), "truncated|hole|overlaps"),
+    "a transposed matrix": (lambda f: tensor(UP, shape=f.tensors[UP].shape[::-1])(f), "its keys make it"),
+    "a vector as a matrix": (tensor(NORM, shape=(32, 1)), "has shape [32, 1], but its keys make it [32]"),
+    "a type that there is not": (tensor(NORM, code=99), "has type 99, which is not read"),
+    "a type that was removed": (tensor(NORM, code=4), "has type 4, which is not read"),
+    "a type that is not read": (tensor(NORM, code=9), "has type Q8_1, which is not read"),
+    "rows of no whole blocks": (tensor(NORM, code=8, shape=(31,)), "rows of 31, which are no whole blocks of Q8_0"),
+    "another type, so another size": (tensor(UP, code=1), "hole"),
+    "an offset of 2^64 - 32": (tensor(UP, offset=2**64 - 32), "leaves a hole before it"),
+    "an unaligned offset": (tensor(UP, offset=1), "overlaps the tensor before it"),
+    "two tensors at one place": (tensor(UP, offset=0), "overlaps the tensor before it"),
+    "a tensor twice": (renamed(NORM, UP), "blk.1.ffn_up.weight has shape [32]"),
+    "a tensor without a name": (renamed(NORM, ""), "has a name of 0 bytes"),
+    "a tensor with a long name": (renamed(NORM, "n" * 65), "has a name of 65 bytes"),
+    "a tensor whose name is no text": (renamed(NORM, b"\xc3("), "is not UTF-8"),
+    "a tensor named as a path": (renamed(NORM, "../../etc/passwd\n"), "lacks tensor output_norm.weight"),
+    "a tensor more": (lambda f: f.tensors.__setitem__("x\n", Tensor((1,), bytes(4))), "tensor 'x\\n' is not part"),
+    "a tensor less": (lambda f: f.tensors.pop(UP), "lacks tensor blk.1.ffn_up.weight"),
+    "no embedding": (lambda f: f.tensors.pop("token_embd.weight"), "lacks tensor token_embd.weight"),
+    "RoPE factors of another type": (
+        lambda f: f.tensors.__setitem__("rope_freqs.weight", Tensor((4,), bytes(8), 1)),
+        "rope_freqs.weight is not a list of float32",
+    ),
+    "RoPE factors that are too many": (
+        lambda f: f.tensors.__setitem__("rope_freqs.weight", Tensor((99,), bytes(396))),
+        "rope_freqs.weight has 99 factors",
+    ),
+    "RoPE factors of 0": (
+        lambda f: f.tensors.__setitem__("rope_freqs.weight", Tensor((4,), bytes(16))),
+        "a factor that is not a positive number",
+    ),
+    # weights
+    "a weight that is NaN": (filled(UP, np.nan), "up_proj.weight[87, 31] is nan"),
+    "a weight that is infinite": (filled(NORM, -np.inf), "model.norm.weight[31] is -inf"),
+    # the end
+    "bytes after the last tensor": (lambda f: setattr(f, "tail", bytes(32)), "32 bytes after the last tensor"),
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_a_file_that_lies(tmp_path, kind):
+    spoil, what = CASES[kind]
+    file = good()
+    spoil(file)
+    message = refusal(file.write(tmp_path / "x.gguf"))
+    assert any(part in message for part in what.split("|")), message
+
+
+def test_the_good_file_is_good(tmp_path):
+    load(good().write(tmp_path / "x.gguf"))
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "mixtral", "llama-3.2"])
+def test_tensors_of_another_family(tmp_path, kind):
+    file, other = good("llama-2"), good(kind)
+    file.tensors = other.tensors
+    refusal(file.write(tmp_path / "x.gguf"))
+
+
+BLOCKS = {  # code, bytes of 32 weights, a scale that is not finite, and where it is
+    "Q8_0": (8, 34, b"\x00\x7c", 0), "Q4_0": (2, 18, b"\x00\x7e", 0), "Q4_1": (3, 20, b"\x00\xfc", 2),
+    "Q5_0": (6, 22, b"\x00\x7c", 0), "Q5_1": (7, 24, b"\x01\x7c", 0), "IQ4_NL": (20, 18, b"\x00\x7c", 0),
+    "MXFP4": (39, 17, b"\xff", 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("type", BLOCKS)
+def test_scales_that_are_not_finite(tmp_path, type):
+    config = {**CONFIG, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 4}
+    file = gguf_files.file_of(config, families.random_tensors(config))
+    scaled(UP, *BLOCKS[type])(file)
+    assert "up_proj.weight[95, " in refusal(file.write(tmp_path / "x.gguf"))
+
+
+# Headers that are given as bytes, since no File can be so wrong.
+
+START = b"GGUF" + struct.pack("<I", 3)
+KEY = struct.pack("<Q", 1) + b"k"
+
+
+def head(tensors: int, keys: int, *parts: bytes) -> bytes:
+    return START + struct.pack("<QQ", tensors, keys) + b"".join(parts)
+
+
+def array(kind: int, length: int) -> bytes:
+    return KEY + struct.pack("<IIQ", ARRAY, kind, length)
+
+
+RAW = {
+    "the magic number alone": (b"GGUF", "truncated: 4 bytes"),
+    "half a header": (START + bytes(8), "truncated: 16 bytes"),
+    "half a count": (START + bytes(12), "truncated: 20 bytes"),
+    "a key of 2^64 - 1 bytes": (head(0, 1, b"\xff" * 8), "truncated"),
+    "a text of 2^40 bytes": (head(0, 1, KEY, struct.pack("<IQ", STRING, 2**40)), "truncated"),
+    "a list of 2^40 bytes": (head(0, 1, array(U8, 2**40)), "truncated"),
+    "a list of 2^30 bools": (head(0, 1, array(BOOL, 2**30)), "truncated"),
+    "a list of 2^61 numbers of 8 bytes": (head(0, 1, array(U64, 2**61)), "truncated"),
+    "a list of 2^64 - 1 texts": (head(0, 1, array(STRING, 2**64 - 1)), "more than 1000000 texts"),
+    "a list of lists": (head(0, 1, array(ARRAY, 1), array(U8, 1)), "is a list of lists"),
+    "lists a thousand deep": (head(0, 1, KEY, struct.pack("<IIQ", ARRAY, ARRAY, 1) * 1000), "is a list of lists"),
+    "a value of type 13": (head(0, 1, KEY, struct.pack("<I", 13)), "type 13, which GGUF does not have"),
+    "a list of type 99": (head(0, 1, array(99, 0)), "type 99, which GGUF does not have"),
+    "a bool of 2": (head(0, 1, KEY, struct.pack("<IB", BOOL, 2)), "neither true nor false but 2"),
+    "a list of bools of 255": (head(0, 1, array(BOOL, 2), b"\1\xff"), "neither true nor false but 255"),
+    "a key twice": (head(0, 2, (KEY + struct.pack("<IB", U8, 1)) * 2), "'k' is there twice"),
+    "a tensor of 2^32 - 1 axes": (head(1, 0, KEY, b"\xff" * 4), "has 4294967295 axes"),
+    "a tensor without its sizes": (head(1, 0, KEY, struct.pack("<I", 4)), "truncated"),
+    "two tensors of one name": (head(2, 0, (KEY + struct.pack("<IQIQ", 1, 8, 0, 0)) * 2), "'k' is there twice"),
+    "a tensor beyond the end": (head(1, 0, KEY, struct.pack("<IQIQ", 1, 8, 0, 0)), "truncated: "),
+    "100,000 empty texts": (
+        lambda: head(0, 1, array(STRING, 100_000), bytes(800_000)),
+        "lacks general.architecture",
+    ),
+    "many keys": (head(0, 2_000, *(struct.pack("<Q", 4) + b"%04d\0\0\0\0\0" % i for i in range(2_000))), "lacks"),
+    "keys of 40 MB": (
+        lambda: head(0, 1, KEY, struct.pack("<IQ", STRING, 40 << 20), bytes(40 << 20)),
+        "more than 33554432",
+    ),
+    "a text of 30 MB, each of four bytes": (
+        lambda: head(0, 1, KEY, struct.pack("<IQ", STRING, 30 << 20), "😀".encode() * (30 << 18)),
+        "lacks general.architecture",
+    ),
+    "a list of 3 million numbers": (
+        lambda: head(0, 1, array(U64, 3 << 20), bytes(24 << 20)),
+        "lacks general.architecture",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", RAW)
+def test_headers_that_lie(tmp_path, kind):
+    raw, what = RAW[kind]
+    (tmp_path / "x.gguf").write_bytes(raw() if callable(raw) else raw)  # large ones are made when they are needed
+    assert what in refusal(tmp_path / "x.gguf")
+
+
+def test_a_sparse_file_that_is_all_header(tmp_path):
+    """The file is long enough for the list in its header."""
+    with open(tmp_path / "x.gguf", "wb") as file:
+        file.write(head(0, 1, array(U8, 2**40)))
+        file.truncate(2**40 + 100)
+    assert "more than 33554432" in refusal(tmp_path / "x.gguf")
+
+
+@pytest.mark.parametrize("cut", ["a key", "the table", "a tensor", "the last byte"])
+def test_a_file_cut_short(tmp_path, cut):
+    file = good()
+    raw, header = file.bytes(), len(file.head())
+    end = {"a key": 100, "the table": header - 20, "a tensor": header + 999, "the last byte": len(raw) - 1}[cut]
+    (tmp_path / "x.gguf").write_bytes(raw[:end])
+    assert "truncated" in refusal(tmp_path / "x.gguf")
+
+
+def test_padding_at_the_end_may_lack(tmp_path):
+    """llama.cpp reads such a file, and some writers leave it out."""
+    file = good()
+    data = len(list(file.tensors.values())[-1].data)
+    file.alignment = 4096
+    file.keys["general.alignment"] = (U32, 4096)
+    padding = -data % 4096
+    assert padding
+    (tmp_path / "x.gguf").write_bytes(file.bytes()[:-padding])
+    load(tmp_path / "x.gguf")
+
+
+def test_the_corpus_is_large_enough():
+    assert len(CASES) + len(RAW) + len(BLOCKS) >= 100
+
+
+def test_a_gguf_under_another_name(tmp_path: Path):
+    families.write_checkpoint(tmp_path, CONFIG)
+    good().write(tmp_path / "model.safetensors")
+    assert "GGUF file, where safetensors is due" in refusal(tmp_path, named=str(tmp_path / "model.safetensors"))
+    good().write(tmp_path / "model.bin")
+    load(tmp_path / "model.bin")

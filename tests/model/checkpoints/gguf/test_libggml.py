@@ -1,0 +1,135 @@
+"""libggml itself, and llama.cpp on it, beside their definition here, on weights and files that no golden has.
+
+libggml runs in the first Python with llama_cpp and gguf that LLAMASPEC_OTHER_PYTHON names.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamaspec import SamplingOptions, load
+from llamaspec.model.checkpoints import open_checkpoint
+from llamaspec.model.convert import convert
+from llamaspec.model.llama import load_backend
+from llamaspec.reference.quantizers import ggml
+from llamaspec.reference.quantizers.ggml import READABLE, TYPES
+from llamaspec.reference.quantizers.ggml_activations import ROUNDING_OF, ROUNDINGS
+from llamaspec.verify.bounds import running_error
+from tests.goldens import make_eval_gguf, make_gguf
+from tests.goldens.make_gguf_stories import COUNT, prompts, write_story
+from tests.goldens.quantizers.make_ggml import SUPERBLOCKS, UNDEFINED, random_blocks
+from tests.goldens.quantizers.make_ggml import TYPES as EXACT
+from tests.goldens.quantizers.make_ggml_lattices import BYTES
+from tests.goldens.quantizers.weights import KINDS, Weights
+from tests.model.checkpoints.gguf.libggml import Libggml, libggml
+from tests.model.checkpoints.gguf.test_gguf_goldens import distance
+from tests.model.checkpoints.gguf.test_gguf_writing import raw_tensors
+from tests.support import gguf_files
+from tests.support.strategies import assert_within
+from tests.verify.test_verify_others import python_with
+
+QUANTIZED = [*make_eval_gguf.TYPES["random"], *make_eval_gguf.SUPERBLOCKS]
+FROM_ZERO = {"TQ1_0": 1, "TQ2_0": 1, "Q3_K": 4, "Q6_K": 32}  # by how much codes are shifted in products
+
+weights = st.builds(Weights, kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32 - 1), exponent=st.integers(-40, 20))
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Libggml]:
+    python = python_with("gguf, llama_cpp")
+    if not python:
+        pytest.skip("needs a Python with llama_cpp and gguf: set LLAMASPEC_OTHER_PYTHON")
+    with libggml(python) as process:
+        yield process
+
+
+@given(name=st.sampled_from(EXACT), weights=weights, rows=st.integers(1, 2), blocks=st.integers(1, 2))
+def test_bytes_are_those_of_ggml(live, name, weights, rows, blocks):
+    """Scales beyond float16 are the exception: C leaves them infinite, and the definition refuses them."""
+    if (name, weights.kind) in UNDEFINED:
+        return
+    w = weights(rows, 256 * blocks)
+    theirs = live.quantize(w, name)
+    try:
+        ours = ggml.encode(w, name)
+    except ValueError as error:
+        assert "float16 ends at 65504" in str(error)
+        with np.errstate(invalid="ignore"):
+            assert not np.isfinite(ggml.decode(theirs, name)).all()
+        return
+    np.testing.assert_array_equal(ours, theirs)
+
+
+@given(name=st.sampled_from([*EXACT, *SUPERBLOCKS, *BYTES]), seed=st.integers(0, 2**32 - 1))
+def test_weights_are_those_of_ggml(live, name, seed):
+    """ggml reads in float32: the exact number, rounded once."""
+    kind = READABLE[name]
+    blocks = random_blocks(name, kind.bytes, 256 // kind.weights, seed=seed)
+    exact = ggml.decode(blocks.reshape(1, -1), name)[0]
+    with np.errstate(over="ignore"):  # MXFP4's powers of two go further
+        np.testing.assert_array_equal(live.dequantize(blocks, name), exact.astype(np.float32))
+
+
+@pytest.mark.parametrize("form", ["float32", "q8_0"])
+def test_the_built_in_model_computes_the_same_in_llama_cpp(live, tmp_path, form):
+    """Compare the first position where activations are rounded: later ones see numbers at a tie."""
+    path, ids = tmp_path / "stories.gguf", [1, *range(300, 324)]
+    quantize, dtype, emulate = (None, form, None) if form == "float32" else (form, None, "ggml")
+    convert(open_checkpoint("stories"), path, to="gguf", quantize=quantize, dtype=dtype)
+    ours = load_backend(open_checkpoint(path), backend="reference", emulate_activations=emulate).logits(ids)
+    each = [distance(a, b) for a, b in zip(ours, live.logits(path, ids), strict=True)]
+    assert max(each if form == "float32" else each[:1]) < 1e-5
+
+
+@pytest.mark.parametrize("type", make_gguf.WRITTEN)
+def test_a_file_of_ours_tells_the_same_story_in_llama_cpp(live, tmp_path, type):
+    """Each type that is written, from places where no rounding changes what is likeliest."""
+    write_story(path := tmp_path / "stories.gguf", type)
+    llama, greedy = load(path, backend="reference"), SamplingOptions(temperature=0.0)
+    for prompt in prompts():
+        tokens = llama.generate(prompt, sampling=greedy, max_new_tokens=COUNT)
+        assert [token.id for token in tokens] == live.greedy(path, prompt, COUNT)[-COUNT:]
+
+
+@pytest.mark.parametrize("type", QUANTIZED)
+def test_every_product_is_that_of_llama_cpp(live, tmp_path, type):
+    """Compare products of llama.cpp's own vectors and matrices, rounded here: no number is at a tie.
+
+    Float32 sums of exact sums of integers: no more roundings than there are products, and a few of the scales.
+    """
+    make_eval_gguf.model("random").write(tmp_path / "float32.gguf")
+    live.quantize_file(tmp_path / "float32.gguf", path := tmp_path / "x.gguf", type)
+    rounding = ROUNDINGS[ROUNDING_OF[type]]
+    stored, compared = raw_tensors(path), 0
+    for name, (x, product) in live.products(path, make_eval_gguf.IDS).items():
+        (rows, cols), kind, raw = stored[f"{name}.weight"]
+        assert kind == type
+        numbers, w = rounding(x), weights_of(raw, type, rows=rows)
+        rounded, sums = numbers[:, :cols], numbers[:, cols:]
+        shift = shifts_of(raw, type, rows=rows)
+        exact = rounded @ w.T - (sums @ shift[:, ::32].T if sums.size else 0)
+        bound = running_error.gamma(cols + 8) * np.abs(rounded) @ (np.abs(w + shift) + np.abs(shift)).T
+        assert_within(product.astype(np.float64), exact, bound)
+        compared += product.size
+    assert compared == len(make_eval_gguf.IDS) * (2 * (256 * 3 + 128 * 2 + 512 * 2) + 64)
+
+
+def weights_of(raw: bytes, type: str, *, rows: int) -> np.ndarray:
+    if type in gguf_files.DTYPES:
+        return np.frombuffer(raw, gguf_files.DTYPES[type]).astype(np.float64).reshape(rows, -1)
+    return ggml.decode(np.frombuffer(raw, np.uint8).reshape(rows, -1), type)
+
+
+def shifts_of(raw: bytes, type: str, *, rows: int) -> np.ndarray:
+    """How far each weight is below what its code, counted from 0, stands for: that much is subtracted afterwards."""
+    if type not in TYPES:
+        return np.zeros(())
+    q = TYPES[type].unpack(np.frombuffer(raw, np.uint8).reshape(rows, -1, TYPES[type].bytes))
+    if type in FROM_ZERO:
+        return TYPES[type].dequantize(q._replace(codes=np.full_like(q.codes, FROM_ZERO[type])))
+    if "minima" not in q._fields:
+        return np.zeros(())
+    return TYPES[type].dequantize(q._replace(minima=np.zeros_like(q.minima))) - TYPES[type].dequantize(q)

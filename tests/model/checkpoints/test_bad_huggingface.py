@@ -1,0 +1,289 @@
+"""Hugging Face directories whose index or headers lie: each is refused in one line that names the file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support import families
+from tests.support.refusals import load, refusal
+
+CONFIG = families.FAMILIES["llama-3.1"]
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A checkpoint that loads."""
+    families.write_checkpoint(tmp_path, CONFIG)
+    load(tmp_path)
+    return tmp_path
+
+
+JSONS = {
+    "empty": (b"", "is empty"),
+    "blank": (b"  ", "is not JSON"),
+    "html": (b"<html></html>", "is not JSON"),
+    "a list": (b"[1, 2]", "is not a JSON object"),
+    "a number": (b"7", "is not a JSON object"),
+    "cut": (b'{"a": ', "is not JSON"),
+    "a trailing word": (b"{} x", "is not JSON"),
+    "latin-1": (b'{"a": "\xe9"}', "byte 7 is not UTF-8"),
+    "utf-16": ('{"a": 1}'.encode("utf-16"), "not UTF-8"),
+    "a repeated key": (b'{"a": 1, "a": 2}', "'a' appears twice"),
+    "a repeated long key": (b'{"%s": 1, "%s": 2}' % (b"a" * 9999, b"a" * 9999), "appears twice"),
+    "deep lists": (b'{"a": ' + b"[" * 40_000 + b"]" * 40_000 + b"}", "nested too deeply"),
+    "deep objects": (b'{"a":' * 40_000 + b"1" + b"}" * 40_000, "nested too deeply"),
+    "a number of 10000 digits": (b'{"a": ' + b"9" * 10_000 + b"}", "is not usable JSON"),
+    "too large": (b'{"a": "' + b" " * (5 << 20) + b'"}', "bytes of JSON, more than"),
+    "many small objects": (b'{"a": [' + b"{}," * (1 << 20) + b"{}]}", "more than 50000 objects"),
+    "many objects": (b'{"a": [' + b"{}," * 20_000 + b"{}]}", "model_type|weight_map|is not described"),
+    "many lists": (b'{"a": [' + b"[]," * 1_390_000 + b"[]]}", "model_type|weight_map"),
+    "many keys": (b"{" + b",".join(b'"%d":1' % i for i in range(380_000)) + b"}", "model_type|weight_map"),
+    "many strings": (b'{"a": [' + b",".join(b'"%d"' % i for i in range(400_000)) + b"]}", "model_type|weight_map"),
+}
+
+HARMLESS = ("many objects", "many lists", "many keys", "many strings")
+
+
+@pytest.mark.parametrize("kind", JSONS)
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors.index.json"])
+def test_json_files(folder, kind, name):
+    content, what = JSONS[kind]
+    if name.endswith("index.json"):
+        (folder / "model.safetensors").unlink()
+    (folder / name).write_bytes(content)
+    if name == "generation_config.json" and kind in HARMLESS:
+        return  # nothing in it is asked for
+    message = refusal(folder, named=str(folder / name))
+    assert any(part in message for part in what.split("|")), message
+
+
+@pytest.mark.parametrize("kind", [kind for kind in JSONS if kind not in ("empty", "html")])
+def test_json_in_a_safetensors_header(folder, kind):
+    text = JSONS[kind][0]
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(64))
+    refusal(folder, named=str(folder / "model.safetensors"))
+
+
+def header_of(path: Path) -> tuple[dict[str, Any], bytes]:
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    return json.loads(raw[8 : 8 + length]), raw[8 + length :]
+
+
+def write_raw(path: Path, header: dict[str, Any], data: bytes) -> None:
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+NORM = "model.norm.weight"  # 48 numbers, last but one in its file
+ENTRIES = [
+    ({"dtype": "F64"}, 'dtype "F64", which is not read'),
+    ({"dtype": "F8_E5M2"}, 'dtype "F8_E5M2", which is not read'),
+    ({"dtype": "I32"}, "holds int32, which config.json has no quantization_config for"),
+    ({"dtype": "f32"}, 'dtype "f32"'),
+    ({"dtype": None}, "dtype null"),
+    ({"dtype": ["F32"]}, "dtype a list"),
+    ({"dtype": "BF16"}, "takes 96 bytes by its shape, 192 by its data_offsets"),
+    ({"shape": [47]}, "takes 188 bytes by its shape"),
+    ({"shape": [0]}, "takes 0 bytes by its shape"),
+    ({"shape": [6, 8]}, "has shape [6, 8], but config.json makes it [48]"),
+    ({"shape": [-48]}, "shape that is not"),
+    ({"shape": [48.0]}, "shape that is not"),
+    ({"shape": [True]}, "shape that is not"),
+    ({"shape": "48"}, "shape that is not"),
+    ({"shape": [2**62, 2**62, 0]}, "takes 0 bytes"),
+    ({"shape": [2**62] * 8}, "bytes by its shape"),
+    ({"shape": [2**62] * 10**5}, "shape that is not"),
+    ({"shape": [10**4000]}, "shape that is not"),
+    ({"data_offsets": [0, 192]}, "overlaps"),
+    ({"data_offsets": [192, 0]}, "by its data_offsets"),
+    ({"data_offsets": [-192, 0]}, "data_offsets that are not"),
+    ({"data_offsets": [0]}, "data_offsets that are not"),
+    ({"data_offsets": None}, "data_offsets that are not"),
+    ({"data_offsets": [2**62, 2**62 + 192]}, "leaves a hole"),
+    ({"data_offsets": [10**400, 10**400 + 192]}, "data_offsets that are not"),
+    ({"more": 1}, "is not described by"),
+]
+
+
+@pytest.mark.parametrize(("changes", "what"), ENTRIES, ids=[f"{i} {what[:30]}" for i, (_, what) in enumerate(ENTRIES)])
+def test_safetensors_entries(folder, changes, what):
+    header, data = header_of(folder / "model.safetensors")
+    header[NORM] |= changes
+    write_raw(folder / "model.safetensors", header, data)
+    assert what in refusal(folder, named=str(folder))
+
+
+@pytest.mark.parametrize("entry", [None, 7, "F32", [], {}, {"dtype": "F32", "shape": [48]}])
+def test_safetensors_entries_that_are_none(folder, entry):
+    header, data = header_of(folder / "model.safetensors")
+    header[NORM] = entry
+    write_raw(folder / "model.safetensors", header, data)
+    assert "is not described by" in refusal(folder, named=str(folder / "model.safetensors"))
+
+
+def test_safetensors_shifted_by_a_hole_or_an_overlap(folder):
+    header, data = header_of(folder / "model.safetensors")
+    for shift, what in ((4, "hole"), (-4, "overlaps"), (1, "hole")):
+        shifted = {**header, "lm_head.weight": dict(header["lm_head.weight"])}
+        shifted["lm_head.weight"]["data_offsets"] = [at + shift for at in header["lm_head.weight"]["data_offsets"]]
+        write_raw(folder / "model.safetensors", shifted, data + bytes(max(shift, 0)))
+        assert what in refusal(folder, named=str(folder / "model.safetensors"))
+
+
+def test_safetensors_cut_or_longer(folder):
+    raw = (folder / "model.safetensors").read_bytes()
+    start = 8 + int.from_bytes(raw[:8], "little")
+    for length in (1, 7, 8, 9, 99, start - 1, start, start + 1, len(raw) - 1):
+        (folder / "model.safetensors").write_bytes(raw[:length])
+        message = refusal(folder, named=str(folder / "model.safetensors"))
+        assert "truncated" in message or length < 9, message
+    (folder / "model.safetensors").write_bytes(raw + b"\0")
+    assert "1 bytes after the last tensor" in refusal(folder, named=str(folder))
+
+
+@pytest.mark.parametrize("length", [0, 1, 10**8, 2**32, 2**63, 2**64 - 1])
+def test_safetensors_header_lengths(folder, length):
+    raw = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(length.to_bytes(8, "little") + raw[8:])
+    refusal(folder, named=str(folder / "model.safetensors"))
+    refusal(folder / "model.safetensors")
+
+
+def test_safetensors_metadata_is_an_object(folder):
+    header, data = header_of(folder / "model.safetensors")
+    write_raw(folder / "model.safetensors", {**header, "__metadata__": 7}, data)
+    assert "__metadata__" in refusal(folder, named=str(folder))
+
+
+def rewrite(folder: Path, tensors: dict[str, np.ndarray]) -> None:
+    families.write_safetensors(folder / "model.safetensors", tensors)
+
+
+def test_tensors_missing_extra_or_misshapen(folder):
+    good = families.random_tensors(CONFIG)
+    up = "model.layers.1.mlp.up_proj.weight"
+    rewrite(folder, {name: array for name, array in good.items() if name != up})
+    assert f"lacks tensor {up}" in refusal(folder)
+    rewrite(folder, {**good, "model.layers.0.self_attn.q_norm.weight": np.ones(12, np.float32)})
+    assert "q_norm.weight' is not part of a model" in refusal(folder)
+    rewrite(folder, {**good, "../../etc/passwd\n": np.ones(1, np.float32)})
+    assert "passwd\\n' is not part of a model" in refusal(folder)
+    rewrite(folder, {**good, up: np.ascontiguousarray(good[up].T)})
+    assert f"{up} has shape [48, 112], but config.json makes it [112, 48]" in refusal(folder)
+    rewrite(folder, {**good, up: good[up][:-1]})
+    assert f"{up} has shape [111, 48]" in refusal(folder)
+    rewrite(folder, {name.removeprefix("model."): array for name, array in good.items()})
+    assert "lacks tensor model.embed_tokens.weight" in refusal(folder)
+    rewrite(folder, {})
+    assert "0 tensors" in refusal(folder)
+
+
+@pytest.fixture
+def sharded(tmp_path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    families.write_checkpoint(folder, CONFIG, shards=3)
+    load(folder)
+    return folder
+
+
+def change_index(folder: Path, **changes: Any) -> str:
+    """Change the shards that the index gives for tensors; returns the index's path."""
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"] |= changes
+    path.write_text(json.dumps(index))
+    return str(path)
+
+
+SHARD = "model-00002-of-00003.safetensors"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../{}",
+        "/{}",
+        "./{}",
+        "..",
+        ".",
+        "",
+        "a/{}",
+        "{}/",
+        "\0",
+        7,
+        None,
+        ["{}"],
+        "\ud800",
+        "/dev/zero",
+        "a" * 999,
+        "nothing",
+    ],
+)
+def test_shards_that_are_no_file_of_the_directory(sharded, name):
+    (sharded.parent / SHARD).write_bytes((sharded / SHARD).read_bytes())
+    (sharded / "a").mkdir()
+    index = change_index(sharded, **{NORM: name.format(SHARD) if isinstance(name, str) else name})
+    said = refusal(sharded, named=index)
+    if name is None:
+        assert said.endswith(f"puts tensor '{NORM}' in null, not in a file of this directory")
+    elif name == "nothing":
+        assert said.endswith('names a shard "nothing", which is missing')
+
+
+def test_shards_that_link_out_of_the_directory(sharded):
+    outside = sharded.parent / "outside.safetensors"
+    (sharded / SHARD).rename(outside)
+    (sharded / SHARD).symlink_to(outside)
+    assert "a link out of this directory" in refusal(sharded, named=str(sharded))
+    (sharded / SHARD).unlink()
+    (sharded / SHARD).symlink_to(SHARD)
+    refusal(sharded, named=str(sharded))
+    (sharded / SHARD).unlink()
+    (sharded / SHARD).symlink_to("inside.safetensors")
+    assert "missing" in refusal(sharded, named=str(sharded))
+    outside.rename(sharded / "inside.safetensors")
+    load(sharded)
+
+
+def test_shards_that_are_missing_or_disagree_with_the_index(sharded):
+    good = (sharded / SHARD).read_bytes()
+    (sharded / SHARD).unlink()
+    assert f'"{SHARD}", which is missing' in refusal(sharded, named=str(sharded))
+    (sharded / SHARD).write_bytes((sharded / SHARD.replace("2", "1", 1)).read_bytes())
+    assert f", not {SHARD}" in refusal(sharded, named=str(sharded))
+    (sharded / SHARD).write_bytes(good)
+    index = change_index(sharded, **{"more": SHARD})
+    assert "tensor 'more' is not in" in refusal(sharded, named=index)
+
+
+@pytest.mark.parametrize("where", [1, 3])
+def test_a_tensor_in_two_shards(sharded, where):
+    name = {1: NORM, 3: "model.embed_tokens.weight"}[where]
+    index = sharded / "model.safetensors.index.json"
+    right = json.loads(index.read_text())["weight_map"][name]
+    shard = f"model-0000{where}-of-00003.safetensors"
+    assert shard != right
+    tensors = families.random_tensors(CONFIG)
+    kept = [*header_of(sharded / shard)[0]][1:]  # all but the metadata
+    families.write_safetensors(sharded / shard, {key: tensors[key] for key in [*kept, name]})
+    assert refusal(sharded, named=str(index)).endswith(f"""puts tensor '{name}' in "{right}", not {shard}""")
+
+
+def test_a_tensor_that_the_index_does_not_know(sharded):
+    index = sharded / "model.safetensors.index.json"
+    text = json.loads(index.read_text())
+    del text["weight_map"][NORM]
+    index.write_text(json.dumps(text))
+    assert f"puts tensor '{NORM}' in null" in refusal(sharded, named=str(index))
+
+
+@pytest.mark.parametrize("weight_map", [None, [], {}, "x", 7])
+def test_an_index_without_a_map(sharded, weight_map):
+    index = sharded / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    assert "lacks a weight_map" in refusal(sharded, named=str(index))

@@ -1,0 +1,166 @@
+"""torchao's layouts in Hugging Face's directories: read as torchao reads them."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamaspec.model.checkpoints.checkpoint import Codes
+from llamaspec.model.checkpoints.codes import exact_weights
+from llamaspec.model.checkpoints.huggingface.config import Fields
+from llamaspec.model.checkpoints.huggingface.torchao import CODES, SCALE, ZERO, read_torchao
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.weights.codes import QuantizedMatrix
+from llamaspec.model.weights.params import load_params
+from llamaspec.reference.quantizers import torchao_int4
+from tests.goldens.quantizers.weights import KINDS, Weights
+from tests.model.checkpoints.stored_goldens import arrays_of
+from tests.model.checkpoints.test_quantized_checkpoints import CONFIG
+from tests.support import families
+from tests.support.families import is_matrix
+from tests.support.refusals import refusal
+from tests.support.strategies import seeds
+
+GOLDENS = json.loads((Path(__file__).parents[2] / "goldens" / "quantizers" / "torchao_files.json").read_text())
+ROWS, COLS = GOLDENS["shape"]
+CASES = GOLDENS["cases"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_torchao_stores_is_read_as_it_reads(case):
+    rule, arrays = read_torchao(Fields(CASES[case]["config"], "config.json")), arrays_of(CASES[case]["tensors"])
+    stored = rule.stored(ROWS, COLS)
+    assert arrays.keys() == stored.keys()
+    for name, array in arrays.items():
+        assert array.shape == stored[name].shape and array.dtype.name in stored[name].dtypes
+    rule.check(arrays, ROWS, COLS)
+    codes = Codes(rule.form, rule.group_of(COLS), rule.zeros, bytes=0, parts=lambda: iter(()))
+    weights = np.concatenate([exact_weights(codes, rule.part(arrays, start, start + 4, COLS)) for start in (0, 4)])
+    if "read" in CASES[case]:
+        assert hashlib.sha256(weights.astype("<f4").tobytes()).hexdigest() == CASES[case]["read"]
+        return
+    original = np.array(CASES[case]["original"], np.float32)
+    q = torchao_int4.quantize(original, group=32)
+    scales, zeros = (a.astype(ml_dtypes.bfloat16).astype(np.float32) for a in (q.scales, q.zeros))
+    q = q._replace(scales=scales, zeros=zeros)
+    np.testing.assert_array_equal(q.scales, arrays[SCALE].T)
+    np.testing.assert_array_equal(q.zeros, arrays[ZERO].T)
+    # zero - 8 scale is rounded to float32: by 2^-24 of what it is.
+    np.testing.assert_allclose(
+        weights, torchao_int4.dequantize(q), rtol=0, atol=2.0**-24 * 9 * np.max(np.abs(original))
+    )
+    check_bound(original, q, t=2.0**-8)
+
+
+def check_bound(w: np.ndarray, q: torchao_int4.Int4, *, t: float) -> None:
+    """Hold codes to the bound of the definition; `t` is the unit roundoff of scales and zero points."""
+    scale, zero = (np.repeat(np.abs(a.astype(np.float64)), 32, axis=1) for a in (q.scales, q.zeros))
+    bound = scale * (0.5 + 8 * t) + t * zero + 2.0**-24 * (100 * scale + 2 * zero)
+    assert np.all(np.abs(w - torchao_int4.dequantize(q)) <= bound)
+
+
+@given(weights=st.builds(Weights, kind=st.sampled_from(KINDS), seed=seeds, exponent=st.integers(-20, 60)))
+def test_weights_are_within_half_a_step(weights):
+    w = weights(2, 64)
+    check_bound(w, torchao_int4.quantize(w, group=32), t=0.0)
+
+
+def write(folder: Path, changes: dict[str, Any], kind: str = "Int4WeightOnlyConfig") -> dict[str, np.ndarray]:
+    """Write a checkpoint whose matrices are quantized, with other tensors in one module."""
+    tensors, exact = {}, {}
+    for name, w in families.random_tensors(CONFIG).items():
+        if not is_matrix(name) or name == "lm_head.weight":
+            tensors[name] = w
+            continue
+        rng, (rows, cols) = np.random.default_rng(len(exact)), w.shape
+        if kind == "Int4WeightOnlyConfig":
+            codes = rng.integers(0, 256, (rows, cols // 2)).astype(np.uint8)
+            grid = (cols // 32, rows)
+            stored = {CODES: codes.view(np.int8)}
+            stored |= {part: rng.normal(size=grid).astype(ml_dtypes.bfloat16) for part in (SCALE, ZERO)}
+            halves = np.stack([codes & 15, codes >> 4], axis=-1).reshape(rows, cols).astype(np.int16)
+            scale, zero = (np.repeat(stored[part].T.astype(np.float64), 32, axis=1) for part in (SCALE, ZERO))
+            exact[name] = (np.where(halves > 7, halves - 16, halves) * scale, zero)
+        else:
+            codes = rng.integers(-128, 128, w.shape).astype(np.int8)
+            scale = rng.random((rows, 1)).astype(np.float32)
+            stored = {CODES: codes, SCALE: scale, ZERO: np.zeros((rows, 1), np.int8)}
+            exact[name] = codes * scale.astype(np.float64), np.float64(0)
+        for part, array in {**stored, **(changes if "layers.1.mlp.up_proj" in name else {})}.items():
+            if array is not None:
+                tensors[f"{name.removesuffix('.weight')}.{part}"] = array
+    settings: dict[str, Any] = {"_type": kind, "_version": 2}
+    settings["_data"] = (
+        {"group_size": 32} if "Int4" in kind else {"granularity": {"_type": "PerRow", "_data": {"dim": -1}}}
+    )
+    config = {**CONFIG, "quantization_config": {"quant_method": "torchao", "quant_type": {"default": settings}}}
+    (folder / "config.json").write_text(json.dumps(config))
+    families.write_safetensors(folder / "model.safetensors", tensors)
+    return exact
+
+
+@pytest.mark.parametrize("kind", ["Int4WeightOnlyConfig", "Int8WeightOnlyConfig"])
+def test_a_checkpoint_runs_from_its_codes(kind, tmp_path):
+    exact = write(tmp_path, {}, kind)
+    checkpoint = open_checkpoint(tmp_path)
+    for name, (product, zero) in exact.items():
+        tensor = checkpoint.tensors[name]
+        assert tensor.codes
+        # A minimum, zero - 8 scale, is rounded to float32, and so is the weight.
+        bound = 2.0**-24 * (2 * np.abs(product) + 2 * np.abs(zero) + 16 * np.abs(product).max())
+        assert np.all(np.abs(tensor.read() - (product + zero)) <= bound)
+    params = load_params(checkpoint, dtype=np.dtype(np.float32), positions=1)
+    assert isinstance(params.layers[1].qkv.weight, QuantizedMatrix)
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "value", "what"),
+    [
+        ("Int4WeightOnlyConfig", SCALE, None, "lacks tensor model.layers.1.mlp.up_proj._weight_scale"),
+        ("Int4WeightOnlyConfig", CODES, np.zeros((96, 31), np.int8), "_weight_qdata is int8 [96, 31], but config.json"),
+        ("Int4WeightOnlyConfig", ZERO, np.full((2, 96), np.nan, np.float16), "not a finite number"),
+        ("Int4WeightOnlyConfig", "_weight_act_pre_scale", np.ones(64, np.float32), "act_pre_scale' is not part of"),
+        ("Int8WeightOnlyConfig", ZERO, np.ones((96, 1), np.int8), "_weight_zero_point is not 0, but config.json makes"),
+        ("Int8WeightOnlyConfig", SCALE, np.ones((96, 2), np.float32), "_weight_scale is float32 [96, 2], but config"),
+    ],
+)
+def test_tensors_that_cannot_be_meant_are_refused(kind, part, value, what, tmp_path):
+    write(tmp_path, {part: value}, kind)
+    assert what in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ("int4_weight_only", 'quant_type "int4_weight_only", which is saved as a pickle, is not read (only Int8Weight'),
+        ({"default": 7}, "default is 7, not an object"),
+        ({"default": {"_type": ["x"]}}, "torchao's a list is not read"),
+        ({"default": {"_type": "FqnToConfig"}}, 'torchao\'s "FqnToConfig" is not read'),
+        ({"default": {"_type": "Int4WeightOnlyConfig", "_data": {"group_size": 0}}}, "in groups of 0"),
+        (
+            {"default": {"_type": "Int4WeightOnlyConfig", "_data": {"int4_packing_format": {"_data": "PRESHUFFLED"}}}},
+            'in the packing format "PRESHUFFLED" is not read',
+        ),
+        (
+            {"default": {"_type": "Int8WeightOnlyConfig", "_data": {"granularity": {"_type": "PerBlock"}}}},
+            'Int8WeightOnlyConfig with granularity "PerBlock" is not read',
+        ),
+        ({"default": {"_type": "Int8WeightOnlyConfig", "_data": {"granularity": 7}}}, "with granularity null"),
+        (
+            {"default": {"_type": "Float8WeightOnlyConfig", "_data": {"weight_dtype": {"_data": "float8_e5m2"}}}},
+            'Float8WeightOnlyConfig of "float8_e5m2" is not read',
+        ),
+    ],
+)
+def test_a_configuration_that_is_not_read_is_refused(settings, what, tmp_path):
+    write(tmp_path, {})
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"]["quant_type"] = settings
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert what in refusal(tmp_path, named=str(tmp_path))

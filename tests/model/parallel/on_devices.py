@@ -1,0 +1,734 @@
+"""Results of several virtual devices, from a process that has eight of them: one JSON line a case on stdout.
+
+Run it as `python -m tests.model.parallel.on_devices KIND`, with one of these kinds:
+
+    walk        every case of `WALKS`
+    more        every case of `MORE`
+    every       every case of `EVERY`: two minutes of a processor, in no test
+    gradients   every case of `GRADIENTS`
+    caches      every case of `SPREAD`
+    families    every case of `FAMILIES`
+    drawn       tokens that four devices draw, and again with a key for each device
+    trained     a training on two devices, killed and resumed, for each kind of `TRAINED`
+    served      answers of engines on so many devices as `SERVED` says
+    stories     the texts of the built-in model, by each way of `SHARED_BY`
+    commands    code, stdout and stderr of every command of `COMMANDS`
+    shown       likewise, of `shown`
+
+A case that raises gives its error.
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+REPOSITORY = Path(__file__).parents[3]
+DEVICES = 8
+# Nearly all that these processes do is compile, and what they run is small.
+COMPILED_FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
+
+class Walk(NamedTuple):
+    """A walk of `verify.judging.walk` over a model that so many devices share."""
+
+    model: str  # of `configs()`
+    devices: int
+    dtype: str = "float32"
+    table: str = "xla"
+    quantize: str | None = None
+    way: str = "tensor"
+    stored: bool = False  # codes are cut as a file has them, not made by each device from its share of the weights
+
+
+# Models of `verify.judging.walk.BEYOND`, by whose switches they have.
+STARCODER_2, STABLELM_2 = "LayerNorm, GELU without a gate", "parallel halves, LayerNorm of each head"
+NEMOTRON, GPT_OSS = "squared ReLU, RoPE of a part", "sinks, experts with biases"
+WALKS = [
+    Walk("broad", 2),
+    Walk("broad", 8, "bfloat16"),
+    Walk("experts", 4),
+    Walk("wide", 2, table="cpu", quantize="q4"),
+    Walk("broad", 4, way="context"),
+    Walk("even", 4, way="FSDP"),
+    Walk(GPT_OSS, 2),
+    Walk(STABLELM_2, 2, "bfloat16"),
+]
+MORE = [
+    Walk(GPT_OSS, 4),
+    Walk(STABLELM_2, 4, "bfloat16"),
+    Walk(STARCODER_2, 2),
+    Walk(NEMOTRON, 4),
+    Walk(GPT_OSS, 4, "bfloat16", way="context"),
+    *(Walk("broad", devices) for devices in (1, 4, 8)),
+    Walk("experts", 8, "bfloat16", way="context"),
+    Walk("wide", 2, "bfloat16", table="cpu", quantize="q4", way="context"),
+    Walk("wide", 2, table="cpu"),
+    *(Walk("wide", 2, quantize=scheme) for scheme in ("q8", "q8_row", "q4", "nf4", "fp8", "mxfp4")),
+    *(Walk("wide", 2, quantize=scheme, stored=True) for scheme in ("q4", "q8_row", "fp8", "mxfp4")),
+    *(Walk("wide", 2, quantize=scheme, way="context") for scheme in ("fp8", "mxfp4")),
+    *(Walk(name, 2, way="FSDP") for name in ("biases, scaled RoPE", "experts")),
+    *(Walk(name, 3, way="context") for name in ("3 heads to 1, q/k norms, window", "7 heads to 1")),
+    Walk("wide", 2, "bfloat16", table="cpu", quantize="q4"),
+    # Each model, number of devices, dtype and table meets each other one.
+    *(
+        Walk(name, devices, dtype, table)
+        for name in ("biases, scaled RoPE", "7 heads to 1", "experts")
+        for devices in (2, 4)
+        if devices == 2 or name != "7 heads to 1"
+        for dtype, table in zip(
+            ("float32", "bfloat16"), ("xla", "cpu") if devices == 2 else ("cpu", "xla"), strict=True
+        )
+    ),
+]
+EVERY = [
+    Walk(model, devices, dtype, table, quantize)
+    for table in ("xla", "cpu")
+    for devices in (1, 2, 4, 8)
+    for dtype in ("float32", "bfloat16")
+    for model, quantize in (
+        ("broad", None),
+        ("8 heads, experts", None),
+        *(("8 heads, groups", scheme) for scheme in ("q8", "q4", "nf4")),
+    )
+]
+SHARED_BY = (("tensor", 1), ("tensor", 2), ("tensor", 4), ("context", 4))
+GRADIENTS = {  # whether the gradient is that of one device
+    "data parallel": True,
+    "FSDP": True,
+    "FSDP, computed again": True,
+    "FSDP with experts": True,
+    "tensor parallel": True,
+    "data parallel, differentiated inside with checks": False,
+    "tensor parallel, differentiated inside": False,
+}
+FAMILIES = (  # models for whose switches no bound is derived: of `switched`, how they are shared, and devices
+    ("Gemma, Granite, SmolLM3", "tensor", 4),
+    ("Qwen2-MoE", "tensor", 4),
+    ("OLMo 2", "tensor", 4),
+    ("OLMo 2", "context", 4),
+)
+SPREAD = {  # caches on four devices, by whether logits are those of one device
+    "float32": True,
+    "int8": True,
+    "bfloat16": True,
+    "scaled and capped scores": True,
+    "rows of others kept": False,
+    "rows of others put at the end": False,
+    "largest scores of each device": False,
+}
+TRAINED = ("data parallel", "FSDP")
+SERVED = (1, 4)
+TINY = ("--shape", "tiny", "--context", "20")  # a shape that only the process of these commands knows
+COMMANDS = {  # run one after the other, in one process with one folder of caches
+    "plan before": ("inspect", "--plan", "--devices", "2", "--json"),
+    "bench of one and two": ("bench", *TINY, "--quantize", "q8", "--suite", "collectives", "--devices", "2"),
+    "plan": ("inspect", "--plan", "--devices", "2", "--json"),
+    "bench of three": ("bench", *TINY, "--devices", "3"),
+    "bench of many sequences": ("bench", *TINY, "--devices", "2", "--batch", "2"),
+    "alone": ("generate", "Once", "--parallel", "context"),
+    "growth": ("bench", *TINY, "--devices", "2", "--suite", "growth"),
+}
+EARLY = ("--max-new-tokens", "40")
+
+
+def shown() -> dict[str, tuple[str, ...]]:
+    """Give the commands that docs/parallel.md shows, by their verbs; a text ends early here."""
+    (block,) = re.findall(r"^```sh\n(.*?)^```$", (REPOSITORY / "docs/parallel.md").read_text(), re.M | re.S)
+    typed = [shlex.split(line, comments=True)[1:] for line in block.splitlines()]
+    return {verb: (verb, *words, *EARLY * (verb == "generate")) for verb, *words in typed}
+
+
+def results(*arguments: str, module: str = "on_devices") -> list[dict[str, Any]]:
+    """Run this module, or another one, in a process that has eight devices; an object a case."""
+    flags = f"--xla_force_host_platform_device_count={DEVICES} {COMPILED_FAST}"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.model.parallel.{module}", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def configs() -> Mapping[str, Any]:
+    """Models whose shapes make mistakes show."""
+    from llamaspec.verify.judging.walk import BEYOND, CONFIGS
+
+    small = replace(CONFIGS["biases, scaled RoPE"], layers=1)
+    broad = replace(small, heads=8, kv_heads=2, head_dim=4, vocab=51, qk_norm=True, windows=(3,), tied=True)
+    return {
+        # Two kv heads on up to eight devices, a vocabulary that none but one divides, and every kind of weight.
+        "broad": broad,
+        "8 heads, experts": replace(broad, experts=4, experts_per_token=2),
+        "8 heads, groups": replace(broad, dim=64, head_dim=64, ffn=512),  # of 64 columns on each of eight devices
+        "even": replace(small, heads=8, kv_heads=4, head_dim=4, vocab=52, tied=True),  # four devices divide all rows
+        # Wide enough for groups of 64 columns on each of two devices.
+        "wide": replace(small, layers=1, dim=128, heads=4, kv_heads=2, head_dim=32, ffn=256),
+        **CONFIGS,
+        **{name: replace(config, layers=1, windows=config.windows and (3,)) for name, config in BEYOND.items()},
+        "experts": replace(CONFIGS["experts"], layers=1),
+    }
+
+
+def way_of(case: Walk, config: Any) -> Any:
+    """Find how a case shares its model. FSDP is a way only here: what generates has no use for it."""
+    from jax.sharding import PartitionSpec as P
+
+    from llamaspec.model.parallel.gathered import gathered, row_layouts
+    from llamaspec.model.parallel.way import Way, way_named
+    from llamaspec.model.weights.params import Names, array_names
+
+    if case.way != "FSDP":
+        return way_named(case.way)
+    import jax
+
+    named = row_layouts(config, case.devices)
+
+    class ByRows(Way):
+        """A part of the rows of each matrix on each device, and all of the cache."""
+
+        def config(self, whole: Any, devices: int) -> Any:
+            return whole
+
+        def part(self, checkpoint: Any, *, device: int, devices: int) -> Any:
+            def cut(name: str, tensor: Any) -> Any:
+                if named[name] == P():
+                    return tensor
+                rows = tensor.shape[0] // devices
+                mine = slice(device * rows, (device + 1) * rows)
+                return tensor._replace(shape=(rows, *tensor.shape[1:]), read=lambda: tensor.read()[mine])
+
+            return replace(checkpoint, tensors={name: cut(name, one) for name, one in checkpoint.tensors.items()})
+
+        def weights(self, params: Any, config: Any) -> Any:
+            def layout(place: Any, held: Any) -> Any:
+                spec = named[place.names[0]] if isinstance(place, Names) else P()
+                return jax.tree.map(lambda _: spec, held)
+
+            return jax.tree.map(layout, array_names(config, params.rope), params)
+
+    return ByRows("tensor", lambda ops: gathered(ops, config), kept=P(), hidden=P())
+
+
+def stored(checkpoint: Any) -> Any:
+    """Forget how codes were made, as a file does that holds them."""
+
+    def read(tensor: Any) -> Any:
+        return tensor._replace(codes=tensor.codes and tensor.codes._replace(scheme="", source=None))
+
+    return replace(checkpoint, tensors={name: read(tensor) for name, tensor in checkpoint.tensors.items()})
+
+
+def walked(case: Walk, parallel: Callable | None = None, change: Callable | None = None) -> dict[str, Any]:
+    """Walk through a prompt and a token; the first wrong result, and the worst ratio of an error to its bound."""
+    import numpy as np
+
+    from llamaspec.model.candidates.walking import random_checkpoint
+    from llamaspec.model.checkpoints.codes import quantized
+    from llamaspec.model.ops.cpu import CPU
+    from llamaspec.model.ops.xla import XLA
+    from llamaspec.model.parallel.walking import walkable_on
+    from llamaspec.model.tensors import tensor_shapes
+    from llamaspec.verify.bounds.precision import precision
+    from llamaspec.verify.judging.walk import walk, weights
+
+    config, kind = configs()[case.model], precision(case.dtype)
+    arrays = weights(tensor_shapes(config), seed=0)
+    options: dict[str, Any] = {"devices": case.devices, "dtype": kind.dtype, "rows": 8}
+    table, way = {"xla": XLA, "cpu": CPU}[case.table], way_of(case, config)
+    options["way"] = way._replace(ops=parallel or way.ops)
+
+    def model(arrays: dict[str, np.ndarray]) -> Any:
+        checkpoint = random_checkpoint(config, arrays)
+        if case.stored and case.quantize:
+            return walkable_on(stored(quantized(checkpoint, case.quantize)), table, **options)
+        return walkable_on(checkpoint, table, **options, quantize=case.quantize)
+
+    made = model(change(arrays, config, case.devices) if change else arrays)
+    if change:
+        made = replace(made, exact=model(arrays).exact)
+    tokens = [np.array([3, 1, 4, 1, 5], np.int32), np.array([9], np.int32)]
+    ratios = []
+    for step in walk(made, tokens, config=config, unit=kind.unit):
+        if not step.ratio <= 1:
+            return {"wrong": step.op, "ratio": step.ratio, "steps": len(ratios)}
+        ratios.append(step.ratio)
+    return {"wrong": None, "ratio": max(ratios), "steps": len(ratios)}
+
+
+def told(way: Any, devices: int) -> dict[str, Any]:
+    """Tell the beginning of a story, drawn and greedy, and compute logits."""
+    from llamaspec.model.llama import load
+    from llamaspec.model.options import SamplingOptions
+
+    llama = load("stories", devices=devices, parallel=way, context=64)
+
+    def text(temperature: float) -> str:
+        drawn = llama.generate("Once", max_new_tokens=48, seed=7, sampling=SamplingOptions(temperature=temperature))
+        return "".join(token.text for token in drawn)
+
+    logits = llama.logits(llama.encode("Once upon a time"))
+    return {"drawn": text(0.8), "greedy": text(0), "logits": logits.tolist(), "run": llama.describe_run()}
+
+
+def gradient(name: str) -> dict[str, Any]:
+    """Compare the gradient of a loss on four devices with that on one; errors are shares of its largest number."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax import lax
+    from jax.sharding import PartitionSpec as P
+
+    from llamaspec.model.ops.table import Ops
+    from llamaspec.model.parallel.partition import mesh
+    from llamaspec.model.parallel.share import cut_axis, share
+    from llamaspec.model.parallel.tensor import AXIS, tensor_parallel
+    from llamaspec.model.tensors import weights
+    from llamaspec.training.objective import WHOLE, initial_tensors, remat, summed_loss
+    from llamaspec.training.parallel import spread
+
+    devices = 4
+    config = replace(configs()["experts" if "experts" in name else "biases, scaled RoPE"], kv_heads=4, vocab=52)
+    config = replace(config, layers=1, tied="tensor" not in name)
+    tensors = initial_tensors(config, seed=0)
+    tensors = {n: a + 0.1 * jax.random.normal(jax.random.key(i), a.shape) for i, (n, a) in enumerate(tensors.items())}
+    ids = jnp.asarray(np.random.default_rng(0).integers(0, config.vocab, (devices, 12)), jnp.int32)
+    counted = jnp.ones((devices, 12), jnp.float32)
+    static: dict[str, Any] = {"dtype": np.dtype(np.float32)}
+
+    def alone(t):
+        return summed_loss(t, ids, counted, config=config, ops=WHOLE, **static)[0]
+
+    over = mesh(devices)
+    cut = {weight.name: cut_axis(weight) for weight in weights(config)}
+    layout = {n: P() if axis is None else P(*[None] * axis, AXIS) for n, axis in cut.items()}
+    shared = partial(summed_loss, config=share(config, devices), ops=tensor_parallel(WHOLE), **static)
+
+    def tensor_loss(t):
+        on_each = jax.shard_map(
+            lambda t: shared(t, ids, counted)[0], mesh=over, in_specs=(layout,), out_specs=P(), check_vma=False
+        )
+        return on_each(t)
+
+    def inside(loss: Callable, layout: Any, check: bool) -> Any:
+        def on_each(t, ids, counted):
+            slopes = jax.grad(lambda t: loss(t, ids, counted))(t)
+            return jax.tree.map(lambda g: lax.psum(g, AXIS), slopes) if check else slopes
+
+        spread = (layout, P(AXIS) if check else P(), P(AXIS) if check else P())
+        run = jax.shard_map(on_each, mesh=over, in_specs=spread, out_specs=layout, check_vma=check)
+        return jax.jit(run)(tensors, ids, counted)
+
+    def loss_of(ops: Ops, fsdp: bool) -> Callable:
+        across = spread(config, devices=devices, fsdp=fsdp).loss(summed_loss, config=config, ops=ops, **static)
+        return lambda t: across(t, ids, counted)[0]
+
+    match name:
+        case "data parallel":
+            found = jax.jit(jax.grad(loss_of(WHOLE, False)))(tensors)
+        case "FSDP" | "FSDP with experts":
+            found = jax.jit(jax.grad(loss_of(WHOLE, True)))(tensors)
+        case "FSDP, computed again":
+            found = jax.jit(jax.grad(loss_of(remat(WHOLE), True)))(tensors)
+        case "tensor parallel":
+            found = jax.jit(jax.grad(tensor_loss))(tensors)
+        case "tensor parallel, differentiated inside":
+            found = inside(lambda t, ids, counted: shared(t, ids, counted)[0], layout, check=False)
+        case _:
+            whole = dict.fromkeys(tensors, P())
+
+            def of_mine(t, ids, counted):
+                return summed_loss(t, ids, counted, config=config, ops=WHOLE, **static)[0]
+
+            found = inside(of_mine, whole, check=True)
+    due = _of_one_device(config, tensors, alone)
+    off = max(float(jnp.max(jnp.abs(found[n] - due[n])) / jnp.max(jnp.abs(due[n]))) for n in due)
+    return {"error": off}
+
+
+def served(devices: int) -> dict[str, Any]:
+    """Serve requests one by one, and again all at once, with too few pages for all.
+
+    `paged` says whether one gave way, and one found pages of the prefix cache.
+    """
+    import threading
+
+    from llamaspec.model.candidates.walking import random_checkpoint
+    from llamaspec.model.tensors import tensor_shapes
+    from llamaspec.serving.loading import load_engine
+    from llamaspec.serving.request import Finished, Request
+    from llamaspec.verify.judging.walk import weights
+
+    config = replace(configs()["broad"], tied=False, context=128)
+    checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
+    engine = load_engine(checkpoint, context=128, width=3, cached_tokens=128, devices=devices)
+    requests = [
+        Request(
+            tuple(at % 49 + 1 for at in range(length)),
+            40,
+            **{"temperature": 0.8 * (i % 2), "seed": i, "logprobs": 2, "ignore_eos": True},
+        )
+        for i, length in enumerate((74, 48, 38, 20, 2))  # the first takes two of three pages, the next wants two later
+    ]
+
+    def answers(some: list[Request]) -> list[Any]:
+        told, ends = [[] for _ in some], [threading.Event() for _ in some]
+        with engine._changed:  # no plan is made before all are there
+            for request, events, end in zip(some, told, ends, strict=True):
+
+                def take(event: Any, events: list[Any] = events, end: threading.Event = end) -> None:
+                    if isinstance(event, Finished):
+                        events.append(event.reason)
+                        end.set()
+                    else:
+                        events.extend(zip(event.ids, event.logprobs, event.top_logprobs, strict=True))
+
+                engine.submit(request, take)
+        assert all(end.wait(120) for end in ends) and engine.failed is None
+        return told
+
+    alone = [told for request in requests for told in answers([request])]
+    together = answers(requests)
+    stats = engine.stats()
+    engine.close()
+    paged = stats.preemptions > 0 and stats.cached_tokens > 0
+    return {
+        "same": alone == together,
+        "paged": paged,
+        "texts": [[token[0] for token in told[:-1]] for told in together],
+    }
+
+
+_gradients: dict[Any, Any] = {}
+
+
+def _of_one_device(config: Any, tensors: Any, loss: Callable) -> Any:
+    import jax
+
+    if config not in _gradients:
+        _gradients[config] = jax.jit(jax.grad(loss))(tensors)
+    return _gradients[config]
+
+
+def spread_cache(name: str) -> dict[str, Any]:
+    """Compare logits of a prompt and two more tokens, with the cache's rows on four devices, with those of one."""
+    from unittest.mock import patch
+
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax import lax
+    from jax.sharding import PartitionSpec as P
+
+    from llamaspec.model.cache import Cache, LayerCache, empty_cache
+    from llamaspec.model.candidates.walking import random_checkpoint
+    from llamaspec.model.forward import forward
+    from llamaspec.model.ops.xla import XLA
+    from llamaspec.model.parallel import context
+    from llamaspec.model.parallel.partition import mesh
+    from llamaspec.model.parallel.tensor import AXIS
+    from llamaspec.model.tensors import tensor_shapes
+    from llamaspec.model.weights.params import load_params
+    from llamaspec.verify.judging.walk import weights
+
+    def others_wrap(rows: Any, new: Any, at: Any) -> Any:
+        devices, mine = lax.axis_size(AXIS), lax.axis_index(AXIS)
+        index, sequence = jnp.where(at % devices == mine, at // devices, -1), jnp.arange(len(rows))[:, None]
+        return rows.at[sequence, :, index].set(new.astype(rows.dtype).swapaxes(1, 2), mode="drop")
+
+    # The last row of a device is in use, but where each device keeps all positions.
+    devices, rows = 4, 32 if name == "rows of others kept" else 8
+    config = replace(configs()["broad"], layers=2, windows=(None, 3))
+    if name == "scaled and capped scores":  # as in Gemma 2; both change these logits
+        config = replace(config, attention_scale=1.0, attention_cap=1.0)
+    checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
+    dtype = np.dtype(jnp.bfloat16 if name == "bfloat16" else np.float32)
+    stored = np.dtype(np.int8) if name == "int8" else dtype
+    params = load_params(checkpoint, dtype=dtype, positions=rows)
+    ops = context.context_parallel(XLA)
+    if name == "rows of others kept":
+        ops = ops._replace(norm_qkv=XLA.norm_qkv)
+    elif name == "rows of others put at the end":  # as a negative index does
+
+        def norm_qkv(x, layer, cache, positions, **static):
+            with patch.object(context, "_own_rows", others_wrap):
+                return context.context_parallel(XLA).norm_qkv(x, layer, cache, positions, **static)
+
+        ops = ops._replace(norm_qkv=norm_qkv)
+    elif name == "largest scores of each device":
+        lax.pmax = lambda x, _: x  # the last case of this process
+    whole = partial(forward, config=config, ops=XLA)
+    spread: Any = P(None, None, "devices")
+    kept: Any = Cache([LayerCache(spread, spread)] * config.layers, P())  # type: ignore[arg-type]
+    run = jax.shard_map(
+        partial(forward, config=config, ops=ops),
+        mesh=mesh(devices),
+        in_specs=(P(), P(), kept),
+        out_specs=(P(), kept),
+        check_vma=False,
+    )
+    one = many = empty_cache(config, batch=2, capacity=rows, dtype=stored)
+    off, largest = 0.0, 0.0
+    for tokens in np.split(np.random.default_rng(0).integers(0, config.vocab, (2, 7)).astype(np.int32), [5, 6], axis=1):
+        due, one = jax.jit(whole)(params, tokens, one)
+        found, many = jax.jit(run)(params, tokens, many)
+        wrong = jnp.nan_to_num(jnp.abs(found - due), nan=jnp.inf)
+        off, largest = max(off, float(jnp.max(wrong))), max(largest, float(jnp.max(jnp.abs(due))))
+    return {"error": off / largest}
+
+
+def switched() -> Mapping[str, Any]:
+    """Models with the switches of some families, as many as fit into one."""
+    small = replace(configs()["broad"], heads=4, qk_norm=False, windows=None)
+    return {
+        "Gemma, Granite, SmolLM3": replace(
+            small,
+            layers=3,
+            head_dim=8,
+            activation="gelu_tanh",
+            post_norms=True,
+            windows=(3, None, None),
+            rotary_dim=4,
+            rotary_layers=(True, True, False),
+            local_theta=100.0,
+            attention_scale=1.0,
+            attention_cap=2.0,
+            logit_cap=3.0,
+            embedding_scale=2.0,
+            residual_scale=0.5,
+            logit_divisor=2.0,
+        ),
+        "Qwen2-MoE": replace(small, experts=4, experts_per_token=2, shared_ffn=24),
+        "OLMo 2": replace(small, pre_norms=False, post_norms=True, qk_norm=True, wide_qk_norm=True),
+    }
+
+
+def family_logits(name: str, kind: str, devices: int) -> dict[str, Any]:
+    """Compare logits of a prompt on several devices with those of the definition."""
+    import numpy as np
+
+    from llamaspec.model.candidates.walking import random_checkpoint
+    from llamaspec.model.running.reference_backend import load_reference_params
+    from llamaspec.model.tensors import tensor_shapes
+    from llamaspec.reference import llama as reference
+    from llamaspec.verify.judging.walk import weights
+
+    config = switched()[name]
+    checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
+    tokens = np.array([3, 1, 4, 1, 5, 9], np.int32)
+    found = logits_on(checkpoint, kind, devices, tokens)
+    exact = load_reference_params(checkpoint)
+    due, _ = reference.forward(exact, tokens, reference.empty_cache(config), config=config)
+    return {"error": float(np.abs(found - due).max() / np.abs(due).max())}
+
+
+def logits_on(checkpoint: Any, kind: str, devices: int, tokens: Any) -> Any:
+    """Compute the logits of a prompt on several devices."""
+    import numpy as np
+
+    from llamaspec.model.forward import forward
+    from llamaspec.model.ops.xla import XLA
+    from llamaspec.model.parallel.backend import cache_shapes, load_shares
+    from llamaspec.model.parallel.partition import Partition, mesh
+    from llamaspec.model.parallel.way import Parts, way_named
+    from llamaspec.model.running.programs import Layout
+    from llamaspec.model.weights.params import abstract_params
+
+    way, dtype, rows = way_named(kind), np.dtype(np.float32), len(tokens)
+    parts, config = Parts(checkpoint, devices, None, way), way.config(checkpoint.config, devices)
+    shares = [parts.of(i) for i in range(devices)]
+    shapes = abstract_params(config, dtype=dtype, positions=rows, tensors=shares[0].tensors)
+    partition = Partition(mesh(devices), way.weights(shapes, config), way.cache(config.layers))
+    params = load_shares(shares, partition, dtype=dtype, positions=rows)
+    layout = Layout(batch=1, capacity=rows, chunk=0, burst=1, cache_dtype=dtype, devices=way.rows_spread(devices))
+    cache = partition.zeros(partition.cache, cache_shapes(layout, config))
+    run = partition.jit(partial(forward, config=config, ops=way.ops(XLA))).jitted
+    return np.asarray(run(params, tokens[None], cache, np.array([rows], np.int32))[0][0])
+
+
+def drawn(*, own_key: bool) -> dict[str, Any]:
+    """Draw tokens on one device and on four, which have a key each where they must not (transformers #36634)."""
+    from contextlib import nullcontext
+    from unittest.mock import patch
+
+    import numpy as np
+    from jax import lax
+
+    from llamaspec.model import sampling
+    from llamaspec.model.candidates.walking import random_checkpoint
+    from llamaspec.model.llama import load_backend
+    from llamaspec.model.options import SamplingOptions
+    from llamaspec.model.parallel.tensor import AXIS
+    from llamaspec.model.running.jax_backend import JaxBackend
+    from llamaspec.model.tensors import tensor_shapes
+    from llamaspec.verify.judging.walk import weights
+
+    def uniform(key: Any, position: Any, right: Callable = sampling.uniform) -> Any:
+        return right(key, position + 1000 * lax.axis_index(AXIS))
+
+    config = configs()["broad"]
+    checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
+
+    def text(devices: int) -> tuple[list[int], list[np.ndarray]]:
+        """Draw eight tokens; gives them, and which tokens each device has seen."""
+        backend = load_backend(checkpoint, devices=devices, context=32)
+        assert isinstance(backend, JaxBackend)
+        options = SamplingOptions(temperature=1.0)
+        drawing = backend.begin(3, seen=np.zeros(config.vocab, bool), seed=7, options=options, stops=[])
+        tokens, drawing, _ = backend.decode(backend.start(), drawing, steps=8)
+        return tokens(), [np.asarray(shard.data) for shard in drawing.text.seen.addressable_shards]
+
+    alone, _ = text(1)
+    with patch.object(sampling, "uniform", uniform) if own_key else nullcontext():
+        tokens, seen = text(4)
+    return {"alone": alone, "drawn": tokens, "same": all(np.array_equal(one, seen[0]) for one in seen)}
+
+
+_alone: list[Any] = []
+
+
+def trained(kind: str) -> dict[str, Any]:
+    """Train on two devices, and again with a kill and a new start; the differences, also from one device."""
+    import string
+    import tempfile
+
+    import numpy as np
+
+    from llamaspec.model.checkpoints.open import open_checkpoint
+    from llamaspec.model.tokenizers.load import load_tokenizer
+    from llamaspec.reference.config import Config
+    from llamaspec.training.data import Text
+    from llamaspec.training.loop import train
+    from llamaspec.training.recipe import Recipe
+    from tests.support import tiny_tokenizers
+
+    with tempfile.TemporaryDirectory() as folder:
+        text, tokenizer = Path(folder) / "text", Path(folder) / "tokenizer.bin"
+        letters = string.ascii_lowercase * 2  # one length of padding does for all, and so one program
+        text.write_text("\n\n".join(letters[i : i + 20] for i in range(26)))
+        tokenizer.write_bytes(tiny_tokenizers.llama2c())
+        source = Text(text, load_tokenizer(tokenizer), {tokenizer.name: tokenizer.read_bytes()}, context=64)
+    sizes: dict[str, Any] = {"dim": 16, "layers": 1, "heads": 2, "kv_heads": 2, "head_dim": 8, "ffn": 32, "context": 64}
+    config = Config(**sizes, vocab=source.tokenizer.vocab, eps=1e-5, theta=10_000.0, tied=True)
+    recipe = Recipe(config=config, steps=4, batch=3, lr=0.01, warm_up=1)
+
+    def run(out: Path, *, die: bool = False, **options: Any) -> list[float]:
+        losses = []
+
+        def report(step: Any) -> None:
+            if step.evaluation is None:
+                losses.append(step.loss)
+            if die and step.step == 3:
+                raise KeyboardInterrupt
+
+        try:
+            train(recipe, source, out, save_every=2, eval_every=100, report=report, **options)
+        except KeyboardInterrupt:
+            pass
+        return losses
+
+    def weights(out: Path) -> dict[str, np.ndarray]:
+        from safetensors.numpy import load_file
+
+        return load_file(sorted(out.glob("step-*.safetensors"))[-1])
+
+    with tempfile.TemporaryDirectory() as folder:
+        alone, straight, killed = (Path(folder) / name for name in ("alone", "straight", "killed"))
+        options: dict[str, Any] = {"devices": 2, "fsdp": kind == "FSDP"}
+        if not _alone:  # a training on one device, with which both kinds are compared
+            _alone.extend((run(alone), weights(alone)))
+        (expected, a), losses = _alone, run(straight, **options)
+        run(killed, die=True, **options)
+        run(killed, resume=True, **options)
+        b, c = weights(straight), weights(killed)
+        return {
+            "losses": max(abs(x - y) for x, y in zip(expected, losses, strict=True)),
+            "weights": max(float(np.abs(a[n] - b[n]).max()) for n in a),
+            "same": a.keys() == b.keys() and all(np.array_equal(b[n], c[n]) for n in b),
+            "steps": len(losses),
+            "opens": open_checkpoint(killed / "model").config == config,
+        }
+
+
+def command(*arguments: str) -> dict[str, Any]:
+    """Run a command of `llamaspec` in this process."""
+    from contextlib import redirect_stderr, redirect_stdout
+    from io import BytesIO, TextIOWrapper
+    from unittest.mock import patch
+
+    from llamaspec import cli
+
+    with redirect_stdout(TextIOWrapper(BytesIO())) as out, redirect_stderr(TextIOWrapper(BytesIO())) as err:
+        with patch.object(sys, "argv", ["llamaspec", *arguments]):
+            try:
+                cli.main()
+            except SystemExit as end:
+                code = end.code
+    for stream in (out, err):
+        stream.seek(0)
+    return {"code": code or 0, "out": out.read(), "err": err.read()}
+
+
+def commands(typed: Iterable[tuple[str, ...]]) -> Iterator[Callable[[], dict[str, Any]]]:
+    """Give a function for each command, in a folder of their own, on a machine that is measured briefly."""
+    import tempfile
+
+    from llamaspec.benchmarks.suites import multi_device as several
+    from llamaspec.model.insight import machine
+    from llamaspec.model.insight.shapes import SHAPES
+    from llamaspec.model.insight.timing import Effort
+    from llamaspec.reference.config import Config
+
+    SHAPES["tiny"] = Config(128, 2, 4, 2, 32, 256, vocab=96, context=128, eps=1e-5, theta=1e4)
+    several.SIZES, several.LOOP, several.ROUNDS = (4096, 1 << 20), 2, 1
+    machine.SIZES["cpu"] = machine.Sizes(1 << 18, 32, Effort(2))
+    machine.last_level_cache = lambda: 1
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder
+        os.chdir(folder)
+        for arguments in typed:
+            yield partial(command, *arguments)
+
+
+def cases(kind: str) -> Iterator[Callable[[], dict[str, Any]]]:
+    """Give a function for each case, in the order of the tables above."""
+    match kind:
+        case "walk" | "more":
+            yield from ((lambda case=case: walked(case)) for case in (WALKS if kind == "walk" else MORE))
+        case "every":
+            yield from ((lambda case=case: walked(case) | {"case": case}) for case in EVERY)
+        case "stories":
+            yield from (partial(told, *shared) for shared in SHARED_BY)
+        case "gradients":
+            yield from ((lambda name=name: gradient(name)) for name in GRADIENTS)
+        case "caches":
+            yield from ((lambda name=name: spread_cache(name)) for name in SPREAD)
+        case "families":
+            yield from (partial(family_logits, *case) for case in FAMILIES)
+        case "drawn":
+            yield from (partial(drawn, own_key=own) for own in (False, True))
+        case "trained":
+            yield from ((lambda kind=kind: trained(kind)) for kind in TRAINED)
+        case "served":
+            yield from (partial(served, devices) for devices in SERVED)
+        case "commands":
+            yield from commands(COMMANDS.values())
+        case "shown":
+            yield from commands(shown().values())
+
+
+if __name__ == "__main__":
+    for case in cases(*sys.argv[1:]):
+        print(json.dumps(case()), flush=True)
+    os._exit(0)  # a thread of XLA that still wants Python while it ends would abort the process, once in many runs

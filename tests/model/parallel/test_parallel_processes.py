@@ -1,0 +1,353 @@
+"""Several processes that run one model: the same text, a part of the file for each, and one line when one is gone."""
+
+import json
+import os
+import re
+import signal
+import socket
+import string
+import subprocess
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from llamaspec.model.checkpoints.huggingface.write import write_huggingface
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.parallel.processes import Group, Watch
+from llamaspec.model.parallel.reading import share_of
+from tests.model.parallel.on_devices import COMPILED_FAST
+from tests.support import tiny_tokenizers
+from tests.support.processes import MEASURED, run_llamaspec
+from tests.support.random_models import SMALL, random_checkpoint
+from tests.support.waiting import PATIENCE, held_port, listens, until
+
+REPOSITORY = Path(__file__).parents[3]
+STORY = ("generate", "Once", "--seed", "7", "--context", "128")
+
+
+def start(
+    *arguments: str,
+    port: int,
+    processes: int = 2,
+    which: Iterable[int] | None = None,
+    timeout: float = PATIENCE,
+    peaks: Path | None = None,
+    first: str = "",
+):
+    """Start so many processes of one command, or those `which` are named, which meet at a port.
+
+    Each runs the Python code `first` before, and writes the peak of its memory, in KB, to a file in the folder `peaks`.
+    """
+    python = [sys.executable, "-c", f"{MEASURED * bool(peaks)}{first}\nfrom llamaspec import cli; cli.main()"]
+    meeting = ("--coordinator", f"127.0.0.1:{port}", "--processes", str(processes), "--timeout", str(timeout))
+    environment = {name: value for name, value in os.environ.items() if name not in ("NPROC", "XLA_FLAGS")}
+    return [
+        subprocess.Popen(
+            [*python, *([str(peaks / str(i))] if peaks else []), *arguments, *meeting, "--process", str(i)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment | {"PYTHONPATH": str(REPOSITORY), "XLA_FLAGS": COMPILED_FAST},
+        )
+        for i in which or range(processes)
+    ]
+
+
+@pytest.fixture
+def started():
+    """`start` at a port that nobody else has; whatever still runs at the end is killed."""
+    all = []
+
+    def begin(*arguments, **options):
+        all.extend(processes := start(*arguments, port=ports.enter_context(held_port()), **options))
+        return processes
+
+    with ExitStack() as ports:
+        yield begin
+        for process in all:
+            process.kill()
+            process.communicate()
+
+
+def errors(process: subprocess.Popen) -> list[str]:
+    _, err = process.communicate(timeout=PATIENCE)
+    return [line for line in err.splitlines() if not line.startswith("float32 on CPU")]
+
+
+@pytest.mark.slow  # 15 s
+def test_two_processes_tell_the_text_of_one(started, run):
+    """The likeliest text: a conversation, below, is drawn."""
+    request = (*STORY, "--max-new-tokens", "32", "--temperature", "0")
+    both = started(*request)
+    told = [process.communicate(timeout=PATIENCE) for process in both]
+    assert [process.returncode for process in both] == [0, 0], told
+    code, out, _ = run(*request)
+    assert (code, told[0][0], told[1][0]) == (0, out, "")
+    assert "2 devices in 2 processes" in told[0][1]
+
+
+@pytest.mark.slow  # 30 s
+def test_a_conversation_and_an_evaluation_are_those_of_one_process(started, run, tmp_path):
+    """In a chat, process 0 has the questions, and the only file that is written is its own."""
+    asked, saved = "Tell me a story about a fox.\nWho was the story about?\n", tmp_path / "both.json"
+    answers = ("--seed", "7", "--max-new-tokens", "24", "--context", "128")
+    both = started("chat", *answers)
+    first, second = (
+        process.communicate(text, timeout=PATIENCE)
+        for process, text in zip(both, (f"{asked}/save {saved}\n", "Never asked.\n"), strict=True)
+    )
+    assert [process.returncode for process in both] == [0, 0], (first, second)
+    done = run_llamaspec("chat", *answers, stdin=asked)
+    assert (first[0], second[0]) == (done.out, "") and len(done.out) > 40
+    assert len(json.loads(saved.read_text())) == 4
+    assert f"{saved}: 4 messages" in first[1] and str(saved) not in second[1]
+
+    text = tmp_path / "text.txt"
+    text.write_text("Once upon a time, there was a little fox. She had a red kite.")
+    request = ("eval", "stories", "--text", str(text), "--context", "16", "--json")
+    both = started(*request)
+    found = [process.communicate(timeout=PATIENCE) for process in both]
+    assert [process.returncode for process in both] == [0, 0], found
+    one, two = json.loads(run(*request)[1]), json.loads(found[0][0])
+    assert not found[1][0] and two["tokens"] == one["tokens"]
+    assert two["perplexity"] == pytest.approx(one["perplexity"], rel=1e-5)
+
+
+@pytest.mark.slow  # 20 s
+def test_two_processes_train_the_weights_that_two_devices_train(started, tmp_path):
+    """Optimizer and all, to the last bit: a sum of two numbers has one order. What it is, `test_parallel.py` judges."""
+    text, tokenizer = tmp_path / "text", tmp_path / "tokenizer.bin"
+    text.write_text("\n\n".join((string.ascii_lowercase * 2)[i : i + 20] for i in range(26)))
+    tokenizer.write_bytes(tiny_tokenizers.llama2c())
+    sizes = "--dim 16 --layers 1 --heads 2 --kv-heads 2 --head-dim 8 --ffn 32 --context 64 --steps 2 --batch 3"
+    request = ("train", *sizes.split(), "--text", str(text), "--tokenizer", str(tokenizer), "--fsdp", "--devices", "2")
+    both = started(*request, "--out", str(tmp_path / "both"))
+    told = [process.communicate(timeout=PATIENCE) for process in both]
+    assert [process.returncode for process in both] == [0, 0], told
+    assert "both/model: " in told[0][1] and not told[1][1]
+    (alone,) = started(*request, "--out", str(tmp_path / "alone"), processes=1)
+    _, err = alone.communicate(timeout=PATIENCE)
+    assert alone.returncode == 0, err
+    for name in ("step-00000002.safetensors", "model/model.safetensors"):
+        one, two = (load_file(tmp_path / place / name) for place in ("alone", "both"))
+        assert one.keys() == two.keys() and all(np.array_equal(one[key], two[key]) for key in one), name
+
+
+def held(process: int) -> str:
+    """Code by which one process stays in the midst of a text, for which the others wait, however long a test takes."""
+    return f"""
+import sys, threading
+from llamaspec.model.running import session
+times, now = [], session.perf_counter
+
+def held():
+    times.append(now())
+    if len(times) > 8 and sys.argv[-1] == "{process}":
+        threading.Event().wait()
+    return times[-1]
+
+session.perf_counter = held
+"""
+
+
+@pytest.mark.sampled(1)  # 15 s each
+@pytest.mark.parametrize("victim", [1, 0])
+def test_the_end_of_one_process_ends_the_other_with_one_line(started, victim):
+    both = started(*STORY, "--max-new-tokens", "100", first=held(victim))
+    assert both[0].stdout.read(6) == "Once u"  # text is being drawn
+    both[victim].kill()
+    told = errors(both[1 - victim])  # that it is gone, which no time had to pass for
+    gone = f"error: process {victim} of 2 is gone"
+    if victim == 0 and len(told) > 1:  # on a busy machine JAX misses its coordinator, too, and may be first
+        others = [line for line in told if not re.match(r"[IWEF]\d{4} ", line)]  # than JAX's log
+        assert others == [gone] or any("detected fatal errors" in line for line in told), told
+    else:
+        assert (told, both[1 - victim].returncode) == ([gone], 1)
+
+
+# A line on standard input is the timeout from then on: until the other process hangs, a busy machine may take any time.
+TIMEOUT_IS_TOLD = """
+import sys, threading
+from llamaspec.model.parallel import processes
+
+class Told(processes.Watch):
+    def __init__(self, group):
+        super().__init__(group)
+        threading.Thread(target=self.listen, daemon=True).start()
+
+    def listen(self):
+        if line := sys.stdin.readline():
+            self._group = self._group._replace(timeout=float(line))
+
+processes.Watch = Told
+"""
+
+
+@pytest.mark.slow  # 20 s each
+@pytest.mark.parametrize("victim", [1, 0])
+def test_a_process_that_hangs_is_noticed(started, victim):
+    both = started(*STORY, "--max-new-tokens", "100", first=held(victim) + TIMEOUT_IS_TOLD)
+    assert both[0].stdout.read(6) == "Once u"
+    both[victim].send_signal(signal.SIGSTOP)
+    both[1 - victim].stdin.write("4\n")
+    both[1 - victim].stdin.flush()
+    assert errors(both[1 - victim]) == [f"error: process {victim} of 2 has not answered for 4 s"]
+    assert both[1 - victim].returncode == 1
+    both[victim].send_signal(signal.SIGCONT)
+    assert errors(both[victim]) and both[victim].returncode  # in JAX's words, if it is the first to miss the other
+
+
+def ask_as_a_stranger(port: int) -> None:
+    """Connect to process 0 once it listens, say what no process says, and wait until it hangs up."""
+    until(lambda: listens(port))
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection, suppress(ConnectionResetError):
+        connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert connection.recv(1) == b""
+
+
+def test_processes_with_other_options_end_with_the_difference():
+    """Processes that are threads here, and that end before anything watches them. A probe of ports is none of them."""
+    same, other = {"the command": "story", "--seed": "7"}, {"the command": "story", "--seed": "8"}
+
+    def refusal(port: int, process: int, asked: dict[str, str]) -> str:
+        with pytest.raises(ValueError) as refused:
+            Watch(Group(f"127.0.0.1:{port}", 3, process, PATIENCE, asked))
+        return str(refused.value)
+
+    with held_port() as port, ThreadPoolExecutor(3) as pool:
+        first = pool.submit(refusal, port, 0, same)
+        ask_as_a_stranger(port)
+        found = [first, pool.submit(refusal, port, 1, same), pool.submit(refusal, port, 2, other)]
+    words = "the processes differ: --seed is 7 in process 0 and 8 in process 2"
+    assert [each.result() for each in found] == [words] * 3
+
+
+def test_a_command_is_told_from_others_by_its_options(run, monkeypatch, tmp_path):
+    """Each process names itself and its place; a model may be in another folder of another machine.
+
+    What a process writes may differ, but for what a training that goes on would read there.
+    """
+    asked = []
+
+    def joined(group: Group):
+        asked.append(group.asked)
+        raise ValueError("enough")
+
+    monkeypatch.setattr("llamaspec.model.parallel.processes.joined", joined)
+    monkeypatch.setattr("llamaspec.commands.parallel.os.dup2", lambda *_: None)
+    place = ("--processes", "2", "--process", "0", "--coordinator")
+    once = ("generate", "Once", "--temperature", "0", "--model")
+    monkeypatch.chdir(tmp_path)
+    for options in (
+        (*once, "a/m", *place, "h:1"),
+        (*once, f"b/../../{tmp_path.name}/m", *place, "g:1", "--process", "1", "--timeout", "9", "--json", "--timings"),
+        (*once, ".", *place, "h:1"),
+        ("story", "Once", "--temperature", "0", "--model", "a/m", *place, "h:1"),
+        ("logits", "--tokens", "1", "--out", "a.npy", *place, "h:1"),
+        ("logits", "--tokens", "1", "--out", "b.npy", *place, "h:1"),
+        ("train", "--out", "a", *place, "h:1"),
+    ):
+        assert run(*options)[0] == 1
+    one, same, other_model, other_verb, logits, same_logits, train = asked
+    assert one == same and one["the command"] == "generate" and one["--temperature"] == "0.0"
+    assert one["the version of jax"] == jax.__version__ and other_model["--model"] == tmp_path.name
+    assert logits == same_logits and train["--out"] == "a"
+    assert {name for name in one if one[name] != other_model[name]} == {"--model"}
+    assert other_verb["the command"] == "story"
+
+
+@pytest.mark.slow  # 10 s
+def test_a_process_that_never_comes_is_named_by_its_place(started):
+    (first,) = started(*STORY, timeout=5, which=[0])
+    (line,) = errors(first)
+    assert line.startswith("error: not all of 2 processes came to 127.0.0.1:")
+    assert first.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--processes", "2"), "--coordinator, --processes and --process go together"),
+        (("--coordinator", "h:1", "--processes", "2", "--process", "2"), "--process 2 is none of 2"),
+        (
+            ("--coordinator", "h:1", "--processes", "2", "--process", "0", "--devices", "3"),
+            "3 devices are not shared evenly by 2 processes",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(run, options, words):
+    code, _, err = run("generate", "Once", *options)
+    assert (code, words in err) == (2, True)
+
+
+READS = """
+import json, re, sys
+from pathlib import Path
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.parallel.reading import share_of
+from llamaspec.model.weights.params import check_weights, load_params
+import numpy as np
+def read():
+    return int(re.search(r"read_bytes: (\\d+)", Path("/proc/self/io").read_text())[1])
+checkpoint = open_checkpoint(sys.argv[1])
+part = share_of(checkpoint, device=int(sys.argv[2]), devices=4)
+before = read()
+check_weights(part)
+load_params(part, dtype=np.dtype("bfloat16"), positions=8)
+print(json.dumps(read() - before))
+"""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory) -> Path:
+    """A model whose second half could not hide in 400 MB."""
+    # A device's part of a row of o or down is a page of 4 KB at least: less than a page cannot be read alone.
+    config = replace(SMALL, dim=1024, layers=2, heads=64, kv_heads=8, head_dim=128, ffn=28672, vocab=64, context=64)
+    folder = tmp_path_factory.mktemp("large") / "model"
+    write_huggingface(random_checkpoint(config, seed=0, dtype=ml_dtypes.bfloat16), folder)
+    return folder
+
+
+@pytest.mark.slow  # 25 s
+def test_a_process_reads_its_part_of_a_file(large):
+    """Bytes that the disk gave: pages of the file that are in memory already are dropped first."""
+    (file,) = large.glob("*.safetensors")
+    assert file.stat().st_size > 400e6
+    with open(file, "rb") as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    done = subprocess.run(
+        [sys.executable, "-c", READS, str(large), "1"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+    )
+    assert done.returncode == 0, done.stderr
+    read = json.loads(done.stdout)
+    if not read:
+        pytest.skip("this file system reads without the disk")
+    assert read <= 0.5 * file.stat().st_size
+
+
+@pytest.mark.slow  # 20 s
+def test_a_process_takes_the_memory_of_its_share(started, large, tmp_path):
+    """Peak memory of a device that is a process of its own: its weights and 400 MB, in which its cache is, too."""
+    share = share_of(open_checkpoint(large), device=0, devices=2)
+    weights = 4 * sum(prod(tensor.shape) for tensor in share.tensors.values())
+    request = ("logits", "--model", str(large), "--dtype", "float32", "--tokens", "1,2,3")
+    both = started(*request, "--out", str(tmp_path / "logits.npy"), peaks=tmp_path)
+    told = [process.communicate(timeout=PATIENCE) for process in both]
+    assert [process.returncode for process in both] == [0, 0], told
+    for i in range(2):
+        assert 1024 * int((tmp_path / str(i)).read_text()) < weights + 400e6 < 2 * weights

@@ -1,0 +1,132 @@
+"""Commands change settings of their process, and the library does not."""
+
+import os
+from pathlib import Path
+
+import pytest
+from jaxlib.xla_client import generate_pjrt_gpu_plugin_options
+
+from llamaspec.model.running.process import FRACTIONS, MEMORY, prepare_process
+from tests.support.processes import run_python
+
+pytestmark = pytest.mark.usefixtures("compiled_fast")
+SETTINGS = (*MEMORY, "TF_CPP_MIN_LOG_LEVEL", "TF_CPP_MAX_VLOG_LEVEL")
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment without the settings, which is put back."""
+    for name in SETTINGS:
+        monkeypatch.setenv(name, "")  # so that it is put back whatever is set after this
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_memory_is_taken_on_demand_and_xla_is_quiet(bare, debug):
+    prepare_process(debug=debug)
+    found = {name: os.environ.get(name) for name in SETTINGS}
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": None if debug else "3", "TF_CPP_MAX_VLOG_LEVEL": None if debug else "0"}
+    memory = dict(zip(MEMORY, ("false", "0.92", None), strict=True))  # the last name is the old one of the second
+    assert found == memory | quiet
+
+
+@pytest.mark.parametrize("ahead", [None, "", "false", "False", "0", "true", "1", "no"])
+@pytest.mark.parametrize("fraction", [None, *FRACTIONS])
+@pytest.mark.parametrize("other", [None, ""])
+def test_a_limit_of_memory_is_set_where_it_is_taken_on_demand_and_the_user_set_none(bare, ahead, fraction, other):
+    """JAX itself is asked what it makes of it: it refuses two fractions, and preallocates for any other word."""
+    for name in FRACTIONS if other == "" else ():
+        bare.setenv(name, "")
+    if ahead is not None:
+        bare.setenv(MEMORY[0], ahead)
+    if fraction:
+        bare.setenv(fraction, "0.5")
+    prepare_process()
+    options = generate_pjrt_gpu_plugin_options()
+    on_demand = ahead not in ("true", "1", "no")
+    assert options["preallocate"] is not on_demand
+    assert options.get("memory_fraction") == (0.5 if fraction else 0.92 if on_demand else None)
+
+
+def test_a_users_own_settings_win(bare):
+    for name in SETTINGS:
+        bare.setenv(name, "1")
+    prepare_process()
+    assert [os.environ[name] for name in SETTINGS] == ["1"] * len(SETTINGS)
+
+
+def test_to_import_and_load_leaves_the_environment_as_it_is():
+    done = run_python("""
+import os
+before = dict(os.environ)
+import warnings
+show = warnings.showwarning
+from llamaspec import load
+llama = load("stories", context=16)
+added = {name: value for name, value in os.environ.items() if before.get(name) != value}
+import jax
+print(sorted(added), jax.config.jax_compilation_cache_dir, warnings.showwarning is show)
+""")
+    assert done.code == 0, done.err
+    # JAX sets the level of its log itself when it is imported.
+    assert done.out.replace("'TF_CPP_MIN_LOG_LEVEL'", "").replace("'TPU_SKIP_MDS_QUERY'", "") == "[] None True\n", done
+
+
+COMMAND = """
+import os, sys
+from llamaspec import cli
+sys.argv[:] = ["llamaspec", *sys.argv[1:]]
+try:
+    cli.main()
+finally:
+    names = ("XLA_PYTHON_CLIENT_PREALLOCATE", "TF_CPP_MIN_LOG_LEVEL")
+    print(*map(os.environ.get, names), file=sys.stderr)
+"""
+
+
+@pytest.mark.slow  # 3 to 10 s each
+@pytest.mark.parametrize("debug", [[], ["--debug"]])
+def test_a_command_prepares_its_process_before_jax_is_imported(bare, tmp_path, debug):
+    """`eval` imports JAX while it reads the text; JAX then sets a level of its own."""
+    text = tmp_path / "text"
+    text.write_text("Once upon a time")
+    done = run_python(COMMAND, "eval", "stories", "--text", str(text), *debug)
+    assert done.code == 0, done
+    assert done.err.splitlines()[-1] == ("false 1" if debug else "false 3")
+
+
+COMPILE = """
+import os
+from pathlib import Path
+from llamaspec.model.running.process import keep_compiled, prepare_process
+prepare_process()
+keep_compiled(Path(sys.argv[1]))
+import jax, jax.numpy as jnp
+def program(x):
+    return jnp.sin(x) @ x
+print(jax.jit(program)(jnp.eye(3)).sum())
+"""
+
+
+def entries(folder: Path) -> dict[str, int]:
+    return {entry.name: entry.stat().st_size for entry in folder.glob("jit_program-*")}
+
+
+@pytest.mark.sampled(1)  # 2 s each
+@pytest.mark.parametrize("kept", [0, 100, -1])
+def test_a_program_that_was_cut_short_is_replaced_in_silence(tmp_path: Path, kept: int):
+    first = run_python(COMPILE, str(tmp_path))
+    whole = entries(tmp_path)
+    assert (first.code, first.err, len(whole)) == (0, "", 1), first
+    (entry,) = tmp_path.glob("jit_program-*")
+    entry.write_bytes(entry.read_bytes()[:kept])
+    again = run_python(COMPILE, str(tmp_path))
+    assert (again.code, again.out, again.err) == (0, first.out, ""), again
+    assert entries(tmp_path).keys() == whole.keys()
+    assert abs(entry.stat().st_size - sum(whole.values())) < 100  # as long as before, but for the time that it took
+
+
+def test_other_warnings_are_shown(tmp_path: Path):
+    done = run_python(COMPILE + "import warnings\nwarnings.warn('of something else')", str(tmp_path))
+    assert done.err.count("\n") >= 1 and "UserWarning: of something else" in done.err

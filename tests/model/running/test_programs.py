@@ -1,0 +1,301 @@
+"""Two compiled programs serve every prompt and turn, a third serves other ways to choose tokens; weights are in memory
+once."""
+
+import io
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from llamaspec.model.cache import empty_cache
+from llamaspec.model.chat.chat import Chat
+from llamaspec.model.chat.template import find_template
+from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.checkpoints.llama2c.write import write_llama2c
+from llamaspec.model.forward import forward
+from llamaspec.model.llama import BackendName, Llama, load_backend
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.running.session import Session
+from llamaspec.model.weights.params import abstract_params
+from tests.model.test_generation import VOCAB, Alphabet
+from tests.support.processes import run_python
+from tests.support.random_models import SMALL, random_checkpoint
+
+pytestmark = pytest.mark.usefixtures("compiled_once", "compiled_fast")
+CONFIG = replace(SMALL, vocab=VOCAB, context=700)
+
+
+def make_llama(backend: BackendName = "jax", *, greedy: bool = False) -> Llama:
+    running = load_backend(random_checkpoint(CONFIG, seed=0), backend=backend, greedy=greedy)
+    return Llama(CONFIG, Alphabet(), running, stops=frozenset({257}))
+
+
+@pytest.fixture
+def compiled() -> Iterator[list[str]]:
+    """The names of programs that XLA has compiled since."""
+    names: list[str] = []
+
+    def listen(event: str, duration_secs: float, **about: str | int):
+        if event == "/jax/core/compile/backend_compile_duration":
+            names.append(str(about.get("fun_name", event)))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield names
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_prompts_of_any_length_compile_two_programs(compiled):
+    llama = make_llama()
+    for length, temperature in ((3, 1e-30), (40, 0.8), (300, 1.0)):
+        sampling = SamplingOptions(temperature=temperature, top_k=length)
+        tokens = llama.generate("x" * length, sampling=sampling, seed=length, max_new_tokens=20)
+        assert "".join(token.text for token in tokens)
+    chat = Chat(llama, find_template(llama.tokenizer))
+    for question in ("Hello?", "And then?", "Thank you!"):
+        assert list(chat.reply(question, seed=3, max_new_tokens=30))
+    assert len(compiled) == 2, compiled
+    assert llama.describe_run() == "float32 on CPU"
+
+
+@pytest.mark.sampled(1)  # 2 s each
+@pytest.mark.parametrize("greedy", [True, False])
+def test_what_decodes_otherwise_is_compiled_once_and_when_it_is_needed(compiled, greedy):
+    """Temperatures that alternate give the reference's texts, and the same text for the same seed."""
+    expected, reference = {}, make_llama("reference")
+    for temperature in (0.0, 0.8, 1.2):
+        expected[temperature] = ids_of(reference, temperature)
+    assert len(set(map(tuple, expected.values()))) == 3
+    compiled.clear()
+    llama = make_llama(greedy=greedy)
+    assert sorted(compiled) == ["jit(decode)", "jit(prefill)"]
+    turns = (0.0, 0.0, 0.8, 0.0, 1.2, 0.8) if greedy else (0.8, 1.2, 0.8, 0.0, 0.8, 0.0)
+    first = turns.index(0.8) if greedy else turns.index(0.0)
+    for turn, temperature in enumerate(turns):
+        assert ids_of(llama, temperature) == expected[temperature]
+        assert compiled.count("jit(decode)") == (1 if turn < first else 2)
+    assert len(compiled) == 3, compiled
+
+
+def ids_of(llama: Llama, temperature: float) -> list[int]:
+    generation = llama.generate("Hello", sampling=SamplingOptions(temperature=temperature), seed=3, max_new_tokens=24)
+    return [token.id for token in generation]
+
+
+@pytest.mark.slow  # 4 to 7 s each
+@pytest.mark.parametrize("temperature", ["0", "0.8"])
+@pytest.mark.parametrize("command", ["story", "chat"])
+def test_a_command_compiles_the_one_that_it_decodes_by(run, compiled, monkeypatch, tmp_path, command, temperature):
+    """And a program for prompts where there is one. Each has a name of its own in JAX's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))
+    code, out, err = run(command, "--temperature", temperature, "--seed", "3", "--max-new-tokens", "3")
+    assert code == 0 and out, err
+    decoder = "decode_greedy" if temperature == "0" else "decode"
+    names = sorted(re.sub("_[0-9a-f]{16}", "", name) for name in compiled)
+    assert names == [f"jit({decoder})", *(["jit(prefill_128)"] if command == "chat" else [])]
+
+
+def test_layers_alike_are_traced_once():
+    config = replace(CONFIG, layers=5)
+    shapes = abstract_params(config, dtype=np.dtype(np.float32), positions=64)
+    cache = jax.eval_shape(partial(empty_cache, config, batch=1, capacity=64, dtype=np.dtype(np.float32)))
+    text = jax.jit(partial(forward, config=config, ops=XLA)).lower(shapes, _ids(1, 8), cache).as_text()
+    assert len(re.findall(r"func\.func private @_block", text)) == 1
+    assert len(re.findall(r"call @_block", text)) == 5
+
+
+def _ids(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, np.int32)
+
+
+ARGUMENTS = """
+from tests.model.running.test_programs import CONFIG, make_llama
+from tests.support.random_models import random_checkpoint
+from llamaspec import SamplingOptions
+from llamaspec.model.llama import load_backend
+checkpoint, llama = random_checkpoint(CONFIG, seed=0), make_llama("reference")
+for call in (
+    lambda: load_backend(checkpoint, backend="numpy"),
+    lambda: load_backend(checkpoint, dtype="float16"),
+    lambda: load_backend(checkpoint, context=701),
+    lambda: load_backend(checkpoint, kernels="fast"),
+    lambda: SamplingOptions(top_k=1.5),
+    lambda: llama.generate("x", max_new_tokens=2.5),
+    lambda: llama.continue_ids(llama.session(), [300]),
+    lambda: llama.continue_ids(llama.session(), []),
+):
+    try:
+        call()
+    except ValueError as error:
+        print(error)
+assert "".join(token.text for token in llama.generate("x", stop="zz", max_new_tokens=3, seed=1))
+"""
+
+
+def test_arguments_out_of_range_are_refused():
+    """Runs in a process of its own, where only the code itself checks types."""
+    done = run_python(ARGUMENTS)
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    for word, line in zip(["numpy", "float16", "701", "fast", "1.5", "2.5", "300", "no tokens"], lines, strict=False):
+        assert word in line
+    assert len(lines) == 8
+
+
+def test_more_stops_than_a_program_takes_are_refused():
+    llama = make_llama()
+    with pytest.raises(ValueError, match="65 ids"):
+        list(llama.continue_ids(llama.session(), [1, 2], stops=frozenset(range(65))))
+
+
+@pytest.mark.slow  # 3 s
+def test_both_backends_tell_the_same_story():
+    llama, reference = make_llama(), make_llama("reference")
+    prompts = ["", "a", "Hello", "x" * 70, "1 2 3", "\n", "🦊 fox", "The end", "AbC", "?!"]
+    for seed, prompt in enumerate(prompts):
+        for temperature in (0.0, 0.8):
+            sampling = SamplingOptions(temperature=temperature)
+            ids = []
+            for model in (llama, reference):
+                generation = model.generate(prompt, sampling=sampling, seed=seed, max_new_tokens=24)
+                assert "".join(token.text for token in generation) == generation.completion
+                ids.append(generation.ids)
+            assert ids[0] == ids[1], (prompt, temperature)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_what_a_text_has_seen_and_that_it_ended_is_passed_on_from_call_to_call(temperature, ahead, reference_texts):
+    """A call draws three tokens, with a repetition penalty, and the text ends in the middle of a call."""
+    backend: Any = make_llama(greedy=temperature == 0)._backend
+    backend.burst, backend.ahead = 3, ahead
+    options, prompt, expected = penalized(temperature), [256, *b"abab"], reference_texts[temperature]
+    assert drawn_by(backend, options) == expected
+    stop = next(id for id in expected[10:] if expected.index(id) > 9)
+    ended = expected[: expected.index(stop) + 1]
+    assert drawn_by(backend, options, stops=frozenset({stop})) == ended
+
+    seen = np.isin(np.arange(VOCAB), prompt)
+    cache = backend.extend(backend.start(), prompt[:-1])
+    drawing, found = backend.begin(prompt[-1], seen=seen, seed=3, options=options, stops=[stop]), []
+    for _ in range(len(ended) // 3 + 3):
+        read, drawing, cache = backend.decode(cache, drawing, steps=3)
+        found.append(read())
+    assert list(itertools.chain(*found)) == ended and found[-2:] == [[], []]
+
+
+@pytest.fixture(scope="module")
+def reference_texts() -> dict[float, list[int]]:
+    backend = make_llama("reference")._backend
+    texts = {temperature: drawn_by(backend, penalized(temperature)) for temperature in (0.0, 0.8)}
+    assert all(len(text) == 40 for text in texts.values())
+    return texts
+
+
+def penalized(temperature: float) -> SamplingOptions:
+    return SamplingOptions(temperature=temperature, repetition_penalty=1.3)
+
+
+def drawn_by(backend: Any, options: SamplingOptions, *, stops: frozenset[int] = frozenset()) -> list[int]:
+    bursts = Session(backend, vocab=VOCAB).bursts(
+        [256, *b"abab"], max_new_tokens=40, options=options, seed=3, stops=stops
+    )
+    return list(itertools.chain(*(drawn for drawn, _ in bursts)))
+
+
+LONG = """
+from dataclasses import replace
+import jax
+import numpy as np
+from llamaspec.model.cache import cache_bytes
+from llamaspec.model.llama import load_backend
+from llamaspec.model.weights.params import abstract_params, weight_bytes
+from tests.support.random_models import SMALL, random_checkpoint
+config = replace(SMALL, dim=64, layers=1, heads=32, kv_heads=8, head_dim=128, context=32768)
+backend = load_backend(random_checkpoint(config, seed=0), context=config.context, own_process=True)
+cache = backend.rewind(backend.start(), config.context - backend.chunk)
+jax.block_until_ready(backend.extend(cache, [1] * backend.chunk))
+float32 = np.dtype(np.float32)
+rows = cache_bytes(config, batch=1, capacity=config.context + backend.chunk, dtype=float32)
+print(weight_bytes(abstract_params(config, dtype=float32, positions=0)) + rows)
+"""
+
+
+@pytest.mark.slow  # 5 s
+def test_the_end_of_a_long_cache_takes_no_more_memory():
+    """The scores of 64 queries and 32 heads at 32,768 keys would take 268 MB, and the probabilities as much."""
+    done = run_python(LONG)
+    assert done.code == 0, done.err
+    assert done.peak < int(done.out) + 400_000_000
+
+
+WRITE = """
+import sys
+from llamaspec.model.checkpoints.llama2c.write import write_llama2c
+from llamaspec.reference.config import Config
+from tests.support.processes import run_python
+from tests.support.random_models import random_checkpoint
+config = Config(dim=1024, layers=8, heads=16, kv_heads=16, head_dim=64, ffn=2816, vocab=16000, context=512,
+                eps=1e-5, theta=10_000.0)
+write_llama2c(random_checkpoint(config, seed=0), sys.argv[1])
+"""
+GENERATE = """
+import sys
+import numpy as np
+from llamaspec.model.cache import cache_bytes
+from llamaspec.model.checkpoints import open_checkpoint
+from llamaspec.model.llama import load_backend
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.running.session import Session
+checkpoint = open_checkpoint(sys.argv[1])
+backend = load_backend(checkpoint, own_process=True)
+session = Session(backend, vocab=checkpoint.config.vocab)
+for _ in session.bursts([1, 2, 3], max_new_tokens=4, options=SamplingOptions(), seed=0, stops=frozenset()):
+    pass
+print(cache_bytes(checkpoint.config, batch=1, capacity=backend.capacity + backend.chunk, dtype=np.dtype(np.float32)))
+"""
+
+
+@pytest.mark.slow  # 13 s
+def test_weights_are_in_memory_once(tmp_path):
+    """Peak memory of loading a model and drawing tokens: weights, cache, and 400 MB for everything else."""
+    model = tmp_path / "model.bin"
+    assert run_python(WRITE, str(model)).code == 0
+    weights = model.stat().st_size
+    assert weights > 450_000_000  # a second copy would not hide in the 400 MB
+    done = run_python(GENERATE, str(model))
+    assert done.code == 0, done.err
+    assert done.peak < weights + int(done.out) + 400_000_000
+
+
+def overflowing(largest: float) -> Checkpoint:
+    """A model whose logits overflow: a normal embedding, and a head of finite weights that are too large."""
+    checkpoint = random_checkpoint(CONFIG, seed=0)
+    head = checkpoint.tensors["lm_head.weight"]
+    huge = head._replace(read=lambda: np.full(head.shape, largest, np.float32))
+    return replace(checkpoint, tensors={**checkpoint.tensors, "lm_head.weight": huge})
+
+
+def test_logits_that_are_not_finite_are_refused():
+    backend = load_backend(overflowing(3e38), context=16)
+    with pytest.raises(FloatingPointError, match="the model's logits are not numbers"):
+        backend.logits([1, 2, 3])
+    reference = load_backend(overflowing(3e38), context=16, backend="reference")
+    assert np.isfinite(reference.logits([1, 2, 3])).all()  # float64 holds them
+
+
+def test_the_command_writes_no_logits_that_are_not_finite(tmp_path, run):
+    write_llama2c(overflowing(3e38), tmp_path / "model.bin")
+    out = tmp_path / "logits.npy"
+    request = ["logits", "--model", str(tmp_path / "model.bin"), "--tokens", "1,2", "--out", str(out)]
+    code, printed, errors = run(*request)
+    assert (code, printed, errors.count("\n")) == (1, "", 1)
+    assert errors.startswith("error: the model's logits are not numbers")
+    assert not out.exists() and [file.name for file in tmp_path.iterdir() if "logits" in file.name] == []

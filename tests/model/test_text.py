@@ -1,0 +1,80 @@
+"""Texts of users: bit for bit, in whole characters, or one line that says why not."""
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamaspec.model.checkpoints import CheckpointError
+from llamaspec.model.insight.evaluation import text_for
+from llamaspec.model.text import LARGEST, read_text
+from llamaspec.model.tokenizers.load import load_tokenizer
+from tests.support import tiny_tokenizers
+from tests.support.random_models import SMALL, random_checkpoint
+
+
+@given(text=st.text(min_size=1).filter(str.strip), most=st.integers(1, 40) | st.none())
+def test_what_is_read_are_the_characters_that_are_whole(tmp_path_factory, text, most):
+    path = tmp_path_factory.mktemp("text") / "text"
+    path.write_bytes(text.encode())
+    expected = text.encode()[:most].decode(errors="ignore")  # what is cut is at the end, and ignored there
+    if expected.strip():
+        assert read_text(path, most=most) == expected
+    else:
+        with pytest.raises(CheckpointError, match="holds no text"):
+            read_text(path, most=most)
+
+
+@pytest.mark.parametrize("most", [None, 3, 5, 6])
+def test_a_file_that_ends_within_a_character_is_refused(tmp_path, most):
+    """Unless no more of it was to be read."""
+    path = tmp_path / "text"
+    path.write_bytes(b"abc\xe2\x82")
+    if most in (3, 5):
+        assert read_text(path, most=most) == "abc"
+    else:
+        with pytest.raises(CheckpointError, match=r"text: is not UTF-8: its byte 3 is 0xe2$"):
+            read_text(path, most=most)
+
+
+def test_a_file_without_an_end_is_refused_before_it_is_read(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in ("/dev/zero", pipe):
+        for most in (None, 100):
+            with pytest.raises(CheckpointError, match=rf"^{path}: is no regular file: "):
+                read_text(path, most=most)
+
+
+def test_a_file_that_is_too_large_is_refused_unless_its_beginning_is_enough(tmp_path):
+    path = tmp_path / "text"
+    with open(path, "wb") as file:
+        file.write(b"abc")
+        file.truncate(LARGEST + 1)
+    with pytest.raises(CheckpointError, match=r"text: is of 1,073,741,825 bytes, and a text may have 1,073,741,824 at"):
+        read_text(path)
+    assert read_text(path, most=3) == "abc"
+
+
+def swapped(spec: dict) -> dict:
+    """Exchange the ids of two letters in a tokenizer.json."""
+    vocab = spec["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    return spec
+
+
+def test_models_that_cut_the_text_differently_are_refused(tmp_path, monkeypatch):
+    """Each model has a tokenizer of its own, of one size: what they predict after a token is not the same question."""
+    checkpoint = random_checkpoint(replace(SMALL, vocab=256), seed=0)
+    path, (one, other) = tmp_path / "text", (tmp_path / "one.json", tmp_path / "other.json")
+    path.write_text("ab")
+    spec = tiny_tokenizers.chatml(())
+    one.write_text(spec)
+    other.write_text(json.dumps(swapped(json.loads(spec))))
+    models = [replace(checkpoint, path=str(each)) for each in (one, other)]
+    monkeypatch.setattr("llamaspec.model.insight.evaluation.tokenizer_of", lambda model, _: load_tokenizer(model.path))
+    with pytest.raises(ValueError, match=r"other tokens, from token 0 on: .*--tokenizer names one for both"):
+        text_for(models, path)

@@ -1,0 +1,113 @@
+"""Mistral's tekken.json, against the ids that its own library gave, and through other formats."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llamaspec.model.chat.template import find_template
+from llamaspec.model.checkpoints import CheckpointError, open_checkpoint
+from llamaspec.model.convert import convert
+from llamaspec.model.tokenizers.load import load_tokenizer
+from llamaspec.model.tokenizers.of_model import tokenizer_if_any, tokenizer_of
+from llamaspec.model.tokenizers.tekken import read_tekken
+from llamaspec.model.tokenizers.tokenizer import decode
+from llamaspec.reference.byte_bpe import LLAMA3
+from tests.model.checkpoints import test_mistral_layout
+from tests.reference import test_sentencepiece_bpe
+from tests.support import tiny_tokenizers
+from tests.support.tiny_tokenizers import tekken
+
+CASES = json.loads((Path(__file__).parents[2] / "goldens" / "tekken.json").read_text())["cases"]
+BYTES = [bytes([byte]) for byte in range(256)]
+
+
+def read(file: dict):
+    return read_tekken(json.dumps(file).encode(), path="tekken.json")
+
+
+@pytest.mark.parametrize("version", CASES)
+def test_ids_and_pieces_are_those_of_mistrals_library(version, tmp_path):
+    golden = CASES[version]
+    (tmp_path / "tekken.json").write_text(json.dumps(golden["file"]))
+    tokenizer = load_tokenizer(tmp_path)
+    assert (tokenizer.vocab, tokenizer.bos) == (golden["vocab"], golden["bos"])
+    # The library shows a token that is no whole character as U+FFFD.
+    shown = [name if id in tokenizer.special.values() else decode(tokenizer, [id]) for id, name in named(tokenizer)]
+    assert shown == golden["pieces"]
+    for case in golden["texts"]:
+        assert tokenizer.encode(case["text"]) == case["ids"]
+        assert decode(tokenizer, case["ids"]) == case["text"]
+
+
+def named(tokenizer) -> list[tuple[int, str]]:
+    return [(id, tokenizer.piece(id)) for id in range(tokenizer.vocab)]
+
+
+def test_a_model_of_mistrals_has_the_same_text_in_every_format(tmp_path):
+    config = test_mistral_layout.MISTRAL | {"vocab_size": 384}
+    folder = tmp_path / "own"
+    test_mistral_layout.write(folder, {"vocab_size": 384}, test_mistral_layout.own_tensors(config))
+    checkpoint = open_checkpoint(folder)
+    assert tokenizer_if_any(checkpoint, None) is None
+    (folder / "tekken.json").write_text(json.dumps(CASES["v3"]["file"]))
+    ours = tokenizer_of(checkpoint, None)
+    for name, to in (("there", "safetensors"), ("there.gguf", "gguf")):
+        assert convert(checkpoint, tmp_path / name, to=to) == []
+        other = tokenizer_of(open_checkpoint(tmp_path / name), None)
+        assert other.bos == ours.bos == 1 and other.special["[INST]"] == ours.special["[INST]"] == 3
+        for case in CASES["v3"]["texts"]:
+            assert other.encode(case["text"]) == case["ids"]
+
+
+def test_a_chat_without_a_template_is_what_mistrals_library_renders(tmp_path):
+    """The text is of InstructTokenizerV7 of mistral-common 1.13.1."""
+    template = find_template(read(tekken([*BYTES, b"she"], LLAMA3, controls=120)), tmp_path)
+    said = [("system", "Be brief."), ("user", " Hi there\n"), ("assistant", " Yes. "), ("user", "Why?")]
+    assert template.render([{"role": role, "content": content} for role, content in said]) == (
+        "<s>[SYSTEM_PROMPT]Be brief.[/SYSTEM_PROMPT][INST] Hi there\n[/INST] Yes.</s>[INST]Why?[/INST]"
+    )
+
+
+def test_a_tokenizer_model_may_have_a_version_in_its_name(tmp_path):
+    """The newest is taken, by number: 11 comes after 3."""
+    trained = test_sentencepiece_bpe.train()
+    (tmp_path / "tokenizer.model.v11").write_bytes(trained)
+    (tmp_path / "tokenizer.model.v3").write_bytes(b"an older one")
+    (tmp_path / "tokenizer.model.vendor").write_bytes(b"none")
+    assert load_tokenizer(tmp_path).encode("she") == load_tokenizer(tmp_path / "tokenizer.model.v11").encode("she")
+    (tmp_path / "tekken.json").write_text(json.dumps(tekken([*BYTES, b"she"], LLAMA3)))
+    assert load_tokenizer(tmp_path).vocab == 276
+
+
+SPOILED = {
+    "no pattern": (lambda file: file["config"].pop("pattern"), "its pattern is null, not a text"),
+    "a bad pattern": (lambda file: file["config"].update(pattern="(a"), "its pattern cannot be used"),
+    "a slow pattern": (lambda file: file["config"].update(pattern="(?:a+)*"), "repeats a group that repeats"),
+    "more tokens": (lambda file: file["config"].update(default_vocab_size=278), "does not have the 258 tokens"),
+    "fewer bytes": (lambda file: file["config"].update(default_vocab_size=200), "no token for 76 of the 256 bytes"),
+    "too many": (lambda file: file["config"].update(default_vocab_size=10**9), "a vocabulary of 1,000,000,000 tokens"),
+    "a negative": (lambda file: file["config"].update(default_num_special_tokens=-9), "beside -9 control tokens"),
+    "another order": (lambda file: file["vocab"].reverse(), "its vocab has no token of rank 0 in its place"),
+    "no base64": (lambda file: file["vocab"][7].update(token_bytes="A?"), "the token of rank 7 is not base64"),
+    "a number": (lambda file: file["vocab"][7].update(token_bytes=7), "the token of rank 7 is not base64"),
+    "twice": (lambda file: file["vocab"][7].update(token_bytes="AA=="), "the token of rank 0 is there twice"),
+    "controls": (lambda file: file.update(special_tokens={"<s>": 1}), "its special_tokens are an object, not a list"),
+    "too many controls": (lambda file: file.update(special_tokens=[{}] * 21), "are not 20 names in the order"),
+    "no names": (lambda file: file.update(special_tokens=[{"rank": 0}]), "are not 20 names in the order"),
+    "a name of ours": (
+        lambda file: file.update(special_tokens=[{"rank": 0, "token_str": "<SPECIAL_7>"}]),
+        "two of its special_tokens have the same name",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SPOILED)
+def test_a_file_that_cannot_be_used_is_refused(kind):
+    spoil, what = SPOILED[kind]
+    file = tiny_tokenizers.tekken([*BYTES, b"she"], LLAMA3)
+    read(file)
+    spoil(file)
+    with pytest.raises(CheckpointError) as caught:
+        read(file)
+    assert str(caught.value).startswith("tekken.json: ") and what in str(caught.value)

@@ -1,0 +1,135 @@
+"""A tokenizer inside a GGUF file stays the same when it is written to a directory."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from llamaspec.model.chat.template import template_of
+from llamaspec.model.checkpoints import open_checkpoint
+from llamaspec.model.checkpoints.checkpoint import CheckpointError
+from llamaspec.model.checkpoints.huggingface.write import write_huggingface
+from llamaspec.model.convert import convert
+from llamaspec.model.tokenizers.huggingface_writer import tokenizer_files
+from llamaspec.model.tokenizers.load import load_tokenizer
+from llamaspec.model.tokenizers.of_model import tokenizer_of
+from tests.model.tokenizers.test_gguf_tokenizers import KINDS
+from tests.support import families, llama2c_files, tiny_tokenizers
+from tests.support.gguf_files import ARRAY, BOOL, STRING, U32, File, file_of
+
+TEXTS = ["", " ", "she said", "  two spaces", "Ünïcode 12345 \U0001f600\n\n", "<s> is text", "1 + 1"]
+
+
+def keys_of(kind: str, *, begins: bool) -> dict:
+    """GGUF keys of a tokenizer whose texts begin with BOS, or not."""
+    _, keys = KINDS[kind][1]()
+    name = "<s>" if kind == "sentencepiece" else "<|begin_of_text|>"
+    bos = keys["tokenizer.ggml.tokens"][1][1].index(name)
+    return {**keys, "tokenizer.ggml.bos_token_id": (U32, bos), "tokenizer.ggml.add_bos_token": (BOOL, begins)}
+
+
+def written(folder: Path, kind: str, *, begins: bool) -> tuple[Path, Path]:
+    """One tokenizer, inside a file and in a folder."""
+    inside = File(keys_of(kind, begins=begins), {}).write(folder / "x.gguf")
+    files = tokenizer_files(load_tokenizer(inside), eos=None, templates={})
+    (folder / "there").mkdir()
+    for name, data in files.items():
+        (folder / "there" / name).write_bytes(data)
+    assert KINDS[kind][0] in files
+    return inside, folder / "there"
+
+
+@pytest.mark.parametrize("begins", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tokenizer_stays_the_same(kind, begins, tmp_path):
+    ours, theirs = map(load_tokenizer, written(tmp_path, kind, begins=begins))
+    assert (ours.vocab, ours.bos, ours.special) == (theirs.vocab, theirs.bos, theirs.special)
+    assert (ours.bos is not None) == begins
+    assert ours.dummy_prefix == theirs.dummy_prefix
+    for text in TEXTS:
+        for start in (True, False):
+            assert ours.encode(text, start=start) == theirs.encode(text, start=start)
+    assert [ours.bytes_of(id) for id in range(ours.vocab)] == [theirs.bytes_of(id) for id in range(ours.vocab)]
+
+
+def test_the_library_begins_texts_with_bos(tmp_path):
+    _, there = written(tmp_path, "llama-bpe", begins=True)
+    ours = load_tokenizer(there)
+    assert Tokenizer.from_file(str(there / "tokenizer.json")).encode("she").ids == [ours.bos, *ours.encode("she")]
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_directory_gets_what_is_inside(beside, tmp_path):
+    """Files that lie beside the GGUF file are not taken."""
+    keys = keys_of("llama-bpe", begins=True)
+    vocab = len(keys["tokenizer.ggml.tokens"][1][1])
+    config = {**families.FAMILIES["llama-3.1"], "vocab_size": vocab, "bos_token_id": 0, "eos_token_id": 1}
+    file = file_of(config, families.random_tensors(config))
+    file.keys |= {**keys, "tokenizer.chat_template": (STRING, "{{ messages[0].content }}")}
+    file.keys["tokenizer.chat_templates"] = (ARRAY, (STRING, ["rag"]))
+    file.keys["tokenizer.chat_template.rag"] = (STRING, "{{ documents }}")
+    file.keys["tokenizer.ggml.eos_token_id"] = (U32, vocab - 1)
+    source = open_checkpoint(file.write(tmp_path / "x.gguf"))
+    if beside:
+        (tmp_path / "tokenizer_config.json").write_text('{"add_bos_token": false}')
+        (tmp_path / "tokenizer.model").write_bytes(b"of another model")
+    assert convert(source, tmp_path / "there", to="safetensors") == []
+    names = {path.name for path in (tmp_path / "there").iterdir()}
+    assert names - {"config.json", "generation_config.json", "model.safetensors"} == {
+        "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "additional_chat_templates",
+    }  # fmt: skip
+    tokenizer = load_tokenizer(tmp_path / "there")
+    template = template_of(tokenizer, tmp_path / "there")
+    assert template and template.source == "{{ messages[0].content }}"
+    assert template.named == {"rag": "{{ documents }}"}
+    stated = json.loads((tmp_path / "there" / "tokenizer_config.json").read_text())
+    assert stated["eos_token"] == tokenizer.piece(vocab - 1)
+
+
+def test_named_templates_are_copied_but_for_links_out_of_the_folder(tmp_path):
+    config = families.FAMILIES["llama-3.1"]
+    folder = tmp_path / "snapshots/1"
+    others = folder / "additional_chat_templates"
+    others.mkdir(parents=True)
+    families.write_checkpoint(folder, config)
+    for name, place in (("cached", "blobs/a"), ("secret", "secret")):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_text(name)
+        (others / f"{name}.jinja").symlink_to(tmp_path / place)
+    notes = convert(open_checkpoint(folder), tmp_path / "there", to="safetensors")
+    assert [path.read_text() for path in (tmp_path / "there/additional_chat_templates").iterdir()] == ["cached"]
+    assert any("secret.jinja is not copied: it is a link to" in note for note in notes)
+
+
+def test_without_a_tokenizer_inside_what_lies_beside_comes_along(tmp_path):
+    config = families.FAMILIES["llama-3.1"]
+    source = open_checkpoint(file_of(config, families.random_tensors(config)).write(tmp_path / "x.gguf"))
+    (tmp_path / "tokenizer.bin").write_bytes(b"pieces")
+    convert(source, tmp_path / "there", to="safetensors")
+    assert (tmp_path / "there" / "tokenizer.bin").read_bytes() == b"pieces"
+
+
+def test_a_tokenizer_of_another_kind_is_not_written(tmp_path):
+    (tmp_path / "tokenizer.model").write_bytes(tiny_tokenizers.llama3())
+    with pytest.raises(TypeError, match="TiktokenTokenizer is not written"):
+        tokenizer_files(load_tokenizer(tmp_path), eos=None, templates={})
+
+
+def test_a_model_without_a_tokenizer_is_named(tmp_path, monkeypatch):
+    """The model's file where it is one, also one of the current folder: of `.` nobody would know what it means."""
+    llama2c_files.write(tmp_path / "a.bin")
+    (tmp_path / "tok512.bin").write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    looked = r"looked for tokenizer\.json, .*; --tokenizer names another; {} is tok512\.bin$"
+    with pytest.raises(CheckpointError, match=rf"^a\.bin: no tokenizer beside it: {looked.format('beside it')}"):
+        tokenizer_of(open_checkpoint("a.bin"), None)
+    with pytest.raises(CheckpointError, match=rf"^the current folder: no tokenizer here: {looked.format('here')}"):
+        tokenizer_of(open_checkpoint("a.bin"), ".")
+
+
+def test_a_model_without_a_tokenizer_is_written(tmp_path):
+    config = families.FAMILIES["llama-3.1"]
+    source = open_checkpoint(file_of(config, families.random_tensors(config)).write(tmp_path / "x.gguf"))
+    write_huggingface(source, tmp_path / "there")
+    assert not list((tmp_path / "there").glob("tokenizer*"))

@@ -1,0 +1,305 @@
+"""tokenizer.json against the `tokenizers` library: ids and text are equal, or the file is refused by a part's name."""
+
+import base64
+import copy
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import Phase, example, given, seed, settings
+from hypothesis import strategies as st
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
+from tokenizers import Tokenizer
+
+from llamaspec.model.chat.template import SpecialTokens
+from llamaspec.model.checkpoints.checkpoint import CheckpointError
+from llamaspec.model.tokenizers.huggingface import HuggingFaceTokenizer, read_huggingface
+from llamaspec.model.tokenizers.tokenizer import decode, encode_text
+from tests.model.tokenizers.test_tokenizers import sentencepiece_json
+from tests.reference import test_sentencepiece_bpe
+from tests.support import bounded
+from tests.support.strategies import share_of
+
+PREPEND = {"type": "Prepend", "prepend": "▁"}
+UNDERLINE = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+DOUBLE = {"type": "Replace", "pattern": {"Regex": r"\A▁"}, "content": "▁▁"}
+SPACE = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+SPLIT = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+FALLBACK, FUSE = {"type": "ByteFallback"}, {"type": "Fuse"}
+STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+
+
+def metaspace(scheme: str, *, split: bool) -> dict[str, Any]:
+    return {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": split}
+
+
+OTHER = {"type": "Metaspace", "replacement": "_", "prepend_scheme": "first", "split": True}
+OTHERS_SPACE = {"type": "Replace", "pattern": {"String": "_"}, "content": " "}
+METASPACES = [metaspace(scheme, split=split) for scheme in ("first", "always", "never") for split in (True, False)]
+LLAMAS = [SPACE, FALLBACK, FUSE, STRIP]
+DECODERS = [
+    LLAMAS,
+    [SPACE, FALLBACK, FUSE],
+    [SPACE],
+    [SPACE, FUSE, STRIP],
+    [{"type": "Replace", "pattern": {"Regex": "▁|_"}, "content": " "}, FALLBACK, FUSE, STRIP],
+    [{"type": "Replace", "pattern": {"String": "a"}, "content": "bb"}, *LLAMAS],
+    [metaspace("always", split=True)],
+    [metaspace("first", split=True), FALLBACK],
+    [metaspace("never", split=False), FUSE, STRIP],
+]
+NORMALIZERS = [
+    None,
+    [UNDERLINE],
+    [PREPEND, UNDERLINE],
+    [UNDERLINE, PREPEND],
+    [UNDERLINE, DOUBLE],
+    [{"type": "NFC"}, {"type": "Lowercase"}, PREPEND, UNDERLINE],
+    [{"type": "Replace", "pattern": {"Regex": r"\A +| +\z"}, "content": ""}, PREPEND, UNDERLINE],
+]
+
+
+def added(id: int, content: str, **flags: bool) -> dict[str, Any]:
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    return {"id": id, "content": content, **plain, **flags}
+
+
+ADDED = [added(450, "▁▁▁▁"), added(451, "<tool>"), added(452, "<end>", special=True, rstrip=True)]
+
+
+@cache
+def trained() -> dict[str, Any]:
+    proto = ModelProto()
+    proto.ParseFromString(test_sentencepiece_bpe.train())
+    return json.loads(sentencepiece_json(proto, metaspace=True))
+
+
+def sequence(parts: list[dict[str, Any]] | None, key: str) -> dict[str, Any] | None:
+    return {"type": "Sequence", key: parts} if parts else None
+
+
+def file_of(
+    decoder: list[dict[str, Any]] = LLAMAS,
+    normalizer: list[dict[str, Any]] | None = None,
+    before: list[dict[str, Any]] | None = None,
+    **parts: Any,
+) -> bytes:
+    """A tokenizer.json of 450 pieces and `ADDED`."""
+    spec = trained() | {
+        "normalizer": sequence(normalizer, "normalizers"),
+        "pre_tokenizer": sequence(before, "pretokenizers"),
+        "decoder": sequence(decoder, "decoders"),
+        "added_tokens": [*trained()["added_tokens"], *ADDED],
+    }
+    return json.dumps(spec | parts).encode()
+
+
+def read(data: bytes) -> HuggingFaceTokenizer:
+    return read_huggingface(data, path="nowhere/tokenizer.json")
+
+
+variants = st.builds(
+    file_of,
+    decoder=st.sampled_from(DECODERS),
+    normalizer=st.sampled_from(NORMALIZERS),
+    before=st.sampled_from([None, [SPLIT], *([one] for one in METASPACES), [METASPACES[0], SPLIT]]),
+)
+pieces = ["she", " saw", "  ", "   ", " ", "\n", "é", "👋", "<tool>", "▁", "_", "a", "    x", "A"]
+texts = st.lists(st.sampled_from(pieces), max_size=8).map("".join)
+
+
+@settings(max_examples=share_of(150), deadline=None)
+@given(data=variants, text=texts, shown=st.lists(st.integers(0, 452), max_size=8))
+@example(file_of(before=[METASPACES[1]]), " she", [])
+@example(file_of(before=[METASPACES[1]]), "  two", [])
+@example(file_of(before=[METASPACES[1]]), "   ", [])
+@example(file_of(before=[METASPACES[3]], normalizer=[UNDERLINE, DOUBLE]), " she", [])
+@example(file_of([SPACE, FALLBACK, FUSE], [UNDERLINE], [SPLIT]), "a    b", [450])
+@example(file_of([OTHERS_SPACE, FALLBACK, FUSE, STRIP], None, [OTHER]), " she saw", [])
+@example(file_of([OTHER], None, [OTHER]), "she saw", [])
+def test_ids_and_text_equal_the_librarys(data, text, shown):
+    ours, library = read(data), Tokenizer.from_buffer(data)
+    library.encode_special_tokens = True
+    assert ours.encode(text) == library.encode(text, add_special_tokens=False).ids
+    assert encode_text(ours, text) == library.encode(text, add_special_tokens=True).ids
+    for ids in (shown, ours.encode(text)):
+        theirs = library.decode(ids, skip_special_tokens=True)
+        # The library also marks valid bytes beside bytes that are no character, and must know the next ones to decode.
+        assert decode(ours, ids) == theirs or ("\ufffd" in theirs and "\ufffd" in decode(ours, ids))
+
+
+STRANGE = [
+    None, True, 0, 1, -1, 450, 2**32 - 1, 2**40, 0.5, "", "a", "▁", "first", "Replace", "Isolated", [], {}, [[]],
+    {"String": ""}, {"Regex": "a*"}, {"type": "Fuse"}, {"type": "Lowercase"}, {"type": "NFKC"}, {"type": "Whitespace"},
+    {"type": "Digits", "individual_digits": True}, {"type": "Strip", "strip_left": True, "strip_right": True},
+]  # fmt: skip
+
+
+def places(value: Any) -> list[tuple[dict[str, Any] | list[Any], Any]]:
+    """All values in an object and inside of it, without those of the vocabulary, each by its owner and key."""
+    items = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else [])
+    inside = [place for key, inner in items if key not in ("vocab", "merges") for place in places(inner)]
+    return [*((value, key) for key, _ in items), *inside]
+
+
+@seed(8)
+@settings(max_examples=share_of(300), database=None, deadline=None, phases=[Phase.generate, Phase.shrink])
+@given(
+    data=variants, changes=st.lists(st.tuples(st.integers(0, 999), st.sampled_from(STRANGE)), min_size=1, max_size=2)
+)
+def test_a_changed_file_is_refused_or_read_as_the_library_reads_it(data, changes):
+    spec = json.loads(data)
+    for place, value in changes:
+        owner, key = (found := places(spec))[place % len(found)]
+        owner[key] = copy.deepcopy(value)
+    changed = json.dumps(spec).encode()
+    try:
+        ours = read(changed)
+        ids = [ours.encode(text) for text in CHANGED]
+    except CheckpointError as error:
+        assert str(error).isprintable()
+        return
+    library = Tokenizer.from_buffer(changed)
+    library.no_truncation()
+    library.no_padding()
+    library.encode_special_tokens = True
+    assert ids == [library.encode(text, add_special_tokens=False).ids for text in CHANGED]
+    assert [decode(ours, each) for each in ids] == [library.decode(each) for each in ids]
+
+
+CHANGED = ["she saw", " she", "  two", "a_b▁c\n", "é👋 <tool>x"]
+
+
+@settings(max_examples=share_of(100), deadline=None)
+@given(data=variants, parts=st.lists(texts, min_size=1, max_size=4), ends=st.lists(st.sampled_from(["<s>", "<end>"])))
+@example(file_of(before=[METASPACES[1]]), [" Hello", " Hi"], ["<s>"])
+@example(file_of(), ["a", "\n b"], ["<end>"])
+def test_conversations_equal_the_librarys(data, parts, ends):
+    """A chat template's text, whose control tokens the library finds by itself."""
+    rendered = "".join(part + end for part, end in zip(parts, [*ends, *["</s>"] * 4], strict=False))
+    library = Tokenizer.from_buffer(data)
+    assert SpecialTokens(read(data)).encode(rendered) == library.encode(rendered, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS[:5])
+@pytest.mark.parametrize("before", [None, *METASPACES])
+def test_text_within_a_text_gets_no_space(normalizer, before):
+    tokenizer = read(file_of([SPACE, FALLBACK, FUSE], normalizer or [UNDERLINE], before and [before]))
+    for text in (" she", "she", "  "):
+        assert decode(tokenizer, tokenizer.encode(text, start=False), start=False) == text
+
+
+def test_dropout_is_ignored():
+    spec = json.loads(file_of())
+    spec["model"]["dropout"] = 0.9
+    text = "she said she saw the ball"
+    assert {tuple(read(json.dumps(spec).encode()).encode(text)) for _ in range(5)} == {
+        tuple(read(file_of()).encode(text))
+    }
+
+
+def template(*before: str, after: tuple[str, ...] = ()) -> dict[str, Any]:
+    named = {name: {"id": name, "ids": [id], "tokens": [name]} for name, id in (("<s>", 1), ("</s>", 2))}
+    parts = [{"SpecialToken": {"id": name, "type_id": 0}} for name in (*before, *after)]
+    single = [*parts[: len(before)], {"Sequence": {"id": "A", "type_id": 0}}, *parts[len(before) :]]
+    return {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": named}
+
+
+WORD_PIECE = {"vocab": {"a": 0}, "unk_token": "a", "max_input_chars_per_word": 9, "continuing_subword_prefix": ""}
+BROKEN = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(b"\x08\0\0\0" + b"\xff" * 9).decode()}
+DOUBLING = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+BAD = {
+    "BOS twice": (file_of(post_processor=template("<s>", "<s>")), "its post_processor puts other ids"),
+    "EOS behind": (file_of(post_processor=template("<s>", after=("</s>",))), "its post_processor puts other ids"),
+    "spaces stripped on the right": (
+        file_of([SPACE, FALLBACK, FUSE, STRIP | {"stop": 1}]), "decoder's part Strip .*stop 1",
+    ),
+    "spaces stripped of each token": (file_of([SPACE, FALLBACK, STRIP]), "decoder's part ByteFallback"),
+    "a replacement in the whole text": (file_of([SPACE, FALLBACK, FUSE, SPACE]), "decoder's part Replace"),
+    "a byte before its replacement": (file_of([FALLBACK, SPACE, FUSE]), "decoder's part ByteFallback"),
+    "a decoder of another kind": (
+        file_of([SPACE, {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True}]),
+        "decoder's part CTC",
+    ),
+    "an added token in single words": (
+        file_of(added_tokens=[added(450, "<x>", special=True, single_word=True)]), '"<x>" has single_word',
+    ),
+    "a prefix of subwords": (
+        file_of(model=trained()["model"] | {"continuing_subword_prefix": "####"}), "continuing_subword_prefix",
+    ),
+    "a broken charsmap": (file_of(normalizer=[BROKEN]), "characters to replace is damaged"),
+    "nested replacements": (file_of(normalizer=[DOUBLING] * 40), "1,000 times as long"),
+    "an expression that backtracks": (
+        file_of(normalizer=[{"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}]), "repeats a group",
+    ),
+    "an expression of 250,000 groups": (
+        file_of(normalizer=[{"type": "Replace", "pattern": {"Regex": "(a+)" * 240_000 + "((a+))*"}, "content": ""}]),
+        "repeats a group",
+    ),
+    "classes without end": (
+        file_of(before=[{**SPLIT, "pattern": {"Regex": "[" * 400_000 + "]" * 400_000}}]), "tokenizer.json",
+    ),
+    "a normalizer nested deeply": (
+        b'{"model": {"type": "BPE", "vocab": {}, "merges": []}, "normalizer": ' + b"[" * 2_000 + b"]" * 2_000 + b"}",
+        "tokenizer.json",
+    ),
+    "an expression that is copied": (
+        file_of(before=[{**SPLIT, "pattern": {"Regex": "((a{1000}){1000}){1000}"}}]), "repeats too often",
+    ),
+    "a control token of 1 MB": (
+        file_of(added_tokens=[added(450, "x" * 1_000_000, special=True)]), "1,000,000 characters, more than 1,000",
+    ),
+    "a model of no stated type": (
+        file_of(model=WORD_PIECE),
+        "type .Word.*only BPE is",
+    ),
+    "a vocabulary of 600,000": (
+        file_of(model={"type": "BPE", "vocab": {f"{i:x}": i for i in range(600_000)}, "merges": []}),
+        "600,000 tokens, more than 500,000",
+    ),
+    "a vocabulary of 1.5 million": (
+        b'{"model": {"vocab": {' + b'"token": 3,' * 1_500_000 + b'"a": 3}}}',
+        "more than 1,000,000 tokens and other names",
+    ),
+    "a million merges": (
+        b'{"model": {"merges": [' + b'["a", "b"],' * 1_000_000 + b"[]]}}", "more than 700,000 lists and objects",
+    ),
+    "a merge that makes no token": (
+        file_of(model={"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": ["a b"]}), '"ab", which is not in the vocab',
+    ),
+    "a merge that makes no token, as a list": (
+        file_of(model={"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [["a", "b"]]}), '"ab", which is not in',
+    ),
+    "600,000 merges of what is no token": (
+        file_of(model={"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [["a", "c"]] * 600_000}),
+        '"ac", which is not in the vocabulary',
+    ),
+    "49 MB of numbers": (b'{"model": [' + b"300," * 12_000_000 + b"1]}", "more than 3,000,000 values"),
+}  # fmt: skip
+
+
+def load(path: str) -> None:
+    read_huggingface(Path(path).read_bytes(), path=path).encode("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab")
+
+
+@pytest.mark.sampled(4)  # 12 cases, 9 s
+@pytest.mark.parametrize("kind", BAD)
+def test_a_part_that_cannot_be_followed_is_refused(kind, tmp_path):
+    """Within two seconds and 500 MB, as `tests.support.bounded` enforces."""
+    data, what = BAD[kind]
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(data)
+    message = bounded.process().refusal(load, str(path))
+    assert message and message.startswith(str(path)) and message.isprintable()
+    with pytest.raises(CheckpointError, match=what):
+        raise CheckpointError(message)
+
+
+def test_a_panic_of_the_library_is_one_line():
+    """Our check does not foresee this expression, whose group repeats nothing."""
+    pattern = {"Regex": "(a|aa)+$"}
+    tokenizer = read(file_of(normalizer=[{"type": "Replace", "pattern": pattern, "content": ""}]))
+    with pytest.raises(CheckpointError, match="cannot encode this text: Onig"):
+        tokenizer.encode("a" * 60 + "b")

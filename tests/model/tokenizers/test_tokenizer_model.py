@@ -1,0 +1,160 @@
+"""tokenizer.model with the files that lie beside it: added tokens, BOS, and text after control tokens."""
+
+import json
+from pathlib import Path
+
+import pytest
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
+
+from llamaspec.model.chat.template import SpecialTokens, find_template
+from llamaspec.model.tokenizers.load import load_tokenizer
+from llamaspec.model.tokenizers.tokenizer import decode
+from tests.reference import test_sentencepiece_bpe
+from tests.support import bounded, tiny_tokenizers
+
+CONTROL, USER_DEFINED = 3, 4
+
+
+@pytest.fixture(scope="module")
+def trained() -> bytes:
+    return test_sentencepiece_bpe.train()
+
+
+def with_pieces(raw: bytes, **types: int) -> bytes:
+    proto = ModelProto()
+    proto.ParseFromString(raw)
+    for name, kind in types.items():
+        proto.pieces.add(piece=f"[{name}]", score=0.0, type=kind)
+    return proto.SerializeToString()
+
+
+def write(folder: Path, raw: bytes, **files: object) -> Path:
+    (folder / "tokenizer.model").write_bytes(raw)
+    for name, value in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(value))
+    return folder
+
+
+def test_added_tokens_are_tokens(trained, tmp_path):
+    """OpenHermes 2.5 has its <|im_start|> in added_tokens.json alone."""
+    before = load_tokenizer(write(tmp_path, trained))
+    added = {"<|im_end|>": 450, "<|im_start|>": 451, "<s>": 1}
+    tokenizer = load_tokenizer(write(tmp_path, trained, added_tokens=added))
+    assert tokenizer.vocab == 452
+    assert tokenizer.special == {"<s>": 1, "</s>": 2, "<|im_end|>": 450, "<|im_start|>": 451}
+    assert [tokenizer.piece(id) for id in (450, 451)] == ["<|im_end|>", "<|im_start|>"]
+    text = "she <|im_start|> saw"
+    assert tokenizer.encode(text) == before.encode(text)  # what a person wrote spells no control token
+    assert decode(tokenizer, [451, *tokenizer.encode(text)]) == text
+    rendered = find_template(tokenizer, tmp_path).render([{"role": "user", "content": "she"}])
+    ids = SpecialTokens(tokenizer).encode(rendered)
+    assert [id for id in ids if id >= 450] == [451, 450, 451]
+
+
+def test_tokens_stated_in_tokenizer_config(trained, tmp_path):
+    stated = {
+        "450": {"content": "<tool>", "special": False},
+        "452": {"content": "<end>", "special": True, "rstrip": True},
+    }
+    tokenizer = load_tokenizer(write(tmp_path, trained, tokenizer_config={"added_tokens_decoder": stated}))
+    assert (tokenizer.vocab, tokenizer.special["<end>"], tokenizer.piece(451)) == (453, 452, "[PAD451]")
+    assert "<tool>" not in tokenizer.special and 450 in tokenizer.encode("she <tool> saw")
+    assert decode(tokenizer, tokenizer.encode("she <tool> saw")) == "she <tool> saw"
+    after = tokenizer.encode_after_special("saw")
+    assert SpecialTokens(tokenizer).encode("<end>\n saw") == [452, *after]
+
+
+@pytest.mark.parametrize(
+    ("config", "bos"),
+    [
+        ({}, 1),
+        ({"legacy": False}, 1),
+        ({"add_bos_token": False, "bos_token": "<s>"}, None),
+        ({"bos_token": {"content": "</s>"}}, 2),
+        ({"add_bos_token": True, "bos_token": None}, 1),
+    ],
+)
+def test_bos_is_what_the_configuration_says(trained, tmp_path, config, bos):
+    assert load_tokenizer(write(tmp_path, trained, tokenizer_config=config)).bos == bos
+
+
+@pytest.mark.parametrize(
+    ("control", "config", "space"),
+    [
+        (False, {}, True),
+        (False, {"legacy": True}, True),
+        (False, {"legacy": False}, False),
+        (True, {}, False),  # as Mistral's own encoder has it
+        (True, {"legacy": True}, True),
+    ],
+)
+def test_text_after_a_control_token(trained, tmp_path, control, config, space):
+    raw = with_pieces(trained, INST=CONTROL, **{"/INST": CONTROL}) if control else trained
+    tokenizer = load_tokenizer(write(tmp_path, raw, tokenizer_config=config))
+    special = SpecialTokens(tokenizer)
+    assert special.encode("</s>she") == [2, *tokenizer.encode("she", start=space)]
+    assert special.encode("she")[:1] == tokenizer.encode("she")[:1]
+    if control and not config:
+        rendered = find_template(tokenizer, tmp_path).render([{"role": "user", "content": "she"}])
+        assert special.encode(rendered) == [1, 450, *tokenizer.encode("she"), 451]  # one space, and BOS once
+
+
+BAD: dict[str, tuple[dict[str, object], str]] = {
+    "an id far away": ({"added_tokens": {"<x>": 10**9}}, "far from the 450 others"),
+    "an id that another has": ({"added_tokens": {"<x>": 3}}, '"<x>" has id 3, as "<0x00>" has'),
+    "a negative id": ({"added_tokens": {"<x>": -1}}, "is -1, not a whole number"),
+    "an id that is no number": ({"added_tokens": {"<x>": "7"}}, "not a whole number"),
+    "a name that is another's": ({"added_tokens": {"▁she": 450}}, "SentencePiece refuses"),
+    "a list": ({"tokenizer_config": {"added_tokens_decoder": []}}, "added_tokens_decoder is a list, not an object"),
+    "no content": ({"tokenizer_config": {"added_tokens_decoder": {"450": {}}}}, "has no content"),
+    "a flag that is none": (
+        {"tokenizer_config": {"added_tokens_decoder": {"450": {"content": "<x>", "special": 1}}}},
+        "special is 1, not true",
+    ),
+    "two ids": (
+        {"added_tokens": {"<x>": 450}, "tokenizer_config": {"added_tokens_decoder": {"451": {"content": "<x>"}}}},
+        'token "<x>" has id 451, but 450 in added_tokens.json',
+    ),
+    "a BOS that is no token": ({"tokenizer_config": {"bos_token": "<x>"}}, 'the vocabulary has no bos_token "<x>"'),
+    "a name of 1 MB": ({"added_tokens": {"x" * 1_000_000: 450}}, "1,000,000 characters, more than 1,000"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_added_tokens_that_cannot_be_used(kind, trained, tmp_path):
+    files, what = BAD[kind]
+    write(tmp_path, trained, **files)
+    message = bounded.process().refusal(load, str(tmp_path))
+    assert message and message.startswith(str(tmp_path)) and what in message and message.isprintable()
+
+
+def load(path: str) -> None:
+    load_tokenizer(path)
+
+
+def spoiled_charsmap(raw: bytes) -> bytes:
+    proto = ModelProto()
+    proto.ParseFromString(raw)
+    proto.normalizer_spec.precompiled_charsmap = (1024).to_bytes(4, "little") + b"\x7f" * 1024 + b"a\0"
+    return proto.SerializeToString()
+
+
+def test_a_charsmap_is_checked(trained, data, tmp_path):
+    message = bounded.process().refusal(load, str(write(tmp_path, spoiled_charsmap(trained))))
+    assert message and "its table of characters to replace is damaged" in message
+    load_tokenizer(data / "stories260K" / "tok512.model")  # which has SentencePiece's usual one
+
+
+LARGE = {
+    "pieces": (b"\n\x00" * 12_000_000, "more than 500,000 tokens"),
+    "records": (tiny_tokenizers.llama2c() + b"\0\0\0\0\x01\0\0\0x" * 5_000_000, "a vocabulary of 500,001 tokens"),
+    "ranks": (b"IQ== 0\n" * 5_000_000, "a vocabulary of 5,000,000 tokens"),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_vocabularies_without_end_are_refused_soon(kind, tmp_path):
+    """Within two seconds and 500 MB, as `tests.support.bounded` enforces."""
+    data, what = LARGE[kind]
+    message = bounded.process().refusal(load, str(write(tmp_path, data)))
+    assert message and what in message

@@ -1,0 +1,150 @@
+"""More bits are never worse on average: what that means of each family, such that it is true.
+
+Of one weight it is not: 3 bits hold the weights of a grid of 3 bits exactly, 4 bits do not. It is true
+
+-   of a weight at random, if its distribution does not rise away from zero (`symmetric`, `affine`), or is uniform
+    over the whole range (`hqq`, Q4_1 and Q5_1);
+-   of every weight, where the coarser grid is a part of the finer (`mx`, Q4_0 and Q5_0, masks);
+-   of the sum over a row, where it is the least that there is (`kmeans`).
+
+A distribution that falls away from zero is a mixture of uniform ones that begin there (Khinchine). Here they are
+lattices of so many points that a sum over them is no farther from the integral than the two sides are apart.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from llamaspec.reference.quantizers import affine, ggml, hqq, kmeans, mx, pruning, symmetric
+from llamaspec.reference.quantizers.minifloat import E2M1, E2M3, E3M2, E4M3, E5M2
+from tests.goldens.quantizers.weights import KINDS, Weights
+from tests.support.strategies import U
+
+POINTS = 2048
+seeds = st.integers(0, 2**32 - 1)
+weights = st.builds(Weights, kind=st.sampled_from(KINDS), seed=seeds, exponent=st.integers(-20, 20))
+halves = st.floats(1e-3, 1)  # of an interval, beside the largest weight
+tops = st.floats(2.0**-60, 2.0**60, width=32)
+
+
+def lattice(lo: float, hi: float, points: int = POINTS) -> np.ndarray:
+    """The middles of equal parts of an interval."""
+    return lo + (hi - lo) * (np.arange(points) + 0.5) / points
+
+
+def falls(errors: list[float], *, ends: float = 0.0) -> None:
+    """Assert that no error exceeds the one before, up to roundings of sums and of scales at the ends of the range."""
+    slack = 2 * (2.0**-23 * ends) ** 2
+    for before, after in itertools.pairwise(errors):
+        assert after <= before * (1 + 4 * POINTS * U) + slack
+
+
+@given(top=tops, reaches=st.lists(halves, min_size=1, max_size=3), negative=st.booleans())
+def test_symmetric_integers(top, reaches, negative):
+    r"""Weights beside the largest, m, that are uniform on [-a, a], for one or more a <= m.
+
+    G_s(a), the integral of the squared error from 0 to a, is a^3 / 3 for a <= s / 2, and then within s^3 / (36 sqrt 3)
+    of a s^2 / 12. With s' <= s / 2 for a bit more, G_s(a) - G_s'(a) >= 0.026 a s^2 if a >= s / 2. A sum over parts of
+    width h is off by at most a h s / 4, since the slope of the squared error is at most s: for both sides, and 1024
+    parts of a, by 0.375 a h s <= 0.024 a s^2 down to s = m / 63, the last but one. Below s / 2 no error is larger.
+    """
+    w = np.concatenate([[-top if negative else top], *(lattice(-top * part, top * part) for part in reaches)])[None]
+    read = [symmetric.dequantize(symmetric.quantize(w, bits=bits, block=w.shape)) for bits in range(2, 9)]
+    falls([float(np.sum((r - w) ** 2)) for r in read], ends=top)
+
+
+@example(top=1.0, below=0.5, reaches=[(0.125, False)])  # 2 bits happen to hold both ends exactly, and 3 do not
+@example(top=1.0, below=1.0, reaches=[(1.0, False), (1.0, True)])
+@given(top=tops, below=st.floats(0, 1), reaches=st.lists(st.tuples(halves, st.booleans()), min_size=1, max_size=4))
+def test_affine_integers(top, below, reaches):
+    """Weights beside the smallest and the largest, uniform from zero to somewhere between these.
+
+    As above, on either side of zero: z is an integer, so zero is on the grid, and what a rounded z leaves out at an
+    end is within half a step of it. s' < s / 2 again.
+    """
+    ends = -top * below, top
+    pieces = [lattice(0, ends[up] * part) for part, up in reaches]
+    w = np.concatenate([np.array(ends), *pieces])[None]
+    read = [affine.dequantize(affine.quantize(w, bits=bits, block=w.shape)) for bits in range(2, 8)]
+    falls([float(np.sum((r - w)[:, 2:] ** 2)) for r in read], ends=top)
+
+
+@given(lo=st.floats(-4, 4), width=st.floats(0.1, 8))
+def test_hqq(lo, width):
+    """The sum of |w - w^|^p, of weights from end to end of the range.
+
+    Over whole steps it is the same wherever the grid begins, and what a grid leaves out at an end only adds to it: so
+    that no z gains, while a bit more takes a factor of at least (1/2)^p off. A sum over parts of width h is off by
+    (h / 2)^p / (1 + p) a weight, for both together less than half of the difference.
+    """
+    w = np.concatenate([[lo, lo + width], lattice(lo, lo + width)])[None]
+    read = [hqq.dequantize(hqq.quantize(w, bits=bits, group=w.shape[1])) for bits in range(1, 8)]
+    falls([float(np.sum(np.abs(r - w) ** hqq.P)) for r in read])
+
+
+@given(lo=st.floats(-4, 4), width=st.floats(1, 8))
+def test_q4_1_and_q5_1(lo, width):
+    """Blocks that share both ends, and have all of the range between them."""
+    w = np.concatenate(
+        [np.full((64, 1), lo), np.full((64, 1), lo + width), lattice(lo, lo + width, 1920).reshape(30, 64).T], axis=1
+    )
+    falls([float(np.sum((ggml.decode(ggml.encode(w, name), name) - w) ** 2)) for name in ("Q4_1", "Q5_1")])
+
+
+@given(weights=weights)
+def test_q4_0_and_q5_0(weights):
+    """Each weight: Q4_0's levels are every second one of Q5_0's, d being the same power of two times w*.
+
+    Up to what float16 takes from or gives to d, for a code of at most 16, and float32's roundings of w / d.
+    """
+    w = weights(4, 64) * np.float32(2.0 ** -max(weights.exponent - 6, 0))
+    four, five = (np.abs(ggml.decode(ggml.encode(w, name), name) - w) for name in ("Q4_0", "Q5_0"))
+    d = ggml.TYPES["Q4_0"].quantize(w).scales.astype(np.float64)
+    step = np.repeat(np.abs(d), 32, axis=-1).reshape(w.shape)
+    assert np.all(five <= four + 2 * (8 * step * 2.0**-11 + 16 * 2.0**-25) + step * 2.0**-12)
+
+
+CHAINS = [(E2M1, E2M3), (E2M1, E3M2), (E3M2, E4M3), (E3M2, E5M2)]
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: f"{chain[0].bits} to {chain[1].bits} bits")
+@given(weights=st.builds(Weights, kind=st.sampled_from(KINDS), seed=seeds, exponent=st.integers(-140, 127)))
+def test_microscaling(chain, weights):
+    """Each weight: the numbers of the smaller format are some of the larger one's, both over 2^emax."""
+    w = weights(2, 64)
+    small, large = (np.abs(mx.dequantize(mx.quantize(w, to=to), to=to) - w) for to in chain)
+    assert np.all(large <= small)
+
+
+@given(weights=weights, bits=st.integers(1, 4))
+@example(weights=Weights("halves", seed=0), bits=4)
+def test_codebooks(weights, bits):
+    """The least sum with 2^b levels is one that 2^(b + 1) have, too.
+
+    `test_quantizers_kmeans` says how far float64 is from the least; rounding a level to float32 adds its square.
+    """
+    w = weights(2, 64)
+    rows = w.astype(np.float64)
+    sums = []
+    for b in (bits, bits + 1):
+        sums.append(np.sum((kmeans.dequantize(kmeans.quantize(w, bits=b, levels=kmeans.optimal)) - rows) ** 2, axis=-1))
+    spread = np.sum((rows - rows.mean(axis=-1, keepdims=True)) ** 2, axis=-1)
+    largest = np.max(np.abs(rows), axis=-1)
+    slack = 32 * 64 * U * spread + 64 * U**2 * np.sum(rows**2, axis=-1) + 64 * (2.0**-24 * largest + 2.0**-150) ** 2
+    assert np.all(sums[1] <= sums[0] + slack)
+
+
+@given(weights=weights)
+def test_masks(weights):
+    """A weight that is kept stays kept when more weights are."""
+    w = weights(4, 16)
+    for keep in range(16):
+        for few, more in (
+            [pruning.fine_grained(w, keep=n) for n in (keep, keep + 1)],
+            [pruning.n_of_m(w, n=n, m=16) for n in (keep, keep + 1)],
+            [pruning.channels(w, keep=n) for n in (keep // 4, keep // 4 + 1)],
+        ):
+            assert np.all(few <= more)

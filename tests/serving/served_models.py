@@ -1,0 +1,113 @@
+"""Small models behind a scheduler, without a thread: what the engine's laws are tested on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+
+import jax
+import numpy as np
+
+from llamaspec.model.ops.cpu import CPU
+from llamaspec.model.weights.params import Params, abstract_params, load_params
+from llamaspec.reference.config import Config
+from llamaspec.serving.executor import JaxExecutor, Reports
+from llamaspec.serving.programs import ServingPrograms, Sizes, compile_serving
+from llamaspec.serving.request import FinishReason, Request
+from llamaspec.serving.scheduler import Limits, Scheduler
+from tests.support.random_models import CONFIGS, random_checkpoint
+
+FLOAT32 = np.dtype(np.float32)
+EOS, POISON = 3, 4  # the second is a token whose embedding is NaN
+WIDTH, CHUNK, BURST, PAGE, CONTEXT = 4, 5, 3, 4, 24
+LIMITS = Limits(pages=12, page=PAGE, rows=WIDTH, chunk=CHUNK, burst=BURST, context=CONTEXT, patience=4, waiting=8)
+# Heads with keys of their own take another form of attention on a CPU than those that share them.
+OWN_KEYS = "1 to 1, wide, window"
+MODELS = CONFIGS | {OWN_KEYS: replace(CONFIGS["2 to 1, wide, tied"], kv_heads=4, windows=(5, None))}
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model and its programs, compiled once."""
+
+    config: Config
+    params: Params
+    programs: ServingPrograms
+    sizes: Sizes
+
+    def executor(self) -> JaxExecutor:
+        """Make an executor whose pages hold nothing."""
+        return JaxExecutor(self.params, self.programs, self.config, sizes=self.sizes, eos=frozenset([EOS]))
+
+
+@cache
+def served(name: str, dtype: np.dtype = FLOAT32, width: int = WIDTH) -> Served:
+    """A model of `MODELS`, with a token of NaN."""
+    config = replace(MODELS[name], tied=False)
+    checkpoint = random_checkpoint(config, seed=0)
+    params = load_params(checkpoint, dtype=dtype, positions=CONTEXT + CHUNK)
+    params = params._replace(embedding=params.embedding.at[POISON].set(np.nan))  # type: ignore
+    sizes = Sizes(width, CHUNK, BURST, LIMITS.pages, PAGE, LIMITS.blocks, dtype)
+    shapes = abstract_params(config, dtype=dtype, positions=CONTEXT + CHUNK, tensors=checkpoint.tensors)
+    programs = compile_serving(shapes, config, ops=CPU, sizes=sizes, platform="cpu")
+    assert jax.tree.structure(shapes) == jax.tree.structure(params)
+    return Served(config, params, programs, sizes)
+
+
+@dataclass
+class Answer:
+    """Everything that a request was told."""
+
+    tokens: list[int]
+    reports: list[tuple]  # a log-probability and the likeliest tokens, by token
+    prompt: dict[int, tuple]  # the same for the prompt's tokens, by position
+    reason: FinishReason | None = None
+
+
+class Server:
+    """A scheduler and an executor that carries its plans out, one `turn` at a time."""
+
+    def __init__(self, model: Served, limits: Limits = LIMITS):
+        self.executor, self.scheduler = model.executor(), Scheduler(limits)
+        self.requests: dict[int, Request] = {}
+        self.answers: dict[int, Answer] = {}
+
+    def submit(self, request: Request) -> int:
+        number = len(self.requests)
+        self.scheduler.submit(number, request, now=0.0)
+        self.requests[number], self.answers[number] = request, Answer([], [], {})
+        return number
+
+    def turn(self, cancelled: int | None = None, burst: int | None = None) -> None:
+        """Carry out a plan; one request may be cancelled while it is under way."""
+        plan = self.scheduler.plan(now=0.0, burst=burst)
+        for end in plan.ended:
+            self.answers[end.number].reason = end.reason
+        masks = {}
+        for row in plan.rows:
+            if (allowed := self.requests[row.number].allowed) and row.after is None:
+                masks[row.number] = np.asarray(allowed(self.answers[row.number].tokens))
+        outcome = self.executor.run(plan, self.requests, masks)
+        if cancelled is not None:
+            self.scheduler.cancel(cancelled)
+        if plan.chunk and outcome.prompt:
+            told = self.answers[plan.chunk.number].prompt
+            for at, report in enumerate(_by_token(outcome.prompt), plan.chunk.start + 1):
+                assert repr(told.setdefault(at, report)) == repr(report)  # NaN is not equal to itself
+        for number, tokens, skipped, ended in self.scheduler.done(outcome.draws):
+            answer = self.answers[number]
+            answer.tokens += tokens
+            if number in outcome.reports:
+                answer.reports += _by_token(outcome.reports[number])[skipped:]
+            if ended:
+                answer.reason = ended.reason
+
+    def finish(self) -> Mapping[int, Answer]:
+        """Take turns until everybody has an answer."""
+        while not self.scheduler.idle:
+            self.turn()
+        assert self.scheduler.pool.available == self.scheduler.limits.pages - 1
+        return self.answers
+
+
+def _by_token(reports: Reports) -> list[tuple]:
+    return [*zip(reports.logprobs, reports.top, strict=True)]

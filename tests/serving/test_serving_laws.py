@@ -1,0 +1,310 @@
+"""The law of the engine: a request's answer is the same, to the last bit, alone and in any company.
+
+A machine sends requests of every kind to a small model, cancels some, and lets few pages force others to give way.
+Every answer must be the one that the request has alone, on an executor that never served anybody.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.llama import load_backend
+from llamaspec.model.options import SamplingOptions
+from llamaspec.model.running.session import Session
+from llamaspec.serving.engine import BatchingEngine
+from llamaspec.serving.loading import load_engine
+from llamaspec.serving.request import MOST_LOGPROBS, Event, Finished, PromptLogprobs, Request, Tokens
+from tests.serving.served_models import EOS, LIMITS, OWN_KEYS, POISON, Answer, Server, served
+from tests.support.strategies import share_of
+from tests.support.waiting import PATIENCE
+
+MODELS = (OWN_KEYS, "3 to 1, q/k norms, window")
+BFLOAT16 = np.dtype(jnp.bfloat16)
+BEGINNINGS = ((1, 2, 5, 6, 7, 8, 9, 10, 11), (1, 2, 5, 6, 9, 9, 9, 9))  # prompts that begin alike
+VOCAB = 50
+
+
+def even_only(drawn: Sequence[int]) -> np.ndarray:
+    """Allow tokens of even numbers, and after three of them the end of the text too."""
+    ids = np.arange(VOCAB)
+    return (ids % 2 == 0) & (ids != POISON) | ((ids == EOS) & (len(drawn) > 2))
+
+
+prompts = st.builds(
+    lambda beginning, length, rest: (*beginning[:length], *rest),
+    st.sampled_from(BEGINNINGS),
+    st.integers(0, 9),
+    st.lists(st.sampled_from([1, 5, 12, 13]), min_size=1, max_size=10),
+)
+requests = st.builds(
+    Request,
+    prompt=prompts | st.just((1, POISON, 5)),
+    max_tokens=st.integers(0, 12),
+    temperature=st.sampled_from([0.0, 0.0, 0.8, 1.5]),
+    top_k=st.sampled_from([0, 0, 5]),
+    top_p=st.sampled_from([1.0, 0.9]),
+    min_p=st.sampled_from([0.0, 0.05]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.3]),
+    presence_penalty=st.sampled_from([0.0, 0.0, 0.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, -0.5]),
+    logit_bias=st.sampled_from([{}, {}, {7: 5.0, 8: -100.0}]),
+    seed=st.integers(0, 3),
+    stop_ids=st.sampled_from([frozenset(), frozenset([7, 8, 9])]),
+    ignore_eos=st.booleans(),
+    logprobs=st.sampled_from([None, None, 0, 3]),
+    prompt_logprobs=st.sampled_from([None, None, None, 2]),
+    priority=st.integers(-1, 1),
+    tenant=st.sampled_from(["", "", "b"]),
+    allowed=st.sampled_from([None, None, None, even_only]),
+)
+
+
+class LawMachine(RuleBasedStateMachine):
+    @initialize(name=st.sampled_from(MODELS), dtype=st.sampled_from([np.dtype(np.float32), BFLOAT16]))
+    def begin(self, name, dtype):
+        self.model = served(name, dtype)
+        self.server = Server(self.model)
+        self.judged = set()
+
+    @precondition(lambda self: len(self.server.scheduler.waiting) < LIMITS.waiting)
+    @rule(request=requests)
+    def submit(self, request):
+        self.server.submit(request)
+
+    @rule(data=st.data(), burst=st.none() | st.integers(1, 3))
+    def turn(self, data, burst):
+        running = sorted(self.server.scheduler.running)
+        cancelled = data.draw(st.sampled_from([None, None, None, *running]))
+        self.server.turn(cancelled, burst)
+        self.judge()
+
+    def judge(self):
+        for number, answer in self.server.answers.items():
+            if answer.reason and answer.reason != "cancelled" and number not in self.judged:
+                self.judged.add(number)
+                assert repr(answer) == repr(self.alone(number))  # NaN is not equal to itself
+
+    def alone(self, number: int) -> Answer:
+        server = Server(self.model)
+        server.submit(replace(self.server.requests[number], priority=0))
+        return server.finish()[0]
+
+    def teardown(self):
+        if hasattr(self, "server"):
+            self.server.finish()
+            self.judge()
+
+
+@pytest.mark.slow  # 50 s: four models are compiled
+@pytest.mark.timeout(7200)  # for the steps of the profile thorough
+def test_in_any_company_as_alone():
+    examples = share_of(12, part=1, thorough=334)  # 10,000 steps
+    run_state_machine_as_test(
+        LawMachine,
+        settings=settings(max_examples=examples, stateful_step_count=30, phases=[Phase.generate], deadline=None),
+    )
+
+
+def company(server: Server, request: Request) -> Answer:
+    """The answer to a request among others that come before and after it, on few pages."""
+    others = [
+        Request((*BEGINNINGS[i % 2][: 2 + i], 5), 14, temperature=1.0, seed=i, logprobs=1, ignore_eos=True)
+        for i in range(7)
+    ]
+    for other in others[:3]:
+        server.submit(other)
+    server.turn()
+    number = server.submit(request)
+    for other in others[3:]:
+        server.submit(other)
+        server.turn()
+    return server.finish()[number]
+
+
+@pytest.mark.sampled(1)  # 4 s each
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", [np.dtype(np.float32), BFLOAT16], ids=str)
+def test_in_company_as_alone(name, dtype):
+    """Also where the company drives it out."""
+    model = served(name, dtype)
+    preempted = 0
+    for seed in range(6):
+        options = {"temperature": 0.9 * (seed % 2), "seed": seed, "logprobs": 2, "priority": seed % 3}
+        request = Request((*BEGINNINGS[0], 13, 5), 12, **options)
+        alone, together = Server(model), Server(model)
+        alone.submit(request)
+        assert company(together, request) == alone.finish()[0]
+        preempted += together.scheduler.preemptions
+    assert preempted >= 6
+
+
+def test_a_rule_is_not_asked_about_tokens_that_are_fed_again():
+    """Its answer is about the whole text. Where it decided what follows an earlier token, penalties counted others."""
+    model, preempted = served(MODELS[0]), 0
+    for seed in range(12):
+        request = Request(
+            (1, 2, 5, 6, 9, 9, 9, 9, 5), 9, temperature=0.8, seed=seed, repetition_penalty=1.3, priority=2,
+            **{"presence_penalty": 0.5, "ignore_eos": True, "allowed": even_only},
+        )  # fmt: skip
+        alone, together = Server(model), Server(model)
+        alone.submit(request)
+        together.submit(request)
+        for _ in range(7):
+            together.turn()
+        assert len(together.answers[0].tokens) > 3
+        assert company(together, request) == alone.finish()[0] == together.answers[0]
+        preempted += together.scheduler.preemptions
+    assert preempted >= 12
+
+
+def test_a_prompt_that_is_found_gives_the_same_answer():
+    """To the last bit, wherever the part that is found ends."""
+    model = served(MODELS[0])
+    text = (1, 2, 5, 6, 7, 8, 9, 10, 11, 12, 13, 5, 7, 9, 20, 21, 22)
+    for length in range(2, len(text)):
+        request = Request(text[:length], 5, logprobs=3, temperature=0.0)
+        cold, warm = Server(model), Server(model)
+        cold.submit(request)
+        warm.submit(Request(text, 1, temperature=0.0))
+        warm.finish()
+        number = warm.submit(request)
+        assert warm.finish()[number] == cold.finish()[0]
+        assert warm.scheduler.cached_tokens == (length - 1) // 4 * 4
+
+
+def test_a_poisoned_request_fails_alone():
+    """Its pages, full of NaN, then serve others."""
+    model = served(MODELS[0])
+    request = Request((1, 5, 6), 6, temperature=0.0, logprobs=2)
+    alone, together = Server(model), Server(model)
+    alone.submit(request)
+    number = together.submit(request)
+    poisoned = [together.submit(Request((POISON, 5, 6, 7, 8, 9, *range(10, 10 + i)), 6)) for i in range(3)]
+    for _ in range(4):
+        together.turn()
+    again = together.submit(request)
+    answers = together.finish()
+    assert [answers[number].reason for number in poisoned] == ["error"] * 3
+    assert answers[number] == answers[again] == alone.finish()[0]
+
+
+@pytest.fixture(scope="module")
+def stories() -> Iterator[BatchingEngine]:
+    """The built-in model in three rows, with pages for less than two contexts."""
+    engine = load_engine(open_checkpoint("stories"), context=128, width=3, cached_tokens=200)
+    yield engine
+    engine.close()
+
+
+def answers(engine: BatchingEngine, requests: Sequence[Request]) -> list[list[Event]]:
+    """Everything that requests are told that come at once."""
+    events: list[list[Event]] = [[] for _ in requests]
+    ends = [threading.Event() for _ in requests]
+    for request, told, end in zip(requests, events, ends, strict=True):
+
+        def take(event: Event, told: list[Event] = told, end: threading.Event = end) -> None:
+            told.append(event)
+            if isinstance(event, Finished):
+                end.set()
+
+        engine.submit(request, take)
+    assert all(end.wait(PATIENCE) for end in ends) and engine.failed is None
+    return events
+
+
+@pytest.mark.slow  # 13 s
+def test_a_text_is_that_of_one_sequence(stories):
+    """Served at a width, a small model's text is that of `Session`: no two of its logits nearly tie."""
+    checkpoint = open_checkpoint("stories")
+    backend: Any = load_backend(checkpoint, context=128)
+    session = Session(backend, vocab=checkpoint.config.vocab)
+    prompts = ((1, 400, 500), (1, 300), (1, 854, 469, 385, 291))
+    given = [
+        {"temperature": 0.9 * (i % 2), "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1}
+        for i in range(len(prompts))
+    ]
+    told = answers(stories, [Request(prompts[i], 30, **each, seed=i) for i, each in enumerate(given)])
+    for i, prompt in enumerate(prompts):
+        options = SamplingOptions(**given[i])
+        bursts = session.bursts(prompt, max_new_tokens=30, options=options, seed=i, stops=checkpoint.stops)
+        expected = [token for tokens, _ in bursts for token in tokens]
+        assert [token for event in told[i] if isinstance(event, Tokens) for token in event.ids] == expected
+        end = told[i][-1]
+        assert isinstance(end, Finished) and end.completion_tokens == len(expected)
+
+
+OPTIONS = {
+    "prompt": st.lists(st.integers(0, 1023), min_size=1, max_size=70).map(tuple),
+    "max_tokens": st.integers(0, 9),
+    "temperature": st.sampled_from([0.0, 0.0, 0.0, 0.8]),
+    "top_k": st.sampled_from([0, 1, 1024, 5000]),
+    "seed": st.integers(0, 2**64 - 1),
+    "stop_ids": st.frozensets(st.integers(0, 1023), max_size=3),
+    "ignore_eos": st.booleans(),
+    "logprobs": st.none() | st.integers(0, MOST_LOGPROBS),
+    "prompt_logprobs": st.none() | st.integers(0, MOST_LOGPROBS),
+    "logit_bias": st.dictionaries(st.integers(0, 1023), st.sampled_from([-100.0, 100.0, 0.5]), max_size=3),
+}
+
+
+@pytest.mark.slow  # 7 s
+@given(options=st.lists(st.fixed_dictionaries(OPTIONS), min_size=1, max_size=4))
+def test_log_probabilities_of_any_requests_add_up(stories, options):
+    """The built-in model's engine lives, and reports as many tokens as were asked for, the likeliest first."""
+    requests = [Request(**each) for each in options]
+    for request, events in zip(requests, answers(stories, requests), strict=True):
+        end = events[-1]
+        assert isinstance(end, Finished) and end.reason in ("stop", "length", "context")
+        tokens = [event for event in events if isinstance(event, Tokens)]
+        assert end.completion_tokens == sum(len(event.ids) for event in tokens) <= request.max_tokens
+        for event in tokens:
+            assert (event.logprobs is None) == (request.logprobs is None) == (event.top_logprobs is None)
+            for token, logprob, top in zip(event.ids, event.logprobs or (), event.top_logprobs or (), strict=False):
+                assert len(top.ids) == len({*top.ids}) == len(top.logprobs) == request.logprobs
+                assert list(top.logprobs) == sorted(top.logprobs, reverse=True)
+                assert max(top.logprobs, default=logprob) >= logprob
+                known = dict(zip(*top, strict=True))
+                assert known.get(token, logprob) == logprob
+                if request.temperature == 0 and not request.logit_bias and request.logprobs:
+                    assert logprob == top.logprobs[0]
+        read = [event for event in events if isinstance(event, PromptLogprobs)]
+        assert len(read) == (request.prompt_logprobs is not None and len(request.prompt) > 1)
+        assert all(len(event.logprobs) == len(request.prompt) - 1 == len(event.top_logprobs) for event in read)
+
+
+def first_token(request: Request) -> Answer:
+    server = Server(served(MODELS[0]))
+    server.submit(replace(request, max_tokens=1, temperature=0.0))
+    return server.finish()[0]
+
+
+def test_bias_penalties_and_masks():
+    """Each changes the likeliest token as its formula says."""
+    prompt = (1, 5, 6, 7)
+    everything = first_token(Request(prompt, 1, logprobs=20))
+    ids, values = everything.reports[0][1]
+    best, second = ids[:2]
+    gap = values[0] - values[1]
+    assert everything.tokens == [best] and everything.reports[0][0] == values[0]
+    assert first_token(Request(prompt, 1, logit_bias={second: gap * 0.99})).tokens == [best]
+    assert first_token(Request(prompt, 1, logit_bias={second: gap * 1.01})).tokens == [second]
+    odd = next(token for token in ids if token % 2 == 0 and token != POISON)
+    assert first_token(Request(prompt, 1, allowed=even_only)).tokens == [odd]
+
+    # The presence penalty counts an answer's tokens once, the frequency penalty each time, and neither the prompt's.
+    for request in (Request(prompt, 4, presence_penalty=2.0), Request(prompt, 4, frequency_penalty=2.0)):
+        server = Server(served(MODELS[0]))
+        server.submit(replace(request, temperature=0.0, ignore_eos=True, logit_bias={best: 3.0 + gap}))
+        assert server.finish()[0].tokens[0] == best
+    repeated = Server(served(MODELS[0]))
+    repeated.submit(Request(prompt, 6, temperature=0.0, ignore_eos=True, logit_bias={9: 100.0}, frequency_penalty=2.0))
+    assert repeated.finish()[0].tokens == [9] * 6

@@ -1,0 +1,229 @@
+"""The page in a browser: a stream, a stop, the distribution of a token, and a narrow screen."""
+
+import pytest
+
+from llamaspec.model.tokenizers.tokenizer import decode
+from tests.serving.serving_site import TOKENIZER, FakeEngine, running, spelling
+from tests.serving.test_serving_channels import TOKENIZER as HARMONY
+from tests.serving.test_serving_channels import ids_of
+from tests.serving.tool_templates import HARMONY as TEMPLATE
+from tests.support.browser import opened_page, picture, silent_page
+from tests.support.waiting import until
+
+ANSWER = "The fox found a red kite in the old tree. She sang <b>loudly</b>, and slept."
+
+
+@pytest.fixture
+def engine():
+    return FakeEngine(spelling(ANSWER))
+
+
+@pytest.fixture
+def site(engine):
+    with running(engine) as site:
+        yield site
+
+
+@pytest.fixture
+def page(browser, site):
+    """A page of the site, which must say nothing on its console."""
+    with silent_page(browser, site.url, viewport={"width": 900, "height": 700}) as page:
+        page.get_by_role("heading", name="stories").wait_for()
+        yield page
+
+
+def ask(page, text="Tell me a story about a fox."):
+    page.get_by_label("Message").fill(text)
+    page.keyboard.press("Enter")
+
+
+def finished(page):
+    page.get_by_role("button", name="Regenerate").wait_for()
+    return page.locator(".turn.assistant .said").last
+
+
+def test_an_answer_streams_and_markup_in_it_stays_text(page, engine):
+    picture(page, "empty")
+    engine.pause = 8
+    ask(page)
+    page.locator(".busy .token").nth(3).wait_for()
+    picture(page, "streaming")
+    engine.pause = None
+    assert finished(page).inner_text() == ANSWER
+    assert page.locator(".said b").count() == 0
+    assert "tokens/s" in page.locator(".turn.assistant .foot").inner_text()
+    picture(page, "answered")
+
+
+def test_stop_ends_the_request_in_the_engine(page, engine):
+    engine.pause = 8
+    ask(page)
+    page.locator(".busy .token").nth(3).wait_for()
+    page.get_by_role("button", name="Stop").click()
+    assert 0 < len(finished(page).inner_text()) < len(ANSWER)
+    until(lambda: engine.open == 0)
+    assert engine.ends == {"cancelled": 1}
+    assert "stopped" in page.locator(".turn.assistant .foot").inner_text()
+
+
+def test_a_token_shows_the_distribution_it_was_drawn_from(page, engine):
+    ask(page)
+    finished(page)
+    page.locator(".token").nth(2).hover()
+    odds = page.locator("#odds")
+    odds.wait_for()
+    assert odds.get_by_role("button").count() == 10
+    assert odds.locator(".drawn").count() == 1 and "88.2 %" in odds.locator(".drawn").inner_text()
+    picture(page, "distribution")
+    page.keyboard.press("Escape")
+    assert odds.is_hidden()
+    page.mouse.move(0, 0)  # or the page may be told again, at any time, that it is over a token
+    # The keyboard reaches it, too, and goes on from another token.
+    page.locator(".turn.assistant .said").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    until(lambda: len(engine.requests) == 2)
+    first, second = engine.requests
+    assert second.prompt[: len(first.prompt)] == first.prompt and len(second.prompt) == len(first.prompt) + 2
+    assert second.seed == first.seed
+    finished(page)
+
+
+@pytest.mark.slow  # 5 s
+def test_regenerate_edit_and_the_same_seed(page, engine):
+    ask(page)
+    finished(page)
+    page.get_by_role("button", name="Same seed again").click()
+    page.get_by_text("the same text again").wait_for()
+    assert engine.requests[0].seed == engine.requests[1].seed
+    page.get_by_role("button", name="Regenerate").click()
+    until(lambda: len(engine.requests) == 3)
+    finished(page)
+    assert engine.requests[2].seed != engine.requests[0].seed
+    page.get_by_role("button", name="Edit").click()
+    assert page.get_by_label("Message").input_value() == "Tell me a story about a fox."
+    assert page.locator(".turn").count() == 0
+
+
+@pytest.mark.slow  # 3 s
+def test_settings_reach_the_engine_and_history_is_kept(page, engine):
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Temperature").fill("0.3")
+    page.get_by_label("Seed").fill("12")
+    page.get_by_label("Most tokens").fill("5")
+    picture(page, "settings")
+    ask(page)
+    finished(page)
+    request = engine.requests[0]
+    assert (request.temperature, request.seed, request.max_tokens) == (0.3, 12, 5)
+    assert "cut by length" in page.locator(".turn.assistant .foot").inner_text()
+    page.reload()
+    assert len(finished(page).inner_text()) > 0
+    page.get_by_role("button", name="New").click()
+    page.reload()
+    page.get_by_role("heading", name="stories").wait_for()
+    assert page.locator(".turn").count() == 0
+
+
+def test_thoughts_are_folded_and_markup_in_them_stays_text(browser):
+    thinks = ids_of("<|channel|>analysis<|message|>A <i>fox</i>?<|end|><|start|>assistant<|channel|>final<|message|>")
+    engine = FakeEngine(lambda _: [*thinks, *ids_of("The fox.<|return|>")], context=1000)
+    engine.pause = len(thinks) - 8  # while it thinks
+    with (
+        running(engine, template=TEMPLATE, tokenizer=HARMONY) as site,
+        silent_page(browser, site.url, viewport={"width": 400, "height": 700}) as page,
+    ):
+        ask(page, "Who?")
+        page.get_by_text("Thinking…").wait_for()
+        engine.pause = None
+        assert finished(page).inner_text() == "The fox."
+        thoughts = page.locator(".thoughts div")
+        assert thoughts.is_hidden()
+        page.get_by_text("Thoughts").click()
+        assert thoughts.inner_text() == "A <i>fox</i>?" and page.locator(".thoughts i").count() == 0
+        picture(page, "thoughts")
+        page.locator(".token").first.hover()  # no token can be chosen, since the thoughts would be lost
+        page.locator("#odds").wait_for()
+        assert page.locator("#odds").get_by_role("button").first.is_disabled()
+        page.reload()
+        assert finished(page).inner_text() == "The fox." and page.get_by_text("Thoughts").is_visible()
+        engine.pause = len(thinks) - 8
+        ask(page, "Who else?")  # and the answer is stopped while it thinks
+        page.get_by_text("Thinking…").wait_for()
+        page.get_by_role("button", name="Stop").click()
+        finished(page)
+        ask(page, "And who then?")
+        page.get_by_text("Thinking…").wait_for()
+        assert page.get_by_text("Thoughts").count() == 2  # an earlier answer thinks no more
+        engine.pause = None
+        finished(page)
+
+
+def test_old_turns_make_room_for_an_answer_and_that_is_said(browser):
+    """A quarter of a small context is left for it."""
+    engine = FakeEngine(spelling(ANSWER), context=192)
+    with running(engine) as site, silent_page(browser, site.url) as page:
+        page.get_by_role("heading", name="stories").wait_for()
+        for asked in range(1, 5):
+            ask(page, f"The fox sang {'and slept ' * asked}.")
+            until(lambda asked=asked: len(engine.requests) == asked)
+            finished(page)
+        prompts = [decode(TOKENIZER, request.prompt) for request in engine.requests]
+        assert "sang and slept ." in prompts[1] and "sang and slept ." not in prompts[3]
+        assert all(f"sang {'and slept ' * asked}." in prompt for asked, prompt in enumerate(prompts, 1))
+        assert all(len(request.prompt) <= engine.context * 3 / 4 for request in engine.requests)
+        assert page.locator(".turn").count() == 8
+        assert page.get_by_text("What is above was forgotten: the context of 192 tokens was nearly full.").count() == 1
+        picture(page, "forgotten")
+        page.get_by_role("button", name="Same seed again").click()
+        page.get_by_text("the same text again").wait_for()
+        assert engine.requests[3].prompt == engine.requests[4].prompt
+        page.reload()
+        finished(page)
+        assert page.get_by_text("was forgotten").count() == 1
+
+
+def test_what_no_room_helps_forgets_nothing(browser, engine, site):
+    with opened_page(browser, site.url) as page:  # whose console names the failed request
+        page.get_by_role("heading", name="stories").wait_for()
+        ask(page, "Who sang?")
+        finished(page)
+        ask(page, "fox " * 300)
+        page.get_by_text("more than the context").wait_for()
+        assert page.get_by_text("was forgotten").count() == 0
+        page.get_by_role("button", name="Edit").last.click()
+        ask(page, "And who slept?")
+        until(lambda: len(engine.requests) == 2)
+        assert "Who sang?" in decode(TOKENIZER, engine.requests[1].prompt)
+
+
+def test_an_error_is_shown_in_place_of_an_answer(browser, site):
+    with opened_page(browser, site.url) as page:  # whose console names the failed request
+        page.get_by_role("heading", name="stories").wait_for()
+        ask(page, "fox " * 300)
+        page.get_by_text("more than the context").wait_for()
+
+
+@pytest.mark.sampled(1)  # 3 s each
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_narrow_screen_has_no_sideways_scrolling(browser, site, scheme):
+    options = {"viewport": {"width": 400, "height": 700}, "color_scheme": scheme, "has_touch": True}
+    with opened_page(browser, site.url, **options) as page:
+        page.get_by_role("heading", name="stories").wait_for()
+        ask(page)
+        finished(page)
+        page.get_by_role("button", name="Settings").tap()
+        page.locator("#settings").wait_for()  # a tap becomes a click after it has been answered
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        picture(page, f"narrow-settings-{scheme}")
+        page.get_by_role("button", name="Settings").tap()
+        page.locator("#settings").wait_for(state="hidden")
+        page.locator(".token").nth(4).tap()
+        page.locator("#odds").wait_for()
+        box = page.locator("#odds").bounding_box()
+        assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 400
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        picture(page, f"narrow-{scheme}")

@@ -1,0 +1,105 @@
+"""A server as a process: killed and started again, with a log on a full disk, and with few files to open."""
+
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.serving.serving_process import Process, served
+from tests.serving.serving_site import Reply, parse_reply, read_reply, request_bytes
+from tests.support.waiting import PATIENCE, until
+
+FOX = {"prompt": "the fox", "seed": 1, "max_tokens": 20}
+LONG = {"prompt": "the fox", "max_tokens": 90_000, "ignore_eos": True, "stream": True}
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
+
+
+def ask(port: int) -> Reply:
+    with connect(port) as connection:
+        connection.sendall(request_bytes("/v1/completions", FOX))
+        return read_reply(connection)
+
+
+def answers(port: int) -> bool:
+    """Say whether the server has room. A connection beyond its limit gets an error, or is closed unanswered."""
+    try:
+        return ask(port).status == 200
+    except (ConnectionError, IndexError):  # the latter of an empty reply
+        return False
+
+
+def text_of(port: int) -> str:
+    reply = ask(port)
+    assert reply.status == 200
+    return reply.json["choices"][0]["text"]
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory) -> Iterator[Process]:
+    """A server of 168 files, of which 40 are for connections."""
+    with served(files=168, log=tmp_path_factory.mktemp("serving") / "log") as server:
+        yield server
+
+
+def test_connections_never_use_up_the_files_of_a_process(few):
+    """Answer up to 64 of those that do not fit, and close the others."""
+    text = text_of(few.port)
+    with ExitStack() as stack:
+        connections = [stack.enter_context(connect(few.port)) for _ in range(300)]
+        replies = []
+        for connection in connections[200:]:
+            try:
+                connection.sendall(request_bytes("/health"))
+                replies.append(connection.recv(1 << 16))
+            except ConnectionError:
+                replies.append(b"")
+        assert {parse_reply(reply).status for reply in replies if reply} <= {503}
+        # Those within the limit are served. The first is asked last, since its end makes room for any of the others.
+        connections[0].sendall(request_bytes("/v1/completions", FOX))
+        assert read_reply(connections[0]).json["choices"][0]["text"] == text
+    until(lambda: answers(few.port))  # once it has seen that they are closed
+    assert text_of(few.port) == text
+    assert "Too many open files" not in few.log.read_text()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_killed_and_started_again_at_the_same_port(few):
+    """The second one's log is on a full disk. Runs after the others, since it ends their server."""
+    text = text_of(few.port)
+    with connect(few.port) as connection:
+        connection.sendall(request_bytes("/v1/completions", LONG))
+        rest = connection.recv(1 << 16)
+        assert rest.startswith(b"HTTP/1.1 200")
+        few.process.kill()
+        with suppress(ConnectionResetError):
+            while received := connection.recv(1 << 16):
+                rest += received
+        assert b"[DONE]" not in rest and not rest.endswith(b"0\r\n\r\n")  # nobody takes it for whole
+    with served(port=few.port, log=Path("/dev/full")) as second:
+        assert text_of(second.port) == text
+        second.process.send_signal(signal.SIGTERM)
+        assert second.process.wait(PATIENCE) == 0
+
+
+def test_a_second_signal_ends_at_once_what_the_first_lets_run(tmp_path):
+    with served(log=tmp_path / "log") as server, connect(server.port) as connection:
+        connection.sendall(request_bytes("/v1/completions", LONG))
+        rest = connection.recv(1 << 16)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: "once more ends them at once" in server.log.read_text())
+        with connect(server.port) as probe:
+            probe.sendall(request_bytes("/health"))
+            assert read_reply(probe).status == 200  # It goes on.
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(PATIENCE) == 128 + signal.SIGTERM
+        with suppress(ConnectionResetError):
+            while received := connection.recv(1 << 16):
+                rest += received
+        assert rest.startswith(b"HTTP/1.1 200") and b"[DONE]" not in rest and not rest.endswith(b"0\r\n\r\n")
+    assert "Traceback" not in server.log.read_text()

@@ -1,0 +1,46 @@
+"""Errors as a stranger reads them, who has done something wrong."""
+
+import pytest
+
+from tests.serving.serving_site import FakeEngine, running
+
+
+@pytest.fixture(scope="module")
+def site():
+    with running(FakeEngine()) as site:
+        yield site
+
+
+def chat(**message):
+    return {"messages": [{"role": "user", "content": "a"} | message]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        ("/v1/completions", b"", "the body is empty, where JSON is due"),
+        ("/v1/completions", b"prompt=a", "the body is not JSON: invalid character (byte 0)"),
+        (
+            "/v1/completions",
+            {"prompt": "a fox " * 70},
+            "prompt: 142 tokens are more than the context of 128 tokens holds",
+        ),
+        ("/v1/chat/completions", chat(content="a fox " * 70), "messages: 143 tokens are more than the context of"),
+        ("/v1/chat/completions", chat(role="robot"), "messages[0].role: 'robot' is not supported"),
+        ("/v1/chat/completions", chat(role="x" * 9999), f"messages[0].role: '{'x' * 99}... is not supported"),
+        ("/v1/completions", {"y" * 9999: 1}, f"unknown field: {'y' * 100}..."),
+        ("/v1/completions", {"response_format": {"type": "xml"}}, "response_format.type: 'xml' is not supported"),
+        (
+            "/v1/chat/completions",
+            chat(content=[{"type": "image_url", "image_url": {"url": "x"}}]),
+            "messages[0].content[0].type: 'image_url' is not supported",
+        ),
+        ("/chat/completions", b"{}", "nothing is at /chat/completions: it is at /v1/chat/completions"),
+        ("/models/a", b"{}", "nothing is at /models/a: it is at /v1/models/a"),
+        ("/v1/embeddings", b"{}", "nothing is at /v1/embeddings"),
+    ],
+)
+def test_the_error_says_what_is_wrong(site, path, body, says):
+    reply = site.ask(path, raw=body) if isinstance(body, bytes) else site.ask(path, body)
+    assert reply.status in (400, 404)
+    assert reply.error["message"].startswith(says) and (reply.error["message"] == says or says.endswith(" of"))

@@ -1,0 +1,140 @@
+"""Calls in a process of their own, each limited to two seconds of the processor and 500 MB of memory.
+
+The kernel enforces both limits, so that no call escapes them. ITIMER_PROF counts the seconds of all threads, on a busy
+machine as on an idle one, and ends the process. RLIMIT_DATA refuses memory, touched or not. VmHWM, which is reset
+before each call, is the peak of resident memory, with mapped files and Python itself. One process serves many calls,
+since it takes half a second to start. It imports the module of the called function, which takes one text. Another takes
+its place for another module, and once calls have left much memory behind: a call would be charged with either.
+"""
+
+import atexit
+import functools
+import importlib
+import json
+import re
+import resource
+import select
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from llamaspec.model.checkpoints import CheckpointError
+
+SECONDS = 2.0
+BYTES = 500_000_000
+LEFT = 30_000_000  # bytes that calls may leave behind in one process
+PATIENCE = 300.0  # seconds by the clock for a call that waits and uses no processor
+
+REPOSITORY = Path(__file__).parents[2]
+STATUS = Path("/proc/self/status")
+
+
+class Bounded:
+    """The process, started when it is needed, and again after a call that it did not survive."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[str] | None = None
+        self.module = ""  # imported by the process
+
+    def refusal(self, function: Callable[[str], object], argument: str) -> str | None:
+        """The message of the CheckpointError that `function(argument)` raises; None where it returns.
+
+        Raises AssertionError for any other exception, and for a call that takes too long or too much.
+        """
+        if function.__module__ != self.module:
+            self.close()
+            self.module = function.__module__
+        answer = self._ask({"module": function.__module__, "name": function.__name__, "argument": argument})
+        if answer["left"] > LEFT:
+            self.close()
+        assert "crash" not in answer, answer["crash"]
+        assert answer["bytes"] < BYTES, f"{answer['bytes'] / 1e6:.0f} MB of memory were in use"
+        return answer["refusal"]
+
+    def _ask(self, request: dict[str, str]) -> dict[str, Any]:
+        self.process = self.process or subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "tests.support.bounded"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=REPOSITORY,
+        )
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE)
+        if ready and (line := self.process.stdout.readline()):
+            return json.loads(line)
+        code = self.close()
+        if not ready:
+            what = f"did not end within {PATIENCE:.0f} s"
+        elif code == -signal.SIGPROF:
+            what = f"took more than {SECONDS} s of the processor"
+        else:
+            what = f"ended its process with exit code {code}"
+        raise AssertionError(f"{request['name']}({request['argument']!r}) {what}")
+
+    def close(self) -> int | None:
+        """End the process, if there is one; its exit code."""
+        if self.process is None:
+            return None
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.close()
+        self.process.stdout.close()
+        try:
+            code = self.process.wait(timeout=1)  # The process ends with its input, unless it hangs.
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        self.process = None
+        return code
+
+
+@functools.cache
+def process() -> Bounded:
+    """The process that all tests of a session share."""
+    shared = Bounded()
+    atexit.register(shared.close)
+    return shared
+
+
+def serve() -> None:
+    """Serve calls from standard input, a line each, with answers on standard output."""
+    _set_limits()
+    left = 0
+    for line in sys.stdin:
+        request = json.loads(line)
+        function = getattr(importlib.import_module(request["module"]), request["name"])
+        before = _status("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # This resets VmHWM.
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        answer: dict[str, Any] = {"refusal": None}
+        try:
+            function(request["argument"])
+        except CheckpointError as error:
+            answer["refusal"] = str(error)
+        except BaseException:
+            answer["crash"] = traceback.format_exc()
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        left += max(_status("VmRSS") - before, 0)
+        print(json.dumps(answer | {"bytes": _status("VmHWM"), "left": left}), flush=True)
+
+
+def _set_limits() -> None:
+    most = _status("VmData") + BYTES - _status("VmHWM")
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _status(key: str) -> int:
+    found = re.search(rf"{key}:\s+(\d+) kB", STATUS.read_text())
+    assert found, f"{STATUS} has no {key}"
+    return int(found[1]) * 1024
+
+
+if __name__ == "__main__":
+    serve()

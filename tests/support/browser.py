@@ -1,0 +1,61 @@
+"""Debian's Chromium, driven by Playwright; whoever has none skips."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.waiting import PATIENCE
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@contextmanager
+def started_browser() -> Iterator[Any]:
+    """Start Chromium. Playwright holds the thread's event loop until the end of the block."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the extra dev")
+    if BROWSER is None:
+        pytest.skip("needs Chromium (Debian: apt install chromium)")
+    with playwright.sync_playwright() as started:
+        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = started.chromium.launch(executable_path=BROWSER, args=flags, timeout=1000 * PATIENCE)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def opened_page(browser: Any, url: str, **options: Any) -> Iterator[Any]:
+    """Open a page in a context with `options`, in which Playwright waits as long as other tests do."""
+    context = browser.new_context(**options)
+    context.set_default_timeout(1000 * PATIENCE)
+    page = context.new_page()
+    page.goto(url)
+    yield page
+    context.close()
+
+
+@contextmanager
+def silent_page(browser: Any, url: str, **options: Any) -> Iterator[Any]:
+    """Open a page as `opened_page` does. It must say nothing on its console."""
+    said: list[str] = []
+    with opened_page(browser, "about:blank", **options) as page:
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(url)
+        yield page
+    assert said == []
+
+
+def let_timers_run(page: Any) -> None:
+    """Wait for what a page has put off by less than 0.2 s: timers fire in the order of their times, however late."""
+    page.evaluate("new Promise((done) => setTimeout(() => setTimeout(done, 200), 200))")
+
+
+def picture(page: Any, name: str) -> None:
+    """Keep a screenshot for whoever looks, in the folder that SCREENSHOTS names."""
+    if folder := os.environ.get("SCREENSHOTS"):
+        page.screenshot(path=Path(folder) / f"{name}.png")

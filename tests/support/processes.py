@@ -1,0 +1,58 @@
+"""Commands in processes of their own, with the memory and time that they took."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+REPOSITORY = Path(__file__).parents[2]
+
+# The kernel's own high-water mark in KB, for the file that the first argument names. Unlike getrusage's, it does not
+# begin with what the parent held when it forked.
+MEASURED = """
+import atexit, re, sys
+def report(path=sys.argv.pop(1)):
+    status = open("/proc/self/status").read()
+    open(path, "w").write(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1])
+atexit.register(report)
+"""
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+    peak: int  # bytes of memory
+
+
+def run_python(script: str, *arguments: str, stdin: str = "") -> Done:
+    """Run a Python script, given as text, with the repository importable, from a folder that is not the repository.
+
+    Set one thread per core: the threads that conftest.py adds for interpreted kernels take memory.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "NPROC"}
+    with tempfile.TemporaryDirectory() as folder:
+        peak = Path(folder) / "peak"
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURED + script, str(peak), *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            env=environment | {"PYTHONPATH": str(REPOSITORY)},
+        )
+        return Done(done.returncode, done.stdout, done.stderr, int(peak.read_text()) * 1024)
+
+
+def interrupt_within(path: Path, text: str, **_: Any) -> NoReturn:
+    """Stand in for `Path.write_text`, where Ctrl-C comes when half of the text is written."""
+    with path.open("w") as file:
+        file.write(text[: len(text) // 2])
+    raise KeyboardInterrupt
+
+
+def run_llamaspec(*arguments: str, stdin: str = "") -> Done:
+    """Run a command of `llamaspec`."""
+    return run_python("from llamaspec import cli; cli.main()", *arguments, stdin=stdin)

@@ -1,0 +1,396 @@
+"""The stories that the embedded model learns: their grammar, their probabilities, their tokens."""
+
+import itertools
+import math
+import random
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import llamaspec.commands.generate
+from llamaspec.model.chat.template import ChatTemplate, SpecialTokens
+from llamaspec.model.checkpoints.checkpoint import CheckpointError
+from llamaspec.model.checkpoints.open import BUILT_IN
+from llamaspec.model.tokenizers.load import load_tokenizer
+from llamaspec.model.tokenizers.sentencepiece_model import read_sentencepiece
+from llamaspec.model.tokenizers.tokenizer import Tokenizer, decode
+from llamaspec.training.stories import lexicon, outside, phrases, plots, vocabulary
+from llamaspec.training.stories.choices import Choices, Replay
+from llamaspec.training.stories.corpus import OPEN, Story, story, tell_story
+from llamaspec.training.stories.lexicon import Character
+from llamaspec.training.stories.talk import Message, conversation, request, tells_of
+from tests.goldens import make_story
+
+pytestmark = pytest.mark.slow  # 40 s; the corpus rarely changes
+
+ROOT = Path(__file__).parents[2]
+WORD = re.compile(r"[A-Za-z]+")
+TEMPLATE = ChatTemplate(
+    "chat_template.jinja",
+    (BUILT_IN["stories"] / "chat_template.jinja").read_text("utf-8"),
+    {"bos_token": "<s>", "eos_token": "</s>"},
+)
+FEELINGS = "happy|glad|proud|thankful"
+seeds = st.integers(0, 2**32 - 1)
+
+
+@pytest.fixture(scope="module")
+def stories() -> list[Story]:
+    return [story(random.Random(seed)) for seed in range(2000)]
+
+
+@pytest.fixture(scope="module")
+def conversations() -> list[list[Message]]:
+    return [conversation(random.Random(seed)) for seed in range(500)]
+
+
+@pytest.fixture(scope="module")
+def model() -> bytes:
+    return vocabulary.train_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model) -> Tokenizer:
+    return read_sentencepiece(model, path="tokenizer.model")
+
+
+def slips(text: str) -> list[str]:
+    """Find faults that no text may have.
+
+    >>> slips("Then an dog  saw a owl and and sat")
+    ['an d', '  ', 'a o', 'and and', 'no end']
+    """
+    wrong = r"\b[Aa] [aeiou]|\b[Aa]n [^aeiou]|  |[{}<>_]|\b(\w+) \1\b|\bNone\b|[.!?,] ?[.,]|[.!?]\"? [a-z]"
+    plain = re.sub(r'[?!]" [a-z]', '" x', text)  # a question or a cry ends within what is said: "Why?" asked Mia.
+    found = [match[0] for match in re.finditer(wrong, plain)]
+    return found + ["no end"] * (not re.search(r'[.!?]"?$', text)) + ["quotes"] * (text.count('"') % 2)
+
+
+def test_every_text_is_grammatical(stories, conversations):
+    said = [message.content for talk in conversations for message in talk if message.role == "assistant"]
+    assert [(text, slips(text)) for text in said + [tale.text for tale in stories] if slips(text)] == []
+
+
+def test_stories_are_short_and_their_words_few(stories):
+    lengths = [len(tale.text.split()) for tale in stories]
+    assert 100 <= min(lengths) and max(lengths) <= 200
+    assert len({word.lower() for tale in stories for word in WORD.findall(tale.text)}) <= 560
+
+
+def test_a_pronoun_means_the_hero_or_the_friend(stories):
+    for tale in stories:
+        words = {word.lower() for word in WORD.findall(tale.text)}
+        she = tale.facts["they"] == "she"
+        theirs, others = ({"she", "her", "hers"}, {"he", "him", "his"})[:: 1 if she else -1]
+        assert words & theirs
+        if "m" in tale.facts:  # of the other kind, so that each pronoun means one of them
+            assert tale.facts["m_they"] != tale.facts["they"]
+        else:
+            assert not words & others, tale.text
+
+
+def test_names_say_whether_it_is_he_or_she(stories):
+    for tale in stories:
+        assert (tale.facts["n"] in lexicon.GIRLS + lexicon.SHE_ANIMALS) == (tale.facts["they"] == "she")
+        assert tale.facts["kind"] not in tale.facts.get("helper", "")
+
+
+def test_the_world_refuses_what_cannot_be():
+    world = plots.World(Choices(random.Random(0)), Character("Dot", "fox", she=True))
+    world.put("kite", "Dot", taken_from=None)
+    with pytest.raises(ValueError, match="kite: at Dot, not Ben"):
+        world.put("kite", "a tree", taken_from="Ben")
+    with pytest.raises(ValueError, match="there"):
+        world.go("home")
+
+
+def test_answers_can_be_read_in_the_story(stories):
+    """Judged from the text, not from the facts."""
+    told_again = set(
+        """
+        an and at because brought but came could far felt found from gave gone got grew helped her him home it learned
+        lost made no nobody not nothing planted some stayed taught the them there up was were when yes
+        """.split()
+    )
+    for tale in stories:
+        for asked, answer in tale.questions:
+            text = tale.text.lower()
+            said = r"^((he|she) (felt|planted it|found an?)|it was|some|to the|to|the|for|they|he|she|an|a) "
+            core = re.sub(said, "", answer.removesuffix(".").lower())
+            done = re.search(r"^(made a soft bed|brought fresh water|pushed the stone away|sang a song)$", core)
+            lesson = asked[0].startswith("What is the moral")
+            known = set(WORD.findall(text)) | told_again
+            assert done or lesson or set(WORD.findall(core)) <= known, (asked, answer, text)
+            match asked[0].split():
+                case ["How", "did", _, "feel", "at", "the", "end?"]:
+                    assert re.findall(FEELINGS, tale.text)[-1] == core
+                case ["What", "color", "was", "the", noun]:
+                    noun = noun.removesuffix("?")
+                    assert re.search(rf"{core} {noun}|Something {core} lay .* It was an? {noun}!", tale.text)
+                case ["Who", "helped", _]:
+                    assert tale.plot == "found" or re.search(rf"\b(old|friendly|small|wise) {core}\b", text)
+                case ["Where", "did", _, "go?"]:
+                    assert tale.plot == "grow" or re.search(rf"(to the|to) {core}\b", text)
+
+
+def test_a_question_has_one_answer(stories):
+    for tale in stories:
+        asked = [way for question in tale.questions for way in question.asked]
+        assert len(asked) == len(set(asked)) >= 6
+
+
+@given(seeds)
+def test_what_is_asked_for_is_told(seed):
+    choices = Choices(random.Random(seed))
+    plan, asked = request(choices)
+    text = tell_story(choices, plan).text
+    about = None if plan.subject is None else getattr(plan.subject, "noun", getattr(plan.subject, "verb", None))
+    for word in filter(None, (plan.kind, plan.name, plan.color, about)):
+        assert word in asked or (word == plan.kind and f"about {plan.name}" in asked)
+        assert word.split()[0] in text
+    assert bool(asked) == (plan != OPEN)
+
+
+def test_a_conversation_takes_turns(conversations):
+    assert {message.role for talk in conversations for message in talk} == {"user", "assistant"}
+    for talk in conversations:
+        assert [message.role for message in talk] == ["user", "assistant"] * (len(talk) // 2)
+    assert set(range(1, 12)) <= {len(talk) // 2 for talk in conversations}
+
+
+def test_another_story_has_another_hero_and_another_plot():
+    """As long as the person does not ask for one that was told."""
+    for seed in range(100):
+        told_before: list[Story] = []
+        for _ in range(4):
+            choices = Choices(random.Random(seed + len(told_before)))
+            plots_told, heroes = {tale.plot for tale in told_before}, {tale.facts["n"] for tale in told_before}
+            tale = tell_story(choices, OPEN, plots=plots_told, heroes=heroes)
+            assert tale.plot not in plots_told and tale.facts["n"] not in heroes
+            told_before.append(tale)
+
+
+def test_nothing_outside_is_in_a_story(stories):
+    words = {word.lower() for tale in stories for word in WORD.findall(tale.text)}
+    others = (*outside.NOUNS, *outside.PEOPLE, *outside.PLACES)
+    assert not words & {word.lower() for word in others} and len(set(others)) == len(others)
+
+
+def test_what_no_story_answers_is_declined_in_words(conversations):
+    """An answer is in the last story, or says so, or says what can be asked."""
+    declined = Counter()
+    for talk in conversations:
+        tale = ""
+        for asked, answer in zip(talk[::2], talk[1::2], strict=True):
+            if len(answer.content) > 300:
+                tale += answer.content
+            elif absent := re.fullmatch(r"There is no (\w+) in the story\.", answer.content):
+                assert absent[1].lower() in asked.content.lower() and absent[1] not in tale
+                declined["absent"] += 1
+            elif answer.content == "The story does not say.":
+                assert tale and answer.of_story
+                declined["not told"] += 1
+            elif answer.content.startswith(("I do not know", "I tell stories.")):
+                subject = re.search(
+                    r" Ask me (for a story about an? \w|about (\w+), or for another story\.$)", answer.content
+                )
+                assert subject and (subject[2] or "") in tale
+                declined["outside"] += 1
+    assert all(count > 50 for count in declined.values()) and len(declined) == 3
+
+
+def test_a_question_that_the_story_answers_is_never_declined(stories):
+    """Neither as one that no story answers, nor as one of another plot."""
+    others: list[tuple[str, ...]] = []
+    for seed, tale in enumerate(stories[:60]):
+        asked = {way.lower() for question in tale.questions for way in question.asked}
+        others = [ways for plot, ways in phrases.OTHER_PLOTS.items() if not tells_of(tale.plot, plot)]
+        words = tale.facts | {"noun": "robot", "someone": "the judge", "own": "the judge"}
+        for template in itertools.chain(phrases.NOT_TOLD, *others):
+            spelled = outside.Words(Choices(random.Random(seed)), words)
+            assert not asked & {way.format_map(spelled).lower() for way in plots.unnamed(template)}
+    known = {word.lower() for tale in stories for word in WORD.findall(tale.text)}
+    assert not known & set(phrases.HOW) and len(others) == 5
+
+
+def test_the_questions_of_the_card_are_in_no_conversation(conversations):
+    """They are held out, as they are typed: but for capital letters, marks and short forms."""
+
+    def plain(text: str) -> str:
+        return re.sub(r"[^a-z0-9 ]", "", text.lower().replace("'s ", " is ").replace("colour", "color"))
+
+    lists = [make_story.BEFORE, *make_story.AFTER.values(), make_story.MORE_BEFORE, *make_story.MORE_AFTER.values()]
+    held_out = {plain(question) for text in lists for question in text.splitlines()}
+    assert len(held_out) == 60
+    said = {plain(message.content) for talk in conversations for message in talk if message.role == "user"}
+    assert len(said) > 1000 and not said & held_out
+    # Templates without a brace are few enough to look at all.
+    fixed = [*outside.QUESTIONS, *phrases.ABOUT_IT, *phrases.MORE, *phrases.REMARKS, *phrases.ABILITIES]
+    assert not {plain(template) for template in fixed} & held_out
+
+
+def test_no_two_stories_of_many_are_the_same():
+    # Where nobody checks every call's types, ten times as fast.
+    tell = "import random; from llamaspec.training.stories.corpus import story"
+    count = "print(len({story(random.Random(seed)).text for seed in range(20_000)}))"
+    told = subprocess.run(
+        [sys.executable, "-c", f"{tell}; {count}"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert told.stdout == "20000\n"
+
+
+def test_no_two_stories_are_alike(stories):
+    texts = [tale.text for tale in stories[:1000]]
+    openings = Counter(" ".join(text.split()[:12]) for text in texts)
+    assert openings.most_common(1)[0][1] <= 25
+    grams = [{tuple(words[i : i + 5]) for i in range(len(words) - 4)} for words in map(str.split, texts[:300])]
+    alike = [len(one & other) / len(one | other) for i, one in enumerate(grams) for other in grams[:i]]
+    assert sum(alike) / len(alike) < 0.05 and max(alike) < 0.6
+
+
+def test_held_out_stories_are_new():
+    texts = [{message.content for seed in range(i, 2000, 4) for message in vocabulary.messages(seed)} for i in (0, 1)]
+    assert len(texts[0]) == 500 and not texts[0] & texts[1]
+
+
+@given(seeds)
+def test_a_seed_tells_one_story(seed):
+    assert story(random.Random(seed)) == story(random.Random(seed))
+    assert conversation(random.Random(seed)) == conversation(random.Random(seed))
+
+
+@given(seeds)
+def test_nats_are_those_of_the_choices(seed):
+    once = story(random.Random(seed))
+    replay = Replay(once.trail)
+    again = tell_story(replay, OPEN)
+    assert again == once
+    probability = math.prod(w[chosen] / sum(w) for w, chosen in zip(replay.weights, once.trail, strict=True))
+    assert math.isclose(once.nats, -math.log(probability), rel_tol=1e-12)
+    assert 30 < once.nats < 60
+
+
+@given(seeds, st.data())
+def test_another_choice_makes_another_text(seed, data):
+    """So that the probability of a text is that of its choices."""
+    once = story(random.Random(seed))
+    replay = Replay(once.trail)
+    tell_story(replay, OPEN)
+    i = data.draw(st.integers(0, len(once.trail) - 1), label="choice")
+    other = data.draw(st.integers(0, len(replay.weights[i]) - 1).filter(lambda other: other != once.trail[i]))
+    assert tell_story(Replay((*once.trail[:i], other)), OPEN).text != once.text
+
+
+def derivations(tell: Callable[[Choices], str], start: tuple[int, ...] = ()) -> Iterator[tuple[str, float]]:
+    """List all that a part of the grammar can say, with its probability, after the choices of `start`."""
+    trails = [start]
+    while trails:
+        trail = trails.pop()
+        replay = Replay(trail)
+        text = tell(replay)
+        odds = zip(replay.weights, replay.trail, strict=True)
+        yield text, math.prod(weights[chosen] / sum(weights) for weights, chosen in list(odds)[len(start) :])
+        # The first option was taken wherever the trail had ended: the others there are still to come.
+        for i in range(len(trail), len(replay.trail)):
+            trails += [(*replay.trail[:i], other) for other in range(1, len(replay.weights[i]))]
+
+
+def introduction(choices: Choices) -> str:
+    world = plots.World(choices, Character("Dot", "fox", she=True))
+    plots.introduce(world)
+    plots.become(world, "sad", "upset", why="because")
+    return " ".join(world.sentences)
+
+
+def test_probabilities_sum_to_one_and_no_text_is_made_twice():
+    texts, probabilities = zip(*derivations(introduction), strict=True)
+    assert len(set(texts)) == len(texts) == 8 * 8 * 8 * 2 * 4
+    assert math.isclose(sum(probabilities), 1)
+
+
+@given(seeds, st.integers(1, 5))
+def test_so_it_is_for_every_rest_of_a_story(seed, left):
+    start = story(random.Random(seed)).trail[:-left]
+    texts, probabilities = zip(*derivations(lambda choices: tell_story(choices, OPEN).text, start), strict=True)
+    assert len(set(texts)) == len(texts) > 1
+    assert math.isclose(sum(probabilities), 1)
+
+
+def test_a_choice_between_equals_is_refused():
+    with pytest.raises(ValueError, match="different"):
+        Choices(random.Random(0)).pick(["a fox", "a fox"])
+
+
+def test_the_vocabulary_is_small_and_its_control_tokens_are_llamas(model, tokenizer):
+    assert vocabulary.train_tokenizer(range(0, 1000, 2)) == vocabulary.train_tokenizer(range(0, 1000, 2)) != model
+    assert tokenizer.vocab == vocabulary.VOCAB <= 1024
+    assert tokenizer.dummy_prefix and tokenizer.bos == 1
+    assert tokenizer.special == {"<s>": 1, "</s>": 2, "<|user|>": 3, "<|assistant|>": 4}
+
+
+@given(text=st.text())
+def test_any_text_comes_back(tokenizer, text):
+    text = text.replace("▁", "_")  # SentencePiece's own way to write a space
+    assert decode(tokenizer, tokenizer.encode(text)) == text
+
+
+def test_words_are_pieces(tokenizer, stories):
+    tokens = sum(len(tokenizer.encode(tale.text)) for tale in stories[:200])
+    assert tokens < 1.5 * sum(len(tale.text.split()) for tale in stories[:200])
+
+
+def test_the_longest_stories_end_before_the_commands_stop(stories):
+    """A climb over the grammar's choices found one of 315 tokens; of two thousand, the longest has some 285."""
+    tokenizer = load_tokenizer(BUILT_IN["stories"])
+    longest = max(stories, key=lambda tale: len(tale.text)).text
+    most = next(
+        option.default for option in llamaspec.commands.generate.story.params if option.name == "max_new_tokens"
+    )
+    assert isinstance(most, int)
+    assert 250 < len(tokenizer.encode(longest)) <= 315 < most
+
+
+def test_the_loss_counts_what_the_model_says(tokenizer):
+    for seed in range(1, 200, 2):
+        said = vocabulary.messages(seed)
+        document = vocabulary.encode(said, tokenizer)
+        assert len(document.ids) == len(document.counted)
+        counted = [token for token, counts in zip(document.ids, document.counted, strict=True) if counts]
+        answers = [message for message in said if message.role != "user"]
+        assert counted.count(vocabulary.EOS) == len(answers) and counted[-1] == vocabulary.EOS
+        assert decode(tokenizer, counted).replace(" ", "") == "".join(m.content for m in answers).replace(" ", "")
+        assert math.isclose(document.nats, sum(message.nats for message in answers), rel_tol=1e-12)
+        assert document.ids[0] == vocabulary.BOS and not document.counted[0]
+
+
+def test_documents_are_of_stories_and_conversations_in_training_and_held_out(tokenizer):
+    for parity in (0, 1):
+        documents = list(vocabulary.documents(range(parity, 80, 2), tokenizer))
+        conversations = [document for document in documents if tokenizer.special["<|user|>"] in document.ids]
+        assert len(conversations) == len(documents) / 2
+        assert 0.1 < vocabulary.entropy_rate(documents) < 0.3
+
+
+@pytest.mark.parametrize("seed", [2, 3, 7])
+def test_the_chat_template_writes_what_was_trained(tokenizer, seed):
+    said = vocabulary.messages(seed)
+    messages = [{"role": message.role, "content": message.content} for message in said]
+    special = SpecialTokens(tokenizer)
+    document = vocabulary.encode(said, tokenizer)
+    rendered = TEMPLATE.render(messages, add_generation_prompt=False)
+    assert special.encode(rendered) == document.ids
+
+    last = max(i for i, token in enumerate(document.ids) if token == tokenizer.special["<|assistant|>"])
+    assert special.encode(TEMPLATE.render(messages[:-1])) == document.ids[: last + 1]
+
+
+def test_the_chat_template_refuses_what_was_not_trained():
+    with pytest.raises(CheckpointError, match="alternate"):
+        TEMPLATE.render([{"role": "system", "content": "Be a pirate."}, {"role": "user", "content": "Hello!"}])

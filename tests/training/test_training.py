@@ -1,0 +1,672 @@
+"""Training: the loss falls, a killed run goes on as if nothing had been, and what cannot be is said in one line."""
+
+import io
+import re
+import resource
+import shutil
+import signal
+import string
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamaspec import cli
+from llamaspec.model.cache import LayerCache
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, CheckpointError, Tensor
+from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.ops.table import Ops, Positions
+from llamaspec.model.ops.xla import XLA
+from llamaspec.model.running.reference_backend import load_reference_params
+from llamaspec.model.tensors import tensor_shapes
+from llamaspec.model.tokenizers.load import load_tokenizer
+from llamaspec.model.tokenizers.tokenizer import decode
+from llamaspec.reference import llama as reference
+from llamaspec.reference.attention import causal_mask
+from llamaspec.reference.config import Config
+from llamaspec.training import data, loop, saving
+from llamaspec.training.data import Example, Text, batches, files_beside
+from llamaspec.training.evaluation import evaluate
+from llamaspec.training.loop import StepReport, train
+from llamaspec.training.objective import (
+    WHOLE,
+    Step,
+    attend_whole,
+    compile_step,
+    initial_tensors,
+    optimizer,
+    remat,
+    summed_loss,
+)
+from llamaspec.training.recipe import Recipe
+from llamaspec.training.stories import source, vocabulary
+from llamaspec.training.stories.source import Stories, questions
+from llamaspec.training.stories.vocabulary import EOS
+from llamaspec.verify.bounds import running_error as bound
+from llamaspec.verify.bounds.running_error import exactly, gamma
+from tests.model.test_model_against_reference import composed_bound
+from tests.support import tiny_tokenizers
+from tests.support.processes import REPOSITORY
+from tests.support.random_models import random_checkpoint
+from tests.support.strategies import assert_within, seeds
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+TINY = Config(
+    dim=16, layers=1, heads=4, kv_heads=2, head_dim=4, ffn=24, vocab=448, context=32, eps=1e-5, theta=1e4, tied=True
+)
+SHAPE = ("--dim=16", "--layers=1", "--heads=4", "--kv-heads=2", "--head-dim=4", "--ffn=24")
+RECIPE = Recipe(TINY, steps=50, batch=4, lr=0.1)
+OPTIONS = (*SHAPE, "--context=32", "--steps=50", "--batch=4", "--lr=0.1", "--answers=1")  # of RECIPE
+FLOAT32 = np.dtype(np.float32)
+EVALUATED = re.compile(r"step (\d+) loss ([\d.]+) \S+ tokens/s \d+ s held-out loss ([\d.]+)")
+
+
+def llamaspec(*arguments: str) -> tuple[int, str, str]:
+    """Run a command in this process; gives exit code, stdout and stderr."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["llamaspec", *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+    return int(end.value.code or 0), out.buffer.getvalue().decode(), err.buffer.getvalue().decode()
+
+
+def evaluations(said: str) -> list[tuple[str, str, str]]:
+    """Step, loss and held-out loss, wherever lines are wrapped."""
+    return EVALUATED.findall(" ".join(said.split()))
+
+
+def refusal(*arguments: str) -> str:
+    """Run a command that fails, and give its one line."""
+    code, out, err = llamaspec(*arguments)
+    assert (code > 0, out) == (True, ""), err
+    assert err.startswith("error: ") and err.count("\n") == 1 and "fault of llamaspec" not in err, err
+    return err
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def weights(out: Path) -> bytes:
+    return (out / "model" / "model.safetensors").read_bytes()
+
+
+class Killed(BaseException):
+    """Nobody catches it."""
+
+
+@pytest.fixture(scope="module")
+def alphabet(tmp_path_factory) -> tuple[Path, Path]:
+    """Letters in their order, and a tokenizer of letters. One length of padding does for all, and so one program."""
+    folder = tmp_path_factory.mktemp("alphabet")
+    letters = string.ascii_lowercase * 2
+    (folder / "text").write_text("\n\n".join(letters[i : i + n] for n in (18, 19, 20) for i in range(26)))
+    (folder / "tokenizer.bin").write_bytes(tiny_tokenizers.llama2c())
+    return folder / "text", folder / "tokenizer.bin"
+
+
+@pytest.fixture(scope="module")
+def command(alphabet) -> tuple[str, ...]:
+    """RECIPE on the alphabet."""
+    text, tokenizer = map(str, alphabet)
+    return ("train", "--text", text, "--tokenizer", tokenizer, *OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def whole(command, tmp_path_factory) -> tuple[Path, str]:
+    """Train from end to end; gives the folder and the output."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    code, printed, said = llamaspec(*command, "--eval-every=10", "--save-every=20", "--out", str(out))
+    assert (code, printed) == (0, ""), said
+    return out, said
+
+
+KILLED_AS_IT_WRITES_STEP_30 = """
+import os, signal
+from llamaspec.training import saving
+
+def save_file(arrays, path, metadata, write=saving.save_file):
+    if metadata["step"] == "30":
+        path.write_bytes(b"half a checkpoint")
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(arrays, path, metadata)
+
+saving.save_file = save_file
+from llamaspec import cli
+cli.main()
+"""
+
+
+@pytest.fixture(scope="module")
+def killed(command, whole, tmp_path_factory) -> Path:
+    """Run the same training, killed between step 25 and step 30."""
+    out = tmp_path_factory.mktemp("killed") / "out"
+    arguments = [*command, "--save-every=5", "--out", str(out)]
+    process = subprocess.run(
+        [sys.executable, "-c", KILLED_AS_IT_WRITES_STEP_30, *arguments], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    return out
+
+
+@pytest.fixture
+def stopped(killed, tmp_path) -> Path:
+    """A copy of what the killed training left."""
+    return Path(shutil.copytree(killed, tmp_path / "out"))
+
+
+@pytest.fixture(scope="module")
+def stories() -> Iterator[Stories]:
+    """Stories with a tokenizer that was learned from fewer of them, and fewer held out."""
+    with pytest.MonkeyPatch.context() as patch:
+        train_tokenizer = vocabulary.train_tokenizer
+        patch.setattr(vocabulary, "train_tokenizer", lambda: train_tokenizer(range(0, 600, 2)))
+        patch.setattr(source, "HELD_OUT", 12)
+        stories = Stories()
+        patch.setattr(source, "Stories", lambda: stories)
+        yield stories
+
+
+def test_the_loss_falls(whole):
+    """The loss ends at half of that of a uniform guess."""
+    steps, losses, held_out = zip(*evaluations(whole[1]), strict=True)
+    assert steps == ("10", "20", "30", "40", "50")
+    for falling in (losses, held_out):
+        falling = [float(loss) for loss in falling]
+        assert falling == sorted(falling, reverse=True)
+        assert falling[-1] < np.log(TINY.vocab) / 2
+
+
+def test_a_killed_run_goes_on_to_the_same_weights(whole, stopped, command):
+    assert [path.name for path in saving.checkpoints(stopped)] == [
+        "step-00000020.safetensors",
+        "step-00000025.safetensors",
+    ]
+    assert len(list(stopped.glob(".step-00000030.safetensors.*.partial"))) == 1
+    code, _, said = llamaspec(*command, "--eval-every=10", "--resume", "--out", str(stopped))
+    assert code == 0, said
+    assert evaluations(said) == evaluations(whole[1])[2:]  # steps 30, 40, 50
+    assert weights(stopped) == weights(whole[0])
+
+
+def test_a_host_that_is_ahead_of_its_device_trains_the_same_weights(whole, command, monkeypatch, tmp_path):
+    """As with a GPU: the loss of a step is read when the next one has begun."""
+    monkeypatch.setattr(loop, "steps_ahead", lambda platform: 1)
+    code, _, said = llamaspec(*command, "--eval-every=10", "--save-every=20", "--out", str(tmp_path / "out"))
+    assert code == 0, said
+    assert evaluations(said) == evaluations(whole[1])
+    assert weights(tmp_path / "out") == weights(whole[0])
+
+
+@pytest.mark.parametrize(("platform", "ahead"), [("cpu", 0), ("gpu", 1)])
+def test_the_host_is_ahead_of_a_gpu_by_a_step_and_reports_each_in_its_turn(
+    alphabet, monkeypatch, tmp_path, platform, ahead
+):
+    seen: list[tuple[str, int]] = []
+
+    def counted(config: Config, transform: optax.GradientTransformation, **where: Any) -> Step:
+        step = compile_step(config, transform, **where)
+
+        def update(*arrays: Any) -> Any:
+            seen.append(("begun", sum(word == "begun" for word, _ in seen) + 1))
+            return step.update(*arrays)
+
+        return step._replace(update=update)
+
+    monkeypatch.setattr(loop, "compile_step", counted)
+    monkeypatch.setattr(loop, "steps_ahead", lambda _, real=loop.steps_ahead: real(platform))
+    source = Text(alphabet[0], load_tokenizer(alphabet[1]), {}, context=32)
+
+    def report(progress: StepReport):
+        seen.append(("done", progress.step))
+
+    train(replace(RECIPE, steps=5), source, tmp_path / "out", eval_every=3, save_every=5, report=report)
+    begun, done = ([number for word, number in seen if word == which] for which in ("begun", "done"))
+    assert (begun, done) == ([1, 2, 3, 4, 5], [1, 2, 3, 3, 4, 5, 5])  # those that were evaluated are reported twice
+    order = {(word, number): place for place, (word, number) in reversed([*enumerate(seen)])}
+    for number in (1, 2, 4):  # after which nothing is evaluated or saved
+        assert (order["begun", number + 1] < order["done", number]) == bool(ahead)
+    assert order["done", 3] < order["begun", 4]  # what is evaluated and saved has been judged
+
+
+def test_processes_that_would_go_on_from_other_steps_are_refused(stopped, alphabet, monkeypatch):
+    """As where each has a folder of its own: weights of two steps would be put together, without a word."""
+    source = Text(alphabet[0], load_tokenizer(alphabet[1]), {}, context=32)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(loop, "agreed", lambda step: step - 5)
+    with pytest.raises(CheckpointError, match="ends with step 25, that of process 0 with 20: all processes need one"):
+        loop.train(RECIPE, source, stopped, eval_every=10, save_every=5, resume=True)
+
+
+def test_a_run_killed_behind_its_last_step_writes_the_model(whole, command, tmp_path):
+    out = Path(shutil.copytree(whole[0], tmp_path / "out"))
+    shutil.rmtree(out / "model")
+    code, _, said = llamaspec(*command, "--resume", "--out", str(out))
+    assert (code, files(out)) == (0, files(whole[0])), said
+
+
+def test_the_written_weights_are_the_trained_ones_rounded_once(whole):
+    tensors = initial_tensors(TINY, seed=0)
+    state = optimizer(lr=RECIPE.lr, steps=RECIPE.steps, warm_up=RECIPE.warm_up, decay=RECIPE.decay).init(tensors)
+    trained, _, step, _ = saving.load_state(saving.checkpoints(whole[0])[-1], RECIPE, tensors, state)
+    assert step == RECIPE.steps
+    written = open_checkpoint(whole[0] / "model")
+    assert (written.config, written.stops) == (TINY, {EOS})
+    for name, tensor in written.tensors.items():
+        assert np.array_equal(tensor.read(), np.asarray(trained[name]).astype(ml_dtypes.bfloat16)), name
+
+
+def test_the_written_model_continues_the_alphabet(whole):
+    asked = ("--temperature=0", "--max-new-tokens=8", "--backend=reference")
+    code, out, said = llamaspec("generate", "fghij", "--model", str(whole[0] / "model"), *asked)
+    assert (code, out) == (0, "fghijklmnopqr\n"), said
+
+
+@pytest.mark.parametrize("damage", [b"", b"rubbish" * 9, None])
+def test_an_unreadable_checkpoint_is_named_and_nothing_is_lost(whole, stopped, command, damage):
+    _, last = saving.checkpoints(stopped)
+    last.write_bytes(last.read_bytes()[:-100] if damage is None else damage)
+    before = files(stopped)
+    said = refusal(*command, "--resume", "--out", str(stopped))
+    assert f"{last.name}: is no checkpoint of a training, or a damaged one: the one before it may serve" in said
+    assert files(stopped) == before
+
+
+def test_the_checkpoint_before_an_unreadable_one_serves(whole, stopped, command):
+    saving.checkpoints(stopped)[-1].unlink()
+    code, _, said = llamaspec(*command, "--resume", "--out", str(stopped))
+    assert (code, weights(stopped)) == (0, weights(whole[0])), said
+
+
+def test_a_full_disk_loses_no_checkpoint(whole, stopped, command):
+    """Simulated by a limit on the size of a file, below that of a checkpoint."""
+    # The next write removes the files that an earlier kill left half-written.
+    before = {name: data for name, data in files(stopped).items() if not name.endswith(".partial")}
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        said = refusal(*command, "--resume", "--save-every=10", "--out", str(stopped))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert re.search("(?i)too large|no space|I/O error", said)
+    assert files(stopped) == before
+
+
+def test_a_started_training_is_not_overwritten(whole, stopped, command):
+    for out, arguments, words in (
+        (stopped, (), "holds a training already: --resume goes on with it"),
+        (stopped, ("--resume", "--lr=0.5", "--seed=2"), "was made with another lr, seed"),
+        (whole[0], ("--resume",), "model: exists already: this training is done"),
+    ):
+        before = files(out)
+        assert words in refusal(*command, *arguments, "--out", str(out))
+        assert files(out) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--out=OUT", "--text=NONE"], "No such file"),
+        (["--out=OUT", "--text=EMPTY"], "holds no text"),
+        (["--out=OUT", "--text=BINARY"], "is not UTF-8: its byte"),
+        (["--out=OUT", "--text=EMPTY", "--context=1"], "'--context': 1 is not in the range"),
+        (["--out=OUT", "--heads=3", "--kv-heads=2"], "3 heads do not share 2 kv heads"),
+        (["--out=OUT", "--head-dim=15"], "RoPE turns pairs"),
+        (["--out=OUT", "--dim=0"], "'--dim': 0 is not in the range"),
+        (["--out=OUT", "--context=1"], "'--context': 1 is not in the range"),
+        (["--out=OUT", "--steps=0"], "'--steps': 0 is not in the range"),
+        (["--out=OUT", "--save-every=0"], "'--save-every': 0 is not in the range"),
+        (["--out=OUT", "--batch=0"], "'--batch': 0 is not in the range"),
+        (["--out=OUT", "--lr=nan"], "lr must be positive"),
+        (["--out=OUT", "--seed=-1"], "'--seed': -1 is not in the range"),
+        (["--out=OUT", "--answers=-1"], "'--answers': -1.0 is not in the range"),
+        (["--out=OUT", "--resume"], "holds no checkpoint"),
+        (["--out=EMPTY"], "Not a directory"),
+        (["--out=OUT", "--tokenizer=NONE"], "--tokenizer goes with --text"),
+        (["--evaluate=NONE"], "No such file"),
+        ([], "give either"),
+    ],
+)
+def test_what_cannot_be_is_one_line(stories, tmp_path, arguments, words):
+    (tmp_path / "EMPTY").write_text("\n \n\n")
+    (tmp_path / "BINARY").write_bytes(b"\xff\xfe\x00")
+    places = [re.sub("=(OUT|NONE|EMPTY|BINARY)$", rf"={tmp_path}/\1", argument) for argument in arguments]
+    assert words in refusal("train", *places)
+    assert not (tmp_path / "OUT").exists()
+
+
+def test_documents_cut_before_anything_to_learn_are_one_line(stories, monkeypatch, tmp_path):
+    monkeypatch.setattr(stories, "training", lambda step, recipe: [Example([1] * 40, [0.0] * 32 + [1.0] * 8)])
+    arguments = (*SHAPE, "--context=32", "--out", str(tmp_path / "out"))
+    assert "step 1 has nothing to learn within 32 tokens: try a larger context" in refusal("train", *arguments)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_loss_that_is_no_number_ends_the_run(whole, command, monkeypatch, tmp_path, ahead):
+    monkeypatch.setattr(loop, "steps_ahead", lambda platform: ahead)
+    said = refusal(*command, "--lr=1e30", "--out", str(tmp_path / "out"))
+    assert re.search(r"the loss of step \d+ is (nan|inf): try a smaller --lr", said)
+
+
+@pytest.mark.slow  # 4 s
+def test_bfloat16_learns_too(alphabet, monkeypatch, tmp_path):
+    losses: list[float] = []
+    compiled: list[tuple[Ops, np.dtype]] = []
+
+    def report(progress: StepReport):
+        losses.append(progress.loss)
+        if progress.step == 40:
+            raise Killed
+
+    def seen(
+        config: Config, transform: optax.GradientTransformation, *, ops: Ops, dtype: np.dtype, **where: Any
+    ) -> Step:
+        compiled.append((ops, dtype))
+        return compile_step(config, transform, ops=ops, dtype=dtype, **where)
+
+    monkeypatch.setattr(loop, "compile_step", seen)
+    source = Text(alphabet[0], load_tokenizer(alphabet[1]), {}, context=32)
+    with pytest.raises(Killed):
+        train(replace(RECIPE, dtype="bfloat16", remat=True), source, tmp_path, save_every=100, report=report)
+    assert losses[-1] < losses[0] / 2
+    assert [(ops == WHOLE, dtype) for ops, dtype in compiled] == [(False, ml_dtypes.bfloat16)]
+
+
+def test_a_written_model_is_evaluated_on_stories(stories, monkeypatch, tmp_path):
+    """The weights fit bfloat16, so writing them changes nothing."""
+    monkeypatch.setattr(source, "QUESTIONS", 6)
+    monkeypatch.setattr(data, "LENGTHS", (128,))  # one program
+    config = replace(TINY, vocab=1024, context=128)
+    named = random_checkpoint(config, seed=0, dtype=ml_dtypes.bfloat16).tensors
+    tensors = {name: jnp.asarray(tensor.read(), FLOAT32) for name, tensor in named.items()}
+    score = jax.jit(partial(summed_loss, config=config, ops=WHOLE, dtype=FLOAT32))
+    for name, content in stories.files.items():
+        (tmp_path / name).write_bytes(content)
+    saving.write_model(tmp_path, replace(RECIPE, config=config), stories, tensors)
+
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {
+        "config.json", "generation_config.json", "model.safetensors", *stories.files
+    }  # fmt: skip
+    evaluated = llamaspec("train", "--evaluate", str(tmp_path / "model"))
+    assert evaluated == (0, f"{evaluate(tensors, config, stories, score=score, rows=1)}\n", "")
+    assert f"(floor {stories.floor:.4f}" in evaluated[1] and evaluated[1].endswith(", 0 of 6 questions\n")
+
+
+def test_evaluation_counts_whole_answers(stories, monkeypatch):
+    """The score is scripted: right everywhere, except for an id of the first answer, the </s> of the second,
+    and one before the third."""
+    monkeypatch.setattr(source, "QUESTIONS", 6)
+    asked = [tuple(example.ids) for example in questions(stories.tokenizer, 6)]
+    starts = [example.weights.index(1.0) for example in questions(stories.tokenizer, 6)]
+    slips = {asked[0]: starts[0], asked[1]: len(asked[1]) - 1, asked[2]: starts[2] - 1}
+
+    def score(tensors, ids, importance):
+        likeliest = ids[:, 1:].copy()
+        for row, sequence in enumerate(ids):
+            if at := slips.get(tuple(np.trim_zeros(sequence, "b"))):
+                likeliest[row, at - 1] += 1  # what follows at - 1 is at
+        return 0.0, (3 * np.sum(importance[:, 1:]), likeliest)
+
+    shares: list[float] = []
+    how = {"score": score, "rows": 1, "progress": lambda _, share: shares.append(share)}
+    whole = evaluate({}, replace(TINY, context=1024), stories, **how)
+    assert shares == [done / len(shares) for done in range(len(shares))] and len(shares) > len(asked)
+    assert whole == (3.0, stories.floor, 4, 6)
+    assert evaluate({}, replace(TINY, context=64), stories, score=score, rows=1)[2:] == (0, 6)  # no answer is seen
+
+
+@pytest.mark.parametrize("shared", [1, 3])
+@pytest.mark.parametrize("window", [None, 1, 3])
+def test_attention_over_whole_sequences_is_within_the_bound_of_attention(shared, window):
+    config = replace(TINY, heads=2 * shared)
+    op = jax.jit(partial(attend_whole, window=window, config=config))
+    unused = Positions(jnp.zeros((2, 5), jnp.int32), *jnp.zeros((2, 2, 5, 2)))
+
+    @given(seed=seeds, scale=st.sampled_from([0.1, 1.0, 10.0]))
+    def check(seed, scale):
+        rng = np.random.default_rng(seed)
+        q = (scale * rng.normal(size=(2, 5, 2 * shared, 4))).astype(FLOAT32)
+        k, v = rng.normal(size=(2, 2, 2, 5, 4)).astype(FLOAT32)  # [kv, batch, kv_heads, seq, head_dim]
+        h = op(q, LayerCache(k, v), unused)
+        for row in range(2):
+            keys, values = (exactly(a[row].swapaxes(0, 1)) for a in (k, v))
+            due = bound.attend(exactly(q[row]), keys, values, causal_mask(5, 5, window=window), unit=0.0)
+            assert_within(h[row], due.value, due.error)
+
+    check()
+
+
+def random_tensors(config: Config, *, seed: int) -> dict[str, np.ndarray]:
+    return {name: tensor.read() for name, tensor in random_checkpoint(config, seed=seed).tensors.items()}
+
+
+def exactly_those(config: Config, tensors: Mapping[str, np.ndarray]) -> reference.Params:
+    named = {name: Tensor(a.shape, a.dtype, lambda a=a: a) for name, a in tensors.items()}
+    return load_reference_params(Checkpoint("random", "memory", config, named, bos=None, stops=frozenset()))
+
+
+def reference_nats(config: Config, tensors: Mapping[str, np.ndarray], ids: np.ndarray) -> np.ndarray:
+    """The reference's -log p of every id of a sequence but the first."""
+    params = exactly_those(config, tensors)
+    logits, _ = reference.forward(params, ids[:-1], reference.empty_cache(config), config=config)
+    return np.log(np.sum(np.exp(logits), axis=1)) - logits[np.arange(len(ids) - 1), ids[1:]]
+
+
+@pytest.fixture(scope="module")
+def loss():
+    """`summed_loss` of TINY in float32, compiled."""
+    return jax.jit(partial(summed_loss, config=TINY, ops=WHOLE, dtype=FLOAT32))
+
+
+def test_the_loss_is_within_the_bound_of_the_references(loss):
+    tensors = random_tensors(TINY, seed=0)
+    rng = np.random.default_rng(1)
+    ids = rng.integers(0, TINY.vocab, (2, 8)).astype(np.int32)
+    importance = rng.choice([0.0, 1.0, 6.0], (2, 8)).astype(FLOAT32)
+    weighed, (plain, likeliest) = loss(tensors, ids, importance)
+
+    nats, off = np.empty((2, 2, 7))
+    for row in range(2):
+        logits = composed_bound(exactly_those(TINY, tensors), ids[row, :-1], TINY)
+        worst, largest = logits.error.max(axis=1), logits.size.max(axis=1)
+        nats[row] = reference_nats(TINY, tensors, ids[row])
+        # log sum exp moves no further than the logit that moves most. It rounds distances from the largest logit, exp
+        # (4 times), the sum over the vocabulary, log (4), and what it puts together with the logits.
+        off[row] = 2 * worst + gamma(TINY.vocab + 12) * (1 + 2 * largest + np.log(TINY.vocab))
+        second, first = np.sort(logits.value, axis=1)[:, -2:].T
+        certain = first - second > 2 * worst
+        assert np.sum(certain) > 3
+        assert np.array_equal(np.asarray(likeliest)[row, certain], np.argmax(logits.value, axis=1)[certain])
+    for actual, w in ((weighed, importance[:, 1:]), (plain, importance[:, 1:] > 0)):
+        assert_within(actual, np.sum(w * nats), np.sum(w * off) + gamma(15) * np.sum(w * (nats + off)))
+
+
+def test_padding_and_what_predicts_nothing_do_not_count(loss):
+    """The results are equal to the bit, since the same programs run."""
+    tensors = random_tensors(TINY, seed=0)
+    ids = np.random.default_rng(1).integers(0, TINY.vocab, (2, 8)).astype(np.int32)
+    importance = np.zeros((2, 8), FLOAT32)
+    importance[0, 1:5] = 1
+    padded, first = ids.copy(), importance.copy()
+    padded[0, 5:], padded[1] = 0, 0
+    first[0, 0] = 9  # nothing predicts the first id
+    due = loss(tensors, ids, importance)
+    for other in (loss(tensors, padded, importance), loss(tensors, ids, first)):
+        assert (other[0], other[1][0]) == (due[0], due[1][0])
+
+
+@pytest.mark.parametrize(("tied", "ops"), [(True, WHOLE), (False, remat(WHOLE))], ids=["tied", "untied, remat"])
+def test_a_step_goes_down_the_references_gradient(tied, ops):
+    """Summed over batches, in a random direction of each tensor, beside central differences."""
+    config = replace(TINY, tied=tied, vocab=40)
+    tensors = random_tensors(config, seed=2)
+    rng = np.random.default_rng(3)
+    ids = rng.integers(0, 40, (2, 7)).astype(np.int32)
+    importance = rng.choice([0.0, 1.0, 6.0], (2, 7)).astype(FLOAT32)
+
+    step = compile_step(config, optax.sgd(1.0), ops=ops, dtype=FLOAT32, platform="cpu")
+    gradient, nats = {name: jnp.zeros(a.shape) for name, a in tensors.items()}, jnp.zeros(())
+    for row in (slice(0, 1), slice(1, 2)):
+        gradient, nats = step.add_gradient(gradient, nats, tensors, ids[row], importance[row])
+    assert {name: a.shape for name, a in gradient.items()} == tensor_shapes(config)
+
+    # Forward and back, a number goes through every matrix once, in a sum over its rows or columns.
+    roundings = gamma(2 * sum(sum(shape) for shape in tensor_shapes(config).values()))
+    size = 2.0**-16  # its square, and float64's roundings divided by it, are far below float32's roundings
+    for name, slope in gradient.items():
+        direction = rng.normal(size=slope.shape) * np.sqrt(np.mean(tensors[name] ** 2))
+        further, back = (
+            sum(np.sum(importance[row, 1:] * reference_nats(config, moved, ids[row])) for row in range(2))
+            for moved in (tensors | {name: tensors[name] + side * size * direction} for side in (1, -1))
+        )
+        along = np.asarray(slope, np.float64) * direction
+        assert_within(np.sum(along), (further - back) / (2 * size), roundings * np.sum(np.abs(along)))
+
+    state = optax.sgd(1.0).init(tensors)
+    changed, _ = step.update(jax.tree.map(jnp.asarray, tensors), state, gradient, jnp.float32(5))
+    for name, slope in gradient.items():
+        change = np.asarray(slope, np.float64) / 5
+        assert_within(changed[name], tensors[name] - change, gamma(3) * (np.abs(tensors[name]) + np.abs(change)))
+
+
+def test_remat_keeps_less_for_the_gradient():
+    tensors = random_tensors(TINY, seed=0)
+    ids, importance = jnp.ones((4, 32), jnp.int32), jnp.ones((4, 32))
+
+    def kept(ops: Ops) -> int:
+        """Bytes from the loss to its gradient."""
+        loss = partial(summed_loss, ids=ids, importance=importance, config=TINY, ops=ops, dtype=FLOAT32)
+        pull_back = jax.eval_shape(lambda tensors: jax.vjp(lambda t: loss(t)[0], tensors)[1], tensors)
+        return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(pull_back))
+
+    assert kept(remat(WHOLE)) < kept(WHOLE) / 2
+
+
+@given(lengths=st.lists(st.integers(1, 70), min_size=1, max_size=9), rows=st.integers(1, 4))
+def test_batches_hold_every_example_once(lengths, rows):
+    examples = [Example([i + 1] * length, [1.0] * length) for i, length in enumerate(lengths)]
+    found = {}
+    for batch in batches(examples, rows=rows, context=64):
+        assert batch.ids.shape[0] == rows
+        for ids, importance in zip(batch.ids, batch.weights, strict=True):
+            if ids[0]:
+                assert np.array_equal(ids > 0, importance > 0)
+                found[int(ids[0])] = int(np.sum(ids > 0))
+    assert found == {i + 1: min(length, 64) for i, length in enumerate(lengths)}
+
+
+def test_only_matrices_decay():
+    tensors = {"matrix": jnp.ones((2, 2)), "norm": jnp.ones(2)}
+    transform = optimizer(lr=0.1, steps=10, warm_up=0, decay=0.5)
+    nothing = jax.tree.map(jnp.zeros_like, tensors)
+    changes, _ = jax.jit(lambda: transform.update(nothing, transform.init(tensors), tensors))()
+    assert_within(
+        changes["matrix"], np.full((2, 2), -0.1 * 0.5), 0.05 * gamma(6)
+    )  # of the two factors, and the schedule
+    np.testing.assert_array_equal(changes["norm"], 0.0)
+
+
+def test_documents_follow_from_seed_and_step_and_no_story_comes_twice(stories):
+    def drawn(steps, recipe: Recipe = RECIPE) -> list[tuple[int, ...]]:
+        """The documents that are long enough to hold a story."""
+        documents = [tuple(example.ids) for step in steps for example in stories.training(step, recipe)]
+        return [document for document in documents if len(document) > 100]
+
+    once = drawn(range(5))
+    assert once == drawn(range(5)) and set(once) == set(drawn(reversed(range(5))))
+    assert len(set(once)) == len(once) > 10
+    assert not set(drawn(range(5), replace(RECIPE, seed=1))) & set(once)
+
+
+def test_answers_are_more_important_where_asked(stories):
+    plain = stories.training(1, replace(RECIPE, batch=40))
+    heavy = stories.training(1, replace(RECIPE, batch=40, answers=7.0))
+    answers = [[]]
+    for before, after in zip(plain, heavy, strict=True):
+        assert before.ids == after.ids
+        weights = list(zip(before.ids, before.weights, after.weights, strict=True))
+        assert all(a in (b, 7 * b) for _, b, a in weights)
+        for id in (id for id, b, a in weights if a != b):
+            answers.append([]) if id == EOS else answers[-1].append(id)
+    texts = [decode(stories.tokenizer, answer) for answer in answers if answer]
+    assert len(texts) > 10 and all("." in text and "Once" not in text for text in texts)
+    assert max(map(len, texts)) < 200  # answers, not stories: those have 400 at least
+
+
+def test_a_question_counts_its_answer_alone(stories):
+    for example in questions(stories.tokenizer, 10):
+        start = example.weights.index(1.0)
+        assert example.weights == [0.0] * start + [1.0] * (len(example.ids) - start)
+        assert example.ids[start - 1] == stories.tokenizer.special["<|assistant|>"]
+        assert example.ids[-1] == EOS and EOS not in example.ids[start:-1]
+
+
+def test_a_text_comes_round_whole_and_in_another_order(alphabet, tmp_path):
+    (tmp_path / "text").write_text("\n\n".join(f"Number {i}.\n" for i in range(25)) + "\n\n\n")
+    tokenizer = load_tokenizer(alphabet[1])
+    text = Text(tmp_path / "text", tokenizer, {}, context=32)
+    assert [decode(tokenizer, example.ids[1:-1]) for example in text.held_out()] == ["Number 0.", "Number 20."]
+    assert text.floor is None
+
+    rounds = [text.training(step, replace(RECIPE, batch=23)) for step in (0, 1)] + [
+        text.training(0, replace(RECIPE, batch=23, seed=1))
+    ]
+    ids = [[tuple(example.ids) for example in one] for one in rounds]
+    assert all(set(one) == set(ids[0]) and len(set(one)) == 23 for one in ids)
+    assert ids[0] != ids[1] and ids[0] != ids[2]
+
+
+@pytest.mark.parametrize(("bos", "lengths"), [(1, [32, 32, 32, 32, 6]), (None, [32, 32, 32, 32])])
+def test_a_long_paragraph_is_several_documents(alphabet, tmp_path, bos, lengths):
+    """128 letters and a </s>, which by itself, without a <s>, would be predicted from nothing."""
+    (tmp_path / "text").write_text("story" * 25 + "end")
+    tokenizer: Any = load_tokenizer(alphabet[1])
+    text = Text(tmp_path / "text", replace(tokenizer, bos=bos), {}, context=32)
+    parts = {tuple(e.ids): e.weights for e in [*text.held_out(), *text.training(0, replace(RECIPE, batch=8))]}
+    assert sorted(map(len, parts), reverse=True) == lengths
+    assert all(sum(weights) == len(ids) - (bos is not None) for ids, weights in parts.items())
+
+
+@pytest.mark.parametrize("changes", [{"attention_scale": 0.3}, {"attention_cap": 2.0}])
+def test_attention_over_whole_sequences_knows_the_scale_and_the_cap(changes):
+    config = Config(8, 1, 4, 2, 4, 8, vocab=5, context=8, eps=1e-5, theta=1e4, **changes)
+    rng = np.random.default_rng(0)
+    q = jnp.asarray(rng.normal(size=(2, 5, 4, 4)), jnp.float32)
+    cache = LayerCache(*(jnp.asarray(rng.normal(size=(2, 2, 5, 4)), jnp.float32) for _ in range(2)))
+    at = jnp.broadcast_to(jnp.arange(5), (2, 5))
+    positions = Positions(at, jnp.zeros((2, 5, 2)), jnp.zeros((2, 5, 2)))
+    expected = XLA.attend(q, cache, positions, window=3, config=config)
+    found = attend_whole(q, cache, positions, window=3, config=config)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_gets_the_named_templates_beside_its_tokenizer(tmp_path):
+    named = tmp_path / "additional_chat_templates"
+    named.mkdir()
+    for path, text in ((named / "tool_use.jinja", "{{ tools }}"), (tmp_path / "tokenizer.model.v3", "pieces")):
+        path.write_text(text)
+    assert files_beside(tmp_path) == {
+        "tokenizer.model.v3": b"pieces",
+        "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
+    }
+    assert files_beside(tmp_path / "tokenizer.model.v3") == {"tokenizer.model.v3": b"pieces"}
+    (tmp_path / "secret").write_text("a key")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "tokenizer.json").symlink_to(tmp_path / "secret")
+    with pytest.raises(CheckpointError, match=r"is a link to .*secret, outside the model's folder"):
+        files_beside(tmp_path / "folder")

@@ -1,0 +1,293 @@
+"""Ways to pass without being right, each refused, and the table of docs/cheats.md, which names them all.
+
+The patterns are those of published catalogues of reward hacks in generated kernels. Those of timing are in
+tests/verify/test_verify_timing.py.
+"""
+
+import re
+from inspect import unwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llamaspec.verify.bounds.precision import precision
+from llamaspec.verify.candidates.candidate import Direct, Worker
+from llamaspec.verify.candidates.guard import Guarded, changes, snapshot
+from llamaspec.verify.catalogue import CONTRACTS
+from llamaspec.verify.judging import judge
+from llamaspec.verify.judging.examination import Examination
+from llamaspec.verify.judging.runner import _Search, verify
+from tests.support.waiting import PATIENCE
+from tests.verify import test_verify_timing
+
+PAGE = Path(__file__).parents[2] / "docs" / "cheats.md"
+CHEATS = r"""
+import os, sys, threading, time
+
+import numpy as np
+
+
+def right(x):
+    wide = x.astype(np.float32)
+    top = wide.max(axis=-1, keepdims=True)
+    e = np.exp(wide - np.where(np.isinf(top), 0, top))
+    total = e.sum(axis=-1, keepdims=True)
+    return np.divide(e, total, out=np.zeros_like(e), where=total > 0).astype(x.dtype)
+
+
+KEPT, CALLS = {}, []
+
+
+def zeros(x):
+    return np.zeros_like(x)
+
+
+def its_input(x):
+    return x
+
+
+def uninitialized(x):
+    return np.full_like(x, np.nan)
+
+
+def cached_by_shape(x):
+    return KEPT.setdefault(x.shape, right(x))
+
+
+def cached_by_address(x):
+    return KEPT.setdefault(x.ctypes.data, right(x))
+
+
+def cached_by_first_number(x):
+    return KEPT.setdefault((x.shape, x[0, 0].tobytes()), right(x))
+
+
+def in_turn(x, count):
+    ring = KEPT.setdefault(x.shape, [np.empty_like(x) for _ in range(count)])
+    ring.append(ring.pop(0))
+    ring[0][:] = right(x)
+    return ring[0]
+
+
+def two_buffers(x):
+    return in_turn(x, 2)
+
+
+def three_buffers(x):
+    return in_turn(x, 3)
+
+
+def four_buffers(x):
+    return in_turn(x, 4)
+
+
+def one_buffer(x):
+    out = KEPT.setdefault(x.shape, np.empty_like(x))
+    out[...] = right(x)
+    return out
+
+
+def right_for_a_while(x):
+    CALLS.append(1)
+    return right(x) if len(CALLS) < 20 else zeros(x)
+
+
+def writes_to_its_input(x):
+    out = right(x)
+    x[...] = out
+    return out
+
+
+def narrower(x):
+    return right(x.astype(np.float16)).astype(np.float32)
+
+
+def narrower_result(x):
+    return right(x).astype(np.float16)
+
+
+def one_shape(x):
+    return right(x) if x.shape[-1] <= 1024 else zeros(x)
+
+
+def later(x):
+    out = np.zeros_like(x)
+    fill = lambda: (time.sleep(60), out.__setitem__(..., right(x)))
+    threading.Thread(target=fill, daemon=True).start()
+    return out
+
+
+class Lazy(np.ndarray):
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(sys.modules["llamaspec.reference.softmax"].softmax(np.asarray(self)))
+
+
+def lazy_subclass(x):
+    return right(x).view(Lazy) * np.float32(1.001)
+
+
+class Equal:
+    def __init__(self, shape):
+        self.shape = shape
+
+    def __eq__(self, other):
+        return True
+
+
+def equal_to_everything(x):
+    return Equal(x.shape)
+
+
+def calls_the_definition(x):
+    import llamaspec.reference.softmax
+    return llamaspec.reference.softmax.softmax(x).astype(x.dtype) * np.float32(1.001)
+
+
+def reads_the_judge(x):
+    frame = sys._getframe()
+    while frame:
+        for value in frame.f_locals.values():
+            if type(value).__name__ in ("Expected", "Contract", "Examination"):
+                return value.value
+        frame = frame.f_back
+    return zeros(x)
+
+
+def forges_a_reply(x):
+    for descriptor in range(3, 20):
+        try:
+            os.write(descriptor, b"\x00" * 64)
+        except OSError:
+            pass
+    return zeros(x)
+
+
+def exits_with_0(x):
+    os._exit(0)
+
+
+def patches_numpy(x):
+    import numpy
+    numpy.abs = numpy.zeros_like
+    numpy.allclose = lambda *arguments, **named: True
+    return zeros(x)
+
+
+def catches_and_falls_back(x):
+    try:
+        raise RuntimeError("out of shared memory")
+    except RuntimeError:
+        return x / x.sum(axis=-1, keepdims=True)
+"""
+# Function, kind of the finding, and what the pattern is, as docs/cheats.md has it.
+PATTERNS = [
+    ("zeros", "value", "a constant instead of a result"),
+    ("its_input", "value", "the input handed back"),
+    ("uninitialized", "not finite", "memory that was never written"),
+    ("cached_by_shape", "value", "the first result of a shape, kept"),
+    ("cached_by_address", "value", "a result kept by the address of its input"),
+    ("cached_by_first_number", "value", "a result kept by a part of its input"),
+    ("one_buffer", "reused", "one output buffer for all calls"),
+    ("two_buffers", "reused", "two output buffers in turn"),
+    ("three_buffers", "reused", "three output buffers in turn"),
+    ("four_buffers", "reused", "four output buffers in turn"),
+    ("right_for_a_while", "value", "right while it is tested, wrong later"),
+    ("writes_to_its_input", "inputs", "an input overwritten, so that both sides see the same"),
+    ("narrower", "value", "computed in a narrower dtype"),
+    ("narrower_result", "dtype", "returned in a narrower dtype"),
+    ("one_shape", "value", "right for the shapes of the benchmark alone"),
+    ("later", "value", "a result that a thread writes after the call"),
+    ("lazy_subclass", "value", "a subclass that computes when it is read"),
+    ("equal_to_everything", "raised", "an object that is equal to everything"),
+    ("calls_the_definition", "value", "the definition called, and scaled by 1.001"),
+    ("reads_the_judge", "value", "the expected result looked for in the callers' frames"),
+    ("forges_a_reply", "reply", "an answer written to the pipe of the judge"),
+    ("exits_with_0", "crashed", "the process ended with status 0"),
+    ("patches_numpy", "value", "NumPy's comparisons patched, in its own process"),
+    ("catches_and_falls_back", "not finite", "a fallback behind a caught exception"),
+]
+
+
+@pytest.fixture(scope="module")
+def cheats(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("cheats") / "cheats.py"
+    path.write_text(CHEATS)
+    return path
+
+
+@pytest.mark.parametrize(("function", "kind", "what"), PATTERNS, ids=[pattern[0] for pattern in PATTERNS])
+def test_a_cheat_is_refused(cheats, function, kind, what):
+    with Worker(f"{cheats}:{function}", arrays="numpy", timeout=PATIENCE) as worker:
+        report = verify(
+            CONTRACTS["softmax"], worker, precision=precision("float32"), examples=200, seed=0, shrink=False
+        )
+    assert report.outcome == "violated" and report.worst.finding
+    assert report.worst.finding.kind in (kind, "not the same twice", "law"), report.worst.finding
+
+
+def test_the_right_function_among_them_passes(cheats):
+    with Worker(f"{cheats}:right", arrays="numpy", timeout=PATIENCE) as worker:
+        report = verify(CONTRACTS["softmax"], worker, precision=precision("float32"), examples=60, seed=0)
+    assert report.outcome == "within bounds"
+
+
+def patches_the_definition():
+    import llamaspec.reference.softmax
+
+    llamaspec.reference.softmax.softmax = lambda x: np.zeros_like(x)
+
+
+def patches_code():
+    unwrap(judge._ratio).__code__ = (lambda error, bound: np.zeros_like(error)).__code__
+
+
+def patches_a_class():
+    Examination.violated = property(lambda self: False)  # type: ignore
+
+
+def patches_a_method():
+    unwrap(_Search._examine).__code__ = (lambda self, draw: None).__code__
+
+
+@pytest.mark.parametrize(
+    ("patch", "name"),
+    [
+        (patches_the_definition, "llamaspec.reference.softmax.softmax"),
+        (patches_code, "llamaspec.verify.judging.judge._ratio.__code__"),
+        (patches_a_class, "llamaspec.verify.judging.examination.Examination.violated"),
+        (patches_a_method, "llamaspec.verify.judging.runner._Search._examine.__code__"),
+    ],
+)
+def test_a_patched_judge_is_refused_in_a_test(patch, name):
+    """A candidate in the judge's own process could reach what it is judged by; its patch is seen and taken back."""
+    before = snapshot()
+
+    def patches(x):
+        patch()
+        return np.zeros_like(x)
+
+    candidate = Guarded(Direct(patches), before)
+    report = verify(CONTRACTS["softmax"], candidate, precision=precision("float32"), examples=9, seed=0, shrink=False)
+    assert report.worst.finding == ("definition", f"{name} was changed, which the candidate is judged by", "")
+    assert not changes(before)
+
+
+def test_the_page_names_every_pattern_and_what_shows_it():
+    rows = re.findall(r"^\| ([^|]+) \| `([^`]+)` \| `([^`]+)` \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows == [(what, function, kind) for function, kind, what in PATTERNS]
+
+
+def test_every_pattern_of_timing_is_shown_or_out_of_scope():
+    """A row of the page's second table names a function or a test of another file, or is out of scope."""
+    *_, table = PAGE.read_text(encoding="utf-8").partition(
+        "| pattern | shown by | what becomes of it |\n|---|---|---|\n"
+    )
+    rows = [[cell.strip(" `") for cell in row.split("|")[1:4]] for row in table.partition("\n\n")[0].splitlines()]
+    shown = {name: outcome for _, name, outcome in rows if name}
+    assert all(outcome.startswith("out of scope: not seen") for _, name, outcome in rows if not name)
+    assert {name for name, outcome in shown.items() if outcome.startswith("no time")} == {
+        name for name, why in test_verify_timing.UNTIMED if name != "raises_if_large"
+    }
+    others = [name for name, outcome in shown.items() if not outcome.startswith("no time")]
+    assert others and all(hasattr(test_verify_timing, name) for name in others)

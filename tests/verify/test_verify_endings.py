@@ -1,0 +1,295 @@
+"""Runs that end before they are over: by a signal, by a fault of the judge, by a candidate that changes its mind."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from importlib import import_module
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llamaspec import cli
+from llamaspec.commands.interrupt import remove_what_is_unfinished
+from llamaspec.verify.bounds.precision import precision
+from llamaspec.verify.campaign import Campaign, Job, _end_when_told, _run_all
+from llamaspec.verify.candidates.candidate import Direct, Failure, Worker
+from llamaspec.verify.candidates.worker import load_file
+from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
+from llamaspec.verify.draws.drawing import uniform
+from llamaspec.verify.judging import examination, runner
+from llamaspec.verify.judging.examination import Unjudged, takes
+from llamaspec.verify.judging.runner import verify
+from tests.support.waiting import PATIENCE, session_lives, session_seconds, until
+
+CANDIDATES = """
+import os, time
+import numpy as np
+
+calls = []
+
+def slow(x, y):
+    with open("calls", "a") as file:
+        file.write(".")
+    time.sleep(0.02)
+    return x + y
+
+def hangs(x, y):
+    with open("process", "w") as file:
+        print(os.getpid(), file=file)
+    time.sleep(1000)
+
+def garbage(x, y):
+    calls.append(1)
+    if len(calls) == 5:
+        for descriptor in range(3, 20):
+            try:
+                os.write(descriptor, b"garbage, garbage, garbage")
+            except OSError:
+                pass
+    return x + y
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "candidates.py").write_text(CANDIDATES)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(op: str, candidate: Callable[..., Any], **options: Any):
+    """Verify `candidate` without laws: a fault is then found by the values that are due, whatever draw it comes at."""
+    options = {"examples": 60, "seed": 0, "precision": precision("float32"), **options}
+    return verify(replace(CONTRACTS[op], laws=()), Direct(candidate), **options)
+
+
+def at_the_fifth(op: str, change: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A right function whose fifth result is another."""
+    right, calls = IMPLEMENTATIONS[op].function, []
+
+    def candidate(*arguments: Any, **named: Any) -> Any:
+        calls.append(1)
+        result = right(*arguments, **named)
+        return change(result) if len(calls) == 5 else result
+
+    return candidate
+
+
+def structured(result):
+    return np.zeros(result.shape, [("value", np.float32)])
+
+
+@pytest.mark.parametrize(
+    ("op", "change", "kind"),
+    [
+        ("softmax", structured, "raised: TypeError: returned an array of [('value', '<f4')], which is no number"),
+        ("distribution", lambda p: 3 * p, "value: "),
+        ("distribution", lambda p: np.concatenate([p, p, p]), "shape: "),
+        ("distribution", lambda p: 3 * p.astype(np.float64), "value: "),
+        ("softmax", lambda p: p.astype("datetime64[s]"), "raised: TypeError: "),
+        ("softmax", lambda p: p + np.nan, "not finite: "),
+        ("softmax", lambda p: None, "raised: TypeError: "),
+    ],
+)
+def test_what_is_wrong_once_is_a_violation_of_its_own_kind(op, change, kind):
+    report = run(op, at_the_fifth(op, change))
+    assert report.outcome == "violated" and report.worst.finding
+    assert report.worst.finding.kind == "not the same twice"
+    first = "right when called again with the same inputs; the first time: "
+    later = "right at first; after a call with other inputs, for the same ones: "
+    assert report.worst.finding.message.startswith((first + kind, later + kind))
+
+
+def test_garbage_on_the_pipe_is_the_fault_of_the_candidate(folder):
+    with Worker("candidates:garbage", arrays="numpy", timeout=PATIENCE) as worker:
+        report = verify(CONTRACTS["add"], worker, precision=precision("float32"), examples=60, seed=0)
+    assert report.outcome == "violated" and report.worst.finding
+    assert report.worst.finding.kind in ("reply", "not the same twice")
+    assert "wrote something else than its result to the pipe that the judge reads" in report.worst.finding.message
+
+
+@pytest.mark.parametrize("kind", ["once", "always"])
+def test_an_exception_of_the_judge_is_no_pass(monkeypatch, kind):
+    calls, right = [], examination.judge
+
+    def judge(*arguments):
+        calls.append(1)
+        if len(calls) == 5 or (kind == "always" and len(calls) > 5):
+            raise KeyError("no such thing")
+        return right(*arguments)
+
+    monkeypatch.setattr(examination, "judge", judge)
+    if kind == "always":
+        with pytest.raises(Unjudged, match=r"add: the result for .* cannot be judged: KeyError: 'no such thing'"):
+            run("add", lambda x, y: x + y)
+        return
+    report = run("add", lambda x, y: x + y)
+    assert report.outcome == "violated" and report.worst.finding
+    assert report.worst.finding == (
+        "not the same twice",
+        "the first result could not be judged (KeyError: 'no such thing'), the second one, of the same inputs, could",
+        "",
+    )
+
+
+@pytest.mark.parametrize("fault", [Unjudged("add"), OSError(28, "No space left on device"), KeyError("x"), None])
+def test_what_fails_is_not_taken_for_a_violation(monkeypatch, capsys, fault):
+    def verify(*_: Any, **__: Any):
+        raise fault
+
+    monkeypatch.setattr(import_module("llamaspec.commands.verify"), "_verify", verify)
+    monkeypatch.setattr(sys, "argv", ["llamaspec", "verify", "add"])
+    if fault is None:
+        monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_a_failure_with_its_traceback_is_no_violation(monkeypatch, capsys):
+    monkeypatch.setattr(import_module("llamaspec.commands.verify"), "_verify", lambda *_, **__: {}["x"])
+    monkeypatch.setattr(sys, "argv", ["llamaspec", "--debug", "verify", "add"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith("KeyError: 'x'\n")
+
+
+@pytest.mark.parametrize("ending", [SystemExit(143), KeyboardInterrupt(), GeneratorExit()])
+def test_what_ends_the_program_passes_through(ending):
+    def raises(x, y):
+        raise ending
+
+    with pytest.raises(type(ending)) as ended:
+        run("add", raises)
+    assert ended.value is ending
+
+
+@pytest.mark.parametrize("ending", [SystemExit(143), KeyboardInterrupt()])
+def test_what_ends_the_program_passes_through_hypothesis(monkeypatch, ending):
+    """While Hypothesis itself is at work, which takes it for a failing example or sees its own state upset."""
+    calls, right = [], runner.strategy
+
+    def strategy(*arguments, **named):
+        def draw(drawn):
+            calls.append(1)
+            if len(calls) == 5:
+                raise ending
+            return drawn
+
+        return right(*arguments, **named).map(draw)
+
+    monkeypatch.setattr(runner, "strategy", strategy)
+    with pytest.raises(type(ending)) as ended:
+        run("add", lambda x, y: x + y)
+    assert ended.value is ending
+
+
+@contextmanager
+def started(folder: Path, *arguments: str, told: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a command, once it has written `told` to stderr; it and its processes are killed on the way out."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        # A shell starts a command with both handlers; a background job ignores SIGINT, and nohup ignores SIGHUP.
+        [sys.executable, "-c", "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+         "signal.signal(signal.SIGHUP, signal.SIG_DFL);"
+         "from llamaspec import cli; cli.main()", "verify", *arguments, "--time-budget=inf"],
+        cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        while told not in process.stderr.readline():
+            assert process.poll() is None
+        yield process
+    finally:
+        with suppress(ProcessLookupError):  # none is left
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+@pytest.mark.sampled(3)  # 6 cases, 5 s
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("calls", [0, 40])
+def test_a_signal_ends_a_run_without_a_verdict(folder, number, status, calls):
+    """Before the candidate is called, and between two of 10,000 calls."""
+    slow = ("add", "--candidate", "candidates:slow", "--arrays", "numpy", "--examples", "10000")
+    with started(folder, *slow, told="seed") as process:
+        if calls:
+            until(lambda: (folder / "calls").exists() and (folder / "calls").stat().st_size >= calls)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == status
+    assert "within bounds" not in out and "violated" not in out
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_mutants_without_a_score(folder, number, status):
+    with started(folder, "--mutants", "--seed", "0", told="seed") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(number)
+        out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == status
+    assert "mutants killed" not in err and "| all |" not in out
+
+
+def test_a_signal_ends_what_runs_side_by_side(folder):
+    with started(folder, "add", "rmsnorm", "softmax", "--examples", "100000", told="seed") as process:
+        until(lambda: session_seconds(process.pid) > 6)  # by then all of them judge
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 143 and "within bounds" not in out
+        until(lambda: not session_lives(process.pid))
+
+
+def test_a_judge_that_ends_at_once_leaves_no_candidate_of_a_process_of_its_own(folder):
+    """The judge is killed with nobody to kill the candidate, unless it is told to end and does that itself."""
+    told, left = folder / "process", None
+    campaign = Campaign(seed=1, arrays="numpy", dtypes=("float32",), examples=5, seconds=np.inf, timeout=np.inf)
+    try:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_end_when_told) as pool:
+            pool.submit(_run_all, Job("add", "candidates:hangs"), campaign)
+            until(lambda: told.exists() and told.read_text().endswith("\n"))
+            left = int(told.read_text())
+            remove_what_is_unfinished()
+        until(lambda: not Path("/proc", str(left)).exists())
+        left = None
+    finally:
+        if left:
+            with suppress(ProcessLookupError):
+                os.kill(left, signal.SIGKILL)
+
+
+def test_a_candidate_that_hangs_in_a_dtype_is_waited_for_once():
+    """Try a dtype again after calls that raised, but not after one that hung: that refuses nothing."""
+
+    class Hangs:
+        name, calls = "hangs", 0
+
+        def call(self, positional, keyword):
+            self.calls += 1
+            return Failure("hung", "no answer within 60 s")
+
+    contract, candidate = CONTRACTS["add"], Hangs()
+    draws = itertools.islice(uniform(contract, None, {}, seed=0), 16)
+    assert takes(contract, candidate, precision("bfloat16"), draws)
+    assert candidate.calls == 1
+
+
+def test_a_file_that_changed_within_a_second_at_the_same_size_is_read_again(tmp_path):
+    file = tmp_path / "kernel.py"
+    for text, due in (("def add(a, b): return a - b\n", -1.0), ("def add(a, b): return a + b\n", 3.0)):
+        file.write_text(text, encoding="utf-8")
+        os.utime(file, (1e9, 1e9))  # one second of change for both
+        assert load_file(str(file)).add(1.0, 2.0) == due

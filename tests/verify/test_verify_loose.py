@@ -1,0 +1,188 @@
+"""Weaker contracts: code that rounds every intermediate is within them, and little else is."""
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import replace
+
+import click
+import jaxtyping
+import numpy as np
+import pytest
+
+from llamaspec.cli import llamaspec
+from llamaspec.verify.bounds.precision import PRECISIONS
+from llamaspec.verify.candidates.candidate import Direct
+from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
+from llamaspec.verify.contract import Claim, Law, Trial
+from llamaspec.verify.judging.runner import Report, verify
+from llamaspec.verify.loose import loosened
+from llamaspec.verify.pytest import contract
+
+
+@pytest.fixture(autouse=True)
+def definitions_take_other_arrays() -> Iterator[None]:
+    """Definitions are called with arrays that carry errors, which their annotations do not speak of."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def added(x):
+    """Add up the last axis in float32, and round once."""
+    return np.sum(x.astype(np.float32), axis=-1, keepdims=True).astype(x.dtype)
+
+
+def plain_softmax(x):
+    top = x.max(axis=-1, keepdims=True)
+    e = np.exp(x - np.where(np.isinf(top), 0, top).astype(x.dtype))
+    total = added(e)
+    return (e / np.where(total == 0, 1, total)).astype(x.dtype)
+
+
+def plain_rmsnorm(x, weight, *, eps):
+    mean = added(x * x) / x.dtype.type(x.shape[-1])
+    return x / np.sqrt(mean + x.dtype.type(eps)) * weight
+
+
+def plain_swiglu(gate, up):
+    return gate / (1 + np.exp(-gate)).astype(gate.dtype) * up
+
+
+# Mutants that round an intermediate result.
+CLAIM_LESS = {
+    "rmsnorm": {
+        "squares summed in bfloat16",
+        "scale in bfloat16",
+        "rounded to bfloat16 before the weight",
+    },
+    "swiglu": {"silu in bfloat16"},
+}
+SOURCE = """
+import numpy as np
+
+
+def softmax(x):
+    top = x.max(axis=-1, keepdims=True)
+    e = np.exp(x - np.where(np.isinf(top), 0, top).astype(x.dtype))
+    total = np.sum(e.astype(np.float32), axis=-1, keepdims=True).astype(x.dtype)
+    return (e / np.where(total == 0, 1, total)).astype(x.dtype)
+
+
+def wrong(x):
+    return softmax(-x)
+"""
+
+
+def judged(op: str, candidate, dtype: str, *, weaker: bool, examples: int = 60) -> Report:
+    held = loosened(CONTRACTS[op], dtype) if weaker else CONTRACTS[op]
+    return verify(held, Direct(candidate), precision=PRECISIONS[dtype], examples=examples, seed=0, shrink=False)
+
+
+@pytest.mark.sampled(2)  # 1 s each
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("op", "plain"), [("softmax", plain_softmax), ("rmsnorm", plain_rmsnorm)])
+def test_plain_code_is_within_the_weaker_contract_alone(op, plain, dtype):
+    report = judged(op, plain, dtype, weaker=True)
+    assert report.outcome == "within bounds", report.worst
+    assert report.compared > 100_000 and report.nearest.hard > 0.03  # it is judged, and not by a bound beyond reach
+    assert judged(op, plain, dtype, weaker=False).outcome == "violated"
+
+
+def test_a_weaker_contract_leaves_out_the_laws_that_the_other_does():
+    for op in ("rmsnorm", "softmax"):
+        weaker = loosened(CONTRACTS[op], "bfloat16")
+        assert [law.sets for law in weaker.laws] == [law.sets for law in CONTRACTS[op].laws]
+
+
+def test_a_sigmoid_of_its_own_is_within_the_weaker_contract():
+    assert judged("swiglu", plain_swiglu, "bfloat16", weaker=True).outcome == "within bounds"
+
+
+@pytest.mark.sampled(2)  # 1 s each
+@pytest.mark.parametrize("op", ["softmax", "rmsnorm", "linear", "attention", "rope_halves", "softmax_backward"])
+def test_a_right_function_is_right_by_the_weaker_contract_too(op):
+    report = judged(op, IMPLEMENTATIONS[op].function, "bfloat16", weaker=True, examples=30)
+    assert report.outcome == "within bounds", report.worst
+
+
+def test_a_wrong_function_is_wrong_by_the_weaker_contract_too():
+    """Off by a term, a row or a sign: not by a rounding."""
+    assert judged("softmax", lambda x: plain_softmax(-x), "bfloat16", weaker=True).outcome == "violated"
+    halved = judged("rmsnorm", lambda x, weight, *, eps: plain_rmsnorm(x, weight, eps=4 * eps), "bfloat16", weaker=True)
+    assert halved.outcome == "violated"
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 1e-9])
+def test_a_law_has_room_for_both_results_unless_bits_are_to_be_equal(tolerance):
+    due = np.ones((1, 2))
+    law = Law("it is what it was", lambda trial: Claim(trial.again()[0], due, tolerance))
+    held = loosened(replace(CONTRACTS["add"], laws=[law]), "bfloat16")
+    arguments = {name: np.ones((1, 2), np.float32) for name in "xy"}
+    (expected,) = held.expected(arguments)
+    claim = held.laws[0].check(Trial(arguments, (due,), (expected.hard,), lambda **_: (due,)))
+    assert claim is not None and claim.tolerance == tolerance + 2 * expected.hard.max() * (tolerance > 0)
+
+
+@pytest.mark.sampled(1)  # 2 to 3 s each
+@pytest.mark.parametrize("op", CLAIM_LESS)
+def test_the_mutants_that_live_are_those_that_claim_less(op):
+    held, checked = loosened(CONTRACTS[op], "bfloat16"), IMPLEMENTATIONS[op]
+    implementation = replace(checked, function=inspect.unwrap(checked.function))  # a mutant is the function's own text
+    options = {"precision": PRECISIONS["bfloat16"], "examples": 40, "seed": 0, "shrink": False}
+    found = {
+        mutant.name: verify(held, Direct(implementation.mutated(mutant)), **options)
+        for mutant in implementation.mutants
+    }
+    assert {name for name, report in found.items() if report.outcome == "within bounds"} <= CLAIM_LESS[op]
+
+
+def run(*arguments: str) -> None:
+    llamaspec.main(["verify", *arguments], standalone_mode=False)
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_command_says_that_the_contract_is_a_weaker_one(mine, capsys):
+    few = ("softmax", "--arrays", "numpy", "--examples", "20", "--seed", "1", "--loose", "u=bfloat16")
+    run(*few, "--candidate", "mine.py")
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("within bounds softmax bfloat16  mine.py:softmax")
+    assert second.startswith("  a weaker contract: each intermediate of the definition rounded to bfloat16; sums")
+    with pytest.raises(SystemExit):
+        run(*few, "--candidate", "mine.py:wrong")
+    *_, line = capsys.readouterr().out.splitlines()
+    assert line.endswith(".json --loose u=bfloat16")
+    with pytest.raises(SystemExit):
+        run(*line.split()[2:])
+    assert "a weaker contract" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--loose", "u=bf16"), "a weaker contract is declared as u=bfloat16 or u=float16; got u=bf16"),
+        (("--loose", "u=bfloat16", "--dtype", "float32"), "in bfloat16 is for arrays of bfloat16; got float32"),
+    ],
+)
+def test_what_is_no_weaker_contract_is_refused(mine, arguments, error):
+    with pytest.raises(click.UsageError, match=error):
+        run("softmax", "--candidate", "mine.py", *arguments)
+
+
+def test_an_op_that_no_weaker_contract_is_derived_for(mine):
+    with pytest.raises(click.UsageError, match=r"can be derived for argmax: no bound is derived for np\.argmax"):
+        run("argmax", "--candidate", "mine.py:softmax", "--loose", "u=float16")
+    with pytest.raises(click.UsageError, match="--loose is for a function of yours"):
+        run("softmax", "--loose", "u=float16")
+
+
+def test_in_pytest():
+    contract("softmax", arrays="numpy", loose="u=float16", examples=20, seed=0)(plain_softmax)()
+    with pytest.raises(AssertionError, match="a weaker contract: each intermediate"):
+        contract("softmax", arrays="numpy", loose="u=float16", examples=20, seed=0)(lambda x: plain_softmax(-x))()
+    with pytest.raises(ValueError, match="is for arrays of float16; got bfloat16"):
+        contract("softmax", loose="u=float16", dtype=["bfloat16"])

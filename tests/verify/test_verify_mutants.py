@@ -1,0 +1,108 @@
+"""The worth of contracts: every mutant is found out, every right implementation passes.
+
+In a process of its own, without the checks of shapes that these tests run under: it is a thousand short runs.
+"""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from llamaspec.verify.bounds.precision import TINY, precision
+from llamaspec.verify.candidates.candidate import Direct
+from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
+from llamaspec.verify.draws.draw import LAW, Values
+from llamaspec.verify.judging.examination import examine
+from llamaspec.verify.mutant import implementation
+
+MUTANTS = [(op, mutant.name) for op, right in IMPLEMENTATIONS.items() for mutant in right.mutants]
+# The mutants of these ops take seven eighths of the time: a draw of attention or of experts takes long. Most have a
+# sibling among the fast ops: rope_interleaved for the other rotations, rmsnorm for norms, linear and gemv for products,
+# logsumexp for cross_entropy.
+LONG = [
+    *("attention", "attention_prefill", "attention_decode", "attention_paged", "moe", "distribution", "norm_qkv"),
+    *("gemv_quantized", "gemv_fixed_point", "softmax", "attention_weights", "sink_attention", "attention_backward"),
+    *("rope_halves", "qk_norm", "wide_qk_norm", "norm_linear", "norm_gate_up", "shared_expert"),
+    *("linear_add", "partial_rope", "cross_entropy", "gemm", "layernorm"),
+]
+FAST = [op for op in IMPLEMENTATIONS if op not in LONG]
+
+RIGHT = """
+import json
+from llamaspec.verify.candidates.candidate import Direct
+from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
+from llamaspec.verify.bounds.precision import PRECISIONS
+from llamaspec.verify.judging.runner import verify
+
+reports = [
+    verify(CONTRACTS[op], Direct(right.function), precision=precision, examples=12, seed=0, only=right.only)
+    for op, right in IMPLEMENTATIONS.items()
+    for precision in PRECISIONS.values()
+]
+print(json.dumps([[report.op, report.dtype, report.outcome, str(report.worst)] for report in reports]))
+"""
+
+
+def answer(*command: str):
+    run = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+    assert run.returncode in (0, 1) and run.stdout, run.stderr
+    return json.loads(run.stdout)
+
+
+@pytest.mark.parametrize(
+    "ops", [pytest.param(FAST, id="fast ops"), pytest.param(LONG, id="long ops", marks=pytest.mark.slow)]
+)
+def test_every_mutant_is_found_out(ops: list[str]):
+    rows = answer("-m", "llamaspec.cli", "verify", *ops, "--mutants", "--seed", "0", "--json")
+    assert [(row["op"], row["mutant"]) for row in rows] == [
+        (op, mutant) for asked in ops for op, mutant in MUTANTS if op == asked
+    ]
+    assert [(row["op"], row["mutant"]) for row in rows if row["found by"] == "lives"] == []
+
+
+@pytest.mark.slow  # 13 s
+def test_right_implementations_pass():
+    assert [report for report in answer("-c", RIGHT) if report[2] != "within bounds"] == []
+
+
+def test_scores_whose_rounding_is_large_are_no_alarm():
+    """Found by audits/no_false_alarms: weights are off by e^a - 1, which for scores of 10^6 is more than a."""
+    draw = {
+        "offsets": (31,), "queries": 8, "spare": 7, "kv_heads": 3, "group": 7, "head_dim": 3,
+        "q": Values("wide", 85, 4), "k": Values("halves", 189, 4), "v": Values("wide", 481, 7),
+        "shift": 0.0, "window": 8, "padding": 100.0,
+    }  # fmt: skip
+    op = "attention_prefill"
+    candidate = Direct(IMPLEMENTATIONS[op].function)
+    assert examine(CONTRACTS[op], candidate, precision("float32"), draw).finding is None
+
+
+def test_a_residual_that_is_flushed_to_zero_is_no_alarm():
+    """Found by audits/no_false_alarms: GPUs and XLA have no subnormal float32."""
+    draw = {
+        "batch": 1, "rows": 8, "cols": 256, "bias": None,
+        "x": Values("integers", 243, 5), "weight": Values("integers", 243, 0), "residual": Values("denormal", 345, -5),
+        LAW: "x = 0 gives the residual, bit for bit unless it is subnormal",
+    }  # fmt: skip
+    assert draw[LAW] in {law.name for law in CONTRACTS["linear_add"].laws}
+    right = IMPLEMENTATIONS["linear_add"].function
+
+    def flushing(*arguments, **options):
+        y = right(*arguments, **options)
+        return np.where(np.abs(y) < TINY, np.zeros_like(y), y)
+
+    assert examine(CONTRACTS["linear_add"], Direct(flushing), precision("float32"), draw).finding is None
+
+
+def test_every_contract_has_mutants():
+    assert set(IMPLEMENTATIONS) == set(CONTRACTS)
+    assert len(set(MUTANTS)) == len(MUTANTS)
+
+
+def test_a_change_that_does_not_apply_is_an_error():
+    """Without the error an unchanged function would survive, and a typing slip would look like a weak contract."""
+    changes = implementation(answer, "typo\n    - runn =\n    + run =\n")
+    with pytest.raises(ValueError, match="answer, typo: 'runn =' must occur once in it"):
+        changes.mutated(changes.mutants[0])

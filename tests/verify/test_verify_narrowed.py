@@ -1,0 +1,66 @@
+"""Kernels that are made for some values of a draw are held to no law that would call them with others."""
+
+import pytest
+
+from llamaspec.verify.campaign import Campaign, Job, run
+from llamaspec.verify.catalogue import CONTRACTS
+
+CAUSAL = """
+import numpy as np
+
+
+def attention(q, k, v, mask, scale=1.0):
+    queries, keys, group = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
+    k, v = np.repeat(k, group, 2), np.repeat(v, group, 2)
+    s = np.einsum("bihd,bjhd->bhij", q, k).astype(np.float32) * np.float32(scale / np.sqrt(q.shape[-1]))
+    s = np.where(np.arange(keys)[None] <= np.arange(queries)[:, None] + keys - queries, s, -np.inf)
+    top = s.max(-1, keepdims=True, initial=-np.inf)
+    e = np.exp(s - np.where(np.isinf(top), 0, top))
+    total = e.sum(-1, keepdims=True)
+    return np.einsum("bhij,bjhd->bihd", e / np.where(total == 0, 1, total), v).astype(v.dtype)
+
+
+def scaled(q, k, v, mask):
+    return attention(q, k, v, mask, scale=1.01)
+
+
+def rmsnorm(x, weight, *, eps):
+    root = np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=-1, keepdims=True) + 1e-5)
+    return (x * weight / root).astype(x.dtype)
+"""
+
+
+@pytest.fixture
+def judged(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(CAUSAL)
+
+    def judged(op: str, function: str, **only):
+        campaign = Campaign(seed=1, arrays="numpy", dtypes=("float32",), examples=60, seconds=300.0, timeout=60.0)
+        [(report, lines)] = run(
+            [Job(op, f"{file}:{function}", only=only)], campaign, progress=lambda _, total=None: lambda _: None
+        )
+        return report, "\n".join(lines)
+
+    return judged
+
+
+@pytest.mark.slow
+def test_a_causal_kernel_is_right_where_the_mask_is_causal_and_wrong_elsewhere(judged):
+    report, said = judged("attention", "attention", mask=["causal"])
+    assert report.outcome == "within bounds", said
+    assert "laws that draw otherwise are left out: the order of the keys is of no account; a key alone" in said
+    assert judged("attention", "attention")[0].outcome == "violated"
+    assert judged("attention", "scaled", mask=["causal"])[0].outcome == "violated"
+
+
+def test_an_epsilon_that_is_built_in_is_right_where_it_is_meant(judged):
+    report, said = judged("rmsnorm", "rmsnorm", eps=[1e-5])
+    assert report.outcome == "within bounds" and "laws that draw otherwise are left out: " in said, said
+    assert judged("rmsnorm", "rmsnorm")[0].outcome == "violated"
+
+
+def test_laws_set_draws_that_there_are():
+    found = {(op, name) for op, held in CONTRACTS.items() for law in held.laws for name in law.sets}
+    assert {("attention", "mask"), ("rmsnorm", "eps")} <= found
+    assert all(name in CONTRACTS[op].draws for op, name in found)

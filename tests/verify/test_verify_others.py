@@ -1,0 +1,128 @@
+"""Contracts on other projects' code: it passes, or docs/found.md describes the difference.
+
+jax's own functions, and the Triton kernels that it ships, run here. What is no dependency runs in the first Python that
+has it of those that LLAMASPEC_OTHER_PYTHON names, separated as in PATH; a clone is found through PYTHONPATH.
+"""
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llamaspec.benchmarks.audits.others.refused import REFUSED
+from llamaspec.benchmarks.audits.others.rows import called, library_of, replay_of
+from llamaspec.benchmarks.audits.others.table import ACCEPTED, GGUF, JAX, ONNXRUNTIME, OTHERS, TRITON
+from llamaspec.reference.losses import cross_entropy
+from llamaspec.verify.bounds.precision import precision
+from llamaspec.verify.campaign import Job
+from llamaspec.verify.candidates.candidate import Candidate, Direct, Worker
+from llamaspec.verify.candidates.worker import load
+from llamaspec.verify.catalogue import contract_for
+from llamaspec.verify.judging.examination import examine
+from llamaspec.verify.judging.runner import verify
+from llamaspec.verify.reports import replay as replays
+from llamaspec.verify.reports.report import counterexample
+from tests.verify.other_pythons import python_with
+
+ROOT = Path(__file__).parents[2]
+FOUND = sorted((ROOT / "docs" / "found").glob("*.json"))
+
+
+def each(jobs: list[Job]) -> list[tuple[Job, str]]:
+    return [(job, dtype) for job in jobs for dtype in job.dtypes]
+
+
+def assert_accepted(job: Job, dtype: str, candidate: Candidate, *, examples: int, shapes: int | None) -> None:
+    contract = contract_for(job.op)
+    report = verify(
+        contract,
+        candidate,
+        precision=precision(dtype),
+        examples=examples,
+        seed=3,
+        shapes=shapes,
+        only=job.only,
+        shrink=False,
+    )
+    assert report.outcome == "within bounds", "\n".join(counterexample(report, contract))
+
+
+@pytest.fixture
+def other(monkeypatch):
+    """A candidate in another Python."""
+    workers = []
+    monkeypatch.chdir(ROOT)  # where that Python finds the candidates
+
+    def start(function: str, arrays: str) -> Worker:
+        library, _ = library_of(function)
+        if not (python := python_with({"quanto": "optimum.quanto"}.get(library, library))):
+            pytest.skip(f"needs a Python with {library}: set LLAMASPEC_OTHER_PYTHON")
+        workers.append(Worker(function, arrays=arrays, python=python))
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.stop()
+
+
+@pytest.mark.sampled(4)  # 1 s each
+@pytest.mark.parametrize(("job", "dtype"), each(JAX))
+def test_functions_of_jax(job, dtype):
+    assert_accepted(job, dtype, Direct(load(job.candidate), arrays="jax"), examples=10, shapes=2)
+
+
+@pytest.mark.sampled(2)  # 1 s each
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("job", "dtype"), each(TRITON))
+def test_triton_kernels_of_jax(job, dtype):
+    assert_accepted(job, dtype, Direct(load(job.candidate), arrays="jax"), examples=3, shapes=1)
+
+
+@pytest.mark.parametrize(("job", "dtype"), each([*ONNXRUNTIME, *GGUF, *ACCEPTED]))
+def test_other_libraries(other, job, dtype):
+    assert_accepted(job, dtype, other(job.candidate, job.arrays), examples=60, shapes=None)
+
+
+def test_an_op_whose_result_is_one_number_is_judged_in_this_process():
+    """The bound of a sum is an array too, as the types say, which are checked here."""
+    candidate = Direct(lambda *given: np.float32(cross_entropy(*given)), arrays="numpy")
+    report = verify(contract_for("cross_entropy"), candidate, precision=precision("float32"), examples=3, seed=1)
+    assert report.outcome == "within bounds"
+
+
+@pytest.mark.parametrize("path", FOUND, ids=[path.stem for path in FOUND])
+def test_what_was_found_is_found_again(path, other):
+    """Each by the replay file that docs/found.md names. Numbers may differ a little from machine to machine."""
+    saved = replays.load(path)
+    contract = contract_for(saved.op)
+    assert replays.digest(contract, saved.dtype, saved.draw) == saved.inputs
+    if "jax_ops" in saved.candidate:
+        candidate: Candidate = Direct(load(saved.candidate), arrays="jax")
+    else:
+        candidate = other(saved.candidate, saved.arrays)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the Triton backend's
+        finding = examine(contract, candidate, precision(saved.dtype), saved.draw).finding
+    assert finding is not None and finding.kind == saved.finding.partition(":")[0]
+
+
+def test_everything_found_is_told_of():
+    text = (ROOT / "docs" / "found.md").read_text(encoding="utf-8")
+    text += (ROOT / "docs" / "found" / "kernels.md").read_text(encoding="utf-8")
+    assert FOUND and [path.name for path in FOUND if path.name not in text] == []
+
+
+def test_every_function_that_was_judged_has_a_row_and_every_refusal_a_replay():
+    """The table of docs/found/kernels.md has all of audits/others/table.py, and says why where one is refused."""
+    text = (ROOT / "docs" / "found" / "kernels.md").read_text(encoding="utf-8")
+    there = {":".join(library_of(job.candidate)) for job in OTHERS}
+    assert set(REFUSED) <= there
+    for name in there:
+        library, _, function = name.partition(":")
+        assert called(library)[function]
+        (row, *_) = [line for line in text.splitlines() if f"`{library}_ops:{function}`" in line]
+        told = f"{REFUSED[name][1]} ([replay]({replay_of(library, function)}))" if name in REFUSED else "|  |"
+        assert told in row
+        assert (ROOT / "docs" / "found" / replay_of(library, function)).exists() == (name in REFUSED)
+    assert len(there) >= 60

@@ -1,0 +1,123 @@
+"""`verify --html`: a page that needs no other file, whose dots lie where the errors are."""
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import click
+import numpy as np
+import pytest
+
+from llamaspec.benchmarks.common import svg
+from llamaspec.cli import llamaspec
+from llamaspec.commands.verify_page import page
+from llamaspec.verify.bounds.precision import precision
+from llamaspec.verify.candidates.candidate import Direct
+from llamaspec.verify.catalogue import CONTRACTS
+from llamaspec.verify.judging.runner import Report, verify
+from llamaspec.verify.reports.report import counterexample
+from tests.support.processes import interrupt_within
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def added(x, y):
+    return x + y
+
+
+def off(x, y):
+    z = x + y
+    z[:, 100:] += np.float32(0.25)
+    return z
+
+
+def report(candidate) -> Report:
+    contract, candidate = CONTRACTS["add"], Direct(candidate)
+    return verify(contract, candidate, precision=precision("float32"), examples=60, seed=0, shrink=False)
+
+
+def page_of(*reports: Report) -> str:
+    return page(reports, CONTRACTS, [counterexample(one, CONTRACTS["add"]) for one in reports])
+
+
+def charts(text: str) -> dict[str, ElementTree.Element]:
+    """Charts of a page, by title."""
+    found = [ElementTree.fromstring(one) for one in re.findall(r"<svg.*?</svg>", text, re.DOTALL)]
+    return {str(one.findtext(f"{SVG}text")): one for one in found}
+
+
+@pytest.fixture(scope="module")
+def pages() -> tuple[str, str]:
+    return page_of(report(added)), page_of(report(off))
+
+
+def test_a_page_needs_nothing_else(pages):
+    for text in pages:
+        assert re.findall(r"https?://[^\"]*", text.replace("http://www.w3.org/2000/svg", "")) == []
+        assert not re.search(r"<(script|link|img|iframe)|src=", text)
+
+
+def test_every_plot_is_there(pages):
+    for text in pages:
+        assert list(charts(text)) == [
+            "Error and bound",
+            "Share of the bound by size",
+            "Share of the bound by position",
+            "Share of the bound by kind of array",
+        ]
+
+
+def test_errors_beyond_the_bound_have_a_color_of_their_own(pages):
+    within, violated = (charts(text)["Share of the bound by position"] for text in pages)
+    colors = [{dot.get("fill") for dot in chart.iter(f"{SVG}circle")} for chart in (within, violated)]
+    assert colors == [{svg.COLOURS[0]}, {svg.COLOURS[1]}]  # beside what is 0.25 off, nothing is off at all
+
+
+def test_a_page_says_what_the_lines_say(pages):
+    within, violated = pages
+    assert '<td class="within">within bounds</td>' in within and "The draw nearest to its bound" in within
+    assert '<td class="violated">violated</td>' in violated and "The counterexample's draw" in violated
+    assert "where " in violated and " is due: off by 0.25" in violated
+    assert re.search(r"<td>rows</td><td>\d+</td><td>decides the shapes</td>", violated)
+
+
+def test_the_command_writes_a_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def add(x, y):\n    return x + y\n")
+    few = ("verify", "add", "--candidate", "mine.py", "--arrays", "numpy", "--examples", "5", "--seed", "1")
+    llamaspec.main([*few, "--html", "page.html"], standalone_mode=False)
+    first, *_ = capsys.readouterr().out.splitlines()
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert first in text and text.count("<h2") == 3  # a dtype each
+    with pytest.raises(click.UsageError, match=r"none/page\.html: No such file or directory"):
+        llamaspec.main([*few, "--html", "none/page.html"], standalone_mode=False)
+    assert capsys.readouterr().out.startswith("within bounds")
+    before = set(tmp_path.iterdir())
+    monkeypatch.setattr(Path, "write_text", interrupt_within)
+    with pytest.raises(click.Abort):
+        llamaspec.main([*few, "--html", "page.html"], standalone_mode=False)
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == text and set(tmp_path.iterdir()) == before
+
+
+def test_what_a_candidate_is_called_is_no_markup():
+    named = Direct(added, name="<b>:f&g")
+    one = verify(CONTRACTS["add"], named, precision=precision("float32"), examples=2, seed=0)
+    assert "&lt;b&gt;:f&amp;g" in page_of(one) and "<b>" not in page_of(one)
+
+
+def test_a_result_without_an_error_has_no_plot_of_it():
+    exact = verify(
+        CONTRACTS["embedding"],
+        Direct(lambda table, tokens: table[tokens]),
+        precision=precision("float32"),
+        examples=3,
+        seed=0,
+    )
+    assert "<svg" not in page([exact], CONTRACTS, [["within bounds"]])
+
+
+def test_a_level_is_drawn_and_is_on_the_page():
+    chart = ElementTree.fromstring(svg.scatter("t", "r", {"a": [(1, 1e-5), (100, 1e-3)]}, x="n", y="share", level=1))
+    (level,) = [line for line in chart.iter(f"{SVG}line") if line.get("stroke") == "#222"]
+    assert svg.TOP < float(level.attrib["y1"]) == float(level.attrib["y2"])
+    assert all(float(dot.attrib["cy"]) > float(level.attrib["y1"]) for dot in chart.iter(f"{SVG}circle"))

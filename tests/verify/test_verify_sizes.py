@@ -1,0 +1,115 @@
+"""How far every dimension of every contract is drawn, and that nothing ends early without a reason."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from llamaspec.verify.bounds.precision import precision
+from llamaspec.verify.candidates.candidate import Direct
+from llamaspec.verify.catalogue import CONTRACTS
+from llamaspec.verify.contract import Contract, Large
+from llamaspec.verify.declare import declare, sizes
+from llamaspec.verify.draws.domain import parsed
+from llamaspec.verify.draws.drawing import uniform
+from llamaspec.verify.draws.reach import FAR, reaches, table
+from llamaspec.verify.judging.runner import verify
+from llamaspec.verify.reports.listing import describe
+from llamaspec.verify.reports.replay import Replay, check, digest, load, save
+from llamaspec.verify.reports.report import counterexample
+
+
+def early(contract: Contract) -> list[str]:
+    """Dimensions that end before `FAR` without a reason, or have a reason and do not end."""
+    return [one.dimension for one in reaches(contract) if (one.most <= FAR) != bool(one.why)]
+
+
+@pytest.mark.parametrize("op", CONTRACTS)
+def test_every_dimension_is_drawn_far_or_ends_for_a_reason(op: str):
+    contract = CONTRACTS[op]
+    assert early(contract) == []
+    assert set(contract.large.ends) <= {one.dimension for one in reaches(contract)}
+    assert {name for names in contract.large.closer.values() for name in names} <= set(contract.draws)
+    assert set(contract.large.closer) <= set(contract.large.sizes)
+
+
+def test_a_user_draws_the_largest_of_every_dimension():
+    """200 draws have room for 20 large shapes, and the smallest of each dimension are left out first."""
+    for op, contract in CONTRACTS.items():
+        drawn = contract.large.narrowings({}, most=20)
+        for name, larger in contract.large.sizes.items():
+            assert any(shape.get(name) == [larger[-1]] for shape in drawn), (op, name)
+
+
+def test_a_dimension_that_ends_early_is_seen():
+    add = CONTRACTS["add"]
+    assert early(replace(add, large=Large({"dim": [8321]}))) == ["rows"]
+    assert early(replace(add, large=Large({"dim": [8321], "rows": [4161]}))) == ["rows"]
+    assert early(replace(add, large=replace(add.large, ends={"rows": "a reason"}))) == ["rows"]
+
+
+def test_the_page_has_the_table():
+    text = Path("docs/sizes.md").read_text(encoding="utf-8")
+    assert "\n".join(table(CONTRACTS)) in text
+
+
+@pytest.mark.sampled(2)  # 1 to 2 s each
+@pytest.mark.parametrize("op", ["add", "rmsnorm", "linear", "rope_halves"])
+def test_rows_beyond_4096_are_found_at_default_settings(op: str):
+    """`rows` are whatever the first axis of the first argument is called."""
+    contract = CONTRACTS[op]
+
+    def within(*arguments, **options):
+        y = contract.definition(*arguments, **options).astype(arguments[0].dtype)
+        y[4096:] = 0
+        return y
+
+    report = verify(contract, Direct(within), precision=precision("float32"), examples=200, seed=0, shrink=False)
+    assert report.outcome == "violated"
+    assert max(value for value in report.worst.draw.values() if isinstance(value, int)) > FAR
+    (hint,) = [line for line in counterexample(report, contract) if "a large draw" in line]
+    assert re.search(r"nothing was wrong in those before it, of \w+ up to \d$", hint)
+    assert not any(hint in line for line in counterexample(replace(report, seed=None), contract))
+
+
+@pytest.mark.parametrize(
+    ("op", "name"), [("attention_decode", "lengths"), ("norm_qkv", "positions"), ("moe", "chosen")]
+)
+def test_a_large_counterexample_can_be_replayed(op: str, name: str, tmp_path: Path):
+    """Its list may be longer than one that is typed, and numbers beside it smaller than most draws have."""
+    contract = CONTRACTS[op]
+    largest = max(contract.large.sizes[name], key=lambda size: len(size) if isinstance(size, tuple) else size)
+    only = {**contract.large.beside, **contract.large.closer.get(name, {}), name: [largest]}
+    draw = next(uniform(contract, None, parsed(only), seed=0))
+    digested = digest(contract, "float32", draw)
+    path = save(Replay(op, "mine.py", "numpy", "float32", draw, digested, "value"), tmp_path)
+    check(load(path), contract, path)
+    draw = {**draw, name: (2,) * 1040 if isinstance(largest, tuple) else -1}
+    with pytest.raises(ValueError, match=f"{op}: {name} is one of"):
+        check(Replay(op, "mine.py", "numpy", "float32", draw, digested, "value"), contract, path)
+
+
+@pytest.mark.parametrize("rows", [st.integers(1, 4), st.one_of(st.just(1), st.just(4)), [1, 4]])
+def test_sizes_of_a_contract_of_ones_own_have_a_reach(rows):
+    def total(x):
+        return np.sum(x, axis=-1)
+
+    contract = declare(total, arrays={"x": "rows n"}, sizes={"rows": rows, "n": sizes(8, most=17)}, large={"n": [99]})
+    assert [one[:3] for one in reaches(contract)] == [("rows", 4, 4), ("n", 17, 99)]
+    assert "  large   one at a time: n to 99" in describe(contract, [])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "due"),
+    [
+        (st.sampled_from([(1, 7), (2,)]), [("lengths", 7, 7), ("lengths, how many", 2, 2)]),
+        (st.lists(st.integers(1, 9), min_size=1).map(tuple), [("lengths", 9, 9), ("lengths, how many", 1024, 1024)]),
+        (st.sampled_from(["rows", "columns"]), []),
+    ],
+)
+def test_other_draws_of_ones_own_have_a_reach(strategy, due):
+    contract = replace(CONTRACTS["add"], shapes={"lengths": strategy}, large=Large())
+    assert [one[:3] for one in reaches(contract)] == due

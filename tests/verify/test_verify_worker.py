@@ -1,0 +1,249 @@
+"""Candidates that do all that a candidate can do wrong, in a process of their own."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from llamaspec.commands.interrupt import remove_what_is_unfinished
+from llamaspec.verify.candidates.candidate import Direct, Failure, NoVerdict, Outputs, Worker, check_library
+from tests.support.waiting import PATIENCE, until
+from tests.verify.bad_candidates import CANDIDATES, daemons
+
+X = np.array([[1, -2]], np.float32)
+
+
+@pytest.fixture
+def worker(tmp_path, monkeypatch):
+    (tmp_path / "candidates.py").write_text(CANDIDATES)
+    monkeypatch.chdir(tmp_path)
+    workers = []
+
+    def start(function, *, arrays="numpy", timeout=60.0, **options):
+        workers.append(Worker(f"candidates:{function}", arrays=arrays, timeout=timeout, **options))
+        return workers[-1]
+
+    yield start
+    for one in workers:
+        one.stop()
+    for left in daemons(tmp_path):
+        os.kill(left, signal.SIGKILL)
+
+
+def call(worker, x: Any = X, factor=2.0) -> Any:
+    return worker.call({"x": x}, {"factor": factor})
+
+
+@pytest.mark.parametrize("name", ["right", "Namespace.right", "prints", "two", "reads_stdin"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
+def test_results_come_back(worker, name, dtype):
+    one = worker(name)
+    for _ in range(2):
+        outcome = call(one, X.astype(dtype), factor=1)
+        assert isinstance(outcome, Outputs)
+        np.testing.assert_array_equal(outcome.arrays[0], X.astype(dtype), strict=True)
+        assert outcome.changed == ()
+
+
+def test_bfloat16_and_jax(worker):
+    outcome = call(worker("right", arrays="jax"), X.astype(ml_dtypes.bfloat16))
+    np.testing.assert_array_equal(outcome.arrays[0], (2 * X).astype(ml_dtypes.bfloat16), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "failure"),
+    [
+        ("raises", Failure("raised", "RuntimeError: no such kernel (candidates.py:9)")),
+        ("crashes", Failure("crashed", "killed by SIGABRT: out of registers")),
+        ("leaves", Failure("crashed", "exit status 3")),
+        ("daemon", Failure("crashed", "exit status 5")),
+        ("garbage", Failure("reply", "wrote something else than its result to the pipe that the judge reads")),
+        ("forged", Failure("reply", "wrote something else than its result to the pipe that the judge reads")),
+        ("forged_header", Failure("reply", "wrote something else than its result to the pipe that the judge reads")),
+        ("forged_nest", Failure("reply", "wrote something else than its result to the pipe that the judge reads")),
+        ("forged_dtype", Failure("dtype", "returned an array of \\x1b[2Jfoo, which is no number here")),
+        ("escapes", Failure("raised", "RuntimeError: \\x1b[31mred\\x1b]0;title\\x07 (candidates.py:101)")),
+        ("escapes_and_dies", Failure("crashed", "exit status 4: \\x1b[2Jgone")),
+        ("nothing", Failure("raised", "TypeError: returned NoneType, which is no array")),
+    ],
+)
+def test_a_failure_is_told_as_it_is_and_the_next_call_works(worker, name, failure):
+    one = worker(name)
+    assert call(one) == failure
+    assert call(one) == failure
+
+
+def test_what_hangs_is_killed(worker):
+    one = worker("hangs", timeout=0.5)
+    one.start()
+    process = one._process._popen
+    assert call(one) == Failure("hung", "no answer within 0.5 s")
+    assert process.returncode == -signal.SIGKILL
+    assert one._process is None  # and the next call starts another
+
+
+def test_a_judge_that_ends_at_once_leaves_no_process(worker):
+    """A candidate that hangs reads no more requests, so it would never notice."""
+    one = worker("hangs")
+    one.start()
+    remove_what_is_unfinished()
+    assert one._process._popen.wait(PATIENCE) == -signal.SIGKILL
+
+
+def test_a_signal_within_the_import_of_what_ends_processes_is_acted_on(monkeypatch):
+    for name in ("llamaspec.verify.candidates.process", "multiprocessing", "llamaspec.model.checkpoints.staging"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    remove_what_is_unfinished()
+
+
+def test_a_daemon_that_is_left_behind_delays_nothing(worker, tmp_path):
+    """It holds the pipes open, and runs on."""
+    one = worker("leaves_a_daemon")
+    assert isinstance(call(one), Outputs)
+    one.stop()
+    assert call(worker("daemon")).kind == "crashed"
+    left = daemons(tmp_path)
+    assert len(left) == 2 and all(Path("/proc", str(each)).exists() for each in left)
+
+
+def test_a_candidate_that_answers_and_reads_no_more(worker):
+    one = worker("answers_first_and_hangs")
+    large = np.zeros((1000, 1000), np.float32)
+    assert isinstance(call(one, large), Outputs)
+    one.timeout = 0.5  # from here on it reads nothing, however long it is given
+    assert call(one, large) == Failure("hung", "no answer within 0.5 s")
+
+
+def test_a_second_reply_is_not_taken_for_that_of_the_next_call(worker):
+    one = worker("forges_and_answers")
+    assert isinstance(call(one), Outputs)
+    until(one._process.said_too_much)
+    assert call(one) == Failure("reply", "wrote something else than its result to the pipe that the judge reads")
+
+
+def test_numbers_of_the_other_byte_order_are_read(worker):
+    for one in (worker("swapped"), Direct(lambda x, *, factor: (x * factor).astype(">f4"))):
+        np.testing.assert_array_equal(call(one).arrays[0], 2 * X, strict=True)
+
+
+def test_prints_are_kept_and_cannot_command_a_terminal(worker):
+    one = worker("prints_escapes")
+    call(one)
+    call(one)
+    assert one.said == ["\\x1b[31mfirst", "second\\ttab"] * 2
+    one.stop()
+    assert len(one.said) == 4
+
+
+def test_a_library_that_the_candidate_lacks_is_no_verdict(worker):
+    for one in (worker("imports"), Direct(lambda x, *, factor: __import__("no_such_library_here"))):
+        with pytest.raises(NoVerdict, match="ModuleNotFoundError: No module named 'no_such_library_here'"):
+            call(one)
+
+
+def test_a_device_that_is_not_here_is_no_verdict(worker):
+    with pytest.raises(NoVerdict, match=r"no arrays of jax on tpu: RuntimeError: "):
+        worker("right", arrays="jax", device="tpu").start()
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan")])
+def test_a_timeout_that_is_no_time(timeout):
+    with pytest.raises(ValueError, match="a time is a number of seconds above 0; got"):
+        Worker("m:f", timeout=timeout)
+
+
+def test_a_timeout_without_end(worker):
+    assert isinstance(call(worker("right", timeout=float("inf"))), Outputs)
+
+
+def test_a_candidate_in_a_file(tmp_path, monkeypatch):
+    folder = tmp_path / "some kernels"
+    folder.mkdir()
+    (folder / "neighbor.py").write_text("factor = 3\n")
+    (folder / "mine.py").write_text("import neighbor\ndef f(x, *, factor):\n    return x * neighbor.factor\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("some kernels/mine.py:f", f"{folder}/mine.py:f"):
+        with Worker(name, arrays="numpy") as one:
+            np.testing.assert_array_equal(call(one).arrays[0], 3 * X)
+    with pytest.raises(ImportError, match=r"none.py:f cannot be imported: FileNotFoundError: there is no file none.py"):
+        Worker("none.py:f", arrays="numpy").start()
+
+
+def test_a_candidate_that_writes_to_its_inputs(worker):
+    assert call(worker("writes")).changed == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("candidates:missing", "candidates:missing cannot be imported: AttributeError"),
+        ("nowhere:right", "nowhere:right cannot be imported: ModuleNotFoundError: No module named 'nowhere'$"),
+        ("candidates", "a candidate is named package.module:function or file.py:function, got candidates"),
+        ("candidates:number", "candidates:number is no function, but a int"),
+    ],
+)
+def test_what_cannot_be_imported(worker, name, message):
+    worker("right")
+    with pytest.raises(ImportError, match=message):
+        Worker(name, arrays="numpy").start()
+
+
+def test_a_module_that_ends_the_process(worker, tmp_path):
+    worker("right")
+    (tmp_path / "ends.py").write_text("import os\nos._exit(7)")
+    with pytest.raises(ImportError, match="ends:right: importing it ended the process: exit status 7"):
+        Worker("ends:right", arrays="numpy").start()
+
+
+def test_another_python_that_is_none(worker):
+    with pytest.raises(ImportError, match="/nowhere/python cannot be run: No such file or directory"):
+        worker("right", python="/nowhere/python").start()
+
+
+def test_a_library_that_is_unknown():
+    with pytest.raises(ValueError, match="arrays are handed over as jax, numpy, torch, cupy; got tensorflow"):
+        check_library("tensorflow")
+
+
+def test_a_worker_needs_nothing_of_this_project(worker, tmp_path):
+    """Only NumPy and the candidate: it runs in other Pythons, too."""
+    (tmp_path / "spies.py").write_text(
+        "import sys\nimport numpy as np\n"
+        "def spy(x, *, factor):\n"
+        "    ours = {'llamaspec', 'hypothesis', 'jax', 'ml_dtypes'}\n"
+        "    return np.array(len(ours & set(sys.modules)))\n"
+    )
+    worker("right")
+    one = Worker("spies:spy", arrays="numpy")
+    assert call(one).arrays[0] == 0
+    one.stop()
+
+
+def test_a_function_of_this_process():
+    def halves(x, *, factor):
+        return x / factor
+
+    def writes(x, *, factor):
+        x[0, 0] = 5
+        return x
+
+    np.testing.assert_array_equal(call(Direct(halves)).arrays[0], X / 2)
+    assert call(Direct(writes)).changed == ("x",)
+    assert X[0, 0] == 1  # what it wrote to was a copy
+    assert call(Direct(lambda x, *, factor: 1 / 0)).kind == "raised"
+
+
+@pytest.mark.skipif("TORCH_PYTHON" not in os.environ, reason="needs a Python with torch, named by TORCH_PYTHON")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_torch_in_a_python_of_its_own(worker, dtype):
+    one = worker("right", arrays="torch", python=os.environ["TORCH_PYTHON"])
+    assert os.environ["TORCH_PYTHON"] != sys.executable
+    outcome = call(one, X.astype(getattr(ml_dtypes, dtype, dtype)))
+    np.testing.assert_array_equal(outcome.arrays[0].astype(np.float32), 2 * X)
+    assert outcome.arrays[0].dtype.name == dtype

@@ -1,0 +1,117 @@
+"""Time a call until its result is there.
+
+`verify.candidates.worker` loads this file in the candidate's process, so it imports nothing of this project. On a GPU
+with torch or cupy, the second-level cache is cleared before each call, and events around the whole call measure it;
+what other streams still do after it counts too. jax has no events: there a call is timed until its result is ready.
+"""
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from sys import modules
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+FEWEST = 3  # timed calls
+FLUSH = 2**28  # bytes: more than a second-level cache has
+SETTLED = ("numpy", "torch", "jax", "jaxlib", "cupy")  # libraries whose arrays have numbers when they are returned
+
+
+class Clock:
+    """A clock for calls with arrays of one library."""
+
+    def __init__(self, library: str):
+        self.measure: Callable[[Callable[..., Any], list, dict[str, Any]], Any] = {
+            "jax": self._jax,
+            "torch": self._torch,
+            "cupy": self._cupy,
+        }.get(library, self._plain)
+        self.times: list[float] = []  # seconds
+
+    def enough(self, end: float) -> bool:
+        """Whether the time is up, and enough calls have been timed."""
+        return len(self.times) >= FEWEST and perf_counter() >= end
+
+    def _plain(self, function: Callable[..., Any], positional: list, keyword: dict[str, Any]) -> Any:
+        start = perf_counter()
+        result = function(*positional, **keyword)
+        self.times.append(perf_counter() - start)
+        return result
+
+    def _jax(self, function: Callable[..., Any], positional: list, keyword: dict[str, Any]) -> Any:
+        jax = import_module("jax")
+        devices = {device for value in positional if isinstance(value, jax.Array) for device in value.devices()}
+        for device in devices:
+            if device.platform != "cpu":
+                jax.block_until_ready(jax.device_put(np.zeros(FLUSH, np.int8), device))
+        jax.block_until_ready((positional, keyword))
+        return self._plain(lambda *a, **n: jax.block_until_ready(function(*a, **n)), positional, keyword)
+
+    def _torch(self, function: Callable[..., Any], positional: list, keyword: dict[str, Any]) -> Any:
+        torch = import_module("torch")
+        on_gpu = [value for value in (*positional, *keyword.values()) if getattr(value, "is_cuda", False)]
+        if not on_gpu:
+            return self._plain(function, positional, keyword)
+        torch.empty(FLUSH, dtype=torch.int8, device=on_gpu[0].device).zero_()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        result, others = _between(start, end, torch.cuda.synchronize, function, positional, keyword)
+        self.times.append(start.elapsed_time(end) / 1000 + others)
+        return result
+
+    def _cupy(self, function: Callable[..., Any], positional: list, keyword: dict[str, Any]) -> Any:
+        cupy = import_module("cupy")
+        cupy.zeros(FLUSH, dtype="int8")
+        start, end = (cupy.cuda.Event() for _ in range(2))
+        wait = cupy.cuda.runtime.deviceSynchronize
+        result, others = _between(start, end, wait, function, positional, keyword)
+        self.times.append(cupy.cuda.get_elapsed_time(start, end) / 1000 + others)
+        return result
+
+
+def _between(
+    start: Any, end: Any, wait: Callable[[], Any], function: Callable[..., Any], positional: list, keyword: dict
+) -> tuple[Any, float]:
+    """Call between two events; beside the result, the seconds that other streams went on after the second event."""
+    wait()
+    start.record()
+    result = function(*positional, **keyword)
+    end.record()
+    end.synchronize()
+    before = perf_counter()
+    wait()  # for every stream
+    between = perf_counter()
+    wait()  # for nothing: the time that a wait takes
+    return result, max((between - before) - (perf_counter() - between), 0.0)
+
+
+def timed(caller: Any, positional: list, keyword: dict[str, Any], seconds: float) -> tuple[list[float], Any]:
+    """Time calls of a `worker.Caller` after one untimed call. Return the seconds of each, and the last call's reply.
+
+    Its result is read after the clock has stopped, and no other one is: reading a result may take a hundred times as
+    long as making it. A result that may compute when it is read is a failure.
+    """
+    clock, done = Clock(caller.library), False
+    reply = caller(positional, keyword)  # compiles
+    end = perf_counter() + seconds
+
+    def last(results: Sequence[Any]) -> bool:
+        nonlocal done
+        done = clock.enough(end)
+        if done and (later := [type(value).__name__ for value in results if not _settled(value)]):
+            raise TypeError(f"returned {later[0]}, which may compute when it is read, after the clock has stopped")
+        return done
+
+    while not (reply.failure or reply.unavailable or done):
+        reply = caller(positional, keyword, clock.measure, last)
+    return clock.times, reply
+
+
+def _settled(value: Any) -> bool:
+    """Whether a result is of a type of a library of arrays, and of none of the candidate's own.
+
+    A type can say that it is of any module, so it must be found there.
+    """
+    kind = type(value)
+    module = modules.get(kind.__module__) if kind.__module__.partition(".")[0] in SETTLED else None
+    return isinstance(value, np.generic | float | int) or getattr(module, kind.__qualname__, None) is kind

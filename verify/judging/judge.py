@@ -1,0 +1,187 @@
+"""The judge: whether a result is within its bounds, and if not, what is wrong with it, in one or two lines."""
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from llamaspec.verify.bounds.precision import PRECISIONS, Precision
+from llamaspec.verify.contract import Claim, Expected, Law, as_float64, with_rounding
+
+CANCELLING = 100.0  # terms that are so much larger than their sum have cancelled
+PARTS = 8  # of a result, each with a point
+SAYS_NOTHING = 1e30  # a bound from which on any number will do: `verify.bounds.running_error.NO_BOUND`
+
+
+class Finding(NamedTuple):
+    """A fault of a result.
+
+    Its kind is one of raised, hung, crashed, reply, inputs, definition, shape, dtype, not finite, value, law, reused,
+    and not the same twice; or suspicious, which is a doubt and no fault.
+    """
+
+    kind: str
+    message: str
+    condition: str = ""  # whether rounding could explain it, or what could
+
+
+class Point(NamedTuple):
+    """One number of a result, beside what was due: for a plot."""
+
+    magnitude: float  # of the exact value
+    error: float
+    bound: float  # hard
+    position: int  # in the result, row by row
+    of: int  # so many numbers that the result has
+
+
+class Verdict(NamedTuple):
+    """How near a result came to its bounds (1 is at them), what is wrong, and how many numbers had a bound.
+
+    `place` says where the result is nearest to its hard bound.
+    """
+
+    hard: float
+    alarm: float
+    finding: Finding | None
+    compared: int = 0
+    place: str = ""
+    points: tuple[Point, ...] = ()  # the number nearest to its bound in each of `PARTS` of each result
+
+
+def judge(outputs: tuple[np.ndarray, ...], expected: tuple[Expected, ...], precision: Precision) -> Verdict:
+    """Compare the results of a candidate, for inputs of `precision`, to those that are due."""
+    if len(outputs) != len(expected):
+        return Verdict(np.inf, np.inf, Finding("shape", f"{len(outputs)} arrays returned, {len(expected)} due"))
+    worst = Verdict(0.0, 0.0, None)
+    for i, (actual, due) in enumerate(zip(outputs, expected, strict=True)):
+        verdict = _judge_one(actual, due, precision, "" if len(outputs) == 1 else f"output {i} ")
+        if verdict.finding is not None and (worst.finding is None or worst.finding.kind == "suspicious"):
+            worst = worst._replace(finding=verdict.finding)
+        worst = worst._replace(
+            hard=max(worst.hard, verdict.hard),
+            alarm=max(worst.alarm, verdict.alarm),
+            compared=worst.compared + verdict.compared,
+            points=worst.points + verdict.points,
+            place=verdict.place if verdict.hard > worst.hard or not worst.place else worst.place,
+        )
+    return worst
+
+
+def _judge_one(actual: np.ndarray, due: Expected, precision: Precision, which: str) -> Verdict:
+    value = np.asarray(due.value)
+    if actual.shape != value.shape:
+        return Verdict(np.inf, np.inf, Finding("shape", f"{which}returned {actual.shape}, {value.shape} due"))
+    returned = returned_precision(actual, value, precision)
+    if isinstance(returned, Finding):
+        return Verdict(np.inf, np.inf, returned)
+    if not value.size:
+        return Verdict(0.0, 0.0, None)
+
+    hard, alarm = (np.broadcast_to(bound, value.shape) for bound in with_rounding(due, returned))
+    got, exact = as_float64(actual), as_float64(value)
+    overflow = np.isinf(got) & (np.where(got > 0, exact, -exact) + hard >= returned.largest)  # exact may have any sign
+    with np.errstate(invalid="ignore"):
+        error = np.where((got == exact) | overflow | np.isposinf(hard), 0.0, np.abs(got - exact))
+    over, near = (_ratio(error, bound) for bound in (hard, alarm))
+    at = _worst(over)
+    finding = None
+    place = _off(which, at, actual, value, hard, "bound") if error[at] else ""
+    if not over[at] <= 1:
+        kind = "value" if np.isfinite(got[at]) else "not finite"
+        finding = Finding(kind, _off(which, at, actual, value, hard, "bound"), _condition(due, at))
+    elif near[_worst(near)] > 1:
+        at = _worst(near)
+        finding = Finding("suspicious", _off(which, at, actual, value, alarm, "alarm"), _condition(due, at))
+    compared = int(np.count_nonzero(hard < SAYS_NOTHING))
+    return Verdict(_largest(over), _largest(near), finding, compared, place, _points(exact, error, hard, over))
+
+
+def _points(exact: np.ndarray, error: np.ndarray, bound: np.ndarray, over: np.ndarray) -> tuple[Point, ...]:
+    exact, error, bound, over = (array.ravel() for array in (np.abs(exact), error, bound, over))
+    borders = sorted({over.size * part // PARTS for part in range(PARTS + 1)})
+    found = [low + int(np.argmax(over[low:high])) for low, high in pairwise(borders)]
+    return tuple(
+        Point(float(exact[at]), float(error[at]), float(bound[at]), at, over.size)
+        for at in found
+        if bound[at] < SAYS_NOTHING
+    )
+
+
+def returned_precision(actual: np.ndarray, value: np.ndarray, precision: Precision) -> Precision | Finding:
+    """The precision of a result, which may not be narrower than the inputs'."""
+    name = actual.dtype.name
+    if value.dtype.kind != "f":
+        return precision if actual.dtype.kind in "iu" else Finding("dtype", f"returned {name}, whole numbers due")
+    if name == "float64":
+        return PRECISIONS["float32"]
+    if name != precision.name and name != "float32":
+        return Finding("dtype", f"returned {name} for inputs of {precision.name}")
+    return PRECISIONS[name]
+
+
+def broken(law: Law, claim: Claim) -> Finding | None:
+    """A finding where the law does not hold."""
+    actual, due = as_float64(claim.actual), as_float64(claim.due)
+    if actual.shape != due.shape:
+        return Finding("law", f"it does not hold that {law.name}: shapes {actual.shape} and {due.shape}")
+    if not actual.size:
+        return None
+    tolerance = np.broadcast_to(claim.tolerance, due.shape)
+    with np.errstate(invalid="ignore"):
+        # A number that overflows the dtype on one side only was judged beside its bound.
+        same = (actual == due) | (np.isnan(actual) & np.isnan(due)) | np.isinf(actual) | np.isinf(due)
+        same = same | np.isposinf(tolerance)
+        error = np.where(same, 0.0, np.abs(actual - due))
+    over = _ratio(error, tolerance)
+    at = _worst(over)
+    if over[at] <= 1:
+        return None
+    return Finding(
+        "law",
+        f"it does not hold that {law.name}: at {_index(at)} {actual[at]:.7g} and {due[at]:.7g}"
+        + (f", {error[at]:.2g} apart, {tolerance[at]:.2g} allowed" if tolerance[at] else ", which must be equal"),
+    )
+
+
+def _ratio(error: np.ndarray, bound: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(error == 0, 0.0, error / bound)
+
+
+def _largest(ratio: np.ndarray) -> float:
+    largest = float(ratio[_worst(ratio)])
+    return np.inf if np.isnan(largest) else largest
+
+
+def _worst(ratio: np.ndarray) -> tuple[int, ...]:
+    """The index of the largest; a NaN counts as larger than anything."""
+    return tuple(int(i) for i in np.unravel_index(np.argmax(ratio), ratio.shape))
+
+
+def _index(at: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, at))}]"
+
+
+def _off(which: str, at: tuple[int, ...], actual, value, bound, word: str) -> str:
+    got, exact = float(actual[at]), float(value[at])
+    if value.dtype.kind != "f":
+        return f"{which}at {_index(at)}: {int(got)} where {int(exact)} is due"
+    line = f"{which}at {_index(at)}: {got:.7g} where {exact:.7g} is due"
+    error = abs(got - exact)
+    if not np.isfinite(error):
+        return line
+    times = error / bound[at] if bound[at] else np.inf
+    return f"{line}: off by {error:.3g}, {times:.3g} times the {word} of {bound[at]:.3g}"
+
+
+def _condition(due: Expected, at: tuple[int, ...]) -> str:
+    if np.asarray(due.value).dtype.kind != "f":
+        return ""
+    size, exact = (float(np.broadcast_to(a, np.shape(due.value))[at]) for a in (due.size, np.abs(due.value)))
+    if not size:
+        return "every term is zero"
+    if exact * CANCELLING < size:
+        times = f"{size / exact:.2g} times" if exact else "all of"
+        return f"the terms are {times} their sum: cancellation, which the bound allows for"
+    return "well-conditioned: rounding cannot explain this"

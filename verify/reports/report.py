@@ -1,0 +1,300 @@
+"""Reports of a run, for a person, a program or a CI system."""
+
+import re
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+
+from llamaspec.verify.bounds.precision import precision
+from llamaspec.verify.contract import Arguments, Contract
+from llamaspec.verify.draws.domain import domain
+from llamaspec.verify.draws.draw import KINDS, LAW, MEANINGS, Draw, Values
+from llamaspec.verify.draws.reach import reaches
+from llamaspec.verify.judging.runner import Report
+from llamaspec.verify.judging.timing import Timing
+
+WIDTH = 110
+FEW = 16  # numbers that are shown themselves
+MOST_KINDS = 6  # kinds of input that a line shows
+
+
+def headline(report: Report) -> str:
+    """One line: the verdict, and what it rests on."""
+    if report.not_taken:
+        why = f"{report.not_taken}; --dtype {report.dtype} asks for a verdict"
+        return f"{report.outcome:14}{report.op} {report.dtype}  {report.candidate}  ({why})"
+    number = "1 example" if report.examples == 1 else f"{report.examples} examples"
+    if report.shapes and report.outcome != "violated":
+        number += " of 1 shape" if report.shapes == 1 else f" of {report.shapes} shapes"
+    if report.cut_short:
+        number += " until the time was up"
+    if report.outcome != "violated":
+        number += f", {report.compared:,} numbers compared"
+    if report.seed is not None:
+        number += f", seed {report.seed}"
+    rest = f"{number}, {report.seconds:.1f} s"
+    if report.outcome != "violated":
+        rest += f", at most {max(report.worst.hard, report.nearest.hard):.2g} of the bound"
+    return f"{report.outcome:14}{report.op} {report.dtype}  {report.candidate}  ({rest})"
+
+
+def counterexample(report: Report, contract: Contract | None, *, replay: str | None = None) -> list[str]:
+    """Lines that tell of a run: of a right candidate the verdict, and the share that it covers of narrowed draws.
+
+    Of a counterexample up to eight lines: verdict, draw, inputs where they are few numbers or else a legend, what is
+    wrong, conditioning, the convention that it hangs on if it does, why its shape is large if it is, and `replay`: how
+    to call the candidate so again.
+    One more names a weaker contract. A walk through a model, which no contract draws, has no inputs to show.
+    """
+    lines = [headline(report)]
+    finding = report.worst.finding
+    if report.weaker:
+        lines.append(f"  a weaker contract: {report.weaker}")
+    if report.outcome != "violated" and report.shares:
+        lines.append("  " + coverage(report.shares))
+        if contract and (left := [law.name for law in contract.laws if report.shares.keys() & set(law.sets)]):
+            lines.append(f"  laws that draw otherwise are left out: {'; '.join(left)}")
+    if report.differs:
+        lines.append(f"  not deterministic: {report.differs}; --deterministic counts that as wrong")
+    if finding is None:
+        return [*lines, *_nearness(report)]
+    if report.worst.draw:
+        lines.append("  " + _draw(report.worst.draw))
+    if contract:
+        lines.append("  " + (_inputs(contract, report) or _legend(contract, report.worst.draw)))
+    lines.append(f"  {finding.kind}: {finding.message}")
+    if finding.condition:
+        lines.append(f"  {finding.condition}")
+    if contract:
+        lines += [f"  {hint}" for hint in (_convention(contract, report), _large(contract, report)) if hint]
+    if replay:
+        lines.append(f"  {replay}")
+    return lines
+
+
+def _nearness(report: Report) -> list[str]:
+    """The share of the bound that each kind of array used, and where the result came nearest to it.
+
+    Shares below a hundredth of the largest are left out; the largest comes first.
+    """
+    lines = []
+    for name, used in report.shares_used.items():
+        if not set(used) <= set(KINDS):
+            continue
+        largest = max(used.values())
+        ranked = sorted(((share, kind) for kind, share in used.items() if share), reverse=True)
+        shown = [f"{kind} {share:.2g}" for share, kind in ranked if share >= largest / 100]
+        if len(used) > 1 and shown:
+            lines.append(f"  of the bound, by {name}: {', '.join(shown[:MOST_KINDS])}")
+    if report.nearest.place:
+        lines.append(f"  nearest {report.nearest.place}, for {_draw(report.nearest.draw)}")
+    return lines
+
+
+def coverage(shares: Mapping[str, tuple[int, int]]) -> str:
+    """The share of a contract's draws that is left where draws are narrowed.
+
+    >>> coverage({"hidden": (1, 6), "n": (5, 25)})
+    "narrowed to 3.3 % of the contract's draws: hidden 1 of 6, n 5 of 25"
+    """
+    share = prod(left / of for left, of in shares.values())
+    parts = ", ".join(f"{name} {left} of {of}" for name, (left, of) in shares.items())
+    return f"narrowed to {100 * share:.2g} % of the contract's draws: {parts}"
+
+
+def _convention(contract: Contract, report: Report) -> str:
+    """How to leave out inputs for which the result is a convention of the contract, where the counterexample has any.
+
+    Kernels may have other conventions for a row that sees nothing, or may rely on finite numbers beyond a length.
+    """
+    draw = report.worst.draw
+    if report.worst.finding is None or report.worst.finding.kind not in ("not finite", "value", "suspicious"):
+        return ""
+    arguments = _arguments(contract, report)
+    arrays = [a.astype(np.float64) for a in arguments.values() if isinstance(a, np.ndarray) and a.dtype.kind in "fV"]
+    blind = any(a.ndim and a.size and np.any(np.all(np.isneginf(a), axis=-1)) for a in arrays)
+    for name in ("hidden", "mask"):
+        if blind and draw.get(name, "none") != "none":
+            return f"zeros for a row of -inf alone are this contract's convention: --set {name}=none leaves it out"
+    if draw.get("padding") and any(np.any(np.isnan(a)) for a in arrays):
+        return "the inputs hold NaN where nothing may be read: --set padding=0 leaves it out"
+    return ""
+
+
+def _large(contract: Contract, report: Report) -> str:
+    """Say what was right before a large shape was drawn. A replay draws nothing before it."""
+    if report.seed is None or report.outcome != "violated":
+        return ""
+    usual = {one.dimension: one.usual for one in reaches(contract)}
+    for name, sizes in contract.large.sizes.items():
+        if name in report.shares:
+            continue
+        value = report.worst.draw.get(name)
+        if value in sizes and isinstance(value, int) and value > usual.get(name, value):
+            return f"a large draw: nothing was wrong in those before it, of {name} up to {usual[name]:,}"
+    return ""
+
+
+def _draw(draw: Draw) -> str:
+    return " ".join(f"{name}={short(value)}" for name, value in draw.items() if name != LAW)
+
+
+def short(value: Any) -> str:
+    """A drawn value as a person types it, but for a long list of one number.
+
+    >>> short((5, 5, 3)), short((2,) * 1041)
+    ('(5,5,3)', '(2,)*1041')
+    """
+    if isinstance(value, tuple) and len(value) > FEW and len(set(value)) == 1:
+        return f"({value[0]},)*{len(value)}"
+    return _whole(value)
+
+
+def _whole(value: Any) -> str:
+    return repr(value) if isinstance(value, str) else str(value).replace(" ", "")
+
+
+def legend(contract: Contract, draw: Draw) -> list[tuple[str, Any, str]]:
+    """Name, value and meaning of each thing that was drawn."""
+
+    def meaning(name: str, value: Any) -> str:
+        if isinstance(value, Values):
+            return MEANINGS[value.kind] + (f", times 2^{value.exponent}" if value.exponent else "")
+        return "decides the shapes" if name in contract.shapes else f"one of {domain(contract.draws[name])}"
+
+    return [(name, value, meaning(name, value)) for name, value in draw.items() if name != LAW]
+
+
+def _legend(contract: Contract, draw: Draw) -> str:
+    """The layouts of the arguments, and the kinds of array of a draw, in words."""
+    kinds = {value.kind: MEANINGS[value.kind] for value in draw.values() if isinstance(value, Values)}
+    return "; ".join([contract.domain, *(f"{kind}: {meaning}" for kind, meaning in kinds.items())])
+
+
+def _inputs(contract: Contract, report: Report) -> str:
+    """The arguments, where all that is in them fits a line."""
+    arrays = {name: value for name, value in _arguments(contract, report).items() if isinstance(value, np.ndarray)}
+    if sum(array.size for array in arrays.values()) > FEW:
+        return ""
+    line = " ".join(f"{name}={_numbers(array)}" for name, array in arrays.items())
+    return line if len(line) <= WIDTH else ""
+
+
+def _arguments(contract: Contract, report: Report) -> Arguments:
+    draw = {name: value for name, value in report.worst.draw.items() if name != LAW}
+    return contract.arguments(precision=precision(report.dtype), **draw)
+
+
+def _numbers(array: np.ndarray) -> str:
+    if array.dtype.kind in "biu":
+        return str(array.tolist()).replace(" ", "")
+    listed = np.vectorize(lambda number: f"{number:.9g}", otypes=[object])(array.astype(np.float64)).tolist()
+    return str(listed).replace("'", "").replace(" ", "")
+
+
+def as_json(reports: Sequence[Report]) -> dict[str, Any]:
+    """All reports, for programs."""
+    return {
+        "outcome": "violated" if any(report.outcome == "violated" for report in reports) else "within bounds",
+        "reports": [
+            {
+                "op": report.op,
+                "candidate": report.candidate,
+                "dtype": report.dtype,
+                "outcome": report.outcome,
+                "examples": report.examples,
+                "compared": report.compared,
+                "shapes": report.shapes,
+                "narrowed": {name: list(share) for name, share in report.shares.items()},
+                "weaker_contract": report.weaker,
+                "cut_short": report.cut_short,
+                "not_taken": report.not_taken,
+                "not_deterministic": report.differs,
+                "of_the_bound": {name: dict(used) for name, used in report.shares_used.items()},
+                "nearest": report.nearest.place,
+                "seconds": round(report.seconds, 3),
+                "timing": _timing(report.timing),
+                "seed": report.seed,
+                "hard": _finite(report.worst.hard),
+                "alarm": _finite(report.worst.alarm),
+                "draw": {name: _whole(value) for name, value in report.worst.draw.items()},
+                "finding": report.worst.finding._asdict() if report.worst.finding else None,
+            }
+            for report in reports
+        ],
+    }
+
+
+def _timing(timing: Timing | None) -> dict[str, Any] | None:
+    if timing is None:
+        return None
+    draw = {name: short(value) for name, value in timing.draw.items()}
+    return {"draw": draw, "seconds": {name: list(rounds) for name, rounds in timing.seconds.items()}}
+
+
+def _finite(number: float) -> float | None:
+    return number if np.isfinite(number) else None  # JSON has no infinity
+
+
+def as_junit(reports: Sequence[Report], contracts: Mapping[str, Contract]) -> str:
+    """A JUnit file: one test case an op and dtype; a suspicious one passes, with its findings as output."""
+    violated = sum(report.outcome == "violated" for report in reports)
+    suite = ElementTree.Element("testsuite", name="llamaspec verify", tests=str(len(reports)), failures=str(violated))
+    for report in reports:
+        case = ElementTree.SubElement(
+            suite,
+            "testcase",
+            classname=report.candidate,
+            name=f"{report.op} {report.dtype}",
+            time=f"{report.seconds:.3f}",
+        )
+        if report.worst.finding is None:
+            continue
+        text = "\n".join(counterexample(report, contracts.get(report.op)))
+        if report.outcome == "violated":
+            ElementTree.SubElement(case, "failure", message=report.worst.finding.message).text = text
+        else:
+            ElementTree.SubElement(case, "system-out").text = text
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode") + "\n"
+
+
+def as_annotations(reports: Sequence[Report]) -> list[str]:
+    """Lines that GitHub Actions shows beside the code: an error for each violation, a warning for each suspicion.
+
+    A candidate that is named by its file is annotated at the line where it is defined.
+    """
+    lines = []
+    for report in reports:
+        finding = report.worst.finding
+        if finding is None:
+            continue
+        kind = "error" if report.outcome == "violated" else "warning"
+        fields = {"title": f"{report.op} {report.dtype}", **_defined(report.candidate)}
+        message = f"{finding.kind}: {finding.message}; for {_draw(report.worst.draw)}"
+        lines.append(f"::{kind} {','.join(f'{k}={_escaped(v)}' for k, v in fields.items())}::{_escaped(message)}")
+    return lines
+
+
+def _escaped(text: str) -> str:
+    """Escape what ends a field or a command of GitHub Actions."""
+    for character in "%\r\n:,":
+        text = text.replace(character, f"%{ord(character):02X}")
+    return text
+
+
+def _defined(candidate: str) -> dict[str, str]:
+    """File and line of a candidate called file.py:function, as far as they can be read."""
+    path, _, name = candidate.rpartition(":")
+    try:
+        source = Path(path).read_text(encoding="utf-8") if path.endswith(".py") else ""
+    except OSError:
+        return {}
+    found = re.search(rf"^(def {re.escape(name)}\(|{re.escape(name)} *=)", source, re.MULTILINE)
+    if not found:
+        return {"file": path} if source else {}
+    return {"file": path, "line": str(source.count("\n", 0, found.start()) + 1)}
