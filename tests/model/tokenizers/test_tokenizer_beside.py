@@ -15,11 +15,12 @@ from llamaspec.model.checkpoints.checkpoint import CheckpointError
 from llamaspec.model.tokenizers.huggingface import HuggingFaceTokenizer
 from llamaspec.model.tokenizers.load import load_tokenizer
 from llamaspec.model.tokenizers.tokenizer import decode
-from tests import test_sentencepiece_bpe, tiny_tokenizers
-from tests.other_pythons import python_with
-from tests.strategies import share_of
-from tests.test_tokenizer_json import LLAMAS, PREPEND, UNDERLINE, file_of, metaspace, trained
-from tests.transformers_process import Transformers, transformers_process
+from tests.model.tokenizers.test_tokenizer_json import LLAMAS, PREPEND, UNDERLINE, file_of, metaspace, trained
+from tests.model.tokenizers.transformers_process import Transformers, transformers_process
+from tests.reference import test_sentencepiece_bpe
+from tests.support import tiny_tokenizers
+from tests.support.strategies import share_of
+from tests.verify.other_pythons import python_with
 
 FIRST = 256  # the first id after the bytes
 
