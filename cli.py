@@ -1,7 +1,7 @@
 """The command line: a table of verbs, each imported when it runs, and exit codes.
 
-stdout carries the result alone; progress and statistics go to stderr; an error is one line. A verb's
-file imports what it needs when it runs, so that `--help` answers at once.
+stdout carries only the result. Progress and statistics go to stderr, and an error is one line. A verb's file imports
+its libraries when it runs, so `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ import click
 
 from llamaspec.commands.interrupt import answered_at_once
 from llamaspec.commands.output import fail, one_line
-from llamaspec.commands.verbs import Entry, NobodyReads, Verbs
+from llamaspec.commands.verbs import Entry, ReaderGone, Verbs
 
 WIDEST = 100  # columns of help
 USE, LOOK, MAKE, TRUST = "Use a model", "Look into a model", "Make a model", "Trust it"
 VERBS = {
     "generate": Entry(USE, "generate", "Continue PROMPT with a model."),
-    "story": Entry(USE, "generate", "Tell a story, from its beginning or on from PROMPT."),
+    "story": Entry(USE, "generate", "Tell a story: a new one, or one that begins with PROMPT."),
     "chat": Entry(USE, "chat", "Talk with a model."),
-    "serve": Entry(USE, "serve", "Serve a model to many at once, by OpenAI's API, with a page to talk to it."),
-    "inspect": Entry(LOOK, "inspect", "Show what is in a checkpoint, and what running it would take."),
+    "serve": Entry(USE, "serve", "Serve a model to many clients: OpenAI's API, and a chat page."),
+    "inspect": Entry(LOOK, "inspect", "Show what a checkpoint contains, and the memory and time it needs."),
     "tokens": Entry(LOOK, "tokens", "Print the ids of a text, or the text of ids."),
     "trace": Entry(LOOK, "trace", "Follow one token of TEXT through a model, op by op."),
-    "xray": Entry(LOOK, "xray", "Draw TEXT on its way through a model: a page to explore in a browser."),
-    "lab": Entry(LOOK, "lab", "Find the wrong line of forty broken kernels, then write a Llama yourself."),
-    "logits": Entry(LOOK, "logits", "Write what a model predicts after each token, as a NumPy file."),
+    "xray": Entry(LOOK, "xray", "Write a web page that shows TEXT on its way through a model."),
+    "lab": Entry(LOOK, "lab", "Find the bug in each of forty broken kernels, then write a Llama yourself."),
+    "logits": Entry(LOOK, "logits", "Write the logits after each token to a NumPy file."),
     "eval": Entry(LOOK, "evaluate", "Measure how well a model predicts a text.", name="evaluate"),
     "convert": Entry(MAKE, "convert", "Write a checkpoint in another format, or quantized."),
-    "train": Entry(MAKE, "train", "Train a model from nothing, on a text or on made-up stories."),
-    "verify": Entry(TRUST, "verify", "Hold ops to the reference, each within a proven bound."),
-    "bench": Entry(TRUST, "bench", "Measure how close a model comes to what this machine allows."),
-    "profile": Entry(TRUST, "profile", "Show where the time of a prompt and of a step goes, op by op."),
-    "doctor": Entry(TRUST, "doctor", "Say what is likely wrong with MODEL, or what this machine is and runs."),
+    "train": Entry(MAKE, "train", "Train a model from scratch, on your text or on generated stories."),
+    "verify": Entry(TRUST, "verify", "Check ops against the reference, each within a proven bound."),
+    "bench": Entry(TRUST, "bench", "Measure how close a model comes to the limits of this machine."),
+    "profile": Entry(TRUST, "profile", "Show the time that each op takes, in a prompt and in a decode step."),
+    "doctor": Entry(TRUST, "doctor", "Diagnose MODEL, or describe this machine and the ops that it runs."),
 }
 
 
@@ -57,9 +57,9 @@ def llamaspec():
     """An executable specification of Llama, and the fast implementation that is proven against it.
 
     A model is a GGUF file, a file of llama2.c (.bin), a Hugging Face directory, or owner/name as
-    `hf download` left it in its cache. Without one, the small model that comes with this program
-    runs. The tokenizer is found inside or beside the model, or named with --tokenizer. `llamaspec VERB
-    --help` says more about a verb.
+    `hf download` left it in its cache. Without one, the small built-in model runs. The tokenizer is
+    the one in the model's file or folder, unless --tokenizer names another. `llamaspec VERB --help` says
+    more about a verb.
 
     \b
     llamaspec story
@@ -71,7 +71,7 @@ def llamaspec():
 def main() -> NoReturn:
     """Run the command line. 0: done; 1: the work failed; 2: wrong usage; 130: interrupted; 128 + n: by signal n.
 
-    Of `verify`, 1 says that a bound is violated: where its work fails there is no verdict, which is 2.
+    For `verify`, 1 means that a bound is violated. If its work fails, there is no verdict: 2.
     """
     failed = 2 if next((word for word in sys.argv[1:] if not word.startswith("-")), "") == "verify" else 1
     if sys.stderr is None:
@@ -88,7 +88,7 @@ def main() -> NoReturn:
         except (KeyboardInterrupt, click.Abort):  # click has printed a newline
             sys.exit(130)
         except Exception as error:
-            if interrupts.status:  # an import that was cut short, for one, fails in its own way
+            if interrupts.status:  # an interrupted import, for example, raises its own error
                 click.echo(err=True)
                 sys.exit(interrupts.status)
             if isinstance(error, click.UsageError):
@@ -96,7 +96,7 @@ def main() -> NoReturn:
                 fail(f"{error.format_message()}{hint}", 2)
             if isinstance(error, click.ClickException):
                 fail(error.format_message(), failed)
-            if isinstance(error, NobodyReads):
+            if isinstance(error, ReaderGone):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains as it flushes
                 sys.exit(failed)
             if "--debug" in sys.argv:

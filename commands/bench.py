@@ -1,4 +1,4 @@
-"""`bench`: how fast a model is, beside what the machine allows."""
+"""`bench`: the speed of a model, compared with the limits of the machine."""
 
 from __future__ import annotations
 
@@ -32,25 +32,27 @@ DEFAULT = click.core.ParameterSource.DEFAULT
     type=click.Choice(["decode", "growth", "serve", "collectives", "gpu", "models", "kernels", "variants"]),
     default="decode",
     show_default=True,
-    help="Measure a model (decode), how its speed changes as the work grows (growth), `llamaspec serve` under load "
-    "(serve), or sums over --devices and, with MODEL or --shape, decoding on one and on all of them (collectives). On "
-    "an H100 or H200: all that matters there (gpu), whole models (models), the kernels of published Llamas (kernels) "
-    "or of others (variants).",
+    help="decode: one model. growth: its speed as the work grows. serve: `llamaspec serve` under load. collectives: "
+    "sums over --devices and, with MODEL or --shape, decoding on one and on all of them. On an H100 or H200, gpu: "
+    "kernels and models together; models: whole models; kernels: the kernels of published Llamas; variants: other "
+    "forms of the kernels.",
 )
-@click.option("--shape", metavar="NAME", help="Take random weights of a published Llama in the place of MODEL.")
+@click.option("--shape", metavar="NAME", help="Use random weights of a published Llama instead of MODEL.")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="Compute with weights of this dtype.")
 @quantize_option
 @click.option(
     "--context",
     type=COUNT,
-    help="Take a prompt of so many tokens, and decode after them; serve: their median.",
+    metavar="N",
+    help="Time a prompt of N tokens, and the decode steps after it. serve: the median length.",
 )
 @click.option(
     "--batch",
     type=COUNT,
     default=1,
     show_default="1; 16 for serve",
-    help="Run so many sequences at once; of several, the suite models times decoding alone.",
+    metavar="N",
+    help="Run N sequences at once. With several, the suite models only times decoding.",
 )
 @click.option(
     "--rate",
@@ -58,11 +60,11 @@ DEFAULT = click.core.ParameterSource.DEFAULT
     type=POSITIVE,
     multiple=True,
     metavar="R",
-    help="serve: let R requests come in a second, at random; may be repeated.  [default: 1/4, 1/2, 3/4 and all of what "
-    "the server can do]",
+    help="serve: send R requests per second on average, at random times; may be repeated.  [default: 1/4, 1/2, 3/4 and "
+    "all of the server's capacity]",
 )
 @click.option(
-    "--requests", type=click.IntRange(2), default=64, show_default=True, help="serve: send so many at each rate."
+    "--requests", type=click.IntRange(2), default=64, show_default=True, metavar="N", help="serve: send N at each rate."
 )
 @kernels_option
 @click.option(
@@ -70,15 +72,13 @@ DEFAULT = click.core.ParameterSource.DEFAULT
     type=click.Choice(["jax", "reference"]),
     default="jax",
     show_default=True,
-    help="decode: run compiled JAX, or the NumPy definition in float64.",
+    help="decode: run compiled JAX, or the float64 NumPy definition.",
 )
-@click.option(
-    "--dry-run", is_flag=True, help="Run next to nothing of a GPU's suite on a CPU, to see that the suite works."
-)
+@click.option("--dry-run", is_flag=True, help="Run a tiny part of a GPU suite on a CPU, to test the suite.")
 @devices_option
-@click.option("--json", "json_file", metavar="FILE", help="Write every figure to FILE, with device and versions.")
+@click.option("--json", "json_file", metavar="FILE", help="Write all results to FILE, with device and versions.")
 @click.option("--plot", "plot_file", metavar="FILE.svg", help="Draw a chart.")
-@click.option("--tune", "tune_file", metavar="FILE", help="kernels: find the fastest tiles, and add them to FILE.")
+@click.option("--tune", "tune_file", metavar="FILE", help="kernels: find the fastest tile sizes, and add them to FILE.")
 @click.pass_context
 def bench(
     invocation: click.Context,
@@ -89,14 +89,14 @@ def bench(
     tune_file: str | None,
     **of: Any,
 ):
-    """Measure how close a model comes to what this machine allows.
+    """Measure how close a model comes to the limits of this machine.
 
-    MODEL is the built-in one unless given. The machine is measured first. The suites gpu, kernels and
-    variants take nine minutes each, models three, and run on an H100 or H200. A suite of these that is
-    interrupted leaves its figures in FILE.interrupted. The suite serve starts a server, sends it requests of
-    random lengths at random times over HTTP, and reports how long they wait. After the suites decode and
-    growth, `generate` ends with its share of what was measured. After `bench --devices N`, `inspect --plan
-    --devices N` counts with the sums that were measured.
+    The default MODEL is the built-in one. bench measures the machine first. The suites gpu, kernels and
+    variants take nine minutes each, models takes three. These four run on an H100 or H200, and an
+    interrupted one leaves its results in FILE.interrupted. The suite serve starts a server, sends requests
+    of random lengths at random times over HTTP, and reports their delays. After the suites decode and
+    growth, `generate` prints its share of the measured bandwidth. After `bench --devices N`,
+    `inspect --plan --devices N` uses the measured time of a sum over devices.
 
     \b
     llamaspec bench
@@ -104,24 +104,24 @@ def bench(
     llamaspec bench --suite serve --rate 2 --rate 8 --plot delays.svg
     llamaspec bench --devices 2
     """
-    given = {name for name in invocation.params if invocation.get_parameter_source(name) != DEFAULT}
+    stated = {name for name in invocation.params if invocation.get_parameter_source(name) != DEFAULT}
     if suite == "serve":
-        if refused := given & {"shape", "backend", "dry_run", "devices", "tune_file"}:
+        if refused := stated & {"shape", "backend", "dry_run", "devices", "tune_file"}:
             raise click.UsageError(f"{_option(invocation, min(refused))} is not for the suite serve")
-        _serve(json_file, plot_file, of, width=of["batch"] if "batch" in given else None)
+        _serve(json_file, plot_file, of, width=of["batch"] if "batch" in stated else None)
         return
-    if refused := given & {"rates", "requests"}:
+    if refused := stated & {"rates", "requests"}:
         raise click.UsageError(f"{_option(invocation, min(refused))} is not for the suite {suite}")
     devices = of.pop("devices")
     del of["rates"], of["requests"]
     if suite == "collectives" or devices > 1:
         if suite not in ("collectives", "decode"):
             raise click.UsageError("--devices goes with the suites decode and collectives")
-        alone = {"batch": 1, "backend": "jax", "dry_run": False, "plot": None, "tune": None}
+        single_device = {"batch": 1, "backend": "jax", "dry_run": False, "plot": None, "tune": None}
         chosen = {**of, "dry_run": dry_run, "plot": plot_file, "tune": tune_file}
-        if refused := [name for name, one in alone.items() if chosen[name] != one]:
+        if refused := [name for name, default in single_device.items() if chosen[name] != default]:
             raise click.UsageError(f"--{refused[0].replace('_', '-')} is not for several devices")
-        _several(suite, devices, json_file, **{name: value for name, value in of.items() if name not in alone})
+        _several(suite, devices, json_file, **{name: value for name, value in of.items() if name not in single_device})
         return
     import json
     from contextlib import ExitStack
@@ -130,7 +130,7 @@ def bench(
 
     on_gpu = suite in ("gpu", "models", "kernels", "variants")
     for name in of if on_gpu else ["dry_run"]:
-        if name in given and (name, suite) != ("batch", "models"):
+        if name in stated and (name, suite) != ("batch", "models"):
             raise click.UsageError(f"--{name.replace('_', '-')} is not for the suite {suite}")
     if of["shape"] and of["model"]:
         raise click.UsageError("give either MODEL or --shape NAME")
@@ -145,7 +145,7 @@ def bench(
             from llamaspec.benchmarks.suites.gpu import report as view
             from llamaspec.benchmarks.suites.gpu.suite import run_suite
 
-            with progress_bar() as progress, handled_by(_interrupt):  # the report then has what was measured
+            with progress_bar() as progress, handled_by(_interrupt):  # the report has the results so far
                 batch = of["batch"] if suite == "models" else 1
                 rows = run_suite("tuning" if tune_file else suite, dry=dry_run, batch=batch, progress=progress)
                 report = view.as_report(rows, suite=suite, dry=dry_run)
@@ -165,14 +165,14 @@ def bench(
                 keep_read_rate(folder, report["ceilings"])
         from llamaspec.benchmarks.common.report import write_report
 
-        if "interrupted" in report:  # what stands at FILE may be whole, and stays
+        if "interrupted" in report:  # FILE may hold complete results from before, so we leave it unchanged
             where = "above"
             if json_file:
                 where = f"in {json_file}.interrupted"
-                with new_file(f"{json_file}.interrupted", replace=True) as found:
-                    write_report(report, found)
+                with new_file(f"{json_file}.interrupted", replace=True) as staged_report:
+                    write_report(report, staged_report)
             write(view.as_text(report))
-            fail(f"interrupted: what was measured until then is {where}", report["interrupted"])
+            fail(f"interrupted: the results so far are {where}", report["interrupted"])
         if json_out:
             write_report(report, json_out)
         if plot_out:
@@ -184,11 +184,11 @@ def bench(
             write_report(tuned(table, report), tune_out)
     write(view.as_text(report))
     if wrong := view.wrong(report):
-        fail(f"not right on this device: {', '.join(wrong)}", 1)
+        fail(f"wrong on this device: {', '.join(wrong)}", 1)
 
 
 def _several(suite: str, devices: int, json_file: str | None, **of: Any) -> None:
-    """Print what a sum over devices takes, and how fast they decode; the suite collectives compares one device."""
+    """Print the time of a sum over devices, and their decoding speed. The suite collectives also runs one device."""
     if devices == 1:
         raise click.UsageError("the suite collectives needs --devices 2 or more")
     if of["shape"] and of["model"]:
@@ -210,15 +210,15 @@ def _several(suite: str, devices: int, json_file: str | None, **of: Any) -> None
         with progress_bar() as progress:
             report = measure_several(numbers, decoding=decoding, progress=progress, **of)
         if folder := cache_folder():
-            for several, found in report["all_reduce"].items():
-                keep_link(folder, several, Link(found["alpha"], found["beta"]))
+            for several, fit in report["all_reduce"].items():
+                keep_link(folder, several, Link(fit["alpha"], fit["beta"]))
         if staged:
             write_report(report, staged)
     write(as_text(report))
 
 
 def _serve(json_file: str | None, plot_file: str | None, of: dict[str, Any], *, width: int | None) -> None:
-    """Load a server and print what its clients wait for; a server that fails them ends the command with 1."""
+    """Put a server under load and print its delays. Exits with 1 if requests fail."""
     from contextlib import ExitStack
 
     from llamaspec.model.checkpoints.staging import new_file
@@ -252,7 +252,7 @@ def _serve(json_file: str | None, plot_file: str | None, of: dict[str, Any], *, 
 
 
 def _option(invocation: click.Context, name: str) -> str:
-    """Find the spelling of a parameter's option."""
+    """Find the option of a parameter, as it is typed."""
     return next(option.opts[0] for option in invocation.command.params if option.name == name)
 
 

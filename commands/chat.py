@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 COMMANDS = """\
 /help         show this
-/reset        begin anew
-/system TEXT  begin anew, with TEXT as the
+/reset        start over
+/system TEXT  start over, with TEXT as the
               system message
-/save FILE    write what was said, as JSON
-/exit         leave, as quit and Ctrl-D do
+/save FILE    write the messages as JSON
+/exit         leave; also quit and Ctrl-D
 Ctrl-C        stop an answer"""
 STORIES = """\
 The built-in model tells stories and answers
@@ -50,14 +50,14 @@ Once it has told one:
 
 
 def named_values(stated: Iterable[str]) -> dict[str, Any]:
-    """Read each NAME=VALUE, where VALUE is JSON, or a text as it stands. Raises click.BadParameter."""
+    """Parse NAME=VALUE pairs. VALUE is JSON, or else plain text. Raises click.BadParameter."""
     import json
 
     values = {}
-    for each in stated:
-        name, equals, value = each.partition("=")
+    for pair in stated:
+        name, equals, value = pair.partition("=")
         if not (name.isidentifier() and equals):
-            raise click.BadParameter(f"{each!r} is not NAME=VALUE")
+            raise click.BadParameter(f"{pair!r} is not NAME=VALUE")
         try:
             values[name] = json.loads(value)
         except (ValueError, RecursionError):
@@ -66,7 +66,7 @@ def named_values(stated: Iterable[str]) -> dict[str, Any]:
 
 
 @click.command(cls=Verb)
-@click.option("--system", metavar="TEXT", help="Tell the model TEXT before the conversation.")
+@click.option("--system", metavar="TEXT", help="Begin the conversation with TEXT as the system message.")
 @template_option
 @click.option(
     "--template-option",
@@ -74,9 +74,9 @@ def named_values(stated: Iterable[str]) -> dict[str, Any]:
     metavar="NAME=VALUE",
     multiple=True,
     callback=lambda _context, _option, stated: named_values(stated),
-    help="Set a switch of the chat template, such as enable_thinking=false. Repeat it for more.",
+    help="Set a variable of the chat template, such as enable_thinking=false. May be repeated.",
 )
-@click.option("--thoughts", is_flag=True, help="Show what gpt-oss thinks before it answers, on stderr.")
+@click.option("--thoughts", is_flag=True, help="Show the reasoning of gpt-oss on stderr.")
 @generation_options(512)
 @click.pass_obj
 def chat(
@@ -90,9 +90,9 @@ def chat(
 ):
     """Talk with a model.
 
-    /help lists what else can be typed, /exit leaves, and Ctrl-C stops an answer. When standard input
-    is no terminal, each of its lines is a question, and Ctrl-C leaves. Of several processes, the first
-    one asks.
+    /help lists the commands, /exit leaves, and Ctrl-C stops an answer. If standard input is not a
+    terminal, each line is a question, and Ctrl-C leaves. With several processes, the first one reads the
+    questions.
 
     \b
     llamaspec chat
@@ -107,19 +107,19 @@ def chat(
         raise click.UsageError("standard input is closed")
     clock = StartClock.of_process()
     request = checked_request(options)
-    found: list[ChatTemplate] = []
+    templates: list[ChatTemplate] = []
 
     def examine(tokenizer: Tokenizer, places: list[str | Path]):
-        found.append(find_template(tokenizer, *places, template=template))
+        templates.append(find_template(tokenizer, *places, template=template))
         try:
-            check_options(found[0], template_options)
+            check_options(templates[0], template_options)
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--template-option") from None
-        if found[0].note:
-            say(found[0].note)
+        if templates[0].note:
+            say(templates[0].note)
 
     llama = load(options, greedy=request["sampling"].greedy, clock=clock, examine=examine)
-    conversation = Chat(llama, found[0], system=system, options=template_options)
+    conversation = Chat(llama, templates[0], system=system, options=template_options)
     print_seed(options, request)
     is_built_in = options["model"] == BUILT_IN and not Path(BUILT_IN).exists()
     typed, first = sys.stdin.isatty(), others is None or others.first
@@ -132,7 +132,7 @@ def chat(
 
         typed, lines = bool(agree(typed)), others.shared(lines)
     interrupted = _Pressed(agree, prompts=first)
-    # Ctrl-C ends a chat whose questions come from a file: nobody is there to ask the next one.
+    # If the questions come from a file, Ctrl-C ends the chat: no person would ask the next one.
     with handled_by(interrupted.press) if typed else nullcontext():
         for line in lines:
             if line.strip() in ("/exit", "quit", "exit"):
@@ -141,12 +141,13 @@ def chat(
                 if re.match(r"\s*/\w+(\s|$)", line):
                     _command(conversation, line.strip(), sample=STORIES if is_built_in else "", saves=first)
                 elif line.strip():
-                    asked = perf_counter()
-                    # Where another process fails, this one ends at once, and would leave the terminal without echo.
+                    started = perf_counter()
+                    # With several processes, echo stays on: if another one fails, this one ends at once and could
+                    # not restore it.
                     with unechoed() if others is None else nullcontext():
                         answer = _answer(conversation, line, interrupted, request, thoughts=thoughts)
                     if timings:
-                        say(str(clock.with_first_token(answer.first_at - asked)))
+                        say(str(clock.with_first_token(answer.first_at - started)))
                     timings = False
             except ValueError as error:
                 if not typed:
@@ -155,12 +156,12 @@ def chat(
 
 
 def _command(conversation: Chat, line: str, *, sample: str, saves: bool) -> None:
-    """Do what a line that begins with a slash says. Raises ValueError for one that means nothing.
+    """Run a line that begins with a slash. Raises ValueError for an unknown command.
 
-    Of several processes, only one `saves`.
+    With several processes, only one `saves`.
     """
-    name, _, rest = line.partition(" ")
-    match name, rest.strip():
+    name, _, argument = line.partition(" ")
+    match name, argument.strip():
         case "/help", "":
             say(COMMANDS + (f"\n\n{sample}" if sample else ""))
         case "/reset", "":
@@ -177,7 +178,7 @@ def _command(conversation: Chat, line: str, *, sample: str, saves: bool) -> None
         case "/save", _:
             raise ValueError("/save needs the name of a file")
         case "/help" | "/reset" | "/exit", _:
-            raise ValueError(f"{name} stands alone on its line")
+            raise ValueError(f"{name} takes no text after it")
         case _:
             raise ValueError(f"no command {name}: /help lists the commands")
 
@@ -196,7 +197,7 @@ def _answer(
 ) -> Generation:
     """Print the answer to a question, and return it.
 
-    Lines on stderr say what had to be forgotten for it, and why it ends early.
+    Lines on stderr say how many turns were dropped to make room, and why an answer was cut.
     """
     if dropped := conversation.make_room(question, answer=request["max_new_tokens"]):
         turns = "the oldest turn was" if dropped == 1 else f"the {dropped} oldest turns were"
@@ -210,7 +211,7 @@ def _answer(
 
 
 def _ending(answer: Generation, context: int) -> str:
-    """Say why an answer was cut short; nothing where it was not."""
+    """Say why an answer was cut. Returns an empty text for a complete one."""
     if answer.finish_reason == "length":
         return f"(cut after {len(answer.ids)} tokens: --max-new-tokens allows more)"
     if answer.finish_reason == "context":
@@ -219,7 +220,7 @@ def _ending(answer: Generation, context: int) -> str:
 
 
 def _terminal_lines() -> Iterator[str]:
-    """Lines as a person types them, with editing and a history; ends at Ctrl-D."""
+    """Read lines from a terminal, with editing and a history, until Ctrl-D."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.history import FileHistory, InMemoryHistory
     from prompt_toolkit.output import create_output
@@ -240,11 +241,12 @@ def _terminal_lines() -> Iterator[str]:
 
 
 class _Pressed:
-    """Whether Ctrl-C was pressed during an answer. Pressed again before that ends, it raises KeyboardInterrupt.
+    """Whether Ctrl-C was pressed during an answer. A second press during the same answer raises KeyboardInterrupt.
 
-    It does nothing at another time where this process `prompts`: an answer may end as it is pressed, and the prompt
-    takes it as a key. A process that waits for the questions of another one has no other way to leave.
-    `agree` makes one answer of those of several processes, which must end a text after the same burst.
+    Between answers, Ctrl-C is ignored if this process `prompts`: the answer may have ended just before the press, and
+    the prompt handles the key itself. A process that waits for another one's questions raises KeyboardInterrupt:
+    it has no other way to leave. `agree` combines the states of several processes, so that all stop after the same
+    burst.
     """
 
     def __init__(self, agree: Callable[[bool], int], *, prompts: bool):
@@ -261,7 +263,7 @@ class _Pressed:
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
-        """Within it the first Ctrl-C is only noted."""
+        """Only record the first Ctrl-C inside this context."""
         self._answering, self._pressed = True, False
         try:
             yield

@@ -18,30 +18,30 @@ from llamaspec.commands.progress import progress_bar
 @click.option(
     "--to",
     type=click.Choice(["safetensors", "llama2c", "gguf"]),
-    help="Write this format; awq, gptq and smoothquant exist in safetensors only.",
+    help="Write this format. Only safetensors has awq, gptq and smoothquant.",
 )
 @click.option(
     "--quantize",
     type=click.Choice([*SCHEME_NAMES, "awq", "gptq", "smoothquant", "q8_0", "q4_0"]),
-    help="Quantize the matrices by this scheme; gguf has q8_0, q4_0 and mxfp4, llama2c q8_0.  [default: keep them]",
+    help="Quantize the matrices by this scheme. gguf has q8_0, q4_0 and mxfp4; llama2c has q8_0.  [default: unchanged]",
 )
 @click.option(
     "--calibration",
     metavar="FILE",
-    help="With awq, gptq or smoothquant: calibrate on this text, which is like what the model is for.",
+    help="With awq, gptq or smoothquant: calibrate on this text. Choose one that is typical of the model's use.",
 )
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "float16", "bfloat16"]),
-    help="Store the matrices of a GGUF file in this dtype.  [default: keep theirs]",
+    help="Store the matrices of a GGUF file in this dtype.  [default: as in SRC]",
 )
 @tokenizer_option
 def convert(source: str, destination: str, **options: Any):
     """Write a checkpoint in another format, or quantized.
 
-    SRC becomes DST: a Hugging Face directory (safetensors), or a file for llama2.c or llama.cpp (gguf).
-    Every weight is kept bit for bit, unless --quantize or --dtype says what the matrices become. A GGUF
-    file and a directory take the tokenizer along. DST must not exist; it appears when it is complete.
+    DST is a Hugging Face directory (safetensors), or a file for llama2.c or llama.cpp (gguf). Weights stay
+    the same bit for bit, unless --quantize or --dtype changes the matrices. A GGUF file and a directory
+    include the tokenizer. DST must not exist, and appears only when it is complete.
 
     \b
     llamaspec convert stories15M.bin stories15M-hf --to safetensors
@@ -67,7 +67,7 @@ def convert(source: str, destination: str, **options: Any):
 
         def written(name: str, _: int):
             nonlocal done
-            done += sizes.get(name, 0)  # as it was read: what is quantized takes fewer bytes
+            done += sizes.get(name, 0)  # the size in SRC: quantized tensors become smaller
             progress(f"writing {name}", done / sum(sizes.values()))
 
         notes = write(checkpoint, destination, progress=written, calibrating=progress, **options)

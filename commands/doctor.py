@@ -1,4 +1,4 @@
-"""`doctor`: this machine and what would run on it, or a checkpoint and what is likely wrong with it."""
+"""`doctor`: a description of this machine, or a diagnosis of a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from llamaspec.commands.progress import progress_bar
 @click.option("--text", type=FILE, metavar="FILE", help="Try MODEL on this text.  [default: a short story]")
 @combined(tokenizer_option, json_option)
 def doctor(model: str | None, text: str | None, tokenizer: str | None, as_json: bool):
-    """Say what is likely wrong with MODEL, or what this machine is and runs.
+    """Diagnose MODEL, or describe this machine and the ops that it runs.
 
-    Without MODEL, it describes this machine and ends in a verdict.
+    Without MODEL, it describes this machine and ends with a verdict.
 
-    With MODEL, it reads every weight, opens the tokenizer and renders the chat template. It then
-    measures how well the model predicts a text, as it is and with each of the changes that
-    conversions tend to need: q and k in the other order of RoPE's pairs, norms less 1, another theta,
-    eps or head. A change is named where it makes the text a billion times as likely. Each fault comes
-    with the measurement that shows it, and with what would mend it. The model runs in float64, layer by
-    layer: a large one takes minutes. The exit status is 1 if a fault was found.
+    With MODEL, it reads every weight, opens the tokenizer and renders the chat template. Then it measures
+    how well the model predicts a text: first unchanged, then with each repair that wrong conversions
+    often need, such as the other pairing of RoPE in q and k, norms minus 1, or another theta, eps or head.
+    It reports a repair that makes the text a billion times as likely. Each fault comes with its
+    measurement and its repair. The model runs in float64, layer by layer, so a large one takes minutes.
+    The exit status is 1 if a fault was found.
 
     \b
     llamaspec doctor

@@ -24,17 +24,19 @@ from llamaspec.commands.progress import progress_bar
 
 @click.command("eval", cls=Verb)
 @click.argument("model", type=MODEL, default=BUILT_IN)
-@click.option("--text", required=True, metavar="FILE", help="Predict this text, token by token; UTF-8.")
+@click.option("--text", required=True, metavar="FILE", help="Predict this UTF-8 text, token by token.")
 @click.option(
     "--against",
     type=MODEL,
     metavar="MODEL2",
-    help="Give the KL divergence from this model, too; it has the same vocabulary.",
+    help="Also print the KL divergence from this model. It needs the same vocabulary.",
 )
 @click.option(
-    "--by-tensor", is_flag=True, help="With --against: exchange each tensor that differs alone, and give its cost."
+    "--by-tensor",
+    is_flag=True,
+    help="With --against: print the cost of each tensor that differs, exchanged one at a time.",
 )
-@click.option("--stride", type=int, help="Move the window by so many tokens.  [default: half of the context]")
+@click.option("--stride", type=int, metavar="N", help="Move the window by N tokens.  [default: half of the context]")
 @combined(tokenizer_option, running_options, processes_options, emulate_option, json_option)
 def evaluate(
     model: str,
@@ -48,10 +50,10 @@ def evaluate(
 ):
     """Measure how well a model predicts a text.
 
-    Prints perplexity and bits per byte. The text is read in windows of --context tokens, and each
-    token is scored once. With --against MODEL2, which runs without --quantize, --cache and
-    --emulate-activations, it also prints how far the predictions of MODEL are from those of MODEL2:
-    the cost of a scheme.
+    Prints perplexity and bits per byte. Reads the text in windows of --context tokens, and scores each
+    token once. --against MODEL2 also prints the KL divergence between the predictions of the two models,
+    such as the cost of a quantization scheme. MODEL2 runs without --quantize, --cache and
+    --emulate-activations.
 
     \b
     llamaspec eval Llama-3.2-1B --text wiki.txt
@@ -71,7 +73,7 @@ def evaluate(
     base = open_checkpoint(against) if against else None
     models = [checkpoint, *([base] if base else [])]
     read = evaluation.text_for(models, text, tokenizer=tokenizer)
-    options["context"] = min(choose_context(options["context"], one.config.context) for one in models)
+    options["context"] = min(choose_context(options["context"], entry.config.context) for entry in models)
     windows = {"context": options["context"], "stride": evaluation.choose_stride(stride, options["context"])}
     costs = None
     if base and by_tensor:
@@ -85,12 +87,14 @@ def evaluate(
         if base:
             quantize = options["quantize"]
             plain: dict[str, Any] = {"quantize": None, "cache": None, "emulate_activations": None}
-            beside = load_backend(base, own_process=True, progress=progress, **options | plain)
+            base_running = load_backend(base, own_process=True, progress=progress, **options | plain)
             if by_tensor:
                 run = quantized(checkpoint, quantize) if quantize else checkpoint
-                evaluated, costs = compare_by_tensor(running, beside, run, base, read, progress=progress, **windows)
+                evaluated, costs = compare_by_tensor(
+                    running, base_running, run, base, read, progress=progress, **windows
+                )
             else:
-                evaluated = evaluation.compare(running, beside, read, progress=progress, **windows)
+                evaluated = evaluation.compare(running, base_running, read, progress=progress, **windows)
         else:
             evaluated = evaluation.evaluate(running, read, progress=progress, **windows)
     request = {"model": model, "text": text, "against": against, **options, **windows}

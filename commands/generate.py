@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def generate(prompt: str, as_json: bool, timings: bool, **options: Any):
     """Continue PROMPT with a model.
 
-    Prints PROMPT and its continuation as it is drawn. Without PROMPT, the model begins a text of its
-    own. With - for PROMPT, it is read from standard input, up to the newline at its end.
+    Prints PROMPT and then each token as it is drawn. Without PROMPT, the model begins a new text. If
+    PROMPT is -, it is read from standard input, without the newline at its end.
 
     \b
     llamaspec generate "Once upon a time"
@@ -42,9 +42,9 @@ def generate(prompt: str, as_json: bool, timings: bool, **options: Any):
 @generation_options(512)
 @json_option
 def story(prompt: str, as_json: bool, timings: bool, **options: Any):
-    """Tell a story, from its beginning or on from PROMPT.
+    """Tell a story: a new one, or one that begins with PROMPT.
 
-    This is `generate`, up to the end of a story, with words wrapped at the edge of a terminal.
+    This is `generate` up to the end of a story. On a terminal, lines break between words.
 
     \b
     llamaspec story --seed 7
@@ -89,7 +89,7 @@ def _generate(prompt: str, *, as_json: bool, timings: bool, wrap: bool, **option
 def _summary(generation: Generation, llama: Llama) -> str:
     first, total, rate = generation.timings
     read, drawn = generation.prompt_tokens, len(generation.ids)
-    then = f", then {rate:.1f} tokens/s{_bandwidth(generation, llama)}" if rate else ""  # a rate takes two tokens
+    then = f", then {rate:.1f} tokens/s{_bandwidth(generation, llama)}" if rate else ""  # a rate needs two tokens
     return (
         f"{read} token{'s' * (read != 1)} of prompt + {drawn} new in {total:.2f} s: "
         f"the first after {first:.2f} s{then}; ended by {generation.finish_reason}"
@@ -97,7 +97,7 @@ def _summary(generation: Generation, llama: Llama) -> str:
 
 
 def _bandwidth(generation: Generation, llama: Llama) -> str:
-    """Say how fast decoding read memory, beside what `bench` has measured here."""
+    """Word the rate at which decoding read memory, compared with the rate that `bench` measured here."""
     read = llama.bytes_read(generation.prompt_tokens + len(generation.ids) / 2)
     rate = generation.timings.tokens_per_second
     if not read or not rate:

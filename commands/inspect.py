@@ -1,4 +1,4 @@
-"""`inspect`: what is in a checkpoint, and what running it would take."""
+"""`inspect`: the contents of a checkpoint, and the resources that running it needs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from llamaspec.commands.progress import progress_bar
 
 @click.command(cls=Verb)
 @click.argument("model", type=MODEL, required=False)
+@click.option("--plan", is_flag=True, help="Print the memory that the model needs, and its speed limit. Loads nothing.")
+@click.option("--shape", metavar="NAME", help="--plan: plan for a published Llama instead of MODEL.")
 @click.option(
-    "--plan", is_flag=True, help="Print the memory it takes to run, and how fast that can be; nothing is loaded."
+    "--context",
+    type=int,
+    metavar="N",
+    help="--plan: keep room for N tokens.  [default: the model's context, 4096 at most]",
 )
-@click.option("--shape", metavar="NAME", help="--plan: take a published Llama in the place of MODEL.")
-@click.option(
-    "--context", type=int, help="--plan: keep room for so many tokens.  [default: the model's context, 4096 at most]"
-)
-@click.option("--batch", type=COUNT, default=1, help="--plan: run so many sequences at once.  [default: 1]")
+@click.option("--batch", type=COUNT, default=1, metavar="N", help="--plan: run N sequences at once.  [default: 1]")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="--plan: compute with weights of this dtype.")
 @click.option("--quantize", type=click.Choice(SCHEME_NAMES), help="--plan: quantize the matrices by this scheme.")
 @click.option("--cache", type=click.Choice(["int8"]), help="--plan: store the KV cache in int8.")
@@ -33,11 +34,11 @@ from llamaspec.commands.progress import progress_bar
 @json_option
 @click.pass_context
 def inspect(invocation: click.Context, model: str | None, plan: bool, as_json: bool, **planned: Any):
-    """Show what is in a checkpoint, and what running it would take.
+    """Show what a checkpoint contains, and the memory and time it needs.
 
-    Prints the tensors, with layers of the same shape in one row, then format, hyperparameters and the cost
-    of a token, all read from the header. With --plan it prints memory by part, the work for a token,
-    and the tokens per second that a device allows.
+    Prints the tensors, with equal layers in one row, then format, hyperparameters and the cost of a token.
+    Reads only the header. --plan prints the memory of each part, the work for a token, and the tokens per
+    second that a device allows.
 
     \b
     llamaspec inspect Qwen3-0.6B-Q8_0.gguf --json
@@ -61,7 +62,7 @@ def inspect(invocation: click.Context, model: str | None, plan: bool, as_json: b
 
 
 def _tensor_lines(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Write a table of tensors; where a terminal is too narrow for it, what is said of a tensor is below its name."""
+    """Write a table of tensors. On a narrow terminal, the values are below the name."""
     rows = [("tensor", "shape", "dtype", "size")]
     for name, shape, dtype, size, count in folded(tensors):
         rows.append((name, str(shape), dtype, f"{count} x {_size(size)}" if count > 1 else _size(size)))
@@ -75,29 +76,32 @@ def _tensor_lines(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _summary_lines(description: Mapping[str, Any]) -> list[str]:
-    """Write everything but the tensors, a name and a value a line."""
-    shown: dict[str, object] = {}
+    """Write everything except the tensors: one name and value per line."""
+    fields: dict[str, object] = {}
     for key, value in description.items():
         if key == "config":
-            shown |= {f"  {name}": number for name, number in value.items()}
+            fields |= {f"  {name}": number for name, number in value.items()}
         elif key != "tensors":
-            shown[key] = f"{value:,}" if isinstance(value, int) else value
-    width = max(map(len, shown))
-    return [f"{name:{width}}  {value}" for name, value in shown.items()]
+            fields[key] = f"{value:,}" if isinstance(value, int) else value
+    width = max(map(len, fields))
+    return [f"{name:{width}}  {value}" for name, value in fields.items()]
 
 
 def folded(tensors: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[int], str, int, int]]:
-    """Fold tensors that differ in a number of their name alone, such as that of a layer or an expert, into one row.
+    """Fold tensors into one row if only a number in their names differs, such as the layer or the expert.
 
-    Returns name, shape, dtype, bytes of each tensor, and how many there are, in the order of the first of each row.
+    Returns name, shape, dtype, bytes per tensor, and the number of tensors. Rows keep the order of their first tensors.
 
     >>> about = {"shape": [2, 2], "dtype": "float32", "bytes": 16}
     >>> folded([{"name": f"layers.{layer}.norm", **about} for layer in (0, 1, 2, 5)])
     [('layers.0-2,5.norm', [2, 2], 'float32', 16, 4)]
     """
-    rows = {(tuple(one["name"].split(".")), tuple(one["shape"]), one["dtype"], one["bytes"]): 1 for one in tensors}
+    rows = {
+        (tuple(tensor["name"].split(".")), tuple(tensor["shape"]), tensor["dtype"], tensor["bytes"]): 1
+        for tensor in tensors
+    }
     for place in reversed(range(max(len(parts) for parts, *_ in rows))):
-        merged: dict[tuple, tuple[list[str], int]] = {}  # labels at this place, and how many tensors there are
+        merged: dict[tuple, tuple[list[str], int]] = {}  # labels at this place, and the number of tensors
         for (parts, *about), count in rows.items():
             label = parts[place] if place < len(parts) else ""
             key = (parts[:place], label.isdigit() or label, parts[place + 1 :], count, *about)
@@ -111,7 +115,7 @@ def folded(tensors: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[int], s
 
 
 def _ranges(labels: Sequence[str]) -> str:
-    """Write numbers as ranges; another label stands alone.
+    """Write numbers as ranges. Labels that are not numbers stay separate.
 
     >>> _ranges(["0", "1", "2", "5"]), _ranges(["norm"])
     ('0-2,5', 'norm')
@@ -150,8 +154,8 @@ def _plan(
 
     chosen |= {"shape": shape, "device": device, "context": context, "batch": batch, "measured": cache_folder()}
     with progress_bar() as progress:
-        found = planned(model or default_model(), progress=progress, **chosen)
+        resources = planned(model or default_model(), progress=progress, **chosen)
     if as_json:
-        write_json(found.as_json())
+        write_json(resources.as_json())
     else:
-        write(as_text(found))
+        write(as_text(resources))

@@ -1,8 +1,8 @@
-"""Ctrl-C and its relatives, answered at once in every phase of a command.
+"""Ctrl-C and similar signals end a command at once, in every phase.
 
-Python runs a signal's handler between two steps of the main thread. While that thread is inside XLA's compiler, which
-can take ten seconds, no handler runs. A second thread therefore waits for signals: where the main thread has not ended
-the process soon after one, the second thread removes half-written files and ends it.
+Python runs signal handlers only between two bytecodes of the main thread. XLA's compiler may keep that thread busy for
+ten seconds, during which no handler runs. So a second thread also waits for signals. If the main thread has not ended
+the process shortly after a signal, the second thread removes half-written files and ends it.
 """
 
 from __future__ import annotations
@@ -20,53 +20,57 @@ from types import FrameType
 from typing import Any, NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-PATIENCE = 0.4  # seconds that the main thread has to end the process by itself
-ASYNCIO = threading.Event()  # set while asyncio has the signals
-AT_THE_END: list[Callable[[], object]] = []  # what gives back to the terminal what was taken from it
-SHOW_CURSOR = "\r\x1b[2K\x1b[?25h"  # what a progress bar that was cut short leaves: its line, and no cursor
+PATIENCE = 0.4  # seconds for the main thread to end the process itself
+ASYNCIO = threading.Event()  # set while asyncio handles the signals
+AT_THE_END: list[Callable[[], object]] = []  # these restore the modes of the terminal
+SHOW_CURSOR = "\r\x1b[2K\x1b[?25h"  # an interrupted progress bar leaves its line, and hides the cursor
 
 
 class Interrupts:
     """The signals that this process has received, and the thread that acts on them."""
 
     def __init__(self):
-        self.status = 0  # the exit status of the first signal: 128 + its number; 0 before
+        self.status = 0  # 128 + the number of the first signal; 0 before it
         self._ended = threading.Lock()
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Raise KeyboardInterrupt for SIGINT, and SystemExit for another signal; within an import end the process.
+        """Raise KeyboardInterrupt for SIGINT, and SystemExit for other signals. During an import, end the process.
 
-        A library in C++ that is being imported may abort where an exception comes from a handler. Further signals are
-        ignored, so that nothing disturbs the removal of half-written files.
+        A C++ library may abort if a handler raises while it is imported. We ignore further signals, so that the removal
+        of half-written files is not interrupted.
         """
-        for each in SIGNALS:
-            signal.signal(each, signal.SIG_IGN)
+        for signal_number in SIGNALS:
+            signal.signal(signal_number, signal.SIG_IGN)
         self.status = self.status or 128 + number
         if is_importing(frame):
             self.end(self.status)
-        # Callbacks and imports of XLA's print an exception that is raised within them, and go on.
+        # XLA's callbacks and imports would print the exception and continue.
         sys.excepthook = sys.unraisablehook = lambda *_: None
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         sys.exit(self.status)
 
     def watch(self, pipe: int) -> None:
-        """Wait for the numbers of signals on `pipe`, and end the process after one that `handle` is for."""
+        """Read signal numbers from `pipe`, and end the process after one that `handle` handles."""
         while number := os.read(pipe, 1):
             time.sleep(PATIENCE)
-            # A command that acts on a signal in its own way is left alone, also at its next prompt.
-            if number[0] in SIGNALS and not ASYNCIO.is_set() and not isinstance(signal.getsignal(number[0]), OwnWay):
+            # Some commands handle a signal themselves. We do not interfere, even at their next prompt.
+            if (
+                number[0] in SIGNALS
+                and not ASYNCIO.is_set()
+                and not isinstance(signal.getsignal(number[0]), CommandHandler)
+            ):
                 self.end(128 + number[0])
         os.close(pipe)
 
     def skip_teardown(self) -> None:
-        """End the process where SIGINT asked for that and all else is done: taking JAX apart would take a second."""
+        """End the process after a SIGINT once everything else is done: JAX's own shutdown would take a second."""
         if self.status == 128 + signal.SIGINT:
             sys.stdout.flush()
             os._exit(self.status)
 
     def end_for_a_lost_page(self) -> NoReturn:
-        """End the process with an error for a file that became shorter while it was read."""
+        """End the process with an error, because a mapped file was truncated while we read it."""
         from llamaspec.model.checkpoints.checkpoint import refused
         from llamaspec.model.checkpoints.mapped import maps_cut_short
 
@@ -75,7 +79,7 @@ class Interrupts:
         self.end(1)
 
     def end(self, status: int) -> NoReturn:
-        """End the process now, with nothing half-written left and the terminal as it was."""
+        """End the process now: remove half-written files and restore the terminal."""
         with self._ended:
             remove_what_is_unfinished()
             for give_back in AT_THE_END:
@@ -85,8 +89,8 @@ class Interrupts:
             os._exit(status)
 
 
-class OwnWay:
-    """A handler by which a command acts on a signal, whose number it is told, and goes on."""
+class CommandHandler:
+    """A handler with which a command reacts to a signal and continues. It passes the signal number to `act`."""
 
     def __init__(self, act: Callable[[int], object]):
         self._act = act
@@ -96,13 +100,13 @@ class OwnWay:
 
 
 def end_done(number: int, frame: FrameType | None) -> NoReturn:
-    """End a process that has done everything and only takes itself apart."""
+    """End a process that has finished its work and is shutting down."""
     sys.stdout.flush()
     os._exit(128 + number)
 
 
 def is_importing(frame: FrameType | None) -> bool:
-    """Tell whether `frame` runs within an import statement."""
+    """Tell whether `frame` runs inside an import statement."""
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             return True
@@ -111,23 +115,23 @@ def is_importing(frame: FrameType | None) -> bool:
 
 
 def remove_what_is_unfinished() -> None:
-    """Remove half-written files, and end the processes that work for this one."""
+    """Remove half-written files, and end the worker processes."""
     _known("llamaspec.model.checkpoints.staging", "remove_unfinished")()
     for process in _known("multiprocessing", "active_children")():
-        process.terminate()  # not `kill`: a process of `verify` has a candidate to end, which may hang
+        process.terminate()  # not `kill`: a worker of `verify` must end its candidate, which may hang
     _known("llamaspec.verify.candidates.process", "kill_all")()
 
 
 def _known(module: str, name: str) -> Callable[[], Any]:
-    """Find a function of a module; one that does nothing where this is not imported, or not to its end."""
+    """Find a function of a module. Returns one that does nothing if the module is not fully imported."""
     return getattr(sys.modules.get(module), name, list)
 
 
 @contextmanager
 def answered_at_once() -> Iterator[Interrupts]:
-    """End this process within a second of SIGINT, SIGTERM or SIGHUP, whatever the main thread is doing.
+    """End this process within a second of SIGINT, SIGTERM or SIGHUP, even if the main thread is busy.
 
-    A signal that was ignored when this process began, as after `nohup`, stays ignored.
+    A signal that was ignored when this process started, as after `nohup`, stays ignored.
     """
     interrupts = Interrupts()
     pipe, wake = os.pipe()
@@ -136,19 +140,21 @@ def answered_at_once() -> Iterator[Interrupts]:
     before: dict[int, Any] = {number: signal.signal(number, interrupts.handle) for number in handled}
     woken_before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     threading.Thread(target=interrupts.watch, args=[pipe], daemon=True).start()
-    if signal.SIGINT in before:  # registered first, so called last: Python drops handlers next, and would be killed
+    if (
+        signal.SIGINT in before
+    ):  # registered first, so called last: Python then drops its handlers, and a signal would kill it
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     atexit.register(interrupts.skip_teardown)
     try:
-        from llamaspec.model.system import at_bus_error  # this takes a moment, in which a signal may come
+        from llamaspec.model.system import at_bus_error  # this takes a moment, and a signal may arrive meanwhile
 
         with at_bus_error(interrupts.end_for_a_lost_page):
             yield interrupts
     finally:
-        # After a signal the thread stays: Python's own end may wait for a compilation that nobody needs any more.
+        # After a signal the thread stays: Python's own exit may wait for a compilation that is no longer needed.
         if not interrupts.status:
             atexit.unregister(interrupts.skip_teardown)
-            if signal.SIGINT in before:  # registered last, so called first: taking JAX apart comes after it
+            if signal.SIGINT in before:  # registered last, so called first: JAX shuts down after it
                 atexit.register(partial(signal.signal, signal.SIGINT, end_done))
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -158,8 +164,8 @@ def answered_at_once() -> Iterator[Interrupts]:
 
 @contextmanager
 def still_watched() -> Iterator[None]:
-    """Tell the thread that waits for signals of them again after a block that runs asyncio, whose end tells nobody."""
-    watched = signal.set_wakeup_fd(-1)  # the only way to ask
+    """Hand signals back to the watcher thread after an asyncio block; asyncio does not restore them."""
+    watched = signal.set_wakeup_fd(-1)  # the only way to read it
     try:
         signal.set_wakeup_fd(watched, warn_on_full_buffer=False)
         ASYNCIO.set()
@@ -171,7 +177,7 @@ def still_watched() -> Iterator[None]:
 
 @contextmanager
 def unechoed() -> Iterator[None]:
-    """Keep what is typed meanwhile from being shown in the middle of an output; whoever reads it next may show it."""
+    """Turn off echo, so that keys typed during an output do not appear inside it. The next prompt may show them."""
     import termios
 
     if not sys.stdin.isatty():
@@ -183,11 +189,13 @@ def unechoed() -> Iterator[None]:
     quiet[3] &= ~termios.ECHO
 
     def set_modes(modes: list[Any]) -> None:
-        with suppress(termios.error):  # where the terminal is gone, nobody misses it
+        with suppress(termios.error):  # the terminal may be gone
             termios.tcsetattr(terminal, termios.TCSANOW, modes)
 
     def give_back() -> None:
-        if not _in_background(terminal):  # or a process that is told to end would be stopped for this
+        if not _in_background(
+            terminal
+        ):  # changing modes in the background would stop this process, and it may be ending
             set_modes(before)
 
     def take(*_: object) -> None:
@@ -195,11 +203,11 @@ def unechoed() -> Iterator[None]:
             set_modes(quiet)
 
     AT_THE_END.append(give_back)
-    before_stop = signal.signal(signal.SIGCONT, take)  # shells set their own modes once Ctrl-Z has stopped us
+    before_stop = signal.signal(signal.SIGCONT, take)  # shells set their own modes after Ctrl-Z
     try:
         take()
         yield
-        set_modes(before)  # in the background this waits for `fg`, as whoever reads next must
+        set_modes(before)  # in the background this waits for `fg`, as the next prompt must
     finally:
         signal.signal(signal.SIGCONT, before_stop)
         give_back()
@@ -209,18 +217,18 @@ def unechoed() -> Iterator[None]:
 def _in_background(terminal: int) -> bool:
     try:
         return os.tcgetpgrp(terminal) != os.getpgrp()
-    except OSError:  # it is not the terminal whose keys send signals to this process
+    except OSError:  # not the controlling terminal of this process
         return False
 
 
 @contextmanager
 def handled_by(act: Callable[[], object]) -> Iterator[None]:
-    """Call `act` in the main thread at each SIGINT, in place of ending the process."""
+    """Call `act` in the main thread at each SIGINT, instead of ending the process."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.SIG_IGN:
         yield
         return
-    signal.signal(signal.SIGINT, OwnWay(lambda _: act()))
+    signal.signal(signal.SIGINT, CommandHandler(lambda _: act()))
     try:
         yield
     finally:
@@ -231,11 +239,11 @@ def handled_by(act: Callable[[], object]) -> Iterator[None]:
 def first_handled_by(act: Callable[[int], object], numbers: Iterable[int]) -> Iterator[None]:
     """Call `act` in the main thread at the first signal among `numbers`, with its number.
 
-    A second one ends the process as usual.
+    A second signal ends the process as usual.
     """
     before = {number: signal.getsignal(number) for number in numbers}
     handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
-    asked = False
+    acted = False
 
     def restore() -> None:
         for number in handled:
@@ -246,16 +254,16 @@ def first_handled_by(act: Callable[[int], object], numbers: Iterable[int]) -> It
         signal.raise_signal(number)
 
     def act_once(first: int) -> None:
-        nonlocal asked
-        if asked:  # again before the next lines were done: `timeout`, for example, repeats what its child has, too
+        nonlocal acted
+        if acted:  # a second signal before the next lines ran: `timeout`, for example, sends a signal twice
             return
-        asked = True
-        for number in handled:  # still in a way of our own, or the thread that watches would end the process
-            signal.signal(number, OwnWay(end))
+        acted = True
+        for number in handled:  # still a handler of ours, or the watcher thread would end the process
+            signal.signal(number, CommandHandler(end))
         act(first)
 
     for number in handled:
-        signal.signal(number, OwnWay(act_once))
+        signal.signal(number, CommandHandler(act_once))
     try:
         yield
     finally:

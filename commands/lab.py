@@ -1,4 +1,4 @@
-"""`lab`: exercises with broken kernels, and layers to write."""
+"""`lab`: exercises in debugging kernels and writing layers."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ NUMBER = click.argument("number", type=int)
 
 
 class Group(click.Group):
-    """A group whose help is written as that of the verbs is."""
+    """A group with the same form of help as the verbs."""
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the text with its examples."""
         write_help_text(self.help or "", formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the summaries whole: click would cut them to a line."""
+        """Write full summaries; click would cut them to one line."""
         with formatter.section("Commands"):
             formatter.write_dl(
-                [(name, one.get_short_help_str(limit=100)) for name, one in sorted(self.commands.items())]
+                [(name, subcommand.get_short_help_str(limit=100)) for name, subcommand in sorted(self.commands.items())]
             )
 
 
 @click.group(cls=Group)
 def lab():
-    """Find the wrong line of forty broken kernels, then write a Llama yourself.
+    """Find the bug in each of forty broken kernels, then write a Llama yourself.
 
-    Every exercise is a folder with a kernel in NumPy, its test, and what a user of it reports. A contract is the judge,
-    the one that real kernels are held to.
+    Every exercise is a folder with a kernel in NumPy, its test, and a user's bug report. `check` judges it
+    by the same contract that real kernels must meet.
 
     \b
     llamaspec lab start 1
@@ -46,49 +46,49 @@ def lab():
 
 @lab.command("list", cls=Verb)
 def list_exercises():
-    """List the exercises, one a line, its number first."""
+    """List the exercises by number, one per line."""
     from llamaspec.learn.lab.folder import ALL
 
-    for chapter, exercises in itertools.groupby(ALL.values(), key=lambda one: one.chapter):
+    for chapter, exercises in itertools.groupby(ALL.values(), key=lambda exercise: exercise.chapter):
         say(chapter)
-        for one in exercises:
-            write_rows(f"{one.number:2}  {one.title}")
+        for exercise in exercises:
+            write_rows(f"{exercise.number:2}  {exercise.title}")
 
 
 @lab.command(cls=Verb)
 @NUMBER
-@click.option("--into", metavar="DIR", default=".", show_default=True, help="Make the folder lab-NN in this folder.")
+@click.option("--into", metavar="DIR", default=".", show_default=True, help="Create the folder lab-NN here.")
 def start(number: int, into: str):
-    """Make the folder of an exercise."""
+    """Create the folder of an exercise."""
     from llamaspec.learn.lab.exercise import Broken
     from llamaspec.learn.lab.folder import name_of
     from llamaspec.learn.lab.folder import write as write_folder
 
-    one = _exercise(number)
+    exercise = _exercise(number)
     folder = Path(into) / name_of(number)
     if os.path.lexists(folder):
-        raise click.UsageError(f"{folder} is there already, and work may be in it: remove it to begin again")
-    write_folder(one, folder)
+        raise click.UsageError(f"{folder} already exists and may hold your work: remove it to begin again")
+    write_folder(exercise, folder)
     there = "" if into == "." else f" --into {shlex.quote(into)}"
-    task = "Mend" if isinstance(one, Broken) else "Fill in"
-    say(f"{one.title}\n{task} {folder}/kernel.py, then: llamaspec lab check {number}{there}")
+    task = "Mend" if isinstance(exercise, Broken) else "Fill in"
+    say(f"{exercise.title}\n{task} {folder}/kernel.py, then: llamaspec lab check {number}{there}")
     write(f"{folder}\n")
 
 
 @lab.command(cls=Verb)
 @NUMBER
-@click.option("--into", metavar="DIR", default=".", show_default=True, help="Look for the folder lab-NN here.")
+@click.option("--into", metavar="DIR", default=".", show_default=True, help="Read the folder lab-NN from here.")
 def check(number: int, into: str):
-    """Judge an exercise. Exits with 0 where it is solved, with 1 where it is not."""
-    from llamaspec.commands.verifying import heeded, verify_progress
+    """Check an exercise. Exits with 0 if it is solved, otherwise with 1."""
+    from llamaspec.commands.verifying import interruptible, verify_progress
     from llamaspec.learn.lab.check import EXAMPLES
     from llamaspec.learn.lab.check import check as judge
     from llamaspec.learn.lab.folder import name_of
 
-    one = _exercise(number)
+    exercise = _exercise(number)
     try:
-        with heeded() as heed, verify_progress(EXAMPLES, heed) as (progress, _):
-            outcome = judge(one, Path(into) / name_of(number), progress=progress)
+        with interruptible() as check_signals, verify_progress(EXAMPLES, check_signals) as (progress, _):
+            outcome = judge(exercise, Path(into) / name_of(number), progress=progress)
     except (FileNotFoundError, ImportError) as error:
         raise click.UsageError(str(error)) from None
     write("\n".join(line for line in outcome.lines if line) + "\n")
@@ -107,7 +107,7 @@ def hint(number: int):
 @lab.command(cls=Verb)
 @NUMBER
 def solution(number: int):
-    """Print what was wrong, and where such a mistake was made before."""
+    """Print the bug, and real projects that had a similar one."""
     from llamaspec.learn.lab.check import solution as solve
 
     write("\n".join(solve(_exercise(number))) + "\n")

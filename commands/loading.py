@@ -1,4 +1,4 @@
-"""A model, its caches and a request, from the options of a command."""
+"""The model, caches and request that a command's options describe."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def checked_request(options: dict[str, Any]) -> dict[str, Any]:
-    """Check what `Llama.generate` takes, before a model is loaded. Raises click.UsageError."""
+    """Check the arguments of `Llama.generate` before a model is loaded. Raises click.UsageError."""
     from llamaspec.model.options import SamplingOptions, check_max_new_tokens, check_seed
 
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -36,7 +36,7 @@ def checked_request(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def print_seed(options: dict[str, Any], request: dict[str, Any]):
-    """Print on stderr the seed that was drawn, where the text depends on it and nobody has chosen it."""
+    """Print on stderr the seed that was drawn, if the text depends on it and no option sets it."""
     if options["seed"] is None and not request["sampling"].greedy:
         say(f"seed {request['seed']}")
 
@@ -49,10 +49,10 @@ def load(
     clock: StartClock | None = None,
     examine: Callable[[Tokenizer, list[str | Path]], object] = lambda tokenizer, places: None,
 ) -> Llama:
-    """Load the model that the options name, and say on stderr how it runs where that is not plain.
+    """Load the model that the options name, and say on stderr how it runs unless that is the default.
 
-    Files and prompt are checked before JAX, which takes a second, is imported, and before weights are read, which may
-    take a minute. `examine` is called then, with the tokenizer and `Llama.places`. `clock` measures the phases.
+    We check files and prompt first, because importing JAX takes a second and reading weights may take a minute. At that
+    point we call `examine` with the tokenizer and `Llama.places`. `clock` measures the phases.
     """
     from llamaspec.model.checkpoints.open import open_checkpoint, place_of
     from llamaspec.model.options import check_length, choose_context
@@ -94,13 +94,13 @@ def load(
 
 
 def say_how(description: str):
-    """Print on stderr how a model runs, unless that is what anybody expects of a CPU."""
+    """Print on stderr how a model runs, unless it runs in the default way for a CPU."""
     if description not in ("float32 on CPU", "float64 on CPU, by the NumPy reference"):
         say(description)
 
 
 def prepare_jax() -> Path | None:
-    """Keep compiled programs between runs, so that the second start is fast; give the folder that they are in."""
+    """Keep compiled programs between runs, so that the next start is fast. Returns their folder."""
     from llamaspec.model.running.process import keep_compiled
 
     if folder := cache_folder():
@@ -109,7 +109,7 @@ def prepare_jax() -> Path | None:
 
 
 def cache_folder() -> Path | None:
-    """Find where this user's caches go; None where nothing can be written."""
+    """Find the folder for this user's caches. Returns None if it cannot be written."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llamaspec"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ def parse_ids(text: str, vocab: int) -> list[int]:
     from llamaspec.model.options import check_ids
 
     if not re.fullmatch(r"\s*(-?[0-9]+\s*(,\s*-?[0-9]+\s*)*)?", text):
-        raise click.UsageError(f"ids are whole numbers with commas between them, got {text!r}")
+        raise click.UsageError(f"expected comma-separated whole numbers, got {text!r}")
     ids = [int(id) for id in text.split(",") if text.strip()]
     check_ids(ids, vocab)
     return ids

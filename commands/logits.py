@@ -1,4 +1,4 @@
-"""`logits`: what a model predicts after each token, as a file."""
+"""`logits`: a model's predictions after each token, as a file."""
 
 from __future__ import annotations
 
@@ -21,14 +21,12 @@ from llamaspec.commands.progress import progress_bar
 
 
 @click.command(cls=Verb)
-@click.option("--tokens", "ids", metavar="IDS", help="Take exactly these ids, with commas between them.")
-@click.option(
-    "--prompt", metavar="TEXT", help="Take the ids of this text, with BOS where the model's convention has it."
-)
-@click.option("--out", required=True, metavar="FILE.npy", help="Write this file, in place of the one that is there.")
+@click.option("--tokens", "ids", metavar="IDS", help="Use exactly these comma-separated ids.")
+@click.option("--prompt", metavar="TEXT", help="Use the ids of this text, with BOS first if the model expects it.")
+@click.option("--out", required=True, metavar="FILE.npy", help="Write this file. An existing one is replaced.")
 @combined(model_option, tokenizer_option, running_options, processes_options, emulate_option)
 def logits(ids: str | None, prompt: str | None, out: str, model: str, tokenizer: str | None, **options: Any):
-    """Write what a model predicts after each token, as a NumPy file.
+    """Write the logits after each token to a NumPy file.
 
     The array is [seq, vocab], in float32, or in float64 with --backend reference.
 

@@ -7,31 +7,30 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from textwrap import wrap
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from llamaspec.commands.output import say
+from llamaspec.commands.output import say, wrapped
 
 COUNT = click.IntRange(1)
 POSITIVE = click.FloatRange(0, min_open=True)
 BUILT_IN = "stories"  # the model that comes with the package
-SECTIONS = {  # of a verb's help, by the names of parameters; what is in none comes first
+SECTIONS = {  # of a verb's help, with their parameters; all other parameters come first
     "Model and memory": ("model", "tokenizer", "context", "dtype", "quantize", "cache", "backend", "kernels"),
-    "Several devices": ("devices", "parallel", "coordinator", "processes", "process", "silence"),
+    "Several devices": ("devices", "parallel", "coordinator", "processes", "process", "peer_timeout"),
     "Choice of the next token": (
         "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop", "max_new_tokens",
     ),
 }  # fmt: skip
 
 
-NARROW = 60  # columns: the help of an option stands below its name where there are fewer
+NARROW = 60  # columns; with fewer, the help of an option is below its name
 
 
 def write_help_text(text: str, formatter: click.HelpFormatter) -> None:
-    """Write the text of a command's help. Each example that is too long for a line is broken as a shell allows it."""
+    """Write the text of a command's help. Long examples are broken in a way that a shell accepts."""
     formatter.write_paragraph()
     with formatter.indentation():
         width = formatter.width - formatter.current_indent
@@ -46,41 +45,31 @@ def is_example(line: str) -> bool:
 
 
 def broken_example(line: str, width: int) -> list[str]:
-    """Break a command between words, with a backslash at the end of each line that goes on.
+    """Break a command between words, with a backslash at the end of each line that continues.
 
     >>> broken_example('llamaspec generate "Once upon a time" --seed 7', 40)
     ['llamaspec generate "Once upon a time" \\\\', '    --seed 7']
     """
     if len(line) <= width:
         return [line]
-    words = re.findall(r'(?:"[^"]*"|[^\s"])+', line)
-    lines = [words[0]]
-    for word in words[1:]:
-        if len(f"{lines[-1]} {word} \\") > width:
-            lines[-1] += " \\"
-            lines.append(f"    {word}")
-        else:
-            lines[-1] += f" {word}"
-    return lines
+    quoted_whole = re.sub(r'"[^"]*"', lambda quoted: quoted[0].replace(" ", "\0"), line)
+    return wrapped(quoted_whole, width - 2, " " * 4).replace("\n", " \\\n").replace("\0", " ").split("\n")
 
 
 def broken_choices(option: str, width: int) -> str:
-    """Break the choices of an option between them, where a line is too narrow for all.
+    """Break a line that is too narrow for all choices of an option, between two choices.
 
     >>> print(broken_choices("--to [safetensors|llama2c|gguf]", 24))
     --to [safetensors|
           llama2c|gguf]
     """
-    if len(option) <= width:
-        return option
-    lines = wrap(option.replace("|", "| "), width, subsequent_indent=" " * 6, break_on_hyphens=False)
-    return "\n".join(lines).replace("| ", "|")
+    return option if len(option) <= width else wrapped(option.replace("|", "| "), width, " " * 6).replace("| ", "|")
 
 
 class Verb(click.Command):
-    """A command whose help is in sections, and that takes --debug wherever a person writes it: `cli.main` looks for it.
+    """A command that accepts --debug anywhere; `cli.main` looks for it.
 
-    Its help has sections if the command draws tokens.
+    If the command samples tokens, its help has sections.
     """
 
     def __init__(self, *arguments: Any, **keywords: Any):
@@ -88,19 +77,19 @@ class Verb(click.Command):
         self.params.append(click.Option(["--debug"], is_flag=True, expose_value=False, help="Show tracebacks."))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as click does; `--model`, where a model is an argument, is answered by how to name it."""
+        """Parse like click. If a model is an argument and `--model` is used, the error shows the right usage."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             if error.option_name == "--model" and any(isinstance(param.type, ModelName) for param in self.params):
                 usage = " ".join([ctx.command_path, *self.collect_usage_pieces(ctx)])
-                raise click.UsageError(f"a model is named without --model here: {usage}", ctx) from None
+                raise click.UsageError(f"name the model without --model here: {usage}", ctx) from None
             raise
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Prepare the process, then run the command, which may import JAX. `--help` does not come here.
+        """Prepare the process, then run the command, which may import JAX. `--help` does not get here.
 
-        The object of the context is the `model.parallel.processes.Watch` of several processes, otherwise None.
+        With several processes, `ctx.obj` is their `model.parallel.processes.Watch`, otherwise None.
         """
         from llamaspec.model.running.process import prepare_process
 
@@ -113,7 +102,7 @@ class Verb(click.Command):
             return super().invoke(ctx)
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the text with its examples."""
+        """Write the text and its examples."""
         write_help_text(self.help or "", formatter)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -132,39 +121,39 @@ class Verb(click.Command):
 
 
 class ModelName(click.ParamType):
-    """A model: a path, the name of the built-in one, or a name on the Hub. Completes to files."""
+    """A model: a path, the built-in name, or a name on the Hub. The shell completes file names."""
 
     name = "model"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Say on stderr where a file hides the built-in model."""
+        """Return the name, and say on stderr if a file hides the built-in model."""
         say_what_hides(value)
         return value
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Have the shell complete files, and offer the built-in model."""
+        """Complete file names, and offer the built-in model."""
         built_in = [CompletionItem(BUILT_IN)] if incomplete and BUILT_IN.startswith(incomplete) else []
         return [*built_in, CompletionItem(incomplete, type="file")]
 
 
 MODEL = ModelName()
-FILE = click.Path(path_type=str)  # completes to files
+FILE = click.Path(path_type=str)  # the shell completes file names
 
 
 def default_model() -> str:
-    """Name the model of a command that was given none; a line on stderr says where a file hides it."""
+    """Return the name of the default model. A line on stderr says if a file hides it."""
     say_what_hides(BUILT_IN)
     return BUILT_IN
 
 
 def say_what_hides(model: str) -> None:
-    """Print a line on stderr where a file or folder has the name of the built-in model and so takes its place."""
+    """Print a line on stderr if a file or folder has the name of the built-in model, since it is used instead."""
     if model == BUILT_IN and os.path.exists(model):
-        say(f"./{model} is used, which hides the built-in model of this name")
+        say(f"./{model} is used: it hides the built-in model of this name")
 
 
 def combined(*options: Callable) -> Callable:
-    """Make one decorator out of several, in the order in which help shows them."""
+    """Combine decorators into one, in the order of the help."""
 
     def decorate(command: Callable) -> Callable:
         for option in reversed(options):
@@ -186,7 +175,7 @@ tokenizer_option = click.option(
     type=FILE,
     metavar="PATH",
     help="Use this tokenizer file, or the one in this directory.  [default: the one in the model's file, or "
-    "tokenizer.json, tekken.json, tokenizer.model or tokenizer.bin beside it]",
+    "tokenizer.json, tekken.json, tokenizer.model or tokenizer.bin next to it]",
 )
 template_option = click.option(
     "--template",
@@ -194,49 +183,49 @@ template_option = click.option(
     help="Use this chat template: a file, llama3, chatml, mistral, mistral-tekken, llama2, vicuna, or one of the "
     "model's own by name.  [default: the model's own]",
 )
-SCHEME_NAMES = ("q8", "q8_row", "q4", "nf4", "fp8", "mxfp4")  # reference.quantizers.schemes says what they are
+SCHEME_NAMES = ("q8", "q8_row", "q4", "nf4", "fp8", "mxfp4")  # reference.quantizers.schemes defines them
 kernels_option = click.option(
     "--kernels",
     type=click.Choice(["auto", "xla", "cpu", "pallas"]),
     default="auto",
     show_default=True,
-    help="Run the ops by kernels for GPUs (pallas), by plain JAX (xla), or by plain JAX shaped for CPUs.",
+    help="Run the ops by GPU kernels (pallas), by plain JAX (xla), or by plain JAX shaped for CPUs (cpu).",
 )
 quantize_option = click.option(
     "--quantize",
     type=click.Choice(SCHEME_NAMES),
-    help="Quantize the matrices by this scheme as they are loaded.  [default: run them as they are stored]",
+    help="Quantize the matrices by this scheme while loading.  [default: run them as stored]",
 )
 devices_option = click.option(
     "--devices",
     type=COUNT,
     metavar="N",
-    help="Share the model among N devices; on a CPU, N parts of it.  [default: 1, or all of all processes]",
+    help="Run the model on N devices, or N virtual ones on a CPU.  [default: 1, or all devices of all processes]",
 )
 parallel_option = click.option(
     "--parallel",
     type=click.Choice(["tensor", "context"]),
     default="tensor",
     show_default=True,
-    help="With --devices: share the heads and columns of the model, or the positions of the cache.",
+    help="With --devices: shard heads and columns (tensor), or positions of the cache (context).",
 )
 processes_options = combined(
-    click.option("--coordinator", metavar="HOST:PORT", help="Meet the other processes here, at process 0."),
+    click.option("--coordinator", metavar="HOST:PORT", help="The address of process 0, where the processes meet."),
     click.option("--processes", type=COUNT, metavar="N", help="Run the model in N processes."),
-    click.option("--process", type=click.IntRange(0), metavar="I", help="Be process I of N, from 0 on."),
+    click.option("--process", type=click.IntRange(0), metavar="I", help="The number of this process, from 0."),
     click.option(
         "--timeout",
-        "silence",  # `verify` has a --timeout of its own
+        "peer_timeout",  # not `timeout`: `verify` has its own --timeout
         type=click.FloatRange(1),
         default=30.0,
         show_default=True,
         metavar="SECONDS",
-        help="End if a process is silent for so long.",
+        help="End if another process is silent for this long.",
     ),
 )
 _context, _dtype, _cache = (
     click.option(
-        "--context", type=int, help="Keep room for so many tokens.  [default: the model's context, 4096 at most]"
+        "--context", type=int, metavar="N", help="Keep room for N tokens.  [default: the model's context, 4096 at most]"
     ),
     click.option(
         "--dtype",
@@ -254,7 +243,7 @@ _backend = click.option(
     type=click.Choice(["jax", "reference"]),
     default="jax",
     show_default=True,
-    help="Run compiled JAX, or the NumPy definition in float64.",
+    help="Run compiled JAX, or the float64 NumPy definition.",
 )
 running_options = combined(
     _context, _dtype, quantize_option, _cache, _backend, kernels_option, devices_option, parallel_option
@@ -263,13 +252,13 @@ serving_options = combined(_context, _dtype, quantize_option, _cache, kernels_op
 
 
 def max_new_tokens(default: int) -> Callable:
-    """Make the option. The grammar's longest story that was found has some 315 tokens: `story` must not stop before."""
-    text = "Stop after so many tokens."
-    return click.option("--max-new-tokens", type=int, default=default, show_default=True, help=text)
+    """Make the option. The longest story we found has about 315 tokens, and `story` must not stop earlier."""
+    text = "Stop after N tokens."
+    return click.option("--max-new-tokens", type=int, default=default, show_default=True, metavar="N", help=text)
 
 
 def generation_options(most: int) -> Callable:
-    """Make the options of a command that continues a text, by `most` tokens unless told otherwise."""
+    """Make the options of a command that generates text; `most` is the default number of tokens."""
     return combined(
         model_option,
         tokenizer_option,
@@ -286,23 +275,28 @@ def _sampled(name: str, kind: type, default: int | float, text: str) -> Callable
 
 
 sampling_options = combined(
-    _sampled("--temperature", float, 0.8, "Flatten the odds (above 1) or sharpen them; 0 takes the likeliest token."),
-    _sampled("--top-k", int, 0, "Draw from so many likeliest tokens; 0 draws from all."),
-    _sampled("--top-p", float, 0.95, "Draw from the likeliest tokens that together have this probability."),
-    _sampled("--min-p", float, 0.0, "Leave out tokens below this share of the likeliest one's probability."),
-    _sampled("--repetition-penalty", float, 1.0, "Make tokens that were there before less likely, where above 1."),
-    click.option(
-        "--seed", type=int, help="Draw with this seed; the same seed, the same text.  [default: drawn, and printed]"
+    _sampled(
+        "--temperature",
+        float,
+        0.8,
+        "Flatten the distribution (above 1) or sharpen it (below 1); 0 takes the likeliest token.",
     ),
-    click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. May be given several times."),
+    _sampled("--top-k", int, 0, "Draw from the K likeliest tokens; 0 draws from all."),
+    _sampled("--top-p", float, 0.95, "Draw from the likeliest tokens that together have probability P."),
+    _sampled("--min-p", float, 0.0, "Drop tokens below this share of the top token's probability."),
+    _sampled("--repetition-penalty", float, 1.0, "Above 1, make tokens less likely that occurred before."),
+    click.option(
+        "--seed", type=int, help="Draw with this seed. One seed always gives one text.  [default: random, and printed]"
+    ),
+    click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text. May be repeated."),
 )
 emulate_option = click.option(
     "--emulate-activations",
     type=click.Choice(["q8_0", "ggml", "int8"]),
-    help="Round what quantized matrices are multiplied by: to Q8_0, as llama.cpp does for each type (ggml), or to int8 "
-    "with one scale per token, as in SmoothQuant.",
+    help="Round the activations that quantized matrices multiply: to Q8_0, as llama.cpp does for each type (ggml), or "
+    "to int8 with one scale per token, as in SmoothQuant.",
 )
 timings_option = click.option(
-    "--timings", is_flag=True, help="Say how long each phase took, from the command to the first token."
+    "--timings", is_flag=True, help="Print the time of each phase, from the command to the first token."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")

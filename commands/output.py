@@ -1,4 +1,4 @@
-"""Results on stdout, as bytes that nothing changes, and the end of a command that failed."""
+"""Results on stdout, messages on stderr, and the exit of a failed command."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import unicodedata
 from collections.abc import Callable
 from contextlib import suppress
+from textwrap import wrap
 from typing import TYPE_CHECKING, NoReturn
 
 import click
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def write(text: str):
-    """Write text to stdout at once, in UTF-8 whatever the locale is."""
+    """Write text to stdout at once, always in UTF-8."""
     sys.stdout.buffer.write(text.encode())
     sys.stdout.buffer.flush()
 
@@ -29,10 +30,17 @@ def write_json(value: object):
     write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-class Wrapper:
-    """Pass text on to `out`, with line breaks between words, so that no word is cut at a terminal's edge.
+WIDE = (
+    "\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60\uffe0-\uffe6\U0001f300-\U0003fffd"
+)
+PIECE = re.compile(rf"\n|[^\S\n]*(?:[{WIDE}]|[^\s{WIDE}]+)|[^\S\n]+")  # a line may break before each piece
 
-    A word is held back until it is known whether it fits on the line.
+
+class Wrapper:
+    """Print text as it arrives, token by token, and break lines between words.
+
+    We hold back the last word until it is complete, because only then do we know whether it fits on the line. Chinese
+    and Japanese text may break anywhere.
 
     >>> lines = []
     >>> wrapper = Wrapper(lines.append, width=lambda: 12)
@@ -46,40 +54,28 @@ class Wrapper:
         self._out = out
         self._width = width
         self._column = 0
-        self._space = self._word = ""
-        self._within = False  # whether what comes next belongs to a word that is longer than a line
+        self._last = ""
 
     def feed(self, text: str) -> None:
-        """Pass on what is certain of `text` and of what was held back."""
-        for character in text:
-            if character == "\n":
-                self.finish()
-                self._out("\n")
-                self._column, self._within = 0, False
-            elif character.isspace():
-                if self._word:
-                    self.finish()
-                self._within = False
-                self._space += character
-            elif cells(character) == 2:  # Chinese and Japanese break anywhere
-                self.finish()
-                self._word, self._within = character, False
-            else:
-                self._word += character
-                if cells(self._word) > self._width():
-                    self.finish()
-                    self._within = True
+        """Print the complete words of `text`."""
+        pieces = PIECE.findall(self._last + text)
+        self._last = pieces.pop() if pieces and not re.search(rf"[\n{WIDE}]\Z", pieces[-1]) else ""
+        for piece in pieces:
+            self._print(piece)
 
     def finish(self) -> None:
-        """Pass on what was held back: the text is over."""
-        needed = cells(self._space) + cells(self._word)
-        if self._word and self._column and not self._within and self._column + needed > self._width():
-            self._out(f"\n{self._word}")
-            self._column = cells(self._word)
-        elif self._word or self._space:
-            self._out(self._space + self._word)
-            self._column += needed
-        self._space = self._word = ""
+        """Print the last word, when no more text follows."""
+        self._print(self._last)
+        self._last = ""
+
+    def _print(self, piece: str) -> None:
+        word = piece.strip()
+        if word and self._column and self._column + cells(piece) > self._width():
+            self._out(f"\n{word}")
+            self._column = cells(word)
+        elif piece:
+            self._out(piece)
+            self._column = 0 if piece == "\n" else self._column + cells(piece)
 
 
 def cells(text: str) -> int:
@@ -96,9 +92,9 @@ def stream(
 ):
     """Print `prompt` and tokens as they come, then a newline.
 
-    An `answer` begins with a word, though templates put a space before it. With `wrap`, words are wrapped at the edge
-    of a terminal; what is piped into another program stays as it is. With `thoughts`, what a model thinks before it
-    answers goes to stderr, which a terminal shows dim; otherwise a terminal is told that it thinks.
+    Templates put a space before an `answer`; we drop it. With `wrap`, lines break between words at a terminal's edge,
+    but text piped into another program stays unchanged. With `thoughts`, the model's reasoning goes to stderr, dimmed
+    on a terminal. Without it, a terminal only shows that the model is thinking.
     """
     wrapper = Wrapper(write, width=lambda: shutil.get_terminal_size().columns) if wrap and sys.stdout.isatty() else None
     out = wrapper.feed if wrapper else write
@@ -129,9 +125,9 @@ def _think(text: str):
 
 
 def say(message: str):
-    """Print a message on stderr, where it disturbs no result; a terminal does not cut its words.
+    """Print a message on stderr, apart from the result. On a terminal, its lines break between words.
 
-    A message that cannot be written, as on a full disk, is lost, and nothing else.
+    If stderr cannot be written, as on a full disk, the message is lost and the command goes on.
     """
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns
@@ -140,56 +136,55 @@ def say(message: str):
         click.echo(message, err=True)
 
 
-def wrapped(line: str, width: int) -> str:
-    """Break a line between words, so that no word is cut at a terminal's edge; a longer word is left whole.
+def wrapped(line: str, width: int, indent: str = "") -> str:
+    """Break a line between words, and indent all lines after the first. A word longer than a line stays whole.
 
     >>> wrapped("  Once upon a time, there was", 14)
     '  Once upon a\\ntime, there\\nwas'
     >>> wrapped("it is in /home/ann/.cache/llamaspec/compiled now", 14)
     'it is in\\n/home/ann/.cache/llamaspec/compiled\\nnow'
     """
-    lines: list[str] = []
-    wrapper = Wrapper(lines.append, width=lambda: width)
-    wrapper.feed(line)
-    wrapper.finish()
-    return "".join(lines)
+    lines = wrap(line, max(width, 1), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines) or line
 
 
 def write_rows(*rows: str):
-    """Write rows of words to stdout, which a terminal that is too narrow does not cut.
-
-    What stands left of the last two spaces of a row is its label: the text goes on below itself.
-    """
+    """Write rows to stdout. A terminal that is too narrow gets them broken between words."""
     columns = shutil.get_terminal_size().columns
-    write("".join(f"{below_itself(row, columns) if sys.stdout.isatty() else row}\n" for row in rows))
+    write("".join(f"{wrapped_row(row, columns) if sys.stdout.isatty() else row}\n" for row in rows))
 
 
-def below_itself(row: str, columns: int) -> str:
-    """Break a row between words, so that its text stays right of its label.
+def wrapped_row(row: str, columns: int) -> str:
+    """Break a row between words, and keep its text to the right of its label. Two spaces end the label.
 
-    >>> below_itself("  law     a row alone gives the same", 24)
-    '  law     a row alone\\n          gives the same'
+    >>> wrapped_row("  law     batching changes nothing", 24)
+    '  law     batching\\n          changes\\n          nothing'
     """
     label = re.match(r"(\s*\S+ {2,})*\s*", row)
     indent = label.end() if label and label.end() <= columns // 2 else 0
-    return row[:indent] + wrapped(row[indent:], columns - indent).replace("\n", "\n" + " " * indent)
+    return wrapped(row, columns, " " * indent)
 
 
 def fail(message: str, status: int) -> NoReturn:
-    """End the process with an error of one line."""
+    """End the process with a one-line error."""
     say(f"error: {' '.join(message.split())}")
     sys.exit(status)
 
 
 def one_line(error: Exception) -> str:
-    """Say what an error means to whoever typed the command: its own words, or that the fault is ours."""
+    """Word an error for the user of a command: its own message, or that the fault is ours."""
     text = str(error) or type(error).__name__
-    if isinstance(error, OSError) and error.strerror:  # without Python's number
+    if isinstance(error, OSError) and error.strerror:  # without the errno that Python adds
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, ValueError | MemoryError | OSError | FloatingPointError):
         return text
+    if type(error).__name__ == "JaxRuntimeError":
+        from llamaspec.model.running.device import is_full, no_room_to_start
+
+        if is_full(text):
+            return no_room_to_start()
     if isinstance(error, ModuleNotFoundError) and error.name and not _is_ours(error.name):
-        # docs/verify-your-kernel.md installs no more than `verify` needs.
+        # docs/verify-your-kernel.md installs only what `verify` needs.
         return f"{text}: this Python lacks packages that llamaspec needs: pip install PATH/TO/llamaspec"
     return f"{type(error).__name__}: {text} (a fault of llamaspec: --debug shows where)"
 

@@ -1,4 +1,4 @@
-"""Options of commands that run a model on several devices, or in several processes."""
+"""Options for running a model on several devices, or in several processes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from llamaspec.commands.output import say
 if TYPE_CHECKING:
     from llamaspec.model.parallel.processes import Watch
 
-# Options that may differ: a process's own place and patience, and what it writes beside the text, or instead of it.
-OF_ONE = {"coordinator", "process", "silence", "as_json", "timings", "thoughts"}
+# Options that may differ between processes: a process's own number and timeout, and its output besides the text.
+OF_ONE = {"coordinator", "process", "peer_timeout", "as_json", "timings", "thoughts"}
 FILES = {"model", "tokenizer", "template", "text", "against", "evaluate", "out"}  # options that name a file or a folder
 COMPUTING = ("llamaspec", "jax", "jaxlib")  # packages that decide which programs run
 LONGEST = 60  # characters of an option that are shown
@@ -28,26 +28,29 @@ VIRTUAL = "--xla_force_host_platform_device_count"  # the flag of XLA that makes
 def taking_part(params: dict[str, Any], command: click.Command) -> Iterator[Watch | None]:
     """Prepare JAX for the devices and processes that the options of a command name.
 
-    Gives the connections to the other processes, None where there are none. Replaces the options of processes, in
-    `params`, by the number of devices. On a CPU it makes as many devices as are asked for. Of several processes only
-    the first writes to stdout, and all draw with its seed. Raises ValueError where they run other commands or options.
+    Yields the connections to the other processes, or None for a single process. In `params`, replaces the options of
+    processes by the number of devices. On a CPU, makes virtual devices. With several processes, only the first writes
+    to stdout, and all draw with its seed. Raises ValueError if their commands or options differ.
     """
     stated = dict(params)
     processes = {name: params.pop(name) for name in ("coordinator", "processes", "process") if name in params}
-    silence, given = params.pop("silence", None), [value for value in processes.values() if value is not None]
-    if given and len(given) < len(processes):
+    peer_timeout, stated_processes = (
+        params.pop("peer_timeout", None),
+        [value for value in processes.values() if value is not None],
+    )
+    if stated_processes and len(stated_processes) < len(processes):
         raise click.UsageError("--coordinator, --processes and --process go together")
     several, number = processes.get("processes") or 1, processes.get("process") or 0
     if number >= several:
         raise click.UsageError(f"--process {number} is none of {several}: they count from 0")
     if params["devices"] and params["devices"] % several:
         raise click.UsageError(f"{params['devices']} devices are not shared evenly by {several} processes")
-    mine = (params["devices"] or several) // several
-    if params.get("parallel") == "context" and mine * several == 1:
+    own_devices = (params["devices"] or several) // several
+    if params.get("parallel") == "context" and own_devices * several == 1:
         raise click.UsageError("--parallel context goes with --devices")
-    if mine > 1 and "plan" not in params and VIRTUAL not in os.environ.get("XLA_FLAGS", ""):
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {VIRTUAL}={mine}".strip()
-    if not given:
+    if own_devices > 1 and "plan" not in params and VIRTUAL not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {VIRTUAL}={own_devices}".strip()
+    if not stated_processes:
         params["devices"] = params["devices"] or 1
         yield None
         return
@@ -57,7 +60,7 @@ def taking_part(params: dict[str, Any], command: click.Command) -> Iterator[Watc
 
     if number:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    with joined(Group(processes["coordinator"], several, number, silence, _asked(stated, command))) as watch:
+    with joined(Group(processes["coordinator"], several, number, peer_timeout, described(stated, command))) as watch:
         import jax
 
         params["devices"] = params["devices"] or jax.device_count()
@@ -68,34 +71,36 @@ def taking_part(params: dict[str, Any], command: click.Command) -> Iterator[Watc
         yield watch
 
 
-def _asked(params: dict[str, Any], command: click.Command) -> dict[str, str]:
-    """Give a command, its options and versions, by their names, in words that are the same where processes do the same.
+def described(params: dict[str, Any], command: click.Command) -> dict[str, str]:
+    """Describe a command, its options and versions, for comparison between processes that should do the same.
 
-    A file counts by its name, since machines may have it in other folders.
+    We compare only the name of a file, because machines may have it in different folders.
     """
     from importlib.metadata import PackageNotFoundError, version
 
-    asked = {"the command": str(command.name)}
+    facts = {"the command": str(command.name)}
     for package in COMPUTING:
-        with suppress(PackageNotFoundError):  # a tree of source code that is run as it is
-            asked[f"the version of {package}"] = version(package)
-    own = OF_ONE if "resume" in params else {*OF_ONE, "out"}  # `train --resume` reads there what it wrote
+        with suppress(PackageNotFoundError):  # source code that is not installed
+            facts[f"the version of {package}"] = version(package)
+    own = OF_ONE if "resume" in params else {*OF_ONE, "out"}  # `train --resume` reads its own output there
     options = [param for param in command.params if param.name in params and param.name not in own]
-    said = {max(param.opts, key=len): _said(params[str(param.name)], file=param.name in FILES) for param in options}
-    return {**asked, **said}
+    values = {
+        max(param.opts, key=len): option_text(params[str(param.name)], file=param.name in FILES) for param in options
+    }
+    return {**facts, **values}
 
 
-def _said(value: Any, *, file: bool = False) -> str:
-    """Write an option's value on one line; a long one is cut, and told from others by a hash.
+def option_text(value: Any, *, file: bool = False) -> str:
+    """Write an option's value on one line. A long value is cut, and identified by a hash.
 
-    >>> _said(None), _said(7), _said("models/tiny/", file=True), _said("a" * 99)[55:]
+    >>> option_text(None), option_text(7), option_text("models/tiny/", file=True), option_text("a" * 99)[55:]
     ('not given', '7', 'tiny', 'aaaaa... (99 characters, 13284468)')
-    >>> print(_said("Once "), _said("Once"), _said(""), _said("a\\nb"))
+    >>> print(option_text("Once "), option_text("Once"), option_text(""), option_text("a\\nb"))
     'Once ' Once '' 'a\\nb'
     """
     if value is None:
         return "not given"
-    text = os.path.basename(os.path.abspath(value)) if file else str(value)  # of `.`, too, the folder's name
+    text = os.path.basename(os.path.abspath(value)) if file else str(value)  # for `.`, too, the name of the folder
     if not text.isprintable() or text != " ".join(text.split()) or not text:
         text = repr(text)
     if len(text) <= LONGEST:

@@ -1,4 +1,4 @@
-"""`profile`: where the time of a model goes."""
+"""`profile`: the time that each part of a model takes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from llamaspec.commands.progress import progress_bar
 
 @click.command(cls=Verb)
 @click.argument("model", type=MODEL, required=False)
-@click.option("--shape", metavar="NAME", help="Take random weights of a published Llama in the place of MODEL.")
+@click.option("--shape", metavar="NAME", help="Use random weights of a published Llama instead of MODEL.")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="Compute with weights of this dtype.")
 @quantize_option
-@click.option("--context", type=COUNT, help="Take a prompt of so many tokens, and decode after them.")
+@click.option("--context", type=COUNT, metavar="N", help="Time a prompt of N tokens, and the decode steps after it.")
 @kernels_option
 @click.option(
-    "--trace", "trace_file", metavar="FILE", help="Write all that ran to FILE, for ui.perfetto.dev; .gz packs it."
+    "--trace", "trace_file", metavar="FILE", help="Write the trace to FILE, for ui.perfetto.dev; .gz compresses it."
 )
 @json_option
 def profile(model: str | None, trace_file: str | None, as_json: bool, **of: Any):
-    """Show where the time of a prompt and of a step goes, op by op.
+    """Show the time that each op takes, in a prompt and in a decode step.
 
-    `bench` says how much of that the machine would allow.
+    `bench` compares the total with the limits of the machine.
 
     \b
     llamaspec profile Llama-3.2-1B --quantize q4

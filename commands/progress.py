@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 REDRAWN = 3  # times a second
-# A stage whose share nobody knows is shown as a pulse.
+# A stage with an unknown length is shown as a pulse.
 WITHOUT_SHARE = {"starting": "starting JAX", "compiling": "compiling (only the first time)"}
 
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, float], object]]:
-    """Show a bar on stderr while it lasts, with the name of the stage; nothing where stderr is no terminal."""
+    """Show a bar with the name of the stage on stderr, if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda stage, share: None
         return
@@ -27,7 +27,7 @@ def progress_bar() -> Iterator[Callable[[str, float], object]]:
         task = bar.add_task(WITHOUT_SHARE["starting"], total=None)
 
         def report(stage: str, share: float) -> None:
-            # `update` takes a total of None as one that stays.
+            # `update` reads a total of None as unchanged.
             bar.tasks[0].total = None if stage in WITHOUT_SHARE else 1.0
             bar.update(task, description=WITHOUT_SHARE.get(stage, stage), completed=share)
 

@@ -1,4 +1,4 @@
-"""`serve`: a model behind HTTP, for many at once."""
+"""`serve`: an HTTP server for a model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from llamaspec.serving.request import Engine
 
 MIXED = "It's 12345,  a\tB-c\r\n\n  of 3.14 \u00e9e\u0301 \u72d0\u72f8 \U0001f98a don't STOP {x: [1]};\u00a0 \u0130"
-LAST_STEP = 60.0  # seconds that a device has for its last step, once all requests are cancelled; it takes a few at most
+LAST_STEP = 60.0  # seconds for the device's last step after all requests are cancelled; it needs a few at most
 NEEDED = {"aiohttp", "msgspec", "prometheus_client"}
 
 
@@ -63,40 +63,46 @@ def _limit(name: str, kind: type, default: int | float, text: str) -> Any:
     multiple=True,
     envvar="LLAMASPEC_API_KEY",
     metavar="KEY",
-    help="Ask for this key, or one of several. The variable LLAMASPEC_API_KEY hides it from other users.",
+    help="Require this key; may be repeated. The variable LLAMASPEC_API_KEY keeps it out of the process list.",
 )
-@click.option("--no-api-key", is_flag=True, help="Serve other machines without a key.")
-@click.option("--cors", multiple=True, metavar="ORIGIN", help="Let pages of this origin ask, as https://example.org.")
+@click.option("--no-api-key", is_flag=True, help="Serve other machines without requiring a key.")
+@click.option(
+    "--cors",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Accept requests from web pages of this origin, such as https://example.org.",
+)
 @template_option
 @combined(
     tokenizer_option,
     serving_options,
     devices_option,
-    _limit(
-        "--max-batch", int, 16, "Decode N requests at once. Another N rounds differently, so that a text may differ."
-    ),
+    _limit("--max-batch", int, 16, "Decode N requests at once. Another N rounds differently, so a text may differ."),
     click.option(
         "--cache-tokens",
         type=COUNT,
         metavar="N",
-        help="Keep keys and values of N tokens.  [default: those of all requests, or half of the free memory]",
+        help="Keep keys and values of N tokens.  [default: enough for all requests, or half of the free memory]",
     ),
-    _limit("--max-queue", int, 256, "Let N requests wait; further ones get 429."),
-    _limit("--max-connections", int, 1000, "Hold N connections; further ones get 503."),
+    _limit("--max-queue", int, 256, "Queue up to N requests; further ones get 429."),
+    _limit("--max-connections", int, 1000, "Accept up to N connections; further ones get 503."),
     _limit("--request-seconds", float, 600, "End a request with an error after N seconds."),
-    _limit("--max-body", int, 4 << 20, "Read a request of N bytes at most; larger ones get 413."),
+    _limit("--max-body", int, 4 << 20, "Accept requests of up to N bytes; larger ones get 413."),
     _limit("--body-seconds", float, 60, "Give a client N seconds to send a request."),
-    _limit("--write-seconds", float, 30, "Give a client that stops reading N seconds to go on."),
-    _limit("--drain-seconds", float, 30, "Let requests go on for N seconds after SIGTERM."),
+    _limit("--write-seconds", float, 30, "Disconnect a client that does not read for N seconds."),
+    _limit("--drain-seconds", float, 30, "Let running requests continue for N seconds after SIGTERM."),
     _limit(
-        "--step-seconds", float, 300, "End with an error if a step of the device takes more than N seconds: it hangs."
+        "--step-seconds",
+        float,
+        300,
+        "Exit with an error if one step takes more than N seconds, since the device hangs.",
     ),
 )
 def serve(model: str | None, **options: Any):
-    """Serve a model to many at once, by OpenAI's API, with a page to talk to it.
+    """Serve a model to many clients: OpenAI's API, and a chat page.
 
-    MODEL is the built-in one unless given. The page is at the address that is printed. SIGTERM, or
-    Ctrl-C, lets requests that run come to their end. A second one ends them at once.
+    The default MODEL is the built-in one. The chat page is at the printed address. SIGTERM or Ctrl-C lets
+    running requests finish. A second signal ends them at once.
 
     \b
     llamaspec serve
@@ -113,7 +119,9 @@ def serve(model: str | None, **options: Any):
     if not all(keys):
         raise click.UsageError("an API key cannot be empty")
     if not _is_loopback(host) and not keys and not options["no_api_key"]:
-        raise click.UsageError(f"{host} can be reached by others: give --api-key, or --no-api-key to serve anybody")
+        raise click.UsageError(
+            f"{host} is reachable from other machines: give --api-key, or --no-api-key to serve without one"
+        )
     limits = ClientLimits(
         body_bytes=options["max_body"],
         body_seconds=options["body_seconds"],
@@ -128,7 +136,7 @@ def serve(model: str | None, **options: Any):
 
 
 def _serve(model: str, options: dict[str, Any], bound: socket.socket, limits: ClientLimits, access: Access) -> None:
-    """Load the model, then serve it until told to stop."""
+    """Load the model, then serve it until a signal."""
     from llamaspec.model.checkpoints.open import open_checkpoint
     from llamaspec.model.options import choose_context
     from llamaspec.model.tokenizers.of_model import tokenizer_of
@@ -162,7 +170,7 @@ def _serve(model: str, options: dict[str, Any], bound: socket.socket, limits: Cl
 
 
 def _run(site: Site, bound: socket.socket, model: str) -> bool:
-    """Serve until the first signal; returns whether the engine lived until then."""
+    """Serve until the first signal. Returns whether the engine was still alive then."""
     import asyncio
     from threading import Timer
 
@@ -179,7 +187,7 @@ def _run(site: Site, bound: socket.socket, model: str) -> bool:
         def ask_to_stop(number: int) -> None:
             if number == signal.SIGINT and sys.stderr.isatty():
                 say("")  # The terminal has shown ^C at the start of the line.
-            say("ending: requests that run come to their end; once more ends them at once")
+            say("ending: running requests may finish; another signal ends them at once")
             loop.call_soon_threadsafe(end)
 
         host, port = bound.getsockname()[:2]
@@ -194,12 +202,12 @@ def _run(site: Site, bound: socket.socket, model: str) -> bool:
 
 
 def _end_late() -> None:
-    """End the process some time after it was told to, since a device still keeps the engine's thread."""
+    """End the process after a delay, because the engine's thread still waits for the device."""
     _end_at_once(f"requests were cancelled {LAST_STEP:g} s ago, and the device has not answered")
 
 
 def _end_at_once(why: str) -> None:
-    """End the process while a device keeps the engine's thread, which nothing else can end."""
+    """End the process at once. The engine's thread waits for the device, so a normal exit would hang."""
     say(f"error: {why}")
     remove_what_is_unfinished()
     os._exit(1)
@@ -214,7 +222,7 @@ def _site(
     limits: ClientLimits,
     access: Access,
 ) -> Site:
-    """Put a site before the engine."""
+    """Build the web site for the engine."""
     import time
     from dataclasses import replace
 
@@ -236,7 +244,7 @@ def _site(
     except CheckpointError as error:
         if options["template"]:
             raise
-        say(f"{error}; until then there are completions, but no chat")
+        say(f"{error}; until then, completions work and chat does not")
         template = None
     prompts = Prompts(tokenizer, template=template, stops=checkpoint.stops, context=engine.context, vocab=engine.vocab)
     name = _name(model)
@@ -254,7 +262,7 @@ def _site(
 
 
 def _name(model: str) -> str:
-    """Name a model as clients do: owner/name of the Hub, or the file or folder without its place and ending."""
+    """Make the name by which clients request a model: owner/name of the Hub, or the file name without its extension."""
     path = Path(model)
     if not path.exists():
         return model
@@ -262,10 +270,10 @@ def _name(model: str) -> str:
 
 
 def _fingerprint(name: str, options: dict[str, Any], tokenizer: Tokenizer, template: ChatTemplate | None) -> str:
-    """Name all that a text depends on besides its request: model, words, programs and options of the engine."""
+    """Hash everything besides the request that a text depends on: model, tokenizer, programs and engine options."""
     import hashlib
 
-    from llamaspec.model.running.program_store import facts
+    from llamaspec.model.running.program_store import SERVING_SOURCES, facts
 
     chosen = [options[key] for key in ("context", "dtype", "quantize", "cache", "kernels", "max_batch", "devices")]
     ids = range(tokenizer.vocab)
@@ -279,8 +287,8 @@ def _fingerprint(name: str, options: dict[str, Any], tokenizer: Tokenizer, templ
     turns = None
     if template:
         turns = [template.source, sorted(template.named.items()), sorted(template.tokens.items())]
-    # One vocabulary can be split in several ways, which a text of all sorts of characters shows.
-    parts = repr([name, pieces, rules, tokenizer.encode(MIXED), turns, facts(), chosen])
+    # Two tokenizers may share a vocabulary and still split text differently. Our text has characters of many kinds.
+    parts = repr([name, pieces, rules, tokenizer.encode(MIXED), turns, facts(sources=SERVING_SOURCES), chosen])
     return f"fp_{hashlib.sha256(parts.encode()).hexdigest()[:12]}"
 
 
@@ -292,7 +300,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Take the port before the model is loaded, which takes longer. Nobody can connect until we listen."""
+    """Bind the port before the model is loaded, which takes longer. Clients cannot connect until we listen."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)

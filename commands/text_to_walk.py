@@ -1,4 +1,4 @@
-"""A text to walk through a model with, for `trace` and `xray`."""
+"""The text that `trace` and `xray` follow through a model."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ walk_dtype_option = click.option(
 
 
 def layers_option(default: str) -> Callable:
-    """Make the option that chooses layers, of which `default` are looked into otherwise."""
-    text = f"Look into this layer. May be repeated.  [default: {default}]"
+    """Make the option that chooses the layers to show. `default` describes the choice without it."""
+    text = f"Show this layer. May be repeated.  [default: {default}]"
     return click.option("--layer", "layers", type=click.IntRange(0), multiple=True, help=text)
 
 
 class Read(NamedTuple):
-    """A model that is open, and a text as its tokens."""
+    """An open model, and a text as its tokens."""
 
     checkpoint: Checkpoint
     tokens: list[int]
-    text_of: Callable[[int], str]  # a token, as it is shown
+    text_of: Callable[[int], str]  # the text of a token
 
 
 def read(text: str, *, model: str, tokenizer: str | None, layers: Sequence[int]) -> Read:
-    """Open a model and split a text into tokens. Raises UsageError for no tokens, and layers that the model lacks."""
+    """Open a model and tokenize a text. Raises UsageError for a text without tokens or a missing layer."""
     from llamaspec.model.checkpoints.open import open_checkpoint
     from llamaspec.model.options import check_length, choose_context
     from llamaspec.model.tokenizers.of_model import tokenizer_of

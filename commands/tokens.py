@@ -11,14 +11,14 @@ from llamaspec.commands.output import write, write_json
 
 @click.command(cls=Verb)
 @click.argument("text", required=False)
-@click.option("--decode", metavar="IDS", help="Print the text of these ids, with commas between them, instead.")
+@click.option("--decode", metavar="IDS", help="Print the text of these comma-separated ids instead.")
 @click.option("--no-bos", is_flag=True, help="Leave out BOS, the id that begins a text.")
 @combined(model_option, tokenizer_option, json_option)
 def tokens(text: str | None, decode: str | None, no_bos: bool, model: str, tokenizer: str | None, as_json: bool):
     """Print the ids of a text, or the text of ids.
 
-    The ids of TEXT are on one line, with BOS first where the model's convention has it. With --json, the
-    pieces of the text that they stand for follow.
+    Prints the ids of TEXT on one line, with BOS first if the model expects it. --json adds the piece of
+    text for each id.
 
     \b
     llamaspec tokens "Once upon a time" --json
@@ -27,7 +27,7 @@ def tokens(text: str | None, decode: str | None, no_bos: bool, model: str, token
     if (text is None) == (decode is None):
         raise click.UsageError("give either TEXT or --decode IDS")
     if decode is not None and no_bos:
-        raise click.UsageError("--no-bos is for TEXT: --decode leaves control tokens out")
+        raise click.UsageError("--no-bos is for TEXT: --decode omits control tokens")
     from llamaspec.model.tokenizers.load import load_tokenizer
     from llamaspec.model.tokenizers.tokenizer import decode as decode_ids
     from llamaspec.model.tokenizers.tokenizer import encode_text

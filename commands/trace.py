@@ -1,4 +1,4 @@
-"""`trace`: one token's walk through a model."""
+"""`trace`: one token on its way through a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llamaspec.commands.text_to_walk import layers_option, read, walk_dtype_opti
     type=int,
     default=-1,
     show_default=True,
-    help="Follow this token: 0 is the first (BOS, where there is one), -1 the last.",
+    help="Follow this token: 0 is the first (BOS, if the model has it), -1 the last.",
 )
 @layers_option("all")
 @walk_dtype_option
@@ -35,9 +35,9 @@ def trace(
 ):
     """Follow one token of TEXT through a model, op by op.
 
-    For each op: its shapes, the bytes and operations of one token, the value that uses most of its proven bound as the
-    definition has it and as it ran, and their distance. For each layer: what each head looks at, and what would come
-    next if the model ended there.
+    For each op, prints its shapes, and the bytes and operations of one token. For the value that uses most
+    of its proven bound, it prints the definition's result, the actual result and their difference. For
+    each layer, it prints the tokens that each head attends to, and the next token if the model ended there.
 
     \b
     llamaspec trace "Once upon a time" --layer 0 --layer 9
@@ -57,11 +57,13 @@ def trace(
 
     with progress_bar() as progress:
         walker = walkable(checkpoint, chosen_ops(kernels), dtype=precision(dtype).dtype, rows=len(tokens))
-        found = walk(
+        walked = walk(
             walker, tokens, position=position, config=config, dtype=dtype, layers=layers or None, progress=progress
         )
     if as_json:
-        write_json(to_json(found, text_of=text_of))
+        write_json(to_json(walked, text_of=text_of))
         return
-    say(f"token {found.position} of {len(tokens)}: {text_of(tokens[found.position])!r} (id {tokens[found.position]})")
-    write("\n".join(lines(found, text_of=text_of)) + "\n")
+    say(
+        f"token {walked.position} of {len(tokens)}: {text_of(tokens[walked.position])!r} (id {tokens[walked.position]})"
+    )
+    write("\n".join(lines(walked, text_of=text_of)) + "\n")

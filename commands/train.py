@@ -1,4 +1,4 @@
-"""`train`: a model from nothing."""
+"""`train`: a model from random weights."""
 
 from __future__ import annotations
 
@@ -21,58 +21,64 @@ if TYPE_CHECKING:
 
 @click.command(cls=Verb)
 @click.option("--out", metavar="DIR", help="Write checkpoints to DIR, and the model to DIR/model at the end.")
-@click.option("--steps", type=COUNT, default=8000, show_default=True, help="Stop after so many steps.")
-@click.option("--batch", type=COUNT, default=16, show_default=True, help="Take so many documents a step.")
+@click.option("--steps", type=COUNT, default=8000, show_default=True, metavar="N", help="Stop after N steps.")
+@click.option("--batch", type=COUNT, default=16, show_default=True, metavar="N", help="Take N documents per step.")
 @click.option(
     "--answers",
     type=POSITIVE,
     default=10.0,
     show_default=True,
-    help="Weigh answers about stories by this, beside all other text.",
+    help="Give answers about stories this weight in the loss; other text has weight 1.",
 )
 @click.option("--lr", type=POSITIVE, default=0.005, show_default=True, help="Set the highest learning rate.")
 @click.option("--dim", type=COUNT, default=128, show_default=True, help="Set the width of the residual stream.")
-@click.option("--layers", type=COUNT, default=10, show_default=True, help="Set how many layers there are.")
-@click.option("--heads", type=COUNT, default=4, show_default=True, help="Set how many heads a layer has for queries.")
-@click.option("--kv-heads", type=COUNT, default=2, show_default=True, help="Set how many it has for keys and values.")
+@click.option("--layers", type=COUNT, default=10, show_default=True, help="Set the number of layers.")
+@click.option("--heads", type=COUNT, default=4, show_default=True, help="Set the number of query heads per layer.")
+@click.option(
+    "--kv-heads", type=COUNT, default=2, show_default=True, help="Set the number of key and value heads per layer."
+)
 @click.option("--head-dim", type=COUNT, default=32, show_default=True, help="Set the width of a head.")
 @click.option("--ffn", type=COUNT, default=256, show_default=True, help="Set the width inside the feed-forward layers.")
 @click.option(
-    "--context", type=click.IntRange(2), default=1024, show_default=True, help="Cut documents after so many tokens."
+    "--context",
+    type=click.IntRange(2),
+    default=1024,
+    show_default=True,
+    metavar="N",
+    help="Cut documents after N tokens.",
 )
 @click.option(
     "--seed",
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Draw with this seed; the same seed, the same documents and first weights.",
+    help="Set the seed. It decides the documents and the initial weights.",
 )
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
     default="float32",
     show_default=True,
-    help="Compute in this dtype; the weights that are trained are float32.",
+    help="Compute in this dtype. The trained weights stay in float32.",
 )
+@click.option("--remat", is_flag=True, help="Recompute activations for the gradient: less memory, more time.")
+@click.option("--eval-every", type=COUNT, default=400, show_default=True, metavar="N", help="Evaluate every N steps.")
 @click.option(
-    "--remat", is_flag=True, help="Compute again what the gradient needs, which takes less memory and more time."
+    "--save-every", type=COUNT, default=100, show_default=True, metavar="N", help="Write a checkpoint every N steps."
 )
-@click.option("--eval-every", type=COUNT, default=400, show_default=True, help="Evaluate each so many steps.")
-@click.option("--save-every", type=COUNT, default=100, show_default=True, help="Write a checkpoint each so many steps.")
 @devices_option
 @processes_options
-@click.option("--fsdp", is_flag=True, help="With --devices: cut weights and optimizer over them, too.")
-@click.option("--resume", is_flag=True, help="Go on from the last checkpoint in DIR.")
+@click.option("--fsdp", is_flag=True, help="With --devices: also shard weights and optimizer state.")
+@click.option("--resume", is_flag=True, help="Continue from the last checkpoint in DIR.")
 @click.option("--text", metavar="FILE", help="Train on the paragraphs of FILE, instead of the built-in stories.")
 @click.option("--tokenizer", help="With --text: use this tokenizer, a file or directory.  [default: the stories' own]")
-@click.option("--evaluate", metavar="MODEL", help="Only evaluate this model, on held-out documents.")
+@click.option("--evaluate", metavar="MODEL", help="Only evaluate this model on held-out documents.")
 def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: str | None, **options: Any):
-    """Train a model from nothing, on a text or on made-up stories.
+    """Train a model from scratch, on your text or on generated stories.
 
-    A grammar writes the stories. The defaults make the built-in model, in three to four hours on two
-    cores or in minutes on a GPU.
-    Checkpoints are written as it goes; a run that was killed goes on with --resume, and ends with the
-    same weights. Several processes need a DIR that all can read.
+    A grammar writes the stories. The defaults train the built-in model, in three to four hours on two
+    cores or in minutes on a GPU. Training writes checkpoints. After a crash, --resume continues and ends
+    with the same weights. With several processes, all must be able to read DIR.
 
     \b
     llamaspec train --out run
@@ -93,7 +99,7 @@ def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: st
             from llamaspec.training.recipe import Recipe
 
             source = _source(text, tokenizer, context=options["context"])
-            vocab = source.tokenizer.vocab  # that of the stories is made here, which takes seconds
+            vocab = source.tokenizer.vocab  # for the stories, we train it here in a few seconds
     except ModuleNotFoundError as error:
         raise click.ClickException(f"{error.name} is missing: pip install 'llamaspec[train]'") from None
     from llamaspec.reference.config import Config
@@ -110,7 +116,7 @@ def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: st
     assert out is not None
     import jax
 
-    if jax.process_index():  # the first process speaks for all
+    if jax.process_index():  # only the first process reports
         train_model(recipe, source, out, **running)
         return
     with _training_progress(recipe.steps) as report:
@@ -119,7 +125,7 @@ def train(out: str | None, evaluate: str | None, text: str | None, tokenizer: st
 
 
 def _source(text: str | None, tokenizer: str | None, *, context: int) -> Source:
-    """Open what a model is trained on: the stories, or a text."""
+    """Open the training data: the stories, or a text."""
     from llamaspec.training.data import Text, files_beside
     from llamaspec.training.stories.source import Stories
 
@@ -135,7 +141,7 @@ def _source(text: str | None, tokenizer: str | None, *, context: int) -> Source:
 
 @contextmanager
 def _training_progress(steps: int) -> Iterator[Callable[[StepReport], object]]:
-    """A bar on stderr with loss and tokens/s; where nobody looks, a line now and then. Evaluations are lines."""
+    """Show loss and tokens/s on stderr: a bar on a terminal, otherwise a line now and then. Evaluations are lines."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -1,4 +1,4 @@
-"""A group of verbs that are imported when they are asked for. Its own help reads a table alone, and answers at once."""
+"""A group of verbs, each imported when it runs. The group's help only reads a table, so it answers at once."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import click
 from llamaspec.commands.options import write_help_text
 
 
-class NobodyReads(Exception):
-    """Whoever read stdout has ended."""
+class ReaderGone(Exception):
+    """The process that read our stdout has exited."""
 
 
 class Entry(NamedTuple):
     """A verb in the table."""
 
-    section: str  # of the list of verbs
-    file: str  # the module in `commands` that has the click command, as a function of the verb's name or of `name`
+    section: str  # the heading in the help
+    file: str  # the module in `commands`, with a function called as the verb, or `name`
     summary: str  # the first line of its help
     name: str = ""
 
 
 class Verbs(click.Group):
-    """A group whose commands are those of a table."""
+    """A group with a table of commands."""
 
     def __init__(self, *arguments: Any, verbs: Mapping[str, Entry], **keywords: Any):
         super().__init__(*arguments, **keywords)
@@ -36,7 +36,7 @@ class Verbs(click.Group):
         return list(self.verbs)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a verb; None for a name that is none."""
+        """Import a verb. Returns None for an unknown name."""
         if cmd_name not in self.verbs:
             return None
         entry = self.verbs[cmd_name]
@@ -45,7 +45,7 @@ class Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the verb that `args` begin with. Raises UsageError with the one that a misspelled name may mean."""
+        """Find the verb at the start of `args`. For a misspelled one, raises UsageError with the closest verb."""
         if args[0] not in self.verbs:
             from difflib import get_close_matches
 
@@ -54,11 +54,11 @@ class Verbs(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a verb. Raises NobodyReads for a closed pipe, which click would answer with 1, whatever that means."""
+        """Run a verb. Raises ReaderGone for a closed pipe; click would exit with 1, which has another meaning here."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
-            raise NobodyReads from error
+            raise ReaderGone from error
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the text with its examples."""

@@ -1,4 +1,4 @@
-"""`verify`: hold ops to their definitions."""
+"""`verify`: check ops against their definitions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llamaspec.commands.loading import cache_folder
 from llamaspec.commands.options import COUNT, POSITIVE, Verb, devices_option, json_option, parallel_option
 from llamaspec.commands.output import write, write_json, write_rows
 from llamaspec.commands.verify_model import verify_model, walk_random_models
-from llamaspec.commands.verifying import for_terminal, heeded, verify_progress
+from llamaspec.commands.verifying import for_terminal, interruptible, verify_progress
 
 if TYPE_CHECKING:
     from llamaspec.verify.campaign import Campaign, Job
@@ -30,68 +30,85 @@ if TYPE_CHECKING:
 @click.option(
     "--candidate",
     metavar="MODULE[:FUNCTION]",
-    help="The function to verify, of a module or a file.py; without :FUNCTION those called as the ops are.  "
+    help="Verify this function of a module or file.py. Without :FUNCTION, verify all functions named like ops.  "
     "[default: the ops of this package]",
 )
 @click.option(
-    "--contract", "contract_file", metavar="FILE.py", help="Contracts of your own, as llamaspec.verify.declare makes."
+    "--contract", "contract_file", metavar="FILE.py", help="Your own contracts, made with llamaspec.verify.declare."
 )
-@click.option("--arrays", help="What it is handed: jax, numpy, torch, cupy.  [default: jax if it is here, or numpy]")
 @click.option(
-    "--dtype", "dtypes", multiple=True, help="May be repeated.  [default: float32; fewer draws of the other two]"
+    "--arrays", help="Array library of its arguments: jax, numpy, torch, cupy.  [default: jax if installed, else numpy]"
+)
+@click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    help="Dtype of the arrays; may be repeated.  [default: float32, and fewer draws of the other two]",
 )
 @click.option(
     "--loose",
     metavar="u=DTYPE",
-    help="Declare a weaker contract: each intermediate result rounded to bfloat16 or float16, as the arrays are.",
+    help="Declare a weaker contract: intermediate results may be rounded to the arrays' bfloat16 or float16.",
 )
-@click.option("--device", help="Where its arrays are, in its library's words: cpu, gpu, cuda:1.")
+@click.option("--device", help="The device of its arrays, as its library names it: cpu, gpu, cuda:1.")
 @click.option("--python", default=sys.executable, metavar="PATH", help="The Python that runs it.  [default: this one]")
-@click.option("--examples", type=COUNT, default=200, show_default=True, help="Draws for an op and dtype.")
+@click.option("--examples", type=COUNT, default=200, show_default=True, help="Draws per op and dtype.")
 @click.option(
     "--time-budget",
     "seconds",
     type=POSITIVE,
     default=60.0,
     show_default=True,
-    help="Seconds, likewise; --time then ends with the rounds it has, two at least.",
+    help="Seconds per op and dtype. --time then stops after at least two rounds.",
 )
 @click.option(
-    "--timeout", type=POSITIVE, default=60.0, show_default=True, help="Seconds for a call and its compilation."
+    "--timeout",
+    type=POSITIVE,
+    default=60.0,
+    show_default=True,
+    help="Time limit in seconds for a call and its compilation.",
 )
-@click.option("--shapes", type=COUNT, help="Different shapes at most.  [default: 64 for jax]")
+@click.option("--shapes", type=COUNT, help="Limit on the number of different shapes.  [default: 64 for jax]")
 @click.option(
-    "--set", "narrowed", multiple=True, metavar="DRAW=A,B", help="Draw from these only (--list has all): --set dim=1,9."
+    "--set",
+    "narrowed",
+    multiple=True,
+    metavar="DRAW=A,B",
+    help="Draw only these values (--list shows all): --set dim=1,9.",
 )
-@click.option("--seed", type=click.IntRange(0), help="Same seed, same draws.  [default: drawn, and printed]")
-@click.option("--strict", is_flag=True, help="What is suspicious counts as violated.")
-@click.option("--deterministic", is_flag=True, help="Other bits for the same inputs count as violated.")
-@click.option("--time", "timed", is_flag=True, help="Time the candidate, too, where it is within bounds.")
-@click.option("--against", metavar="MODULE:FUNCTION", help="With --time: another one, called in turn with it.")
+@click.option("--seed", type=click.IntRange(0), help="Seed of the draws.  [default: random, and printed]")
+@click.option("--strict", is_flag=True, help="Count suspicious results as violated.")
+@click.option("--deterministic", is_flag=True, help="Count different bits for the same inputs as violated.")
+@click.option("--time", "timed", is_flag=True, help="Also time the candidate if it is within bounds.")
+@click.option("--against", metavar="MODULE:FUNCTION", help="With --time: compare with this function, called in turn.")
 @click.option(
-    "--at", multiple=True, metavar="DRAW=A", help="With --time: for these sizes.  [default: the largest that are drawn]"
+    "--at", multiple=True, metavar="DRAW=A", help="With --time: use these sizes.  [default: the largest drawn]"
 )
-@click.option("--replay", metavar="FILE", help="Call with the inputs of a counterexample again.")
+@click.option("--replay", metavar="FILE", help="Repeat the call of a saved counterexample.")
 @click.option("--replays", default="verify-replays", show_default=True, metavar="DIR", help="For counterexamples.")
 @click.option("--junit", metavar="FILE", help="Write results for a CI system.")
 @click.option("--html", metavar="FILE", help="Write a page with plots: errors and bounds by magnitude, size, position.")
 @click.option("--github", is_flag=True, help="Write annotations of GitHub Actions to stderr.")
-@click.option("--model", metavar="MODEL", help="Walk through a model instead, and name the first op that is wrong.")
-@click.option("--kernels", default="auto", show_default=True, help="With --model: which implementation of the ops.")
+@click.option("--model", metavar="MODEL", help="Check a whole model instead, and name the first wrong op.")
+@click.option("--kernels", default="auto", show_default=True, help="With --model: the implementation of the ops.")
 @devices_option
 @parallel_option
 @click.option(
-    "--list", "listing", is_flag=True, help="Print ops by group; of a named op its contract: draws, bounds, laws."
+    "--list",
+    "listing",
+    is_flag=True,
+    help="Print the ops by group, or the contract of a named op: draws, bounds, laws.",
 )
-@click.option("--mutants", is_flag=True, help="Verify wrong implementations: each must be found out.")
+@click.option("--mutants", is_flag=True, help="Verify wrong implementations: each must be rejected.")
 @json_option
 def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any):
-    """Hold ops to the reference, each within a proven bound.
+    """Check ops against the reference, each within a proven bound.
 
-    `verify kernelbench FILE` holds ModelNew of a KernelBench problem to the op that its Model is.
+    `verify kernelbench FILE` finds the op that Model of a KernelBench problem computes, and checks ModelNew
+    against it.
 
-    Inputs are drawn that break kernels. A candidate is called exactly as the reference is: --list shows
-    how. Exits with 0 if all are within their bounds, with 1 if not, and with 2 where there is no verdict.
+    verify draws inputs that tend to break kernels. It calls a candidate exactly as the reference: --list
+    shows how. Exits with 0 if all results are within bounds, with 1 if not, and with 2 without a verdict.
     """
     import secrets
 
@@ -99,15 +116,17 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
     from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS, contract_for, in_file
 
     for option in click.get_current_context().command.params:
-        if options.get(str(option.name)) == "":  # a variable of the shell that is not set, say
-            raise click.UsageError(f"{option.opts[0]} is empty: name what it is for, or leave it out")
+        if options.get(str(option.name)) == "":  # for example an unset variable of the shell
+            raise click.UsageError(f"{option.opts[0]} is empty: give it a value, or leave it out")
     if options["narrowed"] and (mutants or options["model"] or options["replay"]):
-        raise click.UsageError("--set narrows the draws of a candidate: not those of --replay, --model and --mutants")
+        raise click.UsageError(
+            "--set narrows the draws of a candidate, so it does not go with --replay, --model or --mutants"
+        )
     problem = names[:1] == ("kernelbench",)
     if options["loose"] and not (options["candidate"] or options["replay"] or problem):
-        raise click.UsageError("--loose is for a function of yours: name it with --candidate")
+        raise click.UsageError("--loose is for your own function: name it with --candidate")
     if options["timed"] and (options["replay"] or not (options["candidate"] or problem)):
-        raise click.UsageError("--time is for a function of yours: name it with --candidate")
+        raise click.UsageError("--time is for your own function: name it with --candidate")
     if (options["against"] or options["at"]) and not options["timed"]:
         raise click.UsageError("--against and --at go with --time")
     if options["devices"] > 1 and not options["model"]:
@@ -122,8 +141,8 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
                 raise click.UsageError(
                     "verify kernelbench takes a FILE with Model and ModelNew, and no other candidate"
                 )
-            with heeded() as heed:
-                _verify_problem(names[1], heed, contracts, options)
+            with interruptible() as check_signals:
+                _verify_problem(names[1], check_signals, contracts, options)
             return
         ops = [contract_for(name, contracts).name for name in names] or list(contracts)
         if listing:
@@ -136,26 +155,26 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
         elif options["model"]:
             verify_model(**options)
         else:
-            with heeded() as heed:
+            with interruptible() as check_signals:
                 if mutants:
                     pairs = [(contracts[op], implementations[op]) for op in ops if op in implementations]
-                    _verify_mutants(pairs, heed, seed=options["seed"], as_json=options["as_json"])
+                    _verify_mutants(pairs, check_signals, seed=options["seed"], as_json=options["as_json"])
                 else:
-                    _verify(ops, heed, contracts=contracts, named=bool(names or path), **options)
+                    _verify(ops, check_signals, contracts=contracts, named=bool(names or path), **options)
     except (ImportError, ValueError) as error:
         raise click.UsageError(str(error)) from None
 
 
 def _store_in_the_cache() -> None:
-    """Have Hypothesis keep its files in this user's cache, not in the current folder. The environment's choice wins.
+    """Move Hypothesis's files from the current folder to this user's cache, unless the environment sets a folder.
 
-    Where no cache can be written, it keeps no files: a folder below the null device cannot be made.
+    If there is no writable cache, we name a folder below the null device, so Hypothesis stores nothing.
     """
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str((cache_folder() or Path(os.devnull)) / "hypothesis"))
 
 
 def _list_contracts(contracts: list[Contract], mutants: Mapping[str, list[str]], *, in_full: bool, as_json: bool):
-    """Print contracts, or without `in_full` their names by group; as JSON always all of them."""
+    """Print contracts in full, or their names by group. JSON always has them in full."""
     from llamaspec.verify.reports import listing
 
     if as_json:
@@ -167,55 +186,57 @@ def _list_contracts(contracts: list[Contract], mutants: Mapping[str, list[str]],
             groups.setdefault(listing.group(contract), []).append(contract.name)
         width = max(map(len, groups))
         write_rows(*(f"{name:{width}}  {' '.join(ops)}" for name, ops in sorted(groups.items())))
-        write_rows("", "llamaspec verify --list OP prints how an op is called, what is drawn, its bound and its laws.")
+        write_rows("", "llamaspec verify --list OP prints the signature of an op, its draws, its bound and its laws.")
         return
     for contract in contracts:
         write_rows(*listing.describe(contract, mutants.get(contract.name, [])), "")
 
 
 def _verify_mutants(
-    pairs: list[tuple[Contract, Implementation]], heed: Callable[[], None], *, seed: int, as_json: bool
+    pairs: list[tuple[Contract, Implementation]], check_signals: Callable[[], None], *, seed: int, as_json: bool
 ):
     from llamaspec.verify.judging.mutation import row, table, trials
 
     if not pairs:
         raise ValueError("there are no mutants: llamaspec.verify.mutant.implementation makes some")
     click.echo(f"seed {seed}", err=True)
-    found = []
+    trials_run = []
     for contract, implementation in pairs:
         for trial in trials(contract, implementation, seed=seed):
-            heed()
-            found.append(trial)
+            check_signals()
+            trials_run.append(trial)
             if not as_json:
                 by, dtype, seconds, examples, op, mutant = row(trial).values()
                 write(f"{by:11} {dtype:8} {seconds:6} s {examples:5} examples  {op}: {mutant}\n")
     if as_json:
-        write_json([row(trial) for trial in found])
+        write_json([row(trial) for trial in trials_run])
     else:
-        write("\n".join(["", *table(found)]) + "\n")
-    killed = sum(trial.killed for trial in found)
-    click.echo(f"{killed} of {len(found)} mutants killed", err=True)
-    if killed < len(found):
+        write("\n".join(["", *table(trials_run)]) + "\n")
+    killed = sum(trial.killed for trial in trials_run)
+    click.echo(f"{killed} of {len(trials_run)} mutants killed", err=True)
+    if killed < len(trials_run):
         sys.exit(1)
 
 
-def _verify_problem(path: str, heed: Callable[[], None], contracts: Mapping[str, Contract], options: dict[str, Any]):
-    """Hold ModelNew to the contract that Model meets; `--time` is beside Model."""
+def _verify_problem(
+    path: str, check_signals: Callable[[], None], contracts: Mapping[str, Contract], options: dict[str, Any]
+):
+    """Check ModelNew against the contract that Model meets. `--time` compares it with Model."""
     from llamaspec.verify.kernelbench import way_of
 
     options["arrays"] = options["arrays"] or "torch"
-    options["dtypes"] = options["dtypes"] or ("float32",)  # which problems are written in
-    way = way_of(path, contracts, _campaign(options, contracts), heed=heed)
+    options["dtypes"] = options["dtypes"] or ("float32",)  # the dtype of the problems
+    way = way_of(path, contracts, _campaign(options, contracts), heed=check_signals)
     click.echo(f"{path}: Model is {way.op}", err=True)
     if options["timed"]:
         options["against"] = options["against"] or way.job(path, "Model").candidate
-    held = {**contracts, way.op: way.contract(contracts[way.op])}
-    _verify([way.op], heed, contracts=held, named=True, jobs=[way.job(path, "ModelNew")], **options)
+    held_contracts = {**contracts, way.op: way.contract(contracts[way.op])}
+    _verify([way.op], check_signals, contracts=held_contracts, named=True, jobs=[way.job(path, "ModelNew")], **options)
 
 
 def _verify(
     ops: list[str],
-    heed: Callable[[], None],
+    check_signals: Callable[[], None],
     *,
     contracts: Mapping[str, Contract],
     named: bool,
@@ -233,7 +254,10 @@ def _verify(
     at_once = 1 if candidate or replay else _at_once(jobs)
     reports, printed, problem = [], [], None
     seed = None if replay else campaign.seed
-    with verify_progress(len(jobs) if at_once > 1 else campaign.examples, heed, seed=seed) as (progress, aside):
+    with verify_progress(len(jobs) if at_once > 1 else campaign.examples, check_signals, seed=seed) as (
+        progress,
+        aside,
+    ):
         if replay:
             verified = (again(Path(replay), campaign, candidate=candidate, arrays=options["arrays"]) for _ in range(1))
         elif at_once > 1:
@@ -243,15 +267,15 @@ def _verify(
         walks = () if named or candidate or replay else walk_random_models(campaign)
         try:
             for report, lines in itertools.chain(verified, walks):
-                heed()
+                check_signals()
                 reports.append(report)
                 printed.append(lines)
                 if not as_json_text:
                     terminal = sys.stdout.isatty()
-                    shown = for_terminal(lines, shutil.get_terminal_size().columns) if terminal else lines
+                    columns = shutil.get_terminal_size().columns
                     with aside():
-                        write("\n".join(shown) + "\n")
-        except (ImportError, ValueError) as error:  # the verdicts that there are stay
+                        write((for_terminal(lines, columns) if terminal else "\n".join(lines)) + "\n")
+        except (ImportError, ValueError) as error:  # we keep the verdicts so far
             problem = error
     if reports or not problem:
         if as_json_text:
@@ -270,7 +294,7 @@ def _verify(
 
 
 def _save(path: str, text: str) -> None:
-    """Write a file whole or not at all. Raises ValueError where that cannot be: the verdicts are printed by then."""
+    """Write a file completely or not at all. Raises ValueError if that fails, after the verdicts are printed."""
     from llamaspec.model.checkpoints.staging import new_file
 
     try:
@@ -282,7 +306,7 @@ def _save(path: str, text: str) -> None:
 
 
 def _library() -> str:
-    """Name the library whose arrays a candidate is handed: jax where it is installed."""
+    """Name the array library for a candidate: jax if it is installed."""
     from importlib.util import find_spec
 
     return "numpy" if find_spec("jax") is None else "jax"
@@ -321,9 +345,9 @@ def _campaign(options: dict[str, Any], contracts: Mapping[str, Contract]) -> Cam
 
 
 def _jobs(ops: list[str], candidate: str | None, *, contract_file: str | None, named: bool) -> list[Job]:
-    """A job for each op of the candidate; or else for each function of this package that is called as an op is.
+    """Make a job for each op of the candidate, or for each function of this package that is named like an op.
 
-    Ops that this package has no such function for are left out, which a line on stderr says.
+    A line on stderr lists the ops without such a function.
     """
     from llamaspec.verify.campaign import jobs_for, jobs_of
 
@@ -332,7 +356,7 @@ def _jobs(ops: list[str], candidate: str | None, *, contract_file: str | None, n
             raise ValueError("--candidate is a module: name the ops that it has")
         return jobs_for(ops, candidate)
     if contract_file:
-        raise ValueError("--contract is for a function of yours: name it with --candidate")
+        raise ValueError("--contract is for your own function: name it with --candidate")
     from llamaspec.model.candidates.table import CANDIDATES
 
     jobs = jobs_of(ops, CANDIDATES)

@@ -1,4 +1,4 @@
-"""`verify --model`, and the models that a run without a candidate walks through."""
+"""`verify --model`, and the random models that a run without a candidate checks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def verify_model(
     *, model: str, kernels: str, dtypes: tuple[str, ...], seed: int, as_json: bool, devices: int, parallel: str,
     **_: Any,
 ):  # fmt: skip
-    """Hold each op of a model to its definition, on a prompt of random tokens and two more after it."""
+    """Check each op of a model against its definition, on a prompt of random tokens and two decode steps."""
     from llamaspec.model.candidates.walking import chosen_ops
     from llamaspec.model.checkpoints.open import open_checkpoint
     from llamaspec.verify.judging.walk import table
@@ -48,7 +48,7 @@ def verify_model(
 
 
 def walk_random_models(campaign: Campaign) -> Iterator[tuple[Report, list[str]]]:
-    """Walk through small models: plain, as a CPU has them, and by kernels, in each dtype that models run in."""
+    """Check small models in each dtype: by plain JAX, by plain JAX shaped for CPUs, and by kernels."""
     prepare_jax()
     from llamaspec.model.candidates.walking import random_checkpoint, tables
     from llamaspec.model.tensors import tensor_shapes

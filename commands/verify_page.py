@@ -1,4 +1,4 @@
-"""Write the page that `verify --html` makes: verdicts, plots of errors beside their bounds, and what was drawn."""
+"""The page of `verify --html`: verdicts, plots of errors and bounds, and the draws."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from llamaspec.verify.judging.judge import Point
     from llamaspec.verify.judging.runner import Report
 
-LEAST = 1e-6  # share of its bound from which on an error is drawn
+LEAST = 1e-6  # plot errors above this share of their bound
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 1240px; padding: 0 1em; color: #222 }
 pre { background: #f6f6f6; padding: .8em; white-space: pre-wrap; font-size: 13px; line-height: 1.4 }
@@ -25,7 +25,7 @@ table { border-collapse: collapse } td, th { padding: .15em .8em; text-align: le
 
 
 def page(reports: Sequence[Report], contracts: Mapping[str, Contract], lines: Sequence[Sequence[str]]) -> str:
-    """One HTML page that needs no other file; `lines` are what was printed of each report."""
+    """Write one self-contained HTML page. `lines` are the printed lines of each report."""
     parts = [
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>llamaspec verify</title>',
         f"<style>{STYLE}</style>\n</head>\n<body>\n<h1>llamaspec verify</h1>",
@@ -56,33 +56,33 @@ def _summary(reports: Sequence[Report]) -> str:
 
 
 def _plots(report: Report) -> Iterator[str]:
-    """Error and bound over magnitude; the share of the bound over size, over position and for each kind of array."""
+    """Plot error and bound over magnitude, and the share of the bound over size, position and kind of array."""
     from llamaspec.benchmarks.common import svg
     from llamaspec.verify.draws.draw import KINDS
 
     points = [*report.points, *(report.worst.points if report.outcome == "violated" else ())]
-    shown = [point for point in points if LEAST * point.bound <= point.error < inf and point.error > 0 < point.bound]
-    if shown:
-        exact = f"{len(shown)} of {len(points)} points; others are exact, or nearly"
-        sized = [point for point in shown if point.magnitude > 0]
+    plotted = [point for point in points if LEAST * point.bound <= point.error < inf and point.error > 0 < point.bound]
+    if plotted:
+        exact = f"{len(plotted)} of {len(points)} points; the rest are exact, or nearly"
+        sized = [point for point in plotted if point.magnitude > 0]
         if sized:
             rows = {
                 "bound": [(point.magnitude, point.bound) for point in sized],
                 "error": [(point.magnitude, point.error) for point in sized],
             }
             yield svg.scatter("Error and bound", exact, rows, x="magnitude of the exact value", y="error")
-        remark = "of each eighth of a result, the number nearest to its bound"
+        remark = "the number nearest to its bound, for each eighth of a result"
         for what, x, numbers in (
-            ("size", "numbers in the result", [point.of for point in shown]),
-            ("position", "position in the result, from 1", [point.position + 1 for point in shown]),
+            ("size", "numbers in the result", [point.of for point in plotted]),
+            ("position", "position in the result, from 1", [point.position + 1 for point in plotted]),
         ):
-            rows = _shares(shown, numbers)
+            rows = _shares(plotted, numbers)
             yield svg.scatter(f"Share of the bound by {what}", remark, rows, x=x, y="error / bound", level=1)
     kinds = {
         f"{name}: {kind}": {"share": share}
         for name, used in report.shares_used.items()
         if set(used) <= set(KINDS)
-        for kind, share in sorted(used.items(), key=lambda one: -one[1])
+        for kind, share in sorted(used.items(), key=lambda entry: -entry[1])
         if isfinite(share)
     }
     if kinds:
@@ -98,7 +98,7 @@ def _shares(points: Sequence[Point], numbers: Sequence[int]) -> dict[str, list[t
 
 
 def _drawn(report: Report, contract: Contract | None) -> Iterator[str]:
-    """The draw of the counterexample, or the one nearest to its bound, with what each name stands for."""
+    """Describe the draw of the counterexample, or the draw nearest to its bound, and what each name means."""
     from llamaspec.verify.reports.report import legend, short
 
     examination = report.worst if report.worst.finding else report.nearest

@@ -1,4 +1,4 @@
-"""Signals, progress and lines of `verify`: a run that is told to end has no verdict, one that goes on shows a bar."""
+"""Signals, progress bar and line breaks of `verify`."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
-from textwrap import wrap
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
+
+from llamaspec.commands.output import wrapped
 
 if TYPE_CHECKING:
     from llamaspec.verify.campaign import Stage
 
-UNBROKEN: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-
 
 @contextmanager
-def heeded() -> Iterator[Callable[[], None]]:
-    """Hand out a check that ends the command where a signal told it to.
+def interruptible() -> Iterator[Callable[[], None]]:
+    """Yield a check that ends the command if a signal has arrived.
 
-    Handlers raise exceptions, and an exception is lost where it lands in a callback of the garbage collector, or where
-    a counterexample takes its place. The check calls the handler again.
+    Signal handlers raise exceptions, which are lost inside a callback of the garbage collector, or if a counterexample
+    replaces them. The check calls the handler again.
     """
     numbers: list[int] = []
     before = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
@@ -34,29 +33,29 @@ def heeded() -> Iterator[Callable[[], None]]:
         numbers.append(number)
         handlers[number](number, frame)
 
-    def heed() -> None:
+    def check_signals() -> None:
         if numbers:
             handlers[numbers[0]](numbers[0], None)
 
     for number in handlers:
         signal.signal(number, note)
     try:
-        yield heed
-        heed()
+        yield check_signals
+        check_signals()
     finally:
-        if not numbers:  # or whoever handled the signal has said what becomes of others
+        if not numbers:  # after a signal, its handler has already decided about further ones
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
 
 @contextmanager
 def verify_progress(
-    examples: int, heed: Callable[[], None], *, seed: int | None = None
+    examples: int, check_signals: Callable[[], None], *, seed: int | None = None
 ) -> Iterator[tuple[Stage, Callable]]:
-    """Show bars on stderr, one after the other; the second value takes them aside while something is printed.
+    """Show bars on stderr, one after the other. Yields a stage, and a context that hides the bar while we print.
 
-    No bar is shown where nobody looks, or where rich is missing. Every step calls `heed`. The first stage says the
-    seed: options that mean nothing are refused before it, in one line.
+    Shows no bar if stderr is no terminal or rich is missing. Every step calls `check_signals`. The first stage prints
+    the seed; wrong options are refused before it, in one line.
     """
     unsaid = [seed] if seed is not None else []
 
@@ -68,7 +67,7 @@ def verify_progress(
 
         def begin_unseen(stage: str, total: int | None = None) -> Callable[[int], object]:
             say_seed()
-            return lambda done: heed()
+            return lambda done: check_signals()
 
         yield begin_unseen, nullcontext
         return
@@ -92,7 +91,7 @@ def verify_progress(
             bar.reset(task, description=stage, total=examples if total is None else total)
 
             def step(done: int) -> None:
-                heed()
+                check_signals()
                 bar.update(task, completed=done)
 
             return step
@@ -100,15 +99,17 @@ def verify_progress(
         yield begin, aside
 
 
-def for_terminal(lines: Sequence[str], columns: int) -> list[str]:
-    """Break lines between words, and move what is broken off to the right. A command stays whole, to be copied.
+def for_terminal(lines: Sequence[str], columns: int) -> str:
+    """Break lines between words, with continuation lines indented. A command stays on one line, so it can be copied.
 
-    >>> for_terminal(["  value: at [0]: 1 where 2 is due", "  llamaspec verify --replay a.json"], 24)
-    ['  value: at [0]: 1 where', '      2 is due', '  llamaspec verify --replay a.json']
+    >>> print(for_terminal(["  value: at [0]: expected 2, got 1", "  llamaspec verify --replay a.json"], 24))
+      value: at [0]:
+          expected 2, got 1
+      llamaspec verify --replay a.json
     """
-    broken = []
-    for line in lines:
-        indent = " " * (len(line) - len(line.lstrip()) + 4)
-        whole = line.lstrip().startswith("llamaspec ")
-        broken += [line] if whole else wrap(line, columns, subsequent_indent=indent, **UNBROKEN) or [line]
-    return broken
+
+    def broken(line: str) -> str:
+        text = line.lstrip()
+        return line if text.startswith("llamaspec ") else wrapped(line, columns, " " * (len(line) - len(text) + 4))
+
+    return "\n".join(map(broken, lines))

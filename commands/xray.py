@@ -1,4 +1,4 @@
-"""`xray`: a page that shows a text on its way through a model."""
+"""`xray`: a web page that shows a text on its way through a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llamaspec.commands.text_to_walk import layers_option, read, walk_dtype_opti
     required=True,
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Write the page here: FOLDER/index.html and what belongs to it.",
+    help="Write FOLDER/index.html, and the page's other files.",
 )
 @click.option("--open", "show", is_flag=True, help="Open the page in a browser.")
 @layers_option("all of a small model; else first, middle and last")
@@ -36,12 +36,12 @@ def xray(
     tokenizer: str | None,
     kernels: str,
 ):
-    """Draw TEXT on its way through a model: a page to explore in a browser.
+    """Write a web page that shows TEXT on its way through a model.
 
-    A tower of blocks, and each block's ops with their equations, the definition's code and the lines that ran, the
-    numbers as heat maps, and how close the running form comes to the definition. Attention, RoPE, the KV cache, the
-    choice of the next token and quantization have pictures to move. The page loads nothing from elsewhere. Its path is
-    printed.
+    The page shows the model's blocks, and in each block its ops. For each op: the equation, the code of the
+    definition, the lines that ran, the numbers as heat maps, and the error. Attention, RoPE, the KV cache,
+    sampling and quantization have interactive pictures. The page loads nothing from the network. Prints
+    its path.
 
     \b
     llamaspec xray "Once upon a time" --out page --open

@@ -91,6 +91,27 @@ def cuda_memory() -> tuple[int, int] | None:
     return None if failed else (free.value, total.value)
 
 
+def nvidia_memory() -> tuple[int, int] | None:
+    """Give the free and all bytes of this process's first GPU as the driver counts them; None without a driver.
+
+    Unlike CUDA, the driver's library needs no memory on the GPU to answer.
+    """
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    handle, counts = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()  # total, free, used
+    if not first.isdigit() or library.nvmlInit_v2():
+        return None
+    try:
+        failed = library.nvmlDeviceGetHandleByIndex_v2(int(first), ctypes.byref(handle))
+        failed = failed or library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(counts))
+    finally:
+        library.nvmlShutdown()
+    return None if failed else (counts[1], counts[0])
+
+
 def process_age() -> float:
     """Give the seconds since this process was started, to a hundredth; 0 where the system does not say."""
     try:

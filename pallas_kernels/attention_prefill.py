@@ -89,8 +89,8 @@ def _attention_prefill(q, k, v, offsets, *, seq: int, window: int | None, target
         @pl.when(worker < WORKERS)
         def _():
             plgpu.set_max_registers(240, action="increase")
-            mine = pl.ds(queries.first + worker * ROWS, ROWS)
-            attend(q_ref.at[row, mine, head], o_ref.at[row, mine, head], queries, ring, worker, staged, target)
+            own_rows = pl.ds(queries.first + worker * ROWS, ROWS)
+            attend(q_ref.at[row, own_rows, head], o_ref.at[row, own_rows, head], queries, ring, worker, staged, target)
 
     kernel = target.kernel(
         attention_prefill,

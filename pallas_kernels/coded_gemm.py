@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Float32
 
-from llamaspec.pallas_kernels.parts import decoded_codes, int4, rest
+from llamaspec.pallas_kernels.parts import decoded_codes, int4, low_bits
 from llamaspec.pallas_kernels.parts.compat import PROCESSORS, Target, current_target
 from llamaspec.pallas_kernels.parts.decoded_codes import (
     LINE,
@@ -135,7 +135,7 @@ class Geometry:
             staged["minima"] = plgpu.SMEM((self.stages, self.tile_rows, self.groups), jnp.float32)
             staged["sums"] = plgpu.SMEM((self.stages, self.width, self.groups), jnp.float32)
         if self.apart:
-            staged["rest"] = rest.ring(self.stages, self.tile_rows, columns=self.columns, bits=self.bits)
+            staged["packed_low_bits"] = low_bits.ring(self.stages, self.tile_rows, columns=self.columns, bits=self.bits)
         return staged
 
 
@@ -160,7 +160,7 @@ def coded_gemm(
     sums = (
         None if w.minima is None else jnp.sum(padded.astype(jnp.float32).reshape(geometry.width, -1, w.group), axis=2)
     )
-    y = _coded_gemm(w.codes, w.scales, padded, w.minima, sums, w.rest, geometry=geometry, target=current_target())
+    y = _coded_gemm(w.codes, w.scales, padded, w.minima, sums, w.low_bits, geometry=geometry, target=current_target())
     return (y[0] if len(y) == 1 else jnp.sum(y, axis=0))[: len(x)]
 
 
@@ -225,7 +225,7 @@ def _coded_gemm(codes, scales, x, minima, sums, least, *, geometry: Geometry, ta
     def coded_gemm(codes_ref, scales_ref, x_ref, *refs, staged):
         *refs, y_ref = refs
         minima_ref, sums_ref = refs[:2] if geometry.minima else (None, None)
-        rest_ref = refs[-1] if geometry.apart else None
+        low_bits_ref = refs[-1] if geometry.apart else None
         started: list[bool] = []  # whether x may be read
 
         def place(tile) -> tuple[Any, Any]:
@@ -252,10 +252,10 @@ def _coded_gemm(codes, scales, x, minima, sums, least, *, geometry: Geometry, ta
             for name, ref in (("scales", scales_ref if group else None), ("minima", minima_ref)):
                 if ref is not None:
                     plgpu.copy_gmem_to_smem(ref.at[rows, groups_of(tile, step)], staged[name].at[slot], filled_)
-            if rest_ref is not None:
-                words = rest.words(geometry.columns, geometry.bits)
+            if low_bits_ref is not None:
+                words = low_bits.words(geometry.columns, geometry.bits)
                 plgpu.copy_gmem_to_smem(
-                    rest_ref.at[rows, pl.ds(step_ * words, words)], staged["rest"].at[slot], filled_
+                    low_bits_ref.at[rows, pl.ds(step_ * words, words)], staged["packed_low_bits"].at[slot], filled_
                 )
             if started:
                 fetch_x(tile, step, slot)
@@ -273,12 +273,12 @@ def _coded_gemm(codes, scales, x, minima, sums, least, *, geometry: Geometry, ta
             del i
             sums = list(sums)
             for which in range(cut.blocks):
-                mine = pl.ds(which * ROWS, ROWS)
-                refs = [staged[name].at[slot, mine] for name in ("codes", "rest") if name in staged]
+                own_rows = pl.ds(which * ROWS, ROWS)
+                refs = [staged[name].at[slot, own_rows] for name in ("codes", "packed_low_bits") if name in staged]
                 unsigned = geometry.bits < 8 and geometry.minima
-                held = Codes(geometry.bits, unsigned, geometry.columns, geometry.run, *refs)
+                loaded = Codes(geometry.bits, unsigned, geometry.columns, geometry.run, *refs)
                 for first in range(0, geometry.columns, cut.turn):
-                    a = decoded(held, first, cut.turn, geometry.piece, staged["decoded"], target)
+                    a = decoded(loaded, first, cut.turn, geometry.piece, staged["decoded"], target)
                     places = range(first, first + cut.turn, geometry.piece)
                     b = [staged["x"].at[slot, :, pl.ds(at, geometry.piece)].T for at in places]
                     products = _products(a, b, geometry)
@@ -286,14 +286,14 @@ def _coded_gemm(codes, scales, x, minima, sums, least, *, geometry: Geometry, ta
                         sums[which] = sums[which] + products[0]
                         continue
                     some = first // group, len(products)
-                    scales = scales_of(staged["scales"].at[slot, mine], *some, target)
-                    for found, scale in zip(products, scales, strict=True):
-                        sums[which] = sums[which] + found * across(scale, geometry.width)
+                    scales = scales_of(staged["scales"].at[slot, own_rows], *some, target)
+                    for product_, scale in zip(products, scales, strict=True):
+                        sums[which] = sums[which] + product_ * across(scale, geometry.width)
                     if geometry.minima:
-                        lowest = scales_of(staged["minima"].at[slot, mine], *some, target)
+                        lowest = scales_of(staged["minima"].at[slot, own_rows], *some, target)
                         of_x = sums_of(staged["sums"].at[slot], *some, target)
-                        for minimum, one in zip(lowest, of_x, strict=True):
-                            sums[which] = sums[which] + across(minimum, geometry.width) * down(one, ROWS)
+                        for minimum, group_sum in zip(lowest, of_x, strict=True):
+                            sums[which] = sums[which] + across(minimum, geometry.width) * down(group_sum, ROWS)
             return sums
 
         def ahead(tile):
@@ -338,8 +338,8 @@ def _products(a, b, geometry: Geometry):
     together = (geometry.group or geometry.cut.turn) // geometry.piece
 
     def run(*accumulators):
-        for i, (left, right) in enumerate(zip(a, b, strict=True)):
-            plgpu.wgmma(accumulators[i // together], left, right)
+        for i, (a_entry, right) in enumerate(zip(a, b, strict=True)):
+            plgpu.wgmma(accumulators[i // together], a_entry, right)
         plgpu.wgmma_wait(0)
         return [accumulator[...] for accumulator in accumulators]
 

@@ -60,12 +60,12 @@ def gemv(
     ):
         check_operand("gemv", name, array, shape, x.dtype)
     fixed = {"eps": eps, "out": np.dtype(out or x.dtype), "target": current_target()}
-    found = [
+    launches = [
         # The residual is passed whole. A slice would be a view, but a kernel's arrays start at multiples of 256 bytes.
         _gemv(w, part, norm, bias, residual, product=product, base=share.start, **fixed)
         for part, share, product in zip(parts, several, products, strict=True)
     ]
-    return found[0] if len(found) == 1 else jnp.concatenate(found)
+    return launches[0] if len(launches) == 1 else jnp.concatenate(launches)
 
 
 @partial(jax.jit, static_argnames=("product", "base", "eps", "out", "target"))
@@ -87,18 +87,18 @@ def _gemv(w, x, norm, bias, residual, *, product, base: int, eps: float, out: np
 
         def added(tile):
             """List the terms that are added to each vector."""
-            mine = pl.ds(rows_of(tile), product.rows)
-            biases = [] if bias_ref is None else [product.load_rows(bias_ref.at[mine])]
+            own_rows = pl.ds(rows_of(tile), product.rows)
+            biases = [] if bias_ref is None else [product.load_rows(bias_ref.at[own_rows])]
             if residual_ref is None:
                 return [biases] * batch
-            return [[*biases, product.load_rows(residual_ref.at[base + b, mine])] for b in range(batch)]
+            return [[*biases, product.load_rows(residual_ref.at[base + b, own_rows])] for b in range(batch)]
 
         def finish(tile, dots, read):
-            mine = pl.ds(rows_of(tile), product.rows)
+            own_rows = pl.ds(rows_of(tile), product.rows)
             for b, ((y,), terms) in enumerate(zip(dots, read, strict=True)):
                 for term in terms:
                     y = y + term
-                store_in_pieces(y_ref.at[b, mine], y.astype(out))
+                store_in_pieces(y_ref.at[b, own_rows], y.astype(out))
 
         product.run(
             lax.axis_index("block"),

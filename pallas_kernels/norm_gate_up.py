@@ -62,8 +62,8 @@ def _norm_gate_up(w, x, norm, bias, *, product, eps: float, target: Target):
             return [pl.multiple_of(first, 8), pl.multiple_of(ffn + first, 8)]
 
         def biases(tile):
-            mine = [pl.ds(start, product.rows) for start in starts(tile)]
-            return [[product.load_rows(bias_ref.at[rows]) for rows in mine] for bias_ref in bias_refs]
+            own_rows = [pl.ds(start, product.rows) for start in starts(tile)]
+            return [[product.load_rows(bias_ref.at[rows]) for rows in own_rows] for bias_ref in bias_refs]
 
         def finish(tile, dots, read):
             for b, (gate, up) in enumerate(dots):

@@ -123,14 +123,14 @@ def _parts(products: Sequence[ProductOf], head_dim: int) -> tuple[Part, ...]:
 @partial(jax.jit, static_argnames=("parts", "heads", "eps", "target"))
 def _norm_qkv(matrices, x, norm, bias, k, v, positions, cos, sin, *, parts, heads: int, eps: float, target: Target):
     k_ref, v_ref = jax.new_ref(k), jax.new_ref(v)
-    found, first, places = [], 0, (positions, cos, sin)
+    launches, first, places = [], 0, (positions, cos, sin)
     fixed: dict[str, Any] = {"heads": heads, "eps": eps, "target": target}
-    for mine in parts:
-        batch = mine[0].product.batch
+    for launch_parts in parts:
+        batch = launch_parts[0].product.batch
         some = x[first : first + batch]
-        found.append(_launched(mine, first, matrices, some, norm, bias, k_ref, v_ref, *places, **fixed))
+        launches.append(_launched(launch_parts, first, matrices, some, norm, bias, k_ref, v_ref, *places, **fixed))
         first += batch
-    return jnp.concatenate(found), jax.freeze(k_ref), jax.freeze(v_ref)
+    return jnp.concatenate(launches), jax.freeze(k_ref), jax.freeze(v_ref)
 
 
 def _launched(
@@ -150,17 +150,17 @@ def _launched(
 
     def norm_qkv(*refs, staged=None):
         refs, block = list(refs), lax.axis_index("block")
-        operand_refs = [[refs.pop(0) for _ in mine] for mine in operands]
-        for part, mine in zip(parts, operand_refs, strict=True):
+        operand_refs = [[refs.pop(0) for _ in arrays] for arrays in operands]
+        for part, part_refs in zip(parts, operand_refs, strict=True):
             if staged is not None:
-                multiply(part, block, mine, refs, staged)
+                multiply(part, block, part_refs, refs, staged)
                 continue
 
             # A block runs the loop of one part only, so the parts share its memory.
             @pl.when((block >= part.first_block) & (block < part.first_block + part.product.blocks))
-            def _(part=part, mine=mine):
+            def _(part=part, part_refs=part_refs):
                 def alone(staged):
-                    multiply(part, block - part.first_block, mine, refs, staged)
+                    multiply(part, block - part.first_block, part_refs, refs, staged)
                     finish_reads(target)
 
                 pl.run_scoped(alone, staged=part.product.scratch(normed=True))

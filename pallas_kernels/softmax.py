@@ -141,9 +141,9 @@ def exp_sums(
 
 def combine(max_ref, sum_ref, pieces: int) -> tuple[Any, Any]:
     """Combine the maxima and sums of the first `pieces` of a row; later elements of the references may be anything."""
-    each = Span(0, THREADS)
-    maxima, sums = each.load(max_ref), each.load(sum_ref)
-    written = each.positions() < pieces
+    span = Span(0, THREADS)
+    maxima, sums = span.load(max_ref), span.load(sum_ref)
+    written = span.positions() < pieces
     maxima = jnp.where(written, maxima, -jnp.inf)
     maximum = jnp.max(maxima)
     return maximum, jnp.sum(jnp.where(written, sums, 0.0) * jnp.exp(maxima - finite(maximum)))

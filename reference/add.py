@@ -2,7 +2,7 @@
 
     x <- x + f(x)
 
-Each half of a block adds to the stream and never replaces it, so that information, and gradients,
+Each half of a block adds to the residual stream and never replaces it. So information and gradients can
 pass through all layers unchanged.
 """
 

@@ -2,15 +2,15 @@ r"""ALiBi: attention with linear biases (Press, Smith & Lewis, 2021, https://arx
 
     score_hij = <q_ih, k_jh> / sqrt(head_dim) - s_h (i - j)        s_h = 2^(-8 (h + 1) / heads),  h = 0, 1, ...
 
-Neither embeddings nor q and k know positions; a key costs its distance times the slope of the head. The first head
-looks at what is near, the last one nearly everywhere: with all else equal, a key weighs exp(-s_h) of the one after it.
-Nothing is periodic and nothing is learned, so a text may be longer than any that was trained on.
+Embeddings, q and k contain no positions. Instead, each score is reduced by the distance times the slope of the head.
+The first head attends to near keys, the last one nearly everywhere: with equal scores otherwise, a key has exp(-s_h)
+times the weight of the next key. Nothing is periodic or learned, so a text may be longer than the training texts.
 
-The slopes above are for a number of heads that is a power of two. For others, the authors' code takes those of the
-largest power of two p below, and then every other one of 2 p heads, 2^(-4/p), 2^(-12/p), ...
+These slopes are for a power of two of heads. For other numbers, the authors' code takes the slopes of the largest
+power of two p below, followed by every other slope of 2 p heads: 2^(-4/p), 2^(-12/p), ...
 
-As a softmax does not change when a row is shifted, - s_h (i - j) may be replaced by s_h j: a number a key, whatever the
-query. No Llama uses this. It is here to be compared with `rope`, which also sees distances only, by turning q and k.
+Shifting a row does not change its softmax, so s_h j may replace - s_h (i - j): one number per key, the same for all
+queries. No Llama uses ALiBi. Compare it with `rope`, which also depends only on distances, by turning q and k.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ from llamaspec.reference.attention import causal_mask
 
 
 def alibi_slopes(heads: int) -> Float[np.ndarray, " heads"]:
-    """Compute s of each head. Raises ValueError for fewer than one.
+    """Compute s for each head. Raises ValueError if there is no head.
 
     >>> alibi_slopes(4), alibi_slopes(3)
     (array([0.25      , 0.0625    , 0.015625  , 0.00390625]), array([0.0625    , 0.00390625, 0.25      ]))
@@ -36,7 +36,7 @@ def alibi_slopes(heads: int) -> Float[np.ndarray, " heads"]:
 def alibi_mask(heads: int, queries: int, keys: int, *, offset: int = 0) -> Float[np.ndarray, "heads queries keys"]:
     """Add the biases to the causal mask of `attention`. The first query is at `offset`.
 
-    `attention` takes one mask for all heads, so heads are its batch here: q, k and v are [heads, seq, 1, head_dim].
+    `attention` uses one mask for all heads, so here heads are a batch axis: q, k and v are [heads, seq, 1, head_dim].
 
     >>> alibi_mask(1, 2, 3, offset=1)[0] * 256
     array([[ -1.,   0., -inf],

@@ -1,8 +1,8 @@
-r"""The largest of a row: the token that greedy decoding draws.
+r"""The index of the largest number of a row: the token that greedy decoding chooses.
 
     argmax_i x_i
 
-Of several that are equal the first one counts, so that every implementation tells the same story. 0 and -0 are equal.
+If several are equal, the first one wins, so all implementations generate the same text. 0 and -0 are equal.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 
 def argmax(x: Float[np.ndarray, "rows n"]) -> Int[np.ndarray, " rows"]:
-    """The index of the largest number of each row, the lowest index on ties; 0 for a row of -inf alone.
+    """The index of the largest number of each row, the lowest index on ties; 0 for a row with only -inf.
 
     >>> argmax(np.array([[1.0, 3.0, 3.0], [-0.0, 0.0, -1.0]]))
     array([1, 0])

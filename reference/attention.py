@@ -1,29 +1,29 @@
 r"""Attention (Vaswani et al., 2017, https://arxiv.org/abs/1706.03762), causal and grouped.
 
-Query i of head h looks at every key j, and takes the mean of the values, weighted by
+Query i of head h compares itself with every key j, and takes the mean of the values v, weighted by
 
     p_hij = softmax_j(<q_ih, k_jg> / sqrt(head_dim) + M_ij)       o_ih = sum_j p_hij v_jg       g = h kv_heads // heads
 
     q, o  [queries, heads, head_dim]        k, v  [keys, kv_heads, head_dim]        p  [heads, queries, keys]
 
-The mask M is 0 where i may see j and -inf elsewhere. A row that may see nothing gives 0.
+The mask M is 0 if query i may see key j, and -inf otherwise. A query that sees no key gives 0.
 
-The score s_hij is what the softmax is taken of. Gemma 2 multiplies <q_ih, k_jg> by another scale than
-1 / sqrt(head_dim), and bounds the product by `capped` before it adds M.
+The score s_hij is the argument of the softmax. Gemma 2 multiplies <q_ih, k_jg> by another scale than
+1 / sqrt(head_dim), and limits the product by `capped` before it adds M.
 
 With attention sinks (gpt-oss, https://arxiv.org/abs/2508.10925; Xiao et al., 2023, https://arxiv.org/abs/2309.17453)
-each head has one more score z_h, which is learned, and whose value is 0:
+each head has one more, learned score z_h, with a value of 0:
 
     p_hij = exp(s_hij) / (exp(z_h) + sum_j exp(s_hij))
 
-so that a head may take little from any key.
+So a head can give little weight to all keys.
 
 Grouped-query attention (Ainslie et al., 2023, https://arxiv.org/abs/2305.13245) is the general
-case: consecutive query heads share one key and value head. Multi-head attention has as many of
-both, multi-query attention (https://arxiv.org/abs/1911.02150) a single key and value head.
+case: consecutive query heads share a key and value head. Multi-head attention has one key and value
+head per query head. Multi-query attention (https://arxiv.org/abs/1911.02150) has a single one.
 
-While decoding, keys and values of earlier tokens come from a cache, so the first query is not at
-position 0 but at `offset`.
+While decoding, the keys and values of earlier tokens come from a cache. The first query is then at
+position `offset`, not at 0.
 """
 
 import numpy as np
@@ -38,8 +38,8 @@ def causal_mask(
 ) -> Float[np.ndarray, "queries keys"]:
     """M for `queries` at positions `offset`, `offset + 1`, ... over keys at positions 0, 1, ...
 
-    Each query sees itself and what came before it; with a `window` (Mistral,
-    https://arxiv.org/abs/2310.06825) the last `window` positions only, itself included.
+    Each query sees its own position and all earlier ones. With a `window` (Mistral,
+    https://arxiv.org/abs/2310.06825) it sees only the last `window` positions, its own included.
 
     >>> causal_mask(2, 4, offset=1)
     array([[  0.,   0., -inf, -inf],
@@ -63,13 +63,13 @@ def attention_weights(
     cap: float | None = None,
     sinks: Float[np.ndarray, " heads"] | None = None,
 ) -> Float[np.ndarray, "*batch heads queries keys"]:
-    """Compute p, how much each query takes from each key, in float64. A row sums to 1, or to 0 if it sees nothing.
+    """Compute p, the weight of each key for each query, in float64. A row sums to 1, or to 0 if it sees no key.
 
     `heads` is a multiple of `kv_heads`; head h reads key head h // (heads / kv_heads). Raises ValueError otherwise.
-    Scores are multiplied by `scale` (None: 1 / sqrt(head_dim)) and then have a soft `cap`, if there is one. With
-    `sinks` a row sums to less than 1.
+    We multiply scores by `scale` (None: 1 / sqrt(head_dim)), then apply the soft `cap`, if any. With `sinks`, a row
+    sums to less than 1.
 
-    >>> q = np.zeros((2, 1, 2))  # two queries, which like both keys alike
+    >>> q = np.zeros((2, 1, 2))  # two queries with equal scores for both keys
     >>> k = np.array([[[1.0, 2.0]], [[3.0, 6.0]]])
     >>> attention_weights(q, k, causal_mask(2, 2))
     array([[[1. , 0. ],
@@ -86,7 +86,7 @@ def attention_weights(
     # [*batch, kv_heads, group, queries, head_dim] against [*batch, kv_heads, 1, head_dim, keys]
     q = np.moveaxis(q, -2, -3).reshape(*batch, kv_heads, heads // kv_heads, queries, head_dim)
     k = np.moveaxis(k, -2, -3)[..., :, None, :, :].swapaxes(-1, -2)
-    scores = (q / np.sqrt(head_dim) if scale is None else q * scale) @ k  # fewer to divide than scores
+    scores = (q / np.sqrt(head_dim) if scale is None else q * scale) @ k  # fewer divisions than for scores
     scores = (scores if cap is None else capped(scores, cap=cap)) + mask[..., None, None, :, :]
     if sinks is None:
         return softmax(scores).reshape(*batch, heads, queries, scores.shape[-1])
@@ -101,11 +101,11 @@ def attention(
     v: Float[np.ndarray, "*batch keys kv_heads head_dim"],
     mask: Float[np.ndarray, "*#batch queries keys"],
 ) -> Float[np.ndarray, "*batch queries heads head_dim"]:
-    """Attend with every query to the keys that `mask` leaves, in float64; `attention_weights` are the weights.
+    """Attend with every query to the keys that `mask` allows, in float64, with weights from `attention_weights`.
 
     `heads` is a multiple of `kv_heads`; head h reads key and value head h // (heads / kv_heads).
 
-    >>> q = np.zeros((1, 1, 2))  # one query, which likes both keys alike
+    >>> q = np.zeros((1, 1, 2))  # one query with equal scores for both keys
     >>> k = v = np.array([[[1.0, 2.0]], [[3.0, 6.0]]])
     >>> attention(q, k, v, causal_mask(1, 2, offset=1))
     array([[[2., 4.]]])
@@ -122,9 +122,9 @@ def sink_attention(
     sinks: Float[np.ndarray, " heads"],
     mask: Float[np.ndarray, "*#batch queries keys"],
 ) -> Float[np.ndarray, "*batch queries heads head_dim"]:
-    """Attend as `attention`, with a sink for each head, in float64.
+    """Attend like `attention`, with a sink for each head, in float64.
 
-    >>> q = np.zeros((1, 1, 2))  # one query, which likes both keys as much as the sink
+    >>> q = np.zeros((1, 1, 2))  # one query with equal scores for both keys and the sink
     >>> k = v = np.array([[[1.0, 2.0]], [[3.0, 6.0]]])
     >>> sink_attention(q, k, v, np.array([0.0]), causal_mask(1, 2, offset=1)).round(4)
     array([[[1.3333, 2.6667]]])
@@ -135,7 +135,7 @@ def sink_attention(
 def weighted(
     p: Float[np.ndarray, "*batch heads queries keys"], v: Float[np.ndarray, "*batch keys kv_heads head_dim"]
 ) -> Float[np.ndarray, "*batch queries heads head_dim"]:
-    """Take the mean of the values for each query and head, weighted by p, in float64.
+    """Compute the mean of the values for each query and head, weighted by p, in float64.
 
     >>> weighted(np.array([[[0.25, 0.75]]]), np.array([[[4.0]], [[8.0]]]))
     array([[[7.]]])

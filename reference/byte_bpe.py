@@ -1,20 +1,21 @@
 r"""Byte-level byte-pair encoding (Radford et al., 2019, "Language models are unsupervised multitask learners";
 BPE itself: Sennrich et al., 2016, https://arxiv.org/abs/1508.07909), as in Llama 3.
 
-A vocabulary is a set of byte strings, the 256 single bytes among them, each with a rank. Text becomes tokens thus:
+A vocabulary is a set of byte strings, including the 256 single bytes, each with a rank. Encoding a text has three
+steps:
 
-    1. split it into chunks (words with the space before them, digits, punctuation, ...) with a regular expression
-    2. a chunk that is a token is that token; any other is taken apart into its UTF-8 bytes
-    3. join the two neighbors whose joint token ranks lowest, the leftmost on ties; repeat while any two are a token
+    1. split the text into chunks (words with the space before them, digits, punctuation, ...) by a regular expression
+    2. if a chunk is a token, use that token; otherwise split the chunk into its UTF-8 bytes
+    3. join the two neighbors with the lowest-ranked joint token, the leftmost on ties; repeat while such a pair exists
 
-A token's rank is also its id, and its place in the order in which training found it. Nothing is ever unknown, nothing
-is normalized and no space is added, so decoding is concatenation and gives back every text exactly.
+A token's rank is also its id, and its position in the order of training. No text is unknown, nothing is normalized and
+no space is added, so decoding is concatenation and restores every text exactly.
 
-This is tiktoken's view, where ranks say everything. Hugging Face lists merges, which pair makes which token, and prints
-each byte as a printable character ("Ġ" is a space); on a vocabulary made by training the two give the same ids.
+This is tiktoken's view: ranks determine everything. Hugging Face lists merges instead (which pair makes which token),
+and writes each byte as a printable character ("Ġ" is a space). For a trained vocabulary, both give the same ids.
 
-The pattern belongs to the vocabulary as much as the ranks do. GPT-2 keeps a run of digits whole, Llama 3 cuts it into
-threes, Qwen2 and Mistral's Tekken into single digits. Tekken also cuts before the capital letter of "camelCase".
+The pattern is as much a part of the vocabulary as the ranks. GPT-2 keeps a run of digits together, Llama 3 cuts it into
+groups of three, Qwen2 and Mistral's Tekken into single digits. Tekken also splits "camelCase" before the capital.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,7 @@ TEKKEN = (
 
 
 def split(text: str, *, pattern: str) -> list[str]:
-    """The chunks of `text`, which tokens never cross.
+    """Split `text` into chunks. No token crosses a border between chunks.
 
     >>> split("In 2024,  it's", pattern=LLAMA3)
     ['In', ' ', '202', '4', ',', ' ', ' it', "'s"]
@@ -46,7 +47,7 @@ def split(text: str, *, pattern: str) -> list[str]:
 
 
 def encode(text: str, ranks: Mapping[bytes, int], *, pattern: str) -> list[int]:
-    """The ids of `text`.
+    """Encode `text` as ids.
 
     >>> ranks = {bytes([byte]): byte for byte in range(256)} | {b"bc": 256, b"ab": 257}
     >>> encode("abc", ranks, pattern=LLAMA3)  # "bc" goes first: its rank is lower than that of "ab"
@@ -56,18 +57,18 @@ def encode(text: str, ranks: Mapping[bytes, int], *, pattern: str) -> list[int]:
 
 
 def merge(chunk: bytes, ranks: Mapping[bytes, int]) -> list[int]:
-    """The ids of one chunk: join its bytes, the lowest rank first, until no two neighbors are a token."""
+    """Encode one chunk: join its bytes, the lowest rank first, until no two neighbors form a token."""
     if chunk in ranks:
         return [ranks[chunk]]
     parts = [bytes([byte]) for byte in chunk]
     while places := [i for i in range(len(parts) - 1) if parts[i] + parts[i + 1] in ranks]:
-        best = min(places, key=lambda i: ranks[parts[i] + parts[i + 1]])  # the first of equals
+        best = min(places, key=lambda i: ranks[parts[i] + parts[i + 1]])  # the leftmost of equal ranks
         parts[best : best + 2] = [parts[best] + parts[best + 1]]
     return [ranks[part] for part in parts]
 
 
 def decode(ids: Sequence[int], ranks: Mapping[bytes, int]) -> bytes:
-    """The bytes that `ids` stand for; they may begin or end within a character.
+    """Decode `ids` to bytes, which may begin or end within a character.
 
     >>> decode([226, 130, 172], {bytes([byte]): byte for byte in range(256)}).decode()
     '€'

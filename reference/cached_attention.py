@@ -1,16 +1,16 @@
 r"""Attention over a cache of keys and values, in the three forms that a server needs.
 
-A cache holds the keys and values of earlier positions, and room for later ones. With t positions in use,
+A cache holds the keys and values of earlier positions, and has room for later ones. With t positions in use,
 
     prefill   queries i = 0, 1, ... at positions t_0 + i, over the first t_0 + i + 1 positions
     decode    one query, at position t - 1, over the first t positions
     paged     decode, where position j lies at j % page of page table[j // page]
 
-and each is `attention` with the mask that says so. Whatever the cache holds beyond is never read: not
-multiplied by 0 either, since 0 times NaN is NaN.
+Each form is `attention` with the corresponding mask. The rest of the cache is never read. It is not
+multiplied by 0 either, because 0 times NaN is NaN.
 
-Pages are to a cache what they are to an operating system's memory: sequences grow by a page at a time
-from a common pool, so none has to reserve its longest length (Kwon et al., 2023, PagedAttention,
+Pages work as in an operating system's memory: a sequence grows one page at a time from a common pool,
+so it need not reserve space for its maximum length (Kwon et al., 2023, PagedAttention,
 https://arxiv.org/abs/2309.06180).
 """
 
@@ -28,11 +28,11 @@ def attention_prefill(
     *,
     window: int | None,
 ) -> Float[np.ndarray, "batch queries heads head_dim"]:
-    """Causal attention of a chunk of queries over a cache that holds their own keys already.
+    """Causal attention of a chunk of queries over a cache that already contains their own keys.
 
-    Query i of a row is at position offset + i and sees the last `window` positions up to its own, or all of them.
+    Query i of a row is at position offset + i. It sees the last `window` positions up to its own, or all of them.
 
-    >>> q = np.zeros((1, 2, 1, 1))  # likes all keys alike
+    >>> q = np.zeros((1, 2, 1, 1))  # equal scores for all keys
     >>> v = np.array([2.0, 4.0, 9.0, np.nan]).reshape(1, 4, 1, 1)
     >>> attention_prefill(q, v, v, np.array([1]), window=None).ravel()
     array([3., 5.])
@@ -40,10 +40,10 @@ def attention_prefill(
     array([4., 9.])
     """
     rows = []
-    for one, keys, held, offset in zip(q, k, v, offsets.tolist(), strict=True):
-        used = offset + len(one)
-        mask = causal_mask(len(one), used, offset=offset, window=window)
-        rows.append(attention(one, keys[:used], held[:used], mask))
+    for query, keys, values, offset in zip(q, k, v, offsets.tolist(), strict=True):
+        used = offset + len(query)
+        mask = causal_mask(len(query), used, offset=offset, window=window)
+        rows.append(attention(query, keys[:used], values[:used], mask))
     return np.stack(rows)
 
 
@@ -55,9 +55,9 @@ def attention_decode(
     *,
     window: int | None,
 ) -> Float[np.ndarray, "batch heads head_dim"]:
-    """Attention of one query a row over the first `lengths` positions of its cache, or the last `window` of those.
+    """Attention of one query per row over the first `lengths` positions of its cache, or the last `window` of them.
 
-    Over no positions at all the result is 0.
+    Without any position the result is 0.
 
     >>> q = np.zeros((2, 1, 1))
     >>> v = np.array([[2.0, 4.0], [np.nan, np.nan]]).reshape(2, 2, 1, 1)
@@ -65,9 +65,9 @@ def attention_decode(
     array([3., 0.])
     """
     rows = []
-    for one, keys, held, length in zip(q, k, v, lengths.tolist(), strict=True):
+    for query, keys, values, length in zip(q, k, v, lengths.tolist(), strict=True):
         start = 0 if window is None else max(length - window, 0)
-        rows.append(attention(one[None], keys[start:length], held[start:length], np.zeros((1, length - start)))[0])
+        rows.append(attention(query[None], keys[start:length], values[start:length], np.zeros((1, length - start)))[0])
     return np.stack(rows)
 
 
@@ -80,7 +80,7 @@ def attention_paged(
 ) -> Float[np.ndarray, "batch heads head_dim"]:
     """`attention_decode` over a cache in pages.
 
-    Entries of the table beyond a row's length name some page all the same, which is never read.
+    Table entries beyond a row's length must be valid page numbers, but their pages are never read.
 
     >>> pages = np.array([[2.0, 4.0], [9.0, np.nan]]).reshape(2, 2, 1, 1)
     >>> attention_paged(np.zeros((1, 1, 1)), pages, pages, np.array([[0, 1]]), np.array([3])).ravel()

@@ -2,7 +2,7 @@ r"""Soft caps of scores and logits (Gemma 2, 2024, https://arxiv.org/abs/2408.00
 
     y = c tanh(x / c)
 
-is nearly x for small x and never beyond -c to c, so that no score can grow without a limit in training.
+is close to x for small x and always between -c and c, so scores cannot grow without limit in training.
 """
 
 import numpy as np

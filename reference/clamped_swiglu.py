@@ -2,16 +2,16 @@ r"""Clamped SwiGLU, the experts' nonlinearity in gpt-oss (OpenAI, 2025, https://
 
     y_i = g_i sigmoid(1.702 g_i) (u_i + 1)        g = min(a, 7)        u = max(-7, min(b, 7))
 
-with a = W_gate x and b = W_up x. Sigmoid(1.702 g) g is the GELU's approximation by a sigmoid (Hendrycks & Gimpel, 2016,
-https://arxiv.org/abs/1606.08415). The limits keep one feature of one expert from growing without bound: the gate's from
-above alone, since the sigmoid closes it below. With u + 1, an expert whose W_up is 0 still passes its gate. The model
-card names the limits and the residual connection, and the numbers are those of its code.
+Here a = W_gate x and b = W_up x. g sigmoid(1.702 g) approximates the GELU (Hendrycks & Gimpel, 2016,
+https://arxiv.org/abs/1606.08415). The limits keep a single feature of an expert from growing without bound. The gate
+needs only an upper limit, because for negative g the sigmoid goes to 0. With u + 1, an expert still passes its gate
+when W_up is 0. The model card describes the limits and the + 1; the numbers come from its code.
 """
 
 import numpy as np
 from jaxtyping import Float
 
-SLOPE = 1.702  # of the gate in its sigmoid
+SLOPE = 1.702  # factor of the gate in its sigmoid
 LIMIT = 7.0
 
 

@@ -1,7 +1,7 @@
-r"""Collectives: what n devices hold before and after they exchange arrays, and what the exchange costs.
+r"""Collectives: the arrays of n devices before and after an exchange, and the cost of the exchange.
 
-A collective takes a list, one array a device, and returns one. With a_d the array of device d, cut into n equal
-parts a_d[0] ... a_d[n - 1] where parts are named:
+A collective takes a list with one array per device, and returns such a list. a_d is the array of device d, and
+a_d[0] ... a_d[n - 1] are its n equal parts:
 
     all-reduce        every device gets  sum_d a_d
     reduce-scatter    device i gets      sum_d a_d[i]
@@ -9,20 +9,20 @@ parts a_d[0] ... a_d[n - 1] where parts are named:
     broadcast         every device gets  a_root
     all-to-all        device i gets      a_0[i], a_1[i], ... in a row
 
-An all-reduce is a reduce-scatter followed by an all-gather. Data parallel training sums gradients by an all-reduce;
-FSDP gathers weights and reduce-scatters their gradients; tensor parallel layers all-reduce partial products; experts
-on several devices exchange tokens by an all-to-all.
+An all-reduce is a reduce-scatter followed by an all-gather. Data parallel training all-reduces gradients. FSDP gathers
+weights and reduce-scatters their gradients. Tensor parallel layers all-reduce partial products. Experts on several
+devices exchange tokens by an all-to-all.
 
-The sums above are the definition, in float64. The ring and the tree below send what a network sends, one message a
-device and step, in the dtype of the arrays: they show the number of steps, the bytes, and the order of the sums. With
-alpha seconds a message and beta seconds a byte (Hockney, 1994), for arrays of m bytes:
+The sums above are the definition, in float64. The ring and the tree below model the messages of a real network: each
+device sends one message per step, in the dtype of the arrays. They show the number of steps, the bytes, and the order
+of the sums. A message takes alpha seconds plus beta seconds per byte (Hockney, 1994). For arrays of m bytes:
 
     ring all-reduce     2 (n - 1) steps, each m / n bytes       2 (n - 1) (alpha + beta m / n)
     tree all-reduce     2 ceil(log2 n) steps, each m bytes      2 ceil(log2 n) (alpha + beta m)
     one-shot            one step, everyone reads everyone's     alpha + (n - 1) beta m
 
-The ring moves the fewest bytes a device can, 2 (n - 1) / n of m (Patarasuk & Yuan, 2009), so it wins for large arrays.
-The vector that decoding one token sums is so small that alpha is nearly all of its time, and fewer steps win.
+The ring sends the minimum number of bytes per device, 2 (n - 1) / n of m (Patarasuk & Yuan, 2009), so it wins for
+large arrays. When a single token is decoded, the vectors are so small that alpha dominates, and fewer steps win.
 """
 
 import math
@@ -32,92 +32,92 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Shaped
 
-Held = Sequence[Shaped[np.ndarray, "..."]]  # one array a device
+Arrays = Sequence[Shaped[np.ndarray, "..."]]  # one array per device
 
 
-def all_reduce(held: Held) -> list[Float64[np.ndarray, "..."]]:
-    """Give every device the sum of all arrays.
+def all_reduce(arrays: Arrays) -> list[Float64[np.ndarray, "..."]]:
+    """Return the sum of all arrays for every device.
 
     >>> all_reduce([np.array([1.0]), np.array([2.0])])
     [array([3.]), array([3.])]
     """
-    return [_sum(held) for _ in held]
+    return [_sum(arrays) for _ in arrays]
 
 
-def reduce_scatter(held: Held) -> list[Float64[np.ndarray, "..."]]:
-    """Give device i part i of the sum of all arrays, whose first axis is a multiple of the number of devices.
+def reduce_scatter(arrays: Arrays) -> list[Float64[np.ndarray, "..."]]:
+    """Return part i of the sum of all arrays for device i. The first axis is a multiple of the number of devices.
 
     >>> reduce_scatter([np.array([1.0, 2.0]), np.array([10.0, 20.0])])
     [array([11.]), array([22.])]
     """
-    return np.split(_sum(held), len(held))
+    return np.split(_sum(arrays), len(arrays))
 
 
-def all_gather(held: Held) -> list[Shaped[np.ndarray, "..."]]:
-    """Give every device all arrays, in the order of the devices, joined along the first axis.
+def all_gather(arrays: Arrays) -> list[Shaped[np.ndarray, "..."]]:
+    """Return all arrays for every device, concatenated in the order of the devices.
 
     >>> all_gather([np.array([1]), np.array([2])])
     [array([1, 2]), array([1, 2])]
     """
-    return [np.concatenate(held) for _ in held]
+    return [np.concatenate(arrays) for _ in arrays]
 
 
-def broadcast(held: Held, *, root: int) -> list[Shaped[np.ndarray, "..."]]:
-    """Give every device the array of `root`.
+def broadcast(arrays: Arrays, *, root: int) -> list[Shaped[np.ndarray, "..."]]:
+    """Return the array of `root` for every device.
 
     >>> broadcast([np.array([1]), np.array([2])], root=1)
     [array([2]), array([2])]
     """
-    return [held[root].copy() for _ in held]
+    return [arrays[root].copy() for _ in arrays]
 
 
-def all_to_all(held: Held) -> list[Shaped[np.ndarray, "..."]]:
-    """Give part i of device d's array to device i, as its part d: a transpose of devices and parts.
+def all_to_all(arrays: Arrays) -> list[Shaped[np.ndarray, "..."]]:
+    """Move part i of device d to device i, where it becomes part d: a transpose of devices and parts.
 
     >>> all_to_all([np.array([1, 2]), np.array([3, 4])])
     [array([1, 3]), array([2, 4])]
     """
-    parts = [np.split(a, len(held)) for a in held]
-    return [np.concatenate([mine[i] for mine in parts]) for i in range(len(held))]
+    parts = [np.split(a, len(arrays)) for a in arrays]
+    return [np.concatenate([split[i] for split in parts]) for i in range(len(arrays))]
 
 
 class Exchange(NamedTuple):
-    """Arrays after a collective, and what it took."""
+    """The arrays after a collective, and its cost."""
 
-    held: list[np.ndarray]
-    steps: int  # messages one after the other
-    sent: int  # bytes, by the device that sent the most
+    arrays: list[np.ndarray]
+    steps: int  # sequential messages
+    sent: int  # bytes from the device that sent the most
 
 
-def ring_reduce_scatter(held: Held) -> Exchange:
-    """`reduce_scatter` in n - 1 steps: each device adds what its left neighbor sent, and sends it on.
+def ring_reduce_scatter(arrays: Arrays) -> Exchange:
+    """`reduce_scatter` in n - 1 steps: each device adds its part to the sum from its left neighbor, and sends it on.
 
-    Part i is summed in the order of devices i + 1, i + 2, ..., i: another order for each part, but the same order in
-    every run, so the result has the same bits each time. Sums are rounded to the dtype of the arrays.
+    Part i is summed in the order of devices i + 1, i + 2, ..., i. The order differs between parts, but it is the same
+    in every run, so every run gives the same bits. Sums are rounded to the dtype of the arrays.
 
     >>> ring_reduce_scatter([np.array([1.0, 2.0]), np.array([10.0, 20.0])])
-    Exchange(held=[array([11.]), array([22.])], steps=1, sent=8)
+    Exchange(arrays=[array([11.]), array([22.])], steps=1, sent=8)
     """
-    n, dtype = len(held), held[0].dtype
-    parts = [list(np.split(a, n)) for a in held]
+    n, dtype = len(arrays), arrays[0].dtype
+    parts = [list(np.split(a, n)) for a in arrays]
     sent = 0
     for step in range(n - 1):
         messages = [parts[device][(device - step - 1) % n] for device in range(n)]
         sent += messages[0].nbytes
         for device in range(n):
-            part = (device - step - 2) % n  # the part that the left neighbor has just sent
+            part = (device - step - 2) % n  # the part that the left neighbor just sent
             parts[device][part] = (parts[device][part] + messages[device - 1]).astype(dtype)
     return Exchange([parts[device][device] for device in range(n)], n - 1, sent)
 
 
-def ring_all_gather(held: Held) -> Exchange:
-    """`all_gather` in n - 1 steps: each device sends on what it got in the step before, at first its own array.
+def ring_all_gather(arrays: Arrays) -> Exchange:
+    """`all_gather` in n - 1 steps: each device first sends its own array, then forwards what it received.
 
     >>> ring_all_gather([np.array([1]), np.array([2])])
-    Exchange(held=[array([1, 2]), array([1, 2])], steps=1, sent=8)
+    Exchange(arrays=[array([1, 2]), array([1, 2])], steps=1, sent=8)
     """
-    n = len(held)
-    known = [{device: a} for device, a in enumerate(held)]
+    n = len(arrays)
+    known = [{device: a} for device, a in enumerate(arrays)]
     sent = 0
     for step in range(n - 1):
         messages = [((device - step) % n, known[device][(device - step) % n]) for device in range(n)]
@@ -128,38 +128,38 @@ def ring_all_gather(held: Held) -> Exchange:
     return Exchange([np.concatenate([known[device][i] for i in range(n)]) for device in range(n)], n - 1, sent)
 
 
-def ring_all_reduce(held: Held) -> Exchange:
-    """`all_reduce` as `ring_reduce_scatter`, then `ring_all_gather`. All devices end with the same bits.
+def ring_all_reduce(arrays: Arrays) -> Exchange:
+    """`all_reduce` as `ring_reduce_scatter` and then `ring_all_gather`. All devices get the same bits.
 
     >>> ring_all_reduce([np.array([1.0, 2.0]), np.array([10.0, 20.0])])
-    Exchange(held=[array([11., 22.]), array([11., 22.])], steps=2, sent=16)
+    Exchange(arrays=[array([11., 22.]), array([11., 22.])], steps=2, sent=16)
     """
-    scattered = ring_reduce_scatter(held)
-    gathered = ring_all_gather(scattered.held)
-    return Exchange(gathered.held, scattered.steps + gathered.steps, scattered.sent + gathered.sent)
+    scattered = ring_reduce_scatter(arrays)
+    gathered = ring_all_gather(scattered.arrays)
+    return Exchange(gathered.arrays, scattered.steps + gathered.steps, scattered.sent + gathered.sent)
 
 
-def tree_all_reduce(held: Held) -> Exchange:
-    """`all_reduce` along a binomial tree: sums go up to device 0 in ceil(log2 n) steps, and the total comes down again.
+def tree_all_reduce(arrays: Arrays) -> Exchange:
+    """`all_reduce` along a binomial tree: sums move to device 0 in ceil(log2 n) steps, and the total moves back.
 
-    In step s of the way up, each device whose number is an odd multiple of 2^s sends its sum to the one 2^s below.
-    Device 0 sends the total in every step of the way down.
+    In step s of the way up, each odd multiple d of 2^s sends its sum to device d - 2^s. On the way down, device 0 sends
+    the total in every step.
 
     >>> tree_all_reduce([np.array([1.0]), np.array([2.0]), np.array([3.0])])
-    Exchange(held=[array([6.]), array([6.]), array([6.])], steps=4, sent=16)
+    Exchange(arrays=[array([6.]), array([6.]), array([6.])], steps=4, sent=16)
     """
-    n, dtype = len(held), held[0].dtype
+    n, dtype = len(arrays), arrays[0].dtype
     levels = math.ceil(math.log2(n))
-    sums = [a.copy() for a in held]
+    sums = [a.copy() for a in arrays]
     for level in range(levels):
         for device in range(0, n - (1 << level), 2 << level):
             sums[device] = (sums[device] + sums[device + (1 << level)]).astype(dtype)
     total = sums[0]
-    return Exchange([total.copy() for _ in held], 2 * levels, levels * total.nbytes)
+    return Exchange([total.copy() for _ in arrays], 2 * levels, levels * total.nbytes)
 
 
 def ring_seconds(devices: int, size: float, *, alpha: float, beta: float) -> float:
-    """The time of a ring's all-reduce of `size` bytes, at `alpha` seconds a message and `beta` seconds a byte.
+    """The time of a ring all-reduce of `size` bytes, with `alpha` seconds per message and `beta` seconds per byte.
 
     >>> round(ring_seconds(8, 32768.0, alpha=1e-6, beta=1 / 370e9) * 1e6, 1)  # microseconds; 14 of them are alpha
     14.2
@@ -168,7 +168,7 @@ def ring_seconds(devices: int, size: float, *, alpha: float, beta: float) -> flo
 
 
 def tree_seconds(devices: int, size: float, *, alpha: float, beta: float) -> float:
-    """The time of a tree's all-reduce, as `ring_seconds`.
+    """The time of a tree all-reduce, with arguments as in `ring_seconds`.
 
     >>> round(tree_seconds(8, 32768.0, alpha=1e-6, beta=1 / 370e9) * 1e6, 1)
     6.5
@@ -177,7 +177,7 @@ def tree_seconds(devices: int, size: float, *, alpha: float, beta: float) -> flo
 
 
 def one_shot_seconds(devices: int, size: float, *, alpha: float, beta: float) -> float:
-    """The time of an all-reduce in which every device reads the arrays of all others, as `ring_seconds`.
+    """The time of an all-reduce in which every device reads all arrays, with arguments as in `ring_seconds`.
 
     >>> round(one_shot_seconds(8, 32768.0, alpha=1e-6, beta=1 / 370e9) * 1e6, 1)
     1.6
@@ -185,5 +185,5 @@ def one_shot_seconds(devices: int, size: float, *, alpha: float, beta: float) ->
     return alpha + (devices - 1) * size * beta
 
 
-def _sum(held: Held) -> np.ndarray:
-    return np.sum([a.astype(np.float64) for a in held], axis=0)
+def _sum(arrays: Arrays) -> np.ndarray:
+    return np.sum([a.astype(np.float64) for a in arrays], axis=0)

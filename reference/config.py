@@ -1,8 +1,8 @@
-"""The hyperparameters of a Llama: every number that is chosen, not learned.
+"""The hyperparameters of a Llama: the numbers that are chosen, not learned.
 
 Llama 2, 3, 3.1 and 3.2, TinyLlama, SmolLM2, Mistral, Qwen2, Qwen3, Mixtral and Qwen3-MoE are one
-architecture with these numbers and switches set differently. Gemma, Phi-3, OLMo 2, Granite and others
-add the switches of the last part, which are off in a Llama.
+architecture with different settings of these numbers and switches. Gemma, Phi-3, OLMo 2, Granite and
+others use the switches in the last part, which are off in a Llama.
 """
 
 from collections.abc import Collection
@@ -13,32 +13,32 @@ import numpy as np
 
 from llamaspec.reference.rope import LongRopeScaling, Rotation, Scaling, frequencies, magnitude
 
-# The function of gate and up: SwiGLU (Llama), GeGLU (Gemma) or clamped SwiGLU (gpt-oss). Where there is no gate, the
-# function of up: GELU by tanh (Starcoder 2) or squared ReLU (Nemotron).
+# The function of gate and up: SwiGLU (Llama), GeGLU (Gemma) or clamped SwiGLU (gpt-oss). Without a gate, the function
+# of up: GELU by tanh (Starcoder 2) or squared ReLU (Nemotron).
 Activation = Literal["silu", "gelu_tanh", "relu2", "clamped_silu"]
 
 
 @dataclass(frozen=True)
 class Config:
-    """A Llama-like decoder. It is hashable, so that it can be a static argument of a compiled function."""
+    """A Llama-like decoder. It is hashable, so it can be a static argument of a compiled function."""
 
     dim: int  # width of the residual stream
     layers: int
     heads: int  # query heads
     kv_heads: int  # key and value heads, each shared by heads / kv_heads query heads
-    head_dim: int  # often dim / heads, but not in Qwen3
+    head_dim: int  # usually dim / heads, but not in Qwen3
     ffn: int  # hidden width of the feed-forward layer, or of each expert
     vocab: int
-    context: int  # positions the model was trained on
+    context: int  # the number of positions that the model was trained on
 
     eps: float  # inside the root of every RMSNorm
     theta: float  # base of the RoPE frequencies
-    scaling: Scaling | None = None  # how RoPE is stretched to a longer context
-    windows: tuple[int | None, ...] | None = None  # per layer, how many last positions it sees; None: all (Mistral)
+    scaling: Scaling | None = None  # how RoPE is adapted to a longer context
+    windows: tuple[int | None, ...] | None = None  # per layer: it sees this many last positions; None: all (Mistral)
 
-    experts: int = 0  # feed-forward layers to choose from in each block; 0: one, always used (Mixtral)
+    experts: int = 0  # feed-forward layers to choose from in each block (Mixtral); 0: a single one
     experts_per_token: int = 0
-    renormalize_experts: bool = True  # the chosen experts' weights are divided by their sum (not in every Qwen3-MoE)
+    renormalize_experts: bool = True  # divide the chosen experts' weights by their sum (not in every Qwen3-MoE)
 
     tied: bool = False  # the output projection is the embedding table (Llama 3.2, Qwen)
     qkv_bias: bool = False  # Qwen2
@@ -48,28 +48,28 @@ class Config:
 
     # Switches that no Llama has; `beyond_llama` names those that are on.
     activation: Activation = "silu"
-    gated: bool = True  # a feed-forward layer has a gate beside up and down (not in Starcoder 2, Nemotron)
-    layer_norm: bool = False  # LayerNorm with a bias in place of RMSNorm (Starcoder 2)
-    parallel_residual: bool = False  # both halves of a block are given the same, by one norm (StableLM 2 12B)
-    head_qk_norm: bool = False  # LayerNorms of q and k heads, each with weights of its own (StableLM 2 12B)
+    gated: bool = True  # a feed-forward layer has a gate besides up and down (not in Starcoder 2, Nemotron)
+    layer_norm: bool = False  # LayerNorm with a bias instead of RMSNorm (Starcoder 2)
+    parallel_residual: bool = False  # one norm feeds both halves of a block (StableLM 2 12B)
+    head_qk_norm: bool = False  # LayerNorm of q and k heads, with separate weights for each head (StableLM 2 12B)
     pre_norms: bool = True  # RMSNorm before attention and before the feed-forward layer (not in OLMo 2)
-    post_norms: bool = False  # RMSNorm of what each half of a block adds, before it is added (Gemma 2, OLMo 2)
+    post_norms: bool = False  # RMSNorm of the output of each half of a block, before it is added (Gemma 2, OLMo 2)
     wide_qk_norm: bool = False  # `qk_norm` is one RMSNorm over all heads (OLMo 2)
-    rotary_dim: int | None = None  # features of a head that RoPE turns, the first ones; None: all (Phi-4-mini)
+    rotary_dim: int | None = None  # RoPE turns only the first features of a head, this many; None: all (Phi-4-mini)
     rotary_layers: tuple[bool, ...] | None = None  # which layers turn q and k; None: all (SmolLM3)
     local_theta: float | None = None  # theta of layers with a window, whose RoPE is not rescaled (Gemma 3)
-    attention_scale: float | None = None  # what scores are multiplied by; None: 1 / sqrt(head_dim) (Gemma 2)
+    attention_scale: float | None = None  # factor of the scores; None: 1 / sqrt(head_dim) (Gemma 2)
     attention_cap: float | None = None  # scores s become cap tanh(s / cap) (Gemma 2)
-    logit_cap: float | None = None  # and so do logits
-    embedding_scale: float = 1.0  # what a token's embedding is multiplied by (Gemma, Granite)
-    residual_scale: float = 1.0  # what each half of a block adds is multiplied by (Granite)
-    logit_divisor: float = 1.0  # what logits are divided by (Granite)
-    shared_ffn: int = 0  # hidden width of an expert that every token passes, with a gate of its own (Qwen2-MoE)
-    sinks: bool = False  # a learned score of each head that stands beside those of the keys (gpt-oss)
+    logit_cap: float | None = None  # and likewise for logits
+    embedding_scale: float = 1.0  # factor of a token's embedding (Gemma, Granite)
+    residual_scale: float = 1.0  # factor of the output of each half of a block (Granite)
+    logit_divisor: float = 1.0  # divisor of the logits (Granite)
+    shared_ffn: int = 0  # hidden width of an expert that every token uses, with its own gate (Qwen2-MoE)
+    sinks: bool = False  # each head has a learned score in addition to the keys' scores (gpt-oss)
     expert_bias: bool = False  # biases of the router and of the experts' matrices (gpt-oss)
 
     def window(self, layer: int) -> int | None:
-        """Return how many last positions `layer` sees, its own included; None: all."""
+        """Return the number of last positions that `layer` sees, the current one included; None: all."""
         return self.windows[layer] if self.windows else None
 
     def turns(self, layer: int) -> bool:
@@ -81,7 +81,7 @@ class Config:
         return self.local_theta is not None and self.window(layer) is not None
 
     def rotation(self, layer: int | None = None) -> Rotation:
-        """Return how `layer` turns q and k; None: as most layers do. One that turns nothing has frequencies of 0.
+        """Return how `layer` turns q and k; None: in the usual way. A layer without RoPE gets frequencies of 0.
 
         >>> config = Config(8, 2, 2, 1, 4, 9, vocab=9, context=5, eps=0.0, theta=1e4, rotary_layers=(True, False))
         >>> [config.rotation(i).frequencies.tolist() for i in range(2)]
@@ -96,21 +96,21 @@ class Config:
 
     @property
     def rotary_features(self) -> int:
-        """Return how many features of a head RoPE turns."""
+        """Return the number of features of a head that RoPE turns."""
         return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
     @property
     def two_norms(self) -> bool:
-        """Return whether each half of a block has a norm of its own before it."""
+        """Return whether each half of a block has its own norm before it."""
         return self.pre_norms and not self.parallel_residual
 
     def check_llama(self, what: str, *, known: Collection[str] = ()) -> None:
-        """Raise ValueError if a switch beyond a Llama's is on that is not `known`. `what`, a plural, lacks it."""
+        """Raise ValueError if a switch is on that no Llama has, unless it is `known`. `what`, a plural, lacks it."""
         if names := [name for name in self.beyond_llama() if name not in known]:
             raise ValueError(f"{what} do not know {', '.join(name.replace('_', ' ') for name in names)} yet")
 
     def beyond_llama(self) -> tuple[str, ...]:
-        """Name the switches that are on and that no Llama has, for code that computes none of them.
+        """List the switches that are on and that no Llama has, for code that supports none of them.
 
         >>> config = Config(8, 2, 4, 2, 2, 9, vocab=9, context=5, eps=0.0, theta=1.0, qk_norm=True, logit_cap=30.0)
         >>> config.beyond_llama()
@@ -125,7 +125,7 @@ class Config:
 
 
 def for_sequences(config: Config, context: int) -> Config:
-    """The configuration of sequences of up to `context` tokens, for which LongRoPE has two forms.
+    """The configuration for sequences of up to `context` tokens: LongRoPE has two forms.
 
     >>> scaling = LongRopeScaling((1.0,), (9.0,), original_context=4096, magnitude=1.0, is_long=True)
     >>> long = Config(8, 2, 4, 2, 2, 9, vocab=9, context=8192, eps=0.0, theta=1.0, scaling=scaling)

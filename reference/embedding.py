@@ -1,4 +1,4 @@
-"""The embedding: a token's id becomes its row of a table.
+"""The embedding: a token's id selects a row of a table.
 
     x = E[token]
 
@@ -13,9 +13,9 @@ from jaxtyping import Float, Int
 def embedding(
     tokens: Int[np.ndarray, "*batch"], table: Float[np.ndarray, "vocab dim"]
 ) -> Float[np.ndarray, "*batch dim"]:
-    """The rows of `table` that `tokens` name, in float64.
+    """Look up the rows of `table` for `tokens`, in float64.
 
-    Raises IndexError for an id outside the vocabulary; negative ids do not count from the end.
+    Raises IndexError for an id outside the vocabulary; a negative id does not count from the end.
 
     >>> embedding(np.array([2, 0]), np.array([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]))
     array([[4., 5.],

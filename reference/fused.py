@@ -1,14 +1,14 @@
-r"""Ops that kernels compute at once: a norm before a product, and after it a bias, a residual, RoPE or SwiGLU.
+r"""Fused ops: a norm, a product, and then a bias, a residual, RoPE or SwiGLU, all in one kernel.
 
     norm_linear    y = W n + b                                       n = rmsnorm(x)
     norm_gate_up   y = swiglu(gate, up)                              [gate; up] = W n + b
     norm_qkv       q, k turned by RoPE, k and v put into a cache     [q; k; v] = W n + b
     linear_add     y = W x + b + r
 
-Each is the layers it is named after, one after the other, and no more: this page adds no mathematics. What
-it saves is memory traffic, by which decoding is bound (Ivanov et al., 2021, https://arxiv.org/abs/2007.00072):
-n, gate, up and the unturned q and k never leave the processor. So nothing that a kernel could round on the
-way is rounded here.
+Each op is a sequence of layers from other pages, so this page adds no mathematics. Fusing saves memory
+traffic, which limits decoding (Ivanov et al., 2021, https://arxiv.org/abs/2007.00072): n, gate, up, and q
+and k before RoPE never leave the processor. A kernel may round these intermediate results; the definition
+rounds nothing.
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ def norm_linear(
     *,
     eps: float,
 ) -> Float[np.ndarray, "batch rows"]:
-    """Normalize each vector and multiply it: the logits of a model's last hidden state, for one.
+    """Normalize each vector and multiply it by the weight, as for the logits of a hidden state.
 
     >>> norm_linear(np.array([[3.0, 3.0]]), np.array([1.0, 2.0]), np.array([[1.0, 1.0]]), np.array([0.5]), eps=0.0)
     array([[3.5]])
@@ -43,7 +43,7 @@ def linear_add(
     bias: Float[np.ndarray, " rows"] | None,
     residual: Float[np.ndarray, "batch rows"],
 ) -> Float[np.ndarray, "batch rows"]:
-    """Multiply each vector and add its residual: the output and down projections of a block.
+    """Multiply each vector by the weight and add its residual, as in the output and down projections.
 
     >>> linear_add(np.array([[1.0, 2.0]]), np.array([[1.0, 1.0]]), np.array([0.5]), np.array([[10.0]]))
     array([[13.5]])
@@ -59,7 +59,7 @@ def norm_gate_up(
     *,
     eps: float,
 ) -> Float[np.ndarray, "batch ffn"]:
-    """Normalize, multiply by the rows of gate and then those of up, and let the one gate the other.
+    """Normalize, multiply by the stacked rows of gate and up, and apply SwiGLU.
 
     >>> weight = np.array([[0.0, 0.0], [1.0, 1.0]])  # gate, up
     >>> norm_gate_up(np.array([[3.0, 3.0]]), np.ones(2), weight, np.log([3.0, 1.0]), eps=0.0).round(4)
@@ -85,9 +85,9 @@ def norm_qkv(
     Float[np.ndarray, "batch capacity kv_heads head_dim"],
     Float[np.ndarray, "batch capacity kv_heads head_dim"],
 ]:
-    """Take one new token of each sequence to its query, and its key and value into the caches at its position.
+    """Compute the query of one new token per sequence, and store its key and value in the caches.
 
-    `weight` has the rows of q, of k and of v, a head after the other; all other rows of the caches stay as they are.
+    `weight` has the rows of q, k and v, one head after the other. All other rows of the caches stay unchanged.
 
     >>> cache = np.zeros((1, 2, 1, 2))
     >>> weight = np.array([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 2.0], [0.0, 3.0], [0.0, 0.0]])  # one head each
@@ -97,7 +97,7 @@ def norm_qkv(
     ([[[0.0, 1.0]]], [[0.0, 0.0], [-2.0, 0.0]], [[0.0, 0.0], [3.0, 0.0]])
     """
     batch, _, kv_heads, head_dim = k_cache.shape
-    qkv = linear(rmsnorm(x, norm, eps=eps), weight, bias).reshape(batch, 1, -1, head_dim)  # one token each
+    qkv = linear(rmsnorm(x, norm, eps=eps), weight, bias).reshape(batch, 1, -1, head_dim)  # one token per sequence
     heads = qkv.shape[2] - 2 * kv_heads
     q, k, v = np.split(qkv, [heads, heads + kv_heads], axis=2)
     q, k = (rope_halves(part, positions[:, None], frequencies) for part in (q, k))

@@ -2,7 +2,7 @@ r"""GeGLU, the feed-forward layer's nonlinearity in Gemma (Shazeer, 2020, https:
 
     y_i = gelu(a_i) b_i
 
-with a = W_gate x and b = W_up x, and `reference.gelu`'s GELU by tanh, the one that Gemma was trained with.
+Here a = W_gate x and b = W_up x. The GELU is the tanh approximation of `reference.gelu`, with which Gemma was trained.
 """
 
 import numpy as np

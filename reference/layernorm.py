@@ -1,12 +1,12 @@
 r"""Layer normalization (Ba, Kiros & Hinton, 2016, https://arxiv.org/abs/1607.06450).
 
-Each vector is centered on its own mean and divided by its own standard deviation, then scaled and shifted per feature:
+Subtract the vector's mean, divide by its standard deviation, then scale and shift each feature:
 
     y_i = g_i (x_i - m) / sqrt(mean_j((x_j - m)^2) + eps) + b_i        m = mean_j(x_j)
 
-RMSNorm is this without m and b. The variance is a mean of squares of differences; mean(x^2) - m^2 is the same number on
-paper, and cancels where m is large beside the differences. Nemotron stores g - 1 (its LayerNorm1P), to which a reader
-of its files adds 1.
+RMSNorm is the same without m and b. Compute the variance from the differences: mean(x^2) - m^2 is mathematically equal,
+but cancels if m is large compared with the differences. Nemotron stores g - 1 (its LayerNorm1P), so we add 1 when we
+read its files.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ def layernorm(
     *,
     eps: float,
 ) -> Float[np.ndarray, "*batch dim"]:
-    """Normalize `x` over its last axis, in float64 whatever the inputs' dtypes; no bias adds nothing.
+    """Normalize `x` over its last axis, in float64. The bias may be None.
 
     >>> layernorm(np.array([3.0, 7.0]), np.array([1.0, 10.0]), np.array([0.5, 0.0]), eps=0.0)
     array([-0.5, 10. ])

@@ -1,10 +1,10 @@
-r"""The linear layer: every learned matrix of a Llama is one of these.
+r"""The linear layer. Every learned matrix of a Llama is one.
 
     y = W x + b        W is [rows, cols]
 
-A row of W makes one number of y. With one vector x this is a GEMV, a general matrix-vector product, and the time goes
-into reading W once. With many it is a GEMM, a product of two matrices, and the time goes into arithmetic. That is the
-whole difference between decoding and prefill. Llama has no biases; Qwen2 has them on q, k and v.
+Each row of W gives one number of y. With one vector x, this is a GEMV, a general matrix-vector product, and reading W
+takes most of the time. With many vectors it is a GEMM, a product of two matrices, and arithmetic takes most of the
+time. This is the main difference between decoding and prefill. Llama has no biases; Qwen2 has them in q, k and v.
 """
 
 import numpy as np

@@ -1,24 +1,24 @@
 r"""Llama (Touvron et al., 2023, https://arxiv.org/abs/2302.13971; https://arxiv.org/abs/2407.21783): the whole model.
 
-A token's embedding passes through blocks, each of which adds to it twice,
+A token's embedding passes through the blocks. Each block adds to it twice,
 
     x <- x + W_o attention(rope(W_q n), rope(W_k n), W_v n)        n = rmsnorm(x)
     x <- x + W_down swiglu(W_gate n, W_up n)                       n = rmsnorm(x)
 
-and becomes one logit per token of the vocabulary: W_head rmsnorm(x). The shapes on the way:
+and at the end it becomes one logit per token of the vocabulary: W_head rmsnorm(x). The shapes are:
 
     x, n  [seq, dim]          W_q n  [seq, heads head_dim]         W_k n, W_v n  [seq, kv_heads head_dim]
     W_gate n, W_up n  [seq, ffn]                                   logits  [seq, vocab]
 
-Keys and values of a position never change once computed, since no position sees a later one: they are
-kept in a cache [keys, kv_heads, head_dim], and a forward pass is given only the tokens that are new.
+The keys and values of a position never change, because no position sees a later one. So we keep them in
+a cache [keys, kv_heads, head_dim], and a forward pass only takes the new tokens.
 
-Families beyond Llama set the switches of `Config`'s last part. With all of them a block is
+Other model families set switches in the last part of `Config`. With all of them, a block is
 
     x <- x + r rmsnorm(W_o attention(...))        x <- x + r rmsnorm(W_down (act(W_gate n) W_up n))
 
-where r is `residual_scale`. The first x is `embedding_scale` times the embedding. Logits are divided by
-`logit_divisor`, and then become c tanh(logits / c), where c is `logit_cap`. Every rmsnorm may be a layernorm, and a
+Here r is `residual_scale`. The first x is `embedding_scale` times the embedding. Logits are divided by
+`logit_divisor`, and then become c tanh(logits / c), with `logit_cap` as c. Every rmsnorm may be a layernorm, and a
 layer without a gate adds W_down act(W_up n). In a parallel block (Chowdhery et al., 2022,
 https://arxiv.org/abs/2204.02311) one n feeds both halves: x <- x + W_o attention(...) + W_down (act(W_gate n) W_up n).
 """
@@ -46,7 +46,7 @@ from llamaspec.reference.rope import Rotation, rotated
 from llamaspec.reference.squared_relu import squared_relu
 from llamaspec.reference.swiglu import swiglu
 
-# Functions of a feed-forward layer: of gate and up, or of up where there is no gate.
+# Functions of a feed-forward layer: of gate and up, or only of up if there is no gate.
 GATED = {"silu": swiglu, "gelu_tanh": geglu, "clamped_silu": clamped_swiglu}
 UNGATED = {"gelu_tanh": gelu, "relu2": squared_relu}
 
@@ -57,7 +57,7 @@ class Linear(NamedTuple):
 
 
 class FeedForward(NamedTuple):
-    gate: Linear | None  # None: there is no gate
+    gate: Linear | None  # None: no gate
     up: Linear
     down: Linear
 
@@ -71,7 +71,7 @@ class Experts(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """The expert that every token passes."""
+    """The expert that every token uses."""
 
     score: Float[np.ndarray, "one dim"]
     gate: Float[np.ndarray, "shared dim"]
@@ -80,14 +80,14 @@ class Shared(NamedTuple):
 
 
 class Layer(NamedTuple):
-    attention_norm: Float[np.ndarray, " dim"] | None  # None: there is no norm
+    attention_norm: Float[np.ndarray, " dim"] | None  # None: no norm
     q: Linear
     k: Linear
     v: Linear
     o: Linear
-    q_norm: Float[np.ndarray, " q_width"] | None  # of a head, or of all heads in a row
+    q_norm: Float[np.ndarray, " q_width"] | None  # of a head, or of all heads joined
     k_norm: Float[np.ndarray, " k_width"] | None
-    ffn_norm: Float[np.ndarray, " dim"] | None  # attention's again, in a parallel block
+    ffn_norm: Float[np.ndarray, " dim"] | None  # the same as attention's in a parallel block
     ffn: FeedForward | Experts
     attention_post_norm: Float[np.ndarray, " dim"] | None = None
     ffn_post_norm: Float[np.ndarray, " dim"] | None = None
@@ -101,7 +101,7 @@ class Params(NamedTuple):
     embedding: Float[np.ndarray, "vocab dim"]
     layers: Sequence[Layer]
     norm: Float[np.ndarray, " dim"]
-    head: Float[np.ndarray, "vocab dim"]  # the embedding again, where the two are tied
+    head: Float[np.ndarray, "vocab dim"]  # the embedding, if the two are tied
     norm_bias: Float[np.ndarray, " dim"] | None = None  # of a LayerNorm
 
 
@@ -114,7 +114,7 @@ class LayerCache(NamedTuple):
     def append(
         self, k: Float[np.ndarray, "seq kv_heads head_dim"], v: Float[np.ndarray, "seq kv_heads head_dim"]
     ) -> "LayerCache":
-        """Append the keys and values of new positions. (A cache that rounds them is `quantizers.kv_cache.Int8Cache`.)
+        """Append the keys and values of new positions. (`quantizers.kv_cache.Int8Cache` rounds them.)
 
         >>> LayerCache(np.zeros((3, 1, 2)), np.zeros((3, 1, 2))).append(np.ones((1, 1, 2)), np.ones((1, 1, 2))).k.shape
         (4, 1, 2)
@@ -126,7 +126,7 @@ Cache = Sequence[LayerCache]
 
 
 def empty_cache(config: Config) -> Cache:
-    """Make a cache of no positions.
+    """Make a cache without positions.
 
     >>> config = Config(dim=8, layers=2, heads=4, kv_heads=2, head_dim=2, ffn=9, vocab=9, context=5, eps=0.0, theta=1.0)
     >>> [layer.k.shape for layer in empty_cache(config)]
@@ -147,9 +147,9 @@ def attend(
 ) -> tuple[Float[np.ndarray, "seq dim"], LayerCache]:
     """Compute the attention half of a block, and the cache with the new positions appended.
 
-    `rotation` is that of this layer; None: as in most layers.
+    `rotation` is the one of this layer; None: the model's usual rotation.
 
-    The first token sees itself alone, so with W_v = W_o = 1 its normed vector is added to it:
+    The first token sees only itself. With W_v = W_o = 1, its normalized vector is added to it:
 
     >>> config = Config(dim=2, layers=1, heads=1, kv_heads=1, head_dim=2, ffn=2, vocab=2, context=9, eps=0.0, theta=1e4)
     >>> g, zero, one = np.ones(2), Linear(np.zeros((2, 2))), Linear(np.eye(2))
@@ -185,11 +185,11 @@ def feed_forward(
     config: Config,
     before: Float[np.ndarray, "seq dim"] | None = None,
 ) -> Float[np.ndarray, "seq dim"]:
-    """Compute the feed-forward half of a block, which is added to x: one layer, or some of many experts.
+    """Compute the feed-forward half of a block and add it to x: one layer, or the chosen experts.
 
-    `before` is what the attention half was given. A parallel block computes this half of it, too.
+    `before` is the input of the attention half. In a parallel block it is the input of this half, too.
 
-    With W_gate = W_up = W_down = 1 the normed vector n = (0.8485, 1.1314) adds silu(n) n:
+    With W_gate = W_up = W_down = 1 and the normalized vector n = (0.8485, 1.1314), it adds silu(n) n:
 
     >>> config = Config(dim=2, layers=1, heads=1, kv_heads=1, head_dim=2, ffn=2, vocab=2, context=9, eps=0.0, theta=1e4)
     >>> g, one = np.ones(2), Linear(np.eye(2))
@@ -197,8 +197,8 @@ def feed_forward(
     >>> feed_forward(np.array([[3.0, 4.0]]), layer, config=config).round(4)
     array([[3.5042, 4.9678]])
     """
-    given = before if config.parallel_residual and before is not None else x
-    n = normed(given, layer.ffn_norm, layer.ffn_norm_bias, config=config)
+    before_norm = before if config.parallel_residual and before is not None else x
+    n = normed(before_norm, layer.ffn_norm, layer.ffn_norm_bias, config=config)
     if isinstance(layer.ffn, Experts):
         *matrices, biases = layer.ffn
         chosen, renormalized = config.experts_per_token, config.renormalize_experts
@@ -227,21 +227,21 @@ def normed(
     *,
     config: Config,
 ) -> Float[np.ndarray, "*batch dim"]:
-    """Normalize `x`, where there is a norm."""
+    """Normalize `x`, if there is a norm."""
     if weight is None:
         return x
     return layernorm(x, weight, bias, eps=config.eps) if config.layer_norm else rmsnorm(x, weight, eps=config.eps)
 
 
 def _joined(x: np.ndarray, added: np.ndarray, norm: np.ndarray | None, *, config: Config) -> np.ndarray:
-    """Add what half of a block has made to the residual stream."""
+    """Add the output of half a block to the residual stream."""
     return add(x, config.residual_scale * normed(added, norm, config=config))
 
 
 def hidden_states(
     params: Params, tokens: Int[np.ndarray, " seq"], cache: Cache, *, config: Config
 ) -> tuple[Float[np.ndarray, "seq dim"], Cache]:
-    """Compute what the blocks make of new `tokens` after those in `cache`, and the cache that now holds both."""
+    """Compute the output of the blocks for new `tokens` after the ones in `cache`. Returns the extended cache, too."""
     x = config.embedding_scale * embedding(tokens, params.embedding)
     extended = []
     for i, (layer, layer_cache) in enumerate(zip(params.layers, cache, strict=True)):
@@ -253,7 +253,7 @@ def hidden_states(
 
 
 def unembed(params: Params, x: Float[np.ndarray, "*batch dim"], *, config: Config) -> Float[np.ndarray, "*batch vocab"]:
-    """Compute one logit per token of the vocabulary for each hidden state."""
+    """Compute the logits of each hidden state, one per token of the vocabulary."""
     logits = linear(normed(x, params.norm, params.norm_bias, config=config), params.head) / config.logit_divisor
     return logits if config.logit_cap is None else capped(logits, cap=config.logit_cap)
 
@@ -261,20 +261,20 @@ def unembed(params: Params, x: Float[np.ndarray, "*batch dim"], *, config: Confi
 def forward(
     params: Params, tokens: Int[np.ndarray, " seq"], cache: Cache, *, config: Config
 ) -> tuple[Float[np.ndarray, "seq vocab"], Cache]:
-    """Compute logits for what follows each of `tokens`, in float64, and the cache that now holds them too.
+    """Compute the logits after each of `tokens`, in float64, and the extended cache.
 
-    In this model of two tokens each layer adds nothing, since its matrices are 0:
+    In this model with two tokens, the layer adds nothing, because its matrices are 0:
 
     >>> config = Config(dim=2, layers=1, heads=1, kv_heads=1, head_dim=2, ffn=2, vocab=2, context=9, eps=0.0, theta=1e4)
     >>> ones, zero = np.ones(2), Linear(np.zeros((2, 2)))
     >>> layer = Layer(ones, zero, zero, zero, zero, None, None, ones, FeedForward(zero, zero, zero))
     >>> params = Params(np.array([[3.0, 4.0], [1.0, 7.0]]), [layer], ones, np.array([[5.0, 0.0], [0.0, 5.0]]))
     >>> logits, cache = forward(params, np.array([0, 1]), empty_cache(config), config=config)
-    >>> logits * np.sqrt(12.5)  # a token's vector over the root of its mean square, which is 12.5 and 25
+    >>> logits * np.sqrt(12.5)  # a token's vector divided by the root of its mean square, 12.5 or 25
     array([[15.        , 20.        ],
            [ 3.53553391, 24.74873734]])
 
-    Tokens one by one have the logits of all at once:
+    One token at a time gives the same logits as all at once:
 
     >>> first, cache = forward(params, np.array([0]), empty_cache(config), config=config)
     >>> second, cache = forward(params, np.array([1]), cache, config=config)
@@ -286,9 +286,9 @@ def forward(
 
 
 def greedy(params: Params, prompt: Int[np.ndarray, " seq"], *, config: Config) -> Iterator[int]:
-    """Continue `prompt` with the most probable token, again and again (the lowest id on ties).
+    """Continue `prompt`, always with the most probable token (the lowest id on ties).
 
-    A model without layers that counts modulo 3: its head finds the next number's vector in that of each:
+    A model without layers that counts modulo 3: its head maps each number's vector to the next number:
 
     >>> config = Config(dim=3, layers=0, heads=1, kv_heads=1, head_dim=2, ffn=1, vocab=3, context=9, eps=0.0, theta=1.0)
     >>> counting = Params(np.eye(3), [], np.ones(3), np.roll(np.eye(3), 1, axis=0))

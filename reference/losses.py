@@ -1,8 +1,8 @@
-r"""Losses: what training makes small, each with its gradient.
+r"""Losses: the functions that training minimizes, each with its gradient.
 
 l are a position's logits, p = softmax(l), lse(l) = log(sum_j exp(l_j)), and e_y is 1 at the id y and 0 elsewhere.
-KL(p || q) = sum_i p_i log(p_i / q_i) says how far p is from q: 0 where they are equal. softplus(a) is log(1 + exp(a)),
-and its slope is sigmoid(a) = 1 / (1 + exp(-a)).
+KL(p || q) = sum_i p_i log(p_i / q_i) measures how far p is from q; it is 0 if they are equal. softplus(a) is
+log(1 + exp(a)), and its slope is sigmoid(a) = 1 / (1 + exp(-a)).
 
     cross entropy        w (lse(l) - l_y)                                    dl = w (p - e_y)
     log p of an answer   s = sum over its ids of (l_y - lse(l))              dl = g (e_y - p)         for ds = g
@@ -10,14 +10,14 @@ and its slope is sigmoid(a) = 1 / (1 + exp(-a)).
     distillation         T^2 KL(softmax(t / T) || softmax(l / T))            dl = T (softmax(l / T) - softmax(t / T))
     reverse KL           KL(p || q), q = softmax(t)                          dl = p (log(p / q) - KL)
 
-A loss is a sum over positions of weight w; positions that do not count have w = 0. Who wants a mean divides once, by
-the sum of all weights of a step: a mean of means counts long texts less.
+A loss is a sum over positions, each with a weight w; w = 0 excludes a position. To get a mean, divide once by the sum
+of all weights of a step. A mean of means would give long texts less weight.
 
-DPO is that of Rafailov et al., 2023 (https://arxiv.org/abs/2305.18290), equations 7 and 8: s and r are log
-probabilities of the preferred (+) and the other (-) answer under the model and under a frozen one, and b is its beta.
-Distillation is that of Hinton et al., 2015 (https://arxiv.org/abs/1503.02531): t are the logits of a teacher, T is a
-temperature, and T^2 keeps gradients of a size as T grows. The reverse KL, from the student's own p to the teacher's q,
-is one of GKD's (https://arxiv.org/abs/2306.13649).
+DPO is from Rafailov et al., 2023 (https://arxiv.org/abs/2305.18290), equations 7 and 8. s and r are the log
+probabilities of the preferred (+) and the rejected (-) answer, s under the model and r under a frozen reference model;
+b is the paper's beta. Distillation is from Hinton et al., 2015 (https://arxiv.org/abs/1503.02531): t are the teacher's
+logits, T is a temperature, and the factor T^2 keeps the size of the gradients as T grows. The reverse KL, from the
+student's p to the teacher's q, is one of the losses of GKD (https://arxiv.org/abs/2306.13649).
 """
 
 import numpy as np
@@ -27,14 +27,14 @@ from llamaspec.reference.softmax import softmax
 
 
 def log_softmax(logits: Float[np.ndarray, "*batch vocab"]) -> Float[np.ndarray, "*batch vocab"]:
-    """Logs of the probabilities, l - lse(l), in float64: exact where a probability itself would be 0.
+    """The log probabilities l - lse(l), in float64. They stay accurate even if the probability underflows to 0.
 
     >>> log_softmax(np.array([0.0, -2000.0]))
     array([    0., -2000.])
     """
     logits = logits.astype(np.float64, copy=False)
     top = np.max(logits, axis=-1, keepdims=True)
-    # The maximum goes first: `logsumexp` holds it in its sum, where a large one would round the logarithm away.
+    # We subtract the maximum first: in `logsumexp` a large maximum would round away the logarithm added to it.
     return logits - top - np.log(np.sum(np.exp(logits - top), axis=-1, keepdims=True))
 
 
@@ -43,7 +43,7 @@ def cross_entropy(
     targets: Int[np.ndarray, "*batch"],
     weights: Float[np.ndarray, "*batch"],
 ) -> float:
-    """-log p of each of `targets` in nats, times its weight, added up, in float64.
+    """The weighted sum of -log p of `targets`, in nats, in float64.
 
     >>> round(cross_entropy(np.log([[1.0, 3.0]]), np.array([1]), np.array([2.0])), 6)  # 2 log(4 / 3)
     0.575364
@@ -67,7 +67,7 @@ def cross_entropy_backward(
 def answer_log_probability(
     logits: Float[np.ndarray, "seq vocab"], targets: Int[np.ndarray, " seq"], counted: Float[np.ndarray, " seq"]
 ) -> float:
-    """The log probability s of an answer: the sum over its `counted` ids (1: counted, 0: not), whatever the padding.
+    """The log probability s of an answer: the sum over its ids with `counted` 1. Padding has 0.
 
     >>> round(answer_log_probability(np.log([[1.0, 3.0], [1.0, 1.0]]), np.array([1, 0]), np.array([1.0, 0.0])), 6)
     -0.287682
@@ -76,17 +76,17 @@ def answer_log_probability(
 
 
 def dpo(
-    preferred: float, other: float, frozen_preferred: float, frozen_other: float, *, beta: float
+    preferred: float, rejected: float, frozen_preferred: float, frozen_rejected: float, *, beta: float
 ) -> tuple[float, tuple[float, float]]:
-    """DPO's loss of one pair, and its gradients for the two log probabilities of the model.
+    """DPO's loss of one pair of answers, and its gradients for the model's two log probabilities.
 
-    The margin m has the one factor beta. Before training s = r, m = 0 and the loss is log 2.
+    Before training, s = r, so the margin m is 0 and the loss is log 2.
 
     >>> loss, (slope, other_slope) = dpo(-3.0, -5.0, -3.0, -5.0, beta=0.1)
     >>> round(loss, 6), slope, other_slope
     (0.693147, -0.05, 0.05)
     """
-    margin = beta * ((preferred - frozen_preferred) - (other - frozen_other))
+    margin = beta * ((preferred - frozen_preferred) - (rejected - frozen_rejected))
     loss = float(np.logaddexp(0.0, -margin))
     slope = -beta * float(np.exp(-np.logaddexp(0.0, margin)))  # -beta sigmoid(-m), without overflow
     return loss, (slope, -slope)
@@ -99,7 +99,7 @@ def distillation(
     *,
     temperature: float,
 ) -> float:
-    """T^2 KL(teacher || student) at temperature T, each position times its weight, added up, in float64.
+    """The weighted sum of T^2 KL(teacher || student) at temperature T over positions, in float64.
 
     >>> student, teacher, one = np.log([[1.0, 1.0]]), np.log([[1.0, 3.0]]), np.array([1.0])
     >>> round(distillation(student, teacher, one, temperature=1.0), 4)  # log(1/2) / 4 + 3 log(3/2) / 4
@@ -131,7 +131,7 @@ def reverse_kl(
     teacher: Float[np.ndarray, "*batch vocab"],
     weights: Float[np.ndarray, "*batch"],
 ) -> float:
-    """KL(student || teacher), each position times its weight, added up, in float64.
+    """The weighted sum of KL(student || teacher) over positions, in float64.
 
     >>> student, teacher, one = np.log([[1.0, 1.0]]), np.log([[1.0, 3.0]]), np.array([1.0])
     >>> round(reverse_kl(student, teacher, one), 4)  # log(2) / 2 + log(2/3) / 2
@@ -155,7 +155,7 @@ def reverse_kl_backward(
 
 
 def _reverse_kl(logits: np.ndarray, teacher: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The divergence of each position, and log(p / q) of each id."""
+    """The divergence at each position, and log(p / q) for each id."""
     ratio = log_softmax(logits) - log_softmax(teacher)
     return np.sum(softmax(logits) * ratio, axis=-1), ratio
 

@@ -2,11 +2,11 @@ r"""A mixture of experts (Shazeer et al., 2017, https://arxiv.org/abs/1701.06538
 
     p = softmax(W_r x)        T = the n most probable experts        y = sum_{e in T} p_e / (sum_{t in T} p_t) f_e(x)
 
-Each f_e is a SwiGLU feed-forward layer of its own. The softmax runs over all experts and the chosen
-weights are then renormalized to sum to 1 (Mixtral, https://arxiv.org/abs/2401.04088), which equals a
-softmax over the chosen ones. A Qwen3-MoE (https://arxiv.org/abs/2505.09388) may leave them as they are:
-y = sum p_e f_e(x). Every expert must be stored, but only n are read for a token. In a Qwen2-MoE
-(https://arxiv.org/abs/2407.10671) every token passes one more, sigmoid(w x) f_s(x): a shared expert. In gpt-oss
+Each expert f_e is a separate SwiGLU feed-forward layer. The softmax is over all experts. Then the chosen
+weights are renormalized to sum to 1 (Mixtral, https://arxiv.org/abs/2401.04088), which equals a softmax
+over only the chosen experts. Qwen3-MoE (https://arxiv.org/abs/2505.09388) may skip this:
+y = sum p_e f_e(x). All experts must be stored, but only n are read per token. Qwen2-MoE
+(https://arxiv.org/abs/2407.10671) adds a shared expert, sigmoid(w x) f_s(x), for every token. In gpt-oss
 (https://arxiv.org/abs/2508.10925) the router and the experts have biases, and each f_e is a clamped SwiGLU layer.
 """
 
@@ -39,7 +39,7 @@ def route(
     renormalized: bool = True,
     bias: Float[np.ndarray, " experts"] | None = None,
 ) -> tuple[Int[np.ndarray, "tokens chosen"], Float[np.ndarray, "tokens chosen"]]:
-    """The experts of each token, most probable first (the lower index on ties), and their weights.
+    """Choose the experts of each token, most probable first (the lower index on ties), and their weights.
 
     >>> route(np.array([[1.0]]), np.log([[1.0], [6.0], [3.0]]), experts_per_token=2)
     (array([[1, 2]]), array([[0.66666667, 0.33333333]]))
@@ -64,7 +64,7 @@ def moe(
     biases: Biases | None = None,
     gated: Callable[[np.ndarray, np.ndarray], np.ndarray] = swiglu,
 ) -> Float[np.ndarray, "tokens dim"]:
-    """Send each token through its experts and add up what they say, in float64. `gated` joins gate and up.
+    """Send each token through its experts and add their weighted outputs, in float64. `gated` combines gate and up.
 
     >>> one = np.ones((2, 1, 1))
     >>> moe(np.array([[2.0]]), np.array([[0.0], [9.0]]), one, one, one, experts_per_token=1).round(4)  # silu(2) 2
@@ -75,7 +75,7 @@ def moe(
     chosen, weights = route(x, router, experts_per_token=experts_per_token, renormalized=renormalized, bias=bias)
     for expert in range(len(router)):
         token, rank = np.nonzero(chosen == expert)
-        by_gate, by_up, by_down = (None, None, None) if biases is None else (each[expert] for each in biases[1:])
+        by_gate, by_up, by_down = (None, None, None) if biases is None else (vectors[expert] for vectors in biases[1:])
         hidden = gated(linear(x[token], gate[expert], by_gate), linear(x[token], up[expert], by_up))
         y[token] += weights[token, rank, None] * linear(hidden, down[expert], by_down)
     return y
@@ -94,7 +94,7 @@ def biased_moe(
     *,
     experts_per_token: int,
 ) -> Float[np.ndarray, "tokens dim"]:
-    """Send each token through its experts as gpt-oss does: with biases, and clamped SwiGLU, in float64.
+    """Send each token through its experts as in gpt-oss, with biases and clamped SwiGLU, in float64.
 
     >>> one, no, yes = np.ones((2, 1, 1)), np.zeros((2, 1)), np.ones((2, 1))
     >>> biased_moe(one[0], one[:, 0], one, one, one, np.array([0.0, 9.0]), no, no, yes, experts_per_token=1).round(4)
@@ -113,11 +113,11 @@ def shared_expert(
     up: Float[np.ndarray, "shared dim"],
     down: Float[np.ndarray, "dim shared"],
 ) -> Float[np.ndarray, "tokens dim"]:
-    """Send every token through one more expert, weighed by a gate of its own, in float64.
+    """Send every token through a shared expert, weighted by its own gate, in float64.
 
     >>> one = np.ones((1, 1))
     >>> shared_expert(np.array([[2.0]]), 0 * one, one, one, one).round(4)  # half of 3.5232
     array([[1.7616]])
     """
-    weight = (1 + np.tanh(linear(x, score) / 2)) / 2  # the sigmoid [tokens, 1], which cannot overflow so
+    weight = (1 + np.tanh(linear(x, score) / 2)) / 2  # the sigmoid [tokens, 1], in a form that cannot overflow
     return weight * linear(swiglu(linear(x, gate), linear(x, up)), down)

@@ -1,10 +1,10 @@
-r"""Sequence, pipeline and expert parallelism: who computes what on n devices, each equal to the computation of one.
+r"""Sequence, pipeline and expert parallelism on n devices. Each gives the same result as one device.
 
-A list holds one array a device. The functions between exchanges are those of one device, so each page shows only what
-moves, by `reference.collectives`.
+Lists have one array per device. Between exchanges, every device runs ordinary functions, so this page only shows how
+arrays move, by `reference.collectives`.
 
     sequence     x_i |> gather: x |> y_i = f_i(x) |> reduce-scatter: (sum_d y_d)_i       (Korthikanti et al., 2022)
-    pipeline     x |> f_0 on device 0 |> f_1 on device 1 |> ..., a micro-batch a tick    (GPipe, Huang et al., 2019)
+    pipeline     x |> f_0 on device 0 |> f_1 on device 1 |> ..., one micro-batch per tick (GPipe, Huang et al., 2019)
     experts      x_i |> to the device of the chosen expert |> f_e |> back                (GShard, Lepikhin et al., 2021)
 """
 
@@ -20,29 +20,29 @@ Compute = Callable[[Part], Part]
 
 
 def sequence_parallel(x: Sequence[Part], partial: Sequence[Compute]) -> list[Part]:
-    """Give each device its tokens of sum_d partial_d(x), where each holds its tokens of x [tokens, dim].
+    """Compute sum_d partial_d(x). Each device has its own tokens of x [tokens, dim], before and after.
 
-    `partial` are the partial sums of tensor parallel layers. An all-reduce would give every device all tokens; its
-    second half, the all-gather, comes here before the next layer instead, and norms are computed once for each token.
+    `partial` computes the partial sums of tensor parallel layers. An all-reduce would give all tokens to every device.
+    Here its second half, the all-gather, happens only before the next layer, so each norm is computed once per token.
 
     >>> double = lambda x: 2 * x
     >>> sequence_parallel([np.ones((1, 1)), np.zeros((1, 1))], [double, double])
     [array([[4.]]), array([[0.]])]
     """
-    return reduce_scatter([f(whole) for f, whole in zip(partial, all_gather(x), strict=True)])
+    return reduce_scatter([f(gathered) for f, gathered in zip(partial, all_gather(x), strict=True)])
 
 
 def pipeline(micro_batches: Sequence[Part], stages: Sequence[Compute]) -> tuple[list[Part], int]:
-    """Send micro-batches through the stages, one on each device; returns results and ticks.
+    """Send micro-batches through the stages, one stage per device. Returns the results and the number of ticks.
 
-    In a tick every device that has a micro-batch computes, and sends the result to the next. The last of b leaves n
-    stages after b + n - 1 ticks, so a share (n - 1) / (b + n - 1) of all devices' time is idle.
+    In each tick, every device with a micro-batch computes, and sends the result to the next device. b micro-batches
+    take b + n - 1 ticks through n stages, so devices are idle for (n - 1) / (b + n - 1) of the time.
 
     >>> pipeline([np.array([1.0]), np.array([2.0])], [lambda x: x + 1, lambda x: 10 * x])
     ([array([20.]), array([30.])], 3)
     """
     ticks = len(micro_batches) + len(stages) - 1
-    arrived: list[Part | None] = [None] * len(stages)  # at each device, at the beginning of a tick
+    arrived: list[Part | None] = [None] * len(stages)  # the input of each device at the beginning of a tick
     results: list[Part] = []
     for tick in range(ticks):
         arrived[0] = micro_batches[tick] if tick < len(micro_batches) else None
@@ -58,10 +58,10 @@ def expert_parallel(
     chosen: Sequence[Int[np.ndarray, " tokens"]],
     experts: Sequence[Compute],
 ) -> list[Float[np.ndarray, "tokens dim"]]:
-    """Give each device's tokens what the expert says that each chose; device e holds expert e.
+    """Send each token to its chosen expert and back. Device e has expert e.
 
-    An all-to-all has parts of one size, so each device sends as many rows to every expert as it has tokens: rows of
-    others are zeros. Programs send fewer, and drop tokens beyond a capacity.
+    All parts of an all-to-all have the same size, so each device sends one row per token to every expert, with zeros
+    for tokens that chose another one. Real programs send fewer rows, and drop tokens beyond a capacity.
 
     >>> one, ten = (lambda x: x), (lambda x: 10 * x)
     >>> expert_parallel([np.ones((1, 1)), np.ones((1, 1))], [np.array([1]), np.array([0])], [one, ten])
@@ -69,9 +69,9 @@ def expert_parallel(
     """
     count, n = len(x[0]), len(experts)
     routed = [
-        np.concatenate([tokens * (wanted == e)[:, None] for e in range(n)])
-        for tokens, wanted in zip(x, chosen, strict=True)
+        np.concatenate([tokens * (expert_of == e)[:, None] for e in range(n)])
+        for tokens, expert_of in zip(x, chosen, strict=True)
     ]
     answered = [f(rows) for f, rows in zip(experts, all_to_all(routed), strict=True)]
     back = [rows.reshape(n, count, -1) for rows in all_to_all(answered)]  # [expert, token, dim]
-    return [rows[wanted, np.arange(count)] for rows, wanted in zip(back, chosen, strict=True)]
+    return [rows[expert_of, np.arange(count)] for rows, expert_of in zip(back, chosen, strict=True)]

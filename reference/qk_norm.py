@@ -1,9 +1,9 @@
-r"""Normalized queries and keys, one head at a time, as Qwen3 does it (https://arxiv.org/abs/2505.09388).
+r"""Normalized queries and keys, one head at a time, as in Qwen3 (https://arxiv.org/abs/2505.09388).
 
     q_h = RMSNorm(q_h, g_q)        k_h = RMSNorm(k_h, g_k)        for every head h, before RoPE
 
-All heads share one weight of head_dim numbers. With q and k of a fixed size a score cannot grow with the
-activations, which is what makes long trainings diverge. The idea is that of Henry et al., 2020
+All heads share one weight vector of head_dim numbers. Because q and k have a fixed size, scores cannot
+grow with the activations, which can make long trainings diverge. The idea comes from Henry et al., 2020
 (https://arxiv.org/abs/2010.04245), who divide by the Euclidean norm and learn a single scale.
 """
 
@@ -45,7 +45,7 @@ def wide_qk_norm(
     Float[np.ndarray, "*batch seq heads head_dim"],
     Float[np.ndarray, "*batch seq kv_heads head_dim"],
 ]:
-    """Normalize all heads of `q` as one vector, and those of `k`, as OLMo 2 does (https://arxiv.org/abs/2501.00656).
+    """Normalize all heads of `q` as one vector, and likewise `k`, as in OLMo 2 (https://arxiv.org/abs/2501.00656).
 
     >>> q = np.array([[[3.0, 4.0], [0.0, 5.0]]])
     >>> wide_qk_norm(q, q[:, :1], np.ones(4), np.ones(2), eps=0.0)[0].round(4).tolist()
@@ -67,7 +67,7 @@ def head_qk_norm(
     Float[np.ndarray, "*batch seq heads head_dim"],
     Float[np.ndarray, "*batch seq kv_heads head_dim"],
 ]:
-    """Normalize every head by a LayerNorm with weights of its own, as StableLM 2 12B does (https://arxiv.org/abs/2402.17834).
+    """Normalize every head by its own LayerNorm, as in StableLM 2 12B (https://arxiv.org/abs/2402.17834).
 
     >>> q = np.array([[[3.0, 5.0], [0.0, 8.0]]])
     >>> head_qk_norm(q, q[:, :1], np.array([1.0, 1.0, 2.0, 2.0]), np.ones(2), eps=0.0)[0].tolist()

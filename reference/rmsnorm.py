@@ -4,9 +4,9 @@ Each vector is divided by its own root mean square, then scaled per feature:
 
     y_i = g_i x_i / sqrt(mean_j(x_j^2) + eps)
 
-LayerNorm without the centering: the mean is never subtracted and there is no bias. `eps` sits
-inside the root. The whole is one formula here; Hugging Face rounds x / rms to the dtype of x
-before it multiplies by g, which in bfloat16 is a different number.
+This is LayerNorm without the centering: no mean is subtracted and there is no bias. `eps` is inside
+the root. Here nothing is rounded between the division and the product with g. Hugging Face rounds
+x / rms to the dtype of x before it multiplies by g, which gives a different result in bfloat16.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ def rmsnorm(
     *,
     eps: float,
 ) -> Float[np.ndarray, "*batch dim"]:
-    """Normalize `x` over its last axis, in float64 whatever the inputs' dtypes.
+    """Normalize `x` over its last axis, in float64.
 
     >>> rmsnorm(np.array([3.0, 4.0]), np.array([1.0, 10.0]), eps=0.0).round(4)
     array([ 0.8485, 11.3137])

@@ -4,16 +4,18 @@ Split a head of size d into d/2 pairs. At position m, pair i turns by the angle 
 
     (a, b)  ->  (a cos(m f_i) - b sin(m f_i),  b cos(m f_i) + a sin(m f_i))        f_i = theta^(-2i/d)
 
-A rotation keeps lengths, and turning q by m and k by n leaves <q, k> a function of m - n alone:
-that is how attention sees distance. Fast pairs (small i) tell near tokens apart, slow ones far.
+A rotation preserves lengths. If q is turned by m and k by n, <q, k> depends on the positions only
+through m - n: this is how attention sees distance. Fast pairs (small i) distinguish near tokens, slow
+pairs distant ones.
 
-Which two features are a pair is a convention, and the two in use give different numbers:
+Two conventions say which features form a pair, and they give different numbers:
 
     interleaved   (0, 1), (2, 3), ...           the paper, Meta's checkpoints, llama2.c, llama.cpp's Llamas
     halves        (0, d/2), (1, d/2 + 1), ...   Hugging Face
 
-A checkpoint moves from one to the other by permuting the rows of its q and k projections; scores do
-not change, since q and k are permuted alike. The rest of this repository computes in halves.
+To convert a checkpoint from one convention to the other, we permute the rows of its q and k
+projections. Scores do not change, because both get the same permutation. The rest of this repository
+uses halves.
 """
 
 import math
@@ -26,17 +28,17 @@ from jaxtyping import Float, Int, Shaped
 
 @dataclass(frozen=True)
 class LinearScaling:
-    """Stretch a context by `factor`: position m is treated as m / factor (https://arxiv.org/abs/2306.15595)."""
+    """Linear scaling: position m is treated as m / factor (https://arxiv.org/abs/2306.15595)."""
 
     factor: float
 
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Llama 3.1's rescaling: slow pairs are stretched, fast ones kept, those between blended.
+    """Llama 3.1's scaling: slow pairs become slower, fast pairs stay, and pairs in between are blended.
 
-    A pair's wavelength is 2 pi / f. Wavelengths above `original_context / low_frequency` divide
-    their frequency by `factor`, those below `original_context / high_frequency` keep it.
+    A pair's wavelength is 2 pi / f. If it is above `original_context / low_frequency`, the frequency is
+    divided by `factor`. If it is below `original_context / high_frequency`, the frequency stays.
     """
 
     factor: float
@@ -49,8 +51,8 @@ class Llama3Scaling:
 class DynamicScaling:
     """Dynamic NTK: theta grows once a text is longer than the model's context, faster for a larger `factor`.
 
-    Up to the context nothing changes, and that is all that is defined here: a longer text turns its queries by another
-    theta than the keys that are cached. See https://www.reddit.com/r/LocalLLaMA/comments/14mrgpr, the only publication.
+    Up to the context nothing changes. We define only this case, because in a longer text the queries would use another
+    theta than the cached keys. The only publication is https://www.reddit.com/r/LocalLLaMA/comments/14mrgpr.
     """
 
     factor: float
@@ -58,13 +60,13 @@ class DynamicScaling:
 
 @dataclass(frozen=True)
 class YarnScaling:
-    """YaRN (Peng et al., 2023, https://arxiv.org/abs/2309.00071): blended by pair, and q and k made longer.
+    """YaRN (Peng et al., 2023, https://arxiv.org/abs/2309.00071): a blend that depends on the pair, and longer q and k.
 
-    A pair that turns at least `fast` times within `original_context` is kept, one that turns at most `slow` times is
-    stretched by `factor`, and between these pairs the blend goes linearly with the pair's index. That is the authors'
-    code (https://github.com/jquesnelle/yarn), which every implementation follows; by the paper's equations the blend
-    would go linearly with the number of turns. If `whole`, the two indices are rounded outwards to integers. q and k
-    are multiplied by `magnitude`, 0.1 ln(factor) + 1 in the paper.
+    A pair that turns at least `fast` times within `original_context` keeps its frequency. If it turns at most `slow`
+    times, its frequency is divided by `factor`. Between these pairs the blend is linear in the pair's index. We follow
+    the authors' code (https://github.com/jquesnelle/yarn), as every implementation does; by the paper's equations the
+    blend would be linear in the number of turns. If `whole`, the two indices are rounded outwards to integers. q and k
+    are multiplied by `magnitude`, which is 0.1 ln(factor) + 1 in the paper.
     """
 
     factor: float
@@ -79,8 +81,8 @@ class YarnScaling:
 class LongRopeScaling:
     """LongRoPE (Ding et al., 2024, https://arxiv.org/abs/2402.13753): a factor per pair, found by search.
 
-    `short` holds for sequences of up to `original_context` tokens, `long` for those that may become longer. That is
-    decided for a whole sequence at its start, as keys in the cache are never turned again: `is_long`. q and k are
+    `short` is for sequences of up to `original_context` tokens, `long` for sequences that may become longer. `is_long`
+    chooses between them at the start of a sequence, because keys in the cache are never turned again. q and k are
     multiplied by `magnitude`.
     """
 
@@ -95,7 +97,7 @@ Scaling = LinearScaling | Llama3Scaling | DynamicScaling | YarnScaling | LongRop
 
 
 def yarn_magnitude(factor: float) -> float:
-    """The magnitude that the paper recommends for a context that is stretched by `factor`.
+    """The magnitude that the paper recommends for a context extended by `factor`.
 
     >>> yarn_magnitude(1.0), round(yarn_magnitude(4.0), 4)
     (1.0, 1.1386)
@@ -104,12 +106,12 @@ def yarn_magnitude(factor: float) -> float:
 
 
 def magnitude(scaling: Scaling | None) -> float:
-    """The number that a rescaling multiplies q and k by, besides turning them."""
+    """The factor by which a scaling multiplies q and k, in addition to turning them."""
     return scaling.magnitude if isinstance(scaling, YarnScaling | LongRopeScaling) else 1.0
 
 
 def frequencies(head_dim: int, *, theta: float, scaling: Scaling | None = None) -> Float[np.ndarray, " pairs"]:
-    """The angle, in radians, by which each pair turns per position. `head_dim` is even.
+    """The angle in radians by which each pair turns per position. `head_dim` is even.
 
     >>> frequencies(4, theta=10_000.0)
     array([1.  , 0.01])
@@ -127,14 +129,16 @@ def frequencies(head_dim: int, *, theta: float, scaling: Scaling | None = None) 
             keep = np.clip((turns - low) / (high - low), 0, 1)
             return keep * fast + (1 - keep) * fast / factor
         case YarnScaling(factor, original_context, _, fastest, slowest, whole):
-            # Pair i turns original_context f_i / (2 pi) times: the i for which that is `count`, as a rule no integer.
+            # Pair i turns original_context f_i / (2 pi) times. Solve for the i with `count` turns, usually not an
+            # integer.
             first, last = (
                 head_dim * math.log(original_context / (count * 2 * math.pi)) / (2 * math.log(theta))
                 for count in (fastest, slowest)
             )
             if whole:
                 first, last = math.floor(first), math.ceil(last)
-            # The authors' limits: head_dim - 1, although the last pair is head_dim / 2 - 1, and a width that is not 0.
+            # The limits of the authors' code: head_dim - 1 (although the last pair is head_dim / 2 - 1), and a nonzero
+            # width.
             first, last = max(float(first), 0.0), min(float(last), head_dim - 1.0)
             width = last - first or 0.001
             stretch = np.clip((np.arange(head_dim // 2) - first) / width, 0, 1)
@@ -155,9 +159,9 @@ def rope_halves(
     positions: Int[np.ndarray, "*batch seq"],
     frequencies: Float[np.ndarray, " pairs"],
 ) -> Float[np.ndarray, "*batch seq heads head_dim"]:
-    """Rotate every head of `x` to its position; features i and i + pairs are a pair. Float64.
+    """Rotate every head of `x` to its position, in float64. Features i and i + pairs form a pair.
 
-    A head of more than two features per pair keeps those beyond as they are.
+    If a head has more features, the rest stays unchanged.
 
     >>> x = np.array([[[1.0, 2.0, 0.0, 0.0]]])  # one token, one head
     >>> rope_halves(x, np.array([1]), np.array([np.pi / 2, np.pi])).round(4)
@@ -166,8 +170,8 @@ def rope_halves(
     array([[[-2.,  1.,  0.,  0.]]])
     """
     pairs = len(frequencies)
-    a, b, kept = np.split(x.astype(np.float64, copy=False), [pairs, 2 * pairs], axis=-1)
-    return np.concatenate([*_turn(a, b, positions, frequencies), kept], axis=-1)
+    a, b, unturned = np.split(x.astype(np.float64, copy=False), [pairs, 2 * pairs], axis=-1)
+    return np.concatenate([*_turn(a, b, positions, frequencies), unturned], axis=-1)
 
 
 def partial_rope(
@@ -177,7 +181,7 @@ def partial_rope(
     *,
     magnitude: float,
 ) -> Float[np.ndarray, "*batch seq heads head_dim"]:
-    """Rotate the first 2 pairs features of every head by `rope_halves`, and multiply these by `magnitude`. Float64.
+    """Rotate the first 2 pairs features of every head by `rope_halves`, and multiply them by `magnitude`, in float64.
 
     >>> partial_rope(np.array([[[1.0, 2.0, 5.0]]]), np.array([1]), np.array([np.pi / 2]), magnitude=3.0).round(4)
     array([[[-6.,  3.,  5.]]])
@@ -203,7 +207,7 @@ def rope_interleaved(
     positions: Int[np.ndarray, "*batch seq"],
     frequencies: Float[np.ndarray, " pairs"],
 ) -> Float[np.ndarray, "*batch seq heads head_dim"]:
-    """Rotate every head of `x` to its position; features 2i and 2i + 1 are a pair. Float64.
+    """Rotate every head of `x` to its position, in float64. Features 2i and 2i + 1 form a pair.
 
     >>> x = np.array([[[1.0, 0.0, 2.0, 0.0]]])
     >>> rope_interleaved(x, np.array([1]), np.array([np.pi / 2, np.pi])).round(4)
@@ -221,7 +225,7 @@ def _turn(a: np.ndarray, b: np.ndarray, positions: np.ndarray, frequencies: np.n
 
 
 def interleaved_to_halves(rows: Shaped[np.ndarray, "rows ..."], *, heads: int) -> Shaped[np.ndarray, "rows ..."]:
-    """Reorder the rows of a q or k projection (or its bias) made for interleaved pairs, for use with halves.
+    """Reorder the rows of a q or k projection (or its bias) from interleaved pairs to halves.
 
     >>> interleaved_to_halves(np.array([0, 1, 2, 3]), heads=1)
     array([0, 2, 1, 3])

@@ -3,17 +3,16 @@
 A vocabulary is a set of pieces of text, each with a score. Text becomes pieces in four steps:
 
     1. put a space in front, and write each space as "▁" (U+2581):    "in it" -> "▁in▁it"
-    2. take it apart into characters
-    3. join the two neighbors whose joint piece scores highest, the leftmost on ties; repeat while any two are a piece
-    4. a character that is no piece is the pieces of its UTF-8 bytes, "<0xC3>" "<0xA9>" for "é" (byte fallback);
-       a vocabulary without those has "<unk>" for every run of such characters
+    2. split the text into characters
+    3. join the two neighbors with the best-scoring joint piece, the leftmost on ties; repeat while such a pair exists
+    4. replace a character that is not a piece by its UTF-8 bytes, "<0xC3>" "<0xA9>" for "é" (byte fallback);
+       without byte pieces in the vocabulary, replace every run of such characters by "<unk>"
 
-The space in front (the dummy prefix) lets a word begin with the same piece at the start of a text as within it.
-A piece's score is minus its place in the order in which training found it, so step 3 replays the training.
+Because of the space in front (the dummy prefix), a word begins with the same piece at the start of a text as inside it.
+A piece's score is minus its position in the order of training, so step 3 replays the training.
 
-Pieces of text are all that text can spell: "<s>" or "<0x41>" in a text are ordinary characters, never the control
-token or the byte. Not here, because no released Llama has them: normalization (NFKC, squeezed spaces) and pieces that
-users define.
+Text is always encoded as ordinary characters: "<s>" or "<0x41>" in a text never becomes the control token or the byte.
+We leave out normalization (NFKC, squeezed spaces) and user-defined pieces, because no released Llama has them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,13 +27,13 @@ class Piece(NamedTuple):
 
 
 class Vocabulary(NamedTuple):
-    pieces: Mapping[str, Piece]  # what text is made of; a space is spelled "▁"
+    pieces: Mapping[str, Piece]  # the pieces of text; "▁" is a space
     bytes: Sequence[int]  # the ids of <0x00> to <0xFF>; empty: no byte fallback
-    unknown: int  # the id that stands for unknown characters where there are no bytes
+    unknown: int  # the id for unknown characters if there are no byte pieces
 
 
 def encode(text: str, vocabulary: Vocabulary, *, start: bool = True) -> list[int]:
-    """The ids of `text`; `start=False` when it continues other text, and so gets no space in front.
+    """Encode `text` as ids. With `start=False` it continues another text and gets no space in front.
 
     >>> a, b, c = Piece(256, -4.0), Piece(257, -4.0), Piece(258, -4.0)
     >>> pieces = {"a": a, "b": b, "c": c, "ab": Piece(259, -1.0), "bc": Piece(260, -2.0), "▁": Piece(261, -3.0)}
@@ -61,22 +60,22 @@ def encode(text: str, vocabulary: Vocabulary, *, start: bool = True) -> list[int
 
 
 def merge(parts: Sequence[str], pieces: Mapping[str, Piece]) -> list[str]:
-    """Join neighbors, the best first, until no two of them are a piece.
+    """Join neighbors, the best pair first, until no two of them form a piece.
 
     >>> merge(list("aaa"), {"aa": Piece(0, 0.0)})
     ['aa', 'a']
     """
     parts = list(parts)
     while places := [i for i in range(len(parts) - 1) if parts[i] + parts[i + 1] in pieces]:
-        best = max(places, key=lambda i: pieces[parts[i] + parts[i + 1]].score)  # the first of equals
+        best = max(places, key=lambda i: pieces[parts[i] + parts[i + 1]].score)  # the leftmost of equal scores
         parts[best : best + 2] = [parts[best] + parts[best + 1]]
     return parts
 
 
 def decode(ids: Sequence[int], vocabulary: Vocabulary, *, start: bool = True) -> str:
-    """The text of `ids`; `start=False` when it continues other text, and so has no space in front to lose.
+    """Decode `ids` to text. With `start=False` it continues another text, so no leading space is removed.
 
-    Control tokens are no text, bytes that are not UTF-8 become U+FFFD, and what was unknown shows as " ⁇ ".
+    Control tokens give no text, invalid UTF-8 becomes U+FFFD, and the unknown token becomes " ⁇ ".
 
     >>> vocabulary = Vocabulary({"▁a": Piece(256, -1.0)}, bytes=range(256), unknown=-1)
     >>> decode([256, 256, 195, 169], vocabulary)

@@ -1,17 +1,17 @@
-r"""Sinusoidal positions, which are added to embeddings (Vaswani et al., 2017, https://arxiv.org/abs/1706.03762, 3.5).
+r"""Sinusoidal positions, added to the embeddings (Vaswani et al., 2017, https://arxiv.org/abs/1706.03762, 3.5).
 
     P_(m, 2i) = sin(m f_i)        P_(m, 2i+1) = cos(m f_i)        f_i = theta^(-2i/dim),  theta = 10,000
 
-A pair of features is the hand of a clock, from one that turns by a radian a token to one that needs 2 pi theta tokens
-for a turn. Moving on by n tokens turns each hand by n f_i, whatever m is: P_(m+n) = R_n P_m, and
+A pair of features is like the hand of a clock. The fastest turns by one radian per token, the slowest needs about
+2 pi theta tokens per turn. Moving by n tokens turns each hand by n f_i, for every m: P_(m+n) = R_n P_m, and
 
     <P_m, P_n> = sum_i cos((m - n) f_i)        |P_m|^2 = dim / 2
 
-depends on the distance alone. But attention compares x + P, so that <W_q (x + P_m), W_k (y + P_n)> has products of
-tokens and positions, too, and is no function of m - n. `rope` turns q and k by R themselves, in every layer: there
-nothing but the distance is left.
+depends only on the distance. But attention compares x + P, so <W_q (x + P_m), W_k (y + P_n)> also contains products of
+tokens and positions, and is not a function of m - n. `rope` instead turns q and k themselves by R in every layer, so
+only the distance remains.
 
-No Llama uses this. It is here to be read before `rope`, whose frequencies it has.
+No Llama uses this. Read it before `rope`, which has the same frequencies.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ from llamaspec.reference.rope import frequencies
 def sinusoidal(
     positions: Int[np.ndarray, "*batch seq"], *, dim: int, theta: float = 10_000.0
 ) -> Float[np.ndarray, "*batch seq dim"]:
-    """Compute P of each position, in float64. `dim` is even.
+    """Compute P for each position, in float64. `dim` is even.
 
     >>> sinusoidal(np.array([0, 1]), dim=4).round(4)
     array([[0.    , 1.    , 0.    , 1.    ],

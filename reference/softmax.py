@@ -1,18 +1,18 @@
-r"""Softmax: scores to a distribution, in one pass or as they arrive.
+r"""Softmax turns scores into a distribution: all scores at once, or block by block.
 
     p_i = exp(x_i - m) / sum_j exp(x_j - m)        m = max_j x_j
 
-The shift by m changes nothing but keeps exp from overflowing: every exponent is at most 0. A score
-of -inf is a probability of exactly 0, and a row with nothing but -inf, where the formula says 0/0,
-is all zeros: no score, no weight.
+The shift by m does not change p, but it keeps exp from overflowing: every exponent is at most 0. A
+score of -inf gives a probability of exactly 0. If all scores of a row are -inf, the formula says 0/0,
+and we define the result as zeros.
 
-A kernel that sees a row block by block keeps the maximum m and the sum s so far (Milakov &
-Gimelshein, 2018, https://arxiv.org/abs/1805.02867), and when a block raises the maximum,
-rescales what it has summed:
+A kernel that reads a row block by block keeps the maximum m and the sum s so far (Milakov &
+Gimelshein, 2018, https://arxiv.org/abs/1805.02867). When a block raises the maximum, the kernel
+rescales the sum:
 
     m' = max(m, max_j x_j)        s' = s exp(m - m') + sum_j exp(x_j - m')
 
-FlashAttention carries its weighted sum of values along in the same way.
+FlashAttention updates its weighted sum of values in the same way.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from jaxtyping import Float
 
 
 def softmax(x: Float[np.ndarray, "*batch n"]) -> Float[np.ndarray, "*batch n"]:
-    """The distribution over the last axis, in float64. Rows of -inf alone become zeros.
+    """The distribution over the last axis, in float64. A row with only -inf becomes zeros.
 
     >>> softmax(np.array([0.0, np.log(3.0), -np.inf]))
     array([0.25, 0.75, 0.  ])
@@ -34,14 +34,14 @@ def softmax(x: Float[np.ndarray, "*batch n"]) -> Float[np.ndarray, "*batch n"]:
 
 
 class Running(NamedTuple):
-    """State of an online softmax: what it knows of the scores so far."""
+    """State of an online softmax: a summary of the scores so far."""
 
     maximum: Float[np.ndarray, "*batch"]
     total: Float[np.ndarray, "*batch"]  # sum of exp(x - maximum)
 
 
 def running_update(running: Running, block: Float[np.ndarray, "*batch n"]) -> Running:
-    """Take in a block of scores. Start from `Running(-inf, 0)`: a maximum that starts at 0 is a classic bug.
+    """Update the state with a block of scores. Start from `Running(-inf, 0)`: a maximum of 0 is a classic bug.
 
     >>> start = Running(np.array(-np.inf), np.array(0.0))
     >>> running_update(running_update(start, np.array([1.0, 5.0])), np.array([5.0, 5.0]))  # the sum: exp(-4) + 3
@@ -55,7 +55,7 @@ def running_update(running: Running, block: Float[np.ndarray, "*batch n"]) -> Ru
 
 
 def softmax_online(x: Float[np.ndarray, "*batch n"], *, block: int) -> Float[np.ndarray, "*batch n"]:
-    """`softmax`, with the maximum and the sum gathered from `block` scores at a time.
+    """`softmax`, with maximum and sum computed from `block` scores at a time.
 
     >>> softmax_online(np.array([0.0, np.log(3.0), -np.inf]), block=2)
     array([0.25, 0.75, 0.  ])

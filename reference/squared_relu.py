@@ -1,9 +1,9 @@
-r"""Squared ReLU, the nonlinearity of a feed-forward layer without a gate in Nemotron.
+r"""Squared ReLU: the nonlinearity in Nemotron, where the feed-forward layer has no gate.
 
     y_i = max(a_i, 0)^2
 
-A search among many nonlinearities found it (So et al., 2021, Primer, https://arxiv.org/abs/2109.08668). It grows as a
-gated layer does, with the square of its input, and most of its outputs are 0.
+A search over many nonlinearities found it (So et al., 2021, Primer, https://arxiv.org/abs/2109.08668). Like a gated
+layer, it grows with the square of its input. Most of its outputs are 0.
 """
 
 import numpy as np

@@ -2,7 +2,7 @@ r"""SwiGLU, the feed-forward layer's nonlinearity (Shazeer, 2020, https://arxiv.
 
     y_i = silu(a_i) b_i        silu(a) = a / (1 + exp(-a))
 
-with a = W_gate x and b = W_up x: one half of the hidden layer decides how much of the other passes.
+Here a = W_gate x and b = W_up x: the gate decides how much of each feature of the other half passes.
 """
 
 import numpy as np

@@ -8,7 +8,17 @@ from llamaspec.serving.metrics import Metrics
 from llamaspec.serving.openai import Refusal
 from llamaspec.serving.openai_answers import FinishReason, Usage
 from llamaspec.serving.prompts import Prompt, too_long
-from llamaspec.serving.request import Engine, Event, Finished, PromptLogprobs, PromptTooLong, QueueFull, Request, Tokens
+from llamaspec.serving.request import (
+    NO_WAY_ON,
+    Engine,
+    Event,
+    Finished,
+    PromptLogprobs,
+    PromptTooLong,
+    QueueFull,
+    Request,
+    Tokens,
+)
 from llamaspec.serving.request import TopLogprobs as Likeliest
 from llamaspec.serving.streaming import Drawn, Inbox, Piece, TextReader
 
@@ -192,4 +202,6 @@ def _refusal(event: Finished) -> Refusal:
         case "expired":
             headers = {"Retry-After": "5"} | NO_RETRY
             return Refusal("the request took longer than it may", status=503, code="expired", headers=headers)
+    if event.message == NO_WAY_ON:
+        return Refusal(event.message, code="invalid_schema")
     return Refusal(event.message or "the engine failed", status=500, code="engine_error", headers=NO_RETRY)

@@ -173,7 +173,7 @@ class Api:
 
     async def _prompts_of(self, body: CompletionRequest) -> list[Prompt]:
         """Encode the prompt of a completion, or its prompts."""
-        given = body.prompt
+        given = body.prompt or ""
         if isinstance(given, str):
             return [await self._in_thread(partial(self._prompts.from_text, given))]
         if ids := [token for token in given if isinstance(token, int)]:
@@ -274,7 +274,11 @@ class Api:
         names = (*names, "frequency_penalty", "priority")
         given = {name: value for name in names if (value := getattr(body, name)) is not None}
         try:
-            seed = check_seed(body.seed)
+            seed = check_seed(body.seed if body.seed is None or body.seed >= 0 else body.seed & MAX_SEED)
+            if given.get("top_k", 0) < 0:
+                given["top_k"] = 0
+            if given.get("top_p") == 0:  # only the likeliest token is left
+                given |= {"top_p": 1.0, "temperature": 0.0}
             return [
                 Request(
                     prompt=tuple(prompt.ids),

@@ -53,7 +53,8 @@ class Access:
         """Find whose key an Authorization header has; None for nobody's."""
         if not self.keys:
             return ""
-        given = header.removeprefix("Bearer ").strip().encode()
+        scheme, _, rest = header.strip().partition(" ")
+        given = (rest if scheme.lower() == "bearer" else header).strip().encode()  # RFC 9110: a scheme has any case
         found = [hmac.compare_digest(hashlib.sha256(given).digest(), _digest(key)) for key in self.keys]
         return str(found.index(True)) if any(found) else None
 

@@ -16,6 +16,8 @@ from llamaspec.model.running.session import tokens_at_once
 from llamaspec.serving.executor import Executor, Outcome, Reports, ending_ids
 from llamaspec.serving.request import (
     MOST_STOPS,
+    NO_WAY_ON,
+    DeadEnd,
     Deliver,
     Finished,
     FinishReason,
@@ -237,6 +239,9 @@ class BatchingEngine:
             mask = np.asarray(each.request.allowed(drawn), bool)
             if mask.shape != (self.vocab,) or not mask.any():
                 raise ValueError(f"no token of the {self.vocab} may follow")
+        except DeadEnd:
+            self._fail(number, NO_WAY_ON)
+            return np.ones(self.vocab, bool)
         except Exception:
             log.exception("the tokens that may follow, of a request")
             self._fail(number, NO_RULE)

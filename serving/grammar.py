@@ -1,8 +1,10 @@
 """Answers that are JSON: the tokens that may follow, by llguidance, an optional package."""
 
 import json
+import random
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,13 +12,23 @@ from jaxtyping import Bool
 
 from llamaspec.model.tokenizers.tokenizer import Tokenizer
 from llamaspec.serving.openai import JsonFormat, Refusal, SchemaFormat
-from llamaspec.serving.request import Allowed
+from llamaspec.serving.request import Allowed, DeadEnd
+from llamaspec.serving.schemas import prepared
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 Rules = Callable[[], Allowed | None]  # makes the rule of one answer; None: all tokens may follow
 LARGEST_SCHEMA = 1 << 16  # bytes
+MOST_COMPILED = 32  # schemas that are kept for requests that send them again
+TRIALS = 6  # answers that are drawn to try a schema
+TRIAL_TOKENS = 96
+END = 256  # the token that ends a text of bytes
+SIGNS = re.compile(rb"[\s\"{}\[\],:]+")  # tokens that open or close values
+ESCAPES_BEGUN = (b"", b"\\", b"\\u", b"\\u0", b"\\u00", b"\\u000", b"\\u001", b"\\u007")
+ESCAPE_GOES_ON = {*(bytes([byte]) for byte in b"u0123456789abcdefABCDEF")}
+# Text in which each character has one spelling, and an escape that has begun at its end.
+ONE_SPELLING = re.compile(rb"(?:[^\\]|\\[^u]|\\u00(?:[01][0-9a-fA-F]|7[fF]))*(\\(?:u(?:0(?:0[017]?)?)?)?)?", re.DOTALL)
 # White space is fixed, since models that may choose it can go on with it for ever.
 SPACING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -30,6 +42,8 @@ class Grammars:
         self._vocab = vocab
         self._stops = stops
         self._learned: Any = None
+        self._spelling: Escapes | None = None
+        self._compiled: dict[tuple[str, int, str], LLMatcher] = {}
 
     def allowed_by(self, form: JsonFormat | SchemaFormat) -> Callable[[], Allowed]:
         """Compile a `response_format` that asks for JSON; each call of the result gives the rule of one answer.
@@ -53,25 +67,60 @@ class Grammars:
         if len(written) > LARGEST_SCHEMA:
             raise _unusable(param, f"{len(written):,} bytes are more than {LARGEST_SCHEMA:,}")
         try:
-            from llguidance import LLMatcher
+            import llguidance  # noqa: F401
         except ModuleNotFoundError:
             message = f"{param} needs llguidance, which this server lacks: pip install 'llamaspec[serve]'"
             raise Refusal(message, param=param, code="unsupported_parameter") from None
+        key = written, most, separator
         try:
-            # A grammar around the schema would change what errors of the schema say, so it is there only if needed.
-            if most == 1:
-                grammar = LLMatcher.grammar_from_json_schema(written, overrides=SPACING)
-            else:
-                spaced = json.dumps({**schema, "x-guidance": SPACING})
-                between = self._in_lark(separator)
-                lark = f"start: value ({between} value){{0,{most - 1}}}\nvalue: %json {spaced}\n"
-                grammar = LLMatcher.grammar_from_lark(lark)
-        except ValueError as error:  # as of a schema that is nested too deeply
-            raise _unusable(param, str(error)[:300]) from None
+            matcher = self._compiled[key] if key in self._compiled else self._compile(schema, most, separator)
+        except (ValueError, RecursionError) as error:  # as of a schema that is nested too deeply
+            raise _unusable(param, str(error).split("\n")[0][:300]) from None
+        self._compiled[key] = matcher
+        while len(self._compiled) > MOST_COMPILED:
+            self._compiled.pop(next(iter(self._compiled)), None)
+        return lambda: Rule(matcher.deep_copy(), self._escapes())
+
+    def _compile(self, schema: dict[str, Any], most: int, separator: str) -> "LLMatcher":
+        """Compile a schema and try it. Raises ValueError if some text that keeps to its beginning cannot go on."""
+        from llguidance import LLMatcher
+
+        written = json.dumps(prepared(schema, _matches_only))
+        # A grammar around the schema would change what errors of the schema say, so it is there only if needed.
+        if most == 1:
+            grammar = LLMatcher.grammar_from_json_schema(written, overrides=SPACING)
+        else:
+            spaced = json.dumps({**json.loads(written), "x-guidance": SPACING})
+            between = self._in_lark(separator)
+            lark = f"start: value ({between} value){{0,{most - 1}}}\nvalue: %json {spaced}\n"
+            grammar = LLMatcher.grammar_from_lark(lark)
         matcher = LLMatcher(self._known(), grammar, log_level=0)
         if matcher.is_error():
-            raise _unusable(param, matcher.get_error().split("\n")[0][:300])
-        return lambda: Rule(matcher.deep_copy(), self._vocab)
+            raise ValueError(matcher.get_error())
+        for seed in range(TRIALS):
+            self._try(Rule(matcher.deep_copy(), self._escapes()), random.Random(seed), closing=seed == 0)
+        return matcher
+
+    def _try(self, rule: "Rule", draw: random.Random, *, closing: bool) -> None:
+        """Draw an answer of up to `TRIAL_TOKENS` tokens. Raises ValueError at a dead end.
+
+        Half of the draws are among the tokens that open and close values, since dead ends are there. If `closing`, the
+        answer ends as soon as it may.
+        """
+        drawn: list[int] = []
+        signs = self._escapes().signs
+        while len(drawn) < TRIAL_TOKENS and (not drawn or drawn[-1] not in self._stops):
+            try:
+                allowed = rule(drawn)
+            except DeadEnd:
+                text = b"".join(map(self._tokenizer.bytes_of, drawn)).decode(errors="replace")
+                raise ValueError(f"a dead end: no token can follow {text[-60:]!r}") from None
+            ends = [token for token in self._stops if token < len(allowed) and allowed[token]]
+            if ends and (closing or draw.random() < 0.3):
+                return
+            choices = np.flatnonzero(allowed & signs) if closing or draw.random() < 0.5 else np.zeros(0, int)
+            choices = choices if len(choices) else np.flatnonzero(allowed)
+            drawn.append(int(choices[draw.randrange(len(choices))]))
 
     def _in_lark(self, text: str) -> str:
         """Write a text that has no quotation mark or backslash in llguidance's form of Lark grammars."""
@@ -79,6 +128,12 @@ class Grammars:
         names = "|".join(re.escape(name) for name in sorted(special, key=len, reverse=True) if name) or "(?!)"
         parts = re.split(f"({names})", text)
         return " ".join(f"<[{special[part]}]>" if i % 2 else json.dumps(part) for i, part in enumerate(parts) if part)
+
+    def _escapes(self) -> "Escapes":
+        """Learn how tokens spell characters, once."""
+        if self._spelling is None:
+            self._spelling = Escapes([self._tokenizer.bytes_of(token) for token in range(self._vocab)])
+        return self._spelling
 
     def _known(self) -> Any:
         """Teach llguidance the vocabulary, once."""
@@ -106,26 +161,116 @@ class Vocabulary:
         return self._tokenizer.encode(text, start=False)
 
 
+class Escapes:
+    r"""The tokens that spell every character in one way only, by the escape that has begun.
+
+    llguidance lets names that a schema does not declare have any escape, so that `\u0061` could stand for a declared
+    name `a`. Here `\u` is left only for control characters, which JSON has no other spelling for.
+    """
+
+    def __init__(self, spelled: Sequence[bytes]):
+        """Learn the vocabulary, in which a token stands for these bytes."""
+        self.spelled = spelled
+        self.signs = np.array([SIGNS.fullmatch(token) is not None for token in spelled])
+        doubtful = [i for i, token in enumerate(spelled) if b"\\" in token or token[:1] in ESCAPE_GOES_ON]
+        self._allowed: dict[bytes, Bool[np.ndarray, " vocab"]] = {}
+        for begun in ESCAPES_BEGUN:
+            allowed = np.ones(len(spelled), bool)
+            for i in doubtful:
+                allowed[i] = ONE_SPELLING.fullmatch(begun + spelled[i]) is not None
+            self._allowed[begun] = allowed
+
+    def allowed_after(self, begun: bytes) -> Bool[np.ndarray, " vocab"]:
+        """Give the tokens that may follow an escape that has `begun`."""
+        return self._allowed[begun]
+
+    def begun(self, begun: bytes, token: int) -> bytes:
+        """Give the escape that has begun once a token has followed one that had."""
+        match = ONE_SPELLING.fullmatch(begun + self.spelled[token])
+        return match[1] or b"" if match else b""
+
+
 class Rule:
     """The tokens that may follow those of one answer."""
 
-    def __init__(self, matcher: "LLMatcher", vocab: int):
+    def __init__(self, matcher: "LLMatcher", escapes: Escapes):
         """Begin an answer."""
         self._matcher = matcher
-        self._vocab = vocab
+        self._escapes = escapes
+        self._begun = b""  # an escape that has begun
         self._read = 0
+        self._allowed: Bool[np.ndarray, " vocab"] | None = None  # by the latest call
 
     def __call__(self, drawn: Sequence[int]) -> Bool[np.ndarray, " vocab"]:
         """Give the tokens that may follow `drawn`, which begins with what it was at the call before.
 
-        Raises ValueError where a token was drawn that may not be there.
+        Raises ValueError if a token was drawn that was not allowed, and DeadEnd if none may follow.
         """
-        self._matcher.consume_tokens(list(drawn[self._read :]))
+        tokens = list(drawn[self._read :])
+        self._matcher.consume_tokens(tokens)
         self._read = len(drawn)
+        for token in tokens:
+            self._begun = self._escapes.begun(self._begun, token)
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
-            raise ValueError(self._matcher.get_error().split("\n")[0])
-        return np.unpackbits(bits, bitorder="little")[: self._vocab].astype(bool)
+            is_allowed = not tokens or (self._allowed is not None and len(tokens) == 1 and self._allowed[tokens[0]])
+            raise (DeadEnd if is_allowed else ValueError)(self._matcher.get_error().split("\n")[0])
+        vocab = len(self._escapes.spelled)
+        self._allowed = np.unpackbits(bits, bitorder="little")[:vocab].astype(bool)
+        self._allowed &= self._escapes.allowed_after(self._begun)
+        if not self._allowed.any():
+            raise DeadEnd("the vocabulary has no token for the characters that may follow")
+        return self._allowed
+
+
+def _matches_only(pattern: str, names: set[str]) -> bool:
+    """Whether a pattern of JSON Schema matches none but these names."""
+    from llguidance import LLMatcher
+
+    matcher = LLMatcher(
+        _bytes_as_tokens(),
+        LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", "pattern": pattern})),
+        log_level=0,
+    )
+    return not matcher.is_error() and _spells_only(
+        matcher, [json.dumps(name, ensure_ascii=False).encode() for name in names]
+    )
+
+
+def _spells_only(matcher: "LLMatcher", texts: list[bytes]) -> bool:
+    """Whether a grammar allows none but these texts. It never allows a byte after which no text is left."""
+    bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    allowed = {int(byte) for byte in np.flatnonzero(np.unpackbits(bits, bitorder="little")[:END])}
+    if not allowed <= {text[0] for text in texts if text}:
+        return False
+    for byte in allowed:
+        after = matcher.deep_copy()
+        after.consume_token(byte)
+        if not _spells_only(after, [text[1:] for text in texts if text[:1] == bytes([byte])]):
+            return False
+    return True
+
+
+@cache
+def _bytes_as_tokens() -> Any:
+    """Give llguidance a vocabulary of all bytes."""
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    return LLTokenizer(TokenizerWrapper(Bytes()), n_vocab=END + 1, eos_token=[END])
+
+
+class Bytes:
+    """A tokenizer of bytes, as llguidance asks for it."""
+
+    def __init__(self):
+        """Add a token that ends a text."""
+        self.bos_token_id, self.eos_token_id = None, END
+        self.tokens = [*(bytes([byte]) for byte in range(END)), b""]
+        self.special_token_ids = [END]
+
+    def __call__(self, text: str) -> list[int]:
+        """Encode a text."""
+        return [*text.encode()]
 
 
 def _unusable(param: str, reason: str) -> Refusal:

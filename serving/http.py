@@ -6,13 +6,15 @@ does, or leaves undone, takes memory or time without a limit.
 
 import asyncio
 import logging
+import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager, suppress
+from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from llamaspec.serving.answers import shutting_down
 from llamaspec.serving.api import Answer, Api
@@ -44,6 +46,18 @@ CONTENT_POLICY = (
 )
 SAFETY = {"Server": "llamaspec", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 A_MODEL = "/v1/models/"  # and its name
+OTHER_APIS = {  # paths of APIs that we lack, and ours that does the most similar thing
+    "/v1/responses": "/v1/chat/completions",
+    "/v1/messages": "/v1/chat/completions",
+    "/v1/chat": "/v1/chat/completions",
+    "/v1/generate": "/v1/completions",
+    "/api/chat": "/v1/chat/completions",
+    "/api/generate": "/v1/completions",
+    "/api/tags": "/v1/models",
+    "/api/v0/models": "/v1/models",
+    "/generate": "/v1/completions",
+    "/completion": "/v1/completions",
+}
 OPEN = {"/health", "/ready", "/", "/page.css", "/page.js"}  # paths that need no key
 BACKLOG = 1024  # connections that the system holds until they are accepted
 IN_A_ROW = 8  # of them accepted, before those beyond the limit are refused
@@ -142,7 +156,7 @@ class Site:
         self._check_host(request)
         routes = self._routes.get(_place(request.path))
         if routes is None:
-            hint = f": it is at /v1{request.path}" if _place(f"/v1{request.path}") in self._routes else ""
+            hint = hint_of(request.path, self._routes)
             raise Refusal(f"nothing is at {request.path[:100]}{hint}", status=404, code="not_found")
         allowed = ", ".join([*routes, "OPTIONS"])
         if request.method == "OPTIONS":
@@ -168,8 +182,14 @@ class Site:
         origin = request.headers.get("Origin")
         if origin is None or origin not in self.access.origins:
             return {}
-        allowed = {"Access-Control-Allow-Headers": "Authorization, Content-Type", "Vary": "Origin"}
-        return {"Access-Control-Allow-Origin": origin, **allowed}
+        # A page of an allowed origin may send any headers: OpenAI's client for JavaScript sends a dozen of its own.
+        asked = request.headers.get("Access-Control-Request-Headers", "Authorization, Content-Type")
+        return {
+            "Access-Control-Allow-Origin": origin,
+            "Access-Control-Allow-Headers": asked,
+            "Access-Control-Expose-Headers": "Retry-After, X-Should-Retry",
+            "Vary": "Origin, Access-Control-Request-Headers",
+        }
 
     def _tenant(self, request: web.BaseRequest) -> str:
         """Find who asks. Raises Refusal where the key is missing or wrong."""
@@ -189,6 +209,7 @@ class Site:
         try:
             if (request.content_length or 0) > limit:
                 raise web.HTTPRequestEntityTooLarge(limit, request.content_length or 0)
+            self._invite_body(request)
             async with asyncio.timeout(self.limits.body_seconds):
                 raw = await request.read()
         except web.HTTPRequestEntityTooLarge:
@@ -201,6 +222,16 @@ class Site:
         except web.RequestPayloadError as wrong:
             raise Refusal(f"the body cannot be read: {wrong}"[:200]) from None
         return read_json(raw, kind)
+
+    def _invite_body(self, request: web.BaseRequest) -> None:
+        """Answer a client that waits for leave to send its body (RFC 9110, 10.1.1)."""
+        expected = request.headers.get("Expect", "").strip()
+        if not expected or request.version < HttpVersion11:
+            return
+        if expected.lower() != "100-continue":
+            raise Refusal(f"Expect: {expected[:100]} is not supported", status=417, code="expectation_failed")
+        if request.transport is not None:
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     async def _complete(self, request: web.BaseRequest) -> web.StreamResponse:
         body = await self._body(request, CompletionRequest)
@@ -228,7 +259,9 @@ class Site:
     async def _stream(self, request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
         """Send pieces as they come. An error before the first piece still has a status of its own."""
         response = web.StreamResponse(headers=SAFETY | self._cross_origin(request))
-        response.content_type = "text/event-stream"
+        response.content_type, response.charset = "text/event-stream", "utf-8"
+        if request.version < HttpVersion11:
+            response.force_close()  # HTTP/1.0 has no chunks: only the end of the connection ends a stream
         response.headers["Cache-Control"] = "no-store"
         response.headers["X-Accel-Buffering"] = "no"  # nginx would hold pieces back
         while answer.answering.open:
@@ -310,6 +343,27 @@ class Site:
     async def _model(self, request: web.BaseRequest) -> web.Response:
         self.api.check_model(request.path.removeprefix(A_MODEL))
         return in_json(self.api.model)
+
+
+def hint_of(path: str, routes: Iterable[str]) -> str:
+    """Say which path a client may have meant.
+
+    >>> hint_of("//v1/chat/completions/", ["/v1/chat/completions"])
+    ': it is at /v1/chat/completions'
+    >>> hint_of("/v1/responses", ["/v1/chat/completions"]), hint_of("/nonsense", ["/v1/chat/completions"])
+    (': this server has no such API, but /v1/chat/completions', '')
+    """
+    plain = re.sub(r"/{2,}", "/", path).rstrip("/") or "/"
+    exact = [route for route in routes if route not in ("/", A_MODEL)]
+    for candidate in (plain, f"/v1{plain}", *(plain[at.start() :] for at in re.finditer("/", plain))):
+        if candidate.lower() in exact:
+            return f": it is at {candidate.lower()}"
+        if candidate.startswith(A_MODEL) and candidate != A_MODEL:
+            return f": it is at {candidate[:100]}"
+    if plain.lower() in OTHER_APIS:
+        return f": this server has no such API, but {OTHER_APIS[plain.lower()]}"
+    near = get_close_matches(plain[:100].lower(), exact, n=1, cutoff=0.85)
+    return f": do you mean {near[0]}?" if near else ""
 
 
 def _place(path: str) -> str:

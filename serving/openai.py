@@ -27,6 +27,8 @@ Priority = Annotated[int, Meta(ge=-100, le=100)]  # a step of it is a bounded wa
 Ids = list[Count]
 FunctionName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 MOST_TOOLS = 128
+# Fields with JSON of any kind, which stays as it is.
+FREE = {"chat_template_kwargs", "metadata", "parameters", "schema"}
 LONGEST_QUOTED = 100  # characters of a client's own in an error
 
 KINDS = {  # of an error, by status; all others are the client's
@@ -58,6 +60,9 @@ class Refusal(Exception):
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
+Seed = Annotated[int, Meta(ge=-(2**63))]  # one below 0 stands for itself plus 2^64
+
+
 class Fields(Struct, forbid_unknown_fields=True):
     """An object in a request, whose unknown fields are refused."""
 
@@ -69,22 +74,33 @@ class StreamOptions(Fields, kw_only=True):
     include_obfuscation: bool | None = None  # ignored
 
 
-class TextPart(Fields, kw_only=True):
-    """A part of a message's content; we have no other kinds."""
+class TextPart(Fields, kw_only=True, tag_field="type", tag="text"):
+    """A part of a message's content."""
 
-    type: Literal["text"]
     text: str
+    cache_control: Any = None  # Anthropic's, ignored
+    prompt_cache_breakpoint: Any = None  # ignored
+    annotations: Any = None  # ignored
 
 
-class CalledFunction(Fields, kw_only=True):
-    """The function of a call, and its arguments as a JSON object in a text."""
+class RefusalPart(Fields, kw_only=True, tag_field="type", tag="refusal"):
+    """A part of an assistant's message that declines to answer."""
+
+    refusal: str
+
+
+class CalledFunction(Struct, kw_only=True):
+    """The function of a call, and its arguments: a JSON object in a text, unless the answer was cut.
+
+    Clients add fields of their own (`parsed_arguments`, `provider_specific_fields`), which change nothing.
+    """
 
     name: FunctionName
     arguments: str
 
 
-class ToolCall(Fields, kw_only=True):
-    """A call that an answer made."""
+class ToolCall(Struct, kw_only=True):
+    """A call that an answer made. Fields that clients add (`index`, `cache_control`) change nothing."""
 
     id: str
     type: Literal["function"] = "function"
@@ -95,17 +111,26 @@ class Message(Fields, kw_only=True):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[TextPart | RefusalPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None  # of an assistant
     tool_call_id: str | None = None  # the call that a message of a tool answers
     reasoning_content: str | None = None  # of an assistant: what it thought, as an answer of ours has it
     reasoning: str | None = None  # the same, by the name of other servers
-    # Clients send an answer back as they got it. Nothing of the following can be in one of ours.
-    refusal: None = None
+    refusal: str | None = None  # of an assistant: what it said instead of an answer
     audio: None = None
     function_call: None = None
-    annotations: list[Any] | None = None  # ignored
+    # Ignored: clients keep these in their objects of an answer, and send them back.
+    annotations: Any = None
+    cache_control: Any = None
+    citations: Any = None
+    id: Any = None
+    index: Any = None
+    parsed: Any = None
+    provider_specific_fields: Any = None
+    reasoning_details: Any = None
+    reasoning_items: Any = None
+    thinking_blocks: Any = None
 
 
 class TextFormat(Fields, tag_field="type", tag="text"):
@@ -166,14 +191,14 @@ class SampledRequest(Fields, kw_only=True):
     model: str | None = None  # None: the model that is served
     max_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Count | None = None
+    top_p: Share | None = None  # 0: the likeliest token, as temperature 0
+    top_k: Annotated[int, Meta(ge=-1)] | None = None  # 0 or -1: off
     min_p: Share | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: Annotated[dict[str, Bias], Meta(max_length=MOST_BIASES)] | None = None  # by token id
-    seed: Count | None = None  # below 2^64; None: one is drawn
+    seed: Seed | None = None  # below 2^64; None: one is drawn
     n: Annotated[int, Meta(ge=1, le=8)] | None = None
     stop: StopText | Annotated[list[StopText], Meta(max_length=4)] | None = None
     response_format: TextFormat | JsonFormat | SchemaFormat | None = None
@@ -197,9 +222,8 @@ class SampledRequest(Fields, kw_only=True):
 class CompletionRequest(SampledRequest, kw_only=True):
     """`POST /v1/completions`."""
 
-    prompt: str | Annotated[list[str | Count | Ids], Meta(min_length=1)] = (
-        ""  # a text, several, ids, or several lists of ids
-    )
+    # a text, several, ids, or several lists of ids; None: an empty text
+    prompt: str | Annotated[list[str | Count | Ids], Meta(min_length=1)] | None = None
     echo: bool | None = None
     logprobs: Likeliest | None = None
     best_of: Count | None = None  # only as many as `n`
@@ -253,7 +277,12 @@ class DetokenizeRequest(Fields, kw_only=True):
 def read_json[Body](raw: bytes, kind: type[Body]) -> Body:
     """Parse a request's body. Raises Refusal, which names the field that is unknown or wrong."""
     try:
-        return msgspec.json.decode(raw, type=kind)
+        try:
+            return msgspec.json.decode(raw, type=kind)
+        except msgspec.ValidationError as error:
+            if "got `float`" not in str(error):
+                raise
+            return msgspec.convert(_whole_numbers(msgspec.json.decode(raw)), kind)
     except msgspec.ValidationError as error:
         raise _wrong_field(str(error)) from None
     except UnicodeDecodeError as error:
@@ -262,6 +291,21 @@ def read_json[Body](raw: bytes, kind: type[Body]) -> Body:
         if not raw.strip():
             raise Refusal("the body is empty, where JSON is due") from None
         raise Refusal(f"the body is not JSON: {str(error).removeprefix('JSON is malformed: ')}") from None
+
+
+def _whole_numbers(value: Any) -> Any:
+    """Write whole numbers such as 4.0, which JSON Schema counts as integers, as integers.
+
+    >>> _whole_numbers({"n": 4.0, "temperature": 0.5, "metadata": {"a": 1.0}})
+    {'n': 4, 'temperature': 0.5, 'metadata': {'a': 1.0}}
+    """
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, list):
+        return [_whole_numbers(item) for item in value]
+    if isinstance(value, dict):
+        return {name: item if name in FREE else _whole_numbers(item) for name, item in value.items()}
+    return value
 
 
 def _wrong_field(message: str) -> Refusal:

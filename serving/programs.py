@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from llamaspec.model.cache import Cache, LayerPages, empty_pages
 from llamaspec.model.forward import hidden_states
 from llamaspec.model.ops.table import Ops
-from llamaspec.model.running.compile import compiler_options
+from llamaspec.model.running.compile import untuned_options
 from llamaspec.model.sampling import Sampling, penalize, sample_by_row
 from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
@@ -224,10 +224,11 @@ def compile_serving(
 ) -> ServingPrograms:
     """Compile for JAX's default device, or for several with `spread`, where all shapes are those of a device's share.
 
-    `params` may be only shapes.
+    `params` may be only shapes. XLA measures no times while it compiles: servers with equal fingerprints must compute
+    equal bits, and two processes that tune at the same time may choose different algorithms for a product.
     """
     state = jax.eval_shape(partial(empty_state, config, sizes))
-    options = compiler_options(platform)
+    options = untuned_options(platform)
     chunk, blocks, vocab = sizes.chunk, sizes.blocks, config.vocab
     flag = _shape(dtype=np.bool_)
 

@@ -4,6 +4,7 @@ A person's text never yields special tokens, in a conversation or outside one.
 """
 
 import json
+import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +26,7 @@ from llamaspec.model.chat.template import (
 )
 from llamaspec.model.chat.template_process import Workers
 from llamaspec.model.tokenizers.tokenizer import Tokenizer, check_text, check_texts, decode, encode_text
-from llamaspec.serving.openai import Message, Refusal, Tool, ToolCall
+from llamaspec.serving.openai import Message, Refusal, RefusalPart, TextPart, Tool, ToolCall
 from llamaspec.serving.tools import CallForm, form_of
 
 UNSUPPORTED = "unsupported_parameter"
@@ -35,6 +36,9 @@ FINAL = f"{CHANNEL}final{MESSAGE}"  # what a model with channels says after it
 PROBE_ARGUMENTS = {"type": "object", "properties": {"a": {"type": "string", "description": "b"}}, "required": ["a"]}
 PROBE = {"type": "function", "function": {"name": "c", "description": "d", "parameters": PROBE_ARGUMENTS}}
 
+SIGNS_AND_COMMAS = re.compile(r'\\.|["{}\[\],]', re.DOTALL)  # all that decides how JSON goes on
+Brackets = tuple | None  # what closes the innermost open bracket, and those around it, likewise
+CUT_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{0,3})?\Z")
 # A conversation with two calls at once, which are told apart by their names.
 SECOND = "second_call"
 IDS = ("callnum01", "callnum02")
@@ -218,7 +222,10 @@ class Prompts:
         content = message.content
         if content is None and role != "assistant":
             raise Refusal(f"{place}.content is missing", param=f"{place}.content", code="missing_required_parameter")
-        text = content if isinstance(content, str) else "".join(part.text for part in content or ())
+        if isinstance(content, list) and role != "assistant" and any(isinstance(p, RefusalPart) for p in content):
+            raise Refusal(f"{place}.content: only an assistant refuses", param=f"{place}.content")
+        parts = [content] if isinstance(content, str) else map(_text_of_part, content or ())
+        text = "".join(parts) or (message.refusal or "" if role == "assistant" else "")
         said: dict[str, Any] = {"role": role, "content": text}
         for name in ("name", "tool_call_id"):
             if (value := getattr(message, name)) is not None:
@@ -241,18 +248,71 @@ class Prompts:
     def _called(self, call: ToolCall, place: str) -> dict[str, Any]:
         """Write an earlier call as templates read it: with arguments as an object."""
         param = f"{place}.function.arguments"
+        function = {"name": call.function.name, "arguments": called_arguments(call.function.arguments)}
         try:
-            arguments = json.loads(call.function.arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict):
-            raise Refusal(f"{param}: not a JSON object in a text", param=param)
-        function = {"name": call.function.name, "arguments": arguments}
-        try:
-            check_texts(arguments)
+            check_texts(function)
         except ValueError as error:  # An escape in the arguments can be half of a surrogate pair.
             raise Refusal(f"{param}: {error}", param=param) from None
         return {"id": call.id, "type": "function", "function": function}
+
+
+def _text_of_part(part: TextPart | RefusalPart) -> str:
+    return part.text if isinstance(part, TextPart) else part.refusal
+
+
+def called_arguments(text: str) -> dict[str, Any]:
+    """Read the arguments of an earlier call, which templates want as an object.
+
+    A model does not always write valid JSON, and `max_tokens` may have cut its answer. Then the object has what came,
+    up to the last whole value, or all of the text if that is no object at all.
+
+    >>> called_arguments('{"a": 1, "b": "two'), called_arguments('{"a": 1, "b'), called_arguments("")
+    ({'a': 1, 'b': 'two'}, {'a': 1}, {})
+    >>> called_arguments("[1]"), called_arguments("a: 1")
+    ({'arguments': [1]}, {'arguments': 'a: 1'})
+    """
+    for candidate in (text or "{}", *(completions(text) if text.lstrip().startswith("{") else ())):
+        try:
+            value = json.loads(candidate)
+        except (ValueError, RecursionError):
+            continue
+        return value if isinstance(value, dict) else {} if value is None else {"arguments": value}
+    return {"arguments": text}
+
+
+def completions(text: str) -> list[str]:
+    """Complete a JSON object that was cut: all of it, or up to its last comma, or up to its last opening bracket.
+
+    >>> completions('{"a": [1, "b')
+    ['{"a": [1, "b"]}', '{"a": [1]}', '{"a": []}']
+    """
+    open_brackets: Brackets = None
+    is_quoted = False
+    shorter: dict[str, tuple[int, Brackets]] = {}  # the ends of shorter texts, and what is open there
+    for sign in SIGNS_AND_COMMAS.finditer(text):
+        if sign[0] == '"':
+            is_quoted = not is_quoted
+        elif is_quoted or sign[0][0] == "\\":
+            continue
+        elif sign[0] in "{[":
+            open_brackets = ("}" if sign[0] == "{" else "]", open_brackets)
+            shorter["bracket"] = sign.end(), open_brackets
+        elif sign[0] == ",":
+            shorter["comma"] = sign.start(), open_brackets
+        elif open_brackets:
+            open_brackets = open_brackets[1]
+    whole = CUT_ESCAPE.sub("", text) + '"' * is_quoted + _closed(open_brackets)
+    ends = [shorter[name] for name in ("comma", "bracket") if name in shorter]
+    return [whole, *(text[:end] + _closed(brackets) for end, brackets in ends)]
+
+
+def _closed(brackets: Brackets) -> str:
+    """Write what closes brackets, the innermost first."""
+    signs = []
+    while brackets:
+        sign, brackets = brackets
+        signs.append(sign)
+    return "".join(signs)
 
 
 def one_call_each(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

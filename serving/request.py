@@ -17,6 +17,7 @@ from llamaspec.model.options import SamplingOptions, check_max_new_tokens, check
 MOST_LOGPROBS = 20  # likeliest tokens that a request may ask for at each position
 MOST_BIASES = 300  # tokens in `logit_bias`
 MOST_STOPS = 64  # token ids that end a text, the model's own included
+NO_WAY_ON = "no token can follow: the schema leads to a dead end"  # message of an error that the client's schema causes
 LARGEST_BIAS = 100.0
 LARGEST_PENALTY = 2.0  # of presence and of frequency
 
@@ -77,6 +78,10 @@ class Request:
             raise ValueError(f"a deadline must be above 0 seconds, got {self.deadline}")
         if not -(2**31) <= self.priority < 2**31:
             raise ValueError(f"priority must fit 32 bits, got {self.priority}")
+
+
+class DeadEnd(ValueError):
+    """Raised by `Allowed` if no token may follow, although every token before was allowed."""
 
 
 class TopLogprobs(NamedTuple):

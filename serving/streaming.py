@@ -213,7 +213,21 @@ class Inbox:
 
 
 def server_sent(data: Any, *, event: str | None = None) -> bytes:
-    """Format one event of a stream, whose data is JSON, or a text that stays as it is."""
-    body = data.encode() if isinstance(data, str) else msgspec.json.encode(data)
+    """Format one event of a stream: `data` as JSON, or a text as it is.
+
+    JSON on one line may hold characters that some clients take for the end of a line; they are escaped.
+    """
+    body = data.encode() if isinstance(data, str) else _in_one_line(msgspec.json.encode(data))
     name = f"event: {event}\n".encode() if event else b""
     return name + b"data: " + body + b"\n\n"
+
+
+def _in_one_line(json: bytes) -> bytes:
+    """Escape the characters that end a line in Unicode, though not in this format.
+
+    >>> _in_one_line('{"a": "b\u2028c"}'.encode())
+    b'{"a": "b\\\\u2028c"}'
+    """
+    for character in "\u0085\u2028\u2029":
+        json = json.replace(character.encode(), f"\\u{ord(character):04x}".encode())
+    return json

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from llamaspec.model.chat.channels import CHANNEL, CONSTRAIN, FUNCTIONS, MESSAGE, TO_TOOL
 from llamaspec.serving.openai import ChatRequest, Refusal, TextFormat, Tool, ToolChoice
+from llamaspec.serving.schemas import with_pointers
 from llamaspec.serving.streaming import CallPiece
 
 LONGEST_NAME = 512  # characters of a call before its arguments
@@ -135,11 +136,11 @@ def wanted_tools(body: ChatRequest) -> Wanted:
 
 
 def _parameters(tool: Tool, number: int) -> dict[str, Any]:
-    """Give the schema of a tool's arguments a name of its own, which its references are resolved in."""
+    """Make the schema of a tool's arguments. Its `$id` is unique, because two tools may come with the same one."""
     parameters = tool.function.parameters
     if parameters is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
-    return {"$id": f"urn:tool:{number}", "type": "object"} | parameters
+    return {"$id": f"urn:tool:{number}", "type": "object"} | with_pointers(parameters)
 
 
 class Said(NamedTuple):

@@ -1,4 +1,4 @@
-"""Documents to train on: where they come from, and batches of them."""
+"""Training documents: their sources, and batches of them."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,15 +14,15 @@ from llamaspec.model.text import read_text
 from llamaspec.model.tokenizers.tokenizer import Tokenizer
 from llamaspec.training.recipe import Recipe, check_context
 
-LENGTHS = range(32, 1025, 32)  # lengths that documents are padded to: each is a program to compile
-COARSE = range(128, 1025, 128)  # for several documents at once, whose lengths differ by more than that anyway
+LENGTHS = range(32, 1025, 32)  # documents are padded to these lengths, because each length compiles a program
+COARSE = range(128, 1025, 128)  # for batches of several documents, where the lengths differ more anyway
 
 
 class Example(NamedTuple):
     """A document to train on."""
 
     ids: list[int]
-    weights: list[float]  # of the prediction of this id in the loss; 0: not counted
+    weights: list[float]  # the weight of this id's prediction in the loss; 0: not counted
 
 
 class Batch(NamedTuple):
@@ -33,13 +33,13 @@ class Batch(NamedTuple):
 
     @property
     def counted(self) -> Bool[np.ndarray, "batch predicted"]:
-        """Whether the loss counts the prediction of each id but the first."""
+        """Whether the loss counts the prediction of each id, from the second on."""
         return self.weights[:, 1:] > 0
 
 
 @runtime_checkable
 class Source(Protocol):
-    """Documents, and the tokenizer that spells them."""
+    """Documents and their tokenizer."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -48,7 +48,7 @@ class Source(Protocol):
 
     @property
     def files(self) -> Mapping[str, bytes]:
-        """Files that the model needs beside its weights, by name."""
+        """Files of the model besides its weights, by name."""
         ...
 
     @property
@@ -63,24 +63,24 @@ class Source(Protocol):
 
     @property
     def floor(self) -> float | None:
-        """Nats per counted token of the held-out documents, where that is known: no model's mean loss is less."""
+        """The entropy of held-out documents in nats per counted token, if known: a lower bound on the mean loss."""
         ...
 
     def training(self, step: int, recipe: Recipe) -> list[Example]:
-        """Give the documents of a step: a function of the step and the recipe alone."""
+        """Return the documents of a step. They depend only on the step and the recipe."""
         ...
 
     def held_out(self) -> list[Example]:
-        """Give documents that no step trains on."""
+        """Return documents that no step trains on."""
         ...
 
     def questions(self) -> list[Example]:
-        """Give held-out documents whose counted ids are the one right answer to a question; none if there are none."""
+        """Return held-out questions, as documents in which only the ids of the single right answer count."""
         ...
 
 
 class Text:
-    """The paragraphs of a file, in a new order every time round; every twentieth is held out."""
+    """The paragraphs of a file, in a new order in each epoch. Every twentieth is held out."""
 
     def __init__(self, file: str | Path, tokenizer: Tokenizer, files: Mapping[str, bytes], *, context: int):
         """Read a UTF-8 file. Documents are cut to `context` tokens.
@@ -96,7 +96,7 @@ class Text:
         paragraphs = [paragraph.strip() for paragraph in re.split(r"\n\s*\n", text)]
         all = [part for text in paragraphs if text for part in self._documents(text, context)]
         if len(all) < 2:
-            raise refused(file, "has less than two paragraphs: one to train on, one to hold out")
+            raise refused(file, "has fewer than two paragraphs: one to train on, one to hold out")
         self._held_out, self._training = all[::20], [d for i, d in enumerate(all) if i % 20]
 
     def _documents(self, text: str, context: int) -> list[Example]:
@@ -104,11 +104,11 @@ class Text:
         begin = [] if self.bos is None else [self.bos]
         size = context - len(begin)
         parts = [[*begin, *ids[i : i + size]] for i in range(0, len(ids), size)]
-        predicting = [part for part in parts if len(part) > 1]  # without a <s>, one id is predicted from nothing
+        predicting = [part for part in parts if len(part) > 1]  # without <s>, nothing predicts the first id
         return [Example(part, [float(i >= len(begin)) for i in range(len(part))]) for part in predicting]
 
     def training(self, step: int, recipe: Recipe) -> list[Example]:
-        """Give the documents of a step: a function of the step and the recipe alone."""
+        """Return the documents of a step. They depend only on the step and the recipe."""
         count = len(self._training)
         return [
             self._training[np.random.default_rng([recipe.seed, n // count]).permutation(count)[n % count]]
@@ -116,23 +116,23 @@ class Text:
         ]
 
     def held_out(self) -> list[Example]:
-        """Give every twentieth paragraph."""
+        """Return every twentieth paragraph."""
         return self._held_out
 
     def questions(self) -> list[Example]:
-        """Give none: nobody knows what a text answers."""
+        """Return no questions: a plain text has no known answers."""
         return []
 
 
 def stops(source: Source) -> frozenset[int]:
-    """Give the ids that end a text of a model that `source` trains."""
+    """Return the ids that end a text of a model trained on `source`."""
     return frozenset() if source.eos is None else frozenset([source.eos])
 
 
 def files_beside(tokenizer: str | Path) -> dict[str, bytes]:
-    """Read the files of a tokenizer and of chat templates, by the places that they have in a model's folder.
+    """Read the files of a tokenizer and of chat templates, by their paths in a model's folder.
 
-    Raises `CheckpointError` for a link that leads out of a folder.
+    Raises `CheckpointError` for a link that leaves the folder.
     """
     place = Path(tokenizer)
     folder = place if place.is_dir() else place.parent
@@ -144,7 +144,7 @@ def files_beside(tokenizer: str | Path) -> dict[str, bytes]:
 
 
 def batches(examples: Iterable[Example], *, rows: int, context: int) -> Iterator[Batch]:
-    """Sort `examples` by length and give `rows` at a time.
+    """Sort `examples` by length and yield batches of `rows`.
 
     Empty rows fill the last batch. Examples are cut after `context` ids.
     """
@@ -160,7 +160,7 @@ def batches(examples: Iterable[Example], *, rows: int, context: int) -> Iterator
 
 
 def padded(length: int, lengths: Iterable[int]) -> int:
-    """Round a length up to one of `lengths`, which programs are compiled for; a longer one to a power of two.
+    """Round a length up to one of `lengths`, or beyond them to a power of two, to compile few programs.
 
     >>> padded(225, LENGTHS), padded(257, LENGTHS), padded(257, COARSE), padded(1025, COARSE)
     (256, 288, 384, 2048)

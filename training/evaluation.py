@@ -1,4 +1,4 @@
-"""The score of a model on held-out documents."""
+"""Scoring a model on held-out documents."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,11 +19,11 @@ from llamaspec.training.objective import WHOLE, Tensors, summed_loss
 
 
 class Evaluation(NamedTuple):
-    """The loss on held-out documents, and how many questions were answered right."""
+    """The loss on held-out documents, and the number of right answers."""
 
     loss: float  # nats per counted token of held-out documents
-    floor: float | None  # no model's loss is less
-    right: int  # questions about a story answered to the letter, each word the likeliest
+    floor: float | None  # a lower bound on any model's loss
+    right: int  # answers about a story that greedy decoding gets exactly right
     questions: int
 
     def __str__(self):
@@ -37,9 +37,9 @@ class Evaluation(NamedTuple):
 
 
 def rows_at_once(platform: str) -> int:
-    """Choose how many documents are in one batch: on a CPU one, which its caches hold and which has no padding.
+    """Choose the number of documents in a batch. On a CPU, 1: it fits into the caches and needs no padding.
 
-    Elsewhere half of a step's 16: the shorter half, padded by itself, takes a quarter of the time of the longer.
+    Elsewhere 8, half of a step's 16: the shorter half, padded separately, takes a quarter of the longer half's time.
     """
     return 1 if platform == "cpu" else 8
 
@@ -57,11 +57,11 @@ def evaluate(
 
     `score` is `Step.score` of the configuration. A question is right if every id of the answer is the likeliest.
     """
-    documents, asked = source.held_out(), source.questions()
+    documents, questions = source.held_out(), source.questions()
 
     def scored(examples: list[Example], done: int) -> Iterator[tuple[Batch, tuple]]:
         for batch in batches(examples, rows=rows, context=config.context):
-            progress("evaluating", done / (len(documents) + len(asked)))
+            progress("evaluating", done / (len(documents) + len(questions)))
             yield batch, score(tensors, batch.ids, batch.weights)[1]
             done += rows
 
@@ -70,22 +70,24 @@ def evaluate(
         nats += float(loss)
         count += int(batch.counted.sum())
     right = 0
-    for batch, (_, ids) in scored(asked, len(documents)):
+    for batch, (_, ids) in scored(questions, len(documents)):
         likeliest = np.asarray(ids)  # [batch, seq - 1]
         wrong = np.any((likeliest != batch.ids[:, 1:]) & batch.counted, axis=1)
-        whole = np.any(batch.counted, axis=1)  # False for an empty row, and for a question too long for the context
-        right += int(np.sum(whole & ~wrong))
-    return Evaluation(nats / count, source.floor, right, len(asked))
+        scorable = np.any(
+            batch.counted, axis=1
+        )  # False for an empty row, and for a question that does not fit into the context
+        right += int(np.sum(scorable & ~wrong))
+    return Evaluation(nats / count, source.floor, right, len(questions))
 
 
 def evaluate_model(path: str | Path, source: Source, *, progress: Progress = no_progress) -> Evaluation:
-    """Score a model in a file or directory. Raises CheckpointError for one that does not know the source's ids."""
+    """Score a model in a file or directory. Raises CheckpointError if its vocabulary is too small for the source."""
     checkpoint = open_checkpoint(path)
     config = checkpoint.config
     if config.vocab < source.tokenizer.vocab:
         raise refused(path, f"knows {config.vocab} ids, not the {source.tokenizer.vocab} of the documents' tokenizer")
     if config.sinks:
-        raise refused(path, "has sinks, which the attention of training does not know")
+        raise refused(path, "has attention sinks, which training does not support")
     check_weights(checkpoint)
     tensors = {name: jnp.asarray(tensor.read(), jnp.float32) for name, tensor in checkpoint.tensors.items()}
     score = jax.jit(partial(summed_loss, config=config, ops=WHOLE, dtype=np.dtype(np.float32)))

@@ -1,11 +1,11 @@
-"""A training from its beginning, or from its last checkpoint, to a directory that holds the model.
+"""The training loop: from the start or from the last checkpoint, to a directory with the model.
 
-    DIR/tokenizer.model, chat_template.jinja …   as the model will have them
-    DIR/step-00001200.safetensors              weights and optimizer, the last two; a run goes on from the last
-    DIR/model/                                 at the end: what `load` takes, in bfloat16
+    DIR/tokenizer.model, chat_template.jinja …   the model's files
+    DIR/step-00001200.safetensors              the last two checkpoints: weights and optimizer
+    DIR/model/                                 at the end: the model in bfloat16, for `load`
 
-The documents of a step are a function of the seed and of the step's number. A run that was killed and goes on ends
-with the weights of one that was not.
+The documents of a step depend only on the seed and the step's number. So a run that was killed and resumed ends with
+the same weights as an uninterrupted one.
 """
 
 import time
@@ -33,14 +33,14 @@ from llamaspec.training.parallel import even, spread
 from llamaspec.training.recipe import Recipe, check_at_least_one, check_recipe
 from llamaspec.training.saving import checkpoints, load_state, save_state, write_model
 
-STREAMS = 2  # batches computed side by side: one alone leaves parts of two cores idle
+STREAMS = 2  # batches computed in parallel: a single one leaves two cores partly idle
 
 
 def steps_ahead(platform: str) -> int:
-    """Choose how many steps are handed to the device before the loss of an earlier one is read.
+    """Choose how many steps to submit to the device before we read the loss of an earlier one.
 
-    A GPU would wait, in every step, until the host has read the loss, made batches and started programs again. On a CPU
-    the host is the device.
+    If we read each loss at once, a GPU would wait in every step while the host makes batches and starts programs. On a
+    CPU the host is the device, so nothing is gained.
     """
     return 0 if platform == "cpu" else 1
 
@@ -48,18 +48,18 @@ def steps_ahead(platform: str) -> int:
 class StepReport(NamedTuple):
     """The state of a training after a step."""
 
-    step: int  # steps done
+    step: int  # completed steps
     loss: float  # nats per counted token of the last
-    rate: float  # tokens a second, padding not counted
-    seconds: float  # since the beginning, pauses not counted
+    rate: float  # tokens per second, without padding
+    seconds: float  # since the beginning, without pauses
     evaluation: Evaluation | None = None
 
 
 class _Begun(NamedTuple):
-    """A step that the device was given, and may still compute."""
+    """A step that was submitted to the device and may still be running."""
 
     step: int
-    nats: jax.Array  # of all its predictions
+    nats: jax.Array  # the sum over all its predictions
     predictions: int
     tokens: int
 
@@ -76,13 +76,13 @@ def train(
     fsdp: bool = False,
     report: Callable[[StepReport], object] = lambda step: None,
 ) -> Path:
-    """Train, and give the directory of the model.
+    """Train, and return the directory of the model.
 
-    `resume` goes on from the last checkpoint in `out`. The documents of a step are spread over `devices`; with `fsdp`
-    each holds a part of the weights and of the optimizer, otherwise all of them. Of several processes all read `out`,
-    and the first writes there. `report` is called after each step, on a GPU when the next one has begun, and again
-    after each evaluation. Raises CheckpointError where a file cannot be used, ValueError for a recipe that cannot be,
-    and FloatingPointError for a loss that is not finite: each a single line.
+    `resume` continues from the last checkpoint in `out`. `devices` share the documents of a step. With `fsdp` they also
+    share weights and optimizer state, otherwise each device has a copy. With several processes, all read `out` and only
+    the first writes there. We call `report` after each step (on a GPU, once the next one has started) and after each
+    evaluation. Raises CheckpointError for an unusable file, ValueError for an invalid recipe, and FloatingPointError
+    for a loss that is not finite, each with a one-line message.
     """
     out = Path(out)
     check_recipe(recipe, bos=source.bos, stops=stops(source))
@@ -94,7 +94,7 @@ def train(
     state, begun, seconds = transform.init(tensors), 0, 0.0
     saved = checkpoints(out)
     if saved and not resume:
-        raise refused(out, "holds a training already: --resume goes on with it")
+        raise refused(out, "contains a training already: --resume continues it")
     if resume and not saved:
         raise refused(out, "holds no checkpoint to resume from")
     if (out / "model").exists():
@@ -120,10 +120,10 @@ def train(
     if over:
         tensors, state = over.place((tensors, state))
         zeros = jax.jit(zeros, out_shardings=over.shardings((tensors, np.float32(0))))
-        streams_at_once = 1  # since devices would meet in two programs in different orders, and wait forever
+        streams_at_once = 1  # devices could meet in two programs in different orders, and deadlock
     ahead = steps_ahead(platform)
     pool, writer = ThreadPoolExecutor(streams_at_once), ThreadPoolExecutor(1)
-    side_by_side: Any = map if ahead else pool.map  # a device that the host is ahead of runs programs in their order
+    side_by_side: Any = map if ahead else pool.map  # if the host runs ahead, the device runs programs in order
 
     def add_up(parts: list[Batch]) -> tuple[Tensors, Any]:
         """Sum the gradients and the nats of all predictions of `parts`."""
@@ -132,20 +132,20 @@ def train(
             sums = step.add_gradient(*sums, tensors, *map(on_devices, (part.ids, part.weights)))
         return sums if ahead else jax.block_until_ready(sums)
 
-    def finished(one: _Begun) -> StepReport:
+    def finished(step_begun: _Begun) -> StepReport:
         """Wait for a step, and report it."""
         nonlocal seconds, since
-        loss = float(one.nats) / one.predictions
+        loss = float(step_begun.nats) / step_begun.predictions
         if not np.isfinite(loss):
-            raise FloatingPointError(f"the loss of step {one.step} is {loss}: try a smaller --lr")
+            raise FloatingPointError(f"the loss of step {step_begun.step} is {loss}: try a smaller --lr")
         now = time.perf_counter()
         took, since = now - since, now
         seconds += took
-        taken = StepReport(one.step, loss, one.tokens / took, seconds)
-        report(taken)
-        return taken
+        finished_steps = StepReport(step_begun.step, loss, step_begun.tokens / took, seconds)
+        report(finished_steps)
+        return finished_steps
 
-    # The documents of the next step are made while this one is computed, which takes as long on a GPU.
+    # We make the next step's documents during this step; on a GPU both take equally long.
     following = writer.submit(source.training, begun, recipe)
     waiting: deque[_Begun] = deque()
     since = time.perf_counter()
@@ -162,18 +162,18 @@ def train(
         done = number + 1
         waiting.append(_Begun(done, nats, count, sum(min(len(d.ids), context) for d in chosen)))
         evaluates, saves = (done % every == 0 or done == recipe.steps for every in (eval_every, save_every))
-        due = len(waiting) if evaluates or saves else max(0, len(waiting) - ahead)
-        taken = [finished(waiting.popleft()) for _ in range(due)]
+        count_due = len(waiting) if evaluates or saves else max(0, len(waiting) - ahead)
+        finished_steps = [finished(waiting.popleft()) for _ in range(count_due)]
         if evaluates:
             score = partial(_score, step.score, on_devices)
             evaluation = evaluate(tensors, recipe.config, source, score=score, rows=rows)
-            report(taken[-1]._replace(evaluation=evaluation))
+            report(finished_steps[-1]._replace(evaluation=evaluation))
         if saves:
-            held: tuple[Tensors, Any] = over.whole((tensors, state)) if over else (tensors, state)
+            complete: tuple[Tensors, Any] = over.whole((tensors, state)) if over else (tensors, state)
             if writes:
-                save_state(out, done, seconds, recipe, *held)
+                save_state(out, done, seconds, recipe, *complete)
         if evaluates or saves:
-            since = time.perf_counter()  # no step takes the time of these
+            since = time.perf_counter()  # evaluations and checkpoints do not count as time of a step
     weights = over.whole(tensors) if over else tensors
     if writes:
         write_model(out, recipe, source, weights)

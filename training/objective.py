@@ -1,10 +1,10 @@
 """Training as functions: the loss of the functional model, its gradient, AdamW, and the initial weights.
 
-Training changes a dictionary of float32 tensors by Hugging Face's names. The loss puts the model's own tree together
-from them (`params_of`), so that a tied head is the embedding, and so that a checkpoint is the dictionary.
+Training updates a dictionary of float32 tensors with Hugging Face's names. The loss builds the model's parameter tree
+from it (`params_of`). So a tied head shares the embedding, and a checkpoint is just the dictionary.
 
-A step's documents are cut into small batches of similar lengths. Their gradients add up, so the step is that of all
-documents together, while little is padding and little is in memory.
+We cut a step's documents into small batches of similar lengths and add their gradients. The result is the gradient of
+all documents together, with little padding and little memory.
 """
 
 import math
@@ -24,7 +24,7 @@ from llamaspec.model.forward import forward
 from llamaspec.model.ops.block import capped, score_scale
 from llamaspec.model.ops.table import Ops, Positions
 from llamaspec.model.ops.xla import XLA
-from llamaspec.model.running.compile import UNTUNED, compiler_options
+from llamaspec.model.running.compile import untuned_options
 from llamaspec.model.tensors import Role, weights
 from llamaspec.model.weights.params import params_of, rope_table
 from llamaspec.reference.config import Config
@@ -32,14 +32,13 @@ from llamaspec.training.parallel import Spread
 
 EMBEDDING_STD = 0.02
 
-Tensors = dict[str, Array]  # weights, or their gradients, by name
+Tensors = dict[str, Array]  # weights or gradients by name
 
 
 def initial_tensors(config: Config, *, seed: int) -> Tensors:
-    """Make norms of one, biases of zero, and random matrices that keep the size of their inputs.
+    """Make norms of one, biases of zero, and random matrices that preserve the scale of their inputs.
 
-    Matrices whose products are added to the residual stream are smaller, so that all layers together add as much as
-    one would.
+    The matrices that write to the residual stream are smaller, so that all layers together add as much as one would.
     """
     rng = np.random.default_rng(seed)
     tensors = {}
@@ -58,9 +57,9 @@ def initial_tensors(config: Config, *, seed: int) -> Tensors:
 
 
 def optimizer(*, lr: float, steps: int, warm_up: int, decay: float) -> optax.GradientTransformation:
-    """Make AdamW behind clipped gradients. Only matrices decay.
+    """Make AdamW with gradient clipping. Weight decay applies only to matrices.
 
-    The rate rises to `lr` for `warm_up` steps, then falls as a cosine to nothing after `steps`.
+    The learning rate rises to `lr` during `warm_up` steps, then falls along a cosine to 0 at `steps`.
     """
     rate = optax.warmup_cosine_decay_schedule(0.0, lr, warm_up, max(steps, warm_up + 1))
     return optax.chain(
@@ -78,10 +77,10 @@ def summed_loss(
     ops: Ops,
     dtype: np.dtype,
 ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Int[Array, "batch predicted"]]]:
-    """Sum the nats of all predictions, each times its importance, computed in `dtype` with sums in float32.
+    """Sum the nats of all predictions, each times its importance. Computes in `dtype`, with sums in float32.
 
-    The second result holds the plain sum of the nats of predictions that have an importance, and the likeliest ids.
-    The first id of a row has no prediction: `predicted` is seq - 1.
+    The second result has the unweighted sum over predictions with an importance, and the likeliest ids. The first id
+    of a row has no prediction, so `predicted` is seq - 1.
     """
     batch, seq = ids.shape
     params = params_of(config, {name: a.astype(dtype) for name, a in tensors.items()}, rope_table(config, seq))
@@ -94,7 +93,7 @@ def summed_loss(
 
 
 class Step(NamedTuple):
-    """The compiled functions of a training; each length that occurs compiles the first and the last anew."""
+    """The compiled functions of a training. The first and the last compile once per sequence length."""
 
     add_gradient: Callable[..., tuple[Tensors, Array]]
     update: Callable[..., tuple[Tensors, optax.OptState]]
@@ -110,25 +109,25 @@ def compile_step(
     platform: str,
     over: Spread | None = None,
 ) -> Step:
-    """Make the functions of a training that computes in `dtype` with `ops`, on a CPU or a GPU.
+    """Compile the functions of a training that computes in `dtype` with `ops`, on a CPU or a GPU.
 
-    `over` are the devices of a training that runs on several.
+    `over` describes the devices, if there are several.
     """
     static = {"config": config, "ops": ops, "dtype": dtype}
     loss = over.loss(summed_loss, **static) if over else partial(summed_loss, **static)
 
     def add_gradient(gradient: Tensors, nats: Array, tensors: Tensors, ids: Array, importance: Array):
-        """Add the gradient and the nats of this batch to those of batches before."""
+        """Add the gradient and the nats of this batch to the sums of the batches before."""
         (_, (more, _)), slopes = jax.value_and_grad(loss, has_aux=True)(tensors, ids, importance)
         return jax.tree.map(jnp.add, gradient, slopes), nats + more
 
     def update(tensors: Tensors, state: optax.OptState, gradient: Tensors, count: Array):
-        """Take a step down the mean loss of `count` predictions; give weights and optimizer."""
+        """Take an optimizer step for the mean loss of `count` predictions. Returns weights and optimizer state."""
         changes, state = transform.update(jax.tree.map(lambda g: g / count, gradient), state, tensors)
         return optax.apply_updates(tensors, changes), state
 
-    # Each length is a program, and tuning a dozen of them took nine minutes.
-    options: Any = compiler_options(platform) | (UNTUNED if platform == "gpu" else {})
+    # Each length compiles a program. Autotuning a dozen of them took nine minutes.
+    options: Any = untuned_options(platform)
     return Step(
         add_gradient=jax.jit(add_gradient, donate_argnums=0, compiler_options=options),
         update=jax.jit(update, donate_argnums=(0, 1), compiler_options=options),
@@ -144,10 +143,10 @@ def attend_whole(
     window: int | None,
     config: Config,
 ) -> Float[Array, "batch seq width"]:
-    """Attend as `ops.attend` does, for a cache that holds these sequences alone, from their beginning.
+    """Attend like `ops.attend`, for a cache with exactly these sequences, from their first token.
 
-    The queries that share a kv head are the rows of one product, in the layout that they have. On a CPU this and its
-    gradient are twice as fast.
+    Queries that share a kv head become the rows of one product, without a transpose. On a CPU, this and its gradient
+    are twice as fast.
     """
     batch, seq, heads, head_dim = q.shape
     shared = heads // config.kv_heads
@@ -166,7 +165,7 @@ WHOLE = XLA._replace(attend=attend_whole)
 
 
 def remat(ops: Ops) -> Ops:
-    """Make ops whose insides are computed again for the gradient, rather than kept: less memory, a third more work."""
+    """Make ops that recompute their intermediate results for the gradient: less memory, a third more work."""
 
     def again(op: Callable) -> Callable:
         return lambda *arrays, **static: jax.checkpoint(partial(op, **static))(*arrays)

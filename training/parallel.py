@@ -1,9 +1,11 @@
-"""Training on several devices: data parallelism, with whole weights on each device or with a part of them (FSDP).
+"""Training on several devices: data parallelism, with all weights on each device or with sharded weights (FSDP).
 
-The documents of a batch are spread over devices. The loss is one `jax.shard_map` that ends in a sum over devices, and
-`jax.grad` goes around it: inside, a sum would be its own transpose, and gradients would be too large without a word.
+Devices share the documents of a batch. The loss is one `jax.shard_map` that ends in a sum over devices, and `jax.grad`
+goes around it. Inside, `jax.grad` would treat the sum as its own transpose and silently return gradients that are too
+large.
 
-The devices may belong to several processes. Each makes all documents and weights, and hands over what its devices take.
+The devices may belong to several processes. Each process makes all documents and weights, and places only the parts of
+its own devices.
 """
 
 from collections.abc import Callable
@@ -25,10 +27,10 @@ from llamaspec.reference.config import Config
 
 
 class Spread(NamedTuple):
-    """The devices of a training, and how its tensors are cut."""
+    """The devices of a training, and the sharding of its tensors."""
 
     mesh: Mesh
-    layout: dict[str, P]  # by the names of tensors
+    layout: dict[str, P]  # by tensor name
 
     @property
     def devices(self) -> int:
@@ -36,7 +38,7 @@ class Spread(NamedTuple):
         return self.mesh.size
 
     def shardings(self, tree: Any) -> Any:
-        """Give the shardings of tensors, of gradients, or of an optimizer's state; what has no name is everywhere."""
+        """Return the shardings of tensors, gradients or optimizer state. Arrays without a name are replicated."""
 
         def sharding(path: tuple[Any, ...], _: Any) -> NamedSharding:
             name = str(getattr(path[-1], "key", "")) if path else ""
@@ -45,28 +47,30 @@ class Spread(NamedTuple):
         return jax.tree_util.tree_map_with_path(sharding, tree)
 
     def place(self, tree: Any) -> Any:
-        """Put arrays, which every process has, where they belong."""
+        """Place arrays, which every process has, according to their shardings."""
         return jax.tree.map(_placed, tree, self.shardings(tree))
 
     def documents(self, array: np.ndarray) -> jax.Array:
-        """Put the rows of a batch, which every process has, on devices, as many on each."""
+        """Distribute the rows of a batch, which every process has, evenly over the devices."""
         return _placed(array, NamedSharding(self.mesh, P(AXIS)))
 
     def whole(self, tree: Any) -> Any:
-        """Give every process whole copies of arrays that lie in parts on the devices of several."""
+        """Return complete copies, in every process, of arrays sharded over several processes."""
         if jax.process_count() == 1:
             return tree
         return multihost_utils.process_allgather(tree, tiled=True)
 
     def loss(self, summed_loss: Callable, *, config: Config, ops: Ops, dtype: np.dtype) -> Callable:
-        """Make `training.objective.summed_loss` that of documents on all devices, as many on each."""
+        """Turn `training.objective.summed_loss` into the loss of the documents on all devices."""
         table = gathered(ops, config)
 
         def on_each(tensors, ids, importance):
-            whole = {**tensors, EMBEDDING: gathered_rows(tensors[EMBEDDING], (config.vocab,))}
-            loss, (plain, likeliest) = summed_loss(whole, ids, importance, config=config, ops=table, dtype=dtype)
-            each = lax.all_gather(likeliest, AXIS, tiled=True)  # so that every process has the answers to questions
-            return lax.psum(loss, AXIS), (lax.psum(plain, AXIS), each)
+            all_tensors = {**tensors, EMBEDDING: gathered_rows(tensors[EMBEDDING], (config.vocab,))}
+            loss, (plain, likeliest) = summed_loss(all_tensors, ids, importance, config=config, ops=table, dtype=dtype)
+            all_likeliest = lax.all_gather(
+                likeliest, AXIS, tiled=True
+            )  # every process needs the predictions for all questions
+            return lax.psum(loss, AXIS), (lax.psum(plain, AXIS), all_likeliest)
 
         layouts = (self.layout, P(AXIS), P(AXIS))
         results = (P(), (P(), P()))
@@ -74,21 +78,21 @@ class Spread(NamedTuple):
 
 
 def spread(config: Config, *, devices: int, fsdp: bool) -> Spread:
-    """Choose where the tensors of a training lie: cut by rows, or whole on every device.
+    """Choose the sharding of a training's tensors: by rows, or replicated.
 
-    Raises ValueError where JAX has fewer devices.
+    Raises ValueError if JAX has fewer devices.
     """
     layout = row_layouts(config, devices)
     return Spread(mesh(devices), layout if fsdp else dict.fromkeys(layout, P()))
 
 
 def _placed(array: Any, sharding: NamedSharding) -> jax.Array:
-    held = np.asarray(array)
-    return jax.make_array_from_callback(held.shape, sharding, lambda index: held[index])
+    values = np.asarray(array)
+    return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
 
 
 def even(rows: int, devices: int) -> int:
-    """Round a number of documents up to as many on each device.
+    """Round a number of documents up to a multiple of the number of devices.
 
     >>> even(5, 4)
     8

@@ -1,4 +1,4 @@
-"""The numbers that a training depends on, beside its documents."""
+"""The hyperparameters of a training."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,22 +11,22 @@ from llamaspec.reference.config import Config
 
 @dataclass(frozen=True)
 class Recipe:
-    """The numbers that the weights depend on, beside the documents."""
+    """The hyperparameters. Together with the documents, they determine the weights."""
 
     config: Config
     steps: int
-    batch: int  # documents a step
+    batch: int  # documents per step
     lr: float
     seed: int = 0
     warm_up: int = 100  # steps
     decay: float = 0.1
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; weights are float32
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; the trained weights are float32
     remat: bool = False
-    answers: float = 1.0  # how much more than others the tokens count that answer a question about a story
+    answers: float = 1.0  # weight in the loss of tokens that answer a question about a story; other tokens have 1
 
 
 def check_recipe(recipe: Recipe, *, bos: int | None, stops: frozenset[int]) -> None:
-    """Raise ValueError for a number out of range, or for a model that cannot be.
+    """Raise ValueError for a number out of range, or an impossible model.
 
     `bos` and `stops` are ids of the documents' tokenizer.
     """

@@ -29,30 +29,30 @@ CHECKPOINT = re.compile(r"step-(\d{8})\.safetensors")
 
 
 def checkpoints(out: Path) -> list[Path]:
-    """List the checkpoints in a directory, the last at the end."""
+    """List the checkpoints in a directory, from the first to the last."""
     with os_errors(out):
         names = os.listdir(out) if out.exists() else []
     return [out / name for name in sorted(names) if CHECKPOINT.fullmatch(name)]
 
 
 def save_state(out: Path, step: int, seconds: float, recipe: Recipe, tensors: Tensors, state: optax.OptState) -> None:
-    """Write a checkpoint, and then remove those before the last two."""
+    """Write a checkpoint, then remove all but the last two."""
     about = {"recipe": json.dumps(asdict(recipe)), "step": str(step), "seconds": f"{seconds:.3f}"}
     arrays = {name: np.asarray(leaf) for name, leaf in _named(tensors, state).items()}
     with new_file(out / f"step-{step:08}.safetensors", replace=True) as staged:
         try:
             save_file(arrays, staged, metadata=about)
-        except SafetensorError as error:  # the library's own word for an error of the system
+        except SafetensorError as error:  # the library's own exception for an OSError
             raise refused(out, " ".join(str(error).split())) from error
     for old in checkpoints(out)[:-KEPT]:
         old.unlink(missing_ok=True)
 
 
 def load_state(path: Path, recipe: Recipe, tensors: Tensors, state: Any) -> tuple[Tensors, Any, int, float]:
-    """Read weights, optimizer, steps done and seconds taken, as `save_state` wrote them.
+    """Read the weights, optimizer state, completed steps and elapsed seconds that `save_state` wrote.
 
-    `tensors` and `state` have the structure of what is read. Raises CheckpointError for a damaged file, or one of
-    another recipe.
+    `tensors` and `state` have the expected structure. Raises CheckpointError for a damaged file, or one with another
+    recipe.
     """
     try:
         with os_errors(path), safe_open(path, "np") as file:
@@ -60,13 +60,13 @@ def load_state(path: Path, recipe: Recipe, tensors: Tensors, state: Any) -> tupl
             arrays = {name: file.get_tensor(name) for name in file.keys()}
         step, seconds, written = int(about["step"]), float(about["seconds"]), json.loads(about["recipe"])
     except (SafetensorError, KeyError, ValueError) as error:
-        raise refused(path, "is no checkpoint of a training, or a damaged one: the one before it may serve") from error
-    asked = json.loads(json.dumps(asdict(recipe)))
-    if differing := [name for name in asked if asked[name] != written.get(name)]:
+        raise refused(path, "is not a training checkpoint, or is damaged: try the one before it") from error
+    expected_recipe = json.loads(json.dumps(asdict(recipe)))
+    if differing := [name for name in expected_recipe if expected_recipe[name] != written.get(name)]:
         raise refused(path, f"was made with another {', '.join(differing)}")
     expected = _named(tensors, state)
     if {name: a.shape for name, a in arrays.items()} != {name: np.shape(a) for name, a in expected.items()}:
-        raise refused(path, "holds other tensors than this training")
+        raise refused(path, "contains other tensors than this training")
     leaves = [jnp.asarray(arrays[name]) for name in expected]
     tensors, state = jax.tree.unflatten(jax.tree.structure((tensors, state)), leaves)
     return tensors, state, step, seconds
@@ -85,5 +85,5 @@ def write_model(out: Path, recipe: Recipe, source: Source, tensors: Tensors) -> 
         return lambda: np.asarray(tensors[name]).astype(narrow)
 
     named = {name: Tensor(shape, narrow, read(name)) for name, shape in tensor_shapes(recipe.config).items()}
-    made = Checkpoint(str(out), "safetensors", recipe.config, named, bos=source.bos, stops=stops(source))
-    write_huggingface(made, out / "model")
+    checkpoint = Checkpoint(str(out), "safetensors", recipe.config, named, bos=source.bos, stops=stops(source))
+    write_huggingface(checkpoint, out / "model")

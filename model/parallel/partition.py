@@ -19,6 +19,7 @@ from llamaspec.model.cache import Cache, LayerCache
 from llamaspec.model.forward import decode, forward, prefill
 from llamaspec.model.parallel.share import cut_axis
 from llamaspec.model.parallel.tensor import AXIS
+from llamaspec.model.running.device import devices as all_devices
 from llamaspec.model.tensors import weights
 from llamaspec.model.weights.params import Names, Params, array_names
 from llamaspec.reference.config import Config
@@ -29,7 +30,7 @@ HEADS = P(None, AXIS)  # keys and values [batch, kv_heads, rows, head_dim]
 
 def mesh(devices: int) -> Mesh:
     """Take the first `devices` of JAX's devices. Raises ValueError where there are fewer."""
-    found = jax.devices()
+    found = all_devices()
     if len(found) < devices:
         several = "; XLA_FLAGS=--xla_force_host_platform_device_count=N makes N of a CPU"
         raise ValueError(

@@ -36,6 +36,16 @@ def compiler_options(platform: str) -> dict[str, Any]:
             return {}
 
 
+def untuned_options(platform: str) -> dict[str, Any]:
+    """Give the options of XLA without any choice that depends on time measured while compiling.
+
+    Two processes that compile one program with these options compute the same bits, however busy the GPU is. With
+    tuning they may not: XLA times several ways to sum a product and takes the fastest, and on a busy GPU each process
+    may measure another one to be fastest.
+    """
+    return compiler_options(platform) | (UNTUNED if platform == "gpu" else {})
+
+
 def model_options(platform: str, params: Params, config: Config, *, ops: Ops, batch: int) -> dict[str, Any]:
     """Give the options for the programs that read and decode `batch` sequences on one device; `params` may be shapes.
 
@@ -44,11 +54,9 @@ def model_options(platform: str, params: Params, config: Config, *, ops: Ops, ba
     (benchmarks/results/prompts-h100.md). Tuned is what was not compared: float32, experts, what kernels refuse, several
     sequences, several devices. A cold start happens once, and a slow prompt would be slow every time.
     """
-    options = compiler_options(platform)
     kernels = (op for name, op in ops._asdict().items() if name != "moe_add")  # which only experts need
     # Tables with kernels are told by what they hold: importing their class would import Pallas, which takes a second.
     by_kernels = all(getattr(op, "taken", None) and not op.refused for op in kernels)
     bfloat16 = params.embedding.dtype == np.dtype(jax.numpy.bfloat16)
-    if platform == "gpu" and batch == 1 and by_kernels and bfloat16 and not config.experts:
-        return options | UNTUNED
-    return options
+    compared = batch == 1 and by_kernels and bfloat16 and not config.experts
+    return untuned_options(platform) if compared else compiler_options(platform)

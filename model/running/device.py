@@ -1,5 +1,6 @@
 """The device that programs run on: JAX is asked once, and the answer is passed down."""
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -8,8 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from llamaspec.model.system import available_bytes, cuda_memory, nvidia_driver
+from llamaspec.model.system import available_bytes, cuda_memory, nvidia_driver, nvidia_memory
 
+# Words of JAX's errors about a GPU that is full. Libraries fail to open when no memory is left for their handles.
+FULL = ("RESOURCE_EXHAUSTED", "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
 HOPPER = "9.0"  # the compute capability that the kernels are made for
 
 
@@ -33,9 +36,40 @@ class Device(NamedTuple):
         return "CPU" if self.platform == "cpu" else self.kind
 
 
+def devices() -> list[Any]:
+    """Ask JAX for its devices, which opens them.
+
+    Raises MemoryError if other processes hold the GPU's memory, and ValueError if JAX has no device as JAX_PLATFORMS
+    names it.
+    """
+    try:
+        return jax.devices()
+    except (RuntimeError, AssertionError) as error:  # The latter has no words: JAX finds no backend at all.
+        if is_full(str(error)):
+            raise MemoryError(no_room_to_start()) from error
+        if platforms := os.environ.get("JAX_PLATFORMS"):
+            reason = (str(error).split(" (set JAX_PLATFORMS")[0] or "JAX finds no such device").split("\n")[0][:300]
+            raise ValueError(
+                f"JAX_PLATFORMS is {platforms}: {reason}; without the variable JAX chooses itself"
+            ) from error
+        raise
+
+
+def is_full(message: str) -> bool:
+    """Whether an error of JAX says that a GPU has no memory left."""
+    return any(words in message for words in FULL)
+
+
+def no_room_to_start() -> str:
+    """Say that a GPU is full before anything of ours is on it."""
+    memory = nvidia_memory()
+    held = "" if memory is None else f": {(memory[1] - memory[0]) / 2**30:.1f} GiB are held by other processes"
+    return f"the GPU has no room to start{held}"
+
+
 def default_device() -> Device:
     """Ask JAX for the device that it computes on by default."""
-    device: Any = jax.devices()[0]
+    device = devices()[0]
     return Device(device.platform, device.device_kind, getattr(device, "compute_capability", None))
 
 

@@ -22,6 +22,7 @@ from jax.stages import Compiled, Lowered
 from llamaspec.model.system import instructions, usable_cpus
 
 SOURCES = ("model", "pallas_kernels", "reference")  # packages that decide what a program computes
+SERVING_SOURCES = (*SOURCES, "serving")  # and what a program of the server computes
 ENVIRONMENT = ("XLA_", "MOSAIC_", "NVIDIA_", "CUDA_")  # beginnings of variables that may change a program
 NO_EFFECT = re.compile("cache|_log|debug|transfer_guard|traceback")  # in names of settings that change no program
 DIGEST = 32  # bytes of a SHA-256
@@ -97,8 +98,8 @@ class ProgramStore(NamedTuple):
         return self.folder / f"{name}-{hashlib.sha256(f'{name} {self.about}'.encode()).hexdigest()}{SUFFIX}"
 
 
-def facts(*about: object) -> str:
-    """Describe, beside `about`, whatever any program follows from: source, versions, settings and the device."""
+def facts(*about: object, sources: tuple[str, ...] = SOURCES) -> str:
+    """Describe what every program depends on: our source, versions, settings and the device; and add `about`."""
     device = jax.devices()[0]
     # An attribute is what holds in this thread, and some settings of JAX are no attributes.
     values = [item for item in sorted(jax.config.values.items()) if not NO_EFFECT.search(item[0])]
@@ -106,13 +107,13 @@ def facts(*about: object) -> str:
     environment = {name: value for name, value in sorted(os.environ.items()) if name.startswith(ENVIRONMENT)}
     machine = (device.platform, device.device_kind, device.client.platform_version, len(jax.devices()))
     host = (len(usable_cpus()), instructions()) if device.platform == "cpu" else ()
-    return repr((jax.__version__, version("jaxlib"), machine, host, settings, environment, _source(), about))
+    return repr((jax.__version__, version("jaxlib"), machine, host, settings, environment, _source(sources), about))
 
 
-def _source() -> str:
-    """Digest our source, and the tables that kernels are tuned by."""
+def _source(packages: tuple[str, ...]) -> str:
+    """Digest the source of these packages, and the tables that kernels are tuned by."""
     digest, root = hashlib.sha256(), Path(__file__).parents[2]
-    for package in SOURCES:
+    for package in packages:
         for path in sorted((root / package).rglob("*")):
             if path.suffix in (".py", ".json"):
                 text = path.read_bytes()

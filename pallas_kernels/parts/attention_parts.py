@@ -77,14 +77,14 @@ def attend_in_parts(
             part.run(q_ref.at[row, head], opened, o_ref, stats_ref, staged)
 
     body.__name__ = name
-    whole = jax.ShapeDtypeStruct((batch, kv_heads, group, head_dim), q.dtype)
+    output_shape = jax.ShapeDtypeStruct((batch, kv_heads, group, head_dim), q.dtype)
     parts = (
         jax.ShapeDtypeStruct((batch, kv_heads, splits, part.columns, head_dim), np.float32),
         jax.ShapeDtypeStruct((batch, kv_heads, splits, 2, part.columns), np.float32),
     )
     kernel = target.kernel(
         body,
-        out_type=whole if splits == 1 else parts,
+        out_type=output_shape if splits == 1 else parts,
         grid=(splits, kv_heads, batch),
         grid_names=("splits", "kv_heads", "batch"),
         scratch_types={"staged": part.scratch()},

@@ -35,7 +35,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir.dialects import arith, llvm, vector
 from jaxtyping import Array, Float
 
-from llamaspec.pallas_kernels.parts import int4, rest
+from llamaspec.pallas_kernels.parts import int4, low_bits
 from llamaspec.pallas_kernels.parts.compat import Target
 from llamaspec.pallas_kernels.parts.inline import array, down, float32, int32, load, ptx, times, total, word
 from llamaspec.pallas_kernels.parts.wgmma import WGMMA
@@ -79,12 +79,12 @@ class Codes(NamedTuple):
     columns: int  # of a step
     run: int  # columns that are put in another order
     codes: Any  # int8 [64, columns], or words of `int4.packed`; in a `ring`
-    rest: Any = None  # of codes of 5 or 6 bits; in a `rest.ring`
+    low_bits: Any = None  # of codes of 5 or 6 bits; in a `low_bits.ring`
 
     @property
     def transforms(self) -> list[tuple[Any, ...]]:
         """Layouts of the codes and of the rest, if there is one."""
-        return [transforms(self.bits), *([] if self.rest is None else [rest.transforms(self.bits)])]
+        return [transforms(self.bits), *([] if self.low_bits is None else [low_bits.transforms(self.bits)])]
 
 
 def ring(*shape: int, columns: int, bits: int) -> Any:
@@ -111,8 +111,8 @@ class Lane(NamedTuple):
 
         def bit(at: int, to: int) -> Any:
             """Take a bit of the thread's number to another place."""
-            found = arith.andi(arith.shrui(thread, word(at)), word(1))
-            return arith.shli(found, word(to)) if to else found
+            bits_at = arith.andi(arith.shrui(thread, word(at)), word(1))
+            return arith.shli(bits_at, word(to)) if to else bits_at
 
         row = total(bit(2, 2), bit(3, 1), bit(4, 0))
         return cls(arith.shrui(thread, word(5)), row, arith.andi(thread, word(3)))
@@ -130,29 +130,29 @@ def decoded(codes: Codes, first: int, count: int, piece: int, scratch: Any, targ
         return [scratch.at[:, pl.ds(first + at, piece)] for at in range(0, count, piece)]
 
     def run(_, refs):
-        lane, held = Lane.mine(), codes._replace(**dict(zip(("codes", "rest"), refs, strict=False)))
-        found = [_columns(held, lane, half, first, count) for half in range(2)]  # registers, in order
-        registers = list(zip(*found, strict=True))  # by eight columns, then upper and lower rows
+        lane, own_codes = Lane.mine(), codes._replace(**dict(zip(("codes", "low_bits"), refs, strict=False)))
+        registers_of = [_columns(own_codes, lane, half, first, count) for half in range(2)]  # registers, in order
+        registers = list(zip(*registers_of, strict=True))  # by eight columns, then upper and lower rows
         size = piece // 8
         return [
-            array(([one] for both in registers[at : at + size] for one in both), shape, np.dtype(jnp.bfloat16), WGMMA)
+            array(([part] for rows in registers[at : at + size] for part in rows), shape, np.dtype(jnp.bfloat16), WGMMA)
             for at in range(0, count // 8, size)
         ]
 
-    one = plgpu.ShapeDtypeStruct(shape, np.dtype(jnp.bfloat16), layout=WGMMA)
-    refs = [codes.codes, *([] if codes.rest is None else [codes.rest])]
+    piece_shape = plgpu.ShapeDtypeStruct(shape, np.dtype(jnp.bfloat16), layout=WGMMA)
+    refs = [codes.codes, *([] if codes.low_bits is None else [codes.low_bits])]
     types = [plgpu.RefType(transforms) for transforms in codes.transforms]
-    inlined: Any = plgpu.inline_mgpu(arg_types=(types,), return_type=[one] * (count // piece))
+    inlined: Any = plgpu.inline_mgpu(arg_types=(types,), return_type=[piece_shape] * (count // piece))
     return list(inlined(run)(refs))
 
 
 def _interpreted(codes: Codes) -> Any:
-    held = plgpu.load(codes.codes, layout=None)
+    values = plgpu.load(codes.codes, layout=None)
     if codes.bits < 8:
-        least = None if codes.rest is None else plgpu.load(codes.rest, layout=None)
-        held = int4.unpacked(held, "bytes" if codes.run == RUN else "halves", least)
-        held = held if codes.unsigned else int4.signed(held, codes.bits)
-    return in_order(held.astype(jnp.bfloat16), codes.run)
+        least = None if codes.low_bits is None else plgpu.load(codes.low_bits, layout=None)
+        values = int4.unpacked(values, "bytes" if codes.run == RUN else "halves", least)
+        values = values if codes.unsigned else int4.signed(values, codes.bits)
+    return in_order(values.astype(jnp.bfloat16), codes.run)
 
 
 def _columns(codes: Codes, lane: Lane, half: int, first: int, count: int) -> list[Any]:
@@ -161,44 +161,44 @@ def _columns(codes: Codes, lane: Lane, half: int, first: int, count: int) -> lis
     # Octets of rows lie one after the other: two for each warp.
     start = total(times(lane.warp, 2 * OCTET * size), times(lane.row, LINE), word(half * OCTET * size))
     swizzle = times(lane.row, LINE // OCTET)
-    found: list[Any] = []
+    decoded_words: list[Any] = []
     if codes.bits == 8:
         within = arith.xori(times(lane.place, codes.run // 4), swizzle)
         for column in range(first, first + count, codes.run):
-            lines, rest = divmod(column, LINE)
-            at = total(start, arith.xori(within, word(rest)), word(OCTET * LINE * lines))
-            for one in load(codes.codes, at, int32(), codes.run // 16):
-                found += _of_eight_bits(one)
-        return found
+            lines, offset = divmod(column, LINE)
+            at = total(start, arith.xori(within, word(offset)), word(OCTET * LINE * lines))
+            for code_word in load(codes.codes, at, int32(), codes.run // 16):
+                decoded_words += _of_eight_bits(code_word)
+        return decoded_words
     within = arith.xori(times(lane.place, 16), swizzle)
     for column in range(first - first % int4.BLOCK, first + count, int4.BLOCK):
-        lines, rest = divmod(column // 2, LINE)
-        at = total(start, arith.xori(within, word(rest)), word(OCTET * LINE * lines))
-        least = _rest(codes, lane, half, column)
-        for run, one in enumerate(load(codes.codes, at, int32(), 4)):  # of the block
+        lines, offset = divmod(column // 2, LINE)
+        at = total(start, arith.xori(within, word(offset)), word(OCTET * LINE * lines))
+        least = _low_bits(codes, lane, half, column)
+        for run, code_word in enumerate(load(codes.codes, at, int32(), 4)):  # of the block
             if first <= column + run * RUN < first + count:
-                found += _of_word(one, *least[run], bits=codes.bits, unsigned=codes.unsigned)
-    return found
+                decoded_words += _of_word(code_word, *least[run], bits=codes.bits, unsigned=codes.unsigned)
+    return decoded_words
 
 
-def _rest(codes: Codes, lane: Lane, half: int, column: int) -> list[tuple[Any, int]]:
+def _low_bits(codes: Codes, lane: Lane, half: int, column: int) -> list[tuple[Any, int]]:
     """Load the rest of a block of a lane's columns: for each run its word, and by how many bits it lies higher there.
 
     Codes of four bits have none.
     """
-    if codes.rest is None:
+    if codes.low_bits is None:
         return [(None, 0)] * int4.RUNS
-    size, few = rest.tile_bytes(codes.bits), codes.bits - 4
+    size, few = low_bits.tile_bytes(codes.bits), codes.bits - 4
     tiles = codes.columns // int4.WHOLE  # of an octet
-    block, of_octet = column // int4.BLOCK % rest.BLOCKS, column // int4.WHOLE * size
+    block, of_octet = column // int4.BLOCK % low_bits.BLOCKS, column // int4.WHOLE * size
     tile = total(times(lane.warp, 2 * tiles * size), word(half * tiles * size + of_octet))
-    words = rest.of_block(codes.rest, tile, lane.row, lane.place, block, codes.bits)
-    return [(one, higher) for one in words for higher in range(0, 4, few)]
+    words = low_bits.of_block(codes.low_bits, tile, lane.row, lane.place, block, codes.bits)
+    return [(low_word, higher) for low_word in words for higher in range(0, 4, few)]
 
 
 def _of_eight_bits(codes: Any) -> list[Any]:
     """Decode bytes 0 and 2 of a word, then bytes 1 and 3."""
-    return [_signed_bytes(one) for one in (codes, arith.shrui(codes, word(8)))]
+    return [_signed_bytes(shifted) for shifted in (codes, arith.shrui(codes, word(8)))]
 
 
 def _signed_bytes(codes: Any) -> Any:
@@ -214,17 +214,17 @@ def _of_word(codes: Any, least: Any, higher: int, *, bits: int, unsigned: bool) 
     """
     few, middle = bits - 4, 0 if unsigned else 1 << bits - 1
     magic, less = word(pair(128.0) ^ middle * 0x10001), word(pair(-128.0 - middle))
-    found = []
+    joined_words = []
     for place in (0, 8, 4, 12):
         joined = _bits(down(codes, place - few), (0xF << few) * 0x10001, magic, AND_XOR)
         if least is not None:
             joined = _bits(down(least, place + higher), ((1 << few) - 1) * 0x10001, joined, AND_OR)
-        found += ptx(ADD, [joined, less], results=1)
-    return found
+        joined_words += ptx(ADD, [joined, less], results=1)
+    return joined_words
 
 
-def _bits(x: Any, mask: int, others: Any, table: int) -> Any:
-    return ptx(BOTH.format(table=hex(table)), [x, word(mask), others], results=1)[0]
+def _bits(x: Any, mask: int, constant: Any, table: int) -> Any:
+    return ptx(BOTH.format(table=hex(table)), [x, word(mask), constant], results=1)[0]
 
 
 def scales_of(ref: Any, first: int, count: int, target: Target) -> list[Any]:
@@ -239,12 +239,12 @@ def scales_of(ref: Any, first: int, count: int, target: Target) -> list[Any]:
         start = total(times(lane.warp, 2 * OCTET * 4 * groups), times(lane.row, 4 * groups), word(4 * first))
         halves = [load(ref, total(start, word(half * OCTET * 4 * groups)), float32(), count) for half in range(2)]
         return [
-            array(([one] for one in both), (ROWS,), np.dtype("float32"), ROW_NUMBERS)
-            for both in zip(*halves, strict=True)
+            array(([entry] for entry in pair_), (ROWS,), np.dtype("float32"), ROW_NUMBERS)
+            for pair_ in zip(*halves, strict=True)
         ]
 
-    one = plgpu.ShapeDtypeStruct((ROWS,), np.dtype("float32"), layout=ROW_NUMBERS)
-    inlined: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=[one] * count)
+    entry = plgpu.ShapeDtypeStruct((ROWS,), np.dtype("float32"), layout=ROW_NUMBERS)
+    inlined: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=[entry] * count)
     return list(inlined(run)(ref))
 
 
@@ -256,18 +256,18 @@ def sums_of(ref: Any, first: int, count: int, target: Target) -> list[Any]:
     width, groups = ref.shape[-2:]
 
     def run(_, ref):
-        lane, found = Lane.mine(), []
+        lane, loaded_sums = Lane.mine(), []
         start = times(lane.place, 2 * 4 * groups)
-        for mine in [8 * eight + which for eight in range(width // 8) for which in range(2)]:
-            at = total(start, word(4 * (mine * groups + first)))
-            found.append(load(ref, at, float32(), count))
+        for column in [8 * eight + which for eight in range(width // 8) for which in range(2)]:
+            at = total(start, word(4 * (column * groups + first)))
+            loaded_sums.append(load(ref, at, float32(), count))
         return [
-            array(batched((one[group] for one in found), 2), (width,), np.dtype("float32"), VECTOR_NUMBERS)
+            array(batched((entry[group] for entry in loaded_sums), 2), (width,), np.dtype("float32"), VECTOR_NUMBERS)
             for group in range(count)
         ]
 
-    one = plgpu.ShapeDtypeStruct((width,), np.dtype("float32"), layout=VECTOR_NUMBERS)
-    inlined: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=[one] * count)
+    entry = plgpu.ShapeDtypeStruct((width,), np.dtype("float32"), layout=VECTOR_NUMBERS)
+    inlined: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=[entry] * count)
     return list(inlined(run)(ref))
 
 
@@ -279,14 +279,14 @@ def row_scales(ref: Any, target: Target) -> Any:
     def run(_, ref):
         lane = Lane.mine()
         start = total(times(lane.warp, 2 * OCTET), lane.row)
-        found = []
+        row_values = []
         for half in range(2):
             address = utils.getelementptr(utils.memref_ptr(ref), [total(start, word(half * OCTET))], float32())
-            found.append([llvm.load(float32(), address)])
-        return array(found, (ROWS,), np.dtype("float32"), ROW_NUMBERS)
+            row_values.append([llvm.load(float32(), address)])
+        return array(row_values, (ROWS,), np.dtype("float32"), ROW_NUMBERS)
 
-    one = plgpu.ShapeDtypeStruct((ROWS,), np.dtype("float32"), layout=ROW_NUMBERS)
-    inlined: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=one)
+    value_shape = plgpu.ShapeDtypeStruct((ROWS,), np.dtype("float32"), layout=ROW_NUMBERS)
+    inlined: Any = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),), return_type=value_shape)
     return inlined(run)(ref)
 
 

@@ -39,9 +39,9 @@ def times(value: Any, factor: int) -> Any:
     return arith.muli(value, word(factor))
 
 
-def total(first: Any, *others: Any) -> Any:
-    for other in others:
-        first = arith.addi(first, other)
+def total(first: Any, *more: Any) -> Any:
+    for term in more:
+        first = arith.addi(first, term)
     return first
 
 
@@ -59,19 +59,19 @@ def words(register: Any, kind: Any) -> list[Any]:
 
 def all_words(x: Any, kind: Any) -> list[Any]:
     """List the words of an array that a thread holds, as `kind`."""
-    return [one for register in x.registers.flat for one in words(register, kind)]
+    return [register_word for register in x.registers.flat for register_word in words(register, kind)]
 
 
 def array(registers: Iterable[Sequence[Any]], shape: tuple[int, ...], dtype: np.dtype, layout: Any) -> Any:
     """Make the array of which a thread holds these registers, of so many words each."""
     layout, element = layout.to_mgpu(), utils.dtype_to_ir_type(dtype)
-    found = np.empty(layout.registers_shape(shape), dtype=object)
-    for place, some in zip(np.ndindex(found.shape), registers, strict=True):
+    laid_out = np.empty(layout.registers_shape(shape), dtype=object)
+    for place, some in zip(np.ndindex(laid_out.shape), registers, strict=True):
         register = vector.from_elements(ir.VectorType.get((len(some),), some[0].type), some)
         elements = len(some) * 32 // utils.bitwidth(element)
-        found[place] = vector.bitcast(ir.VectorType.get((elements,), element), register)
+        laid_out[place] = vector.bitcast(ir.VectorType.get((elements,), element), register)
     signed = True if isinstance(element, ir.IntegerType) else None
-    return fragmented_array.FragmentedArray(_registers=found, _layout=layout, _is_signed=signed)
+    return fragmented_array.FragmentedArray(_registers=laid_out, _layout=layout, _is_signed=signed)
 
 
 def widened(x: Array, layout: Any, target: Target) -> Array:
@@ -118,11 +118,11 @@ def from_e4m3(codes: Int8[Array, "rows cols"], layout: Any, target: Target) -> F
 
     def four(bits: Any) -> Iterator[Any]:
         for pair in ptx(HALVES_OF_E4M3, [bits], results=2):
-            for one in ptx(FLOATS_OF_HALVES, [pair], results=2):
-                yield arith.bitcast(float32(), one)
+            for half in ptx(FLOATS_OF_HALVES, [pair], results=2):
+                yield arith.bitcast(float32(), half)
 
     def run(_, codes):
-        registers = [[one for bits in words(some, int32()) for one in four(bits)] for some in codes.registers.flat]
+        registers = [[half for bits in words(some, int32()) for half in four(bits)] for some in codes.registers.flat]
         return array(registers, codes.shape, np.dtype("float32"), layout)
 
     wide = plgpu.ShapeDtypeStruct(codes.shape, np.dtype("float32"), layout=layout)
@@ -159,12 +159,12 @@ def read_past_first_cache(ref: Any) -> Any:
 
 def load(ref: Any, at: Any, kind: Any, count: int) -> list[Any]:
     """Load words from shared memory, `at` bytes after the start of a ref: 16 bytes at a time, or the rest."""
-    found = []
+    loaded = []
     for start in range(0, count, 4):
         some = min(4, count - start)
         byte = utils.getelementptr(utils.memref_ptr(ref), [total(at, word(4 * start))], ir.IntegerType.get_signless(8))
-        found += words(llvm.load(ir.VectorType.get((some,), kind), byte, alignment=4 * some), kind)
-    return found
+        loaded += words(llvm.load(ir.VectorType.get((some,), kind), byte, alignment=4 * some), kind)
+    return loaded
 
 
 def ptx(instruction: str, operands: Sequence[Any], *, results: int) -> list[Any]:

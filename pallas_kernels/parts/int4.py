@@ -72,10 +72,10 @@ def packed_apart(codes: Any, order: Order, *, bits: int) -> tuple[Any, Any]:
     [['0', 'd0000'], ['c0000', '0']]
     """
     few = bits - 4
-    rest = packed(codes & (1 << few) - 1, order).reshape(len(codes), -1, 4 // few)
-    joined = rest[..., 0]
+    low = packed(codes & (1 << few) - 1, order).reshape(len(codes), -1, 4 // few)
+    joined = low[..., 0]
     for i in range(1, 4 // few):
-        joined = joined | rest[..., i] << np.uint32(few * i)
+        joined = joined | low[..., i] << np.uint32(few * i)
     return packed(codes >> few, order), joined
 
 
@@ -101,7 +101,7 @@ def unpack(words: Int32[np.ndarray, "rows words"], order: Order = "bytes") -> In
     return np.asarray(signed(unpacked(np.ascontiguousarray(words), order))).astype(np.int8)
 
 
-def unpacked(words: Any, order: Order, rest: Any = None) -> Any:
+def unpacked(words: Any, order: Order, low_bits: Any = None) -> Any:
     """Give the codes of `pack`, or of `packed_apart`, as if without a sign: int32 of NumPy or JAX, as the words are."""
     rows, count = words.shape
     like: Any = np if isinstance(words, np.ndarray) else jnp
@@ -109,18 +109,18 @@ def unpacked(words: Any, order: Order, rest: Any = None) -> Any:
     # Shifts by an array, since XLA would put the parts of a stack in memory before it joins them with the rest.
     places = 4 * like.arange(WORD, dtype=np.int32)
     codes = words[..., None] >> places & 15
-    if rest is not None:
-        few = bits_of(words, rest) - 4
-        each = (rest[..., None] >> few * like.arange(4 // few, dtype=np.int32)).reshape(rows, count)
-        codes = codes << few | each[..., None] >> places & (1 << few) - 1
+    if low_bits is not None:
+        few = bits_of(words, low_bits) - 4
+        low = (low_bits[..., None] >> few * like.arange(4 // few, dtype=np.int32)).reshape(rows, count)
+        codes = codes << few | low[..., None] >> places & (1 << few) - 1
     lanes = codes.reshape(rows, count * WORD // BLOCK, axes[turn[0]], RUNS, axes[turn[1]], axes[turn[2]])
     place = [2 + at for at in np.argsort([turn[0], -1, turn[1], turn[2]], kind="stable")]
     return lanes.transpose(0, 1, *place).reshape(rows, count * WORD)
 
 
-def bits_of(words: Any, rest: Any) -> int:
+def bits_of(words: Any, low_bits: Any) -> int:
     """Give the bits of codes in such words, by their shapes; `rest` is None where they have four."""
-    return 4 if rest is None else 4 + 4 * rest.shape[-1] // words.shape[-1]
+    return 4 if low_bits is None else 4 + 4 * low_bits.shape[-1] // words.shape[-1]
 
 
 def signed(codes: Int32[Array, "rows cols"] | Any, bits: int = 4) -> Any:

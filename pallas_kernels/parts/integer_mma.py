@@ -51,7 +51,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, math
 from jaxtyping import Array, Float32
 
-from llamaspec.pallas_kernels.parts import int4, rest
+from llamaspec.pallas_kernels.parts import int4, low_bits
 from llamaspec.pallas_kernels.parts.compat import WARPS, Target, tiled_layout
 from llamaspec.pallas_kernels.parts.fixed_point import DIGITS, VECTOR
 from llamaspec.pallas_kernels.parts.inline import (
@@ -109,7 +109,7 @@ class Step(NamedTuple):
     units: Any  # float32 [batch, kinds, groups]: 2^e, and with minima the sums of x
     minima: bool = False
     levels: Levels | None = None  # of codes of four bits that are no integers
-    rest: Any = None  # a slot of a `rest.ring`, of codes of 5 and 6 bits
+    low_bits: Any = None  # a slot of a `low_bits.ring`, of codes of 5 and 6 bits
 
     @property
     def in_words(self) -> bool:
@@ -172,8 +172,8 @@ def _runs(dots, runs: int, target: Target) -> list[Float32[Array, " rows_of_run"
         octets = [words(register, float32()) for register in dots.registers.flat]
         return [array(some, shape, np.dtype("float32"), DOTS) for some in batched(octets, len(octets) // runs)]
 
-    one = plgpu.ShapeDtypeStruct(shape, np.dtype("float32"), layout=DOTS)
-    inlined: Any = plgpu.inline_mgpu(arg_types=(DOTS,), return_type=[one] * runs)
+    run_shape = plgpu.ShapeDtypeStruct(shape, np.dtype("float32"), layout=DOTS)
+    inlined: Any = plgpu.inline_mgpu(arg_types=(DOTS,), return_type=[run_shape] * runs)
     return list(inlined(run)(dots))
 
 
@@ -186,13 +186,15 @@ def add(sums: Sums, step: Step, target: Target) -> Sums:
     def run(_, refs, arrays):
         numbers = [all_words(rows, float32()) for rows in arrays]
         _accumulate(numbers, step._replace(**refs), Lane.mine())
-        return [array(([number] for number in mine), shape, np.dtype("float32"), SUMS) for mine in numbers]
+        return [
+            array(([number] for number in own_numbers), shape, np.dtype("float32"), SUMS) for own_numbers in numbers
+        ]
 
-    refs = {name: getattr(step, name) for name in ("codes", "rest", "scales", "digits", "units")}
+    refs = {name: getattr(step, name) for name in ("codes", "low_bits", "scales", "digits", "units")}
     refs = {name: ref for name, ref in refs.items() if ref is not None}
     types = {name: plgpu.RefType() for name in refs} | {"codes": plgpu.RefType(_transforms(step.bits))}
-    if step.rest is not None:
-        types["rest"] = plgpu.RefType(rest.transforms(step.bits))
+    if step.low_bits is not None:
+        types["low_bits"] = plgpu.RefType(low_bits.transforms(step.bits))
     inlined: Any = plgpu.inline_mgpu(
         arg_types=(types, [SUMS] * len(sums)),
         return_type=[plgpu.ShapeDtypeStruct(shape, np.dtype("float32"), layout=SUMS)] * len(sums),
@@ -210,7 +212,7 @@ def _interpreted(sums: Sums, step: Step) -> Sums:
     codes = read(step.codes)
     planes = [codes.astype(jnp.int32)]
     if step.in_words:
-        least = None if step.rest is None else read(step.rest).reshape(rows, -1)
+        least = None if step.low_bits is None else read(step.low_bits).reshape(rows, -1)
         order = int4.order_of(step.group, levels=step.levels is not None)
         codes = int4.unpacked(codes.reshape(rows, -1), order, least)
         if step.levels is not None:
@@ -226,18 +228,18 @@ def _interpreted(sums: Sums, step: Step) -> Sums:
     scales: Any = jnp.ones((kinds, rows, WARPS, groups))
     if step.scales is not None:
         scales = read(step.scales).reshape(kinds, rows, WARPS, groups)
-    found = list(sums)
+    new_sums = list(sums)
     for plane, codes in enumerate(planes):
         dots = jnp.einsum("rwgk,bdwgk->gbrwd", codes.reshape(rows, WARPS, groups, step.group), digits)
         dots = jnp.pad(dots.astype(jnp.float32), ((0, 0), (0, 0), (0, 0), (0, 0), (0, PLACES - DIGITS)))
-        for b in range(len(found)):
+        for b in range(len(new_sums)):
             for group in range(groups):
                 scale = units[b, 0, :, group] * scales[0, ..., group] * 256.0**plane
-                found[b] = found[b] + dots[group, b] * scale[..., None]
+                new_sums[b] = new_sums[b] + dots[group, b] * scale[..., None]
     if step.minima:
         least = jnp.sum(units[:, 1, None] * scales[1], axis=-1)
-        found = [mine.at[..., DIGITS].add(one) for mine, one in zip(found, least, strict=True)]
-    return found
+        new_sums = [old_sum.at[..., DIGITS].add(change) for old_sum, change in zip(new_sums, least, strict=True)]
+    return new_sums
 
 
 class Lane(NamedTuple):
@@ -271,8 +273,8 @@ def _accumulate(sums: list[list[Any]], step: Step, lane: Lane) -> None:
         units = {vector: _units(step, vector, lane) for vector in vectors}
         digits = (_digits if len(vectors) == 1 else _digits_of_two)(step, vectors[0], lane)
         for plane, codes in enumerate(planes):
-            found = (_of_one if len(vectors) == 1 else _of_two)(vectors, codes, digits, step, lane)
-            for vector, octet, group, integer in found:
+            octet_sums = (_of_one if len(vectors) == 1 else _of_two)(vectors, codes, digits, step, lane)
+            for vector, octet, group, integer in octet_sums:
                 scale = units[vector][group]
                 scale = scale if scales is None else arith.mulf(scale, scales[octet][group])
                 scale = arith.mulf(scale, _float(256.0**plane)) if plane else scale
@@ -306,8 +308,8 @@ def _of_one(vectors: Sequence[int], codes: Sequence[list[Any]], digits: list[Any
             c = begin
             for k in range(first, first + products):
                 c = _product(step, sides[SIDES * k], sides[SIDES * k + 1], digits[k], c)
-            found = c[0], c[3]
-            integers = found if step.group == SIDE else [total(*found, word(-ZERO_BITS))]
+            pair_sums = c[0], c[3]
+            integers = pair_sums if step.group == SIDE else [total(*pair_sums, word(-ZERO_BITS))]
             for group, integer in enumerate(integers, start=first * SIDES * SIDE // step.group):
                 yield vector, octet, group, integer
 
@@ -316,8 +318,8 @@ def _of_two(vectors: Sequence[int], codes: Sequence[list[Any]], digits: list[Any
     """Multiply two vectors by all rows of codes in words, with products of one side of two octets."""
     products, begin = step.group // SIDE, _begin(step, lane, (0, 1, 2, 3))
     for group in range(QUARTER // step.group):
-        for both in batched(range(len(codes)), 2):
-            upper, lower = (codes[octet] for octet in both)
+        for octets in batched(range(len(codes)), 2):
+            upper, lower = (codes[octet] for octet in octets)
             if step.group == HALF:
                 side, half = divmod(group, 2)
                 c = _product_of_halves(step, upper[side][half], lower[side][half], digits[side][half], begin)
@@ -325,7 +327,7 @@ def _of_two(vectors: Sequence[int], codes: Sequence[list[Any]], digits: list[Any
                 c = begin
                 for k in range(group * products, (group + 1) * products):
                     c = _product(step, upper[k], lower[k], digits[k], c)
-            for (octet, vector), integer in zip(product(both, vectors), c, strict=True):
+            for (octet, vector), integer in zip(product(octets, vectors), c, strict=True):
                 yield vector, octet, group, integer
 
 
@@ -337,8 +339,8 @@ def _begin(step: Step, lane: Lane, counting: Sequence[int]) -> list[Any]:
     zero = word(ZERO_BITS)
     if not step.minima:
         return [zero] * 4
-    one = total(zero, lane.last)
-    return [one if place in counting else zero for place in range(4)]
+    counter = total(zero, lane.last)
+    return [counter if place in counting else zero for place in range(4)]
 
 
 def _product(step: Step, upper: Sequence[Any], lower: Sequence[Any], digits: Sequence[Any], c: list[Any]) -> list[Any]:
@@ -367,34 +369,35 @@ def _codes(step: Step, octet: int, lane: Lane) -> list[list[tuple[Any, Any]]]:
         wide = 4 if step.group == HALF else 8
     within = arith.xori(times(lane.place, wide), times(lane.row, LINE // OCTET))  # a line
     start = total(times(lane.warp, OCTET * size // WARPS), times(lane.row, LINE))
-    found = []
+    code_words = []
     for at in range(0, size // WARPS, 4 * wide):
-        lines, rest = divmod(at, LINE)
-        place = total(start, arith.xori(within, word(rest)), word(OCTET * (octet * size + lines * LINE)))
-        found += load(step.codes, place, int32(), wide // 4)
+        lines, offset = divmod(at, LINE)
+        place = total(start, arith.xori(within, word(offset)), word(OCTET * (octet * size + lines * LINE)))
+        code_words += load(step.codes, place, int32(), wide // 4)
     if step.levels is not None:
-        chosen = [_chosen(one) for one in found]
-        return [[_looked_up(one, table) for one in chosen] for table in step.levels.tables]
+        chosen = [_chosen(code_word) for code_word in code_words]
+        return [[_looked_up(code_word, table) for code_word in chosen] for table in step.levels.tables]
     if step.in_words:
         upper = word(0xF0F0F0F0)
-        found = [arith.andi(both, upper) for one in found for both in (arith.shli(one, word(4)), one)]
-        if step.rest is not None:
-            found = [arith.ori(*both) for both in zip(found, _rest(step, octet, lane), strict=True)]
+        shifted = ((arith.shli(code_word, word(4)), code_word) for code_word in code_words)
+        code_words = [arith.andi(half, upper) for halves in shifted for half in halves]
+        if step.low_bits is not None:
+            code_words = [arith.ori(*half) for half in zip(code_words, _low_bits(step, octet, lane), strict=True)]
     elif _together(step):
-        return [[side for a, b, c, d in batched(found, 4) for side in ((a, c), (b, d))]]
-    return [list(batched(found, 2))]
+        return [[side for a, b, c, d in batched(code_words, 4) for side in ((a, c), (b, d))]]
+    return [list(batched(code_words, 2))]
 
 
-def _rest(step: Step, octet: int, lane: Lane) -> Iterator[Any]:
+def _low_bits(step: Step, octet: int, lane: Lane) -> Iterator[Any]:
     """Load the rest of a lane's part of one of its rows: in the lower halves of bytes, next to the upper ones."""
     few = step.bits - 4
     mask = word(0x01010101 * (0xF0 >> few & 0x0F))
-    tile = total(times(lane.warp, rest.tile_bytes(step.bits)), word(octet * WARPS * rest.tile_bytes(step.bits)))
-    for block in range(rest.BLOCKS):
-        for one in rest.of_block(step.rest, tile, lane.row, lane.place, block, step.bits):
+    tile = total(times(lane.warp, low_bits.tile_bytes(step.bits)), word(octet * WARPS * low_bits.tile_bytes(step.bits)))
+    for block in range(low_bits.BLOCKS):
+        for low_word in low_bits.of_block(step.low_bits, tile, lane.row, lane.place, block, step.bits):
             for place in range(0, 4, few):
-                yield arith.andi(down(one, place - 4 + few), mask)
-                yield arith.andi(down(one, place + few), mask)
+                yield arith.andi(down(low_word, place - 4 + few), mask)
+                yield arith.andi(down(low_word, place + few), mask)
 
 
 def _chosen(codes: Any) -> list[tuple[Any, Any]]:
@@ -410,11 +413,11 @@ def _chosen(codes: Any) -> list[tuple[Any, Any]]:
 def _looked_up(selectors: list[tuple[Any, Any]], table: Sequence[int]) -> tuple[Any, Any]:
     """Choose bytes of a table of 16, four words, by selectors of `_chosen`."""
     first, second, third, fourth = (word(entry) for entry in table)
-    found = []
+    bytes_found = []
     for byte, half in selectors:
         (lower,), (upper,) = (ptx(LOOK_UP, [*pair, byte], results=1) for pair in ((first, second), (third, fourth)))
-        found += ptx(LOOK_UP, [lower, upper, half], results=1)
-    return found[0], found[1]
+        bytes_found += ptx(LOOK_UP, [lower, upper, half], results=1)
+    return bytes_found[0], bytes_found[1]
 
 
 def _together(step: Step) -> bool:
@@ -471,7 +474,7 @@ def _without_last(step: Step, lane: Lane, digits: list[list[Any]]) -> list[list[
     digit = arith.shrui(lane.quad, word(1))
     none = arith.andi(digit, arith.shrui(digit, word(1)))  # 1 in quads 6 and 7, else 0
     mask = total(none, word(-1))
-    return [[arith.andi(one, mask) for one in some] for some in digits]
+    return [[arith.andi(digit_word, mask) for digit_word in some] for some in digits]
 
 
 def _digits_start(step: Step, vector: int, lane: Lane) -> Any:

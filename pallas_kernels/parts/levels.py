@@ -35,10 +35,10 @@ class Levels:
         >>> Levels((300, -129, *[0] * 14), 1.0, 32).planes == [(44, 127, *[0] * 14), (1, -1, *[0] * 14)]
         True
         """
-        rest, planes = list(self.integers), []
-        while not planes or any(rest):
-            digits = [(integer + 128) % 256 - 128 for integer in rest]
-            rest = [(integer - digit) // 256 for integer, digit in zip(rest, digits, strict=True)]
+        quotients, planes = list(self.integers), []
+        while not planes or any(quotients):
+            digits = [(integer + 128) % 256 - 128 for integer in quotients]
+            quotients = [(integer - digit) // 256 for integer, digit in zip(quotients, digits, strict=True)]
             planes.append(tuple(digits))
         return planes
 

@@ -37,11 +37,11 @@ class ScaledCodes:
     scales: Any  # float32 [rows, groups] for groups of 16 to 128 columns, or [rows] for codes of eight bits
     minima: Any = None  # float32 [rows, groups]
     levels: Levels | None = field(default=None, metadata={"static": True})  # of codes of four bits
-    rest: Any = None  # int32 [rows, cols / 32 or cols / 16], of codes of 5 or 6 bits, as `int4.packed_apart` has it
+    low_bits: Any = None  # int32 [rows, cols / 32 or cols / 16], of codes of 5 or 6 bits, as `int4.packed_apart` has it
 
     @property
     def arrays(self) -> list[Any]:
-        return [array for array in (self.codes, self.scales, self.minima, self.rest) if array is not None]
+        return [array for array in (self.codes, self.scales, self.minima, self.low_bits) if array is not None]
 
     @property
     def in_words(self) -> bool:
@@ -50,7 +50,7 @@ class ScaledCodes:
     @property
     def bits(self) -> int:
         """Bits of a code."""
-        return int4.bits_of(self.codes, self.rest) if self.in_words else 8
+        return int4.bits_of(self.codes, self.low_bits) if self.in_words else 8
 
     @property
     def order(self) -> int4.Order:
@@ -126,8 +126,8 @@ def product_of(
     if not 1 <= len(x) <= MAX_BATCH:
         raise Unsupported(f"{op} takes 1 to {MAX_BATCH} vectors, got {len(x)}")
     all_rows, cols = w.shape
-    asked, tile = tile, tile or tile_for(key_of(op, w), all_rows, cols, x.dtype, vectors=len(x))
-    if asked is None and tile.rows > MOST_ROWS and isinstance(w, ScaledCodes) and w.levels is not None:
+    measured, tile = tile, tile or tile_for(key_of(op, w), all_rows, cols, x.dtype, vectors=len(x))
+    if measured is None and tile.rows > MOST_ROWS and isinstance(w, ScaledCodes) and w.levels is not None:
         tile = Tile(rows=MOST_ROWS)  # measured for integers; looking up levels takes the registers of more rows
     of_run, rows = rows, rows or tile.rows // runs
     if rows % 8 or not rows or all_rows % (rows * runs) or not all_rows:
@@ -142,7 +142,7 @@ def product_of(
     else:
         product = RowProduct(**shape, chunks=tile.chunks or 1, e4m3=isinstance(w, ScaledE4M3))
     shared = replace(product, stages=product.fewest_stages).scratch_bytes(normed=normed)
-    product = replace(product, blocks=blocks_for(tiles, shared=shared, at_once=product.at_once, asked=tile.blocks))
+    product = replace(product, blocks=blocks_for(tiles, shared=shared, at_once=product.at_once, requested=tile.blocks))
     blocks = product.blocks + beside
     room = even_share(blocks) - product.scratch_bytes(normed=normed) + product.step_bytes
     stages = min(max(product.fewest_stages, -(-room // product.step_bytes)), MOST_STAGES)
@@ -151,7 +151,7 @@ def product_of(
     if not tile.stages and stages > product.fewest_stages and not all_fit(blocks, product.scratch_bytes(normed=normed)):
         product = replace(product, stages=stages - 1)
     if (needed := product.scratch_bytes(normed=normed)) > MAX_SHARED_MEMORY - BESIDE:
-        if asked is None and tile.rows > MOST_ROWS:  # measured for codes without minima, which need less memory
+        if measured is None and tile.rows > MOST_ROWS:  # measured for codes without minima, which need less memory
             narrow = Tile(rows=MOST_ROWS)
             return product_of(op, w, x, normed=normed, tile=narrow, runs=runs, rows=of_run, beside=beside)
         raise Unsupported(f"{op} would need {needed} bytes of shared memory for {len(x)} vectors of {cols}")
@@ -160,10 +160,10 @@ def product_of(
 
 def products_beside(op: str, matrices: Sequence[AnyMatrix], x: Shaped, **how: Any) -> list[ProductOf]:
     """Choose the loops of matrices that one kernel multiplies by x, by the rules and errors of `product_of`."""
-    alone = [product_of(op, w, x, **how) for w in matrices]
-    blocks = sum(product.blocks for product in alone)
+    separate = [product_of(op, w, x, **how) for w in matrices]
+    blocks = sum(product.blocks for product in separate)
     return [
-        product_of(op, w, x, beside=blocks - product.blocks, **how) for w, product in zip(matrices, alone, strict=True)
+        product_of(op, w, x, beside=blocks - first.blocks, **how) for w, first in zip(matrices, separate, strict=True)
     ]
 
 
@@ -204,8 +204,8 @@ def _check_codes(op: str, w: ScaledCodes, x: Shaped) -> None:
     if x.dtype not in DTYPES:
         raise Unsupported(f"{op} takes x [batch, {cols}] in float32 or bfloat16, got {x.dtype} {x.shape}")
     if w.group not in GROUPS and (w.in_words or w.group is not None):
-        each = f"{', '.join(map(str, GROUPS))} columns{'' if w.in_words else ' or each row'}"
-        raise Unsupported(f"{op} takes a scale for each {each}, got {w.scales.shape} for {rows} rows of {cols}")
+        group_names = f"{', '.join(map(str, GROUPS))} columns{'' if w.in_words else ' or each row'}"
+        raise Unsupported(f"{op} takes a scale for each {group_names}, got {w.scales.shape} for {rows} rows of {cols}")
     check_operand(op, "scales", w.scales, (rows, cols // w.group) if w.group else (rows,), jnp.float32)
     check_operand(op, "minima", w.minima, w.scales.shape, jnp.float32)
     if w.minima is not None and not w.group:
@@ -217,10 +217,10 @@ def _check_codes(op: str, w: ScaledCodes, x: Shaped) -> None:
 
 def check_rest(op: str, w: ScaledCodes) -> None:
     """Raise ValueError or Unsupported for a rest of the wrong shape or dtype, or of groups in which no file has it."""
-    if w.rest is None:
+    if w.low_bits is None:
         return
     few, (rows, cols) = (1 if w.bits < 6 else 2), w.shape
-    check_operand(op, "the rest", w.rest, (rows, few * cols // 32), jnp.int32)
+    check_operand(op, "the rest", w.low_bits, (rows, few * cols // 32), jnp.int32)
     if not w.in_words or w.group not in GROUPS[:2]:
         raise Unsupported(f"{op} takes codes of 5 and 6 bits in words, in groups of 16 or 32 columns, got {w.group}")
 

@@ -24,7 +24,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
-from llamaspec.pallas_kernels.parts import int4, integer_mma, rest
+from llamaspec.pallas_kernels.parts import int4, integer_mma, low_bits
 from llamaspec.pallas_kernels.parts.compat import THREADS, WARPS, Target, tiled_layout
 from llamaspec.pallas_kernels.parts.fixed_point import DIGITS, VECTOR, fixed_point
 from llamaspec.pallas_kernels.parts.integer_mma import CHUNK, DOTS, Step, unit_of
@@ -114,7 +114,7 @@ class QuantizedProduct(ABC):
             scales = (self.ring_stages, self.kinds, self.runs, self.rows, self.step_scales)
             staged["scales"] = plgpu.SMEM(scales, jnp.float32)
         if self.apart:
-            staged["rest"] = rest.ring(self.ring_stages, self.runs, self.rows, columns=CHUNK, bits=self.bits)
+            staged["low_bits"] = low_bits.ring(self.ring_stages, self.runs, self.rows, columns=CHUNK, bits=self.bits)
         return staged
 
     def operands(self, w: Any) -> list[Array]:
@@ -161,9 +161,9 @@ class QuantizedProduct(ABC):
                     for kind, ref in enumerate(weight[1 : 1 + self.kinds]):
                         plgpu.copy_gmem_to_smem(ref.at[rows, groups], staged["scales"].at[slot, kind, run], filled)
                 if self.apart:
-                    size = rest.words(CHUNK, self.bits)
-                    mine = weight[-1].at[rows, pl.ds(step * size, size)]
-                    plgpu.copy_gmem_to_smem(mine, staged["rest"].at[slot, run], filled)
+                    size = low_bits.words(CHUNK, self.bits)
+                    own = weight[-1].at[rows, pl.ds(step * size, size)]
+                    plgpu.copy_gmem_to_smem(own, staged["low_bits"].at[slot, run], filled)
 
         def prepare():
             norms = self._first_norms(norm_ref)  # weights, so read before the wait
@@ -178,7 +178,7 @@ class QuantizedProduct(ABC):
 
         def step(i, slot, sums):
             groups = pl.ds(i * (CHUNK // self.columns), CHUNK // self.columns)
-            held = Step(
+            staged_step = Step(
                 bits=self.bits,
                 rows=self.runs * self.rows,
                 group=self.columns,
@@ -189,9 +189,9 @@ class QuantizedProduct(ABC):
                 units=staged["units"].at[:, :, groups],
                 minima=self.minima,
                 levels=self.levels,
-                rest=staged["rest"].at[slot] if self.apart else None,
+                low_bits=staged["low_bits"].at[slot] if self.apart else None,
             )
-            return integer_mma.add(sums, held, target)
+            return integer_mma.add(sums, staged_step, target)
 
         def read_ahead(tile):
             rows = [] if self.group else [pl.ds(start, self.rows) for start in starts(tile)]
@@ -251,8 +251,8 @@ class QuantizedProduct(ABC):
 
     def _load_pass(self, ref, first: int) -> Array:
         """Load a pass over a vector, from its group `first` on."""
-        mine = pl.ds(first, THREADS * VECTOR // self.columns)
-        return plgpu.load(ref.at[mine], layout=self._staging_layout, optimized=False)
+        own = pl.ds(first, THREADS * VECTOR // self.columns)
+        return plgpu.load(ref.at[own], layout=self._staging_layout, optimized=False)
 
     def _first_norms(self, norm_ref) -> list[Array]:
         """Load the norm for the first passes over a vector, if there is one."""

@@ -173,8 +173,8 @@ class RowProduct:
         def end(tile, sums, read):
             scales, read = read
             dots = [[jnp.sum(total, axis=1) for total in totals] for totals in sums]
-            for each in scales:
-                dots = [[y * scale for y, scale in zip(ys, each, strict=True)] for ys in dots]
+            for scale_row in scales:
+                dots = [[y * scale for y, scale in zip(ys, scale_row, strict=True)] for ys in dots]
             if norm_ref is not None:
                 means = [
                     jnp.sum(plgpu.load(sums, layout=SQUARES, optimized=False)) * (1.0 / self.cols) for sums in squares
@@ -228,8 +228,8 @@ class RowProduct:
         return plgpu.Layout.WG_STRIDED((piece.stop - piece.start,), vec_size=self._wide)
 
     def _read(self, ref, piece: slice) -> Array:
-        mine = ref.at[pl.ds(piece.start, piece.stop - piece.start)]
-        return plgpu.load(mine, layout=self._piece_layout(piece))
+        piece_ref = ref.at[pl.ds(piece.start, piece.stop - piece.start)]
+        return plgpu.load(piece_ref, layout=self._piece_layout(piece))
 
     def _stage(self, x_ref, norm_ref, early: Array | None, x_smem, squares, target: Target) -> None:
         """Copy a vector to shared memory through registers, times the norm, if any, whose first piece is `early`.
@@ -244,8 +244,8 @@ class RowProduct:
                 if early is not None:
                     norm = self._read(norm_ref, piece) if piece.start else early
                     x = x.astype(jnp.float32)
-                    mine = thread_sums(x * x, self._wide, self._piece_layout(piece), target)
-                    total = mine if total is None else total + mine
+                    squares_sum = thread_sums(x * x, self._wide, self._piece_layout(piece), target)
+                    total = squares_sum if total is None else total + squares_sum
                     if piece.stop == self.cols:
                         stores.append(Store(squares, (0,), total, ONE_EACH))
                     x = x * norm.astype(jnp.float32)

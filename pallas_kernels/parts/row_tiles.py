@@ -59,8 +59,8 @@ class RowTiles:
         and `step(step, slot, sums)` adds what is in it. `ahead(tile)` reads before the first step what `finish(tile,
         sums, read)` adds when it stores the results.
         """
-        alone = self.blocks == self.tiles
-        count = 1 if alone else lax.div(self.tiles - block + self.blocks - 1, self.blocks)
+        single_tile = self.blocks == self.tiles
+        count = 1 if single_tile else lax.div(self.tiles - block + self.blocks - 1, self.blocks)
         steps = count * self.steps
 
         for slot in range(self.stages):
@@ -85,29 +85,29 @@ class RowTiles:
                 @pl.when(i * self.steps + j + self.stages < steps)
                 def _():
                     finish_reads(target)
-                    if alone:
+                    if single_tile:
                         fetch(block, j + self.stages, slot)
                     else:
-                        tiles, rest = divmod(self.stages, self.steps)
-                        beyond = (j + rest >= self.steps).astype(jnp.int32)
-                        fetch(block + (i + tiles + beyond) * self.blocks, j + rest - beyond * self.steps, slot)
+                        tiles, offset = divmod(self.stages, self.steps)
+                        beyond = (j + offset >= self.steps).astype(jnp.int32)
+                        fetch(block + (i + tiles + beyond) * self.blocks, j + offset - beyond * self.steps, slot)
 
                 # A counter that wraps takes fewer instructions than the remainder of a count.
                 return jnp.where(slot == self.stages - 1, 0, slot + 1), sums
 
             tile = block + i * self.blocks
             read, sums = ahead(tile), begin()
-            if alone and self.stages == self.steps <= self.few:
-                for mine in range(self.steps):
-                    wait(mine)
-                for mine in range(self.steps):
-                    sums = step(mine, mine, sums)
+            if single_tile and self.stages == self.steps <= self.few:
+                for own_step in range(self.steps):
+                    wait(own_step)
+                for own_step in range(self.steps):
+                    sums = step(own_step, own_step, sums)
             else:
                 slot, sums = lax.fori_loop(0, self.steps, one, (slot, sums))
             finish(tile, sums, read)
             return slot
 
-        if alone:
+        if single_tile:
             walk_tile(0, jnp.int32(0))
         else:
             lax.fori_loop(0, count, walk_tile, jnp.int32(0))
@@ -136,21 +136,21 @@ def all_fit(blocks: int, shared: int) -> bool:
     return room >= min(pl.cdiv(blocks, PROCESSORS), MOST_AT_ONCE)
 
 
-def blocks_for(tiles: int, *, shared: int, at_once: int, asked: int | None = None) -> int:
+def blocks_for(tiles: int, *, shared: int, at_once: int, requested: int | None = None) -> int:
     """Choose the number of blocks for so many tiles, each with at least `shared` bytes of shared memory.
 
-    Each tile has a block of its own if all of them fit at once. Otherwise there are `asked` blocks, or `at_once` on
-    each processor, but no more than fit. `asked` may also be the number of tiles, and then blocks come and go.
+    Each tile has a block of its own if all of them fit at once. Otherwise there are `requested` blocks, or `at_once` on
+    each processor, but no more than fit. `requested` may also be the number of tiles, and then blocks come and go.
 
     >>> blocks_for(400, shared=40_000, at_once=2), blocks_for(1792, shared=40_000, at_once=2)
     (400, 264)
-    >>> [blocks_for(1792, shared=some, at_once=2, asked=asked) for some, asked in ((120_000, 200), (40_000, 200))]
+    >>> [blocks_for(1792, shared=some, at_once=2, requested=200) for some in (120_000, 40_000)]
     [132, 200]
-    >>> blocks_for(1792, shared=120_000, at_once=2, asked=1792)
+    >>> blocks_for(1792, shared=120_000, at_once=2, requested=1792)
     1792
     """
-    if tiles <= MOST_AT_ONCE * PROCESSORS or asked == tiles:
-        return min(tiles, asked or tiles)
+    if tiles <= MOST_AT_ONCE * PROCESSORS or requested == tiles:
+        return min(tiles, requested or tiles)
     room = PROCESSOR_MEMORY // (shared + SUMS_MEMORY + BLOCK_MEMORY)
-    at_once = max(1, min(room, MOST_AT_ONCE if asked else at_once))
-    return min(at_once * PROCESSORS, asked or tiles)
+    at_once = max(1, min(room, MOST_AT_ONCE if requested else at_once))
+    return min(at_once * PROCESSORS, requested or tiles)

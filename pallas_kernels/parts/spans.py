@@ -91,11 +91,11 @@ class Spans:
 
     @cached_property
     def tail(self) -> Span | None:
-        rest = self.length % self.size
-        if not rest:
+        leftover = self.length % self.size
+        if not leftover:
             return None
-        size = -(-rest // self.step) * self.step
-        return Span(self.length - size, size, self.step, overlap=size - rest)
+        size = -(-leftover // self.step) * self.step
+        return Span(self.length - size, size, self.step, overlap=size - leftover)
 
     @property
     def pieces(self) -> int:

@@ -1,14 +1,14 @@
 r"""Backward of attention (FlashAttention-2, Dao, 2023, https://arxiv.org/abs/2307.08691, section 2.3).
 
 With scores s = q k^T / sqrt(d) + M, probabilities p = softmax(s) and outputs o = p v, every step is a product or a
-softmax, and passes back as they do:
+softmax. So the gradients are:
 
     dv = p^T do        dp = do v^T        ds = p (dp - sum(p dp))
     dq = ds k / sqrt(d)                   dk = ds^T q / sqrt(d)
 
-A masked score has p = 0, hence ds = 0: nothing flows to what was not seen. Query heads that share a key and value
+A masked score has p = 0 and therefore ds = 0: no gradient flows to unseen keys. Query heads with a common key and value
 head add up their dk and dv. A kernel keeps the log of each row's sum of exponentials from the forward pass, and
-computes p again from it, a tile at a time, where this definition holds all of p.
+recomputes p from it one tile at a time. This definition stores all of p.
 """
 
 import numpy as np

@@ -1,9 +1,9 @@
-r"""Backward of the embedding: each gradient goes to the row that was looked up.
+r"""Backward of the embedding: each gradient is added to the row that was looked up.
 
     x_i = E[t_i]        dE[t] = sum of dx_i over the places i where the token is t
 
-Rows of tokens that do not occur get 0. A token that occurs twice adds up twice: an assignment where a sum is due
-is the classic bug. Where the head is tied, dE also gets the head's dW, as it is one matrix used twice.
+Rows of tokens that do not occur get 0. If a token occurs twice, both gradients are added; assigning instead of adding
+is the classic bug. If the head is tied, dE also gets the head's dW, because both are the same matrix.
 """
 
 import numpy as np

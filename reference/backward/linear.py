@@ -1,9 +1,9 @@
-r"""Backward of the linear layer: two products, each with one factor of the forward one transposed.
+r"""Backward of the linear layer: two products, each with a transposed factor of the forward product.
 
     y = W x + b        dx = W^T dy        dW = sum over the vectors of dy x^T        db = sum dy
 
-An entry of W multiplies one feature of every vector, so its gradient adds up over all of them. That sum over tokens
-is why a batch can be cut into parts whose gradients are added.
+An entry of W multiplies one feature of every vector, so its gradient is a sum over all vectors. Because of this sum, we
+can cut a batch into parts and add their gradients.
 """
 
 import numpy as np

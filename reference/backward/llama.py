@@ -1,13 +1,13 @@
-r"""The gradient of a whole Llama: each layer's backward, in the opposite order.
+r"""The gradient of a whole Llama: the backward functions of its layers, in reverse order.
 
-A block adds to the residual stream twice, x <- x + f(x). What reaches the stream after it therefore goes back twice:
-around f, unchanged, and through f,
+A block adds to the residual stream twice, x <- x + f(x). The gradient after each addition therefore goes back on two
+paths, around f unchanged, and through f:
 
     dx = dy + (df/dx)^T dy
 
-so a gradient can reach the first block without passing through any matrix. That is why deep stacks of residual
-blocks learn. Every forward value that a backward step needs is kept on the way up; training in little memory computes
-some of them again instead (Chen et al., 2016, https://arxiv.org/abs/1604.06174).
+So a gradient can reach the first block without passing through any matrix. That is why deep stacks of residual blocks
+can learn. The forward pass keeps every value that the backward pass needs. To save memory, training may recompute some
+of them instead (Chen et al., 2016, https://arxiv.org/abs/1604.06174).
 """
 
 from typing import NamedTuple
@@ -36,7 +36,7 @@ from llamaspec.reference.swiglu import swiglu
 
 
 class Kept(NamedTuple):
-    """Forward values of a block's attention half that its backward pass needs."""
+    """Forward values of the attention half of a block, for its backward pass."""
 
     x: Float[np.ndarray, "seq dim"]
     normed: Float[np.ndarray, "seq dim"]
@@ -46,42 +46,42 @@ class Kept(NamedTuple):
     k: Float[np.ndarray, "seq kv_heads head_dim"]
     v: Float[np.ndarray, "seq kv_heads head_dim"]
     mask: Float[np.ndarray, "seq seq"]
-    heads: Float[np.ndarray, "seq width"]  # what attention gives, all heads in a row
+    heads: Float[np.ndarray, "seq width"]  # the output of attention, all heads joined
 
 
 def loss_and_gradient(
     params: Params, tokens: Int[np.ndarray, " seq"], weights: Float[np.ndarray, " seq"], *, config: Config
 ) -> tuple[float, Params]:
-    """The cross entropy of `tokens`, each predicted from those before it, and its gradient for every weight.
+    """The cross entropy of `tokens`, each predicted from the tokens before it, and its gradient for every weight.
 
     `weights[i]` multiplies the loss of `tokens[i]`; the first token is not predicted, so `weights[0]` is not used. The
-    gradient has the shape of `params`. Where the head is tied, `head` and `embedding` each hold their own part, and the
-    gradient of the one matrix is their sum. Raises ValueError for a switch that no Llama has.
+    gradient has the shape of `params`. If the head is tied, `head` and `embedding` have separate parts, and the
+    gradient of the shared matrix is their sum. Raises ValueError for a switch that no Llama has.
 
-    A model without layers, whose head of zeros finds both ids alike likely:
+    A model without layers and with a head of zeros, so that both ids are equally likely:
 
     >>> config = Config(dim=2, layers=0, heads=1, kv_heads=1, head_dim=2, ffn=1, vocab=2, context=9, eps=0.0, theta=1.0)
     >>> params = Params(np.eye(2), [], np.ones(2), np.zeros((2, 2)))
     >>> loss, slopes = loss_and_gradient(params, np.array([0, 1]), np.ones(2), config=config)
-    >>> round(loss, 4), slopes.head.round(4).tolist()  # log 2, and (p - e_1) n^T of the normed vector n
+    >>> round(loss, 4), slopes.head.round(4).tolist()  # log 2, and (p - e_1) n^T for the normalized vector n
     (0.6931, [[0.7071, 0.0], [-0.7071, 0.0]])
     """
     config.check_llama("gradients")
-    x, kept = embedding(tokens, params.embedding), []
+    x, saved = embedding(tokens, params.embedding), []
     for i, layer in enumerate(params.layers):
         values = _attend(x, layer, window=config.window(i), config=config)
         middle = x + linear(values.heads, *layer.o)
-        kept.append((values, middle))
+        saved.append((values, middle))
         x = feed_forward(middle, layer, config=config)
     normed = rmsnorm(x, params.norm, eps=config.eps)
-    logits = linear(normed, params.head)[:-1]  # the last token's logits predict nothing that is here
+    logits = linear(normed, params.head)[:-1]  # the last token's logits predict a token that we do not have
     loss = cross_entropy(logits, tokens[1:], weights[1:])
 
     dlogits = np.concatenate([cross_entropy_backward(logits, tokens[1:], weights[1:]), np.zeros((1, config.vocab))])
     dnormed, dhead, _ = linear_backward(normed, params.head, dlogits)
     dx, dnorm = rmsnorm_backward(x, params.norm, dnormed, eps=config.eps)
     layers = []
-    for layer, (values, middle) in zip(reversed(params.layers), reversed(kept), strict=True):
+    for layer, (values, middle) in zip(reversed(params.layers), reversed(saved), strict=True):
         through, ffn_norm, ffn = _feed_forward_backward(middle, layer, dx, config=config)
         dx = dx + through
         through, slopes = _attend_backward(values, layer, dx, config=config)
@@ -104,28 +104,28 @@ def _attend(x: np.ndarray, layer: Layer, *, window: int | None, config: Config) 
     return Kept(x, normed, raw_q, raw_k, q, k, v, mask, attention(q, k, v, mask).reshape(seq, -1))
 
 
-def _attend_backward(kept: Kept, layer: Layer, dy: np.ndarray, *, config: Config) -> tuple[np.ndarray, Layer]:
-    """The gradient for the block's input through attention, and a `Layer` with those of its weights."""
+def _attend_backward(saved: Kept, layer: Layer, dy: np.ndarray, *, config: Config) -> tuple[np.ndarray, Layer]:
+    """The gradient through attention for the block's input, and a `Layer` with the gradients of its weights."""
     seq = len(dy)
-    dheads, o = _linear_backward(kept.heads, layer.o, dy)
-    dq, dk, dv = attention_backward(kept.q, kept.k, kept.v, kept.mask, dheads.reshape(kept.q.shape))
+    dheads, o = _linear_backward(saved.heads, layer.o, dy)
+    dq, dk, dv = attention_backward(saved.q, saved.k, saved.v, saved.mask, dheads.reshape(saved.q.shape))
     turns, length = config.rotation()
     dq, dk = (length * rope_halves_backward(a, np.arange(seq), turns) for a in (dq, dk))
     q_norm = k_norm = None
     if layer.q_norm is not None and layer.k_norm is not None:
         dq, dk, q_norm, k_norm = qk_norm_backward(
-            kept.raw_q, kept.raw_k, layer.q_norm, layer.k_norm, dq, dk, eps=config.eps
+            saved.raw_q, saved.raw_k, layer.q_norm, layer.k_norm, dq, dk, eps=config.eps
         )
-    by_q, q = _linear_backward(kept.normed, layer.q, dq.reshape(seq, -1))
-    by_k, k = _linear_backward(kept.normed, layer.k, dk.reshape(seq, -1))
-    by_v, v = _linear_backward(kept.normed, layer.v, dv.reshape(seq, -1))
+    by_q, q = _linear_backward(saved.normed, layer.q, dq.reshape(seq, -1))
+    by_k, k = _linear_backward(saved.normed, layer.k, dk.reshape(seq, -1))
+    by_v, v = _linear_backward(saved.normed, layer.v, dv.reshape(seq, -1))
     assert layer.attention_norm is not None
-    dx, attention_norm = rmsnorm_backward(kept.x, layer.attention_norm, by_q + by_k + by_v, eps=config.eps)
+    dx, attention_norm = rmsnorm_backward(saved.x, layer.attention_norm, by_q + by_k + by_v, eps=config.eps)
     return dx, layer._replace(attention_norm=attention_norm, q=q, k=k, v=v, o=o, q_norm=q_norm, k_norm=k_norm)
 
 
 def _feed_forward_backward(x: np.ndarray, layer: Layer, dy: np.ndarray, *, config: Config):
-    """Gradients through the feed-forward half for its input, its norm and its matrices."""
+    """The gradients through the feed-forward half for its input, norm and matrices."""
     assert layer.ffn_norm is not None
     normed = rmsnorm(x, layer.ffn_norm, eps=config.eps)
     if isinstance(layer.ffn, Experts):

@@ -2,9 +2,9 @@ r"""Backward of a mixture of experts (Shazeer et al., 2017, https://arxiv.org/ab
 
     y = sum_{e in T} w_e f_e(x)        w_e = p_e / sum_{t in T} p_t        p = softmax(W_r x)
 
-An expert gets w_e dy, and passes it back as a feed-forward layer does. Its weight gets dw_e = <dy, f_e(x)>. The w of
-the chosen T are a softmax over their scores alone, so the scores of T get a softmax's gradient and all others get 0:
-which experts are chosen is a step function, whose gradient is 0 wherever it has one. Where the weights are not
+An expert gets w_e dy, and passes it back like any feed-forward layer. Its weight gets dw_e = <dy, f_e(x)>. The weights
+w of the chosen experts T are a softmax over only their scores. So the scores of T get the gradient of a softmax, and
+all other scores get 0, because the choice of experts is a step function with gradient 0. If the weights are not
 renormalized, w_e = p_e, and the softmax over all experts passes dw back to all scores.
 """
 

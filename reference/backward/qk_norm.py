@@ -1,6 +1,6 @@
-r"""Backward of the norms of queries and keys: RMSNorm's, one head at a time.
+r"""Backward of the norms of queries and keys: the backward of RMSNorm, one head at a time.
 
-All heads share a weight, so its gradient adds up over heads as well as over tokens.
+All heads share a weight, so its gradient is a sum over heads and tokens.
 """
 
 import numpy as np

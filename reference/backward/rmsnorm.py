@@ -1,15 +1,15 @@
 r"""Backward of RMSNorm (Zhang & Sennrich, 2019, https://arxiv.org/abs/1910.07467, section 4).
 
-With r = 1 / sqrt(mean(x^2) + eps) and n = r x, the layer is y = g n. Its gain passes back like any factor,
+With r = 1 / sqrt(mean(x^2) + eps) and n = r x, the layer is y = g n. The gradients of this product are
 
     dg = sum over the vectors of dy n        dn = g dy
 
-and n depends on x directly and through r, where dr / dx_i = -r^3 x_i / d for vectors of d features:
+n depends on x directly and through r, with dr / dx_i = -r^3 x_i / d for vectors of d features. So
 
     dx = r (dn - n mean(dn n))
 
-For eps = 0 the second term removes the part of dn along x: a longer x has the same n, so no gradient points that way.
-A kernel may be handed r, one number a vector, which the forward pass had computed anyway.
+For eps = 0, the second term removes the part of dn along x: a longer x has the same n, so the gradient has no component
+in that direction. The forward pass can save r, one number per vector, for the backward kernel.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
-r"""Backward of RoPE: the gradient turns back.
+r"""Backward of RoPE: the gradient is rotated back.
 
-A rotation R is orthogonal, so its transpose is its inverse, the rotation by the opposite angle:
+A rotation R is orthogonal, so its transpose is its inverse, a rotation by the opposite angle:
 
     y = R(m f) x        dx = R(m f)^T dy = R(-m f) dy
 

@@ -1,12 +1,12 @@
 r"""Backward of softmax.
 
-From p_i = exp(x_i) / sum_j exp(x_j) follows d p_i / d x_j = p_i (1[i = j] - p_j), and so
+From p_i = exp(x_i) / sum_j exp(x_j) we get d p_i / d x_j = p_i (1[i = j] - p_j), and so
 
     dx_i = p_i (dp_i - sum_j p_j dp_j)
 
-The gradients of a row add up to 0, since adding a constant to all scores changes no probability. The sum is one
-number a row: FlashAttention (https://arxiv.org/abs/2205.14135, appendix B.2) computes it from the output as
-sum_j p_j dp_j = <o, do>, and so never holds a whole row of p.
+The gradients of a row add up to 0, because adding a constant to all scores changes no probability. The sum over j is
+one number per row. FlashAttention (https://arxiv.org/abs/2205.14135, appendix B.2) computes it from the output, sum_j
+p_j dp_j = <o, do>, so it never stores a whole row of p.
 """
 
 import numpy as np

@@ -1,16 +1,16 @@
-"""Quantizers: fewer bits a weight, a family a file.
+"""Quantizers: fewer bits per weight. One family per file.
 
-Read `blocks`, `symmetric` and `packing` first: which weights share a scale, the simplest codes, and how codes lie in
-bytes. Every other page is one of these ideas:
+Read `blocks`, `symmetric` and `packing` first: the groups of weights with a common scale, the simplest codes, and the
+layout of codes in bytes. Every other page applies one of these ideas:
 
     equal steps         affine, and with it ggml_blocks, llama2c, hqq, torchao_int4, bitnet, ggml_ternary, binary
     unequal steps       nf4, minifloat, kmeans, ggml_codebooks; mx and nvfp4 are minifloats with small scales
     scales of scales    double_quantization, ggml_superblocks
     points of a table   ggml_lattices with its ggml_grids
-    codes from data     gptq, awq, smoothquant, llm_int8: what a layer is given decides where precision goes
+    codes from data     gptq, awq, smoothquant, llm_int8: the inputs of a layer decide where precision is needed
     activations, cache  fixed_point, ggml_activations, kv_cache
     training, sparsity  qat, pruning
 
-`schemes` and `ggml` name what a model's weights can be quantized with, and `ops` calls each by its name.
-`docs/gallery.md` has all of them at work.
+`schemes` and `ggml` list the named formats for a model's weights, and `ops` calls each by its name. `docs/gallery.md`
+shows all of them applied to a model.
 """

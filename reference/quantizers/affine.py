@@ -1,24 +1,24 @@
-r"""Affine integers: the codes of a block are spread evenly from its smallest weight to its largest.
+r"""Affine integers: evenly spaced numbers from the smallest weight of a block to the largest.
 
     N = 2^bits - 1        lo = min(0, min_i w_i)        hi = max(0, max_i w_i)
     s = (hi - lo) / N     z = rint(-lo / s)             q_i = clip(rint(w_i / s) + z, 0, N)      w_i ~ s (q_i - z)
 
-(Jacob et al., 2018, https://arxiv.org/abs/1712.05877; "asymmetric".) The range is widened to hold zero,
-and the zero point z is an integer, so that zero is exact. s is stored in float32; z and the codes are
-taken against it as stored. ONNX's QuantizeLinear and DynamicQuantizeLinear are this, ties to even
-included; AWQ and GPTQ store what this gives.
+(Jacob et al., 2018, https://arxiv.org/abs/1712.05877; "asymmetric".) The range is extended to include zero,
+and the zero point z is an integer, so zero is exact. s is stored in float32, and z and the codes are computed
+from the stored s. ONNX's QuantizeLinear and DynamicQuantizeLinear do the same, including ties to even. AWQ and
+GPTQ store such numbers.
 
 Guaranteed, for weights of float32 or narrower:  |w - s (q - z)| <= s / 2 + N (2 u s + 2^-150),  u = 2^-24
 
-Half a step where no code is clipped. The zero point is rounded too, so that the grid may end up to half a
-step short of the largest weight, which is then clipped to its end: half a step again. N u s is the
-rounding of s, 2^-150 that of a denormal one. Where s underflows to 0, all is 0. As in `symmetric`, a
-float32 quotient gives the same code unless w / s is within u |w / s| of a tie.
+If no code is clipped, the error is at most half a step. The zero point is rounded as well, so the grid may end up to
+half a step short of the largest weight, which is then clipped: again at most half a step. N u s accounts for the
+rounding of s, and 2^-150 for a denormal s. If s underflows to 0, all numbers are 0. As in `symmetric`, a float32
+quotient gives the same code unless w / s is within u |w / s| of a tie.
 
-While s is normal, powers of two pass into it. Quantized weights are a fixed point and Q(-w) = -Q(w) where lo / s
-is not within 4 N u of a tie; there rint may leave out the last code, or the first. More bits are never
-worse on average, in the sense of `symmetric` and for the weights beside both ends: each is off by its distance
-from the nearest multiple of s, whatever z is, so that zero is exact.
+While s is normal, powers of two pass into it. Quantized weights are a fixed point and Q(-w) = -Q(w), unless lo / s is
+within 4 N u of a tie; then rint may leave the last or the first code unused. More bits are never worse on average, in
+the sense of `symmetric` and except for the weights at both ends: each weight moves to the nearest multiple of s, for
+every z.
 """
 
 from typing import NamedTuple
@@ -31,7 +31,7 @@ from llamaspec.reference.quantizers.blocks import finite, join, split, spread
 
 
 class Affine(NamedTuple):
-    """Codes of w's shape; scales and zero points, one for each block."""
+    """Codes with the shape of w, and one scale and zero point per block."""
 
     codes: UInt8[np.ndarray, "*shape"]
     scales: Float32[np.ndarray, "*grid"]
@@ -39,10 +39,10 @@ class Affine(NamedTuple):
 
 
 def quantize(w: Float[np.ndarray, "*shape"], *, bits: int, block: tuple[int, ...]) -> Affine:
-    """Codes and zero points uint8, scales float32, one for each `block` (see `blocks`).
+    """Quantize to uint8 codes and zero points and float32 scales, one per `block` (see `blocks`).
 
-    Raises ValueError for weights that are not finite, a block that does not divide the shape, or bits other
-    than 2 to 8.
+    Raises ValueError for weights that are not finite, a block that does not divide the shape, or bits outside
+    2 to 8.
 
     >>> q = quantize(np.array([[-1.0, 0.0, 0.5, 2.0]]), bits=2, block=(1, 4))
     >>> q.codes, q.scales, q.zeros
@@ -76,7 +76,7 @@ def encode(
     lowest: int,
     highest: int,
 ) -> Float64[np.ndarray, "*shape"]:
-    """clip(rint(w / s) + z, lowest, highest): the codes of `w` on a grid that is given. A scale of 0 gives z.
+    """clip(rint(w / s) + z, lowest, highest): the codes of `w` on a fixed grid. A scale of 0 gives z.
 
     >>> encode(np.array([0.5, 1.5, 9.0]), np.array([1.0]), np.array([1.0]), lowest=0, highest=3)
     array([1., 3., 3.])
@@ -86,12 +86,12 @@ def encode(
 
 
 def pack(codes: Integer[np.ndarray, "*batch codes"], *, bits: int) -> UInt8[np.ndarray, "*batch bytes"]:
-    """`bits` bits of every code, the first lowest."""
+    """Pack `bits` bits of every code, the first code in the lowest bits."""
     return packing.pack(codes, bits=bits)
 
 
 def unpack(packed: UInt8[np.ndarray, "*batch bytes"], *, bits: int) -> UInt8[np.ndarray, "*batch codes"]:
-    """The codes of `pack`.
+    """Restore the codes from `pack`.
 
     >>> unpack(pack(np.array([15, 1], np.uint8), bits=4), bits=4)
     array([15,  1], dtype=uint8)

@@ -1,24 +1,23 @@
-r"""AWQ: weights that meet large activations are scaled up before they are rounded (Lin et al., 2023,
+r"""AWQ: weights that multiply large activations are scaled up before rounding (Lin et al., 2023,
 https://arxiv.org/abs/2306.00978).
 
     s_j = m_j^alpha / sqrt(max_k m_k^alpha  min_k m_k^alpha)        m_j = mean |X_j|
     alpha = argmin over 0, 1/20, ..., 19/20 of  || Q(W diag(s)) (X / s) - W X ||^2
 
-A weight times s, rounded, over s is off by 1 / s of a step, while the step itself hardly grows, as one
-column among the many of a group. As in `smoothquant` the norm before the layer takes 1 / s. Q is `affine`
-in groups along a row: codes of 4 bits, a zero point, and a range that holds zero (which autoawq's does
-not widen to; it clips groups of one sign). autoawq ends at the same s, but for its `duo_scaling`, which is
-on by default and divides m_j^alpha by a mean of the weights' magnitudes to the 1 - alpha, too.
+If a weight is multiplied by s, rounded and divided by s, its error is 1 / s of the former error, as long as
+the step stays the same. The step hardly grows, because the weight is one of many in its group. As in
+`smoothquant`, the norm before the layer takes the factor 1 / s. Q is `affine` in groups along a row: codes of
+4 bits, a zero point, and a range that includes zero. (autoawq does not extend the range, and clips groups with
+a single sign.) autoawq finds the same s without its `duo_scaling`. That option is on by default and also
+divides m_j^alpha by a mean of the weights' magnitudes to the power 1 - alpha.
 
-Guaranteed: on the calibration's X the sum is no larger than that of plain rounding, which is among those compared:
-alpha = 0 makes every s_j 1.
-And what `affine` guarantees, over s. m^alpha is at least 10^-4, so that no s is 0. Powers of two in W leave s
-as it is. Fixed points and Q(-W) = -Q(W) are those of `affine` for W diag(s), as long as s is kept: a search
-on what was quantized may end elsewhere.
+Guaranteed: on the calibration's X, the sum is at most the sum for plain rounding, because the search includes
+alpha = 0, which makes every s_j 1. Weights have the guarantee of `affine`, divided by s. m^alpha is at least
+10^-4, so no s is 0. Powers of two in W do not change s. Fixed points and Q(-W) = -Q(W) are as in `affine` for
+W diag(s), for a fixed s: a search on quantized weights may find another one.
 
-A checkpoint (autoawq's "gemm") holds the transposes: qweight [cols, rows / 8] and qzeros [groups, rows / 8]
-of int32, whose nibbles, from the lowest on, are those of the rows 0, 2, 4, 6, 1, 3, 5, 7; and scales
-[groups, rows] of float16.
+A checkpoint (autoawq's "gemm") has the transposes: int32 qweight [cols, rows / 8] and qzeros [groups, rows / 8],
+with the rows 0, 2, 4, 6, 1, 3, 5, 7 in the nibbles from the lowest on; and float16 scales [groups, rows].
 """
 
 from collections.abc import Callable
@@ -44,7 +43,7 @@ class Packed(NamedTuple):
 
 
 def quantize(w: Float[np.ndarray, "rows cols"], *, group: int) -> Affine:
-    """Q: codes and zero points of 4 bits, scales of float32 [rows, groups]. Raises ValueError as `affine` does.
+    """Q: 4-bit codes and zero points, float32 scales [rows, groups]. Raises the errors of `affine`.
 
     >>> quantize(np.array([[0.0, 15.0]]), group=2).codes
     array([[ 0, 15]], dtype=uint8)
@@ -58,12 +57,12 @@ def search(
     *,
     rounded: Callable[[np.ndarray], np.ndarray],
 ) -> Float64[np.ndarray, " cols"]:
-    """s for the inputs `x`; `rounded` gives the weights that a quantizer makes of weights.
+    """Find s for the inputs `x`. `rounded` quantizes and dequantizes weights.
 
     Raises ValueError for inputs that are not finite.
 
     >>> w, x = np.array([[1.0, 0.4]]), np.array([[1.0, 100.0]])
-    >>> search(w, x, rounded=np.rint).round(3)  # 0.4 is lost unless it is scaled up
+    >>> search(w, x, rounded=np.rint).round(3)  # 0.4 is lost without scaling
     array([0.2  , 5.012])
     """
     w, x = w.astype(np.float64), x.astype(np.float64)
@@ -91,15 +90,15 @@ def scales(means: Float[np.ndarray, " cols"], *, alpha: float) -> Float64[np.nda
 
 
 def pack(q: Affine) -> Packed:
-    """The scales are rounded to float16, as autoawq has them: below 2^-25 to 0.
+    """Pack for a checkpoint. Scales are rounded to float16, as in autoawq: to 0 below 2^-25.
 
-    Raises ValueError for rows that are no multiple of 8, and for a scale beyond float16.
+    Raises ValueError if the number of rows is not a multiple of 8, or a scale exceeds float16.
     """
     return Packed(_words(q.codes.T), _words(q.zeros.T), in_float16(q.scales.T))
 
 
 def unpack(packed: Packed) -> Affine:
-    """Read what a checkpoint says; its scales in float32.
+    """Read the tensors of a checkpoint, with float32 scales.
 
     >>> w = np.arange(16.0).reshape(8, 2)
     >>> q = quantize(w, group=2)

@@ -1,16 +1,16 @@
-r"""Binary weights: a sign each, and a scale a row.
+r"""Binary weights: one sign per weight, one scale per row.
 
     a = mean_i |w_i|        b_i = sign(w_i), +1 for 0        w ~ a b
 
-(XNOR-Net, Rastegari et al., 2016, https://arxiv.org/abs/1603.05279.) Of all a and all signs these leave the
-smallest sum of squares, which is guaranteed to be
+(XNOR-Net, Rastegari et al., 2016, https://arxiv.org/abs/1603.05279.) Among all a and all signs, these have the
+smallest sum of squared errors, which is guaranteed to be
 
     sum_i (w_i - a b_i)^2 = sum_i w_i^2 - n a^2        (and n (2^-24 a)^2 for the rounding of a to float32)
 
-The square is sum_i w_i^2 - 2 a sum_i b_i w_i + n a^2: least where b_i w_i = |w_i|, and then where a is their mean.
+The sum is sum_i w_i^2 - 2 a sum_i b_i w_i + n a^2. It is smallest if b_i w_i = |w_i| and a is the mean of |w_i|.
 
-Powers of two pass into a while it is normal; Q(-w) = -Q(w) where no weight is 0. Quantized weights are a
-fixed point: float64 holds n a, so that the mean of n equal numbers is exact. A row of zeros has a = 0.
+Powers of two pass into a while it is normal. Q(-w) = -Q(w) if no weight is 0. Quantized weights are a fixed
+point: n a is exact in float64, so the mean of n equal numbers is exact. A row of zeros has a = 0.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ from llamaspec.reference.quantizers.blocks import Quantized, finite
 
 
 def quantize(w: Float[np.ndarray, "*batch cols"]) -> Quantized:
-    """Codes -1 and 1 of w's shape, int8, and scales float32 [*batch, 1]. Raises ValueError unless all is finite.
+    """Quantize to int8 codes -1 and 1 and float32 scales [*batch, 1]. Raises ValueError unless all weights are finite.
 
     >>> q = quantize(np.array([[1.0, -2.0, 0.0, 3.0]]))
     >>> q.codes, q.scales
@@ -38,7 +38,7 @@ def dequantize(q: Quantized) -> Float64[np.ndarray, "*batch cols"]:
 
 
 def pack(codes: Int8[np.ndarray, "*batch codes"]) -> UInt8[np.ndarray, "*batch bytes"]:
-    """A bit for each code, 1 for +1, the first lowest.
+    """Pack one bit per code, 1 for +1, the first code in the lowest bit.
 
     >>> pack(np.array([1, -1, -1, -1, -1, -1, -1, 1], np.int8))
     array([129], dtype=uint8)
@@ -47,5 +47,5 @@ def pack(codes: Int8[np.ndarray, "*batch codes"]) -> UInt8[np.ndarray, "*batch b
 
 
 def unpack(packed: UInt8[np.ndarray, "*batch bytes"]) -> Int8[np.ndarray, "*batch codes"]:
-    """The codes of `pack`."""
+    """Restore the codes from `pack`."""
     return packing.unpack(packed, bits=1).astype(np.int8) * np.int8(2) - np.int8(1)

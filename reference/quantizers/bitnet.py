@@ -1,25 +1,25 @@
-r"""BitNet b1.58: weights -1, 0 and 1 times one scale, tokens in int8 (Ma et al., 2024,
+r"""BitNet b1.58: weights -1, 0 and 1 times a single scale, activations in int8 (Ma et al., 2024,
 https://arxiv.org/abs/2402.17764).
 
     b = max(mean |W|, 10^-5)        T = clip(rint(W / b), -1, 1)        W ~ b T
-    a = max(max_j |x_j|, 10^-5)     q = clip(rint(127 x / a), -128, 127)        x ~ a q / 127, each token by itself
+    a = max(max_j |x_j|, 10^-5)     q = clip(rint(127 x / a), -128, 127)        x ~ a q / 127, for each token
     y = (T q) a b / 127             T q in integers
 
-as Hugging Face transformers has it: W is multiplied by fl(1 / b), x by fl(127 / a), in float32; ties go
-to even. The mean is the exact one, rounded to float32. A model is trained through this (`qat`: the
-gradient passes as if nothing were rounded); weights that were not lose most of what they knew.
+as in Hugging Face transformers: W is multiplied by fl(1 / b) and x by fl(127 / a), in float32; ties go to
+even. The mean is exact and then rounded to float32. A model must be trained with this rounding (see `qat`: the
+gradient ignores it). Ordinary weights lose most of their quality.
 
 Guaranteed, with u = 2^-24 and for W and x of float32 or narrower:
 
     |w - b t|  <=  (1/2 + 4 u) b    where |w| <= 3 b / 2, and |w| - b beyond
     |x - a q / 127|  <=  (1/2 + 512 u) a / 127
 
-rint adds half a step; before it, the reciprocal and the product are each off by u of a number up to 3/2, or up to 127.
-Beyond 3 b / 2 the code is 1 or -1, and what is left is the error.
+rint adds half a step. Before it, the reciprocal and the product have an error of u each, relative to a number up to 3/2
+for w and up to 127 for x. Beyond 3 b / 2 the code is 1 or -1, and the error is the rest.
 
-Weights below 10^-5 / 2 all become 0. Powers of two pass into b and a that are more than 10^-5. Q(-W) = -Q(W).
-Quantized weights are no fixed point: their mean is another; quantized tokens are one, as fl(fl(127 s) / 127)
-= s for every s = fl(a / 127).
+Weights below 10^-5 / 2 all become 0. Powers of two pass into b and a if these are above 10^-5. Q(-W) = -Q(W).
+Quantized weights are not a fixed point, because their mean differs. Quantized tokens are a fixed point:
+fl(fl(127 s) / 127) = s for every s = fl(a / 127).
 """
 
 import numpy as np
@@ -32,7 +32,7 @@ SMALLEST = np.float32(1e-5)
 
 
 def quantize(w: Float[np.ndarray, "rows cols"]) -> Quantized:
-    """Codes -1, 0 and 1, int8, and b, float32 [1, 1]. Raises ValueError unless all is finite.
+    """Quantize to int8 codes -1, 0 and 1, and b, float32 [1, 1]. Raises ValueError unless all weights are finite.
 
     >>> q = quantize(np.array([[1.0, -2.0, 0.25, 0.75]]))
     >>> q.codes, q.scales
@@ -45,7 +45,7 @@ def quantize(w: Float[np.ndarray, "rows cols"]) -> Quantized:
 
 
 def quantize_tokens(x: Float[np.ndarray, "*batch dim"]) -> Quantized:
-    """Codes int8 of x's shape, and a / 127, float32 [*batch, 1]. Raises ValueError unless all is finite.
+    """Quantize to int8 codes, and a / 127, float32 [*batch, 1]. Raises ValueError unless all of x is finite.
 
     >>> quantize_tokens(np.array([[127.0, -0.5, 1.5]])).codes
     array([[127,   0,   2]], dtype=int8)
@@ -62,7 +62,7 @@ def dequantize(q: Quantized) -> Float64[np.ndarray, "*batch cols"]:
 
 
 def linear(x: Float[np.ndarray, "*batch cols"], w: Quantized) -> Float64[np.ndarray, "*batch rows"]:
-    """W x for tokens that are quantized on the way; the sums are exact.
+    """W x with quantized tokens. The sums are exact.
 
     >>> linear(np.array([[127.0, 1.0]]), quantize(np.array([[1.0, -1.0]])))
     array([[126.]])
@@ -73,7 +73,7 @@ def linear(x: Float[np.ndarray, "*batch cols"], w: Quantized) -> Float64[np.ndar
 
 
 def pack(codes: Int8[np.ndarray, "rows cols"]) -> UInt8[np.ndarray, "quarter cols"]:
-    """t + 1 in two bits; a byte holds the rows i, i + rows / 4, ... of a column. Raises ValueError for other rows.
+    """Pack t + 1 in two bits. A byte has the rows i, i + rows / 4, ... of a column; 4 must divide the rows.
 
     >>> pack(np.array([[1], [0], [-1], [1]], np.int8))
     array([[134]], dtype=uint8)
@@ -84,5 +84,5 @@ def pack(codes: Int8[np.ndarray, "rows cols"]) -> UInt8[np.ndarray, "quarter col
 
 
 def unpack(packed: UInt8[np.ndarray, "quarter cols"]) -> Int8[np.ndarray, "rows cols"]:
-    """The codes of `pack`; bits 11, which it never writes, give 2."""
+    """Restore the codes from `pack`. The unused bits 11 give 2."""
     return packing.unpack(packed.T, bits=2, stride=packed.shape[0]).T.astype(np.int8) - np.int8(1)

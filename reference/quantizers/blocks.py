@@ -1,8 +1,8 @@
-"""Blocks: the weights that share a scale.
+"""Blocks: the groups of weights with a common scale.
 
-A quantizer splits a tensor into tiles of one shape, the block, and finds a scale for each. The usual
-choices of a matrix [rows, cols] are all tiles: `(rows, cols)` one scale a tensor, `(1, cols)` one a
-channel (a row, the weights of one output), `(1, 64)` one a group of 64 along a row.
+A quantizer splits a tensor into tiles of the same shape, the block, and finds a scale for each tile. For a
+matrix [rows, cols], `(rows, cols)` means one scale per tensor, `(1, cols)` one per channel (a row, the weights
+of one output), and `(1, 64)` one per group of 64 along a row.
 """
 
 from typing import NamedTuple
@@ -14,17 +14,17 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 class Quantized(NamedTuple):
-    """A tensor as most quantizers leave it: a small integer for each weight, a scale for each block."""
+    """A quantized tensor: a small integer for each weight, a scale for each block."""
 
     codes: Integer[np.ndarray, "*shape"]
     scales: Shaped[np.ndarray, "*grid"]
 
 
 def finite(w: Float[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
-    """`w` in float64, where every quantizer begins.
+    """`w` in float64. Every quantizer starts with this.
 
-    Raises ValueError where there are no weights, or one is not finite or too large for float32: whatever a
-    format would make of it (its owners do not agree), the model would be broken.
+    Raises ValueError if there are no weights, or if one is not finite or too large for float32. Implementations
+    of a format disagree on such weights, and the model would be broken anyway.
     """
     if not w.size:
         raise ValueError(f"a tensor of shape {w.shape} has no weights to quantize")
@@ -37,7 +37,7 @@ def finite(w: Float[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
 
 
 def split(w: Shaped[np.ndarray, "*shape"], block: tuple[int, ...]) -> Shaped[np.ndarray, "*grid members"]:
-    """The tiles of `w`, each flattened. Raises ValueError unless `block` divides the shape.
+    """Split `w` into tiles, each flattened. Raises ValueError unless `block` divides the shape.
 
     >>> split(np.arange(8).reshape(2, 4), (2, 2))
     array([[[0, 1, 4, 5],
@@ -51,14 +51,14 @@ def split(w: Shaped[np.ndarray, "*shape"], block: tuple[int, ...]) -> Shaped[np.
 
 
 def join(blocks: Shaped[np.ndarray, "*grid members"], block: tuple[int, ...]) -> Shaped[np.ndarray, "*shape"]:
-    """The tensor that `split` made `blocks` of."""
+    """Undo `split`."""
     grid = blocks.shape[:-1]
     tiles = np.moveaxis(blocks.reshape(*grid, *block), range(-len(block), 0), range(1, 2 * len(block), 2))
     return tiles.reshape([n * b for n, b in zip(grid, block, strict=True)])
 
 
 def spread(scales: Shaped[np.ndarray, "*grid"], shape: tuple[int, ...]) -> Shaped[np.ndarray, "*shape"]:
-    """The scale of each weight of a tensor of `shape`. Raises ValueError unless there are whole blocks.
+    """The scale of each weight in a tensor of `shape`. Raises ValueError unless blocks tile the shape.
 
     >>> spread(np.array([[1.0, 2.0]]), (2, 4))
     array([[1., 1., 2., 2.],
@@ -72,7 +72,7 @@ def spread(scales: Shaped[np.ndarray, "*grid"], shape: tuple[int, ...]) -> Shape
 
 
 def in_float16(x: Float32[np.ndarray, "*shape"]) -> Float16[np.ndarray, "*shape"]:
-    """`x` as it is stored. Raises ValueError where float16 would make it infinite."""
+    """Round `x` to float16 for storage. Raises ValueError if the result would be infinite."""
     with np.errstate(over="ignore"):
         stored = x.astype(np.float16)
     if not np.isfinite(stored).all():

@@ -1,28 +1,29 @@
-r"""Double quantization: the scales of a tensor are quantized themselves.
+r"""Double quantization: the scales of a tensor are quantized, too.
 
-A group of 64 codes of 4 bits with a scale of float32 takes 4.5 bits a weight; with this, 4.127 (QLoRA,
-Dettmers et al., 2023, https://arxiv.org/abs/2305.14314).
+A group of 64 four-bit codes with a float32 scale takes 4.5 bits per weight, or 4.127 with quantized scales
+(QLoRA, Dettmers et al., 2023, https://arxiv.org/abs/2305.14314).
 
     o = mean of the scales        b = max |a - o| in blocks of 256        c = the level of b nearest to a - o
 
     a ~ o + b level(c)
 
-The 256 levels are those of a "dynamic" number (Dettmers, 2015, https://arxiv.org/abs/1511.04561): 0, 1,
-and for each power 10^-6 ... 10^0 in turn twice as many numbers, evenly spread over a decade, of both
-signs: the smaller a number, the fewer digits it has. The scales are taken as one row; the last block may
-be short.
+The 256 levels form a "dynamic" number format (Dettmers, 2015, https://arxiv.org/abs/1511.04561): 0, 1, and
+evenly spaced numbers of both signs in each decade from 10^-6 to 10^0, twice as many per decade as in the one
+before. Small numbers therefore have fewer digits. All scales of the tensor form one row; the last block may be
+short.
 
-Guaranteed, for the levels l <= (a - o) / b <= l' on both sides:
+Guaranteed, for the neighboring levels l <= (a - o) / b <= l':
 
     |a - a^|  <=  b (l' - l) / 2 + 2^-22 (|a| + |o| + b)
 
-which is 0.0071 b at most; below -0.993 b, the last level, too. The nearest level is half a gap away at most; a - o, its
-quotient by b, the product with the level and the sum with o are each rounded to float32, by u: 2^-22 is 4 u. o is
-rounded to float32 from the exact mean: bitsandbytes adds in float32, in an order of its own, and may have a neighbor.
-Equal scales (b = 0) come back. Powers of two pass into o and b. What comes back is no fixed point, since its mean is
-another than o, and Q(-a) is not -Q(a), as 1 is a level and -1 is none; but no scale of weights is negative.
+This is at most 0.0071 b, also below the last level, -0.993 b. The nearest level is at most half a gap away. a - o, its
+quotient by b, the product with the level and the sum with o are each rounded to float32, with an error of u; 2^-22 is
+4 u. We round the exact mean to float32 to get o. bitsandbytes adds in float32, in its own order, and may get a
+neighboring number. Equal scales (b = 0) are exact. Powers of two pass into o and b. Quantized scales are not a fixed
+point, because their mean differs from o. Q(-a) is not -Q(a), because 1 is a level and -1 is not, but scales of weights
+are never negative.
 
-There is nothing to pack: a code is a byte.
+A code is a byte, so there is nothing to pack.
 """
 
 from typing import NamedTuple
@@ -34,7 +35,7 @@ BLOCK = 256
 
 
 class Scales(NamedTuple):
-    """A code for each scale, b for each 256 of them, and o."""
+    """A code for each scale, b for each block of 256, and o."""
 
     codes: UInt8[np.ndarray, "*grid"]
     tops: Float32[np.ndarray, " blocks"]
@@ -42,7 +43,7 @@ class Scales(NamedTuple):
 
 
 def dynamic_levels() -> Float32[np.ndarray, "256"]:
-    """In order, each rounded once. (bitsandbytes computes them in float32: 22 are neighbors of these.)
+    """The levels in order, each rounded once. (22 levels of bitsandbytes, computed in float32, are neighbors of ours.)
 
     >>> levels = dynamic_levels()
     >>> levels[127:129], levels[-2:]
@@ -52,12 +53,12 @@ def dynamic_levels() -> Float32[np.ndarray, "256"]:
     for decade in range(7):
         ends = np.linspace(0.1, 1, 2**decade + 1)
         positive.append(10.0 ** (decade - 6) * (ends[1:] + ends[:-1]) / 2)
-    found = np.concatenate(positive)
-    return np.sort(np.concatenate([-found, found, [0, 1]])).astype(np.float32)
+    positives = np.concatenate(positive)
+    return np.sort(np.concatenate([-positives, positives, [0, 1]])).astype(np.float32)
 
 
 def quantize(scales: Float32[np.ndarray, "*grid"]) -> Scales:
-    """Raises ValueError for scales that are not finite.
+    """Quantize scales. Raises ValueError if they are not finite.
 
     >>> q = quantize(np.array([1.0, 2.0, 3.0], np.float32))
     >>> q.offset, q.tops, dequantize(q)

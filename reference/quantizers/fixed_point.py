@@ -1,17 +1,17 @@
 r"""Activations in fixed point, so that their products with integer weights are integer products.
 
-The numbers of a group share one exponent e, and each becomes a whole number of steps of 2^(e - bits):
+The numbers of a group share an exponent e, and each is rounded to a multiple of 2^(e - bits):
 
     max_j |x_j| < 2^e        z_j = rint(2^(bits - e) x_j)        x_j ~ 2^(e - bits) z_j
 
 (block floating point: Wilkinson, 1963; for networks Drumond et al., 2018, https://arxiv.org/abs/1804.01526.)
-|z_j| is at most 2^bits. Matrix units take z_j in pieces of 8 bits: sums of products with the codes of weights
-are then exact, whatever their order, and each is scaled once for its group.
+|z_j| is at most 2^bits. Matrix units multiply z_j in pieces of 8 bits. The sums of products with the codes of
+weights are then exact in any order, and each is scaled once for its group.
 
 Guaranteed:  |x_j - 2^(e - bits) z_j| <= 2^(e - bits - 1) <= 2^-bits max_j |x_j|
 
-since 2^(e - 1) <= max_j |x_j|. A number far below the largest of its group keeps few bits, or none: that is
-the price, and the reason why groups are short.
+because 2^(e - 1) <= max_j |x_j|. A number far below the largest one of its group keeps few bits, or none. That
+is why groups are short.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ from llamaspec.reference.quantizers.ops import gemv_quantized
 
 
 def fixed_point(x: Float[np.ndarray, "*batch cols"], *, group: int, bits: int) -> Float[np.ndarray, "*batch cols"]:
-    """Round `x` to fixed point; the numbers are in float64. `group` divides `cols`.
+    """Round `x` to fixed point. Returns float64. `group` divides `cols`.
 
     >>> fixed_point(np.array([3.0, 0.3, -0.3, 0.3]), group=2, bits=3)
     array([ 3.    ,  0.5   , -0.3125,  0.3125])
@@ -41,9 +41,9 @@ def gemv_fixed_point(
     *,
     scheme: str,
 ) -> Float[np.ndarray, " rows"]:
-    """`gemv_quantized`, of an implementation that may take x in fixed point.
+    """`gemv_quantized` for implementations that may use x in fixed point.
 
-    The exact product is the same; what differs is how far from it an implementation may be.
+    The exact product is the same, but the allowed error is larger.
 
     >>> scales = np.array([[0.5]], np.float32)
     >>> gemv_fixed_point(np.array([1.0, 2.0]), np.array([[4, -1]], np.int8), scales, scheme="q8")

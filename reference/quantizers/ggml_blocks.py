@@ -187,8 +187,8 @@ def round_away(x: Float32[np.ndarray, "*shape"]) -> Float32[np.ndarray, "*shape"
     >>> round_away(np.array([0.5, -0.5, 0.49999997, 2.5], np.float32))
     array([ 1., -1.,  0.,  3.], dtype=float32)
     """
-    whole = np.trunc(x)
-    return whole + np.copysign(np.abs(x - whole) >= 0.5, x).astype(np.float32)
+    truncated = np.trunc(x)
+    return truncated + np.copysign(np.abs(x - truncated) >= 0.5, x).astype(np.float32)
 
 
 def pack_codes(codes: Integer[np.ndarray, "*batch 32"], bits: int) -> UInt8[np.ndarray, "*batch bytes"]:

@@ -69,14 +69,14 @@ def quantize(
     """
     grid = _even_grid(w, bits, group) if even else affine.quantize(w, bits=bits, block=(1, group))
     hessian = _hessian(x)
-    left = np.where(np.diag(hessian) == 0, 0, finite(w))
+    remaining = np.where(np.diag(hessian) == 0, 0, finite(w))
     scales, zeros = (spread(a.astype(np.float64), w.shape) for a in (grid.scales, grid.zeros))
     u = factor(hessian, damp=damp)
     codes = np.zeros(w.shape)
     for i in range(w.shape[1]):
-        codes[:, i] = affine.encode(left[:, i], scales[:, i], zeros[:, i], lowest=int(even), highest=2**bits - 1)
-        errors = (left[:, i] - scales[:, i] * (codes[:, i] - zeros[:, i])) / u[i, i]
-        left[:, i:] -= errors[:, None] * u[i, i:]
+        codes[:, i] = affine.encode(remaining[:, i], scales[:, i], zeros[:, i], lowest=int(even), highest=2**bits - 1)
+        errors = (remaining[:, i] - scales[:, i] * (codes[:, i] - zeros[:, i])) / u[i, i]
+        remaining[:, i:] -= errors[:, None] * u[i, i:]
     return Affine(codes.astype(np.uint8), grid.scales, grid.zeros)
 
 

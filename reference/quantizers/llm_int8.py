@@ -61,7 +61,7 @@ def linear(
     (array([[138.1]]), array([[100.]]))
     """
     outliers = np.any(np.abs(x) >= threshold, axis=0)
-    kept = x.astype(np.float64) * outliers @ dequantize(w).T
+    outlier_part = x.astype(np.float64) * outliers @ dequantize(w).T
     tokens = quantize(np.where(outliers, 0, x))
     sums = tokens.codes.astype(np.int64) @ w.codes.astype(np.int64).T
-    return kept + sums * (tokens.scales.astype(np.float64) / 127) * (w.scales.astype(np.float64) / 127).T
+    return outlier_part + sums * (tokens.scales.astype(np.float64) / 127) * (w.scales.astype(np.float64) / 127).T

@@ -89,8 +89,8 @@ def expand(compressed: Compressed, *, n: int, m: int) -> Shaped[np.ndarray, "*ba
     >>> expand(Compressed(np.array([[-3.0, 2.0]]), np.array([[1, 2]], np.uint8)), n=2, m=4)
     array([[ 0., -3.,  2.,  0.]])
     """
-    *batch, kept = compressed.values.shape
-    w = np.zeros((*batch, kept // n, m), compressed.values.dtype)
+    *batch, entries = compressed.values.shape
+    w = np.zeros((*batch, entries // n, m), compressed.values.dtype)
     places = compressed.places.astype(np.int64).reshape(*batch, -1, n)
     np.put_along_axis(w, places, compressed.values.reshape(*batch, -1, n), axis=-1)
     return w.reshape(*batch, -1)

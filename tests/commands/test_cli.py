@@ -247,7 +247,7 @@ def test_a_folder_that_hides_the_built_in_model_is_named(run, tmp_path, monkeypa
     for arguments in (["tokens", "Once"], ["inspect"], ["inspect", "stories"]):
         code, _, err = run(*arguments)
         first, last = err.splitlines()
-        assert (code, first) == (1, "./stories is used, which hides the built-in model of this name")
+        assert (code, first) == (1, "./stories is used: it hides the built-in model of this name")
         assert last.startswith("error: stories: ")
 
 

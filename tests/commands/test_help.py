@@ -74,7 +74,7 @@ def test_no_summary_of_an_exercises_command_is_cut():
     lab = command("lab")
     assert isinstance(lab, click.Group)
     page = lab.get_help(click.Context(lab, terminal_width=42)).partition("Commands:")[2]
-    assert "..." not in page and "List the exercises, one a line, its number first." in " ".join(page.split())
+    assert "..." not in page and "List the exercises by number, one per line." in " ".join(page.split())
 
 
 @pytest.mark.parametrize("name", VERBS)

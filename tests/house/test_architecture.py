@@ -144,6 +144,18 @@ def test_imports_run_one_way():
     assert [wrong for file in files for wrong in violations(file, (ROOT / file).read_text(encoding="utf-8"))] == []
 
 
+def test_only_the_command_that_trains_it_knows_the_corpus_of_the_built_in_model():
+    files = [path for name in OURS if name != "tests" for path in (ROOT / name).rglob("*.py")]
+    importing = {
+        path.relative_to(ROOT).as_posix()
+        for path in files
+        if path.parent != ROOT / "training" / "stories"
+        for _, name in imports(ast.parse(path.read_text(encoding="utf-8")), at_once=False)
+        if among(name, ("training.stories",))
+    }
+    assert importing == {"commands/train.py"}
+
+
 def test_the_rooms_of_verify_are_all_in_order():
     rooms = {
         path.stem for path in (ROOT / "verify").iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()

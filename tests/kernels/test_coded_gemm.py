@@ -45,7 +45,9 @@ def draw(noise: Noise, rows: int, cols: int, form: str) -> ScaledCodes:
         return replace(w, codes=jnp.asarray(int4.pack(codes)))
     unsigned = codes.view(np.uint8) & (1 << bits) - 1
     words = int4.packed_apart(unsigned, int4.order_of(group or 0, levels=False), bits=bits)
-    return replace(w, **{name: jnp.asarray(a.view(np.int32)) for name, a in zip(("codes", "rest"), words, strict=True)})
+    return replace(
+        w, **{name: jnp.asarray(a.view(np.int32)) for name, a in zip(("codes", "low_bits"), words, strict=True)}
+    )
 
 
 def multiply(w: ScaledCodes, x: np.ndarray, cut: Cut | None = None) -> np.ndarray:

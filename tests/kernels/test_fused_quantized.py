@@ -42,7 +42,7 @@ def draw(noise: Noise, rows: int, cols: int, scheme: str) -> ScaledCodes:
     if bits in (6, 5):
         unsigned, order = codes.view(np.uint8) & (1 << bits) - 1, int4.order_of(group or 0, levels=False)
         packed, rest = (jnp.asarray(a.view(np.int32)) for a in int4.packed_apart(unsigned, order, bits=bits))
-    return ScaledCodes(jnp.asarray(packed), jnp.asarray(scales.astype(np.float32)), rest=rest)
+    return ScaledCodes(jnp.asarray(packed), jnp.asarray(scales.astype(np.float32)), low_bits=rest)
 
 
 def check(actual, expected: Approx):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llamaspec.pallas_kernels.parts import decoded_codes, fixed_point, inline, int4, integer_mma, rest
+from llamaspec.pallas_kernels.parts import decoded_codes, fixed_point, inline, int4, integer_mma, low_bits
 from llamaspec.pallas_kernels.parts.compat import THREADS
 from llamaspec.pallas_kernels.parts.integer_mma import CHUNK, DIGITS, WARPS, Lane, Step
 from llamaspec.pallas_kernels.parts.levels import Levels
@@ -96,7 +96,7 @@ def threads(monkeypatch):
         "math": SimpleNamespace(fma=lambda x, y, z: (x.astype(np.float64) * y + z).astype(np.float32)),
         "utils": SimpleNamespace(thread_idx=lambda: np.arange(THREADS, dtype=np.uint32)),
     }.items():
-        for module in (integer_mma, decoded_codes, rest, inline, fixed_point):
+        for module in (integer_mma, decoded_codes, low_bits, inline, fixed_point):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, value)
 
@@ -165,7 +165,7 @@ def test_threads_multiply_what_belongs_together(threads, bits, group, form, runs
         units=units.ravel().view(np.uint8)[4 * first :],
         minima=minima,
         levels=levels,
-        rest=None if rest is None else in_lines(rest, CHUNK // WARPS * (bits - 4) // 8),
+        low_bits=None if rest is None else in_lines(rest, CHUNK // WARPS * (bits - 4) // 8),
     )
     octets, lane = runs * rows // 8, Lane.mine()
     zero = np.zeros(THREADS, np.float32)

@@ -219,7 +219,7 @@ def asked(server: Server) -> float:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--host", "0.0.0.0"], 2, "0.0.0.0 can be reached by others: give --api-key"),
+        (["--host", "0.0.0.0"], 2, "0.0.0.0 is reachable from other machines: give --api-key"),
         (["--api-key", ""], 2, "an API key cannot be empty"),
         (["nowhere.gguf"], 1, "nowhere.gguf"),
         (["--max-batch", "0"], 2, "--max-batch"),

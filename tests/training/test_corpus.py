@@ -26,6 +26,7 @@ from llamaspec.training.stories.choices import Choices, Replay
 from llamaspec.training.stories.corpus import OPEN, Story, story, tell_story
 from llamaspec.training.stories.lexicon import Character
 from llamaspec.training.stories.talk import Message, conversation, request, tells_of
+from llamaspec.training.stories.world import World, unnamed
 from tests.goldens import make_story
 
 pytestmark = pytest.mark.slow  # 40 s; the corpus rarely changes
@@ -103,7 +104,7 @@ def test_names_say_whether_it_is_he_or_she(stories):
 
 
 def test_the_world_refuses_what_cannot_be():
-    world = plots.World(Choices(random.Random(0)), Character("Dot", "fox", she=True))
+    world = World(Choices(random.Random(0)), Character("Dot", "fox", she=True))
     world.put("kite", "Dot", taken_from=None)
     with pytest.raises(ValueError, match="kite: at Dot, not Ben"):
         world.put("kite", "a tree", taken_from="Ben")
@@ -142,7 +143,7 @@ def test_answers_can_be_read_in_the_story(stories):
 
 def test_a_question_has_one_answer(stories):
     for tale in stories:
-        asked = [way for question in tale.questions for way in question.asked]
+        asked = [way for question in tale.questions for way in question.wordings]
         assert len(asked) == len(set(asked)) >= 6
 
 
@@ -210,12 +211,12 @@ def test_a_question_that_the_story_answers_is_never_declined(stories):
     """Neither as one that no story answers, nor as one of another plot."""
     others: list[tuple[str, ...]] = []
     for seed, tale in enumerate(stories[:60]):
-        asked = {way.lower() for question in tale.questions for way in question.asked}
+        asked = {way.lower() for question in tale.questions for way in question.wordings}
         others = [ways for plot, ways in phrases.OTHER_PLOTS.items() if not tells_of(tale.plot, plot)]
         words = tale.facts | {"noun": "robot", "someone": "the judge", "own": "the judge"}
         for template in itertools.chain(phrases.NOT_TOLD, *others):
             spelled = outside.Words(Choices(random.Random(seed)), words)
-            assert not asked & {way.format_map(spelled).lower() for way in plots.unnamed(template)}
+            assert not asked & {way.format_map(spelled).lower() for way in unnamed(template)}
     known = {word.lower() for tale in stories for word in WORD.findall(tale.text)}
     assert not known & set(phrases.HOW) and len(others) == 5
 
@@ -303,7 +304,7 @@ def derivations(tell: Callable[[Choices], str], start: tuple[int, ...] = ()) -> 
 
 
 def introduction(choices: Choices) -> str:
-    world = plots.World(choices, Character("Dot", "fox", she=True))
+    world = World(choices, Character("Dot", "fox", she=True))
     plots.introduce(world)
     plots.become(world, "sad", "upset", why="because")
     return " ".join(world.sentences)

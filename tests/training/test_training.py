@@ -282,7 +282,7 @@ def test_an_unreadable_checkpoint_is_named_and_nothing_is_lost(whole, stopped, c
     last.write_bytes(last.read_bytes()[:-100] if damage is None else damage)
     before = files(stopped)
     said = refusal(*command, "--resume", "--out", str(stopped))
-    assert f"{last.name}: is no checkpoint of a training, or a damaged one: the one before it may serve" in said
+    assert f"{last.name}: is not a training checkpoint, or is damaged: try the one before it" in said
     assert files(stopped) == before
 
 
@@ -309,7 +309,7 @@ def test_a_full_disk_loses_no_checkpoint(whole, stopped, command):
 
 def test_a_started_training_is_not_overwritten(whole, stopped, command):
     for out, arguments, words in (
-        (stopped, (), "holds a training already: --resume goes on with it"),
+        (stopped, (), "contains a training already: --resume continues it"),
         (stopped, ("--resume", "--lr=0.5", "--seed=2"), "was made with another lr, seed"),
         (whole[0], ("--resume",), "model: exists already: this training is done"),
     ):

@@ -375,7 +375,10 @@ def test_a_closed_pipe_is_no_verdict(tmp_path):
         (["--candidate", "mine"], "--candidate is a module: name the ops that it has"),
         (["softmax", "--candidate", "mine"], "mine:softmax cannot be imported: AttributeError"),
         (["--replay", "none.json"], "none.json: No such file or directory"),
-        (["--replay", "r.json", "--set", "n=1"], "--set narrows the draws of a candidate: not those of --replay"),
+        (
+            ["--replay", "r.json", "--set", "n=1"],
+            "--set narrows the draws of a candidate, so it does not go with --replay",
+        ),
         (["pack"], "no function of this package is called as pack is: name yours with --candidate"),
         (["softmax", "--candidate", "mine:right", "--set", "hidden=All"], "got All: did you mean all?"),
         (["softmax", "--candidate", "mine:right", "--set", "rows=0"], "any whole number from 1 to 1048576; got 0"),

@@ -176,7 +176,7 @@ def test_what_is_no_weaker_contract_is_refused(mine, arguments, error):
 def test_an_op_that_no_weaker_contract_is_derived_for(mine):
     with pytest.raises(click.UsageError, match=r"can be derived for argmax: no bound is derived for np\.argmax"):
         run("argmax", "--candidate", "mine.py:softmax", "--loose", "u=float16")
-    with pytest.raises(click.UsageError, match="--loose is for a function of yours"):
+    with pytest.raises(click.UsageError, match="--loose is for your own function"):
         run("softmax", "--loose", "u=float16")
 
 

@@ -1,4 +1,4 @@
-"""The choices of the grammar, and their probability."""
+"""The random choices of the grammar, and their probability."""
 
 import math
 import random
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 class Choices:
-    """Random choices so far.
+    """A record of random choices.
 
-    `nats` is -log p of all of them, `trail` the numbers of the chosen options.
+    `nats` is -log p of all choices so far, and `trail` lists the indices of the chosen options.
 
     >>> choices = Choices(random.Random(7))
     >>> choices.pick(["a fox", "a bear", "a pig", "a lamb"])
@@ -23,12 +23,12 @@ class Choices:
         self.trail: list[int] = []
 
     def pick[T](self, options: Sequence[T], weights: Sequence[int] | None = None) -> T:
-        """Choose one of `options`, each as likely as its weight says. One option alone is no choice, and not counted.
+        """Choose one of `options` with probability proportional to its weight. A single option is not recorded.
 
-        Raises ValueError where two are the same: the text would not tell which was chosen.
+        Raises ValueError if two options are equal, because the text would not show which one was chosen.
         """
         if len(set(options)) < len(options) or not options:
-            raise ValueError(f"not a choice between different things: {options}")
+            raise ValueError(f"options must be different: {options}")
         if len(options) == 1:
             return options[0]
         weights = weights or [1] * len(options)
@@ -38,7 +38,7 @@ class Choices:
         return options[chosen]
 
     def _draw(self, weights: Sequence[int]) -> int:
-        # We avoid rng.choices, since only random() gives the same numbers in every version of Python.
+        # Only random() gives the same numbers in every version of Python, so we avoid rng.choices.
         number = int(self._rng.random() * sum(weights))
         for i, weight in enumerate(weights):
             number -= weight
@@ -48,14 +48,14 @@ class Choices:
 
 
 class Replay(Choices):
-    """The choices of a trail, made again. Beyond its end the first option is taken each time."""
+    """Repeat the choices of a trail. Beyond its end, always take the first option."""
 
     def __init__(self, trail: Sequence[int]):
         super().__init__(random.Random(0))
         self._given = trail
-        self.weights: list[list[int]] = []  # of every choice, of all its options
+        self.weights: list[list[int]] = []  # for each choice, the weights of its options
 
     def _draw(self, weights: Sequence[int]) -> int:
         self.weights.append(list(weights))
-        made = len(self.trail)
-        return self._given[made] if made < len(self._given) else 0
+        position = len(self.trail)
+        return self._given[position] if position < len(self._given) else 0

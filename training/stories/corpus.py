@@ -1,16 +1,17 @@
-"""Little stories, and talk about them, from a grammar that knows its own entropy.
+"""Little stories from a grammar that knows its own entropy.
 
-A text is made by choices alone, each made and priced by `Choices.pick`. The grammar is unambiguous: another choice
-makes another text, since a choice is told soon after it is made, and no two ways to tell it read the same. So the
-probability of a text is the product of those of its choices, and its surprisal, -log p, is exactly `nats`. The mean of
-nats over the mean of tokens is the entropy rate of the corpus for a given tokenizer. No model's mean loss on new
-stories can be less, and a model that has learned the grammar comes close.
+`Choices.pick` makes every random choice and records its probability. The grammar is unambiguous: the text shows each
+choice soon after it is made, and no two options read the same, so different choices make different texts. The
+probability of a text is therefore the product of the probabilities of its choices, and its surprisal, -log p, is
+exactly `nats`. The mean of nats divided by the mean number of tokens is the entropy rate of the corpus for a given
+tokenizer. No model can have a lower mean loss on new stories, and a model that has learned the grammar comes close.
 
-A model learns the assistant's part of a conversation. The person's words are given, and cost the model nothing. A story
-that was asked for by hero and topic has only the rest of its choices as its surprisal. An answer has none, since it
-follows from the story.
+A model only learns the assistant's part of a conversation. The person's words are input and do not count in the loss.
+If the person asked for a hero and a topic, only the remaining choices count as the story's surprisal. An answer has no
+surprisal, because it follows from the story.
 
-Training takes even seeds, evaluation odd ones. A story of 40 nats is one of some e**40: no held-out one was trained on.
+Training uses even seeds and evaluation odd ones. There are about e**40 stories of 40 nats, so a held-out story was
+practically never trained on.
 """
 
 import random
@@ -35,7 +36,8 @@ from llamaspec.training.stories.lexicon import (
     character,
     names,
 )
-from llamaspec.training.stories.plots import Question, Topic, tell
+from llamaspec.training.stories.plots import Topic, tell
+from llamaspec.training.stories.world import Question
 
 type Subject = Thing | Dish | Weather | Plant | Skill
 
@@ -44,7 +46,7 @@ SUBJECT_WEIGHTS = (2, 1, 1, 1, 1)  # things have two plots
 
 
 class Story(NamedTuple):
-    """A story, what can be asked about it, and its probability."""
+    """A story, the questions about it, and its probability."""
 
     text: str
     plot: str
@@ -67,7 +69,7 @@ OPEN = Plan()
 
 
 def story(rng: random.Random) -> Story:
-    """Tell a story, all of whose choices are random.
+    """Tell a story with only random choices.
 
     >>> story(random.Random(1)).text.split(". ")[0]
     'There was once a clever girl called Nora, who lived in a pretty village'
@@ -76,9 +78,9 @@ def story(rng: random.Random) -> Story:
 
 
 def tell_story(choices: Choices, plan: Plan, *, plots: Set[str] = frozenset(), heroes: Set[str] = frozenset()) -> Story:
-    """Tell the story that `plan` asks for; its surprisal is that of the choices that the plan left open.
+    """Tell the story that `plan` asks for. Its surprisal counts only the choices that the plan leaves open.
 
-    The choices that are left open avoid the `plots` and the names of `heroes` that were told before.
+    These choices avoid `plots` and names of `heroes` from earlier stories.
     """
     before = choices.nats
     kind = plan.kind or choices.pick(KINDS, KIND_WEIGHTS)
@@ -93,7 +95,7 @@ def tell_story(choices: Choices, plan: Plan, *, plots: Set[str] = frozenset(), h
 
 
 def _subject(choices: Choices, plots: Set[str]) -> Subject:
-    """Choose a subject that has another plot than `plots`."""
+    """Choose a subject with a plot that is not in `plots`."""
     weighted = [
         (subjects, weight)
         for subjects, weight in zip(SUBJECTS, SUBJECT_WEIGHTS, strict=True)
@@ -103,7 +105,7 @@ def _subject(choices: Choices, plots: Set[str]) -> Subject:
 
 
 def plots_of(subject: Subject) -> tuple[str, ...]:
-    """List the plots that a subject can have."""
+    """List the possible plots for a subject."""
     match subject:
         case Thing():
             return ("lost", "found")

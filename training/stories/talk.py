@@ -1,6 +1,6 @@
-"""Conversations with the storyteller: requests, stories, questions about them, good manners, and all other questions.
+"""Conversations with the storyteller: requests, stories, questions about them, greetings, and unrelated questions.
 
-A message of the assistant has the surprisal of its own choices alone. An answer that a story decides has none.
+The surprisal of an assistant's message counts only its own choices. An answer that follows from a story has none.
 """
 
 import random
@@ -51,7 +51,7 @@ from llamaspec.training.stories.phrases import (
     SOCIAL,
     UNKNOWN,
 )
-from llamaspec.training.stories.plots import unnamed
+from llamaspec.training.stories.world import unnamed
 
 NAMES = (*GIRLS, *BOYS, *SHE_ANIMALS, *HE_ANIMALS)
 HELPERS = tuple(sorted({helper for spot in SPOTS.values() for helper in spot.helpers} - set(ANIMALS)))
@@ -62,42 +62,42 @@ class Message(NamedTuple):
 
     role: str  # user, assistant; "story" for a story by itself
     content: str
-    nats: float  # -log p(content) given all before it; without meaning for a user, whose words are given
-    of_story: bool = False  # whether a story decides it: an answer that is in the story, or that says it is not
+    nats: float  # -log p(content | all messages before); meaningless for a user's message, which is input
+    of_story: bool = False  # whether it follows from a story: the answer, or that the story does not have it
 
 
 class Talk:
-    """A conversation as it is made."""
+    """A conversation under construction."""
 
     def __init__(self, choices: Choices):
         self.messages: list[Message] = []
         self.stories: list[Story] = []
         self._choices = choices
 
-    def turn(self, asked: str, answer: Callable[[], str], *, of_story: bool = False) -> None:
-        """Add what the person says, and the answer, whose choices alone are priced."""
-        self.messages.append(Message("user", casually(self._choices, asked), 0.0))
+    def turn(self, question_text: str, answer: Callable[[], str], *, of_story: bool = False) -> None:
+        """Add a person's message and the answer. Only choices in the answer count in its surprisal."""
+        self.messages.append(Message("user", casually(self._choices, question_text), 0.0))
         before = self._choices.nats
         content = answer()
         self.messages.append(Message("assistant", content, self._choices.nats - before, of_story))
 
     def social(self, turn: tuple[tuple[str, ...], tuple[str, ...]]) -> None:
-        """Add a turn of good manners."""
-        asked, answers = turn
-        self.turn(self._choices.pick(asked), lambda: self._choices.pick(answers))
+        """Add a greeting, thanks or similar, and its answer."""
+        openings, answers = turn
+        self.turn(self._choices.pick(openings), lambda: self._choices.pick(answers))
 
     def story(self) -> None:
         """Add a request, and the story."""
         pick = self._choices.pick
         plan = Plan()
         if self._offered and pick((True, False)):
-            asked = pick(AGREEMENTS)
+            question_text = pick(AGREEMENTS)
         else:
             plan, about = request(self._choices)
-            # A conversation whose oldest turns were forgotten can begin with another story.
+            # If the oldest turns were dropped, a conversation can begin with a request for another story.
             another = pick((True, False), (3, 1) if self.stories else (1, 7))
             what = pick(ANOTHER if another else KNOWN)
-            asked = capital(pick(REQUESTS).format(what + about))
+            question_text = capital(pick(REQUESTS).format(what + about))
 
         def tell() -> str:
             plots = {story.plot for story in self.stories}
@@ -105,17 +105,17 @@ class Talk:
             self.stories.append(tell_story(self._choices, plan, plots=plots, heroes=heroes))
             return self.stories[-1].text
 
-        self.turn(asked, tell)
+        self.turn(question_text, tell)
 
     def question(self) -> None:
-        """Add a question about the last story, or anything else that people say."""
+        """Add a question about the last story, or another remark."""
         kinds = ("told", "not told", "other plot", "not in it", "more", "outside", "remark", "social")
         match self._choices.pick(kinds, (18, 4, 3, 2, 1, 3, 1, 1)):
             case "told":
-                left = [question for question in self.stories[-1].questions if question not in self._asked]
-                question = self._choices.pick(left)
+                open_questions = [question for question in self.stories[-1].questions if question not in self._asked]
+                question = self._choices.pick(open_questions)
                 self._asked.append(question)
-                self.turn(self._choices.pick(question.asked), lambda: question.answer, of_story=True)
+                self.turn(self._choices.pick(question.wordings), lambda: question.answer, of_story=True)
             case "not told":
                 self._not_told(NOT_TOLD)
             case "other plot":
@@ -124,8 +124,8 @@ class Talk:
             case "not in it":
                 self._not_in_it()
             case "more":
-                asked = self._about_the_story(MORE)
-                self.turn(asked, lambda: f"That was the whole story. {OFFER_ANOTHER}", of_story=True)
+                question_text = self._about_the_story(MORE)
+                self.turn(question_text, lambda: f"That was the whole story. {OFFER_ANOTHER}", of_story=True)
                 if self._choices.pick((True, False), (1, 3)):
                     self.turn(self._choices.pick(REFUSALS), lambda: "All right. Ask me when you want to hear one.")
             case "outside":
@@ -142,31 +142,31 @@ class Talk:
             self.question()
 
     def outside(self) -> None:
-        """Add a question that no story answers, or a story that cannot be told; the answer says what can be asked."""
-        pick, told = self._choices.pick, bool(self.stories)
+        """Add a question that no story answers, or a request that cannot be met. The answer says what to ask."""
+        pick, has_story = self._choices.pick, bool(self.stories)
         kinds, weights = ("question", "story", "abilities"), (4, 2, 1)
-        if told:
+        if has_story:
             kinds, weights = (*kinds, "about it"), (*weights, 4)
         match pick(kinds, weights):
             case "question":
-                asked, answer = unknown_question(self._choices), "I do not know that."
+                question_text, answer = unknown_question(self._choices), "I do not know that."
             case "about it":
-                asked, answer = self._about_the_story(ABOUT_IT), "I do not know that."
+                question_text, answer = self._about_the_story(ABOUT_IT), "I do not know that."
             case "story":
-                asked, answer = self._unknown_story(), "I do not know such a story."
+                question_text, answer = self._unknown_story(), "I do not know such a story."
             case _:
-                asked, answer = pick(ABILITIES), "I tell stories."
-        self.turn(asked, lambda: f"{answer} {self._advice()}", of_story=told)
+                question_text, answer = pick(ABILITIES), "I tell stories."
+        self.turn(question_text, lambda: f"{answer} {self._advice()}", of_story=has_story)
 
     def remark(self) -> None:
-        """Add a remark that is no question about anything; the answer says what can be asked."""
+        """Add a remark that is not a question. The answer says what to ask."""
         if not self._offered:
             self.turn(self._choices.pick(REMARKS), self._advice, of_story=bool(self.stories))
 
     def nothing_told(self) -> None:
         """Add a question about a story before there is one."""
         questions = tell_story(self._choices, Plan()).questions
-        self.turn(self._choices.pick(self._choices.pick(questions).asked), lambda: NOTHING_TOLD)
+        self.turn(self._choices.pick(self._choices.pick(questions).wordings), lambda: NOTHING_TOLD)
 
     @property
     def _offered(self) -> bool:
@@ -174,7 +174,7 @@ class Talk:
         return bool(self.messages) and self.messages[-1].content.endswith((OFFER, OFFER_ANOTHER))
 
     def _unknown_story(self) -> str:
-        """Ask for a story that cannot be told: of no known hero, about no known thing, or of another kind."""
+        """Ask for an impossible story: with an unknown hero, an unknown thing, or of another kind."""
         pick, what = self._choices.pick, self._choices.pick((*KNOWN, *ANOTHER))
         unknown, known_hero = unknown_noun(self._choices), pick(KINDS)
         match pick(("hero", "subject", "kind"), (2, 1, 1)):
@@ -191,48 +191,52 @@ class Talk:
         return capital(pick(REQUESTS).format(what))
 
     def _about_the_story(self, ways: tuple[str, ...]) -> str:
-        """Say one of `ways`, with words of the last story in its braces, and words that no story has."""
+        """Word a message. Its braces get words of the last story, or words that no story contains."""
         facts = self.stories[-1].facts
-        others = [f"the {facts[who]}" for who in ("helper", "giver", "relative", "who") if who in facts]
+        characters = [f"the {facts[who]}" for who in ("helper", "giver", "relative", "who") if who in facts]
         own = {"lost": facts.get("noun"), "found": facts.get("noun"), "grow": "seed"}.get(
             self.stories[-1].plot, "house"
         )
-        words = facts | {"someone": self._choices.pick(others or [facts["m"]]), "own": f"the {own}"}
+        words = facts | {"someone": self._choices.pick(characters or [facts["m"]]), "own": f"the {own}"}
         words = {word: words[word] for word in ("n", "they", "them", "their", "kind", "someone", "own")}
         return capital(self._choices.pick(ways).format_map(Words(self._choices, words)))
 
     def _not_told(self, ways: tuple[str, ...]) -> None:
         """Add a question about the last story that it does not answer."""
-        asked = self._about_the_story(unnamed(self._choices.pick(ways)))
-        self.turn(asked, lambda: "The story does not say.", of_story=True)
+        question_text = self._about_the_story(unnamed(self._choices.pick(ways)))
+        self.turn(question_text, lambda: "The story does not say.", of_story=True)
 
     def _advice(self) -> str:
-        """Say what can be asked: about the story, or for one."""
+        """Say what to ask: about the story, or for one."""
         if self.stories:
             return f"Ask me about {self.stories[-1].facts['n']}, or for another story."
         kind, group = self._choices.pick(KINDS), self._choices.pick(SUBJECTS)
         return f"Ask me for a story about {a(kind)}{_about(self._choices.pick(group), '')}."
 
     def _not_in_it(self) -> None:
-        """Add a question about a name or a thing that no story so far has, in a wording that another story answers."""
-        pick, said = self._choices.pick, " ".join(story.text for story in self.stories)
+        """Add a question about a name or thing that is in no story so far, in the words of a question about another."""
+        pick, told_text = self._choices.pick, " ".join(story.text for story in self.stories)
         facts = self.stories[-1].facts
         if pick(("name", "thing")) == "name":
-            absent = pick([name for name in NAMES if name not in said])
+            absent = pick([name for name in NAMES if name not in told_text])
             kind = pick([kind for kind in KINDS if absent in names(kind)])
             plan, ways = Plan(kind, absent), ASKED_OF_A_NAME
         else:
-            thing = pick([thing for thing in THINGS if thing.noun not in said])
+            thing = pick([thing for thing in THINGS if thing.noun not in told_text])
             absent, plan, ways = thing.noun, Plan(facts["kind"], facts["n"], thing), ASKED_OF_A_THING
-        others = {name for name in NAMES if name not in said} - {absent}
-        asked = [way for question in tell_story(self._choices, plan).questions for way in question.asked]
-        asked = [way for way in asked if absent in (words := set(re.findall(r"\w+", way))) and not words & others]
+        absent_names = {name for name in NAMES if name not in told_text} - {absent}
+        wordings = [way for question in tell_story(self._choices, plan).questions for way in question.wordings]
+        wordings = [
+            way for way in wordings if absent in (words := set(re.findall(r"\w+", way))) and not words & absent_names
+        ]
         ways = [way.format(absent, n=facts["n"]) for way in ways]
-        self.turn(pick([*dict.fromkeys((*asked, *ways))]), lambda: f"There is no {absent} in the story.", of_story=True)
+        self.turn(
+            pick([*dict.fromkeys((*wordings, *ways))]), lambda: f"There is no {absent} in the story.", of_story=True
+        )
 
 
 def conversation(rng: random.Random) -> list[Message]:
-    """Make some turns: mostly stories that were asked for, and questions about them.
+    """Make a conversation: mostly requests for stories, and questions about them.
 
     >>> for role, content, *_ in conversation(random.Random(11)):
     ...     print(f"{role}: {content[:60]}")
@@ -274,7 +278,7 @@ def conversation(rng: random.Random) -> list[Message]:
 
 
 def request(choices: Choices) -> tuple[Plan, str]:
-    """Choose a plan, and the words that ask for it after "a story": " about a fox and a red kite"."""
+    """Choose a plan, and the words that request it after "a story": " about a fox and a red kite"."""
     named = choices.pick(("hero and subject", "hero", "subject", "nothing"), (4, 2, 1, 2))
     plan, hero = Plan(), ""
     if "hero" in named:
@@ -295,7 +299,7 @@ def request(choices: Choices) -> tuple[Plan, str]:
 
 
 def _about(subject: Subject, color: str) -> str:
-    """Say what a story is about beside its hero."""
+    """Word the subject of a story, after its hero."""
     match subject:
         case Skill():
             return f" who learns to {subject.verb}"
@@ -305,16 +309,16 @@ def _about(subject: Subject, color: str) -> str:
             return " and " + a(f"{color} {subject.noun}".strip())
 
 
-def tells_of(plot: str, other: str) -> bool:
-    """Say whether a story of `plot` can answer what is asked about those of `other`.
+def tells_of(plot: str, other_plot: str) -> bool:
+    """Tell whether a story with `plot` can answer questions about stories with `other_plot`.
 
-    What is grown is cooked, too.
+    A story about growing also tells of cooking.
     """
-    return plot == other or (plot, other) == ("grow", "bake")
+    return plot == other_plot or (plot, other_plot) == ("grow", "bake")
 
 
 def casually(choices: Choices, text: str) -> str:
-    """Write `text` as people type: with or without a capital letter, a full stop, and full words."""
+    """Write `text` as people type: maybe without capital letter or full stop, maybe with contractions."""
     if choices.pick((True, False), (1, 3)):
         text = re.sub(r"^(What|Who|Where) is\b", r"\1's", text).replace("I am ", "I'm ").replace("did not", "didn't")
         text = text.replace("color", "colour").replace("do not", "don't").replace("was not", "wasn't")

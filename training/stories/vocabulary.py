@@ -1,7 +1,7 @@
-"""The stories' tokenizer, and their tokens: what `llamaspec train` reads.
+"""The stories' tokenizer, and the stories as token ids.
 
-SentencePiece (byte-pair encoding) trains it on the corpus itself, from a fixed range of seeds and on one thread, so
-that it comes out the same to the byte. Nearly every word of the stories is a piece of its own; all other text is
+SentencePiece (byte-pair encoding) trains the tokenizer on the corpus itself. The seeds are fixed and there is only one
+thread, so the result is the same to the byte. Nearly every word of the stories is a single piece. All other text is
 spelled in bytes.
 
 A document is one sequence of ids:
@@ -9,8 +9,8 @@ A document is one sequence of ids:
     <s> a story </s>
     <s> <|user|> a request <|assistant|> a story </s> <|user|> a question <|assistant|> an answer </s> ...
 
-Text after a control token is encoded as the start of a text. The loss counts the model's part: stories, answers, and
-the </s> behind each. The person's part, <s> and the names of the roles do not count.
+Text after a control token is encoded like the start of a text. The loss counts the model's part: stories, answers, and
+the </s> after each. It does not count the person's part, <s> and the role tokens.
 """
 
 import io
@@ -27,7 +27,7 @@ from llamaspec.training.stories.corpus import story
 from llamaspec.training.stories.talk import Message, conversation
 
 VOCAB = 1024
-SEEDS = range(0, 8_000, 2)  # documents that the pieces are learned from
+SEEDS = range(0, 8_000, 2)  # documents for training the tokenizer
 BOS, EOS = 1, 2
 USER, ASSISTANT = "<|user|>", "<|assistant|>"
 
@@ -37,11 +37,11 @@ class Document(NamedTuple):
 
     ids: list[int]
     counted: list[bool]  # whether the loss counts the prediction of this id
-    nats: float  # -log p of the counted ids: no model's summed loss can be less, on average
+    nats: float  # -log p of the counted ids: a lower bound on any model's average summed loss
 
 
 def train_tokenizer(seeds: Iterable[int] = SEEDS) -> bytes:
-    """Train the tokenizer, and give it as the bytes of a `tokenizer.model`."""
+    """Train the tokenizer. Returns the bytes of a `tokenizer.model`."""
     model = io.BytesIO()
     SentencePieceTrainer.train(  # pyright: ignore[reportAttributeAccessIssue]
         sentence_iterator=(text for seed in seeds for _, text, *_ in messages(seed)),
@@ -70,23 +70,23 @@ def write_tokenizer(path: str | Path) -> None:
 
 
 def stories_tokenizer() -> Tokenizer:
-    """Train the tokenizer, in a few seconds, and read it."""
+    """Train the tokenizer in a few seconds, and load it."""
     return read_sentencepiece(train_tokenizer(), path="the stories' tokenizer")
 
 
 def messages(seed: int) -> list[Message]:
-    """Make the document of a seed: a story by itself, with the role "story", or a conversation."""
+    """Make the document of a seed: a single story, with the role "story", or a conversation."""
     rng = random.Random(seed)
-    if seed % 4 < 2:  # half of the even seeds, which train, and half of the odd ones
-        told = story(rng)
-        return [Message("story", told.text, told.nats)]
+    if seed % 4 < 2:  # half of the even seeds (training) and half of the odd ones (evaluation)
+        tale = story(rng)
+        return [Message("story", tale.text, tale.nats)]
     return conversation(rng)
 
 
-def encode(said: Iterable[Message], tokenizer: Tokenizer) -> Document:
-    """Encode a conversation, or a story by itself."""
+def encode(turns: Iterable[Message], tokenizer: Tokenizer) -> Document:
+    """Encode a conversation or a single story."""
     ids, counted, nats = [BOS], [False], 0.0
-    for role, content, surprisal, _ in said:
+    for role, content, surprisal, _ in turns:
         header = [tokenizer.special[f"<|{role}|>"]] if role != "story" else []
         body = tokenizer.encode(content) + ([EOS] if role != "user" else [])
         ids += header + body
@@ -96,7 +96,7 @@ def encode(said: Iterable[Message], tokenizer: Tokenizer) -> Document:
 
 
 def entropy_rate(documents: Iterable[Document]) -> float:
-    """Give the nats per counted token: no mean loss on such documents is less."""
+    """Return the nats per counted token, a lower bound on the mean loss on such documents."""
     surprisals, counts = zip(*((document.nats, sum(document.counted)) for document in documents), strict=True)
     return sum(surprisals) / sum(counts)
 

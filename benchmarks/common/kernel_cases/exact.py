@@ -105,7 +105,7 @@ def levels_of(w: ScaledCodes) -> np.ndarray:
     """Decode codes [rows, cols] to the numbers that scales multiply."""
     if not w.in_words:
         return np.asarray(w.codes, np.float64)
-    codes = int4.unpacked(np.asarray(w.codes), w.order, None if w.rest is None else np.asarray(w.rest))
+    codes = int4.unpacked(np.asarray(w.codes), w.order, None if w.low_bits is None else np.asarray(w.low_bits))
     if w.levels is not None:
         return np.array(w.levels.integers, np.float64)[codes] * w.levels.unit
     return (codes if w.minima is not None else int4.signed(codes, w.bits)).astype(np.float64)

@@ -51,7 +51,7 @@ def _product(x, w):
 def _levels(w: ScaledCodes):
     if not w.in_words:
         return w.codes
-    codes = int4.unpacked(w.codes, w.order, w.rest)
+    codes = int4.unpacked(w.codes, w.order, w.low_bits)
     if w.levels is not None:
         return jnp.asarray(w.levels.integers, jnp.float32)[codes] * w.levels.unit
     return codes if w.minima is not None else int4.signed(codes, w.bits)

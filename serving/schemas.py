@@ -1,0 +1,276 @@
+"""JSON schemas of requests, made ready for llguidance, or refused before anything is drawn.
+
+llguidance holds answers to a schema, except in a few cases. We change the schema in these cases so that every answer
+still keeps to the one that was sent, or we refuse it:
+
+- llguidance reads numbers as float64, which cannot hold every integer beyond 2^53.
+- It finds a reference's target by the target's `$id`, and so confuses two tools that use the same `$id`.
+- It counts a name that comes twice in an object as two properties.
+- It takes schemas that no finite text fulfills, and fails after some tokens.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import unquote, urldefrag, urljoin
+
+Schema = Any  # a dict, or True for any value and False for none
+Place = tuple[str | int, ...]  # keys and indices that lead to a schema from the root
+
+LARGEST_EXACT = 1 << 53
+LARGEST_BOUND = 9 * 10**18  # llguidance computes bounds in 64 bits
+DIGITS = 15  # decimal digits that float64 always keeps
+MOST_ITEMS = 2000  # that an answer can be made to have: llguidance takes a millisecond a token for as many
+BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+LISTS = {"allOf", "anyOf", "oneOf", "prefixItems", "items"}
+SINGLE = {
+    "items",
+    "additionalItems",
+    "additionalProperties",
+    "contains",
+    "else",
+    "if",
+    "not",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+}
+IDS = ("$id", "id")  # the latter until draft 4
+UPPER, LOWER = ("maximum", "exclusiveMaximum"), ("minimum", "exclusiveMinimum")
+COUNTS = ("minItems", "minLength", "minProperties")
+
+
+def prepared(schema: dict[str, Any], only_names: Callable[[str, set[str]], bool]) -> dict[str, Any]:
+    """Make a schema that llguidance can be given: each answer that keeps to the result keeps to `schema`.
+
+    The result has no `$id`, and every reference in it is a JSON pointer from its root. `only_names` says whether a
+    pattern matches no other name than these. Raises ValueError for a schema that answers could not be held to.
+    """
+    schema = with_pointers(schema)
+    for _, part in _parts(schema):
+        _check_values(part)
+        _check_names(part, only_names)
+        for name in (*UPPER, *LOWER):
+            if _is_number(part.get(name)):
+                part[name] = _inner_bound(part[name], upper=name in UPPER)
+    _check_finite(schema)
+    return schema
+
+
+def _children(schema: dict[str, Any]) -> Iterator[tuple[Place, Schema]]:
+    """List the schemas directly inside a schema."""
+    for key, value in schema.items():
+        if key in BY_NAME and isinstance(value, dict):
+            yield from (((key, name), child) for name, child in value.items())
+        elif key in LISTS and isinstance(value, list):
+            yield from (((key, i), child) for i, child in enumerate(value))
+        elif key in SINGLE:
+            yield (key,), value
+
+
+def _parts(schema: Schema, place: Place = ()) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """List a schema and all schemas inside it, except True and False."""
+    if isinstance(schema, dict):
+        yield place, schema
+        for step, child in _children(schema):
+            yield from _parts(child, place + step)
+
+
+def with_pointers(schema: dict[str, Any]) -> dict[str, Any]:
+    """Copy a schema, drop its ids and anchors, and write all references to them as JSON pointers."""
+    targets: dict[str, Place] = {"": ()}
+    bases: dict[Place, str] = {}  # the address that references are relative to, by place
+    for place, part in _parts(schema):
+        parent = next((bases[place[:end]] for end in range(len(place), -1, -1) if place[:end] in bases), "")
+        address, fragment = urldefrag(_joined(parent, _id_of(part)))
+        bases[place] = address
+        if address not in targets:
+            targets[address] = place
+        for anchor in (fragment, part.get("$anchor")):
+            if isinstance(anchor, str) and anchor:
+                targets[f"{address}#{anchor}"] = place
+
+    def copied(value: Any, place: Place) -> Any:
+        if not isinstance(value, dict):
+            return value
+        copy = {key: each for key, each in value.items() if key != "$anchor" and not (key in IDS and _is_text(each))}
+        for step, child in _children(value):
+            if len(step) == 1:
+                copy[step[0]] = copied(child, place + step)
+            else:
+                if copy[step[0]] is value[step[0]]:
+                    copy[step[0]] = value[step[0]].copy()
+                copy[step[0]][step[1]] = copied(child, place + step)
+        if _is_text(copy.get("$ref")):
+            copy["$ref"] = _pointer(copy["$ref"], bases[place], targets)
+        return copy
+
+    return copied(schema, ())
+
+
+def _pointer(reference: str, base: str, targets: dict[str, Place]) -> str:
+    """Write a reference as a JSON pointer from the root. One to something unknown stays as it is."""
+    address, fragment = urldefrag(_joined(base, reference))
+    if address not in targets:
+        return reference
+    if fragment and not fragment.startswith("/"):
+        place = targets.get(f"{address}#{unquote(fragment)}")
+        return reference if place is None else f"#{_written(place)}"
+    return f"#{_written(targets[address])}{fragment}"
+
+
+def _joined(base: str, reference: str) -> str:
+    """Resolve a reference. `urljoin` knows no base that is a URN."""
+    return base + reference if reference.startswith("#") else urljoin(base, reference)
+
+
+def _written(place: Place) -> str:
+    return "".join(f"/{str(key).replace('~', '~0').replace('/', '~1')}" for key in place).replace("%", "%25")
+
+
+def _target(root: dict[str, Any], pointer: str) -> Schema:
+    """Find the schema that a JSON pointer names; True if there is none, since llguidance says so itself."""
+    value: Any = root
+    for key in unquote(pointer.removeprefix("#")).split("/")[1:]:
+        key = key.replace("~1", "/").replace("~0", "~")
+        try:
+            value = value[int(key)] if isinstance(value, list) else value[key]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return True
+    return value
+
+
+def _id_of(schema: dict[str, Any]) -> str:
+    return next((schema[key] for key in IDS if _is_text(schema.get(key))), "")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_values(schema: dict[str, Any]) -> None:
+    """Refuse numbers that llguidance would change, and more items than it can count to."""
+    for name in ("const", "enum"):
+        for number in _numbers(schema.get(name)):
+            if abs(number) > LARGEST_EXACT:
+                raise ValueError(f"{name}: numbers beyond 2^53 are not exact, got {number}: use a string")
+    for name in UPPER:
+        if _is_number(bound := schema.get(name)) and bound < -LARGEST_BOUND:
+            raise ValueError(f"{name}: must be -9e18 or more, got {bound}")
+    for name in LOWER:
+        if _is_number(bound := schema.get(name)) and bound > LARGEST_BOUND:
+            raise ValueError(f"{name}: must be 9e18 or less, got {bound}")
+    if _is_number(count := schema.get("minItems")) and count > MOST_ITEMS:
+        raise ValueError(f"minItems: must be {MOST_ITEMS} or less, got {count}")
+
+
+def _numbers(value: Any) -> Iterator[int | float]:
+    """List all numbers in a JSON value."""
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(each)
+    elif _is_number(value):
+        yield value
+
+
+def _inner_bound(bound: int | float, *, upper: bool) -> int | float:
+    """Move a bound beyond 2^53 inward, to a number that llguidance writes and computes exactly.
+
+    >>> _inner_bound(2**63 - 1, upper=True), _inner_bound(-(2**63), upper=False), _inner_bound(7, upper=True)
+    (9000000000000000000, -9000000000000000000, 7)
+    >>> _inner_bound(9007199254740993, upper=True), _inner_bound(9007199254740993, upper=False)
+    (9007199254740980, 9007199254741010)
+    """
+    if abs(bound) <= LARGEST_EXACT:
+        return bound
+    if abs(bound) > LARGEST_BOUND:
+        return LARGEST_BOUND if bound > 0 else -LARGEST_BOUND
+    whole = math.floor(bound) if upper else math.ceil(bound)
+    step = 10 ** (len(str(abs(whole))) - DIGITS)
+    # One step more, because the nearest float64 may lie a little outside of the decimal number.
+    return (whole // step - 1) * step if upper else (-(-whole // step) + 1) * step
+
+
+def _check_names(schema: dict[str, Any], only_names: Callable[[str, set[str]], bool]) -> None:
+    """Refuse an object that may need different names where llguidance may repeat one, or names that never come."""
+    declared, required = schema.get("properties"), schema.get("required")
+    names = {*declared} if isinstance(declared, dict) else set()
+    names |= {name for name in required if _is_text(name)} if isinstance(required, list) else set()
+    least = schema.get("minProperties")
+    certain = len(required) if isinstance(required, list) else 0
+    if _is_number(least) and least > certain + 1:
+        reason = f"minProperties: {least} properties need names in `required`, since another name may come twice"
+        raise ValueError(reason)
+    if schema.get("additionalProperties") is not False:
+        for name in names:
+            if any(ord(character) < 32 or character == "\x7f" for character in name):
+                raise ValueError(f"properties: {name!r} has a control character, which can be spelled in several ways")
+    patterns = schema.get("patternProperties")
+    for pattern in patterns if isinstance(patterns, dict) else ():
+        if names and only_names(pattern, names):
+            raise ValueError(f"patternProperties: {pattern!r} matches only names that are properties: drop it")
+
+
+def _check_finite(root: dict[str, Any]) -> None:
+    """Refuse a schema that needs itself inside itself, and so no text of finite length fulfills it."""
+    reached: dict[int, dict[str, Any]] = {}
+    pending: list[Schema] = [root]
+    while pending:
+        schema = pending.pop()
+        if not isinstance(schema, dict) or id(schema) in reached:
+            continue
+        reached[id(schema)] = schema
+        pending += [child for step, child in _children(schema) if step[0] not in ("$defs", "definitions")]
+        if _is_text(schema.get("$ref")):
+            pending.append(_target(root, schema["$ref"]))
+    finite: set[int] = set()
+
+    def ends(schema: Schema) -> bool:
+        return not isinstance(schema, dict) or id(schema) in finite
+
+    grows = True
+    while grows:
+        more = {key for key, schema in reached.items() if key not in finite and _ends(schema, root, ends)}
+        finite |= more
+        grows = bool(more)
+    for key, schema in reached.items():
+        if key not in finite:
+            about = f" of {schema['$ref']}" if _is_text(schema.get("$ref")) else ""
+            raise ValueError(f"a schema{about} needs itself inside itself, so that no answer could ever end")
+
+
+def _ends(schema: dict[str, Any], root: dict[str, Any], ends: Callable[[Schema], bool]) -> bool:
+    """Whether some text of finite length keeps to a schema, if only the schemas that satisfy `ends` are known to."""
+    if "$ref" in schema and _is_text(schema["$ref"]) and not ends(_target(root, schema["$ref"])):
+        return False
+    if not all(ends(child) for child in _listed(schema, "allOf")):
+        return False
+    for name in ("anyOf", "oneOf"):
+        if (choices := _listed(schema, name)) and not any(map(ends, choices)):
+            return False
+    if "const" in schema or "enum" in schema:
+        return True
+    kinds = schema.get("type")
+    if kinds == "object" or kinds == ["object"]:
+        declared, required = schema.get("properties"), schema.get("required")
+        if isinstance(declared, dict) and isinstance(required, list):
+            return all(ends(declared[name]) for name in required if _is_text(name) and name in declared)
+    if kinds == "array" or kinds == ["array"]:
+        least = schema.get("minItems")
+        least = least if _is_number(least) else 0
+        first = _listed(schema, "prefixItems") or _listed(schema, "items")
+        if not all(ends(child) for child in first[: int(least)]):
+            return False
+        items = schema.get("additionalItems" if isinstance(schema.get("items"), list) else "items", True)
+        return least <= len(first) or ends(items)
+    return True
+
+
+def _listed(schema: dict[str, Any], name: str) -> list[Schema]:
+    value = schema.get(name)
+    return value if isinstance(value, list) else []
