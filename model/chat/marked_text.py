@@ -26,12 +26,12 @@ class MarkedText(str):
     __slots__ = ("_marks",)
     _marks: bytes
 
-    def __new__(cls, base: object = "") -> "MarkedText":
+    def __new__(cls, base: object = "") -> Any:
         text = base if isinstance(base, str) else whole(str(base), base)
         return cls._made(plain(text), marks_of(text))
 
     @classmethod
-    def _made(cls, text: str, marks: bytes) -> "MarkedText":
+    def _made(cls, text: str, marks: bytes) -> Any:
         made = str.__new__(cls, text)
         made._marks = marks
         return made
@@ -44,7 +44,7 @@ class MarkedText(str):
         """The text without marks, of the kind whose operations this class follows."""
         return plain(self)
 
-    def __str__(self) -> "MarkedText":
+    def __str__(self) -> Any:
         return self
 
     def __add__(self, other: Any) -> Any:
@@ -59,10 +59,11 @@ class MarkedText(str):
         other = self._operand(other)
         return self._made(plain(other) + plain(self), marks_of(other) + self._marks)
 
-    def __mul__(self, count: SupportsIndex) -> "MarkedText":
+    def __mul__(self, count: SupportsIndex) -> Any:
         return self._made(plain(self) * count, self._marks * count)
 
-    __rmul__ = __mul__
+    def __rmul__(self, count: SupportsIndex) -> Any:
+        return self * count
 
     def __mod__(self, values: Any) -> Any:
         return whole(self._base() % values, self, values)
@@ -70,36 +71,36 @@ class MarkedText(str):
     def __rmod__(self, text: Any) -> Any:
         return whole(text % (plain(self),), self) if isinstance(text, str) else NotImplemented
 
-    def __getitem__(self, place: SupportsIndex | slice) -> "MarkedText":
+    def __getitem__(self, place: SupportsIndex | slice) -> Any:
         if isinstance(place, slice):
             return self._made(plain(self)[place], self._marks[place])
         return self._made(plain(self)[place], self._marks[place : place.__index__() + 1 or None])
 
-    def __iter__(self) -> Iterator["MarkedText"]:
+    def __iter__(self) -> Iterator[Any]:
         return (self[i : i + 1] for i in range(len(self)))
 
-    def lstrip(self, chars: str | None = None, /) -> "MarkedText":
+    def lstrip(self, chars: str | None = None, /) -> Any:
         return self[len(self) - len(plain(self).lstrip(chars)) :]
 
-    def rstrip(self, chars: str | None = None, /) -> "MarkedText":
+    def rstrip(self, chars: str | None = None, /) -> Any:
         return self[: len(plain(self).rstrip(chars))]
 
-    def strip(self, chars: str | None = None, /) -> "MarkedText":
+    def strip(self, chars: str | None = None, /) -> Any:
         return self.rstrip(chars).lstrip(chars)
 
-    def removeprefix(self, prefix: str, /) -> "MarkedText":
+    def removeprefix(self, prefix: str) -> Any:
         return self[len(prefix) if self.startswith(prefix) else 0 :]
 
-    def removesuffix(self, suffix: str, /) -> "MarkedText":
+    def removesuffix(self, suffix: str) -> Any:
         return self[: -len(suffix)] if suffix and self.endswith(suffix) else self[:]
 
-    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list["MarkedText"]:
+    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[Any]:
         return self._parts(plain(self).split(sep, maxsplit), sep)
 
-    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list["MarkedText"]:
+    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[Any]:
         return self._parts(plain(self).rsplit(sep, maxsplit), sep)
 
-    def _parts(self, parts: Sequence[str], sep: str | None) -> list["MarkedText"]:
+    def _parts(self, parts: Sequence[str], sep: str | None) -> list[Any]:
         """The parts of this text in their order. Between them is `sep`; for None, white space."""
         text, at, marked = plain(self), 0, []
         for part in parts:
@@ -108,23 +109,23 @@ class MarkedText(str):
             at += len(part) + len(sep or "")
         return marked
 
-    def splitlines(self, keepends: bool = False) -> list["MarkedText"]:
+    def splitlines(self, keepends: bool = False) -> list[Any]:
         at, lines = 0, []
         for line, whole_line in zip(plain(self).splitlines(), plain(self).splitlines(keepends=True), strict=True):
             lines.append(self[at : at + len(whole_line if keepends else line)])
             at += len(whole_line)
         return lines
 
-    def partition(self, sep: str, /) -> tuple["MarkedText", "MarkedText", "MarkedText"]:
+    def partition(self, sep: str, /) -> tuple[Any, Any, Any]:
         at = self.find(sep) if sep in self else len(self)
         plain(self).partition(sep)  # raises what an empty `sep` does
         return self[:at], self[at : at + len(sep)], self[at + len(sep) :]
 
-    def rpartition(self, sep: str, /) -> tuple["MarkedText", "MarkedText", "MarkedText"]:
+    def rpartition(self, sep: str, /) -> tuple[Any, Any, Any]:
         head, middle, tail = plain(self).rpartition(sep)
         return self[: len(head)], self[len(head) : len(head) + len(middle)], self[len(self) - len(tail) :]
 
-    def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> "MarkedText":  # pyright: ignore[reportIncompatibleMethodOverride]
+    def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         new = self._operand(new)
         text = plain(self).replace(plain(old), plain(new), count)
         most = count.__index__()
@@ -135,7 +136,7 @@ class MarkedText(str):
         kept = (self._marks[begin:end] for begin, end in zip(begins, ends, strict=True))
         return self._made(text, marks_of(new).join(kept))
 
-    def join(self, texts: Iterable[str], /) -> "MarkedText":
+    def join(self, texts: Iterable[Any], /) -> Any:
         texts = [self._operand(text) for text in texts]
         return self._made(plain(self).join(texts), self._marks.join(map(marks_of, texts)))
 
@@ -175,10 +176,10 @@ class MarkedMarkup(MarkedText, markupsafe.Markup):
 
     __slots__ = ()
 
-    def __new__(cls, base: object = "") -> "MarkedText":
+    def __new__(cls, base: object = "") -> Any:
         return super().__new__(cls, base.__html__() if hasattr(base, "__html__") else base)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def __html__(self) -> "MarkedText":
+    def __html__(self) -> Any:
         return self
 
     def _operand(self, text: Any) -> Any:

@@ -108,8 +108,7 @@ class Template(jinja2.Template):
 
     @classmethod
     def _from_namespace(cls, environment, namespace, globals) -> jinja2.Template:
-        namespace |= {"str_join": joined, "markup_join": joined_markup, "escape": escape}
-        namespace |= {"Markup": MarkedMarkup, "Macro": Macro}
+        namespace.update(str_join=joined, markup_join=joined_markup, escape=escape, Markup=MarkedMarkup, Macro=Macro)
         return super()._from_namespace(environment, namespace, globals)
 
 
@@ -135,9 +134,9 @@ class Environment(ImmutableSandboxedEnvironment):
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         method = super().wrap_str_format(value)
-        text = getattr(value, "__self__", None)
         if method is None:
             return None
+        text: str = value.__self__
         nested = any("{" in (field[2] or "") for field in SandboxedFormatter(self).parse(plain(text)))
         as_a_whole, by_map = nested or hasattr(text, "__html__"), value.__name__ == "format_map"
 
@@ -228,16 +227,15 @@ def percent(text: str, values: Any) -> Any:
     fields = [match for match in FIELD.finditer(plain(text)) if match["kind"] != "%"]
     if any("*" in (match["width"], match["precision"] or "") for match in fields):
         return whole(plain(text) % values, values)
-    plain(text) % values  # raises what is wrong with the values
+    _ = plain(text) % values  # raises what is wrong with the values
     positional, pieces, at, count = values if isinstance(values, tuple) else (values,), [], 0, 0
     for match in FIELD.finditer(plain(text)):
         value: Any = ()
-        if match["key"] is not None:
-            value = values
+        if (key := match["key"]) is not None:
+            value = {key: dict(values)[key]}
         elif match["kind"] != "%":
             value, count = (positional[count],), count + 1
-        shown = values[match["key"]] if match["key"] is not None else value
-        pieces += [text[at : match.start()], whole(match[0] % value, shown)]
+        pieces += [text[at : match.start()], whole(match[0] % value, value)]
         at = match.end()
     return joined([*pieces, text[at:]])
 

@@ -3,10 +3,10 @@
 import json
 from typing import Any
 
-import jinja2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2.filters import FILTERS
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from llamaspec.model.chat.marked_text import (
@@ -131,7 +131,7 @@ def test_what_is_not_followed_is_quoted_as_a_whole(source):
     assert shown(text) == "Q"
 
 
-@pytest.mark.parametrize("name", sorted({*jinja2.filters.FILTERS} - {"random"}))
+@pytest.mark.parametrize("name", sorted({*FILTERS} - {"random"}))
 def test_no_filter_loses_marks(name):
     """A filter that a new Jinja brings is quoted as a whole."""
     source = f"{{% set x = m.content | {name} %}}{{{{ x if x is string or x is number else x | list }}}}"
