@@ -6,10 +6,10 @@ its libraries when it runs, so `--help` answers at once.
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before all other imports: from here on Ctrl-C is answered
-    from llamaspec import main as start
+if __name__ == "__main__":  # before all other imports, since they take a while
+    from llamaspec.start import leave_at_interrupt
 
-    start()
+    leave_at_interrupt()
 
 import os
 import shutil
@@ -104,3 +104,7 @@ def main() -> NoReturn:
                 sys.exit(failed)
             fail(one_line(error), failed)
     sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

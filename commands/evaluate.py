@@ -67,7 +67,7 @@ def evaluate(
     from llamaspec.model.insight.evaluation_by_tensor import check_alike, compare_by_tensor, decoded
     from llamaspec.model.insight.evaluation_report import as_json as report_of
     from llamaspec.model.insight.evaluation_report import as_text
-    from llamaspec.model.options import choose_context
+    from llamaspec.model.options import RunOptions, choose_context
 
     checkpoint = open_checkpoint(model)
     base = open_checkpoint(against) if against else None
@@ -83,11 +83,11 @@ def evaluate(
     from llamaspec.model.llama import load_backend
 
     with progress_bar() as progress:
-        running = load_backend(checkpoint, own_process=True, progress=progress, **options)
+        running = load_backend(checkpoint, RunOptions(own_process=True, **options), progress=progress)
         if base:
             quantize = options["quantize"]
             plain: dict[str, Any] = {"quantize": None, "cache": None, "emulate_activations": None}
-            base_running = load_backend(base, own_process=True, progress=progress, **options | plain)
+            base_running = load_backend(base, RunOptions(own_process=True, **options | plain), progress=progress)
             if by_tensor:
                 run = quantized(checkpoint, quantize) if quantize else checkpoint
                 evaluated, costs = compare_by_tensor(

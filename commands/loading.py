@@ -21,12 +21,11 @@ if TYPE_CHECKING:
 
 def checked_request(options: dict[str, Any]) -> dict[str, Any]:
     """Check the arguments of `Llama.generate` before a model is loaded. Raises click.UsageError."""
-    from llamaspec.model.options import SamplingOptions, check_max_new_tokens, check_seed
+    from llamaspec.model.options import SAMPLING, SamplingOptions, check_max_new_tokens, check_seed
 
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     try:
         return {
-            "sampling": SamplingOptions(**{name: options[name] for name in names}),
+            "sampling": SamplingOptions(**{name: options[name] for name in SAMPLING}),
             "max_new_tokens": check_max_new_tokens(options["max_new_tokens"]),
             "seed": check_seed(options["seed"]),
             "stop": options["stop"],
@@ -55,7 +54,7 @@ def load(
     point we call `examine` with the tokenizer and `Llama.places`. `clock` measures the phases.
     """
     from llamaspec.model.checkpoints.open import open_checkpoint, place_of
-    from llamaspec.model.options import check_length, choose_context
+    from llamaspec.model.options import RunOptions, check_length, choose_context
     from llamaspec.model.running.start_clock import StartClock
     from llamaspec.model.tokenizers.of_model import tokenizer_of
     from llamaspec.model.tokenizers.tokenizer import encode_text
@@ -71,23 +70,21 @@ def load(
     places = [place for place in (options["tokenizer"], place_of(options["model"])) if place]
     examine(tokenizer, places)
     names = ("context", "dtype", "quantize", "cache", "backend", "kernels", "devices", "parallel")
-    running = {name: options[name] for name in names}
     clock.begin("import")
     with progress_bar() as progress:
         folder = prepare_jax()
-        from llamaspec.model.running.device import opened_beside
+        from llamaspec.model.running.opening import opening_device
 
-        with opened_beside():
+        with opening_device():
             from llamaspec.model.llama import Llama, load_backend
-        how = {
-            "greedy": greedy,
-            "prompt": None if ids is None else len(ids),
-            "own_process": True,
-            "compile_cache": folder,
-            "progress": progress,
-            "clock": clock,
-        }
-        backend = load_backend(checkpoint, **how, **running)
+        run_options = RunOptions(
+            greedy=greedy,
+            prompt=None if ids is None else len(ids),
+            own_process=True,
+            compile_cache=folder,
+            **{name: options[name] for name in names},
+        )
+        backend = load_backend(checkpoint, run_options, progress=progress, clock=clock)
     llama = Llama(checkpoint.config, tokenizer, backend, stops=checkpoint.stops, places=places)
     say_how(llama.describe_run())
     return llama

@@ -39,7 +39,7 @@ def logits(ids: str | None, prompt: str | None, out: str, model: str, tokenizer:
 
     from llamaspec.model.checkpoints.open import open_checkpoint
     from llamaspec.model.checkpoints.staging import new_file
-    from llamaspec.model.options import check_length, choose_context
+    from llamaspec.model.options import RunOptions, check_length, choose_context
     from llamaspec.model.tokenizers.of_model import tokenizer_of
     from llamaspec.model.tokenizers.tokenizer import encode_text
 
@@ -55,7 +55,7 @@ def logits(ids: str | None, prompt: str | None, out: str, model: str, tokenizer:
         from llamaspec.model.llama import load_backend
 
         with progress_bar() as progress:
-            backend = load_backend(checkpoint, own_process=True, progress=progress, **options)
+            backend = load_backend(checkpoint, RunOptions(own_process=True, **options), progress=progress)
         rows = backend.logits(sequence)
         with open(staged, "wb") as file:
             np.save(file, rows)

@@ -13,6 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from llamaspec.commands.output import say, wrapped
+from llamaspec.model.options import SAMPLING, SamplingOption
 
 COUNT = click.IntRange(1)
 POSITIVE = click.FloatRange(0, min_open=True)
@@ -21,7 +22,7 @@ SECTIONS = {  # of a verb's help, with their parameters; all other parameters co
     "Model and memory": ("model", "tokenizer", "context", "dtype", "quantize", "cache", "backend", "kernels"),
     "Several devices": ("devices", "parallel", "coordinator", "processes", "process", "peer_timeout"),
     "Choice of the next token": (
-        "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop", "max_new_tokens",
+        *SAMPLING, "seed", "stop", "max_new_tokens",
     ),
 }  # fmt: skip
 
@@ -270,21 +271,13 @@ def generation_options(most: int) -> Callable:
     )
 
 
-def _sampled(name: str, kind: type, default: int | float, text: str) -> Callable:
-    return click.option(name, type=kind, default=default, show_default=True, help=text)
+def _sampled(option: SamplingOption) -> Callable:
+    flag = f"--{option.name.replace('_', '-')}"
+    return click.option(flag, type=option.kind, default=option.default, show_default=True, help=option.help)
 
 
 sampling_options = combined(
-    _sampled(
-        "--temperature",
-        float,
-        0.8,
-        "Flatten the distribution (above 1) or sharpen it (below 1); 0 takes the likeliest token.",
-    ),
-    _sampled("--top-k", int, 0, "Draw from the K likeliest tokens; 0 draws from all."),
-    _sampled("--top-p", float, 0.95, "Draw from the likeliest tokens that together have probability P."),
-    _sampled("--min-p", float, 0.0, "Drop tokens below this share of the top token's probability."),
-    _sampled("--repetition-penalty", float, 1.0, "Above 1, make tokens less likely that occurred before."),
+    *map(_sampled, SAMPLING.values()),
     click.option(
         "--seed", type=int, help="Draw with this seed. One seed always gives one text.  [default: random, and printed]"
     ),

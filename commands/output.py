@@ -179,7 +179,7 @@ def one_line(error: Exception) -> str:
     if isinstance(error, ValueError | MemoryError | OSError | FloatingPointError):
         return text
     if type(error).__name__ == "JaxRuntimeError":
-        from llamaspec.model.running.device import is_full, no_room_to_start
+        from llamaspec.model.device import is_full, no_room_to_start
 
         if is_full(text):
             return no_room_to_start()

@@ -79,10 +79,10 @@ def _walk(
     rows = sum(map(len, prompt(config, seed=seed)))
     sizes: dict[str, Any] = {"dtype": precision(dtype).dtype, "rows": rows}
     if devices > 1:
+        from llamaspec.model.parallel.sharding import sharding_named
         from llamaspec.model.parallel.walking import walkable_on
-        from llamaspec.model.parallel.way import way_named
 
-        model = walkable_on(checkpoint, ops, devices=devices, way=way_named(parallel), **sizes)
+        model = walkable_on(checkpoint, ops, devices=devices, sharding=sharding_named(parallel), **sizes)
     else:
         model = walkable(checkpoint, ops, **sizes)
     with progress_bar() as progress:

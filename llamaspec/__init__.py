@@ -39,13 +39,13 @@ Verify a kernel, as a test that pytest finds:
 that needs it.
 """
 
-# The folders of our packages lie beside this one in a checkout, where they are links here; a wheel has them here.
+# In a checkout our packages are folders next to this one, and links here lead to them. A wheel has them in here.
 
 from __future__ import annotations
 
-import os
+from llamaspec.start import leave, leave_at_interrupt
 
-TYPE_CHECKING = False  # `typing` would be imported before `main` answers Ctrl-C
+TYPE_CHECKING = False  # importing `typing` takes time in which nothing answers Ctrl-C
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
@@ -81,22 +81,9 @@ def __dir__() -> list[str]:
 def main() -> NoReturn:
     """Run the command line. See `cli.main` for exit codes."""
     try:
-        import signal
-
-        # `run` answers signals in its own way, once it and what it needs are imported. Ignored ones stay so.
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, leave)
+        leave_at_interrupt()
         from llamaspec.cli import main as run
 
         run()
-    except KeyboardInterrupt:  # while `signal` was imported
+    except KeyboardInterrupt:  # before `leave_at_interrupt` began
         leave()
-
-
-def leave(*_: object) -> NoReturn:
-    """End the process now, as one that Ctrl-C ended, with a terminal's next line begun."""
-    try:
-        if os.isatty(2):
-            os.write(2, b"\n")
-    finally:
-        os._exit(130)

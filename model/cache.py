@@ -8,8 +8,8 @@ one sequence, and a table says which pages are a sequence's, in order. Position 
 row that is idle or of padding: it is written nowhere, and sees nothing. In a table 0 stands for none, so page 0 is not
 written.
 
-A cache of int8 is that of `reference.quantizers.kv_cache`: each key and each value has a scale of its own. A row is
-head_dim codes followed by the four bytes of the scale, so that this cache is one array, too.
+An int8 cache follows `reference.quantizers.kv_cache`: each key and each value has its own scale. A row is head_dim
+codes followed by the four bytes of the scale, so this cache is one array, too.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class LayerCache(NamedTuple):
 class LayerPages(NamedTuple):
     k: Float[Array, "pages kv_heads page head_dim"] | Int8[Array, "pages kv_heads page bytes"]
     v: Float[Array, "pages kv_heads page head_dim"] | Int8[Array, "pages kv_heads page bytes"]
-    table: Int[Array, "batch blocks"]  # pages of each row, in order; 0 where it has none
+    table: Int[Array, "batch blocks"]  # pages of each row, in order; 0 if it has none
 
 
 class Pages(NamedTuple):
@@ -50,16 +50,16 @@ class Pages(NamedTuple):
     size: int  # positions of a page
 
 
-Stored = LayerCache | LayerPages  # keys and values of a layer
+LayerStore = LayerCache | LayerPages  # keys and values of a layer
 
 
 class Cache(NamedTuple):
-    layers: Sequence[Stored]
+    layers: Sequence[LayerStore]
     lengths: Int[Array, " batch"]  # positions in use, for each row
 
 
 def cache_rows(context: int, chunk: int) -> int:
-    """Count the positions of a cache for `context` tokens, of which prompts are read `chunk` at a time.
+    """Count the positions of a cache for `context` tokens if prompts are read `chunk` tokens at a time.
 
     The last chunk of a prompt is padded.
 
@@ -112,11 +112,11 @@ def _width(config: Config, dtype: np.dtype) -> int:
 
 
 def extended(
-    cache: Stored,
+    cache: LayerStore,
     k: Float[Array, "batch seq kv_heads head_dim"],
     v: Float[Array, "batch seq kv_heads head_dim"],
     at: Int[Array, "batch seq"],
-) -> Stored:
+) -> LayerStore:
     """Write new keys and values at positions `at`, which are consecutive along seq.
 
     In pages no two rows may write to one page, other than page 0.
@@ -131,9 +131,9 @@ def _write(pages: Array, new: Array, table: Array, at: Array) -> Array:
     new = to_int8(new) if pages.dtype == jnp.int8 else new.astype(pages.dtype)
     page = pages.shape[2]
     numbers = jnp.take_along_axis(table, at // page, axis=1, mode="fill", fill_value=0)
-    # What belongs nowhere goes past the last page, where it is dropped: each to a place of its own, so that no two are
-    # the same and XLA can store. Where some may be, its code for a GPU swaps two bytes, again until nobody else was
-    # faster, and the padding of a chunk is hundreds of tokens.
+    # Tokens that belong to no page get indices past the last page, so XLA drops them. Each gets its own index: with
+    # unique indices XLA stores, but with repeated ones its GPU code retries an atomic swap of two bytes for each of the
+    # hundreds of tokens that pad a chunk.
     nowhere = len(pages) + jnp.arange(at.size, dtype=numbers.dtype).reshape(at.shape)
     numbers = jnp.where((at < 0) | (numbers == 0), nowhere, numbers)
     return pages.at[numbers, :, at % page].set(new, mode="drop", unique_indices=True)

@@ -1,6 +1,6 @@
-"""Converts a checkpoint to another format, with its tokenizer and chat template where the format has room for them."""
+"""Converts a checkpoint to another format, with its tokenizer and chat template if the format has room for them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from llamaspec.model.chat.template import template_of
@@ -9,11 +9,13 @@ from llamaspec.model.checkpoints.codes import quantized
 from llamaspec.model.checkpoints.gguf.write import FLOATS, QUANTIZED_TYPES, write_gguf
 from llamaspec.model.checkpoints.huggingface.write import write_huggingface
 from llamaspec.model.checkpoints.llama2c.write import write_llama2c
+from llamaspec.model.checkpoints.mapped import MappedFile
 from llamaspec.model.checkpoints.recognize import leads_out
 from llamaspec.model.tokenizers.gguf_writer import unkept, vocabulary_keys
 from llamaspec.model.tokenizers.load import tokenizer_in
 from llamaspec.model.tokenizers.of_model import tokenizer_if_any, tokenizer_inside, tokenizer_of
 from llamaspec.model.tokenizers.tokenizer import Tokenizer
+from llamaspec.model.tokenizers.tokenizer_config import stated_tokens
 from llamaspec.reference.quantizers.schemes import SCHEMES
 
 TensorWritten = Callable[[str, int], None]  # called with the name of a tensor that was written, and its bytes
@@ -93,23 +95,26 @@ def convert(
 
 
 def _tokenizer_left_behind(checkpoint: Checkpoint, destination: str | Path) -> str:
-    """Say that a model was written without its tokenizer, and where that lies."""
+    """Say that a model was written without its tokenizer, and where the tokenizer is."""
     path = Path(checkpoint.path)
     folder = path if path.is_dir() else path.parent
-    found = path if tokenizer_inside(checkpoint) else tokenizer_in(folder) or "PATH"
-    return f"the tokenizer is not taken along: run {destination} with --tokenizer {found}"
+    tokenizer_path = path if tokenizer_inside(checkpoint) else tokenizer_in(folder) or "PATH"
+    return f"the tokenizer is not taken along: run {destination} with --tokenizer {tokenizer_path}"
 
 
 def _files_inside(checkpoint: Checkpoint) -> tuple[dict[str, bytes], list[str]]:
     """A GGUF file's own tokenizer and chat template, as files; and what a person should know."""
-    found = tokenizer_inside(checkpoint)
-    if found is None:
+    inside = tokenizer_inside(checkpoint)
+    if inside is None:
         return {}, []
+    from llamaspec.model.tokenizers.gguf import named_tokens
     from llamaspec.model.tokenizers.huggingface_writer import tokenizer_files
 
-    templates, notes = _templates(found, [checkpoint.path])
-    eos = min(checkpoint.stops, default=None)
-    return tokenizer_files(found, eos=eos, templates=templates), notes
+    templates, notes = _templates(inside, [checkpoint.path])
+    named = named_tokens(MappedFile(checkpoint.path))
+    if "eos_token" not in named and checkpoint.stops:
+        named["eos_token"] = inside.piece(min(checkpoint.stops))
+    return tokenizer_files(inside, named=named, templates=templates), notes
 
 
 def _templates(tokenizer: Tokenizer, places: Sequence[str | Path]) -> tuple[dict[str, str], list[str]]:
@@ -121,6 +126,16 @@ def _templates(tokenizer: Tokenizer, places: Sequence[str | Path]) -> tuple[dict
         what = f"it is a link to {outside}, outside the model's folder"
         return {}, [f"the chat template in {template.name} is not taken along: {what}"]
     return {**template.named, "default": template.source}, []
+
+
+def _named(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Mapping[str, str | None]:
+    """The texts of bos_token and eos_token by the file or the folder that the tokenizer comes from."""
+    if tokenizer is None and tokenizer_inside(checkpoint):
+        from llamaspec.model.tokenizers.gguf import named_tokens
+
+        return named_tokens(MappedFile(checkpoint.path))
+    path = Path(tokenizer if tokenizer is not None else checkpoint.path)
+    return stated_tokens(path if path.is_dir() else path.parent)
 
 
 def _calibrated(
@@ -149,16 +164,18 @@ def _to_gguf(
     progress: TensorWritten | None,
 ) -> list[str]:
     notes = []
-    found = tokenizer_if_any(checkpoint, tokenizer)
-    if found is None:
+    vocabulary_or_none = tokenizer_if_any(checkpoint, tokenizer)
+    if vocabulary_or_none is None:
         notes.append(f"no tokenizer beside {checkpoint.path}: the file has none inside")
     else:
-        notes += unkept(found)
+        notes += unkept(vocabulary_or_none)
     places = [place for place in (tokenizer, checkpoint.path) if place is not None]
-    templates, left_out = _templates(found, places) if found else ({}, [])
+    templates, left_out = _templates(vocabulary_or_none, places) if vocabulary_or_none else ({}, [])
     notes += left_out
-    vocabulary = vocabulary_keys(checkpoint, found, templates)
-    whole = write_gguf(checkpoint, destination, to=to, vocabulary=vocabulary, progress=progress)
-    if whole:
-        notes.append(f"{len(whole)} matrices stay as they are, since {to} does not divide their rows: {whole[0]} …")
+    vocabulary = vocabulary_keys(checkpoint, vocabulary_or_none, templates)
+    complete = write_gguf(checkpoint, destination, to=to, vocabulary=vocabulary, progress=progress)
+    if complete:
+        notes.append(
+            f"{len(complete)} matrices stay as they are, since {to} does not divide their rows: {complete[0]} …"
+        )
     return notes

@@ -1,7 +1,7 @@
 """The description of a family of models: its keys of config.json, names in files, defaults and switches.
 
-Each family is a file of `model.families` whose `FAMILY` is described here. Families are found there by module, so that
-a new one is a new file; readers and writers of config.json and of GGUF are loops over these descriptions.
+Each family is a file in `model.families` with a `FAMILY` of the class below. We find families by module, so a new
+family is a new file; readers and writers of config.json and of GGUF are loops over these descriptions.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "tied": ("tie_word_embeddings",),
 }
 
-# The values of fields whose keys are absent; a field in neither this nor a family's own must have its key.
+# The values of fields without a key in the file. A field that is neither here nor in a family's own must have its key.
 DEFAULTS: dict[str, Any] = {"head_dim": None, "eps": 1e-6, "tied": False}
 
 # Parts of `model.tensors`, and their names in a GGUF file; the matrices of all experts of a layer are one tensor.
@@ -75,25 +75,25 @@ GGUF_SWITCHES: dict[str, str] = {
     "experts": "experts",
     "qk_norm": "norms of q and k",
     "qkv_bias": "biases of q, k and v",
-    "o_bias": "biases but those of q, k and v",
-    "ffn_bias": "biases but those of q, k and v",
+    "o_bias": "biases other than q, k and v",
+    "ffn_bias": "biases other than q, k and v",
     "windows": "sliding windows",
     "gated": "feed-forward layers without a gate",
     "layer_norm": "LayerNorm",
     "tied": "head that is the embedding",
-    "renormalize_experts": "experts whose weights are not divided by their sum",
+    "renormalize_experts": "experts with weights that do not sum to 1",
 }
 
 
 @dataclass(frozen=True)
 class RopeKeys:
-    """The keys of config.json for RoPE, where they are not the same in all families."""
+    """The keys of config.json for RoPE, if they are not the same in all families."""
 
-    theta: float = 10_000.0  # where rope_theta is absent
-    local_theta: tuple[str, float] | None = None  # the key, and the value where it is absent; None: there is none
+    theta: float = 10_000.0  # if rope_theta is absent
+    local_theta: tuple[str, float] | None = None  # the key, and the value if it is absent; None: there is none
     partial: bool = False  # whether partial_rotary_factor may be below 1
-    fraction: float = 1.0  # where it is absent
-    original_context: int | None = None  # where original_max_position_embeddings is absent outside rope_scaling
+    fraction: float = 1.0  # if it is absent
+    original_context: int | None = None  # if original_max_position_embeddings is absent outside rope_scaling
     aliases: Mapping[str, str] = field(default_factory=dict)  # of the names of rescalings
 
 
@@ -130,7 +130,7 @@ class Architecture:
         """Return the first feature of `config` that llama.cpp does not compute here, or None."""
         derived = self.read(_Written(self.write(config)), vars(config)) if self.derived else {}
         reasons = []
-        for name in (each.name for each in fields(Config)):
+        for name in (switch.name for switch in fields(Config)):
             value, plain = getattr(config, name), _plain(name)
             free = name == "tied" and name not in self.switches
             if plain is MISSING or free or name in ("scaling", "experts_per_token"):
@@ -177,7 +177,7 @@ class _Written:
     decimal = number
 
 
-# How config.json gives sliding windows: by no key; by `sliding_window`, for all layers; the same where
+# How config.json gives sliding windows: by no key; by `sliding_window`, for all layers; the same if
 # `use_sliding_window` turns it on; or then for the layers that `layer_types` names; or for those without a switch.
 Windows = Literal["none", "every layer", "every layer if on", "by layer if on", "by layer"]
 
@@ -193,11 +193,11 @@ class Family:
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: KEYS)
     names: Mapping[str, str] = field(default_factory=lambda: NAMES)  # of the parts of `model.tensors`
     switches: Mapping[str, Any] = field(default_factory=dict)  # fields of `Config` that every member has so
-    # Keys that would change the computation, and the values with which they do not, the first of which is written.
+    # Keys that would change the computation, and the values that leave it as it is; we write the first value.
     understood: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     windows: Windows = "none"
-    window: int | None = None  # where sliding_window is absent
-    full_every: int | None = None  # of so many layers, the last has no window, where layer_types is absent
+    window: int | None = None  # if sliding_window is absent
+    full_every: int | None = None  # one layer of `full_every` has no window, if layer_types is absent
     rope: RopeKeys = RopeKeys()
     within: str = ""  # the object in config.json that holds the keys of the text model; "": config.json itself
     beside: tuple[str, ...] = ()  # how the names of tensors begin that belong to no text model
@@ -209,14 +209,14 @@ class Family:
     derived: tuple[str, ...] = ()
     read: Read = _nothing
     write: Write = _nothing
-    bos: int | None = None  # where bos_token_id is absent
-    stop: int | None = None  # where eos_token_id is absent
+    bos: int | None = None  # if bos_token_id is absent
+    stop: int | None = None  # if eos_token_id is absent
 
     def differences(self, config: Config) -> list[str]:
         """List the fields of `config` that no config.json of this family can give."""
         written = self.written(config)
-        found = []
-        for name in (each.name for each in fields(Config)):
+        names = []
+        for name in (switch.name for switch in fields(Config)):
             value = getattr(config, name)
             if name in ("theta", "scaling"):
                 continue
@@ -233,10 +233,10 @@ class Family:
             else:
                 expressible = value == self.switches.get(name, _plain(name))
             if not expressible:
-                found.append(name)
+                names.append(name)
         if "experts" in self.keys and not config.experts:
-            found.append("experts")
-        return found
+            names.append("experts")
+        return names
 
     def written(self, config: Config) -> dict[str, Any]:
         """Return the keys of config.json that hold one field each; of fields that share a key, the last counts."""
@@ -257,8 +257,8 @@ class Family:
 
 
 def _plain(name: str) -> Any:
-    """Return the default of a field of `Config`; `MISSING` where it has none."""
-    return next(each.default for each in fields(Config) if each.name == name)
+    """Return the default of a field of `Config`; `MISSING` if it has none."""
+    return next(switch.default for switch in fields(Config) if switch.name == name)
 
 
 def windows_but_every(nth: int, window: int, *, layers: int) -> tuple[int | None, ...]:
@@ -272,8 +272,8 @@ def windows_but_every(nth: int, window: int, *, layers: int) -> tuple[int | None
 
 def families() -> dict[str, Family]:
     """Find the description of every family, by model_type, in alphabetical order."""
-    found = [import_module(f"{modules.__name__}.{module.name}").FAMILY for module in iter_modules(modules.__path__)]
-    return {family.name: family for family in sorted(found, key=lambda family: family.name)}
+    families = [import_module(f"{modules.__name__}.{module.name}").FAMILY for module in iter_modules(modules.__path__)]
+    return {family.name: family for family in sorted(families, key=lambda family: family.name)}
 
 
 def architectures() -> dict[str, Architecture]:
@@ -282,7 +282,7 @@ def architectures() -> dict[str, Architecture]:
 
 
 def nearest_family(config: Config) -> Family:
-    """Choose the family whose config.json gives most of `config`; families with a switch that it lacks come last."""
+    """Choose the family that can write most of `config`; families that force another switch come last."""
 
     def distance(family: Family) -> tuple[int | str, ...]:
         missing = sum(getattr(config, name) != value for name, value in family.switches.items())

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from llamaspec.model.cache import Cache, LayerPages, Stored
+from llamaspec.model.cache import Cache, LayerPages, LayerStore
 from llamaspec.model.ops.block import join
 from llamaspec.model.ops.table import Ops, Positions
 from llamaspec.model.sampling import Sampling, sample
@@ -32,8 +32,8 @@ def hidden_states(
 ) -> tuple[Float[Array, "batch seq dim"], Cache]:
     """Run new `tokens`, which follow those in `cache`, through the blocks; the returned cache holds both.
 
-    The cache must have room for `seq` more positions in every row, padding included. In pages only those that count
-    need room, and a row whose length is -1 is idle.
+    The cache must have room for `seq` more positions in every row, padding included. In pages, padding needs no room,
+    and a row with length -1 is idle.
     """
     positions = _positions(params.rope.cos, params.rope.sin, cache.lengths, tokens.shape[1])
     if lengths is not None and isinstance(cache.layers[0], LayerPages):
@@ -54,20 +54,20 @@ def hidden_states(
 def _block(
     x: Float[Array, "batch seq dim"],
     layer: Layer,
-    cache: Stored,
+    cache: LayerStore,
     positions: Positions,
     *,
     window: int | None,
     config: Config,
     ops: Ops,
-) -> tuple[Float[Array, "batch seq dim"], Stored]:
+) -> tuple[Float[Array, "batch seq dim"], LayerStore]:
     q, cache = ops.norm_qkv(x, layer, cache, positions, config=config)
     attend = ops.attend if layer.sinks is None else partial(ops.attend, sinks=layer.sinks)
     h = attend(q, cache, positions, window=window, config=config)
-    given, x = x, join(partial(ops.project_add, h, layer), x, layer.attention_post_norm, config=config)
+    block_input, x = x, join(partial(ops.project_add, h, layer), x, layer.attention_post_norm, config=config)
     if config.experts:
         return ops.moe_add(x, layer, config=config), cache
-    g = ops.norm_gate_up(given if config.parallel_residual else x, layer, config=config)
+    g = ops.norm_gate_up(block_input if config.parallel_residual else x, layer, config=config)
     return join(partial(ops.down_add, g, layer), x, layer.ffn_post_norm, config=config), cache
 
 
@@ -98,8 +98,8 @@ def prefill(
     return hidden_states(params, tokens, cache, lengths=lengths, config=config, ops=ops)[1]
 
 
-class Text(NamedTuple):
-    """State that drawing tokens changes beside the cache.
+class DecodeState(NamedTuple):
+    """State that drawing tokens changes, in addition to the cache.
 
     It stays on the device from one call of `decode` to the next, so that the next call can start before the host has
     read the tokens of the one before.
@@ -110,14 +110,14 @@ class Text(NamedTuple):
     done: Bool[Array, " batch"]  # rows that have a token that ends a text
 
 
-def text_after(tokens: Int[np.ndarray, " batch"], seen: Bool[np.ndarray, "batch vocab"]) -> Text:
+def state_after(tokens: Int[np.ndarray, " batch"], seen: Bool[np.ndarray, "batch vocab"]) -> DecodeState:
     """Make the state of a text that continues `tokens`, on the default device."""
-    return Text(*jax.device_put((tokens.astype(np.int32), seen, np.zeros(len(tokens), bool))))
+    return DecodeState(*jax.device_put((tokens.astype(np.int32), seen, np.zeros(len(tokens), bool))))
 
 
 def decode(
     params: Params,
-    text: Text,
+    text: DecodeState,
     cache: Cache,
     keys: UInt32[Array, "batch 2"],
     sampling: Sampling,
@@ -128,7 +128,7 @@ def decode(
     burst: int,
     config: Config,
     ops: Ops,
-) -> tuple[Int[Array, "burst batch"], Int[Array, ""], Text, Cache]:
+) -> tuple[Int[Array, "burst batch"], Int[Array, ""], DecodeState, Cache]:
     """Feed the newest tokens, draw the next of each row, and repeat at most `steps` times, all on the device.
 
     If `greedy`, the next token is the likeliest. Otherwise it is drawn with the rows' random `keys`, and the
@@ -142,8 +142,8 @@ def decode(
         step, _, _, _, _, done = state
         return (step < steps) & ~jnp.all(done)
 
-    # Little is computed beside the layers, but each operation is a kernel on a GPU. Lengths therefore follow from the
-    # step, `seen` and `done` are one expression each, and indices that cannot be wrong are not checked.
+    # Outside the layers there is little to compute, but on a GPU each operation is a kernel. So lengths follow from the
+    # step, `seen` and `done` are one expression each, and we do not check indices that cannot be wrong.
     def step(state):
         step, tokens, drawn, layers, seen, done = state
         # The barrier ties weights to the loop's state. Without it XLA would convert narrow ones before the loop.
@@ -158,8 +158,8 @@ def decode(
 
     drawn = jnp.zeros((burst, batch), jnp.int32)
     start = (jnp.int32(0), text.tokens, drawn, cache.layers, text.seen, text.done)
-    taken, tokens, drawn, layers, seen, done = lax.while_loop(unfinished, step, start)
-    return drawn, taken, Text(tokens, seen, done), Cache(layers, cache.lengths + taken)
+    steps_taken, tokens, drawn, layers, seen, done = lax.while_loop(unfinished, step, start)
+    return drawn, steps_taken, DecodeState(tokens, seen, done), Cache(layers, cache.lengths + steps_taken)
 
 
 def _positions(cos: Array, sin: Array, starts: Int[Array, " batch"], seq: int) -> Positions:
@@ -168,11 +168,11 @@ def _positions(cos: Array, sin: Array, starts: Int[Array, " batch"], seq: int) -
 
 
 def _of_layer(positions: Positions, rope: Rope, layer: int, *, config: Config) -> Positions:
-    """Take the angles of `layer`, where they are not those of most layers: none at all, or those of `local_theta`."""
-    if not config.turns(layer):
+    """Choose the angles of `layer`: the usual ones, none at all, or the ones of `local_theta`."""
+    if not config.uses_rope(layer):
         return positions._replace(cos=jnp.ones_like(positions.cos), sin=jnp.zeros_like(positions.sin))
     if not config.is_local(layer):
         return positions
     assert rope.local_cos is not None and rope.local_sin is not None
-    index = jnp.maximum(positions.at, 0)  # an idle row's -1 is turned anyhow, and never seen
+    index = jnp.maximum(positions.at, 0)  # an idle row at -1 is turned, too, but nothing sees it
     return positions._replace(cos=rope.local_cos[index], sin=rope.local_sin[index])

@@ -54,7 +54,7 @@ class Generation(Iterator[Token]):
         self.channels = channels  # None: all text is of the answer
         self._text = StopTexts(stop_texts)
         self._decoder = Decoder(tokenizer, start=prompt == "")
-        self._stops = stops
+        self.stops = stops  # the ids that end it
         self._began = perf_counter()
         self._first = self._latest = self._began
         self._tokens = self._run(bursts)
@@ -71,7 +71,7 @@ class Generation(Iterator[Token]):
 
     @property
     def first_at(self) -> float:
-        """The time of the first token, by `time.perf_counter`; that of the request if there is none yet."""
+        """The time of the first token, by `time.perf_counter`; before it, the time of the request."""
         return self._first
 
     def _run(self, bursts: Iterator[tuple[list[int], FinishReason | None]]) -> Iterator[Token]:
@@ -83,16 +83,16 @@ class Generation(Iterator[Token]):
                 last = reason is not None and i == len(drawn) - 1
                 self.ids.append(token)
                 ends_character = self.channels is not None and self.channels.ends_character(token)
-                spelled = "" if token in self._stops or ends_character else self._decoder.feed(token)
+                spelled = "" if token in self.stops or ends_character else self._decoder.feed(token)
                 spelled += self._decoder.finish() if last or ends_character else ""
                 heard = self.channels.feed(token, spelled) if self.channels else Heard(spelled)
                 if last and self.channels:  # What stayed back comes out.
                     heard = heard._replace(text=heard.text + self.channels.hear("").text)
                 text = self._text.feed(heard.text)
-                if last and not self._text.found:
+                if last and not self._text.stopped:
                     text += self._text.finish()
                 self.completion += text
-                if self._text.found:
+                if self._text.stopped:
                     self.finish_reason = "stop"
                     yield Token(token, text, heard.thoughts)
                     return
@@ -104,8 +104,8 @@ class Generation(Iterator[Token]):
 
     def _end(self, reason: FinishReason) -> Iterator[Token]:
         """End after the last token was given: text that was held back follows without a token of its own."""
-        rest = self._decoder.finish()
-        heard = self.channels.hear(rest) if self.channels else Heard(rest)
+        last_text = self._decoder.finish()
+        heard = self.channels.hear(last_text) if self.channels else Heard(last_text)
         text = self._text.feed(heard.text) + self._text.finish()
         self.completion += text
         self.finish_reason = reason
@@ -118,27 +118,27 @@ class StopTexts:
     """A filter that passes text on up to the first stop text, and holds back what may be the beginning of one."""
 
     stops: Sequence[str]
-    found: bool = False
+    stopped: bool = False
     _held: str = ""
 
     def feed(self, text: str) -> str:
         """Take new text, and give the part that is certain to come before any stop text."""
-        if self.found:
+        if self.stopped:
             return ""
         text = self._held + text
         end = min((at + len(stop) for stop in self.stops if (at := text.find(stop)) >= 0), default=None)
         if end is not None:  # the first stop text to be complete, however the text came in pieces
-            self.found = True
+            self.stopped = True
             return text[: min(end - len(stop) for stop in self.stops if text[:end].endswith(stop))]
         longest = max((len(stop) for stop in self.stops), default=0)
-        held = next((n for n in range(min(longest - 1, len(text)), 0, -1) if self._may_begin(text[-n:])), 0)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+        length = next((n for n in range(min(longest - 1, len(text)), 0, -1) if self._may_begin(text[-n:])), 0)
+        self._held = text[len(text) - length :]
+        return text[: len(text) - length]
 
     def finish(self) -> str:
         """Give the text that was held back, since nothing follows."""
         text, self._held = self._held, ""
-        return "" if self.found else text
+        return "" if self.stopped else text
 
     def _may_begin(self, text: str) -> bool:
         return any(stop.startswith(text) for stop in self.stops)

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -15,9 +15,15 @@ from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.checkpoints.codes import quantized
 from llamaspec.model.checkpoints.mapped import refused_if_cut_short
 from llamaspec.model.checkpoints.open import open_checkpoint, place_of
+from llamaspec.model.device import default_device
 from llamaspec.model.generation import Generation
 from llamaspec.model.ops.emulated import roundings
 from llamaspec.model.options import (
+    BackendName,
+    CacheName,
+    DtypeName,
+    ParallelName,
+    RunOptions,
     SamplingOptions,
     check_ids,
     check_length,
@@ -26,7 +32,6 @@ from llamaspec.model.options import (
     choose_context,
 )
 from llamaspec.model.running.backend import Backend
-from llamaspec.model.running.device import default_device
 from llamaspec.model.running.jax_backend import JaxBackend
 from llamaspec.model.running.load import load_on_one_device
 from llamaspec.model.running.memory import check_fits
@@ -38,11 +43,9 @@ from llamaspec.model.running.start_clock import StartClock
 from llamaspec.model.system import available_bytes
 from llamaspec.model.tensors import quantizable
 from llamaspec.model.tokenizers.of_model import tokenizer_of
-from llamaspec.model.tokenizers.tokenizer import Tokenizer, decode, encode_text
-from llamaspec.model.weights.params import Progress, check_weights, no_progress
+from llamaspec.model.tokenizers.tokenizer import Tokenizer, decode, encode_text, named_tokens
+from llamaspec.model.weights.loading import Progress, check_weights, no_progress
 from llamaspec.reference.config import Config, for_sequences
-
-BackendName = Literal["jax", "reference"]
 
 
 class Llama:
@@ -78,17 +81,19 @@ class Llama:
         return self._backend.describe()
 
     def bytes_read(self, position: float) -> float | None:
-        """Count the bytes that drawing a token reads at least, with so many before it; None for the reference."""
+        """Count the bytes that drawing a token reads at least, after `position` tokens; None for the reference."""
         return self._backend.bytes_read(position)
 
     def encode(self, text: str, *, bos: bool = True) -> list[int]:
-        """Turn a text into ids, with BOS first where the model's convention has it. Raises TypeError for no text.
+        """Turn a text into ids, with BOS first if the model's convention has it. Raises TypeError for no text.
 
         >>> load("stories", backend="reference").encode("Once upon a time")
         [1, 373, 433, 378, 290, 263, 768]
         """
         if not isinstance(text, str):
-            raise TypeError(f"a text is due, got {type(text).__name__}; ids have `logits`, `decode` and `continue_ids`")
+            raise TypeError(
+                f"expected a text, got {type(text).__name__}; for ids use `logits`, `decode` or `continue_ids`"
+            )
         return encode_text(self.tokenizer, text, bos=bos)
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -115,9 +120,9 @@ class Llama:
     ) -> Generation:
         """Continue `prompt`. Iterate over the result for tokens as they are drawn.
 
-        `stop` are texts that end the completion and are not part of it. The same seed gives the same
-        text on either backend; None draws one, which the result holds. Raises ValueError for a request
-        out of range or a prompt longer than the context, before anything is computed.
+        `stop` are texts that end the completion and are not part of it, or names of control tokens. The same
+        seed gives the same text on either backend; None draws one, which the result holds. Raises ValueError
+        for a request out of range or a prompt longer than the context, before anything is computed.
 
             for token in llama.generate("Once upon a time", seed=7):
                 print(token.text, end="", flush=True)
@@ -151,16 +156,17 @@ class Llama:
         interrupted: Callable[[], bool] = lambda: False,
         channels: Channels | None = None,
     ) -> Generation:
-        """Continue ids, in a session whose cache is reused as far as it holds the same ids.
+        """Continue ids in a session, and reuse its cache as far as it holds the same ids.
 
         `prompt` is the text that the ids end with, "" if the completion begins a text. `stops` are the ids that end
         it, by default the model's own. `interrupted` is called between bursts; the generation ends once it returns
-        True. `channels` tells the answer from thoughts. The other arguments are those of `generate`.
+        True. `channels` separates the answer from thoughts. The other arguments are as in `generate`.
         """
         check_ids(ids, self.config.vocab)
         check_length(ids, self.context)
         seed = check_seed(seed)
-        stops = self.stops if stops is None else stops
+        stop_texts = [text for text in ([stop] if isinstance(stop, str) else stop) if text]
+        stops = (self.stops if stops is None else stops) | named_tokens(self.tokenizer, stop_texts)
         bursts = session.bursts(
             ids,
             max_new_tokens=check_max_new_tokens(max_new_tokens),
@@ -174,7 +180,7 @@ class Llama:
             self.tokenizer,
             prompt=prompt,
             prompt_ids=ids,
-            stop_texts=[text for text in ([stop] if isinstance(stop, str) else stop) if text],
+            stop_texts=stop_texts,
             stops=stops,
             seed=seed,
             channels=channels,
@@ -197,25 +203,25 @@ def load(
     *,
     tokenizer: str | Path | None = None,
     context: int | None = None,
-    dtype: Literal["float32", "bfloat16"] | None = None,
+    dtype: DtypeName | None = None,
     backend: BackendName = "jax",
     kernels: str = "auto",
     quantize: str | None = None,
-    cache: Literal["int8"] | None = None,
+    cache: CacheName | None = None,
     greedy: bool = False,
     compile_cache: str | Path | None = None,
     devices: int = 1,
-    parallel: Literal["tensor", "context"] = "tensor",
+    parallel: ParallelName = "tensor",
     progress: Progress | bool = False,
 ) -> Llama:
     """Load a checkpoint (a GGUF file, one of llama2.c or a Hugging Face directory) and its tokenizer.
 
-    - `tokenizer` is a file or directory; None looks inside and beside the model.
+    - `tokenizer` is a file or directory; None looks inside and next to the model.
     - `context` is the length of a sequence in tokens; None is the model's own, 4096 at most.
-    - `dtype` is that of activations, and of weights that are not quantized. None is float32 on a CPU; on a GPU it is
-      bfloat16, unless the matrices are stored in float32 (`choose_dtype`).
+    - `dtype` is the dtype of activations and of weights that are not quantized. None is float32 on a CPU; on a GPU it
+      is bfloat16, unless the matrices are stored in float32 (`choose_dtype`).
     - `quantize` is one of `reference.quantizers.schemes`, for the matrices (`model.checkpoints.codes.quantized`). None
-      leaves those that are stored quantized as they are.
+      runs matrices as they are stored.
     - `cache` is the dtype of keys and values (`reference.quantizers.kv_cache`); None is `dtype`.
     - `greedy` says that the first text will be of temperature 0. Temperatures of 0 and above are two programs, and the
       other one is compiled when it is first needed.
@@ -236,25 +242,25 @@ def load(
         for token in chat.reply("Tell me a story about a fox.", seed=7):
             print(token.text, end="", flush=True)
     """
+    options = RunOptions(
+        context=context,
+        dtype=dtype,
+        backend=backend,
+        kernels=kernels,
+        quantize=quantize,
+        cache=cache,
+        greedy=greedy,
+        compile_cache=compile_cache,
+        devices=devices,
+        parallel=parallel,
+    )
     with refused_if_cut_short():
         checkpoint = open_checkpoint(path)
         vocabulary = tokenizer_of(checkpoint, tokenizer)
         if compile_cache is not None:
             keep_compiled(Path(compile_cache))
-        running = load_backend(
-            checkpoint,
-            context=context,
-            dtype=dtype,
-            backend=backend,
-            kernels=kernels,
-            quantize=quantize,
-            cache=cache,
-            greedy=greedy,
-            compile_cache=compile_cache,
-            devices=devices,
-            parallel=parallel,
-            progress=print_progress() if progress is True else progress or no_progress,
-        )
+        report = print_progress() if progress is True else progress or no_progress
+        running = load_backend(checkpoint, options, progress=report)
     places = [place for place in (tokenizer, place_of(path)) if place]
     return Llama(checkpoint.config, vocabulary, running, stops=checkpoint.stops, places=places)
 
@@ -274,104 +280,52 @@ def print_progress() -> Progress:
 
 def load_backend(
     checkpoint: Checkpoint,
+    options: RunOptions = RunOptions(),  # noqa: B008
     *,
-    context: int | None = None,
-    dtype: Literal["float32", "bfloat16"] | None = None,
-    backend: BackendName = "jax",
-    kernels: str = "auto",
-    quantize: str | None = None,
-    cache: Literal["int8"] | None = None,
-    greedy: bool = False,
-    prompt: int | None = None,
-    emulate_activations: str | None = None,
-    own_process: bool = False,
-    compile_cache: str | Path | None = None,
-    devices: int = 1,
-    parallel: Literal["tensor", "context"] = "tensor",
     progress: Progress = no_progress,
     clock: StartClock | None = None,
 ) -> JaxBackend | ReferenceBackend:
-    """Load a model without a tokenizer. The arguments are those of `load`, checked before anything is read.
+    """Load a model without a tokenizer, and check the options before any weight is read.
 
-    `prompt` is the number of tokens of the first text's prompt; None where it is not known. Only the programs that read
-    it are compiled at once, and others when they are needed, unless a large model leaves no memory for that.
-    `emulate_activations` is what `model.ops.emulated.roundings` takes: q8_0 or ggml. `own_process` says that this
-    process runs the model and nothing else. The process then returns the memory that compiling took to the system,
-    and a large model on a CPU changes how its allocator works (`model.running.process`). `compile_cache` is a folder of
-    programs (`model.running.program_store`), None for none. `clock` measures the phases.
+    `clock` measures the phases. Raises as `load` does.
     """
     clock = clock or StartClock()
-    capacity = choose_context(context, checkpoint.config.context)
+    capacity = choose_context(options.context, checkpoint.config.context)
     config = for_sequences(checkpoint.config, capacity)
     checkpoint = replace(checkpoint, config=config)
-    if backend not in get_args(BackendName):
-        raise ValueError(f"no backend named {backend}: choose jax or reference")
-    if dtype not in (None, "float32", "bfloat16"):
-        raise ValueError(f"dtype must be float32 or bfloat16, got {dtype}")
-    if cache not in (None, "int8"):
-        raise ValueError(f"a cache is int8, or by default what the weights are, not {cache}")
-    run = quantized(checkpoint, quantize) if quantize else checkpoint
-    found = roundings(run, emulate_activations) if emulate_activations else {}
-    if devices != 1 and (backend == "reference" or emulate_activations):
-        raise ValueError(f"the reference and emulated activations run on one device, not on {devices}")
-    if backend == "reference":
+    run = quantized(checkpoint, options.quantize) if options.quantize else checkpoint
+    emulated = roundings(run, options.emulate_activations) if options.emulate_activations else {}
+    if options.backend == "reference":
         clock.begin("read")
         check_fits(reference_memory(config, context=capacity), context=capacity, available=available_bytes())
         check_weights(checkpoint, progress=progress)
-        params = load_reference_params(run, found)
+        params = load_reference_params(run, emulated)
         clock.end()
-        return ReferenceBackend(params, config, capacity=capacity, int8_cache=cache == "int8")
+        return ReferenceBackend(params, config, capacity=capacity, int8_cache=options.cache == "int8")
     clock.begin("device")
     device = default_device()
     clock.begin("read")
-    weights = choose_dtype(dtype, run, platform=device.platform)
+    dtype = choose_dtype(options.dtype, run, platform=device.platform)
     layout = Layout(
         batch=1,
         capacity=capacity,
         chunk=min(prompt_chunk(config, device.platform), capacity),
         burst=longest_burst(device.platform),
-        cache_dtype=np.dtype(np.int8) if cache == "int8" else weights,
+        cache_dtype=np.dtype(np.int8) if options.cache == "int8" else dtype,
         wide=wide_chunks(device.platform, capacity, codes=any(tensor.codes for tensor in run.tensors.values())),
     )
-    if devices != 1:
+    placement: dict[str, Any] = {"layout": layout, "dtype": dtype, "device": device}
+    if options.devices != 1:
         from llamaspec.model.parallel.load import load_parallel  # here, since most runs need none of it
-        from llamaspec.model.parallel.way import way_named
 
-        return load_parallel(
-            checkpoint,
-            devices=devices,
-            layout=layout,
-            dtype=weights,
-            device=device,
-            kernels=kernels,
-            quantize=quantize,
-            way=way_named(parallel),
-            greedy=greedy,
-            own_process=own_process,
-            progress=progress,
-            clock=clock,
-        )
-    return load_on_one_device(
-        checkpoint,
-        run,
-        layout=layout,
-        dtype=weights,
-        device=device,
-        kernels=kernels,
-        greedy=greedy,
-        prompt=prompt,
-        roundings=found,
-        own_process=own_process,
-        compile_cache=compile_cache,
-        progress=progress,
-        clock=clock,
-    )
+        return load_parallel(checkpoint, options, **placement, progress=progress, clock=clock)
+    return load_on_one_device(checkpoint, run, options, **placement, roundings=emulated, progress=progress, clock=clock)
 
 
 def choose_dtype(dtype: str | None, run: Checkpoint | None, *, platform: str) -> np.dtype:
     """Choose the dtype of activations, and of the weights that are not quantized.
 
-    `dtype` wins where it is given. None is float32 on a CPU. On a GPU None is bfloat16, unless every matrix of `run`
+    `dtype` wins if it is given. None is float32 on a CPU. On a GPU None is bfloat16, unless every matrix of `run`
     is stored in float32: norms, which many files store in float32, do not decide. `run` has the tensors that run, and
     is None for a model of random weights.
     """

@@ -1,39 +1,128 @@
-"""The options of a generation, checked before anything is loaded."""
+"""Options of a model that runs and of a generation, checked before anything is loaded."""
 
 import math
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
 
 MAX_SEED = 2**64 - 1
 LONGEST_DEFAULT_CONTEXT = 4096  # tokens; a longer cache is allocated only if asked for
 
 
-@dataclass(frozen=True)
-class SamplingOptions:
-    """Options for choosing a token; `reference.sampling` defines each filter. Raises ValueError out of range."""
+class Range(NamedTuple):
+    """The values that an option takes."""
 
-    temperature: float = 0.8  # 0 is greedy
-    top_k: int = 0  # 0: off
-    top_p: float = 0.95  # 1: off
-    min_p: float = 0.0  # 0: off
-    repetition_penalty: float = 1.0  # 1: off
+    low: float | int
+    high: float | int
+    words: str  # for an error
+    above: bool = False  # whether `low` itself is excluded
+
+    def holds(self, value: float | int) -> bool:
+        """Tell whether a value is in the range. NaN and infinity are not."""
+        return (self.low < value if self.above else self.low <= value) and value <= self.high and value < math.inf
+
+
+def _sampled(default: float | int, range: Range, help: str) -> Any:
+    return field(default=default, metadata={"range": range, "help": help})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """Options for choosing a token; `reference.sampling` defines each filter. Raises ValueError out of range.
+
+    Commands and servers read their own options from these fields. A new one also needs a field of
+    `model.sampling.Sampling`, where it is computed.
+    """
+
+    temperature: float = _sampled(  # 0 is greedy
+        0.8,
+        Range(0, math.inf, "0 or more"),
+        "Flatten the distribution (above 1) or sharpen it (below 1); 0 takes the likeliest token.",
+    )
+    top_k: int = _sampled(
+        0, Range(0, 2**31 - 1, "a whole number, 0 or more"), "Draw from the K likeliest tokens; 0 draws from all."
+    )
+    top_p: float = _sampled(  # 1: off
+        0.95,
+        Range(0, 1, "above 0 and at most 1", above=True),
+        "Draw from the likeliest tokens that together have probability P.",
+    )
+    min_p: float = _sampled(  # 0: off
+        0.0, Range(0, 1, "between 0 and 1"), "Drop tokens below this share of the top token's probability."
+    )
+    repetition_penalty: float = _sampled(  # 1: off; beyond the range, ordinary logits leave the range of float32
+        1.0,
+        Range(0.01, 100, "between 0.01 and 100"),
+        "Above 1, make tokens less likely that occurred before.",
+    )
 
     def __post_init__(self):
-        _check("temperature", self.temperature, 0 <= self.temperature < math.inf, "0 or more")
-        _check(
-            "top-k", self.top_k, isinstance(self.top_k, int) and 0 <= self.top_k < 2**31, "a whole number, 0 or more"
-        )
-        _check("top-p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1")
-        _check("min-p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1")
-        # Beyond these penalties, logits of ordinary size leave the range of float32.
-        penalty = self.repetition_penalty
-        _check("repetition-penalty", penalty, 0.01 <= penalty <= 100, "between 0.01 and 100")
+        for option in SAMPLING.values():
+            value = getattr(self, option.name)
+            holds = option.range.holds(value) and (option.kind is float or isinstance(value, int))
+            _check(option.name.replace("_", "-"), value, holds, option.range.words)
 
     @property
     def greedy(self) -> bool:
         """Whether the likeliest token is taken: at 0, and below the normal numbers of float32, which count as 0."""
         return self.temperature < 2**-126
+
+
+BackendName = Literal["jax", "reference"]
+DtypeName = Literal["float32", "bfloat16"]
+CacheName = Literal["int8"]
+ParallelName = Literal["tensor", "context"]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a model runs. `model.llama.load` explains the fields that users set. Raises ValueError out of range."""
+
+    context: int | None = None
+    dtype: DtypeName | None = None
+    backend: BackendName = "jax"
+    kernels: str = "auto"
+    quantize: str | None = None
+    cache: CacheName | None = None
+    greedy: bool = False
+    devices: int = 1
+    parallel: ParallelName = "tensor"
+    compile_cache: str | Path | None = None  # a folder of `model.running.program_store`; None: no folder
+    # The number of tokens of the first prompt, or None if it is not known. Only the programs that read this prompt are
+    # compiled at once, and others when they are needed, unless a large model leaves no memory for that.
+    prompt: int | None = None
+    emulate_activations: str | None = None  # a method of `model.ops.emulated.roundings`
+    # Whether this process runs the model and nothing else. It then returns the compiler's memory to the system, and a
+    # large model on a CPU changes how its allocator works (`model.running.process`).
+    own_process: bool = False
+
+    def __post_init__(self):
+        if self.backend not in get_args(BackendName):
+            raise ValueError(f"no backend named {self.backend}: choose jax or reference")
+        if self.dtype not in (None, *get_args(DtypeName)):
+            raise ValueError(f"dtype must be float32 or bfloat16, got {self.dtype}")
+        if self.cache not in (None, *get_args(CacheName)):
+            raise ValueError(f"the cache must be int8 or the default (the dtype of the weights), got {self.cache}")
+        if self.devices != 1 and (self.backend == "reference" or self.emulate_activations):
+            raise ValueError(f"the reference and emulated activations run on one device, not on {self.devices}")
+
+
+class SamplingOption(NamedTuple):
+    """A field of `SamplingOptions`."""
+
+    name: str
+    kind: type  # int or float
+    default: float | int
+    range: Range
+    help: str
+
+
+SAMPLING = {
+    option.name: SamplingOption(option.name, option.type, option.default, **option.metadata)  # type: ignore
+    for option in fields(SamplingOptions)
+}
 
 
 def check_seed(seed: int | None) -> int:
@@ -61,7 +150,7 @@ def choose_context(context: int | None, trained: int) -> int:
 def check_ids(ids: Sequence[int], vocab: int) -> None:
     """Raise ValueError for an id that a vocabulary of `vocab` tokens lacks, TypeError for a text in place of ids."""
     if isinstance(ids, str):
-        raise TypeError("ids are due, not a text: `Llama.encode` makes them of one")
+        raise TypeError("expected ids, got a text: `Llama.encode` turns a text into ids")
     for id in ids:
         _check("a token id", id, 0 <= id < vocab, f"between 0 and {vocab - 1}, the vocabulary")
 

@@ -16,13 +16,13 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from llamaspec.model.options import SamplingOptions
+from llamaspec.model.options import SAMPLING, SamplingOptions
 
 
 class Sampling(NamedTuple):
     """`SamplingOptions` as run-time values, so that changing one recompiles nothing; only greedy is a program apart.
 
-    They are numbers, or [batch, 1] where each row has its own.
+    They are numbers, or [batch, 1] if each row has its own.
     """
 
     temperature: Array | np.float32
@@ -34,13 +34,8 @@ class Sampling(NamedTuple):
 
 def as_arrays(options: SamplingOptions) -> Sampling:
     """Turn the options into scalars that a compiled program takes."""
-    return Sampling(
-        temperature=np.float32(options.temperature),
-        top_k=np.int32(options.top_k),
-        top_p=np.float32(options.top_p),
-        min_p=np.float32(options.min_p),
-        repetition_penalty=np.float32(options.repetition_penalty),
-    )
+    kinds = {int: np.int32, float: np.float32}
+    return Sampling(**{name: kinds[option.kind](getattr(options, name)) for name, option in SAMPLING.items()})
 
 
 @jax.named_scope("sample")
@@ -102,7 +97,7 @@ def random_key(seed: int) -> np.ndarray:
 
 
 def largest(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
-    """Find the lowest id among the largest logits; `vocab` where one is NaN."""
+    """Find the lowest id among the largest logits; `vocab` if one is NaN."""
     return lax.platform_dependent(logits, cpu=largest_in_two, default=largest_in_one)
 
 
@@ -157,7 +152,7 @@ def _cut_tails(p: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Arra
 
     def cut(turn, p):
         first = turn == 0
-        asked = jnp.where(first, by_k, by_p)
+        applies = jnp.where(first, by_k, by_p)
         most = jnp.where(first, jnp.float32(sampling.top_k), sampling.top_p)
         numbers = jnp.where(first, 1, p)
         bits = lax.bitcast_convert_type(p, jnp.int32)
@@ -169,7 +164,7 @@ def _cut_tails(p: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Arra
         low, high = jnp.full((*p.shape[:-1], 1), -1, jnp.int32), jnp.max(bits, axis=-1, keepdims=True)
         by_halves, by_sixteenths = (partial(smallest, enough, ways=ways) for ways in (2, 16))
         t = lax.platform_dependent(low, high, cpu=by_halves, default=by_sixteenths)
-        return jnp.where(asked, _normalize(jnp.where(bits >= t, p, 0)), p)
+        return jnp.where(applies, _normalize(jnp.where(bits >= t, p, 0)), p)
 
     first, last = jnp.where(jnp.any(by_k), 0, 1), jnp.where(jnp.any(by_p), 2, 1)
     return lax.fori_loop(first, last, cut, p)
@@ -196,7 +191,7 @@ def smallest(
 
     def narrow(_, ends):
         low, high = ends[0], ends[-1]
-        short = jnp.sum(~jax.vmap(enough)(ends[1:-1]), axis=0, dtype=jnp.int32)  # parts whose end is not enough
+        short = jnp.sum(~jax.vmap(enough)(ends[1:-1]), axis=0, dtype=jnp.int32)  # parts with an end that is not enough
         return end(end(low, high, short), end(low, high, short + 1), parts)
 
     # The state is where the parts begin and end. It holds all that a round needs, in one array, so that each round is

@@ -20,7 +20,7 @@ PROCESSORS = Path("/proc/cpuinfo")
 DRIVER = Path("/proc/driver/nvidia/version")
 MAPPINGS = Path("/proc/self/maps")
 PROCESS = Path("/proc/self/stat")
-CGROUPS = (  # the most bytes that a control group may use, and those that it uses: version 2, version 1
+CGROUPS = (  # the limit of a control group and its use, in bytes: version 2, version 1
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
 )
@@ -32,31 +32,31 @@ LARGE_BLOCK = 1 << 18  # bytes: an array of a cache for 300 tokens, of 4 heads o
 
 
 def usable_cpus() -> list[int]:
-    """List the CPUs that this process may run on; all of them where the system does not say."""
+    """List the CPUs that this process may run on; all of them if the system does not say."""
     affinity = getattr(os, "sched_getaffinity", None)
     return sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
 
 
 def processor() -> str:
-    """Name the processor as its maker does, or the architecture where the system does not say."""
+    """Name the processor as its maker does, or the architecture if the system does not say."""
     names = (line.partition(":")[2].strip() for line in _lines(PROCESSORS) if line.startswith("model name"))
     return next(names, platform.machine())
 
 
 def instructions() -> str:
-    """List the instruction sets of the processor; "" where the system does not say."""
+    """List the instruction sets of the processor; "" if the system does not say."""
     lines = (line.partition(":")[2].strip() for line in _lines(PROCESSORS) if line.startswith(("flags", "Features")))
     return next(lines, "")
 
 
 def nvidia_driver() -> str | None:
-    """Give the version of the NVIDIA driver, as the kernel module states it; None where there is none."""
+    """Give the version of the NVIDIA driver, as the kernel module states it; None if there is none."""
     words = next(iter(_lines(DRIVER)), "").split()
     return next((word for word in words if word.count(".") and word.replace(".", "").isdigit()), None)
 
 
 def last_level_cache_bytes(cpus: Iterable[int] | None = None) -> int | None:
-    """Add up the caches next to memory, of all `cpus`, by default the usable ones; None where that is not known."""
+    """Add up the caches next to memory, of all `cpus`, by default the usable ones; None if unknown."""
     sizes: dict[str, int] = {}  # by the CPUs that share a cache
     for cpu in usable_cpus() if cpus is None else cpus:
         try:
@@ -70,7 +70,7 @@ def last_level_cache_bytes(cpus: Iterable[int] | None = None) -> int | None:
 
 
 def cuda_memory() -> tuple[int, int] | None:
-    """Give the bytes of the first GPU that CUDA shows, free and in all, whoever holds the rest; None without CUDA."""
+    """Give the bytes of the first GPU that CUDA shows, free and in all; None without CUDA."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -113,7 +113,7 @@ def nvidia_memory() -> tuple[int, int] | None:
 
 
 def process_age() -> float:
-    """Give the seconds since this process was started, to a hundredth; 0 where the system does not say."""
+    """Give the seconds since this process was started, to a hundredth; 0 if the system does not say."""
     try:
         after_name = PROCESS.read_text().rpartition(")")[2].split()
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(after_name[19]) / os.sysconf("SC_CLK_TCK"))
@@ -143,9 +143,8 @@ def return_blocks_when_freed() -> None:
     """Return blocks of `LARGE_BLOCK` bytes to the system as soon as they are freed, from now on.
 
     By default glibc raises that size whenever a larger block is freed. Caches and activations are then cut out of a
-    heap for each thread, and free blocks in the middle of a heap stay: beside TinyLlama's weights and cache that was
-    90 MB of 513. The price is a millisecond a prompt, since the pages of each new block are mapped again. That is too
-    much for small models.
+    heap for each thread, and free blocks in the middle of a heap stay: 90 of 513 MB with TinyLlama. The price is a
+    millisecond a prompt, since the pages of each new block are mapped again. That is too much for small models.
     """
     if set_option := _libc("mallopt"):
         set_option(M_MMAP_THRESHOLD, LARGE_BLOCK)
@@ -154,7 +153,7 @@ def return_blocks_when_freed() -> None:
 def forget_code(folder: Path) -> None:
     """Drop the machine code of libraries under `folder` from memory; the pages come back from disk when they run.
 
-    JAX's compiler leaves 107 MB of code in memory after TinyLlama is compiled, of which its programs run 10 MB.
+    JAX's compiler leaves 107 MB of code in memory after it compiles TinyLlama. The programs run 10 MB of it.
     """
     under, advise = os.path.realpath(folder) + os.sep, _libc("madvise")
     if not advise:
@@ -167,7 +166,7 @@ def forget_code(folder: Path) -> None:
 
 
 def use_huge_pages(memory: mmap.mmap, start: int, count: int) -> None:
-    """Ask for huge pages for `count` bytes from `start`, where the system has them."""
+    """Ask for huge pages for `count` bytes from `start`, if the system has them."""
     if advice := getattr(mmap, "MADV_HUGEPAGE", None):
         memory.madvise(advice, start, count)
 
@@ -190,7 +189,7 @@ def _on_bus_error(number: int) -> None:
 
 @contextmanager
 def at_bus_error(act: Callable[[], bool]) -> Iterator[None]:
-    """Call `act` when memory is touched whose file has become shorter.
+    """Call `act` when the process touches mapped memory past the end of a file that was cut short.
 
     It ends the process, or gives that memory something to hold and returns True: the touching goes on. Where it returns
     False, an `act` of a context around this one is called, and without any the process ends as usual. A handler of
@@ -210,7 +209,7 @@ def at_bus_error(act: Callable[[], bool]) -> Iterator[None]:
 
 
 def _set_bus_handler(handler: Any) -> int | None:
-    """Set the C library's handler of SIGBUS, where there is such a function, and return the address of the old one."""
+    """Set the C library's handler of SIGBUS, if there is such a function, and return the address of the old one."""
     if not (set_handler := _libc("signal")):
         return None
     set_handler.restype = ctypes.c_void_p
@@ -230,12 +229,12 @@ def map_zeros(begin: int, end: int) -> bool:
 
 
 def _libc(function: str) -> Any:
-    """Find a function of the C library; None where it has none of that name."""
+    """Find a function of the C library; None if it has none of that name."""
     return getattr(ctypes.CDLL(None), function, None)
 
 
 def _lines(path: Path) -> list[str]:
-    """Read a file's lines; none where it is missing. Paths inside it may have any byte but a newline."""
+    """Read a file's lines; none if it is missing. Paths inside it may have any byte but a newline."""
     try:
         return os.fsdecode(path.read_bytes()).split("\n")
     except OSError:
@@ -243,8 +242,8 @@ def _lines(path: Path) -> list[str]:
 
 
 def _available_on_linux() -> int | None:
-    found = (int(line.split()[1]) * 1024 for line in _lines(MEMORY) if line.startswith("MemAvailable:"))
-    return next(found, None)
+    sizes = (int(line.split()[1]) * 1024 for line in _lines(MEMORY) if line.startswith("MemAvailable:"))
+    return next(sizes, None)
 
 
 def _number(path: Path) -> int | None:

@@ -3,8 +3,8 @@
 Loading on either backend, the layouts of files, quantization, calibration, initial values and cuts over several devices
 are loops over this table.
 
-A weight has one name in all formats, that of Hugging Face's Llamas and Mixtrals. Its `part` is its place in a block, in
-the words of `reference.llama`; `model.families` maps parts to the names in files.
+A weight has one name in all formats, the name in Hugging Face's Llamas and Mixtrals. Its `part` is its place in a
+block, in the words of `reference.llama`; `model.families` maps parts to the names in files.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,7 +71,7 @@ class Weight(NamedTuple):
     """A tensor of a model."""
 
     name: str
-    part: str  # a key of `NAMES`; a bias has that of its matrix or norm
+    part: str  # a key of `NAMES`; a bias has the part of its matrix or norm
     shape: tuple[int, ...]
     axes: tuple[str, ...]  # of vocab, dim, heads, kv_heads (both times head_dim), head_dim, ffn, experts and others
     role: Role
@@ -88,7 +88,7 @@ class Weight(NamedTuple):
         'blk.0.attn_q.weight'
         """
         name = names[self.part].format(layer=self.layer, expert=self.expert, head=self.head)
-        if self.role is Role.SINKS:  # whose whole name the table has
+        if self.role is Role.SINKS:  # the table has their whole name
             return name
         return f"{name}.{'bias' if self.role is Role.BIAS else 'weight'}"
 
@@ -127,7 +127,7 @@ _ATTENTION = (
     _Part("attention_post_norm", ("dim",), Role.NORM, "attention_post_norm", switch="post_norms"),
     _Part("ffn_norm", ("dim",), Role.NORM, "ffn_norm", bias="layer_norm", switch="two_norms"),
 )
-_OVER_ALL_HEADS = {"q_norm": ("heads",), "k_norm": ("kv_heads",)}  # axes of norms where `wide_qk_norm` is on
+_OVER_ALL_HEADS = {"q_norm": ("heads",), "k_norm": ("kv_heads",)}  # axes of norms if `wide_qk_norm` is on
 _FEED_FORWARD = (
     _Part("gate", ("ffn", "dim"), Role.MATRIX, "gate_up", bias="ffn_bias", switch="gated"),
     _Part("up", ("ffn", "dim"), Role.MATRIX, "gate_up", bias="ffn_bias"),
@@ -209,7 +209,7 @@ def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
 
 
 def quantizable(config: Config) -> frozenset[str]:
-    """Return the names of the matrices to quantize: those that activations are multiplied by, except routers.
+    """Return the names of the matrices to quantize: all that multiply activations, except routers.
 
     >>> config = Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4, experts=2, experts_per_token=1)
     >>> sorted(set(tensor_shapes(config)) - quantizable(config))[:2]
@@ -225,14 +225,16 @@ def stacks(config: Config) -> list[Stack]:
     >>> [(stack.field, len(stack.weights)) for stack in stacks(config)][1:4]
     [('attention_norm', 1), ('qkv', 3), ('o', 1)]
     """
-    made = []
+    stacked = []
     for (layer, expert, field), group in groupby(
         weights(config), lambda weight: (weight.layer, weight.expert, weight.field)
     ):
-        each = list(group)
-        biases = [weight for weight in each if weight.role is Role.BIAS]
-        made.append(Stack(field, layer, expert, [weight for weight in each if weight.role is not Role.BIAS], biases))
-    return made
+        members = list(group)
+        biases = [weight for weight in members if weight.role is Role.BIAS]
+        stacked.append(
+            Stack(field, layer, expert, [weight for weight in members if weight.role is not Role.BIAS], biases)
+        )
+    return stacked
 
 
 def fused_rows(
@@ -255,11 +257,11 @@ def fused_rows(
 
 def by_layer(config: Config) -> dict[int | None, dict[str, list[Weight]]]:
     """Group the weights without biases by block (None: outside) and part; a part of experts has one per expert."""
-    found: dict[int | None, dict[str, list[Weight]]] = {}
+    matches: dict[int | None, dict[str, list[Weight]]] = {}
     for weight in weights(config):
         if weight.role is not Role.BIAS:
-            found.setdefault(weight.layer, {}).setdefault(weight.part, []).append(weight)
-    return found
+            matches.setdefault(weight.layer, {}).setdefault(weight.part, []).append(weight)
+    return matches
 
 
 def rotated_heads(weight: Weight, config: Config) -> int:

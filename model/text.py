@@ -19,13 +19,13 @@ def read_text(path: str | Path, *, most: int | None = None) -> str:
     with os_errors(path), open(path, "rb", opener=_open_at_once) as file:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode):
-            raise refused(path, "is no regular file: a text is read from a file that has an end")
+            raise refused(path, "is not a regular file, and we read a text only from a file with an end")
         if most is None and about.st_size > LARGEST:
-            raise refused(path, f"is of {about.st_size:,} bytes, and a text may have {LARGEST:,} at most")
+            raise refused(path, f"has {about.st_size:,} bytes, expected at most {LARGEST:,} for a text")
         raw = file.read(most)
-    whole = most is None or len(raw) < most
+    complete = most is None or len(raw) < most
     try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(raw, final=whole)
+        text = codecs.getincrementaldecoder("utf-8")().decode(raw, final=complete)
     except UnicodeDecodeError as error:
         raise refused(path, f"is not UTF-8: its byte {error.start} is {raw[error.start]:#04x}") from None
     if not text.strip():
@@ -34,5 +34,5 @@ def read_text(path: str | Path, *, most: int | None = None) -> str:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open without waiting: a pipe that nobody writes to would never open."""
+    """Open without waiting: a pipe without a writer would never open."""
     return os.open(path, flags | os.O_NONBLOCK)

@@ -1,10 +1,10 @@
-r"""Attention while decoding: one query a head, over a cache whose length is known only at run time.
+r"""Attention while decoding: one query per head, over a cache with a length that is only known at run time.
 
     o_h = sum_j softmax_j(<q_h, k_jg> / sqrt(d)) v_jg        j < length,  g = h kv_heads // heads
 
-This is `reference.attention` for the last of `length` positions. Its speed is that of reading keys and values once.
-`parts/key_ring.py` says which of them a thread block reads, `parts/attention_split.py` what it computes from them (in
-float32 `parts/attention_split_float32.py`), and `parts/attention_combine.py` how the results become one output.
+This is `reference.attention` for the last of `length` positions. Reading keys and values once limits its speed.
+`parts/key_ring.py` decides which keys a thread block reads, `parts/attention_split.py` computes its part of the result
+(`parts/attention_split_float32.py` in float32), and `parts/attention_combine.py` combines the parts.
 """
 
 from functools import partial
@@ -32,19 +32,19 @@ def attention_decode(
     window: int | None = None,
     splits: int | None = None,
 ) -> Float[Array, "batch width"]:
-    """Attend from the query at position length - 1 to all keys up to its own; heads are side by side in the result.
+    """Attend from the query at position length - 1 to all keys up to its own. The result has the heads joined.
 
     With a `window`, the query sees only the last `window` keys. A length is clamped to 0 ... capacity, and 0 gives
-    zeros. Other rows of the cache may hold anything, NaN included. `splits` is the number of thread blocks that share a
-    head's keys, 1 or a multiple of 4; None takes that of `choose_splits`.
+    zeros. Unseen rows of the cache may contain anything, including NaN. `splits` is the number of thread blocks per
+    key head, 1 or a multiple of 4; None: `choose_splits` chooses.
 
     q, k and v are all float32 or all bfloat16. Sums and exponentials are float32, and the result is rounded once. In
     bfloat16 the weights are also rounded before they multiply v. Raises ValueError for shapes that do not fit together.
-    Raises Unsupported for other dtypes, heads that are not 64 or 128 wide, a capacity that is no multiple of 8, and
-    more than 8 query heads a key head (bfloat16 also takes 16, 24, ... 64).
+    Raises Unsupported for other dtypes, heads that are not 64 or 128 wide, a capacity that is not a multiple of 8,
+    and more than 8 query heads per key head (bfloat16 also supports 16, 24, ... 64).
 
-    Reads the visible keys and values once. With several splits each writes heads x head_dim float32, which are read
-    again; in bfloat16 a key head with fewer than 8 query heads then writes as much as one with 8.
+    Reads the visible keys and values once. With several splits, each writes heads x head_dim float32, which are read
+    again. In bfloat16, a key head with fewer than 8 query heads then writes as much as with 8.
     """
     check_attention("attention_decode", q, k, v, lengths, window=window, splits=splits)
     if len(k) != len(q):

@@ -1,8 +1,8 @@
-"""Attention while decoding, over a cache in pages: sequences of many lengths then share its memory.
+"""Attention while decoding, over a paged cache, which sequences of different lengths share.
 
-A page holds the keys, or the values, of some consecutive positions in every key head; a table says which pages are a
-sequence's, in order (PagedAttention, Kwon et al., 2023, https://arxiv.org/abs/2309.06180). The rest is
-as in `attention_decode`.
+A page has the keys, or the values, of some consecutive positions in every key head. A table lists the pages of each
+sequence in order (PagedAttention, Kwon et al., 2023, https://arxiv.org/abs/2309.06180). Everything else is as in
+`attention_decode`.
 """
 
 from functools import partial
@@ -30,11 +30,11 @@ def attention_paged(
     window: int | None = None,
     splits: int | None = None,
 ) -> Float[Array, "batch width"]:
-    """Attend as `attention_decode` does, with position i of a sequence in row i mod page of its page i // page.
+    """Attend like `attention_decode`, with position i of a sequence in row i mod page of its page i // page.
 
-    `table[sequence]` lists the sequence's pages. A length is clamped to 0 ... max_pages * page, and the number of a
-    page to those that there are. Pages without a visible position may be read, and their content does not matter.
-    Raises Unsupported unless a page has 8, 16, 32 or a multiple of 64 rows, and where `attention_decode` would.
+    `table[sequence]` lists the sequence's pages. A length is clamped to 0 ... max_pages * page, and page
+    numbers to the existing ones. The kernel may read pages without visible positions, and ignores their content.
+    Raises Unsupported unless a page has 8, 16, 32 or a multiple of 64 rows, and in the cases of `attention_decode`.
     """
     op = "attention_paged"
     if k.ndim != 4 or not (k.shape[2] and (k.shape[2] % TILE == 0 or (TILE % k.shape[2] == 0 and k.shape[2] >= 8))):

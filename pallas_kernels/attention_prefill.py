@@ -2,12 +2,12 @@ r"""Attention of many queries at once: a prompt, or a chunk of one, over a cache
 
     o_ih = sum_j softmax_j(<q_ih, k_jg> / sqrt(d)) v_jg        j <= offset + i,  g = h kv_heads // heads
 
-This is flash attention (Dao, 2023, https://arxiv.org/abs/2307.08691): scores never leave the registers. Over tiles of
-keys the online softmax keeps the largest score, the sum of the weights and the weighted sum of the values.
+This is flash attention (Dao, 2023, https://arxiv.org/abs/2307.08691): scores never leave the registers. The online
+softmax goes over tiles of keys, and keeps the largest score, the sum of the weights and the weighted sum of values.
 
-A thread block has 128 queries of one head. Two warpgroups compute 64 of them each, and a third keeps a ring of keys and
-values filled. As in FlashAttention-3 (Shah et al., 2024, https://arxiv.org/abs/2407.08608) the two take turns: while
-one uses the tensor cores, the other computes its exponentials.
+A thread block has 128 queries of one head. Two warpgroups compute 64 queries each, and a third one fills a ring of keys
+and values. As in FlashAttention-3 (Shah et al., 2024, https://arxiv.org/abs/2407.08608), the two take turns: while one
+uses the tensor cores, the other computes its exponentials.
 """
 
 import math
@@ -32,7 +32,7 @@ WORKERS = 2  # warpgroups that compute
 ROWS = 64  # queries of each
 BLOCK = WORKERS * ROWS
 TILE = 128  # keys
-LOWEST = float(np.finfo(np.float32).min)  # a maximum before the first score; finite, as -inf - -inf is NaN
+LOWEST = float(np.finfo(np.float32).min)  # the maximum before the first score; finite, because -inf - -inf is NaN
 
 
 def attention_prefill(
@@ -43,24 +43,24 @@ def attention_prefill(
     *,
     window: int | None = None,
 ) -> Float[Array, "batch seq width"]:
-    """Attend from queries at positions offset, offset + 1, ... to the rows of a cache; heads are side by side.
+    """Attend from queries at positions offset, offset + 1, ... to the rows of a cache. The result has the heads joined.
 
-    The cache already holds the keys and values of these positions. Each query sees the rows up to its own position, or
-    the last `window` of them. A query that sees none, as before position 0, gives zeros. Rows that no query sees may
-    hold anything. An offset is clamped to -seq ... capacity.
+    The cache already contains the keys and values of these positions. Each query sees the rows up to its own position,
+    or the last `window` of them. A query that sees no row, as before position 0, gives zeros. Unseen rows may contain
+    anything. An offset is clamped to -seq ... capacity.
 
-    All arrays are bfloat16. Sums and exponentials are float32, the weights are rounded to bfloat16 before they multiply
+    All arrays are bfloat16. Sums and exponentials are float32. The weights are rounded to bfloat16 before they multiply
     v, and the result is rounded once. Scores must stay below 2^31. Raises ValueError for shapes that do not fit
-    together, and Unsupported for other dtypes, heads that are not 64 or 128 wide, and a capacity that is no multiple of
-    8.
+    together, and Unsupported for other dtypes, heads that are not 64 or 128 wide, and a capacity that is not a multiple
+    of 8.
 
-    Takes 4 seq keys head_dim operations a head, half of them where all keys are new. Reads q and writes the result
-    once, and reads the keys and values once for every 128 queries of a head. A sequence that is no multiple of 8 is
-    copied to one that is.
+    Takes 4 seq keys head_dim operations per head, or half of them if all keys are new. Reads q and writes the result
+    once, and reads the keys and values once for every 128 queries of a head. If the length of a sequence is not a
+    multiple of 8, a padded copy is made.
     """
     check_prefill(q, k, v, offsets, window=window)
     seq = q.shape[1]
-    q = jnp.pad(q, ((0, 0), (0, -seq % 8), (0, 0), (0, 0)))  # as the copy engine wants its arrays
+    q = jnp.pad(q, ((0, 0), (0, -seq % 8), (0, 0), (0, 0)))  # the copy engine needs this alignment
     return _attention_prefill(q, k, v, offsets, seq=seq, window=window, target=current_target())
 
 
@@ -72,10 +72,10 @@ def _attention_prefill(q, k, v, offsets, *, seq: int, window: int | None, target
 
     def attention_prefill(q_ref, k_ref, v_ref, offsets_ref, o_ref, staged):
         head, row = lax.axis_index("heads"), lax.axis_index("batch")
-        block = pl.cdiv(seq, BLOCK) - 1 - lax.axis_index("blocks")  # the most work first
+        block = pl.cdiv(seq, BLOCK) - 1 - lax.axis_index("blocks")  # start with the most work
         target.let_next_start()
         target.wait_for_previous()
-        offset = jnp.clip(offsets_ref[row], -seq, capacity)  # sums of a larger one overflow
+        offset = jnp.clip(offsets_ref[row], -seq, capacity)  # larger sums overflow
         queries = Queries(block * BLOCK, offset, jnp.clip(offset + seq, 0, capacity), window)
         ring = Ring(staged, stages)
         worker = lax.axis_index("worker")
@@ -128,21 +128,21 @@ def scratch(stages: int, head_dim: int, target: Target) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Queries:
-    """The queries of a thread block and the keys that they see, in tiles."""
+    """The queries of a thread block and the tiles of keys that they see."""
 
-    first: Any  # of the block, in the sequence
-    offset: Any  # position of the sequence's first
+    first: Any  # the block's first query, in the sequence
+    offset: Any  # position of the sequence's first query
     end: Any  # number of keys in the cache
     window: int | None
 
     @property
     def stop(self) -> Any:
-        """Last key, + 1, that any query of the block sees."""
+        """The last key + 1 that any query of the block sees."""
         return jnp.clip(self.offset + self.first + BLOCK, 0, self.end)
 
     @property
     def start(self) -> Any:
-        """First key that any query of the block sees."""
+        """The first key that any query of the block sees."""
         return (
             jnp.int32(0) if self.window is None else jnp.clip(self.offset + self.first - self.window + 1, 0, self.stop)
         )
@@ -156,7 +156,7 @@ class Queries:
         return pl.cdiv(self.stop, TILE) - self.first_tile
 
     def unmasked(self, worker) -> tuple[Any, Any]:
-        """First step, and last + 1, with keys that all 64 queries of a worker see."""
+        """The first step and the last step + 1 in which all 64 queries of a worker see all keys."""
         position = self.offset + self.first + worker * ROWS
         last = jnp.clip(jnp.minimum(position + 1, self.stop) // TILE - self.first_tile, 0, self.steps)
         if self.window is None:
@@ -165,7 +165,7 @@ class Queries:
         return jnp.minimum(first, last), last
 
     def seen(self, worker, step, shape: tuple[int, int]) -> Any:
-        """Mask of the keys of a tile that each query of a worker sees."""
+        """The mask of visible keys of a tile, for each query of a worker."""
         query = self.offset + self.first + worker * ROWS + plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=WGMMA)
         key = (self.first_tile + step) * TILE + plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=WGMMA)
         seen = (key <= query) & (key < self.end)
@@ -174,13 +174,13 @@ class Queries:
 
 @dataclass(frozen=True)
 class Ring:
-    """Tiles of K and V in shared memory, between the warpgroup that copies and those that compute."""
+    """Tiles of K and V in shared memory, filled by one warpgroup for the two that compute."""
 
     staged: dict[str, Any]
     stages: int
 
     def fill(self, k_ref, v_ref, first_tile, steps) -> None:
-        """Copy every tile in turn, as soon as the tile in its place has been read: the copying warpgroup's part."""
+        """Copy every tile in turn, once the previous tile in its slot has been read: the copying warpgroup's work."""
 
         def wait_until_read(name: str, step) -> None:
             plgpu.barrier_wait(self.staged[f"{name}_read"].at[lax.rem(step, self.stages)])
@@ -210,7 +210,7 @@ class Ring:
 
 
 def attend(q_ref, o_ref, queries: Queries, ring: Ring, worker, staged: dict[str, Any], target: Target) -> None:
-    """Attend from 64 queries [64, head_dim] to all tiles: a computing warpgroup's part."""
+    """Attend from 64 queries [64, head_dim] to all tiles: a computing warpgroup's work."""
     q_smem = staged["q"].at[worker]
     head_dim = q_smem.shape[1]
     scale = math.log2(math.e) / math.sqrt(head_dim)
@@ -274,7 +274,7 @@ def attend(q_ref, o_ref, queries: Queries, ring: Ring, worker, staged: dict[str,
 
 
 def _clear_invisible(v_smem, queries: Queries, step, worker, cleared) -> None:
-    """Clear the rows of V that no query of the block sees, as 0 NaN is NaN; each worker clears half of the tile."""
+    """Clear the rows of V that no query of the block sees, because 0 NaN is NaN. Each worker clears half a tile."""
     first = (queries.first_tile + step) * TILE
 
     @pl.when((first < queries.start) | (first + TILE > queries.stop))
@@ -290,7 +290,7 @@ def _clear_invisible(v_smem, queries: Queries, step, worker, cleared) -> None:
 
 
 def check_prefill(q: Array, k: Array, v: Array, offsets: Array, *, window: int | None) -> None:
-    """Raise ValueError for shapes that do not fit together, Unsupported for what the kernel is not made for."""
+    """Raise ValueError for shapes that do not fit together, and Unsupported for unsupported arguments."""
     op = "attention_prefill"
     if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape or k.shape[::3] != q.shape[::3] or 0 in q.shape + k.shape:
         raise ValueError(

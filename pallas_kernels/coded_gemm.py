@@ -2,12 +2,11 @@ r"""A matrix of codes times 3 to 64 vectors: Y = X W^T, on the tensor cores.
 
     y_rb = sum_g (s_rg sum_(k in g) q_rk x_bk + m_rg sum_(k in g) x_bk)
 
-A thread block multiplies 64 or 128 rows of W by all vectors. Codes become bfloat16 in registers, exactly
-(`parts/decoded_codes.py`), and the tensor cores multiply them by bfloat16 vectors; a group's sum is scaled in float32.
-Minima, where there are any, multiply the sums of groups of x, which XLA adds up before. So each weight is read once, as
-its code, however many vectors there are. Steps of W and of x pass through a ring in shared memory
-(`parts/row_tiles.py`). A matrix of few rows is also cut along its columns, and the sums of the parts are added up in a
-fixed order.
+A thread block multiplies 64 or 128 rows of W by all vectors. It converts codes exactly to bfloat16 in registers
+(`parts/decoded_codes.py`), and the tensor cores multiply them by bfloat16 vectors. The sum of a group is scaled in
+float32. Minima, if any, multiply the sums of groups of x, which XLA computes beforehand. So each weight is read once,
+as its code, for any number of vectors. Steps of W and x pass through a ring in shared memory (`parts/row_tiles.py`). A
+matrix with few rows is also cut along its columns, and the partial sums are added in a fixed order.
 """
 
 from dataclasses import dataclass
@@ -43,19 +42,19 @@ from llamaspec.pallas_kernels.parts.wgmma import across, down, filled
 from llamaspec.pallas_kernels.unsupported import Unsupported
 
 MOST_VECTORS = 64
-GROUPS = (16, 32, 64, 128)  # columns that may share a scale, the fewest not for codes of four bits
-WIDTHS = (8, 16, 32, 64)  # vectors that the tensor cores multiply by at once
+GROUPS = (16, 32, 64, 128)  # group sizes; the smallest is not for four-bit codes
+WIDTHS = (8, 16, 32, 64)  # numbers of vectors in one product of the tensor cores
 PIECE = 64  # columns of a vector in a line of shared memory
 
 
 @dataclass(frozen=True)
 class Cut:
-    """The way a product is cut into thread blocks."""
+    """The division of a product into thread blocks."""
 
-    blocks: int = 1  # of 64 rows, in a tile
-    parts: int = 1  # of the columns
-    stages: int | None = None  # of the ring; None: as many as an even share of shared memory holds
-    turn: int = 128  # columns that are multiplied before their sums are waited for
+    blocks: int = 1  # blocks of 64 rows in a tile
+    parts: int = 1  # parts of the columns
+    stages: int | None = None  # stages of the ring; None: as many as fit into an even share of shared memory
+    turn: int = 128  # columns to multiply before we wait for their sums
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Geometry:
 
     rows: int
     cols: int
-    width: int  # vectors, filled up
+    width: int  # vectors, padded
     bits: int
     group: int | None
     minima: bool
@@ -76,7 +75,7 @@ class Geometry:
 
     @property
     def steps(self) -> int:
-        """Steps of a tile. The last may be a part of one, which copies fill up with zeros."""
+        """Steps of a tile. The last one may be partial; copies pad it with zeros."""
         return -(-self.cols // (self.columns * self.cut.parts))
 
     @property
@@ -94,17 +93,17 @@ class Geometry:
 
     @property
     def apart(self) -> bool:
-        """Whether the lowest bits of codes are in words of their own."""
+        """Whether the lowest bits of codes are in separate words."""
         return 4 < self.bits < 8
 
     @property
     def piece(self) -> int:
-        """Columns of one product: those of a group, or of a line of x where a group has more."""
+        """Columns of one product: a group, or a line of x if a group is larger."""
         return min(PIECE, self.group or PIECE)
 
     @property
     def run(self) -> int:
-        """Columns that are put in another order."""
+        """Columns that are reordered together."""
         return min(RUN, self.piece)
 
     @property
@@ -142,18 +141,18 @@ class Geometry:
 def coded_gemm(
     w: ScaledCodes, x: Float[Array, "batch cols"], *, cut: Cut | None = None
 ) -> Float32[Array, "batch rows"]:
-    """Multiply each of up to 64 vectors by W^T, exactly but for the roundings of float32 sums.
+    """Multiply each of up to 64 vectors by W^T. Only the float32 sums are rounded.
 
-    W has codes of eight or four bits with a float32 scale for each 32, 64 or 128 columns, and minima or none; codes of
-    8, 6 or 5 bits with one for each 16; codes of 6 or 5 bits with one for each 32; or codes of eight bits with a scale
-    for each row. What a vector gives does not depend on the others, as long as their number,
-    filled up to 8, 16, 32 or 64, is the same.
+    W has codes of eight or four bits with a float32 scale for each 32, 64 or 128 columns, with or without minima; codes
+    of 8, 6 or 5 bits with a scale for each 16; codes of 6 or 5 bits with one for each 32; or codes of eight bits with a
+    scale for each row. The result of a vector does not depend on the other vectors, as long as their number, padded to
+    8, 16, 32 or 64, is the same.
 
     Raises ValueError for shapes that do not fit together. Raises Unsupported for other codes and groups, for levels,
     for a dtype that is not bfloat16, unless `rows` is a multiple of 64 and `cols` of 128 (256 for fewer than
     eight bits), and for more vectors.
 
-    Reads rows x cols codes once, and 4 bytes a scale.
+    Reads rows x cols codes once, and 4 bytes per scale.
     """
     geometry = geometry_of(w, x, cut)
     padded = in_order(jnp.pad(x, ((0, geometry.width - len(x)), (0, 0))), geometry.run)
@@ -165,7 +164,7 @@ def coded_gemm(
 
 
 def geometry_of(w: ScaledCodes, x: Any, cut: Cut | None = None) -> Geometry:
-    """Choose the sizes of a product, or raise what `coded_gemm` says."""
+    """Choose the sizes of a product, or raise the errors of `coded_gemm`."""
     op = "coded_gemm"
     if w.codes.ndim != 2 or x.ndim != 2 or x.shape[1] != w.shape[1]:
         raise ValueError(f"{op} takes codes [rows, cols] and x [batch, cols], got {w.codes.shape} and {x.shape}")
@@ -196,15 +195,15 @@ def geometry_of(w: ScaledCodes, x: Any, cut: Cut | None = None) -> Geometry:
 
 
 def step_columns(group: int | None) -> int:
-    """Give the columns of a step: whole lines of codes, and rows of 16 bytes of scales."""
+    """Choose the columns of a step: whole lines of codes, and 16-byte rows of scales."""
     return max(256, 4 * (group or 1))
 
 
 def cut_for(rows: int, cols: int, *, width: int, bits: int, group: int | None) -> Cut:
-    """Choose the cut of a matrix: tiles for all processors, and where they are not many times as many, all at once.
+    """Choose the cut of a matrix: tiles for all processors, which run all at once if there are not many times more.
 
-    On an H100 the 448 tiles of an 8B model's gate and up take 60 us for 32 vectors in q8 where three fit on a
-    processor, and 53 us as 224 tiles of 128 rows. Other cuts of its matrices lose, or win less than two runs differ by
+    On an H100, gate and up of an 8B model in q8 take 60 us for 32 vectors as 448 tiles, three per processor, and 53 us
+    as 224 tiles of 128 rows. Other cuts of its matrices are slower, or faster by less than two runs differ
     (benchmarks/results/several-vectors-h100.md).
     """
     columns, parts = step_columns(group), 1
@@ -213,7 +212,7 @@ def cut_for(rows: int, cols: int, *, width: int, bits: int, group: int | None) -
     tiles, wide = rows // ROWS * parts, rows % (2 * ROWS) == 0 and (group or PIECE) == PIECE
     if width == 32 and wide and 3 * PROCESSORS < tiles <= 4 * PROCESSORS:
         return Cut(2, parts, turn=64)
-    turn = 128 >> ((width == 64) + (group == 16))  # a group has sums of its own, and a thread so many registers
+    turn = 128 >> ((width == 64) + (group == 16))  # each group needs separate sums, and registers are limited
     return Cut(1, parts, turn=max(turn, group or 0))
 
 
@@ -226,15 +225,15 @@ def _coded_gemm(codes, scales, x, minima, sums, least, *, geometry: Geometry, ta
         *refs, y_ref = refs
         minima_ref, sums_ref = refs[:2] if geometry.minima else (None, None)
         low_bits_ref = refs[-1] if geometry.apart else None
-        started: list[bool] = []  # whether x may be read
+        started: list[bool] = []  # whether x is ready
 
         def place(tile) -> tuple[Any, Any]:
-            """First row of a tile, and its part of the columns."""
+            """The first row of a tile, and its part of the columns."""
             row, part = (tile, tile * 0) if cut.parts == 1 else (lax.div(tile, cut.parts), lax.rem(tile, cut.parts))
             return pl.multiple_of(row * geometry.tile_rows, ROWS), part
 
         def step_of(tile, step):
-            return place(tile)[1] * geometry.steps + step  # no constant: one beyond the end would be refused
+            return place(tile)[1] * geometry.steps + step  # not a constant: JAX would refuse one beyond the end
 
         def groups_of(tile, step):
             return pl.ds(lax.div(step_of(tile, step) * geometry.columns, group or geometry.columns), geometry.groups)
@@ -334,7 +333,7 @@ def _coded_gemm(codes, scales, x, minima, sums, least, *, geometry: Geometry, ta
 
 
 def _products(a, b, geometry: Geometry):
-    """Multiply the pieces of a turn, and add up those of each group, or all where a row has one scale."""
+    """Multiply the pieces of a turn, and add them up per group, or all together if a row has one scale."""
     together = (geometry.group or geometry.cut.turn) // geometry.piece
 
     def run(*accumulators):

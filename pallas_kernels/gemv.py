@@ -1,10 +1,10 @@
-r"""A matrix times one to eight vectors: y = W x, optionally with a norm of x before and a residual after.
+r"""A matrix times one to eight vectors: y = W x, optionally with a norm before and a residual after.
 
     x_b <- x_b g / rms(x_b)          (with a norm g)
     y_b = W x_b (+ bias) (+ r_b)
 
-A thread block multiplies a few rows of W at once by all vectors. The loop is that of `parts/row_product.py`, or for
-codes with scales that of `parts/quantized_product.py`, which takes the vectors in fixed point.
+A thread block multiplies a few rows of W at once by all vectors. The loop is in `parts/row_product.py`, or for codes
+with scales in `parts/quantized_product.py`, which converts the vectors to fixed point.
 """
 
 from functools import partial
@@ -35,19 +35,20 @@ def gemv(
     out: Any = None,
     tile: Tile | None = None,
 ) -> Float[Array, "batch rows"]:
-    """Multiply W by each of up to 8 vectors in float32, and round once to `out`, which is the dtype of x by default.
+    """Multiply W by each of up to 8 vectors in float32, and round once to `out`, by default the dtype of x.
 
     x, norm, bias and residual are all float32 or all bfloat16, and so is a W of floats. `ScaledCodes` are int8 with a
-    scale for each row, or int8 or int4 with one for each 32, 64 or 128 columns. They multiply x, times the norm, in
-    fixed point: each number is off by 2^-21 of the largest in its group (of 128 columns where a row has one scale). It
-    must be smaller than 2^127, and one that is not finite gives NaN.
+    scale for each row, or int8 or int4 with a scale for each 32, 64 or 128 columns. They multiply x, times the norm, in
+    fixed point: each number is off by 2^-21 of the largest in its group (of 128 columns if a row has one scale).
+    Numbers must be smaller than 2^127, and a number that is not finite gives NaN.
 
     Raises ValueError for shapes that do not fit together. Raises Unsupported for other dtypes and groups; unless `rows`
-    is a multiple of 8; unless `cols` is a multiple of 128 (float32) or 256 (bfloat16), or for codes of 128 (int8) or
-    256 (int4) and of four groups, and 1024 at least; and for more vectors than shared memory holds.
+    is a multiple of 8; unless `cols` is a multiple of 128 (float32) or 256 (bfloat16); for codes, unless `cols` is a
+    multiple of 128 (int8) or 256 (int4) and of four groups, and at least 1024; and if shared memory is too small for
+    the vectors.
 
-    Reads rows x cols weights of 4, 2, 1 or half a byte once, and 4 bytes a scale; reads codes twice for more than 4
-    vectors. Writes batch x rows numbers.
+    Reads rows x cols weights of 4, 2, 1 or half a byte once, and 4 bytes per scale. With more than 4 vectors, reads
+    codes twice. Writes batch x rows numbers.
     """
     several = shares(w, len(x))
     parts = [x[share] for share in several]
@@ -61,7 +62,8 @@ def gemv(
         check_operand("gemv", name, array, shape, x.dtype)
     fixed = {"eps": eps, "out": np.dtype(out or x.dtype), "target": current_target()}
     launches = [
-        # The residual is passed whole. A slice would be a view, but a kernel's arrays start at multiples of 256 bytes.
+        # We pass the whole residual: a slice would be a view, but a kernel's arrays must start at multiples of 256
+        # bytes.
         _gemv(w, part, norm, bias, residual, product=product, base=share.start, **fixed)
         for part, share, product in zip(parts, several, products, strict=True)
     ]
@@ -70,7 +72,7 @@ def gemv(
 
 @partial(jax.jit, static_argnames=("product", "base", "eps", "out", "target"))
 def _gemv(w, x, norm, bias, residual, *, product, base: int, eps: float, out: np.dtype, target: Target):
-    """Multiply W by vectors whose residuals start at row `base`."""
+    """Multiply W by vectors; their residuals start at row `base`."""
     rows, batch = w.shape[0], len(x)
     weight = product.operands(w)
     norm = None if norm is None else product.view(norm)
@@ -86,7 +88,7 @@ def _gemv(w, x, norm, bias, residual, *, product, base: int, eps: float, out: np
             return pl.multiple_of(tile * product.rows, 8)
 
         def added(tile):
-            """List the terms that are added to each vector."""
+            """List the terms to add to each result."""
             own_rows = pl.ds(rows_of(tile), product.rows)
             biases = [] if bias_ref is None else [product.load_rows(bias_ref.at[own_rows])]
             if residual_ref is None:

@@ -2,8 +2,8 @@
 
     n_b = x_b g / rms(x_b)        y_b = silu(gate n_b) * (up n_b)
 
-A thread block has rows of gate and the rows of up that belong to them, so the two meet in registers and only their
-product is written. The loop is that of `gemv`, and so is the cost: 2 x ffn x dim weights, read once.
+A thread block has rows of gate and the corresponding rows of up, so it combines both in registers and writes only the
+result. The loop and the cost are as in `gemv`: it reads 2 x ffn x dim weights once.
 """
 
 from functools import partial
@@ -31,11 +31,11 @@ def norm_gate_up(
     bias: Float[Array, " gate_up"] | None = None,
     tile: Tile | None = None,
 ) -> Float[Array, "batch ffn"]:
-    """Compute silu(gate) * up for each of up to 8 vectors, where w holds the rows of gate and then those of up.
+    """Compute silu(gate) * up for each of up to 8 vectors. w has the rows of gate, then the rows of up.
 
-    x, norm and bias are all float32 or all bfloat16, and so is a w of floats; it may be `ScaledCodes`, as in `gemv`.
-    Sums and SwiGLU are float32, and the result is rounded once. Raises what `gemv` raises, and Unsupported unless
-    `gate_up` is a multiple of 16.
+    x, norm and bias are all float32 or all bfloat16, and so is a w of floats. w may also be `ScaledCodes`, as in
+    `gemv`. Sums and SwiGLU are float32, and the result is rounded once. Raises the errors of `gemv`, and Unsupported
+    unless `gate_up` is a multiple of 16.
     """
     if len(several := shares(w, len(x))) > 1:
         fixed: dict[str, Any] = {"eps": eps, "bias": bias, "tile": tile}
@@ -81,7 +81,7 @@ def _norm_gate_up(w, x, norm, bias, *, product, eps: float, target: Target):
         out_type=jax.ShapeDtypeStruct((batch, ffn), x.dtype),
         grid=(product.blocks,),
         grid_names=("block",),
-        # The block takes no more than it needs: with a kilobyte more, fewer blocks may fit on a processor.
+        # The block takes only what it needs: with a kilobyte more, fewer blocks may fit on a processor.
         compiler_params=own_meetings(reduction_scratch_bytes=512),
         scratch_types={"staged": product.scratch(normed=True)},
     )

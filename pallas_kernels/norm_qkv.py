@@ -2,12 +2,12 @@
 
     n_b = x_b g / rms(x_b)        [q; k; v]_b = W n_b (+ bias)        q, k turned by RoPE
 
-RoPE turns the numbers d and d + head_dim / 2 of a head together, so a tile is 8 rows of the first half of a head and
-the 8 rows of the second half that belong to them. Results of q go to the output, and those of k and v straight into row
-`position` of the cache, in pieces of 8 numbers. The loop is that of `gemv`.
+RoPE turns the numbers d and d + head_dim / 2 of a head together, so a tile has 8 rows of the first half of a head and
+the corresponding 8 rows of the second half. The kernel writes q to the output, and k and v directly into row `position`
+of the cache, in pieces of 8 numbers. The loop is as in `gemv`.
 
-W may be several matrices, one above the other, each of whole heads. A GGUF file may hold q and k in codes of one kind
-and v in another. Each matrix has thread blocks of its own, with its own loop, in the same kernel.
+W may be several stacked matrices, each of whole heads: a GGUF file may have q and k in one kind of codes and v in
+another. Each matrix has separate thread blocks with their own loop, in the same kernel.
 """
 
 from collections.abc import Sequence
@@ -28,12 +28,12 @@ from llamaspec.pallas_kernels.parts.staging import finish_reads, own_meetings
 from llamaspec.pallas_kernels.parts.tile import Tile
 from llamaspec.pallas_kernels.unsupported import Unsupported
 
-PIECE = 8  # rows of W of a run: numbers of a head in each half of a tile
-AHEAD = 4  # vectors whose position and angles are read before the product; there are no registers for more
+PIECE = 8  # rows of W in a run: numbers of a head in each half of a tile
+AHEAD = 4  # vectors for which positions and angles are read before the product; registers limit their number
 
 
 class Part(NamedTuple):
-    """One of the matrices that make up W."""
+    """One of the matrices of W."""
 
     product: ProductOf
     first_block: int
@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
     @property
     def pieces(self) -> int:
-        """Tiles of a head."""
+        """The number of tiles of a head."""
         return self.head_dim // (2 * PIECE)
 
     def place(self, tile: Any) -> tuple[Any, Any]:
@@ -74,14 +74,14 @@ def norm_qkv(
     Float[Array, "batch kv_heads capacity head_dim"],
     Float[Array, "batch kv_heads capacity head_dim"],
 ]:
-    """Compute q of one new token for each of up to 8 sequences, and write its k and v at `positions` of the cache.
+    """Compute q of one new token for each of up to 8 sequences, and write k and v at `positions` of the cache.
 
-    w holds the rows of q, k and v, in one matrix or in several of whole heads. Arrays are all float32 or all bfloat16,
-    except that w may be `ScaledCodes`, as in `gemv`, and that cos and sin, of each sequence's position, are always
-    float32. The caches are written in place where the caller donates them. A position past the capacity is taken for
+    w has the rows of q, k and v, in one matrix or in several of whole heads. Arrays are all float32 or all bfloat16,
+    with two exceptions: w may be `ScaledCodes`, as in `gemv`, and cos and sin, for each sequence's position, are always
+    float32. If the caller donates the caches, they are written in place. A position beyond the capacity is treated as
     the last one.
 
-    Raises what `gemv` raises, and Unsupported unless head_dim is a multiple of 16.
+    Raises the errors of `gemv`, and Unsupported unless head_dim is a multiple of 16.
     """
     batch, kv_heads, capacity, head_dim = k.shape
     if head_dim % (2 * PIECE):
@@ -136,9 +136,9 @@ def _norm_qkv(matrices, x, norm, bias, k, v, positions, cos, sin, *, parts, head
 def _launched(
     parts, base: int, matrices, x, norm, bias, k, v, positions, cos, sin, *, heads: int, eps: float, target: Target
 ):
-    """Launch the kernel for some vectors, those of the sequences from `base` on.
+    """Launch the kernel for the vectors of the sequences from `base` on.
 
-    Small arrays are passed whole. A slice would be a view, but a kernel's arrays start at multiples of 256 bytes.
+    We pass small arrays whole: a slice would be a view, but a kernel's arrays must start at multiples of 256 bytes.
     """
     batch, (_, kv_heads, capacity, head_dim) = len(x), k.shape
     operands = [
@@ -171,13 +171,13 @@ def _launched(
         product, place, starts = part.product, part.place, part.rows
 
         def turn(tile, b):
-            """Load the position of vector b, and the cosines and sines of the tile."""
+            """Load the position of vector b, and the cosines and sines for the tile."""
             _, d = place(tile)
             rows = [ref.at[base + b, pl.ds(d, PIECE)] for ref in (cos_ref, sin_ref)]
             return jnp.clip(at_ref[base + b], 0, capacity - 1), *map(product.load_rows, rows)
 
         def read(tile):
-            """Load the biases of both halves, and the turns of the first vectors."""
+            """Load the biases of both halves, and positions and angles of the first vectors."""
             head, d = place(tile)
             first = head * head_dim + d
             rows = [pl.ds(pl.multiple_of(first + offset, PIECE), PIECE) for offset in (0, half)]
@@ -186,7 +186,7 @@ def _launched(
 
         def finish(tile, dots, read):
             head, d = place(tile)
-            turned = (head < heads + kv_heads).astype(jnp.float32)  # 0 for v, which RoPE leaves as it is
+            turned = (head < heads + kv_heads).astype(jnp.float32)  # 0 for v, which RoPE does not turn
             biases, turns = read
             for b, (first, second) in enumerate(dots):
                 at, cos, sin = turns[b] if b < len(turns) else turn(tile, b)

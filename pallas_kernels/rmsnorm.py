@@ -1,11 +1,11 @@
-r"""RMSNorm of rows, by itself. Read this kernel first: it is the shortest.
+r"""RMSNorm of rows. Read this kernel first: it is the shortest.
 
     y_i = g_i x_i / sqrt(mean_j(x_j^2) + eps)
 
-No model of ours calls this kernel: in a decode step the products normalize their own input (`gemv`, `norm_qkv`,
-`norm_gate_up`). It is here to be read, verified and timed.
+Our models do not call this kernel: in a decode step, the products normalize their own input (`gemv`, `norm_qkv`,
+`norm_gate_up`). It is here for reading, verifying and timing.
 
-One thread block owns a row and keeps it in registers between the sum and the scaling, so the row is read once and
+One thread block has a row and keeps it in registers between the sum and the scaling, so the row is read once and
 written once. No earlier kernel writes the weight, so we start loading it before the previous kernel ends.
 """
 
@@ -20,16 +20,16 @@ from llamaspec.pallas_kernels.parts.compat import Target, current_target
 from llamaspec.pallas_kernels.parts.operands import check_operand
 from llamaspec.pallas_kernels.parts.spans import Spans, as_rows, check_rows
 
-MAX_BYTES = 32 * 1024  # bytes of a row: 64 registers a thread
-EARLY = 8192  # features up to which registers also hold the weight from the start
+MAX_BYTES = 32 * 1024  # bytes of a row: 64 registers per thread
+EARLY = 8192  # up to this many features, registers have room for the weight from the start
 
 
 def rmsnorm(x: Float[Array, "*batch dim"], weight: Float[Array, " dim"], *, eps: float) -> Float[Array, "*batch dim"]:
     """Normalize `x` over its last axis: float32 inside, rounded once to the dtype of `x`.
 
     Raises ValueError for a weight of another length, and Unsupported unless both arrays are float32 or both bfloat16,
-    with rows of at most 32 KB (8,192 or 16,384 features). Reads and writes each row once. A row that is no multiple of
-    128 vectors of 16 bytes is read twice in a small part; one below 128 features is padded, which is a copy.
+    with rows of at most 32 KB (8,192 or 16,384 features). Reads and writes each row once. If a row is not a multiple of
+    128 vectors of 16 bytes, a small part is read twice. A row below 128 features is copied to a padded one.
     """
     check_rows("rmsnorm", x, most=MAX_BYTES // x.dtype.itemsize)
     check_operand("rmsnorm", "a weight", weight, x.shape[-1:], x.dtype)
@@ -42,7 +42,7 @@ def _rmsnorm(x, weight, *, eps: float, target: Target):
     values = as_rows(x, pad=0.0)
     rows, width = values.shape
     spans = Spans.of(width, x.dtype, size=width).whole
-    early = dim == width <= EARLY  # a padded weight is written just before
+    early = dim == width <= EARLY  # a padded weight has just been written
 
     def rmsnorm(
         x_ref,  # [rows, width]

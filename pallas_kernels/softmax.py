@@ -1,17 +1,17 @@
-r"""Softmax of rows of any length, by itself, in one kernel or two.
+r"""Softmax of rows of any length, in one kernel or two.
 
     p_i = exp(x_i - m) / sum_j exp(x_j - m)        m = max_j x_j
 
 A row of up to 8,192 scores stays in the registers of one thread block, and is read and written once. A longer row, such
-as a vocabulary's, is cut into spans for many blocks. `exp_sums` writes the maximum and the sum of each span, at most
-128 of either a row. Every block of the second kernel combines them, one in each thread,
+as the logits of a vocabulary, is cut into spans for many blocks. `exp_sums` writes the maximum and the sum of each
+span, for at most 128 spans per row. Every block of the second kernel combines them, one per thread,
 
     m = max_s m_s        sum = sum_s sum_s exp(m_s - m)
 
-and scales its own span. That span is still in the second-level cache, so the row comes from HBM once.
+and scales its own span. The span is still in the second-level cache, so the row is read from HBM only once.
 
-No model of ours calls this kernel: attention has an online softmax of its own, and XLA samples. It is here to be read,
-verified and timed.
+Our models do not call this kernel: attention has its own online softmax, and XLA does the sampling. It is here for
+reading, verifying and timing.
 """
 
 from functools import partial, reduce
@@ -26,15 +26,15 @@ from jaxtyping import Array, Float
 from llamaspec.pallas_kernels.parts.compat import THREADS, Target, current_target
 from llamaspec.pallas_kernels.parts.spans import Span, Spans, as_rows, check_rows
 
-WHOLE = 8192  # scores that one thread block keeps in registers, 64 a thread
-MAX_SCORES = 2**20  # scores in a row: 8,192 a span
+WHOLE = 8192  # scores that one thread block keeps in registers, 64 per thread
+MAX_SCORES = 2**20  # scores in a row: 8,192 per span
 
 
 def softmax(x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
     """Compute the distribution over the last axis in float32, and round once to the dtype of `x`.
 
-    A score of -inf is a probability of 0, and a row with nothing but -inf is all zeros. Raises Unsupported for another
-    dtype than float32 or bfloat16, and for rows of more than 2^20 scores. Rows below 128 are padded, which is a copy.
+    A score of -inf gives a probability of 0, and a row with only -inf gives zeros. Raises Unsupported for dtypes other
+    than float32 and bfloat16, and for rows of more than 2^20 scores. Rows below 128 are copied to padded ones.
     """
     check_rows("softmax", x, most=MAX_SCORES)
     return _softmax(x, target=current_target())
@@ -52,7 +52,7 @@ def _whole(scores: Array, target: Target) -> Array:
     rows, length = scores.shape
     spans = Spans.of(length, scores.dtype, size=length).whole
 
-    def softmax(x_ref, p_ref):  # [rows, length] each
+    def softmax(x_ref, p_ref):  # both [rows, length]
         row = lax.axis_index("row")
         target.wait_for_previous()
         target.let_next_start()
@@ -85,7 +85,7 @@ def _scaled(scores: Array, maxima: Array, sums: Array, target: Target) -> Array:
         target.let_next_start()
 
         def work(_, span):
-            # The scores are loaded while the sums are combined; those of a tail are loaded again.
+            # We load the scores while the sums are combined. The scores of a tail are loaded again.
             values = span.load(x_ref.at[row, span.slice]).astype(jnp.float32)
             maximum, total = combine(max_ref.at[row], sum_ref.at[row], spans.pieces)
             p = jnp.exp(values - finite(maximum)) * reciprocal(total)
@@ -140,7 +140,7 @@ def exp_sums(
 
 
 def combine(max_ref, sum_ref, pieces: int) -> tuple[Any, Any]:
-    """Combine the maxima and sums of the first `pieces` of a row; later elements of the references may be anything."""
+    """Combine the maxima and sums of the first `pieces` of a row. Later elements may contain anything."""
     span = Span(0, THREADS)
     maxima, sums = span.load(max_ref), span.load(sum_ref)
     written = span.positions() < pieces
@@ -150,16 +150,16 @@ def combine(max_ref, sum_ref, pieces: int) -> tuple[Any, Any]:
 
 
 def finite(maximum: Array) -> Array:
-    """Give the shift of scores: the maximum, or 0 where it is -inf, because -inf - -inf would be NaN."""
+    """Return the shift of scores: the maximum, or 0 if it is -inf, because -inf - -inf would be NaN."""
     return jnp.where(maximum == -jnp.inf, 0.0, maximum)
 
 
 def reciprocal(total: Array) -> Array:
-    """Compute 1 / total, or 0 for the sum of a row without scores."""
+    """Compute 1 / total, or 0 for a row without scores."""
     return jnp.where(total == 0, 0.0, 1.0 / total)
 
 
 def spans_of(rows: int, length: int, dtype: np.dtype) -> Spans:
-    """Cut rows into spans, small ones where there are few elements, so that more blocks work; at most 128 a row."""
+    """Cut rows into at most 128 spans each. With few elements, spans are small, so that more blocks work."""
     size = 4096 if rows * length >= 2**21 else 1024
     return Spans.of(length, dtype, size=max(size, -(-length // (THREADS - 1))))

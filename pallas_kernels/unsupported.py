@@ -2,9 +2,9 @@
 
 
 class Unsupported(ValueError):
-    """A kernel is not made for the arguments, although they make sense together: their dtype, sizes or layout.
+    """A kernel does not support the dtype, sizes or layout of its arguments, although they are consistent.
 
-    The message names the limit and what was given instead. Arguments that contradict each other (a norm of another
-    length than the rows that it scales) are a plain ValueError, and so is a mistake inside a kernel: neither may end
-    in the plain form.
+    The message names the limit and the actual value. Inconsistent arguments, such as a norm with a different length
+    than its rows, raise a plain ValueError, and so does a mistake inside a kernel: these must not fall back to the
+    plain form.
     """

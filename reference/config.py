@@ -72,7 +72,7 @@ class Config:
         """Return the number of last positions that `layer` sees, the current one included; None: all."""
         return self.windows[layer] if self.windows else None
 
-    def turns(self, layer: int) -> bool:
+    def uses_rope(self, layer: int) -> bool:
         """Return whether `layer` turns q and k by RoPE."""
         return self.rotary_layers is None or self.rotary_layers[layer]
 
@@ -88,7 +88,7 @@ class Config:
         [[1.0, 0.01], [0.0, 0.0]]
         """
         features = self.rotary_features
-        if layer is not None and not self.turns(layer):
+        if layer is not None and not self.uses_rope(layer):
             return Rotation(np.zeros(features // 2))
         if self.local_theta is not None and layer is not None and self.is_local(layer):
             return Rotation(frequencies(features, theta=self.local_theta))

@@ -11,7 +11,8 @@ from itertools import chain
 from typing import Any
 
 from llamaspec.model.chat.channels import Channels, channels_of
-from llamaspec.model.options import MAX_SEED, check_seed
+from llamaspec.model.options import MAX_SEED, SAMPLING, check_seed
+from llamaspec.model.tokenizers.tokenizer import named_tokens
 from llamaspec.serving.answers import Answering, Choice, queue_full, shutting_down
 from llamaspec.serving.forms import ChatForm, CompletionForm, Form, Head, spell
 from llamaspec.serving.grammar import Grammars, Rules
@@ -238,7 +239,7 @@ class Api:
         """
         if body.stream_options is not None and not body.stream:
             raise Refusal("stream_options needs stream to be true", param="stream_options")
-        texts = [body.stop] if isinstance(body.stop, str) else body.stop or []
+        texts = _stop_texts(body)
         tokenizer = self._prompts.tokenizer
         choices: list[Choice] = []
         for prompt in prompts:
@@ -270,10 +271,10 @@ class Api:
         *,
         echo: bool,
     ) -> list[Request]:
-        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty")
-        names = (*names, "frequency_penalty", "priority")
+        names = (*SAMPLING, "presence_penalty", "frequency_penalty", "priority")
         given = {name: value for name in names if (value := getattr(body, name)) is not None}
         try:
+            named = named_tokens(self._prompts.tokenizer, _stop_texts(body))
             seed = check_seed(body.seed if body.seed is None or body.seed >= 0 else body.seed & MAX_SEED)
             if given.get("top_k", 0) < 0:
                 given["top_k"] = 0
@@ -284,7 +285,7 @@ class Api:
                     prompt=tuple(prompt.ids),
                     max_tokens=min(most, self.engine.context),
                     seed=(seed + i) & MAX_SEED,
-                    stop_ids=frozenset() if body.ignore_eos else prompt.stops,
+                    stop_ids=named if body.ignore_eos else prompt.stops | named,
                     ignore_eos=bool(body.ignore_eos),
                     logit_bias=self._biases(body.logit_bias or {}),
                     logprobs=logprobs,
@@ -311,6 +312,10 @@ class Api:
     def _head(self, prefix: str) -> Head:
         name = f"{prefix}-{uuid.uuid4().hex}"
         return Head(name, int(time.time()), self.model.id, self._fingerprint)
+
+
+def _stop_texts(body: SampledRequest) -> list[str]:
+    return [body.stop] if isinstance(body.stop, str) else body.stop or []
 
 
 def _check_ends(body: SampledRequest, param: str) -> None:

@@ -144,12 +144,9 @@ class JaxExecutor:
             starts[at], steps[at] = row.start, row.steps
             fed[at, : len(row.fed)], known[at] = row.fed, len(row.fed)
             keys[at] = random_key(request.seed)
-            options = SamplingOptions(
-                *(request.temperature, request.top_k, request.top_p, request.min_p, request.repetition_penalty)
-            )
-            for array, value in zip(sampling, as_arrays(options), strict=True):
+            for array, value in zip(sampling, as_arrays(request), strict=True):
                 array[at] = value
-            if options.greedy:
+            if request.greedy:
                 sampling.temperature[at] = 0
             presence[at], frequency[at] = request.presence_penalty, request.frequency_penalty
             ends = ending_ids(request, self._eos)

@@ -7,17 +7,17 @@ import numpy as np
 
 from llamaspec.model.cache import Pages, position_bytes
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.device import default_device, free_bytes
 from llamaspec.model.llama import choose_dtype
 from llamaspec.model.ops.choice import ops_for
 from llamaspec.model.options import choose_context
 from llamaspec.model.parallel.backend import load_shares
 from llamaspec.model.parallel.load import in_one_memory
 from llamaspec.model.parallel.partition import Partition, mesh
-from llamaspec.model.parallel.way import TENSOR, Parts
-from llamaspec.model.running.device import default_device, free_bytes
+from llamaspec.model.parallel.sharding import TENSOR, Parts
 from llamaspec.model.running.memory import check_fits, gigabytes, memory_of, shortage_named
 from llamaspec.model.running.programs import MIDDLE, longest_burst, prompt_chunk
-from llamaspec.model.weights.params import Progress, abstract_params, check_weights, load_params, no_progress
+from llamaspec.model.weights.loading import Progress, abstract_params, check_weights, load_params, no_progress
 from llamaspec.reference.config import Config, for_sequences
 from llamaspec.serving.engine import BatchingEngine
 from llamaspec.serving.executor import JaxExecutor
@@ -79,7 +79,7 @@ def load_engine(
     weights = choose_dtype(dtype, run, platform=device.platform)
     cache_dtype = np.dtype(np.int8) if cache == "int8" else weights
     chunk, burst = min(engine_chunk(config, device.platform), capacity), min(longest_burst(device.platform), capacity)
-    shapes = abstract_params(config, dtype=weights, positions=capacity + chunk, tensors=run.tensors)
+    shapes = abstract_params(config, dtype=weights, positions=capacity + chunk, tensors=run.tensors, device=device)
     memory = memory_of(
         shapes, config, batch=1, context=capacity, chunk=chunk, platform=device.platform, cache_dtype=cache_dtype
     )
@@ -104,7 +104,12 @@ def load_engine(
     check_weights(checkpoint, progress=progress)
     progress("compiling", 0.0)
     compiling: dict[str, Any] = {"sizes": sizes, "platform": device.platform}
-    reading: dict[str, Any] = {"dtype": weights, "positions": capacity + chunk, "progress": progress}
+    reading: dict[str, Any] = {
+        "dtype": weights,
+        "positions": capacity + chunk,
+        "device": device,
+        "progress": progress,
+    }
     if devices == 1:
         programs, spread = compile_serving(shapes, config, ops=choice.ops, **compiling), None
     else:

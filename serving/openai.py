@@ -8,13 +8,15 @@ servers use: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `priority`, `
 `chat_template_kwargs`; `max_seconds` is ours.
 """
 
+import math
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, defstruct
 
+from llamaspec.model.options import SAMPLING, SamplingOption
 from llamaspec.serving.request import LARGEST_BIAS, LARGEST_PENALTY, MOST_BIASES, MOST_LOGPROBS
 
 Count = Annotated[int, Meta(ge=0)]
@@ -185,16 +187,27 @@ class ToolChoice(Fields, kw_only=True):
     function: FunctionChoice
 
 
-class SampledRequest(Fields, kw_only=True):
+def _field(option: SamplingOption) -> tuple[str, Any, None]:
+    """Make the field of a request for one of `SamplingOptions`; None is the default."""
+    low, high, _, above = option.range
+    top = high if option.kind is float and math.isfinite(high) else None
+    bounds: dict[str, Any] = {"gt" if above else "ge": low, "le": top}
+    return option.name, Optional[Annotated[option.kind, Meta(**bounds)]], None  # noqa: UP045  # `|` is no type's here
+
+
+if TYPE_CHECKING:
+    SamplingFields = Fields  # a type checker cannot know the fields
+else:
+    SamplingFields = defstruct("SamplingFields", map(_field, SAMPLING.values()), bases=(Fields,), kw_only=True)
+
+
+class SampledRequest(SamplingFields, kw_only=True):
     """Fields that completions and chat share."""
 
     model: str | None = None  # None: the model that is served
     max_tokens: Count | None = None
-    temperature: Annotated[float, Meta(ge=0)] | None = None
     top_p: Share | None = None  # 0: the likeliest token, as temperature 0
     top_k: Annotated[int, Meta(ge=-1)] | None = None  # 0 or -1: off
-    min_p: Share | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: Annotated[dict[str, Bias], Meta(max_length=MOST_BIASES)] | None = None  # by token id

@@ -19,8 +19,9 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from llamaspec.model.cache import Cache, LayerPages, empty_pages
 from llamaspec.model.forward import hidden_states
 from llamaspec.model.ops.table import Ops
+from llamaspec.model.options import SamplingOptions
 from llamaspec.model.running.compile import untuned_options
-from llamaspec.model.sampling import Sampling, penalize, sample_by_row
+from llamaspec.model.sampling import Sampling, as_arrays, penalize, sample_by_row
 from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 from llamaspec.serving.request import MOST_LOGPROBS, MOST_STOPS
@@ -253,7 +254,7 @@ def compile_serving(
 def rows_shapes(sizes: Sizes) -> Rows:
     """Give the shapes of `Rows`."""
     width, one, real = sizes.width, (sizes.width, 1), np.float32
-    sampling: Any = Sampling(*(_shape(*one, dtype=np.int32 if name == "top_k" else real) for name in Sampling._fields))
+    sampling: Any = Sampling(*(_shape(*one, dtype=value.dtype) for value in as_arrays(SamplingOptions())))
     rows: Any = Rows(
         table=_shape(width, sizes.blocks),
         starts=_shape(width),

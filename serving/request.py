@@ -29,7 +29,7 @@ FinishReason = Literal["stop", "length", "context", "cancelled", "expired", "err
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(SamplingOptions):
     """A prompt and the options of its answer. Raises ValueError for an option out of range.
 
     `reference.sampling` defines temperature, filters and the repetition penalty. The presence and frequency penalties
@@ -39,11 +39,8 @@ class Request:
 
     prompt: tuple[int, ...]  # token ids, BOS included where the model wants it
     max_tokens: int  # drawn at most; 0 reads the prompt alone
-    temperature: float = 1.0  # 0 is greedy
-    top_k: int = 0  # 0: off
-    top_p: float = 1.0  # 1: off
-    min_p: float = 0.0  # 0: off
-    repetition_penalty: float = 1.0  # 1: off; counts tokens of the prompt too
+    temperature: float = field(default=1.0, kw_only=True)
+    top_p: float = field(default=1.0, kw_only=True)
     presence_penalty: float = 0.0  # 0: off
     frequency_penalty: float = 0.0  # 0: off
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # by token id
@@ -58,7 +55,7 @@ class Request:
     allowed: Allowed | None = None
 
     def __post_init__(self) -> None:
-        SamplingOptions(self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty)
+        super().__post_init__()
         check_max_new_tokens(self.max_tokens)
         check_seed(self.seed)
         if not self.prompt:

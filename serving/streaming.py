@@ -175,7 +175,7 @@ class TextReader:
         if text:
             self._text.append(text)
         self._certain += len(text)
-        self.stopped = self._filter.found
+        self.stopped = self._filter.stopped
         while self._held and self._held[0][1] <= self._certain and not self._is_of_stop_text(self._held[0][0]):
             self._tokens.append(self._held.popleft()[0])
         if self.stopped:  # A stop text may begin within the text of a token, whose beginning has come out.

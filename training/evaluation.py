@@ -11,8 +11,8 @@ import numpy as np
 
 from llamaspec.model.checkpoints.checkpoint import refused
 from llamaspec.model.checkpoints.open import open_checkpoint
-from llamaspec.model.running.device import default_device
-from llamaspec.model.weights.params import Progress, check_weights, no_progress
+from llamaspec.model.device import default_device
+from llamaspec.model.weights.loading import Progress, check_weights, no_progress
 from llamaspec.reference.config import Config
 from llamaspec.training.data import Batch, Example, Source, batches
 from llamaspec.training.objective import WHOLE, Tensors, summed_loss

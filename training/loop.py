@@ -22,8 +22,8 @@ import numpy as np
 
 from llamaspec.model.checkpoints.checkpoint import os_errors, refused
 from llamaspec.model.checkpoints.staging import new_file
+from llamaspec.model.device import default_device
 from llamaspec.model.parallel.processes import agreed
-from llamaspec.model.running.device import default_device
 from llamaspec.model.tensors import tensor_shapes
 from llamaspec.reference.config import Config
 from llamaspec.training.data import Batch, Source, batches, stops

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Int
 
 from llamaspec.model.cache import LayerCache, empty_cache
 from llamaspec.model.forward import forward
-from llamaspec.model.ops.block import capped, score_scale
+from llamaspec.model.ops.block import score_scale, transform_scores
 from llamaspec.model.ops.table import Ops, Positions
 from llamaspec.model.ops.xla import XLA
 from llamaspec.model.running.compile import untuned_options
@@ -153,7 +153,7 @@ def attend_whole(
     rows = q.astype(jnp.float32).swapaxes(1, 2).reshape(batch, config.kv_heads, shared * seq, head_dim)
     k, v = (a.astype(jnp.float32) for a in cache)
     scores = jnp.matmul(rows * score_scale(config), k.swapaxes(2, 3), precision=lax.Precision.HIGHEST)
-    scores = scores if config.attention_cap is None else capped(scores, config.attention_cap)
+    scores = transform_scores(scores, config)
     i, j = jnp.arange(seq)[:, None], jnp.arange(seq)
     seen = j <= i if window is None else (j <= i) & (j > i - window)
     p = jax.nn.softmax(jnp.where(jnp.tile(seen, (shared, 1)), scores, -jnp.inf), axis=-1)

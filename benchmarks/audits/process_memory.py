@@ -40,12 +40,12 @@ def measured(layers: int, quantize: str | None) -> Row:
     from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor
     from llamaspec.model.checkpoints.codes import quantized
     from llamaspec.model.llama import load_backend
-    from llamaspec.model.options import SamplingOptions
+    from llamaspec.model.options import RunOptions, SamplingOptions
     from llamaspec.model.running.memory import memory_of
     from llamaspec.model.running.programs import prompt_chunk
     from llamaspec.model.running.session import Session
     from llamaspec.model.tensors import tensor_shapes
-    from llamaspec.model.weights.params import abstract_params
+    from llamaspec.model.weights.loading import abstract_params
     from llamaspec.reference.config import Config
 
     config = Config(256, layers, 4, 2, 64, 512, vocab=4096, context=256, eps=1e-5, theta=1e4)
@@ -63,7 +63,7 @@ def measured(layers: int, quantize: str | None) -> Row:
     arrays = memory.running - memory.process
     jax.devices()
     started = resident_bytes()
-    backend = load_backend(checkpoint, quantize=quantize, own_process=True)
+    backend = load_backend(checkpoint, RunOptions(quantize=quantize, own_process=True))
     compiling = peak_resident_bytes()
     forget_peak()
     session = Session[Any, Any](backend, vocab=config.vocab)

@@ -28,7 +28,7 @@ class Form(NamedTuple):
 
     name: str
     checkpoint: Checkpoint
-    options: Mapping[str, Any]  # of `load_backend`; empty if the weights alone differ
+    options: Mapping[str, Any]  # of `RunOptions`; empty if the weights alone differ
     scaled: bool = False  # True if scales moved between matrices, so that weights cannot be compared
 
 

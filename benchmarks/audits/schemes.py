@@ -31,17 +31,18 @@ from llamaspec.model.checkpoints.checkpoint import Form as CodeForm
 from llamaspec.model.checkpoints.codes import form_of
 from llamaspec.model.checkpoints.gguf.blocks import FORMS
 from llamaspec.model.checkpoints.open import open_checkpoint
-from llamaspec.model.insight.evaluation import Predictor, Text, comparison, recorded, scored_logits
+from llamaspec.model.insight.evaluation import EvalText, Predictor, comparison, recorded, scored_logits
 from llamaspec.model.insight.evaluation_by_tensor import decoded
 from llamaspec.model.insight.machine import about
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.insight.timing import Effort
 from llamaspec.model.llama import Llama, load, load_backend
 from llamaspec.model.ops.choice import ops_for
-from llamaspec.model.options import SamplingOptions
+from llamaspec.model.options import RunOptions, SamplingOptions
 from llamaspec.model.running.programs import longest_burst, prompt_chunk
 from llamaspec.model.tensors import quantizable, tensor_shapes
-from llamaspec.model.weights.params import Params, abstract_params
+from llamaspec.model.weights.loading import abstract_params
+from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 from llamaspec.reference.quantizers.schemes import SCHEMES
 
@@ -92,14 +93,14 @@ def predictions(name: str, place: str | Path, tokenizer: Path | None, *, tokens:
     base, llama = open_checkpoint(place), load(place, tokenizer=tokenizer)
     running = load_backend(decoded(base))
     stories = [
-        Text(ids, sum(len(llama.tokenizer.bytes_of(id)) for id in ids[1:]))
+        EvalText(ids, sum(len(llama.tokenizer.bytes_of(id)) for id in ids[1:]))
         for ids in sample_stories(llama, tokens, seed=0)
     ]
     windows = in_windows(sample_stories(llama, WINDOWS * (WINDOW + 1), seed=OTHER_STORIES))
 
     def backend_of(form: Form) -> Predictor:
         if form.options:
-            return load_backend(form.checkpoint, **form.options)
+            return load_backend(form.checkpoint, RunOptions(**form.options))
         plain = decoded(form.checkpoint)
         return running.with_weights(plain) if plain.config == base.config else load_backend(plain)
 

@@ -20,10 +20,10 @@ import numpy as np
 from llamaspec.benchmarks.common.random_model import random_params, random_shapes
 from llamaspec.benchmarks.common.report import write_report
 from llamaspec.model.cache import Pages
+from llamaspec.model.device import default_device
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.ops.choice import ops_for
 from llamaspec.model.options import SamplingOptions
-from llamaspec.model.running.device import default_device
 from llamaspec.model.running.jax_backend import JaxBackend
 from llamaspec.model.running.programs import Layout, compile_programs, longest_burst, prompt_chunk
 from llamaspec.model.weights.gpu_codes import arranged

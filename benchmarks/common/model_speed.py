@@ -12,7 +12,7 @@ import numpy as np
 
 from llamaspec.benchmarks.common.random_model import random_cache
 from llamaspec.model.cache import Cache, empty_cache
-from llamaspec.model.forward import decode, prefill, text_after
+from llamaspec.model.forward import decode, prefill, state_after
 from llamaspec.model.insight.timing import Effort, Seconds, measure
 from llamaspec.model.ops.table import Ops
 from llamaspec.model.options import SamplingOptions
@@ -179,7 +179,7 @@ def first_token_seconds(programs: Programs, params: Params) -> float:
 def _decoding(config: Config, cache: Any, batch: int, burst: int, options: SamplingOptions) -> tuple[Any, ...]:
     """Arguments of the decoding program after the weights."""
     return (
-        text_after(np.ones(batch, int), np.zeros((batch, config.vocab), bool)),
+        state_after(np.ones(batch, int), np.zeros((batch, config.vocab), bool)),
         cache,
         np.zeros((batch, 2), np.uint32),
         as_arrays(options),

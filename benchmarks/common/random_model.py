@@ -18,7 +18,8 @@ from llamaspec.model.insight.machine import random_numbers
 from llamaspec.model.running.process import give_back_compilers_memory
 from llamaspec.model.tensors import tensor_shapes
 from llamaspec.model.weights.embedding import Embedding
-from llamaspec.model.weights.params import Params, abstract_params, aligned_zeros, rope_table
+from llamaspec.model.weights.loading import abstract_params, aligned_zeros
+from llamaspec.model.weights.params import Params, rope_table
 from llamaspec.reference.config import Config
 
 NO_NAN = 0x77  # bits of a code that may be set: no such pattern is NaN in any scheme

@@ -22,7 +22,7 @@ from llamaspec.model.parallel.share import share
 from llamaspec.model.parallel.tensor import AXIS, tensor_parallel
 from llamaspec.model.running.compile import LOOPS_IN_GRAPHS
 from llamaspec.model.running.programs import Layout, decode_shapes
-from llamaspec.model.weights.params import abstract_params
+from llamaspec.model.weights.loading import abstract_params
 
 STEPS = {"llama-3.1-8b on 2": ("llama-3.1-8b", 2), "llama-3.1-70b on 8": ("llama-3.1-70b", 8)}  # model and devices
 SUMS_A_LAYER = 2

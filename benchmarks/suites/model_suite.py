@@ -20,6 +20,7 @@ from llamaspec.benchmarks.common.resident import forget_peak, peak_resident_byte
 from llamaspec.benchmarks.suites.growth import slopes
 from llamaspec.benchmarks.suites.model_profile import profiled
 from llamaspec.benchmarks.suites.timed_model import DRAWN, TimedModel, choose_model
+from llamaspec.model.device import default_device
 from llamaspec.model.insight.cost import Cost, decode_cost, prefill_cost
 from llamaspec.model.insight.machine import (
     Ceilings,
@@ -32,18 +33,18 @@ from llamaspec.model.insight.machine import (
     measure_ceilings,
     this_machine,
 )
-from llamaspec.model.insight.plan import DEVICES, NVLINK, Link, Plan, make_plan
+from llamaspec.model.insight.plan import DEVICES, NVLINK, Link, MemoryPlan, make_plan
 from llamaspec.model.insight.profile import Trace
 from llamaspec.model.insight.timing import Effort, Seconds, in_turn, measure, spread
-from llamaspec.model.llama import BackendName, load_backend
-from llamaspec.model.options import SamplingOptions, choose_context
+from llamaspec.model.llama import load_backend
+from llamaspec.model.options import BackendName, RunOptions, SamplingOptions, choose_context
 from llamaspec.model.parallel.share import share
-from llamaspec.model.running.device import default_device
 from llamaspec.model.running.jax_backend import describe_run
 from llamaspec.model.running.reference_backend import BY_REFERENCE
 from llamaspec.model.running.session import Session
 from llamaspec.model.system import return_freed_memory
-from llamaspec.model.weights.params import Params, Progress, no_progress
+from llamaspec.model.weights.loading import Progress, no_progress
+from llamaspec.model.weights.params import Params
 
 PROMPT = 512  # tokens, unless the model's context is short
 GROWTH = (128, 8192)  # least and most tokens; each length is twice the last
@@ -57,7 +58,7 @@ def planned(
     model: str, *, shape: str | None, device: str | None, context: int | None, batch: int, dtype: str | None,
     quantize: str | None, cache: str | None, devices: int = 1, measured: Path | None = None,
     progress: Progress = no_progress,
-) -> Plan:  # fmt: skip
+) -> MemoryPlan:  # fmt: skip
     """Plan what `choose_model` chooses, on a device of `model.insight.plan.DEVICES`; None measures this machine.
 
     Several `devices` of that kind share the model; several parts of a CPU share its memory and its rates, too. The
@@ -184,7 +185,9 @@ def reference_rows(subject: TimedModel, *, tokens: int, progress: Progress) -> I
     """Time a prompt and decoding by the definition, in float64, without a floor: the float64 rate is not measured."""
     progress("weights", 0.3)
     checkpoint, vocab = subject.checkpoint(), subject.config.vocab
-    backend = load_backend(checkpoint, backend="reference", context=tokens + DRAWN, quantize=subject.quantize)
+    backend = load_backend(
+        checkpoint, RunOptions(backend="reference", context=tokens + DRAWN, quantize=subject.quantize)
+    )
     ids = [i % vocab for i in range(tokens + 1)]  # decoding feeds the last one first
     decoding = Session[Any, Any](backend, vocab=vocab)
 

@@ -24,21 +24,21 @@ from llamaspec.benchmarks.suites.model_suite import prompt_tokens
 from llamaspec.benchmarks.suites.timed_model import TimedModel, choose_model
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.device import default_device
 from llamaspec.model.insight.machine import about
 from llamaspec.model.insight.plan import Link
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.llama import load_backend
-from llamaspec.model.options import SamplingOptions
+from llamaspec.model.options import RunOptions, SamplingOptions
 from llamaspec.model.parallel.backend import ParallelBackend
 from llamaspec.model.parallel.load import plan_parallel
 from llamaspec.model.parallel.partition import mesh
 from llamaspec.model.parallel.reading import empty_share
 from llamaspec.model.parallel.share import share
 from llamaspec.model.parallel.tensor import AXIS
-from llamaspec.model.running.device import default_device
 from llamaspec.model.running.jax_backend import JaxBackend
 from llamaspec.model.running.programs import Layout, compile_programs, longest_burst, prompt_chunk
-from llamaspec.model.weights.params import Progress, abstract_params, no_progress
+from llamaspec.model.weights.loading import Progress, abstract_params, no_progress
 
 SIZES = tuple(4096 << (2 * i) for i in range(8))  # bytes: 4 KB to 64 MB
 LOOP = 50  # all-reduces of a call, fewer for large arrays
@@ -89,7 +89,9 @@ def running_on(subject: TimedModel, *, devices: int, context: int) -> JaxBackend
     if subject.random:
         return random_backend(subject, devices=devices, context=context)
     how: dict[str, Any] = {"kernels": subject.kernels, "quantize": subject.quantize, "dtype": subject.dtype}
-    found = load_backend(subject.checkpoint(), context=context, devices=devices, greedy=True, own_process=True, **how)
+    found = load_backend(
+        subject.checkpoint(), RunOptions(context=context, devices=devices, greedy=True, own_process=True, **how)
+    )
     assert isinstance(found, JaxBackend)
     return found
 

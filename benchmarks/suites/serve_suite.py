@@ -24,7 +24,7 @@ from llamaspec.benchmarks.common.report import Column, table
 from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.insight.machine import about
 from llamaspec.model.options import choose_context
-from llamaspec.model.weights.params import Progress, no_progress
+from llamaspec.model.weights.loading import Progress, no_progress
 
 WIDTH = 16  # requests that decode at once
 SHARES = (0.25, 0.5, 0.75, 1.0)  # of the most that the server can do: the rates, unless others are asked for

@@ -15,18 +15,19 @@ from llamaspec.benchmarks.common.random_model import random_checkpoint, random_p
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.checkpoints.codes import quantized
 from llamaspec.model.checkpoints.open import open_checkpoint
+from llamaspec.model.device import default_device, free_bytes
 from llamaspec.model.insight.profile import named
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.insight.timing import Effort
 from llamaspec.model.llama import choose_dtype
 from llamaspec.model.ops.choice import Choice, check_kernels, ops_for
 from llamaspec.model.parallel.reading import empty_share
+from llamaspec.model.parallel.sharding import Parts
 from llamaspec.model.parallel.share import share
-from llamaspec.model.parallel.way import Parts
-from llamaspec.model.running.device import default_device, free_bytes
 from llamaspec.model.running.memory import Memory, check_fits, memory_of
 from llamaspec.model.running.programs import longest_burst, prompt_chunk
-from llamaspec.model.weights.params import Params, abstract_params, check_weights, load_params
+from llamaspec.model.weights.loading import abstract_params, check_weights, load_params
+from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 
 DRAWN = 16  # tokens that one call of the program draws, at least

@@ -11,13 +11,13 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from llamaspec.model.candidates.made_for import made_for
+from llamaspec.model.candidates.own import own_candidate
+from llamaspec.model.device import default_device
 from llamaspec.model.ops.gpu import pallas_ops
 from llamaspec.model.ops.table import Ops
 from llamaspec.model.ops.xla import XLA
-from llamaspec.model.running.device import default_device
-from llamaspec.model.weights.codes import MXFP4
-from llamaspec.model.weights.gpu_codes import LEVELS
+from llamaspec.model.weights.forms.mxfp4 import MXFP4
+from llamaspec.model.weights.forms.table import LEVELS
 from llamaspec.model.weights.params import Params
 from llamaspec.pallas_kernels.attention_decode import attention_decode as decode_kernel
 from llamaspec.pallas_kernels.attention_paged import attention_paged as paged_kernel
@@ -38,7 +38,7 @@ jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 @contextmanager
 def runnable() -> Iterator[None]:
-    """Make kernels callable within. Raises RuntimeError, at the end, where the interpreter finds a race."""
+    """Make kernels callable within. Raises RuntimeError, at the end, if the interpreter finds a race."""
     with nullcontext() if default_device().has_kernels else interpreter():
         yield
 
@@ -48,14 +48,14 @@ def run(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         return jax.block_until_ready(function(*arguments, **named))
 
 
-kernel = partial(made_for, kernel=True)
+kernel = partial(own_candidate, kernel=True)
 
 HEADS = {"head_dim": [64, 128]}
 INTEGER = {"rows": [8, 16], "cols": [1024, 1280], "scheme": ["q8", "q8_row", "q4"]}
 CODED = {**INTEGER, "scheme": [*INTEGER["scheme"], "mxfp4", "fp8"]}  # NF4 rounds its levels, a little more than once
 PRODUCT = {"batch": [1, 2], "rows": [8, 16], "cols": [256, 512]}
-# Kinds whose numbers are about as large as each other: `gemv_quantized` allows for no more than a rounding of each
-# number, and the kernel takes a group of them in fixed point. `gemv_fixed_point` draws all kinds.
+# Kinds of numbers that have about the same size. `gemv_quantized` allows one rounding of each number, and the kernel
+# takes a group of numbers in fixed point. `gemv_fixed_point` draws all kinds.
 EVEN = [
     f"{kind}({seed}) * 2**{exponent}"
     for kind in ("integers", "normal", "positive", "equal", "last", "halves", "zeros")
@@ -200,7 +200,7 @@ def attention_paged(
 
 
 def _cached(a: Float[Array, "batch capacity kv_heads head_dim"]) -> Float[Array, "batch kv_heads rows head_dim"]:
-    """Bring keys or values to the layout of a cache of ours, whose capacity is a multiple of 8."""
+    """Bring keys or values to the layout of our cache. Its capacity is a multiple of 8."""
     return jnp.pad(a.swapaxes(1, 2), ((0, 0), (0, 0), (0, -a.shape[1] % 8), (0, 0)), constant_values=jnp.nan)
 
 

@@ -1,10 +1,11 @@
-"""The plain form of our ops, and that for a CPU, called as the reference is.
+"""Our ops in plain JAX and in the form for CPUs, called as the reference is.
 
-These are the ops that can be called alone. Walking through models verifies the plain form of the fused ops of a block.
+Each op here can be called by itself. The walk through models verifies the fused ops of a block.
 """
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from llamaspec.model import sampling
 from llamaspec.model.cache import LayerCache
-from llamaspec.model.candidates.made_for import MadeFor, made_for
+from llamaspec.model.candidates.own import OwnCandidate, own_candidate
 from llamaspec.model.ops import attention, block, products
 from llamaspec.model.ops.table import Positions
 from llamaspec.model.options import SamplingOptions
@@ -22,23 +23,23 @@ from llamaspec.reference.config import Config
 CACHE = {"padding": [0.0, 100.0]}
 LENGTHS = {"lengths": [(1,), (7, 8), (33, 1, 16), (17,)]}
 
-gemm = MadeFor("gemm", jax.jit(products.dot))
-gemv = MadeFor("gemv", jax.jit(products.dot))
-cpu_gemv = MadeFor("gemv", jax.jit(products.cpu_product), only={"cols": [16, 128, 512, 513]})
-rmsnorm = MadeFor("rmsnorm", jax.jit(block.rmsnorm, static_argnames="eps"))
-layernorm = MadeFor("layernorm", jax.jit(block.layernorm, static_argnames="eps"))
-gelu = MadeFor("gelu", jax.jit(block.gelu))
-squared_relu = MadeFor("squared_relu", jax.jit(block.squared_relu))
-argmax = MadeFor("argmax", jax.jit(sampling.largest))
+gemm = OwnCandidate("gemm", jax.jit(products.dot))
+gemv = OwnCandidate("gemv", jax.jit(products.dot))
+cpu_gemv = OwnCandidate("gemv", jax.jit(products.cpu_product), only={"cols": [16, 128, 512, 513]})
+rmsnorm = OwnCandidate("rmsnorm", jax.jit(block.rmsnorm, static_argnames="eps"))
+layernorm = OwnCandidate("layernorm", jax.jit(block.layernorm, static_argnames="eps"))
+gelu = OwnCandidate("gelu", jax.jit(block.gelu))
+squared_relu = OwnCandidate("squared_relu", jax.jit(block.squared_relu))
+argmax = OwnCandidate("argmax", jax.jit(sampling.largest))
 
 
-@made_for("capped")
+@own_candidate("capped")
 @partial(jax.jit, static_argnames="cap")
 def capped(x: Float[Array, "rows n"], *, cap: float) -> Float[Array, "rows n"]:
     return block.capped(x.astype(jnp.float32), cap)
 
 
-@made_for("wide_qk_norm")
+@own_candidate("wide_qk_norm")
 @partial(jax.jit, static_argnames="eps")
 def wide_qk_norm(
     q: Float[Array, "batch seq heads head_dim"],
@@ -52,7 +53,7 @@ def wide_qk_norm(
     return q_normed, block.rmsnorm(k.reshape(*k.shape[:2], -1), k_weight, eps=eps).reshape(k.shape)
 
 
-@made_for("rope_halves")
+@own_candidate("rope_halves")
 @jax.jit
 def rope_halves(
     x: Float[Array, "batch seq heads head_dim"],
@@ -63,7 +64,7 @@ def rope_halves(
     return block.rope(x, Positions(positions, jnp.cos(angles), jnp.sin(angles)))
 
 
-@made_for("partial_rope")
+@own_candidate("partial_rope")
 @partial(jax.jit, static_argnames="magnitude")
 def partial_rope(
     x: Float[Array, "batch seq heads head_dim"],
@@ -76,7 +77,7 @@ def partial_rope(
     return block.rope(x, Positions(positions, magnitude * jnp.cos(angles), magnitude * jnp.sin(angles)))
 
 
-@made_for("attention_prefill", only=CACHE)
+@own_candidate("attention_prefill", only=CACHE)
 @partial(jax.jit, static_argnames="window")
 def attention_prefill(
     q: Float[Array, "batch queries heads head_dim"],
@@ -89,7 +90,7 @@ def attention_prefill(
     return _attend(q, k, v, offsets[:, None] + jnp.arange(q.shape[1]), window=window)
 
 
-@made_for("attention_decode", only={**CACHE, **LENGTHS})
+@own_candidate("attention_decode", only={**CACHE, **LENGTHS})
 @partial(jax.jit, static_argnames="window")
 def attention_decode(
     q: Float[Array, "batch heads head_dim"],
@@ -102,7 +103,7 @@ def attention_decode(
     return _attend(q[:, None], k, v, lengths[:, None] - 1, window=window)[:, 0]
 
 
-# Attention reads the numbers of heads alone from a model's config.
+# Attention reads only the numbers of heads from a model's config.
 _ONE = Config(dim=1, layers=1, heads=1, kv_heads=1, head_dim=2, ffn=1, vocab=1, context=1, eps=1.0, theta=1.0)
 
 
@@ -118,25 +119,17 @@ def _distribution(logits: Array, options: sampling.Sampling) -> Array:
     return sampling.distribution(logits[None].astype(jnp.float32), options)[0]
 
 
-@made_for("distribution", only={"temperature": [1.0, 0.7, 1.5, 0.125], "repetition_penalty": [1.0]})
+@own_candidate("distribution", only={"temperature": [1.0, 0.7, 1.5, 0.125], "repetition_penalty": [1.0]})
 def distribution(
     logits: Float[Array, " vocab"],
     seen: Array,
-    *,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    repetition_penalty: float,
+    **options: Any,
 ) -> Float[Array, " vocab"]:
-    """The distribution without a penalty, which `model.sampling.sample` applies before."""
-    options = SamplingOptions(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
-    )
-    return _distribution(logits, sampling.as_arrays(options))
+    """Compute the distribution without a penalty, which `model.sampling.sample` applies before."""
+    return _distribution(logits, sampling.as_arrays(SamplingOptions(**options)))
 
 
-@made_for("draw", dtypes=("float32",))
+@own_candidate("draw", dtypes=("float32",))
 @jax.jit
 def draw(p: Float[Array, " vocab"], u: Float[Array, ""] | float) -> Int[Array, ""]:
     return sampling.draw(p[None], jnp.asarray(u, jnp.float32)[None])[0]

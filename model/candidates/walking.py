@@ -24,20 +24,21 @@ from llamaspec.model.ops.cpu import CPU
 from llamaspec.model.ops.table import Ops, Positions
 from llamaspec.model.ops.xla import XLA
 from llamaspec.model.running.reference_backend import load_reference_params
-from llamaspec.model.weights.params import Params, load_params
+from llamaspec.model.weights.loading import load_params
+from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 
 
 @dataclass(frozen=True)
 class Walkable:
-    """A model whose ops can be called one by one, for a batch of one sequence."""
+    """A model with ops to call one at a time, for a batch of one sequence."""
 
     params: Any  # with embedding, layers and norm
     exact: Any  # the weights that it holds, as `reference.llama.Params`
     ops: Ops
-    cache: Callable[[int], list[Any]]  # rows of room to an empty cache a layer
-    positions: Callable[[np.ndarray], Positions]  # [batch seq] positions to those of the ops
-    array: Callable[[np.ndarray], Any]  # to an array of the ops'
+    cache: Callable[[int], list[Any]]  # from a capacity to an empty cache for each layer
+    positions: Callable[[np.ndarray], Positions]  # from positions [batch, seq] to the ops' argument
+    array: Callable[[np.ndarray], Any]  # from NumPy to an array of the ops
 
 
 OpsFor = Callable[[Config, Params, int], Ops]  # from weights, and the rows of the cache, to a table made for them
@@ -53,14 +54,14 @@ def chosen_ops(kernels: str) -> OpsFor:
 
 
 class Table(NamedTuple):
-    """A table of ops, or how to make it, and the context in which they can be called."""
+    """A table of ops, or how to make it, and the context to call them in."""
 
     ops: Ops | OpsFor
     context: Callable[[], AbstractContextManager]
 
 
 def tables() -> dict[str, Table]:
-    """The tables of this package by the name of their kernels: `our` are the GPU's, interpreted where there is none."""
+    """The tables of this package by the name of their kernels: `our` are the GPU's, interpreted if there is none."""
     return {"xla": Table(XLA, nullcontext), "cpu": Table(CPU, nullcontext), "our": Table(walked_ops, runnable)}
 
 
@@ -74,7 +75,7 @@ def walkable(checkpoint: Checkpoint, table: Ops | OpsFor, *, dtype: np.dtype, ro
     """The model of `checkpoint` in `dtype`, for a sequence of `rows` tokens."""
     params = load_params(checkpoint, dtype=dtype, positions=rows)
     ops = table if isinstance(table, Ops) else table(checkpoint.config, params, rows)
-    held = {
+    rounded_tensors = {
         name: tensor._replace(read=lambda tensor=tensor: tensor.read().astype(dtype))
         for name, tensor in checkpoint.tensors.items()
     }
@@ -90,5 +91,5 @@ def walkable(checkpoint: Checkpoint, table: Ops | OpsFor, *, dtype: np.dtype, ro
     def cache(capacity: int) -> list[Any]:
         return list(empty_cache(checkpoint.config, batch=1, capacity=capacity, dtype=dtype).layers)
 
-    exact = load_reference_params(replace(checkpoint, tensors=held), lazily=True)
+    exact = load_reference_params(replace(checkpoint, tensors=rounded_tensors), lazily=True)
     return Walkable(params, exact, Ops(*map(compiled, ops)), cache, positions, jax.device_put)

@@ -224,7 +224,7 @@ class Chat:
             spelling = self._llama.tokenizer.bytes_of(token)
             if spelling and begins_text:
                 spelling, begins_text = self._llama.tokenizer.first_bytes_of(token), False
-            if token in self._stops or not answer.startswith(spelling, read):
+            if token in turn.generation.stops or not answer.startswith(spelling, read):
                 break
             read += len(spelling)
             if read == len(answer) or answer[read] & 0xC0 != 0x80:  # The place is not within a character.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Integer
@@ -42,9 +42,7 @@ def quoted(name: str) -> str:
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
-Form = Literal[
-    "int8", "int6", "int5", "int4", "int8_min", "int5_min", "int4_min", "nf4", "fp4", "iq4_nl", "fp8", "mxfp4"
-]
+Form = str  # a key of `model.weights.forms.table.CLASS_OF_FORM`
 
 
 class Shifted(NamedTuple):

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import gcd
-from typing import get_args
 
 import numpy as np
 from jaxtyping import Float32, Float64
@@ -14,9 +13,8 @@ from llamaspec.reference.quantizers import mx
 from llamaspec.reference.quantizers.affine import Affine
 from llamaspec.reference.quantizers.blocks import Quantized
 from llamaspec.reference.quantizers.ggml_codebooks import IQ4_NL_LEVELS
-from llamaspec.reference.quantizers.minifloat import E2M1, E4M3
-from llamaspec.reference.quantizers.nf4 import FP4, NF4
-from llamaspec.reference.quantizers.schemes import Scheme, scheme
+from llamaspec.reference.quantizers.nf4 import FP4
+from llamaspec.reference.quantizers.schemes import SCHEMES, Scheme, scheme
 
 PART = 1 << 20  # weights quantized at once: float64 arithmetic needs several copies of them
 
@@ -24,13 +22,10 @@ WITH_MINIMA = ("int8_min", "int5_min", "int4_min")
 BYTES = ("int8", "int6", "int5")  # forms of integers without minima that do not fit half a byte
 INTEGERS = (*BYTES, "int4", "iq4_nl", *WITH_MINIMA)  # forms whose levels fit int8
 
-_BYTES = np.arange(256, dtype=np.uint8)
 LEVELS: dict[Form, Float64[np.ndarray, " codes"]] = {  # of codes that are not integers
-    "nf4": NF4.levels.astype(np.float64),
     "fp4": FP4.levels.astype(np.float64),
     "iq4_nl": IQ4_NL_LEVELS.astype(np.float64),
-    "fp8": E4M3.decode(_BYTES),
-    "mxfp4": E2M1.decode(_BYTES[:16]),
+    **{name: scheme.levels for name, scheme in SCHEMES.items() if scheme.levels is not None},
 }
 
 
@@ -140,8 +135,7 @@ def form_of(name: str) -> Form:
     >>> form_of("q8_row"), form_of("mxfp4")
     ('int8', 'mxfp4')
     """
-    integers: dict[str, Form] = {"q8": "int8", "q8_row": "int8", "q4": "int4"}
-    return integers.get(name) or next(form for form in get_args(Form) if form == name)
+    return name if name in LEVELS else f"int{SCHEMES[name].code_bits}"
 
 
 def _quantized(tensor: Tensor, name: str, rule: Scheme, form: Form) -> Tensor:

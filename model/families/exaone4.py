@@ -1,4 +1,4 @@
-"""EXAONE 4: norms after each half of a block, and RoPE only in layers with a window, where some layers have one.
+"""EXAONE 4: norms after each half of a block, and RoPE only in layers with a window, if some layers have one.
 
 See https://arxiv.org/abs/2507.11407.
 """
@@ -14,17 +14,17 @@ LARGEST = 64  # layers of EXAONE 4.0 32B
 SWITCHES = {"pre_norms": False, "post_norms": True, "qk_norm": True}
 
 
-def rotary_layers(_: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn q and k in the layers with a window, or in all where there is none."""
-    windows = given["windows"]
+def rotary_layers(_: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn q and k in the layers with a window, or in all if there is none."""
+    windows = values["windows"]
     turned = tuple(window is not None for window in windows or ())
     return {"rotary_layers": turned if windows and not all(turned) else None}
 
 
-def read_gguf(metadata: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the window, which every fourth layer lacks; llama.cpp has windows in the largest model alone."""
-    window = metadata.integer(WINDOW, 4096) if given["layers"] == LARGEST else 0
-    windows = windows_but_every(4, window, layers=given["layers"]) if window else None
+def read_gguf(metadata: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the window, which every fourth layer lacks. llama.cpp has windows only in the largest model."""
+    window = metadata.integer(WINDOW, 4096) if values["layers"] == LARGEST else 0
+    windows = windows_but_every(4, window, layers=values["layers"]) if window else None
     return {"windows": windows} | rotary_layers(None, {"windows": windows})
 
 

@@ -1,4 +1,4 @@
-"""Gemma: GeGLU, scaled embeddings, and norms whose weights are stored less one (https://arxiv.org/abs/2403.08295)."""
+"""Gemma: GeGLU, scaled embeddings, and norms with weights stored less one (https://arxiv.org/abs/2403.08295)."""
 
 from collections.abc import Mapping
 from math import sqrt
@@ -12,9 +12,9 @@ SWITCHES = {"activation": "gelu_tanh"}
 ACTIVATIONS = ("gelu_pytorch_tanh", "gelu")
 
 
-def embedding_scale(_: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def embedding_scale(_: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Scale embeddings to the size of what the blocks add."""
-    return {"embedding_scale": sqrt(given["dim"])}
+    return {"embedding_scale": sqrt(values["dim"])}
 
 
 FAMILY = Family(

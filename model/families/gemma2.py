@@ -26,33 +26,33 @@ SCALES = ("embedding_scale", "attention_scale")
 WINDOW = "attention.sliding_window"
 
 
-def attention_scale(scalar: float | int, given: Mapping[str, Any]) -> float | None:
-    """Return 1 / sqrt(scalar), or None where that is what a head of this width has anyhow."""
-    return None if scalar == given["head_dim"] else scalar**-0.5
+def attention_scale(scalar: float | int, values: Mapping[str, Any]) -> float | None:
+    """Return 1 / sqrt(scalar), or None if this is the default scale of the head's width."""
+    return None if scalar == values["head_dim"] else scalar**-0.5
 
 
-def read(fields: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def read(fields: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Read the scales of embeddings and scores."""
     scalar = fields.number("query_pre_attn_scalar", 256.0)
     if not scalar > 0:
         raise fields.refused(f"query_pre_attn_scalar is {scalar}, not a positive number")
-    return {"embedding_scale": sqrt(given["dim"]), "attention_scale": attention_scale(scalar, given)}
+    return {"embedding_scale": sqrt(values["dim"]), "attention_scale": attention_scale(scalar, values)}
 
 
 def write(config: Config) -> dict[str, Any]:
     """Write query_pre_attn_scalar, which is a whole number in every release."""
     scalar = config.head_dim if config.attention_scale is None else config.attention_scale**-2
-    whole = round(scalar)
-    return {"query_pre_attn_scalar": whole if isclose(scalar, whole, rel_tol=1e-12) else scalar}
+    integer = round(scalar)
+    return {"query_pre_attn_scalar": integer if isclose(scalar, integer, rel_tol=1e-12) else scalar}
 
 
-def read_gguf(metadata: Any, given: Mapping[str, Any], *, largest: int, full_every: int) -> dict[str, Any]:
+def read_gguf(metadata: Any, values: Mapping[str, Any], *, largest: int, full_every: int) -> dict[str, Any]:
     """Read what llama.cpp knows of a Gemma: the scale of scores by the number of layers, and windows by their place."""
     window = metadata.integer(WINDOW, 4096)
-    scalar = float(given["dim"] // given["heads"] if given["layers"] == largest else given["head_dim"])
-    found = {"embedding_scale": sqrt(given["dim"]), "attention_scale": attention_scale(scalar, given)}
-    windows = windows_but_every(full_every, window, layers=given["layers"])
-    return found | {"windows": windows if any(windows) else None}
+    scalar = float(values["dim"] // values["heads"] if values["layers"] == largest else values["head_dim"])
+    fields = {"embedding_scale": sqrt(values["dim"]), "attention_scale": attention_scale(scalar, values)}
+    windows = windows_but_every(full_every, window, layers=values["layers"])
+    return fields | {"windows": windows if any(windows) else None}
 
 
 def write_window(config: Config) -> dict[str, Any]:
@@ -73,7 +73,7 @@ FAMILY = Family(
         switches=SWITCHES | {"post_norms": True},
         own=("attn_logit_softcapping", "final_logit_softcapping", WINDOW),
         derived=(*SCALES, "windows"),
-        read=lambda metadata, given: read_gguf(metadata, given, largest=LARGEST, full_every=2),
+        read=lambda metadata, values: read_gguf(metadata, values, largest=LARGEST, full_every=2),
         write=write_window,
     ),
     keys=KEYS | CAPS | {"qkv_bias": ("attention_bias",), "o_bias": ("attention_bias",)},

@@ -1,4 +1,4 @@
-"""Gemma 3 as it is released with a vision tower, of which the text model alone is read."""
+"""Gemma 3 as released with a vision tower. We read only its text model."""
 
 from dataclasses import replace
 

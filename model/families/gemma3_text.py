@@ -1,4 +1,4 @@
-"""Gemma 3, text alone: norms of q and k, five layers with a window to one without, and a theta for each kind.
+"""Gemma 3, text only: norms of q and k, five layers with a window to one without, and a theta for each kind.
 
 See https://arxiv.org/abs/2503.19786.
 """
@@ -16,10 +16,10 @@ LARGEST = 62  # layers of Gemma 3 27B
 LOCAL_THETA = "rope.freq_base_swa"
 
 
-def read_gguf3(metadata: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def read_gguf3(metadata: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Read as Gemma 2, and the theta of layers with a window."""
-    found = read_gguf(metadata, given, largest=LARGEST, full_every=6)
-    return found | {"local_theta": metadata.decimal(LOCAL_THETA, 10_000.0)}
+    fields = read_gguf(metadata, values, largest=LARGEST, full_every=6)
+    return fields | {"local_theta": metadata.decimal(LOCAL_THETA, 10_000.0)}
 
 
 def write_gguf3(config: Config) -> dict[str, Any]:

@@ -25,15 +25,15 @@ SWITCHES = {"sinks": True, "expert_bias": True, "activation": "clamped_silu"}
 
 
 def read(fields: Any, _: Mapping[str, Any]) -> dict[str, Any]:
-    """Take the rescaling that transformers takes where config.json has no key of RoPE's."""
+    """Take the rescaling that transformers takes if config.json has no key of RoPE's."""
     if fields.values.get("rope_scaling") or fields.values.get("rope_parameters"):
         return {}
     return {"scaling": YarnScaling(32.0, 4096, yarn_magnitude(32.0), whole=False)}
 
 
-def read_gguf(metadata: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def read_gguf(metadata: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Read the window of every other layer, the first included."""
-    windows = windows_but_every(2, metadata.integer(WINDOW, 128), layers=given["layers"])
+    windows = windows_but_every(2, metadata.integer(WINDOW, 128), layers=values["layers"])
     return {"windows": windows if any(windows) else None}
 
 

@@ -1,6 +1,6 @@
 """Granite 3, dense: a Llama with multipliers of embeddings, scores, residuals and logits.
 
-The multipliers are those of muP (Yang et al., 2022, https://arxiv.org/abs/2203.03466).
+The multipliers come from muP (Yang et al., 2022, https://arxiv.org/abs/2203.03466).
 """
 
 from collections.abc import Mapping
@@ -10,22 +10,22 @@ from llamaspec.model.family import DEFAULTS, GGUF_KEYS, KEYS, Architecture, Fami
 from llamaspec.reference.config import Config
 
 
-def _scale(multiplier: float, given: Mapping[str, Any]) -> dict[str, Any]:
-    return {"attention_scale": None if multiplier == given["head_dim"] ** -0.5 else multiplier}
+def _scale(multiplier: float, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {"attention_scale": None if multiplier == values["head_dim"] ** -0.5 else multiplier}
 
 
 def _multiplier(config: Config) -> float:
     return config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
 
 
-def read(fields: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def read(fields: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Read the multiplier of scores."""
-    return _scale(fields.number("attention_multiplier", 1.0), given)
+    return _scale(fields.number("attention_multiplier", 1.0), values)
 
 
-def read_gguf(metadata: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def read_gguf(metadata: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Read the multiplier of scores; none is the usual one."""
-    return _scale(metadata.decimal("attention.scale", 0.0) or given["head_dim"] ** -0.5, given)
+    return _scale(metadata.decimal("attention.scale", 0.0) or values["head_dim"] ** -0.5, values)
 
 
 FAMILY = Family(

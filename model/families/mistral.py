@@ -1,4 +1,4 @@
-"""Mistral: a Llama whose layers see a window of the last positions (https://arxiv.org/abs/2310.06825)."""
+"""Mistral: a Llama with layers that see a window of the last positions (https://arxiv.org/abs/2310.06825)."""
 
 from llamaspec.model.families.llama import ARCHITECTURE
 from llamaspec.model.family import DEFAULTS, Family

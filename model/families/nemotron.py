@@ -1,4 +1,4 @@
-"""Nemotron-4 and Minitron: LayerNorm whose weights are stored less one, squared ReLU, and RoPE of half a head.
+"""Nemotron-4 and Minitron: LayerNorm with weights stored less one, squared ReLU, and RoPE of half a head.
 
 See https://arxiv.org/abs/2402.16819 and https://arxiv.org/abs/2407.14679.
 """

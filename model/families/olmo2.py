@@ -10,12 +10,12 @@ from llamaspec.model.tensors import NAMES
 SWITCHES = {"pre_norms": False, "post_norms": True, "qk_norm": True, "wide_qk_norm": True}
 
 
-def read_windows(metadata, given):
+def read_windows(metadata, values):
     """Read OLMo 3's windows, which every fourth layer lacks."""
     window = metadata.integer(WINDOW, 0)
-    windows = windows_but_every(4, window, layers=given["layers"])
+    windows = windows_but_every(4, window, layers=values["layers"])
     # llama.cpp rescales only the layers without a window.
-    return {"windows": windows, "local_theta": given["theta"]} if window and any(windows) else {}
+    return {"windows": windows, "local_theta": values["theta"]} if window and any(windows) else {}
 
 
 ARCHITECTURE = Architecture(

@@ -1,4 +1,7 @@
-"""OLMo 3: an OLMo 2 with windows in three of four layers, whose RoPE is not rescaled (https://arxiv.org/abs/2512.13961)."""
+"""OLMo 3: an OLMo 2 with windows, and RoPE that is not rescaled, in three of four layers.
+
+See https://arxiv.org/abs/2512.13961.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,9 +13,9 @@ from llamaspec.model.family import RopeKeys
 THETA = 500_000.0
 
 
-def one_theta(_: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave `local_theta` out where no layer has a window."""
-    return {} if given["windows"] else {"local_theta": None}
+def one_theta(_: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave `local_theta` out if no layer has a window."""
+    return {} if values["windows"] else {"local_theta": None}
 
 
 FAMILY = replace(

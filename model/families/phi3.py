@@ -9,10 +9,10 @@ from llamaspec.model.tensors import NAMES
 LAYER = "model.layers.{layer}"
 
 
-def without_idle_windows(_: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out windows that are as long as the context, as those of the releases with a long one are."""
-    windows = given["windows"]
-    return {"windows": None if windows and min(windows) >= given["context"] else windows}
+def without_idle_windows(_: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out windows that are as long as the context, as in the releases with a long context."""
+    windows = values["windows"]
+    return {"windows": None if windows and min(windows) >= values["context"] else windows}
 
 
 FAMILY = Family(

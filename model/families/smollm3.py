@@ -1,4 +1,4 @@
-"""SmolLM3: a Llama of which every fourth layer has no RoPE (https://arxiv.org/abs/2501.18795)."""
+"""SmolLM3: a Llama without RoPE in every fourth layer (https://arxiv.org/abs/2501.18795)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,28 +9,28 @@ from llamaspec.reference.config import Config
 EVERY = 4
 
 
-def read(fields: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Read which layers turn q and k: 1 for those that do."""
-    layers = given["layers"]
+def read(fields: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Read which layers turn q and k: 1 for a layer that does."""
+    layers = values["layers"]
     named = fields.values.get("no_rope_layers")
     if named is None:
         step = fields.integer("no_rope_layer_interval", EVERY)
         if step < 1:
             raise fields.refused(f"no_rope_layer_interval is {step}")
         named = [int((i + 1) % step != 0) for i in range(layers)]
-    if not isinstance(named, list) or len(named) != layers or any(each not in (0, 1) for each in named):
+    if not isinstance(named, list) or len(named) != layers or any(flag not in (0, 1) for flag in named):
         raise fields.refused(f"no_rope_layers is not a list of {layers} times 0 or 1")
-    return {"rotary_layers": None if all(named) else tuple(bool(each) for each in named)}
+    return {"rotary_layers": None if all(named) else tuple(bool(flag) for flag in named)}
 
 
 def write(config: Config) -> dict[str, Any]:
     """Write the list."""
-    return {"no_rope_layers": [int(config.turns(layer)) for layer in range(config.layers)]}
+    return {"no_rope_layers": [int(config.uses_rope(layer)) for layer in range(config.layers)]}
 
 
-def every_fourth(_: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def every_fourth(_: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Name the layers that llama.cpp turns."""
-    turned = tuple((i + 1) % EVERY != 0 for i in range(given["layers"]))
+    turned = tuple((i + 1) % EVERY != 0 for i in range(values["layers"]))
     return {"rotary_layers": None if all(turned) else turned}
 
 

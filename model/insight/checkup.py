@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, CheckpointError
 from llamaspec.model.checkpoints.huggingface.read import open_huggingface
 from llamaspec.model.checkpoints.open import open_checkpoint, place_of
-from llamaspec.model.insight.evaluation import Text
+from llamaspec.model.insight.evaluation import EvalText
 from llamaspec.model.insight.text_faults import open_tokenizer, text_faults
 from llamaspec.model.insight.trials import TEXT, Trials, try_changes
 from llamaspec.model.insight.weight_faults import Fault, norm_faults, same_head_and_embedding, weight_faults
 from llamaspec.model.text import read_text
 from llamaspec.model.tokenizers.tokenizer import encode_text
-from llamaspec.model.weights.params import Progress, no_progress
+from llamaspec.model.weights.loading import Progress, no_progress
 from llamaspec.reference.config import Config
 
 LONGEST = 512  # tokens of a text that are tried: each change is a pass of the model in float64
@@ -52,7 +52,7 @@ def check_up(
     """Examine a checkpoint: its weights, its tokenizer and template, and what it makes of a text as changes mend it.
 
     `text` is a file; None takes a story of our own. At most `LONGEST` tokens of it are tried. Raises `CheckpointError`
-    for a checkpoint that cannot be opened, whose line says why.
+    if the checkpoint cannot be opened, with a line that says why.
     """
     words = TEXT if text is None else read_text(text)
     checkpoint, faults = _opened(model)
@@ -69,7 +69,7 @@ def check_up(
         note = "no text was tried: there is no tokenizer of this model"
     else:
         ids = encode_text(vocabulary, words)[: min(LONGEST, checkpoint.config.context)]
-        trials = try_changes(checkpoint, Text(ids, len(words.encode())), progress=progress)
+        trials = try_changes(checkpoint, EvalText(ids, len(words.encode())), progress=progress)
         faults += _named(trials)
         if not trials.judged:
             note = f"the text shows nothing: the model's loss is {trials.before:,.4g} nats a token, and that of the"
@@ -80,7 +80,7 @@ def check_up(
 
 
 def _opened(model: str | Path) -> tuple[Checkpoint, list[Fault]]:
-    """Open a checkpoint; where tie_word_embeddings is what refuses it, open it with the other value."""
+    """Open a checkpoint; if tie_word_embeddings is the reason for an error, open it with the other value."""
     try:
         checkpoint = open_checkpoint(model)
     except CheckpointError as error:
@@ -103,7 +103,7 @@ def _opened(model: str | Path) -> tuple[Checkpoint, list[Fault]]:
 
 
 def _scaling_faults(config: Config) -> list[Fault]:
-    """List a fault where Llama 3's vocabulary and theta come with a long context, and without RoPE's rescaling.
+    """List a fault if Llama 3's vocabulary and theta come with a long context, and without RoPE's rescaling.
 
     A text that is short enough to try does not show it.
     """
@@ -119,7 +119,7 @@ def _scaling_faults(config: Config) -> list[Fault]:
 def _named(trials: Trials) -> list[Fault]:
     """Turn the changes that are worth naming into faults."""
     faults, before = [], trials.before
-    for change, loss in trials.taken:
+    for change, loss in trials.best:
         assert change
         measured = f"perplexity {_perplexity(before)} on the text, {_perplexity(loss)} with the change"
         measured += f" ({trials.tokens} tokens)"

@@ -3,7 +3,7 @@
 For a mixture of experts the bytes of several tokens are not the least but the expected ones, if each token is as likely
 to choose any of the experts (`experts_read`). Tokens that choose the same experts read fewer.
 
-Weights may be arrays, or only their shapes (`model.weights.params.abstract_params`).
+Weights may be arrays, or only their shapes (`model.weights.loading.abstract_params`).
 """
 
 import math
@@ -83,7 +83,7 @@ def decode_bytes(params: Params, config: Config, *, position: int | float, batch
 
 
 def prefill_cost(params: Params, config: Config, *, tokens: int, batch: int = 1) -> Cost:
-    """Give the cost of reading `batch` prompts of so many tokens into empty caches, without the head.
+    """Give the cost of reading `batch` prompts of `tokens` tokens into empty caches, without the head.
 
     Every weight of a layer is read once; experts are read as `experts_read` expects.
     """
@@ -100,8 +100,8 @@ def positions_seen(config: Config, position: int | float) -> float:
     >>> positions_seen(gemma, 1), positions_seen(gemma, 7)
     (2.0, 6.0)
     """
-    each = [min(position + 1, config.window(layer) or position + 1) for layer in range(config.layers)]
-    return sum(each) / max(len(each), 1)
+    spans = [min(position + 1, config.window(layer) or position + 1) for layer in range(config.layers)]
+    return sum(spans) / max(len(spans), 1)
 
 
 def _pairs(tokens: int, window: int | None) -> float:
@@ -111,7 +111,7 @@ def _pairs(tokens: int, window: int | None) -> float:
 
 
 def experts_read(config: Config, *, tokens: int) -> float:
-    """Expect how many experts of a layer so many tokens choose, if each is chosen with the same chance.
+    """Compute the expected number of experts that `tokens` tokens choose in a layer, if all are equally likely.
 
     At most that is tokens x experts_per_token, or all. If all tokens choose the same, it is experts_per_token.
 
@@ -124,9 +124,9 @@ def experts_read(config: Config, *, tokens: int) -> float:
 
 
 def _layer_bytes(params: Params, config: Config, *, tokens: int) -> float:
-    """Count the bytes of all layers that so many tokens read together."""
-    whole = _bytes(params.layers) - _bytes(_experts(params))
-    return whole + _expert_bytes(params, config, tokens=tokens)
+    """Count the bytes of all layers that `tokens` tokens read together."""
+    without_experts = _bytes(params.layers) - _bytes(_experts(params))
+    return without_experts + _expert_bytes(params, config, tokens=tokens)
 
 
 def _expert_bytes(params: Params, config: Config, *, tokens: int) -> float:

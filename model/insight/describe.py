@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint and the cost of a token, from its header alone."""
+"""The tensors of a checkpoint and the cost of a token, read from the header."""
 
 from dataclasses import asdict
 from math import prod
@@ -12,8 +12,8 @@ from llamaspec.reference.config import Config
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     """Give everything that `llamaspec inspect` shows; every value goes into JSON as it is.
 
-    Decoding a token reads every weight once, except that it reads one row of the embedding and the chosen experts
-    alone. Each weight of a matrix is two FLOPs. Attention comes on top as the cache fills: each earlier position adds
+    Decoding a token reads every weight once, but only one row of the embedding and only the chosen experts. Each weight
+    of a matrix is two FLOPs. Attention comes on top as the cache fills: each earlier position adds
     `cache_bytes_per_token` to the bytes that are read, in the weights' dtype.
     """
     config, tensors = checkpoint.config, checkpoint.tensors

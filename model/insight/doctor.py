@@ -7,21 +7,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llamaspec.model.device import HOPPER, Device, default_device, free_bytes
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.ops.choice import Choice, ops_for
 from llamaspec.model.ops.table import Ops
 from llamaspec.model.options import choose_context
-from llamaspec.model.running.device import HOPPER, Device, default_device, free_bytes
 from llamaspec.model.running.memory import gigabytes
 from llamaspec.model.running.programs import prompt_chunk
 from llamaspec.model.system import nvidia_driver, processor, usable_cpus
-from llamaspec.model.weights.params import Progress, abstract_params, no_progress
+from llamaspec.model.weights.loading import Progress, abstract_params, no_progress
 
 PACKAGES = (
     "llamaspec", "jax", "jaxlib", "numpy", "ml_dtypes", "jaxtyping", "sentencepiece", "protobuf", "tokenizers",
     "tiktoken", "safetensors", "regex", "jinja2", "click", "rich", "prompt_toolkit", "hypothesis",
 )  # fmt: skip
-TYPICAL = "llama-3.1-8b"  # the published shape whose ops stand for those of any model
+TYPICAL = "llama-3.1-8b"  # a published shape that stands for any model
 H200 = Device("gpu", "NVIDIA H200", HOPPER)
 
 
@@ -51,7 +51,10 @@ def _machine(device: Device) -> dict[str, str]:
     by_default = "float32" if device.platform == "cpu" else "bfloat16, or float32 for matrices that are stored so"
     return {
         "processor": f"{len(usable_cpus())} x {processor()}",
-        **{f"device {found.id}": f"{found.platform} {found.device_kind}" for found in jax.devices()},
+        **{
+            f"device {device_found.id}": f"{device_found.platform} {device_found.device_kind}"
+            for device_found in jax.devices()
+        },
         **({"driver": driver} if (driver := nvidia_driver()) else {}),
         "free memory": gigabytes(free_bytes()),
         "dtype": by_default,
@@ -75,7 +78,7 @@ def _ops(choice: Choice) -> dict[str, str]:
 
 
 def _missing(versions: dict[str, str], device: Device) -> dict[str, str]:
-    missing = {name: "not installed" for name, found in versions.items() if found == "not installed"}
+    missing = {name: "not installed" for name, version in versions.items() if version == "not installed"}
     if device.platform == "cpu":
         missing["gpu"] = "none that JAX can use; a CPU runs everything, slower"
     elif not device.has_kernels:

@@ -6,8 +6,8 @@ r"""The quality of a model's predictions of a text, and their distance from anot
     divergence     KL(p' || p) = sum_v p'(v) ln(p'(v) / p(v))                     nats, of each position; p' is the base
 
 A text longer than the context is read in windows of that length, each `stride` tokens after the one before. A token
-is scored in the first window that holds it. So every token but the text's first is counted once, and all but those of
-the first window are predicted from at least context - stride tokens. This is Hugging Face's definition
+is scored in the first window that holds it. So every token but the text's first is counted once, and after the
+first window every token is predicted from at least context - stride tokens. This is Hugging Face's definition
 (https://huggingface.co/docs/transformers/perplexity), with the mean over tokens; the default stride, half of the
 context, is its example's. llama.cpp's windows do not overlap; it scores the second half of each, and puts BOS in
 front of all of them (https://github.com/ggml-org/llama.cpp/tree/master/tools/perplexity). Its perplexity is higher,
@@ -30,7 +30,7 @@ from llamaspec.model.running.backend import check_logits
 from llamaspec.model.text import read_text
 from llamaspec.model.tokenizers.of_model import tokenizer_of
 from llamaspec.model.tokenizers.tokenizer import encode_text
-from llamaspec.model.weights.params import Progress, no_progress
+from llamaspec.model.weights.loading import Progress, no_progress
 
 IN_MEMORY = 64 << 20  # bytes of logits that are kept in memory; more go into a file
 
@@ -50,7 +50,7 @@ class Predictor(Protocol):
         ...
 
 
-class Text(NamedTuple):
+class EvalText(NamedTuple):
     """A text as a model reads it."""
 
     ids: list[int]
@@ -106,29 +106,31 @@ class Comparison(NamedTuple):
     divergence: Divergence
 
 
-def text_for(models: Sequence[Checkpoint], path: str | Path, *, tokenizer: str | Path | None = None) -> Text:
+def text_for(models: Sequence[Checkpoint], path: str | Path, *, tokenizer: str | Path | None = None) -> EvalText:
     """Read the text in a file, as all of `models` tokenize it.
 
     `tokenizer` is a path, for all of them; None is each model's own. Raises CheckpointError for a file of fewer than
-    two tokens, and ValueError where the models have different vocabularies.
+    two tokens, and ValueError if the models have different vocabularies.
     """
     text, first = read_text(path), models[0]
     vocabularies = [tokenizer_of(model, tokenizer) for model in models]
-    each = [encode_text(vocabulary, text) for vocabulary in vocabularies]
-    for model, ids in zip(models, each, strict=True):
-        both = f"{first.path} and {model.path}"
+    encoded = [encode_text(vocabulary, text) for vocabulary in vocabularies]
+    for model, ids in zip(models, encoded, strict=True):
+        paths = f"{first.path} and {model.path}"
         if model.config.vocab != first.config.vocab:
-            raise ValueError(f"{both} have different vocabularies: what they predict cannot be compared")
-        if ids != each[0]:
-            at = next((i for i, pair in enumerate(zip(ids, each[0], strict=False)) if pair[0] != pair[1]), len(each[0]))
+            raise ValueError(f"{paths} have different vocabularies, so we cannot compare their predictions")
+        if ids != encoded[0]:
+            at = next(
+                (i for i, pair in enumerate(zip(ids, encoded[0], strict=False)) if pair[0] != pair[1]), len(encoded[0])
+            )
             what = f"cut the text into other tokens, from token {at:,} on: what they predict cannot be compared"
-            raise ValueError(f"{both} {what}; --tokenizer names one for both")
-    ids, start = each[0], vocabularies[0].bytes_of(each[0][0]) if each[0] else b""
+            raise ValueError(f"{paths} {what}; --tokenizer names one for both")
+    ids, start = encoded[0], vocabularies[0].bytes_of(encoded[0][0]) if encoded[0] else b""
     if vocabularies[0].dummy_prefix:
         start = start.removeprefix(b" ")
     if len(ids) < 2:
-        raise refused(path, "is a single token, and there is nothing to predict")
-    return Text(ids, len(text.encode()) - len(start))
+        raise refused(path, "is a single token, so there is nothing to predict")
+    return EvalText(ids, len(text.encode()) - len(start))
 
 
 def choose_stride(stride: int | None, context: int) -> int:
@@ -145,7 +147,7 @@ def choose_stride(stride: int | None, context: int) -> int:
 
 
 def windows(tokens: int, *, context: int, stride: int) -> Iterator[Window]:
-    """Cut a text into windows in which all tokens but the first are scored once.
+    """Cut a text into windows that score every token but the first once.
 
     >>> [tuple(window) for window in windows(9, context=4, stride=2)]
     [(0, 1, 4), (2, 4, 6), (4, 6, 8), (6, 8, 9)]
@@ -158,7 +160,7 @@ def windows(tokens: int, *, context: int, stride: int) -> Iterator[Window]:
 
 
 def scored_logits(
-    model: Predictor, text: Text, *, context: int, stride: int | None = None, progress: Progress = no_progress
+    model: Predictor, text: EvalText, *, context: int, stride: int | None = None, progress: Progress = no_progress
 ) -> Iterator[Rows]:
     """Compute logits for every token of a text but the first, in order, some at a time.
 
@@ -203,19 +205,19 @@ def recorded(parts: Iterable[Rows]) -> Iterator[Recorded]:
 
 
 def evaluate(
-    model: Predictor, text: Text, *, context: int, stride: int | None = None, progress: Progress = no_progress
+    model: Predictor, text: EvalText, *, context: int, stride: int | None = None, progress: Progress = no_progress
 ) -> Evaluation:
     """Measure perplexity and bits per byte. `context` is at most the model's capacity; raises ValueError otherwise."""
-    losses, wanted = [], iter(text.ids[1:])
+    losses, targets = [], iter(text.ids[1:])
     for rows in scored_logits(model, text, context=context, stride=stride, progress=progress):
-        losses.append(_losses(_log_softmax(rows), wanted))
+        losses.append(_losses(_log_softmax(rows), targets))
     return _evaluation(losses, bytes=text.bytes)
 
 
 def compare(
     model: Predictor,
     base: Predictor | Recorded,
-    text: Text,
+    text: EvalText,
     *,
     context: int,
     stride: int | None = None,
@@ -225,23 +227,25 @@ def compare(
 
     `base` may be its `recorded` logits for the same text.
     """
-    ours = scored_logits(model, text, context=context, stride=stride, progress=progress)
-    theirs = base if isinstance(base, Recorded) else scored_logits(base, text, context=context, stride=stride)
-    return comparison(ours, theirs, text.ids[1:], bytes=text.bytes)
+    rows = scored_logits(model, text, context=context, stride=stride, progress=progress)
+    base_rows = base if isinstance(base, Recorded) else scored_logits(base, text, context=context, stride=stride)
+    return comparison(rows, base_rows, text.ids[1:], bytes=text.bytes)
 
 
-def comparison(ours: Iterable[Rows], theirs: Iterable[Rows], wanted: Sequence[int], *, bytes: int) -> Comparison:
-    """Compare a model and its base by their logits for the tokens `wanted`, in parts of equal lengths."""
-    losses, base_losses, kl, same = [], [], [], []
-    ids, base_ids = iter(wanted), iter(wanted)
-    for rows, base_rows in zip(ours, theirs, strict=True):
+def comparison(
+    logits: Iterable[Rows], base_logits: Iterable[Rows], targets: Sequence[int], *, bytes: int
+) -> Comparison:
+    """Compare a model and its base by their logits for the tokens `targets`, in parts of equal lengths."""
+    losses, base_losses, kl, same_best = [], [], [], []
+    ids, base_ids = iter(targets), iter(targets)
+    for rows, base_rows in zip(logits, base_logits, strict=True):
         log_q, log_p = _log_softmax(rows), _log_softmax(base_rows)
         losses.append(_losses(log_q, ids))
         base_losses.append(_losses(log_p, base_ids))
         kl.append(_divergences(log_p, log_q))
-        same.append(log_p.argmax(axis=-1) == log_q.argmax(axis=-1))
+        same_best.append(log_p.argmax(axis=-1) == log_q.argmax(axis=-1))
     model, base = _evaluation(losses, bytes=bytes), _evaluation(base_losses, bytes=bytes)
-    return Comparison(model, base, _divergence(kl, same))
+    return Comparison(model, base, _divergence(kl, same_best))
 
 
 def _log_softmax(logits: np.ndarray) -> Float64[np.ndarray, "rows vocab"]:
@@ -249,9 +253,9 @@ def _log_softmax(logits: np.ndarray) -> Float64[np.ndarray, "rows vocab"]:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def _losses(log_p: Float64[np.ndarray, "rows vocab"], wanted: Iterator[int]) -> Float64[np.ndarray, " rows"]:
+def _losses(log_p: Float64[np.ndarray, "rows vocab"], targets: Iterator[int]) -> Float64[np.ndarray, " rows"]:
     """Take an id of `wanted` for each row, and give its loss."""
-    ids = np.array(list(islice(wanted, len(log_p))))
+    ids = np.array(list(islice(targets, len(log_p))))
     return -np.take_along_axis(log_p, ids[:, None], axis=-1)[:, 0]
 
 
@@ -263,13 +267,17 @@ def _divergences(
 
 
 def _evaluation(losses: Sequence[np.ndarray], *, bytes: int) -> Evaluation:
-    each = np.concatenate(losses)
-    return Evaluation(len(each), bytes, float(each.mean()))
+    all_losses = np.concatenate(losses)
+    return Evaluation(len(all_losses), bytes, float(all_losses.mean()))
 
 
-def _divergence(kl: Sequence[np.ndarray], same: Sequence[np.ndarray]) -> Divergence:
-    each = np.concatenate(kl)
-    median, p99 = np.quantile(each, [0.5, 0.99])
+def _divergence(kl: Sequence[np.ndarray], same_best: Sequence[np.ndarray]) -> Divergence:
+    divergences = np.concatenate(kl)
+    median, p99 = np.quantile(divergences, [0.5, 0.99])
     return Divergence(
-        float(each.mean()), float(median), float(p99), float(each.max()), float(np.concatenate(same).mean())
+        float(divergences.mean()),
+        float(median),
+        float(p99),
+        float(divergences.max()),
+        float(np.concatenate(same_best).mean()),
     )

@@ -1,4 +1,4 @@
-"""The cost of each quantized tensor alone: the base with this tensor in the place of its own, compared with the base.
+"""The cost of each quantized tensor: we put it into the base in the place of the base's own, and compare with the base.
 
 The divergence is the cost in the predictions, and one tensor at a time says where it arises. The error of a tensor's
 weights, or of its op, does not say how much the layers after it amplify or forgive.
@@ -10,69 +10,77 @@ from typing import NamedTuple
 import numpy as np
 
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
-from llamaspec.model.insight.evaluation import Comparison, Divergence, Predictor, Text, compare, recorded, scored_logits
-from llamaspec.model.weights.params import Progress, no_progress
+from llamaspec.model.insight.evaluation import (
+    Comparison,
+    Divergence,
+    EvalText,
+    Predictor,
+    compare,
+    recorded,
+    scored_logits,
+)
+from llamaspec.model.weights.loading import Progress, no_progress
 
 
 class Cost(NamedTuple):
     """The cost of one tensor."""
 
     name: str
-    relative_error: float  # of its weights: the root of the mean square of the differences over that of the weights
+    relative_error: float  # rms of the weights' differences / rms of the weights
     divergence: Divergence
 
 
 def decoded(checkpoint: Checkpoint) -> Checkpoint:
-    """Make a checkpoint whose quantized matrices run as the float32 that they stand for, as `with_weights` needs."""
+    """Make a checkpoint that runs quantized matrices as the float32 they stand for, as `with_weights` needs."""
     return replace(checkpoint, tensors={name: t._replace(codes=None) for name, t in checkpoint.tensors.items()})
 
 
-def relative_error(base: np.ndarray, other: np.ndarray) -> float:
-    """Divide the root mean square of the difference by that of `base`.
+def relative_error(base: np.ndarray, changed: np.ndarray) -> float:
+    """Divide the root mean square of the difference by the root mean square of `base`.
 
     >>> relative_error(np.array([3.0, 4.0]), np.array([3.0, 4.5]))
     0.1
     """
     exact = base.astype(np.float64)
     size = float(np.linalg.norm(exact))
-    return float(np.linalg.norm(other - exact)) / size if size else float(np.linalg.norm(other))
+    return float(np.linalg.norm(changed - exact)) / size if size else float(np.linalg.norm(changed))
 
 
 def compare_by_tensor(
     running: Predictor,
-    beside: Predictor,
+    base_running: Predictor,
     model: Checkpoint,
     base: Checkpoint,
-    text: Text,
+    text: EvalText,
     *,
     context: int,
     stride: int | None = None,
     progress: Progress = no_progress,
 ) -> tuple[Comparison, list[Cost]]:
-    """Compare the whole `model` with its base, and each tensor whose weights differ alone, in the order of use.
+    """Compare the whole `model` with its base, and then each tensor that differs, one at a time in the order of use.
 
-    `running` runs `model`, and `beside` runs `decoded(base)`, whose logits are computed once. One tensor at a time is
-    exchanged in its weights, and no other is read again. Raises ValueError where the two have tensors of different
-    shapes.
+    `running` runs `model`, and `base_running` runs `decoded(base)`. Its logits are computed once. Then we exchange one
+    tensor at a time in its weights, and read no other tensor again. Raises ValueError if the two have tensors of
+    different shapes.
     """
     check_alike(base, model)
     base, window = decoded(base), {"context": context, "stride": stride}
-    with recorded(scored_logits(beside, text, progress=progress, **window)) as kept:
-        whole = compare(running, kept, text, progress=progress, **window)
+    with recorded(scored_logits(base_running, text, progress=progress, **window)) as base_rows:
+        total = compare(running, base_rows, text, progress=progress, **window)
         costs = []
         for i, (name, tensor) in enumerate(model.tensors.items()):
             weights = tensor.read()
             if error := relative_error(base.tensors[name].read(), weights):
                 changed = base.tensors[name]._replace(dtype=weights.dtype, read=tensor.read)
-                other = replace(base, tensors={**base.tensors, name: changed})
-                one = beside.with_weights(other, read_from=base)
+                swapped = replace(base, tensors={**base.tensors, name: changed})
+                single = base_running.with_weights(swapped, read_from=base)
 
                 def report(stage: str, part: float, name: str = name, i: int = i) -> None:
                     progress(name, (i + part) / len(model.tensors))
 
-                compared = compare(one, kept, text, progress=report, **window)
+                compared = compare(single, base_rows, text, progress=report, **window)
                 costs.append(Cost(name, error, compared.divergence))
-    return whole, costs
+    return total, costs
 
 
 def check_alike(base: Checkpoint, model: Checkpoint) -> None:

@@ -48,7 +48,10 @@ def as_text(report: Mapping[str, Any]) -> str:
         ]
     if costs := report.get("by_tensor"):
         width = max(len(cost["name"]) for cost in costs)
-        lines += ["", f"{'one tensor alone':{width}} {'rel. error':>11} {'KL mean':>10} {'99 %':>10} {'same top':>9}"]
+        lines += [
+            "",
+            f"{'one tensor at a time':{width}} {'rel. error':>11} {'KL mean':>10} {'99 %':>10} {'same top':>9}",
+        ]
         lines += [
             f"{cost['name']:{width}} {_short(cost['relative_error']):>11} {_short(cost['mean']):>10} "
             f"{_short(cost['p99']):>10} {100 * cost['same_top']:7.2f} %"

@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llamaspec.model.device import default_device, free_bytes
 from llamaspec.model.insight.cost import Cost
 from llamaspec.model.insight.plan import DeviceLimits, Link
 from llamaspec.model.insight.timing import Effort, measure
 from llamaspec.model.ops.products import dot
-from llamaspec.model.running.device import default_device, free_bytes
 from llamaspec.model.system import last_level_cache_bytes, nvidia_driver, processor
 from llamaspec.model.weights.groups import LANES
-from llamaspec.model.weights.params import aligned_zeros
+from llamaspec.model.weights.loading import aligned_zeros
 
 COPIES = 16  # repeats of the random numbers: drawing all of an array takes a CPU longer than measuring
 PAGE = 4096  # bytes; arrays are a multiple of it, so that they have `COPIES` times whole rows
@@ -60,18 +60,18 @@ class Ceilings(NamedTuple):
 
 
 def about() -> dict[str, Any]:
-    """Describe device, driver and versions: what belongs beside every figure."""
+    """Describe device, driver and versions, to print with every figure."""
     return {
         **_identity(),
         "driver": nvidia_driver(),
         "date": time.strftime("%Y-%m-%d"),
         "python": platform.python_version(),
-        "versions": {name: found for name in VERSIONS if (found := _version(name))},
+        "versions": {name: version for name in VERSIONS if (version := _version(name))},
     }
 
 
 def _identity() -> dict[str, str]:
-    """Name the device and the processor: a measured rate holds for these alone."""
+    """Name the device and the processor: a measured rate holds only for them."""
     device = jax.devices()[0]
     return {
         "device": f"{device.platform} {device.device_kind}",
@@ -82,15 +82,15 @@ def _identity() -> dict[str, str]:
 def this_machine(dtype: str) -> DeviceLimits:
     """Measure the default device for `model.insight.plan`, with products in `dtype`."""
     named, free, device = _identity(), free_bytes(), default_device()
-    found = measure_ceilings([dtype])
+    ceilings = measure_ceilings([dtype])
     name = named["processor"] if device.platform == "cpu" else named["device"]
-    return DeviceLimits(name, device.platform, free, found.read, found.flops, last_level_cache() or 0)
+    return DeviceLimits(name, device.platform, free, ceilings.read, ceilings.flops, last_level_cache() or 0)
 
 
 def last_level_cache() -> int | None:
     """Give the bytes of the caches next to memory, of all CPUs that this process may run on.
 
-    None for a GPU, and where the system does not say.
+    None for a GPU, and if the system does not say.
     """
     return last_level_cache_bytes() if jax.default_backend() == "cpu" else None
 
@@ -115,19 +115,19 @@ def keep_read_rate(folder: Path, ceilings: Mapping[str, Any]) -> None:
 
 
 def kept_read_rate(folder: Path) -> float | None:
-    """Read what `keep_read_rate` wrote. None where there is nothing, or the file is another machine's."""
+    """Read what `keep_read_rate` wrote. None if there is nothing, or the file is another machine's."""
     return _kept(folder).get("read")
 
 
 def keep_link(folder: Path, devices: int, link: Link) -> None:
-    """Write what was measured of messages between so many devices to the file of `keep_read_rate`."""
+    """Write the measured link between `devices` devices to the file of `keep_read_rate`."""
     _keep(folder, links={**_kept(folder).get("links", {}), str(devices): link._asdict()})
 
 
 def kept_link(folder: Path, devices: int) -> Link | None:
-    """Read what `keep_link` wrote for so many devices. None as for `kept_read_rate`."""
-    found = _kept(folder).get("links", {}).get(str(devices))
-    return found and Link(**found)
+    """Read what `keep_link` wrote for `devices` devices. Returns None as `kept_read_rate` does."""
+    links = _kept(folder).get("links", {}).get(str(devices))
+    return links and Link(**links)
 
 
 def _keep(folder: Path, **measured: Any) -> None:
@@ -137,10 +137,10 @@ def _keep(folder: Path, **measured: Any) -> None:
 def _kept(folder: Path) -> dict[str, Any]:
     """Read all that was measured of this machine; nothing of another."""
     try:
-        kept = json.loads((folder / KEPT).read_text())
+        stored = json.loads((folder / KEPT).read_text())
     except (OSError, ValueError):
         return {}
-    return kept if all(kept.get(name) == value for name, value in _identity().items()) else {}
+    return stored if all(stored.get(name) == value for name, value in _identity().items()) else {}
 
 
 def reading_in_words(folder: Path | None, *, bytes: int | float, seconds: int | float) -> str:

@@ -46,7 +46,7 @@ class DeviceLimits(NamedTuple):
 
     name: str
     platform: str  # "cpu" or "gpu"
-    memory: float  # bytes; those that are free on this machine
+    memory: float  # bytes; for this machine, the free ones
     bandwidth: float  # bytes a second that are read
     flops: Mapping[str, float]  # a second, in products of matrices, by dtype
     cache: int = 0  # bytes that stay in it from one step to the next; not counted for the GPUs here
@@ -102,7 +102,7 @@ class Work(NamedTuple):
         }
 
 
-class Plan(NamedTuple):
+class MemoryPlan(NamedTuple):
     """Memory and speed of a model on a device."""
 
     name: str
@@ -111,7 +111,7 @@ class Plan(NamedTuple):
     cache: str  # dtype
     context: int
     batch: int
-    experts: int  # of a layer, that tokens choose from; 0 where there are none
+    experts: int  # of a layer, that tokens choose from; 0 if there are none
     device: DeviceLimits
     memory: Memory  # of each device
     work: list[Work]
@@ -145,8 +145,8 @@ def make_plan(
     name: str, params: Params, config: Config, device: DeviceLimits, *,
     context: int, batch: int, quantize: str | None, cache_dtype: np.dtype | None = None, devices: int = 1,
     link: Link = NVLINK,
-) -> Plan:  # fmt: skip
-    """Plan for `batch` sequences of up to `context` tokens. `params` are shapes, those of `abstract_params`.
+) -> MemoryPlan:  # fmt: skip
+    """Plan for `batch` sequences of up to `context` tokens. `params` are shapes from `abstract_params`.
 
     Of several devices, `params` and `config` are the share of each, as `model.parallel` makes them, and `link` is what
     joins them: two sums a layer.
@@ -157,7 +157,7 @@ def make_plan(
     dtype = params.embedding.dtype.name
     cache = cache_dtype or params.embedding.dtype
     if dtype not in device.flops:
-        raise ValueError(f"how fast {device.name} multiplies {dtype} is not known")
+        raise ValueError(f"no speed of {device.name} is known for {dtype}")
 
     def work(what: str, after: int, tokens: int, cost: Cost) -> Work:
         sums = 2 * config.layers * link.all_reduce_seconds(devices, 4 * tokens * batch * config.dim)
@@ -167,7 +167,7 @@ def make_plan(
 
     platform = device.platform
     chunk = prompt_chunk(config, platform)
-    return Plan(
+    return MemoryPlan(
         *(name, dtype, quantize, cache.name, context, batch, config.experts, device),
         memory=memory_of(
             params, config, batch=batch, context=context, chunk=chunk, platform=platform, cache_dtype=cache
@@ -184,7 +184,7 @@ def make_plan(
     )
 
 
-def as_text(plan: Plan) -> str:
+def as_text(plan: MemoryPlan) -> str:
     """Format a plan for a person to read."""
     device = plan.device
     scheme = f", matrices in {plan.quantize}" if plan.quantize else ""

@@ -1,7 +1,7 @@
 """The time of a program by part of the model, from a trace of XLA's profiler.
 
-An instruction of a compiled program belongs to the part in whose name scope it was traced. XLA keeps these names in
-all its passes. An instruction without a name, such as a copy that XLA adds, belongs to the part around it.
+An instruction of a compiled program belongs to the part with the name scope that it was traced in. XLA keeps these
+names in all its passes. An instruction without a name, such as a copy that XLA adds, belongs to the part around it.
 """
 
 import gzip
@@ -69,7 +69,7 @@ def save(trace: Trace, file: Path, *, packed: bool) -> None:
 
 
 def parts_of(hlo: str) -> dict[str, str]:
-    """Find the part that each instruction of an optimized program belongs to, without those of control flow.
+    """Find the part that each instruction of an optimized program belongs to, leaving out control flow.
 
     >>> parts_of('''%body {
     ...   %a = f32[8] fusion(%x), calls=%f, metadata={op_name="jit(decode)/while/body/project_add/product/add"}
@@ -83,22 +83,22 @@ def parts_of(hlo: str) -> dict[str, str]:
     own: dict[str, str] = {}  # by instruction
     inside: dict[str, str] = {}  # computation of each instruction
     called: dict[str, str] = {}  # computation to the instruction that calls it
-    held: dict[str, str] = {}  # computation to the part that something in it names
+    parts: dict[str, str] = {}  # computation to the part that something in it names
     kinds: dict[str, str] = {}
     computation = ""
     for line in hlo.splitlines():
         if not line.startswith(" "):
             computation = header[1] if (header := re.match(r"(?:ENTRY )?%?([\w.\-]+) .*\{$", line)) else computation
-        elif found := re.match(r" +(?:ROOT )?%?([\w.\-]+) = (?:\(.*?\)|\S+) ([\w\-]+)\(", line):
-            name, kinds[name] = found[1], found[2]
+        elif match := re.match(r" +(?:ROOT )?%?([\w.\-]+) = (?:\(.*?\)|\S+) ([\w\-]+)\(", line):
+            name, kinds[name] = match[1], match[2]
             inside[name] = computation
             for listed in CALLS.findall(line):
-                called.update((other.strip("%"), name) for other in listed.split(", "))
+                called.update((callee.strip("%"), name) for callee in listed.split(", "))
             scopes = re.search(r'op_name="([^"]*)"', line)
             if scopes and (named := _part(scopes[1].split("/"))):
-                own[name] = held[computation] = named
+                own[name] = parts[computation] = named
 
-    fused = {caller: held[other] for other, caller in called.items() if other in held}
+    fused = {caller: parts[callee] for callee, caller in called.items() if callee in parts}
 
     def part(name: str | None) -> str:
         if name is None:
@@ -118,7 +118,7 @@ def events_of(trace: Trace, span: str) -> tuple[list[Event], float, float]:
     complete = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     began = next(((event["ts"], event["ts"] + event["dur"]) for event in complete if event["name"] == span), None)
     if began is None:
-        raise ValueError(f"the trace has no span {span}")
+        raise ValueError(f"the trace has no span named {span}")
     start, end = map(float, began)
     ran = [
         Event(event["tid"], float(event["ts"]), float(event["ts"] + event["dur"]), event["args"]["hlo_op"])

@@ -13,7 +13,7 @@ CONVERSATION = [{"role": "user", "content": "Which color is the sky?"}, {"role":
 
 
 def open_tokenizer(checkpoint: Checkpoint, tokenizer: str | Path | None) -> tuple[Tokenizer | None, list[Fault]]:
-    """Open the tokenizer that belongs to a checkpoint; None where there is none, or where it is at fault."""
+    """Open the tokenizer that belongs to a checkpoint; None if there is none, or if it is at fault."""
     try:
         return tokenizer_if_any(checkpoint, tokenizer), []
     except CheckpointError as error:
@@ -40,7 +40,7 @@ def text_faults(checkpoint: Checkpoint, tokenizer: Tokenizer, place: Path) -> li
 
 
 def _fault_of_ending(checkpoint: Checkpoint, tokenizer: Tokenizer, rendered: str) -> Fault | None:
-    """Return a fault where no stop of the checkpoint follows the assistant's answer in the rendered conversation."""
+    """Return a fault if no stop of the checkpoint follows the assistant's answer in the rendered conversation."""
     after = rendered[rendered.rindex(ANSWER) + len(ANSWER) :]
     ids = SpecialTokens(tokenizer).encode(after, after=rendered[: -len(after)]) if after else []
     if checkpoint.stops.intersection(ids):

@@ -53,19 +53,19 @@ def spread(values: Sequence[int | float]) -> tuple[float, float, float]:
     return statistics.median(values), min(values), max(values)
 
 
-def in_turn(call: Callable[[], Any], other: Callable[[], float], effort: Effort) -> list[tuple[float, float]]:
-    """Time `call`, each time beside the mean of what `other` gives before and after it.
+def in_turn(call: Callable[[], Any], second_call: Callable[[], float], effort: Effort) -> list[tuple[float, float]]:
+    """Time `call`, each time next to the mean of what `second_call` gives before and after it.
 
-    A shared machine may change within seconds, so two figures whose ratio counts are measured side by side.
+    A shared machine may change within seconds, so we measure the two figures of a ratio side by side.
     """
     for _ in range(effort.warm):
         jax.block_until_ready(call())
-    found, before = [], other()
+    rounds, before = [], second_call()
     for _ in range(effort.repeats):
         seconds = measure(call, effort._replace(repeats=1, warm=0)).median
-        found.append((seconds, (before + (after := other())) / 2))
+        rounds.append((seconds, (before + (after := second_call())) / 2))
         before = after
-    return found
+    return rounds
 
 
 def measure(call: Callable[[], Any], effort: Effort) -> Seconds:
@@ -76,30 +76,30 @@ def measure(call: Callable[[], Any], effort: Effort) -> Seconds:
     """
     for _ in range(effort.warm):
         jax.block_until_ready(call())
-    taken = []
+    seconds_taken = []
     for _ in range(effort.repeats):
         began, last = time.perf_counter(), None
         for _ in range(effort.in_flight):
             last = call()
         jax.block_until_ready(last)
-        taken.append((time.perf_counter() - began) / effort.in_flight)
-    return Seconds(*spread(taken))
+        seconds_taken.append((time.perf_counter() - began) / effort.in_flight)
+    return Seconds(*spread(seconds_taken))
 
 
 def measure_turns(call: Callable[[int], Any], span: int | float, effort: Effort) -> Seconds:
     """Time one of the turns that `call(turns)` makes before it returns arrays, in measurements of about `span` seconds.
 
     A GPU takes some milliseconds until it is as fast as it gets. A host takes up to a millisecond to launch a program
-    of hundreds of arguments: that is measured without a turn, and taken off. Raises RuntimeError where turns take no
+    of hundreds of arguments: that is measured without a turn, and taken off. Raises RuntimeError if turns take no
     time.
     """
     jax.block_until_ready(call(1))
     launching = measure(partial(call, 0), effort).least
     turns = 1
     # The least of several measurements counts, since a host may rest in any of them.
-    while (taken := measure(partial(call, turns), effort).least - launching) < span / 2:
-        turns *= max(2, int(span / 2 / max(taken, launching)))
+    while (net := measure(partial(call, turns), effort).least - launching) < span / 2:
+        turns *= max(2, int(span / 2 / max(net, launching)))
         if turns >= MOST_TURNS:
             raise RuntimeError(f"{turns:,} turns would not take {span} s")
-    turns = max(turns, ceil(turns * span / taken))
+    turns = max(turns, ceil(turns * span / net))
     return Seconds(*(seconds - launching for seconds in measure(partial(call, turns), effort))).over(turns)

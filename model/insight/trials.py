@@ -1,13 +1,13 @@
 r"""Changes that would mend a checkpoint, each tried on a text: what a model predicts well, it was trained on.
 
-A change is named where it makes the text `ODDS` times as likely. If the model as it is had written the text, Markov's
+A change is named if it makes the text `ODDS` times as likely. If the model as it is had written the text, Markov's
 inequality gives any other model that much with a probability of at most 1 / ODDS. As no checkpoint wrote the text, a
 second condition holds: with the change, the model predicts the text better than the frequencies of the text's own
-tokens do, whose loss is
+tokens do. Their loss is
 
     -sum_v c_v / n ln(c_v / n)        c_v: how often v is among the n tokens
 
-A model of random weights, or one whose language or tokenizer is another, never does.
+A model with random weights, or for another language or tokenizer, never does.
 """
 
 import math
@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
-from llamaspec.model.insight.evaluation import Text, evaluate
+from llamaspec.model.insight.evaluation import EvalText, evaluate
 from llamaspec.model.running.reference_backend import LazyLayers, ReferenceBackend, load_reference_params
-from llamaspec.model.weights.params import Progress, no_progress
+from llamaspec.model.weights.loading import Progress, no_progress
 from llamaspec.reference.config import Config
 from llamaspec.reference.rope import halves_to_interleaved, interleaved_to_halves
 
@@ -70,13 +70,13 @@ class Trials(NamedTuple):
     tokens: int
     frequencies: float  # the loss of a predictor that knows only how often each token is in the text
     before: float  # the loss of the checkpoint as it is
-    taken: list[Trial]  # the changes to name, each with the loss after it and those before it
+    best: list[Trial]  # the changes to name, in order; each loss is of all changes up to it
     tried: list[Trial]  # of the first round
 
     @property
     def judged(self) -> bool:
         """Whether the model knows the text at all, as it is or with changes."""
-        return (self.taken[-1].loss if self.taken else self.before) < self.frequencies
+        return (self.best[-1].loss if self.best else self.before) < self.frequencies
 
 
 def frequency_loss(ids: Sequence[int]) -> float:
@@ -106,15 +106,15 @@ def setting(format: str, key: str, value: str) -> str:
 def changes(config: Config, format: str) -> list[Change]:
     """List the changes that a checkpoint of this configuration and format may need."""
     pairs = "reorder the rows of q and k, as `llamaspec.reference.rope.{}` does, and convert again"
-    made = [
+    candidates = [
         Change(
-            *("rope pairing", "q and k have the pairs of RoPE side by side, where halves are due"),
+            *("rope pairing", "q and k hold RoPE's pairs side by side, expected in halves"),
             pairs.format("interleaved_to_halves"),
             config,
             layer=lambda layer: _reordered(layer, config, interleaved_to_halves),
         ),
         Change(
-            *("rope pairing", "q and k were reordered for RoPE once more than is due"),
+            *("rope pairing", "q and k were reordered for RoPE once too often"),
             pairs.format("halves_to_interleaved"),
             config,
             layer=lambda layer: _reordered(layer, config, halves_to_interleaved),
@@ -130,46 +130,48 @@ def changes(config: Config, format: str) -> list[Change]:
     if not config.tied:
         tied = {"outside": lambda params: params._replace(head=params.embedding)}
         mend = setting(format, "tie_word_embeddings", "true") + ", without the weights of its head"
-        made.append(Change("head", "the head is none of this model's: its embedding does better", mend, config, **tied))
+        candidates.append(
+            Change("head", "the head does not belong to this model: its embedding does better", mend, config, **tied)
+        )
     if config.scaling is not None:
         mend = setting(format, "rope_scaling", "null")
         plain = replace(config, scaling=None)
-        made.append(Change("rope scaling", "RoPE is rescaled, which the weights do not expect", mend, plain))
+        candidates.append(Change("rope scaling", "RoPE is rescaled, which the weights do not expect", mend, plain))
     for name, key, values in (("eps", "rms_norm_eps", EPS), ("theta", "rope_theta", THETAS)):
         for value in values:
             if value != getattr(config, name):
                 mend = setting(format, key, f"{value:g}")
                 what = f"{name} is {getattr(config, name):g}, which the weights do not expect"
-                made.append(Change(name, what, mend, replace(config, **{name: value})))
-    return made
+                candidates.append(Change(name, what, mend, replace(config, **{name: value})))
+    return candidates
 
 
-def try_changes(checkpoint: Checkpoint, text: Text, *, progress: Progress = no_progress) -> Trials:
+def try_changes(checkpoint: Checkpoint, text: EvalText, *, progress: Progress = no_progress) -> Trials:
     """Try the changes on a text, in float64 and layer by layer; the best goes first, until none is worth naming."""
     params = load_reference_params(checkpoint, lazily=True)
     frequencies = frequency_loss(text.ids[1:])
     before = _loss(params, checkpoint.config, text)
-    taken: list[Trial] = []
+    best_trials: list[Trial] = []
     first: list[Trial] = []
     config, loss = checkpoint.config, before
     while True:
-        mended = {trial.change.fault for trial in taken if trial.change}
-        left = [change for change in changes(config, checkpoint.format) if change.fault not in mended]
+        mended = {trial.change.fault for trial in best_trials if trial.change}
+        untried = [change for change in changes(config, checkpoint.format) if change.fault not in mended]
         trials = []
-        for i, change in enumerate(left):
-            progress("trying changes", i / len(left))
+        for i, change in enumerate(untried):
+            progress("trying changes", i / len(untried))
             trials.append(Trial(change, _loss(_changed(params, change), change.config, text)))
         first = first or trials
         best = min(trials, key=lambda trial: trial.loss)
         gain = (loss - best.loss) * text.tokens
         if best.change is None or gain < math.log(ODDS) or best.loss >= frequencies:
-            return Trials(text.tokens, frequencies, before, taken, first)
-        taken.append(best)
+            return Trials(text.tokens, frequencies, before, best_trials, first)
+        best_trials.append(best)
         params, config, loss = _changed(params, best.change), best.change.config, best.loss
 
 
-def _loss(params: Any, config: Config, text: Text) -> float:
-    """Return the loss on a text, infinite where the logits are not finite."""
+def _loss(params: Any, config: Config, text: EvalText) -> float:
+    """Return the loss on a text, infinite if the logits are not finite."""
     backend = ReferenceBackend(params, config, capacity=max(config.context, len(text.ids)))
     try:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -187,11 +189,11 @@ def _changed(params: Any, change: Change) -> Any:
 
 
 def _reordered(layer: Any, config: Config, order: Callable[..., np.ndarray]) -> Any:
-    """Return a layer whose q and k have their rows, biases and norms in another order."""
+    """Return a layer with the rows, biases and norms of q and k in another order."""
 
-    def linear(found: Any, heads: int) -> Any:
-        bias = None if found.bias is None else order(found.bias, heads=heads)
-        return found._replace(weight=order(found.weight, heads=heads), bias=bias)
+    def linear(projection: Any, heads: int) -> Any:
+        bias = None if projection.bias is None else order(projection.bias, heads=heads)
+        return projection._replace(weight=order(projection.weight, heads=heads), bias=bias)
 
     norms = {name: norm for name in ("q_norm", "k_norm") if (norm := getattr(layer, name)) is not None}
     reordered = {name: order(norm, heads=len(norm) // config.head_dim) for name, norm in norms.items()}

@@ -7,12 +7,12 @@ import numpy as np
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, Part, Shifted, Tensor
 from llamaspec.model.checkpoints.codes import exact_parts
 from llamaspec.model.tensors import EMBEDDING, HEAD, Role, weights
-from llamaspec.model.weights.params import Progress, no_progress
+from llamaspec.model.weights.loading import Progress, no_progress
 
 LARGEST_FLOAT16 = 65504.0
 HUGE = 2.0**64  # the product of two such numbers is beyond float32
 NAN_OF_E8M0, NAN_OF_E4M3 = 0xFF, 0x7F  # of e4m3 without its sign
-SUPERBLOCK = 256  # weights of ggml's K types whose scales are stored in 4 or 6 bits, as shares of one in float16
+SUPERBLOCK = 256  # weights of ggml's K types that share a float16 scale, each group's scale being 4 or 6 bits of it
 
 
 class Fault(NamedTuple):
@@ -51,20 +51,20 @@ def weight_faults(checkpoint: Checkpoint, *, progress: Progress = no_progress) -
         ("overflow", "huge", "weights are beyond 2^64, and their products beyond float32", "of these", damaged),
         ("scales", "dead", "scales are 0, which makes their groups of codes 0", "groups whose codes differ", again),
     )
-    found = [
+    faults = [
         Fault(fault, what, _listed({name: getattr(seen, field) for name, seen in counted.items()}, unit), mend)
         for fault, field, what, unit, mend in kinds
         if any(getattr(seen, field) for seen in counted.values())
     ]
-    return found
+    return faults
 
 
 def norm_faults(checkpoint: Checkpoint) -> list[Fault]:
-    """List a fault where the norms' median weight is not positive: a norm scales features, and turns few around."""
+    """List a fault if the norms' median weight is not positive: a norm scales features, and turns few around."""
     norms = [weight.name for weight in weights(checkpoint.config) if weight.role is Role.NORM]
     medians = {name: float(np.median(checkpoint.tensors[name].read().astype(np.float64))) for name in norms}
     odd = [name for name, median in medians.items() if median <= 0]
-    if 2 * len(odd) <= len(norms):  # also where there are none
+    if 2 * len(odd) <= len(norms):  # also if there are none
         return []
     what = "the weights of norms are stored less 1, as Gemma's are, or as 0"
     worst = min(odd, key=lambda name: medians[name])
@@ -105,12 +105,12 @@ def _huge(values: np.ndarray) -> int:
 def _count_codes(part: Part, tensor: Tensor) -> _Seen:
     """Count in some rows of codes; `dead` are groups of different codes that a scale makes 0.
 
-    A group that was 0 has one code throughout. A scale of a K type may be rounded to 0 beside larger ones; those of a
-    whole superblock are not.
+    A group that was 0 has one code throughout. A scale of a K type may be rounded to 0 next to larger ones, but not all
+    scales of a superblock.
     """
     codes = tensor.codes
     assert codes
-    if part.scales.dtype == np.uint8:  # exponents, of which 255 is NaN and none is 0
+    if part.scales.dtype == np.uint8:  # exponents: 255 is NaN, and no scale is 0
         return _Seen(int(np.sum(part.scales == NAN_OF_E8M0)), 0, 0, 0, 0)
     numbers = [part.scales, part.minima] if isinstance(part, Shifted) else [part.scales]
     nan = sum(int(np.isnan(array).sum()) for array in numbers)
@@ -118,14 +118,14 @@ def _count_codes(part: Part, tensor: Tensor) -> _Seen:
     infinite = sum(int(np.isinf(array).sum()) for array in numbers)
     together = SUPERBLOCK // codes.group if (tensor.type or "").endswith("_K") else 1
     edges = np.arange(0, part.codes.shape[1], codes.group * together)
-    same = np.maximum.reduceat(part.codes, edges, axis=1) == np.minimum.reduceat(part.codes, edges, axis=1)
+    constant = np.maximum.reduceat(part.codes, edges, axis=1) == np.minimum.reduceat(part.codes, edges, axis=1)
     zero = np.logical_and.reduceat(part.scales == 0, np.arange(0, part.scales.shape[1], together), axis=1)
-    return _Seen(nan, infinite, 0, sum(map(_huge, numbers)), int(np.sum(zero & ~same)))
+    return _Seen(nan, infinite, 0, sum(map(_huge, numbers)), int(np.sum(zero & ~constant)))
 
 
 def _listed(counts: dict[str, int], unit: str) -> str:
-    """List the tensors in which something was counted, three at most."""
-    found = {name: count for name, count in counts.items() if count}
-    first = ", ".join(f"{name} ({count:,})" for name, count in list(found.items())[:3])
-    rest = f" and {len(found) - 3} more tensors" if len(found) > 3 else ""
-    return f"{sum(found.values()):,} {unit}, in {first}{rest}"
+    """List the tensors with a count, three at most."""
+    nonzero = {name: count for name, count in counts.items() if count}
+    first = ", ".join(f"{name} ({count:,})" for name, count in list(nonzero.items())[:3])
+    more = f" and {len(nonzero) - 3} more tensors" if len(nonzero) > 3 else ""
+    return f"{sum(nonzero.values()):,} {unit}, in {first}{more}"

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from llamaspec.model.cache import LayerPages, Stored, from_int8
-from llamaspec.model.ops.block import capped, score_scale, sink_scores
+from llamaspec.model.cache import LayerPages, LayerStore, from_int8
+from llamaspec.model.ops.block import score_scale, sink_scores, transform_scores
 from llamaspec.model.ops.paged_attention import attend_pages
 from llamaspec.model.ops.table import Positions
 from llamaspec.reference.config import Config
@@ -22,7 +22,7 @@ class Spans(NamedTuple):
     """
 
     smallest: int  # rows of the cache
-    longest: int  # rows that are read at once; a longer cache is read so many at a time
+    longest: int  # rows to read at once; a longer cache is read in blocks of this size
     growth: int  # of a prompt's span to the next
 
     def up_to(self, capacity: int, *, growth: int) -> list[int]:
@@ -40,7 +40,7 @@ SPANS = Spans(smallest=64, longest=4096 + 256, growth=4)
 
 @runtime_checkable
 class Scores(Protocol):
-    """Products of queries with the first keys, as many as `visible` has rows; -inf where a key is not visible."""
+    """Products of queries with the first keys, as many as `visible` has rows; -inf if a key is not visible."""
 
     def __call__(
         self,
@@ -62,7 +62,7 @@ class Weighted(Protocol):
 
 def attend(
     q: Float[Array, "batch seq heads head_dim"],
-    cache: Stored,
+    cache: LayerStore,
     positions: Positions,
     *,
     window: int | None,
@@ -89,10 +89,10 @@ def attend(
     def over(span: int):
         def branch(q: Array, k: Array, v: Array, at: Array) -> Array:
             visible = _visible(at, jnp.arange(span), window)
-            found = with_cap(scores(q, k, visible), visible, config.attention_cap)
-            largest = jnp.max(found, axis=-1, keepdims=True)
+            visible_scores = transform_visible(scores(q, k, visible), visible, config)
+            largest = jnp.max(visible_scores, axis=-1, keepdims=True)
             largest = largest if z is None else jnp.maximum(largest, z)
-            p = jnp.exp(found - largest)
+            p = jnp.exp(visible_scores - largest)
             total = jnp.sum(p, axis=-1, keepdims=True)
             # The results are divided, since there are fewer of them than probabilities.
             return weighted(p, v) / (total if z is None else total + jnp.exp(z - largest))
@@ -102,7 +102,7 @@ def attend(
     lengths = spans.up_to(min(capacity, spans.longest), growth=2 if seq == 1 else spans.growth)
     branches = [over(span) for span in lengths]
     if capacity > spans.longest:
-        branches.append(partial(_attend_in_blocks, z=z, block=spans.longest, window=window, cap=config.attention_cap))
+        branches.append(partial(_attend_in_blocks, z=z, block=spans.longest, window=window, config=config))
     used = jnp.max(positions.at) + 1
     first = jnp.sum(jnp.asarray(lengths[: len(branches) - 1], jnp.int32) < used)  # span that covers the rows in use
     h = lax.switch(first, branches, q, cache.k, cache.v, positions.at)  # [batch, kv_heads, group, seq, head_dim]
@@ -110,7 +110,7 @@ def attend(
 
 
 def _attend_in_blocks(
-    q: Array, k: Array, v: Array, at: Array, *, z: Array | None, block: int, window: int | None, cap: float | None
+    q: Array, k: Array, v: Array, at: Array, *, z: Array | None, block: int, window: int | None, config: Config
 ) -> Array:
     """Attention with the online softmax of `reference.softmax`, over `block` rows of the cache at a time.
 
@@ -125,7 +125,7 @@ def _attend_in_blocks(
         read = start + jnp.arange(block)
         keys, values = (lax.dynamic_slice_in_dim(a, start, block, axis=2) for a in (k, v))
         visible = _visible(at, read, window) & (read >= i * block)
-        scores = with_cap(scores_by_dot(q, keys, visible), visible, cap)
+        scores = transform_visible(scores_by_dot(q, keys, visible), visible, config)
         larger = jnp.maximum(maximum, jnp.max(scores, axis=-1, keepdims=True))
         shift = jnp.where(larger == -jnp.inf, 0, larger)  # -inf - -inf would be NaN
         p, rescale = jnp.exp(scores - shift), jnp.exp(maximum - shift)
@@ -139,11 +139,12 @@ def _attend_in_blocks(
     return h / total
 
 
-def with_cap(
-    scores: Float[Array, "*heads seq rows"], visible: Bool[Array, "*#heads seq rows"], cap: float | None
+def transform_visible(
+    scores: Float[Array, "*heads seq rows"], visible: Bool[Array, "*#heads seq rows"], config: Config
 ) -> Float[Array, "*heads seq rows"]:
-    """Put a soft cap on scores, which stay -inf where nothing is `visible`."""
-    return scores if cap is None else jnp.where(visible, capped(scores, cap), -jnp.inf)
+    """Apply `block.transform_scores`, and keep -inf if a key is not `visible`."""
+    transformed = transform_scores(scores, config)
+    return scores if transformed is scores else jnp.where(visible, transformed, -jnp.inf)
 
 
 def scores_by_dot(q: Array, k: Array, visible: Array) -> Float[Array, "batch kv_heads group seq rows"]:

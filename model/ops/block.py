@@ -1,4 +1,4 @@
-"""The ops of a block in plain JAX, with the product of a matrix left to whoever makes a table of them."""
+"""The ops of a block in plain JAX. The table of ops chooses how to multiply by a matrix."""
 
 from collections.abc import Callable, Mapping
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from llamaspec.model.cache import Stored, extended
+from llamaspec.model.cache import LayerStore, extended
 from llamaspec.model.ops.table import Mean, Positions, Product, Total
 from llamaspec.model.weights.params import Experts, FeedForward, Layer, Linear, Params
 from llamaspec.reference.config import Activation, Config
@@ -19,13 +19,13 @@ SLOPE, LIMIT = 1.702, 7.0
 def norm_qkv(
     x: Float[Array, "batch seq dim"],
     layer: Layer,
-    cache: Stored,
+    cache: LayerStore,
     positions: Positions,
     *,
     config: Config,
     product: Product,
     mean: Mean | None = None,
-) -> tuple[Float[Array, "batch seq heads head_dim"], Stored]:
+) -> tuple[Float[Array, "batch seq heads head_dim"], LayerStore]:
     """Normalize x, project it to q, k and v, and append k and v to the cache. See `table.NormQkv`."""
     n = _normed(x, layer.attention_norm, layer.attention_norm_bias, config=config)
     qkv = _linear(n, layer.qkv, product).reshape(*x.shape[:2], -1, config.head_dim)
@@ -147,8 +147,13 @@ def score_scale(config: Config) -> float:
     return config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
 
 
+def transform_scores(scores: Float[Array, "*heads seq rows"], config: Config) -> Float[Array, "*heads seq rows"]:
+    """Apply to scaled scores what a model does to them before the softmax. Every form of attention calls this."""
+    return scores if config.attention_cap is None else capped(scores, config.attention_cap)
+
+
 def sink_scores(sinks: Float[Array, " heads"], config: Config) -> Float[Array, "kv_heads group 1 1"]:
-    """Lay the scores of sinks out like those of keys, in float32."""
+    """Lay out the scores of sinks like the scores of keys, in float32."""
     return sinks.astype(jnp.float32).reshape(config.kv_heads, -1, 1, 1)
 
 
@@ -199,15 +204,15 @@ ACTIVATIONS: Mapping[Activation, Callable[[Array], Array]] = {
 def rope(x: Float[Array, "batch seq heads head_dim"], positions: Positions) -> Float[Array, "batch seq heads head_dim"]:
     """`reference.rope.rope_halves` in float32. Features beyond the pairs of `positions` stay as they are."""
     pairs = positions.cos.shape[-1]
-    a, b, *kept = jnp.split(x, [pairs, 2 * pairs] if 2 * pairs < x.shape[-1] else 2, axis=-1)
+    a, b, *unrotated = jnp.split(x, [pairs, 2 * pairs] if 2 * pairs < x.shape[-1] else 2, axis=-1)
     cos, sin = positions.cos[:, :, None], positions.sin[:, :, None]
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, *kept], axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, *unrotated], axis=-1)
 
 
 def _linear(
     x: Float[Array, "batch seq cols"], linear: Linear, product: Product, total: Total | None = None
 ) -> Float[Array, "batch seq rows"]:
-    """Multiply, sum over devices where `total` does, and only then add the bias."""
+    """Multiply, sum over devices if `total` does, and only then add the bias."""
     y = product(x, linear.weight)
     y = y if total is None else total(y)
     return y if linear.bias is None else y + linear.bias.astype(jnp.float32)
@@ -220,7 +225,7 @@ def _normed(
     *,
     config: Config,
 ) -> Float[Array, "*batch dim"]:
-    """Normalize x, where there is a norm, and round as a product takes it."""
+    """Normalize x, if there is a norm, and round as a product takes it."""
     if weight is None:
         return x
     eps = config.eps

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llamaspec.model.cache import Pages
+from llamaspec.model.device import HOPPER, Device, default_device
 from llamaspec.model.ops.cpu import CPU
 from llamaspec.model.ops.table import Ops
 from llamaspec.model.ops.xla import XLA
-from llamaspec.model.running.device import HOPPER, Device, default_device
 from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 
@@ -20,7 +20,7 @@ class Choice(NamedTuple):
     name: str  # xla, cpu or pallas
     ops: Ops
     kernels: tuple[str, ...]  # ops that are kernels, in some layers at least
-    plain: Mapping[str, str]  # other ops, and those that are plain in some layers; the reason of each
+    plain: Mapping[str, str]  # the reason for each other op, and for each op that is plain in some layers
 
 
 def ops_for(
@@ -36,9 +36,9 @@ def ops_for(
 ) -> Choice:
     """The table of ops for a model: `auto` takes the one that is made for the device.
 
-    `params` may be `abstract_params`; `capacity` is that of the cache's arrays, the padding of a prompt's last chunk
-    included; `device` is the default one unless given; `pages` are those of a cache in pages. Raises ValueError for a
-    name that is none of auto, xla, cpu and pallas, and where `pallas` is asked for but some op would be plain.
+    `params` may be `abstract_params`; `capacity` is the capacity of the cache's arrays, with the padding of a prompt's
+    last chunk; `device` is the default one unless given; `pages` are the sizes of a cache in pages. Raises ValueError
+    for a name that is none of auto, xla, cpu and pallas, and if `pallas` is asked for but some op would be plain.
     """
     device = device or default_device()
     check_kernels(kernels, device)
@@ -56,7 +56,7 @@ def ops_for(
         kernels = "cpu" if device.platform == "cpu" else "xla"
         reason = f"kernels need a GPU of compute capability {HOPPER}, and JAX has here a {device.kind}"
     else:
-        reason = f"{kernels} was asked for"
+        reason = f"{kernels} was requested"
     return Choice(kernels, CPU if kernels == "cpu" else XLA, (), dict.fromkeys(Ops._fields, reason))
 
 
@@ -76,7 +76,7 @@ def _by_kernels(config: Config, params: Params, *, only: bool, **sizes: Any) -> 
 
     ops, reasons = pallas_ops(config, params, **sizes)
     refused = {name: reason for name, reason in reasons.items() if reason}
-    choice = Choice("pallas", ops, tuple(name for name in KERNELS if getattr(ops, name).taken), refused)
+    choice = Choice("pallas", ops, tuple(name for name in KERNELS if getattr(ops, name).accepted), refused)
     if only and not refused.keys().isdisjoint((*KERNELS, PROMPT)):  # others are plain in every model
         raise ValueError(f"kernels pallas do not run all of this model ({describe(choice)}): choose auto or xla")
     return choice
@@ -85,8 +85,8 @@ def _by_kernels(config: Config, params: Params, *, only: bool, **sizes: Any) -> 
 def describe(choice: Choice) -> str:
     """One line that says which ops are kernels, and why the others are plain.
 
-    >>> describe(Choice("cpu", CPU, (), dict.fromkeys(Ops._fields, "cpu was asked for")))
-    'kernels: none; plain: all ops (cpu was asked for)'
+    >>> describe(Choice("cpu", CPU, (), dict.fromkeys(Ops._fields, "cpu was requested")))
+    'kernels: none; plain: all ops (cpu was requested)'
     >>> describe(Choice("pallas", XLA, ("attend",), {"norm_qkv": "odd", "project_add": "odd", "moe_add": "no kernel"}))
     'kernels: attend; plain: norm_qkv project_add (odd), moe_add (no kernel)'
     """
@@ -94,7 +94,8 @@ def describe(choice: Choice) -> str:
     for name, reason in choice.plain.items():
         names.setdefault(reason, []).append(name)
     plain = [
-        f"{'all ops' if len(same) == len(Ops._fields) else ' '.join(same)} ({reason})" for reason, same in names.items()
+        f"{'all ops' if len(group) == len(Ops._fields) else ' '.join(group)} ({reason})"
+        for reason, group in names.items()
     ]
     line = f"kernels: {' '.join(choice.kernels) or 'none'}"
     return f"{line}; plain: {', '.join(plain)}" if plain else line

@@ -7,7 +7,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from llamaspec.model.cache import LayerPages, Stored
+from llamaspec.model.cache import LayerPages, LayerStore
 from llamaspec.model.ops.attention import SPANS, Spans, attend, scores_by_dot, weighted_by_dot
 from llamaspec.model.ops.page_list import attend_listed_pages
 from llamaspec.model.ops.products import cpu_product, lane_sums, last_sum
@@ -19,12 +19,12 @@ from llamaspec.reference.config import Config
 # The first chunk of a prompt has 128 tokens, and 512 rows of keys and values stay in a CPU's caches.
 PROMPT_SPANS = Spans(smallest=128, longest=512, growth=2)
 SUMMED = 16  # values of the cache in a partial sum, at most: each is an operation more to compile
-SECOND_CORE = 1 << 19  # bytes that a loop reads and writes before XLA gives it a second core, whatever it computes
+SECOND_CORE = 1 << 19  # bytes that a loop must read and write before XLA gives it a second core
 
 
 def cpu_attend(
     q: Float[Array, "batch seq heads head_dim"],
-    cache: Stored,
+    cache: LayerStore,
     positions: Positions,
     *,
     window: int | None,
@@ -33,14 +33,14 @@ def cpu_attend(
 ) -> Float[Array, "batch seq width"]:
     """`attend`, with spans for a CPU.
 
-    A prompt reads few rows at once, so that it reads none beyond those in use and they stay in the caches. One token
-    whose heads have keys of their own multiplies them where they lie, because a dot would first copy them. Several rows
-    with such heads read their pages together.
+    A prompt reads few rows at once, so it reads only rows in use, and they stay in the caches. If each query head has
+    its own keys, a single token multiplies them where they lie, because a dot would first copy them, and several rows
+    read their pages together.
     """
     products: dict[str, Any] = {"scores": _scores_of_one, "weighted": _weighted_by_one}
     if isinstance(cache, LayerPages):
-        one = q.shape[1] == 1 < len(q) and config.heads == config.kv_heads and cache.k.dtype != jnp.int8
-        if not one:
+        single_query = q.shape[1] == 1 < len(q) and config.heads == config.kv_heads and cache.k.dtype != jnp.int8
+        if not single_query:
             return attend(q, cache, positions, window=window, config=config, sinks=sinks)
         return attend_listed_pages(
             q, cache, positions.at, window=window, config=config, sinks=sinks, scores=_scores_of_one

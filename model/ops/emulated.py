@@ -37,7 +37,7 @@ SUPERBLOCK = 256
 
 
 def roundings(checkpoint: Checkpoint, emulate: str) -> dict[str, str]:
-    """Name the rounding, one of `ROUNDINGS`, of each matrix whose activations are rounded, by the tensor's name.
+    """Name the rounding, one of `ROUNDINGS`, for each matrix that gets rounded activations, by the tensor's name.
 
     `emulate` is q8_0, for all quantized matrices; int8, with a scale a token, for matrices in int8; or ggml, for the
     rounding that llama.cpp pairs with the type of each tensor of a GGUF file. Raises ValueError for another name, for a
@@ -48,22 +48,22 @@ def roundings(checkpoint: Checkpoint, emulate: str) -> dict[str, str]:
     matrices = {name: tensor for name, tensor in checkpoint.tensors.items() if len(tensor.shape) == 2}
     named = {name: ROUNDING_OF[tensor.type] for name, tensor in matrices.items() if tensor.type in ROUNDING_OF}
     if emulate == "ggml":
-        found = named
+        rounded_by = named
     elif emulate == "q8_0":
         blocks = {name for name, rounding in named.items() if rounding in ("q8_0", "q8_1", "q8_k")}
-        found = {name: "q8_0" for name, tensor in matrices.items() if tensor.codes or name in blocks}
+        rounded_by = {name: "q8_0" for name, tensor in matrices.items() if tensor.codes or name in blocks}
     elif emulate == "int8":
-        found = {name: "int8" for name, tensor in matrices.items() if tensor.codes and tensor.codes.form in BYTES}
+        rounded_by = {name: "int8" for name, tensor in matrices.items() if tensor.codes and tensor.codes.form in BYTES}
     else:
-        raise ValueError(f"activations can be rounded as q8_0, int8 or ggml has them, not {emulate}")
-    if not found:
-        raise ValueError(f"{checkpoint.path} has no matrix whose activations {emulate} would round")
+        raise ValueError(f"no rounding of activations named {emulate}: choose q8_0, int8 or ggml")
+    if not rounded_by:
+        raise ValueError(f"{checkpoint.path} has no matrix with activations for {emulate} to round")
     for stack in stacks(checkpoint.config):
-        first, *others = (weight.name for weight in stack.weights)
-        for other in others:
-            if found.get(first) != found.get(other):
-                raise ValueError(f"{checkpoint.path}: {first} and {other} are of types whose activations differ")
-    return found
+        first, *stacked = (weight.name for weight in stack.weights)
+        for name in stacked:
+            if rounded_by.get(first) != rounded_by.get(name):
+                raise ValueError(f"{checkpoint.path}: {first} and {name} have types with different activations")
+    return rounded_by
 
 
 @jax.tree_util.register_dataclass
@@ -86,7 +86,7 @@ def emulating(product: Product) -> Callable[[Array, Matrix | Rounding], Array]:
         y = product(numbers[..., :cols], weight.weight)
         if weight.to == "q8_1":
             assert isinstance(weight.weight, QuantizedMatrix | Stacked) and weight.weight.minima is not None
-            minima = weight.weight.minima[:, : numbers.shape[-1] - cols]  # those of appended columns are 0
+            minima = weight.weight.minima[:, : numbers.shape[-1] - cols]  # appended columns have minima of 0
             y += jnp.matmul(numbers[..., cols:], minima.T, precision=lax.Precision.HIGHEST)
         return y
 
@@ -103,22 +103,22 @@ def emulated_ops(ops: Ops) -> Ops:
     return EMULATED[ops]
 
 
-def with_roundings(params: Params, found: dict[str, str], *, config: Config) -> Params:
+def with_roundings(params: Params, roundings_by_name: dict[str, str], *, config: Config) -> Params:
     """Wrap the matrices of `params`, or their shapes, so that they round their inputs as `roundings` says."""
 
-    def rounding(place: Any, held: Any) -> Any:
-        if isinstance(place, Names) and place.names[0] in found:
-            return Rounding(held, found[place.names[0]])
-        return held
+    def rounding(place: Any, array: Any) -> Any:
+        if isinstance(place, Names) and place.names[0] in roundings_by_name:
+            return Rounding(array, roundings_by_name[place.names[0]])
+        return array
 
     # The embedding multiplies nothing; a tied head is a leaf of its own.
     return jax.tree.map(rounding, array_names(config, params.rope), params)._replace(embedding=params.embedding)
 
 
 class RoundingArray(np.ndarray):
-    """A NumPy matrix that rounds the vectors it is multiplied by. It is made for `x @ matrix.T` alone.
+    """A NumPy matrix that rounds the vectors it is multiplied by. It only supports `x @ matrix.T`.
 
-    A stack of matrices may be indexed by its first axis. `minima` are those of the blocks, for q8_1.
+    A stack of matrices may be indexed by its first axis. `minima` are the minima of the blocks, for q8_1.
     """
 
     rounding: Callable[[np.ndarray], np.ndarray] | None
@@ -145,7 +145,7 @@ class RoundingArray(np.ndarray):
         return part
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        arrays = [np.asarray(each) for each in inputs]
+        arrays = [np.asarray(operand) for operand in inputs]
         if not (ufunc is np.matmul and inputs[1] is self and self.rounding):
             return getattr(ufunc, method)(*arrays, **options)
         numbers, cols = self.rounding(arrays[0]), arrays[0].shape[-1]
@@ -173,8 +173,8 @@ def q8_1(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols_and_blocks
     stored = d.astype(jnp.float16).astype(jnp.float32)
     codes = jnp.sum(jnp.round(sums / jnp.where(stored == 0, 1, stored)[..., None]), axis=-1)
     # The barriers keep XLA from fusing product and difference into one operation with one rounding.
-    kept = lax.optimization_barrier(d * codes).astype(jnp.float16).astype(jnp.float32)
-    return jnp.concatenate([rounded, kept - lax.optimization_barrier(stored * codes)], axis=-1)
+    summed = lax.optimization_barrier(d * codes).astype(jnp.float16).astype(jnp.float32)
+    return jnp.concatenate([rounded, summed - lax.optimization_barrier(stored * codes)], axis=-1)
 
 
 def q8_k(x: Float[Array, "*batch cols"]) -> Float[Array, "*batch cols"]:

@@ -1,11 +1,12 @@
-"""The ops of a block on a Hopper GPU: our kernels where they are made for the model, the plain form where they are not.
+"""The ops of a block on a Hopper GPU: our kernels if they support the model, otherwise the plain form.
 
-Kernels are for decoding: one new token for each of a few sequences, where all time is spent reading weights and cache.
+Kernels are for decoding: one new token for each of a few sequences, when reading weights and cache takes all the time.
 XLA keeps the products of a prompt's many tokens, because its matrix products reach the tensor cores' speed. Attention
 has a kernel for both.
 
 `pallas_ops` asks each kernel once, before anything is compiled, whether it takes the forms of arguments that a model
-calls it with. The answers become part of the table, which routes by those forms alone: no call is tried and caught.
+calls it with. The answers become part of the table, which routes by these forms: it never tries a call and catches its
+error.
 
 This module stands apart from the other tables because importing Pallas takes a second, and only a GPU needs it.
 """
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from llamaspec.model.cache import LayerCache, LayerPages, Pages, Stored, empty_cache, empty_pages
+from llamaspec.model.cache import LayerCache, LayerPages, LayerStore, Pages, empty_cache, empty_pages
 from llamaspec.model.ops.gpu_config import check_config
 from llamaspec.model.ops.gpu_products import (
     PROMPTS,
@@ -30,7 +31,7 @@ from llamaspec.model.ops.gpu_products import (
     check_one_by_one,
     multiplied,
     multiplied_apart,
-    multiplied_at_once,
+    uses_coded_gemm,
 )
 from llamaspec.model.ops.routed import Form, KernelOp, Routed, form_of
 from llamaspec.model.ops.table import Mean, Ops, Positions, Total
@@ -52,18 +53,18 @@ PROMPT = "attend_prompt"  # the name that attention's other kernel has among the
 def norm_qkv(
     x: Float[Array, "batch 1 dim"],
     layer: Layer,
-    cache: Stored,
+    cache: LayerStore,
     positions: Positions,
     *,
     config: Config,
     mean: Mean | None = None,
-) -> tuple[Float[Array, "batch 1 heads head_dim"], Stored]:
+) -> tuple[Float[Array, "batch 1 heads head_dim"], LayerStore]:
     """`block.norm_qkv` of one token a sequence."""
     del mean  # a norm of q or k has no kernel
     _check_cache(cache, x)
     if layer.q_norm is not None or layer.k_norm is not None:
         raise Unsupported("norm_qkv has no kernel for norms of q and k")
-    at_once = multiplied_at_once(layer.qkv.weight, x)
+    at_once = uses_coded_gemm(layer.qkv.weight, x)
     if isinstance(cache, LayerPages) and not at_once:
         check_one_by_one(layer.qkv.weight, x)
     if isinstance(cache, LayerPages) or at_once:
@@ -87,7 +88,7 @@ def norm_qkv(
 
 def attend(
     q: Float[Array, "batch seq heads head_dim"],
-    cache: Stored,
+    cache: LayerStore,
     positions: Positions,
     *,
     window: int | None,
@@ -101,7 +102,7 @@ def attend(
     if isinstance(cache, LayerPages) and q.shape[1] == 1:
         return attention_paged(q[:, 0], cache.k, cache.v, cache.table, start + 1, window=window)[:, None]
     if isinstance(cache, LayerPages):
-        # Reading all pages of a sequence once costs little beside the products of a prompt's many tokens.
+        # Reading all pages of a sequence once costs little compared with the products of a prompt's many tokens.
         k, v = (_in_a_row(pages, cache.table) for pages in (cache.k, cache.v))
         return attention_prefill(q, k, v, start, window=window)
     if q.shape[1] > 1:
@@ -113,7 +114,7 @@ def project_add(
     h: Float[Array, "batch 1 width"], layer: Layer, x: Float[Array, "batch 1 dim"], *, total: Total | None = None
 ) -> Float[Array, "batch 1 dim"]:
     """`block.project_add` of one token a sequence."""
-    if multiplied_at_once(layer.o.weight, h):
+    if uses_coded_gemm(layer.o.weight, h):
         return STEPS.project_add(h, layer, x, total=total)
     return _linear_add(h, layer.o, x, total)
 
@@ -122,7 +123,7 @@ def norm_gate_up(x: Float[Array, "batch 1 dim"], layer: Layer, *, config: Config
     """`block.norm_gate_up` of one token a sequence."""
     assert isinstance(layer.ffn, FeedForward) and layer.ffn_norm is not None  # `check_config`
     weight, bias = layer.ffn.gate_up
-    if multiplied_at_once(weight, x):
+    if uses_coded_gemm(weight, x):
         return STEPS.norm_gate_up(x, layer, config=config)
     return _norm_gate_up(multiplied(weight, x), x[:, 0], layer.ffn_norm, eps=config.eps, bias=bias)[:, None]
 
@@ -132,7 +133,7 @@ def down_add(
 ) -> Float[Array, "batch 1 dim"]:
     """`block.down_add` of one token a sequence."""
     assert isinstance(layer.ffn, FeedForward)
-    if multiplied_at_once(layer.ffn.down.weight, g):
+    if uses_coded_gemm(layer.ffn.down.weight, g):
         return STEPS.down_add(g, layer, x, total=total)
     return _linear_add(g, layer.ffn.down, x, total)
 
@@ -140,7 +141,7 @@ def down_add(
 def _linear_add(
     v: Float[Array, "batch 1 cols"], linear: Linear, x: Float[Array, "batch 1 rows"], total: Total | None
 ) -> Float[Array, "batch 1 rows"]:
-    """Multiply, and add bias and residual in the kernel; after the sum over devices where there are several."""
+    """Multiply, and add bias and residual in the kernel; after the sum over devices if there are several."""
     weight, bias = linear
     if total is None:
         return gemv(multiplied(weight, v), v[:, 0], bias=bias, residual=x[:, 0])[:, None]
@@ -152,7 +153,7 @@ def _linear_add(
 def norm_logits(x: Float[Array, "*batch dim"], params: Params, *, config: Config) -> Float[Array, "*batch vocab"]:
     """`block.norm_logits` of a few tokens."""
     rows = x.reshape(-1, config.dim)
-    if multiplied_at_once(params.head, x):
+    if uses_coded_gemm(params.head, x):
         return STEPS.norm_logits(x, params, config=config)
     logits = gemv(multiplied(params.head, rows[:, None]), rows, norm=params.norm, eps=config.eps, out=jnp.float32)
     return logits.reshape(*x.shape[:-1], -1)
@@ -165,13 +166,13 @@ def _in_a_row(
     return rows.reshape(*rows.shape[:2], -1, rows.shape[-1])
 
 
-def _check_cache(cache: Stored, x: Array) -> None:
+def _check_cache(cache: LayerStore, x: Array) -> None:
     if cache.k.dtype != x.dtype:
         raise Unsupported(f"kernels read a cache in the model's own {x.dtype}, not in {cache.k.dtype}")
 
 
 def _norm_qkv_form(
-    x: Shaped, layer: Layer, cache: Stored, positions: Positions, *, config: Config, mean: Mean | None = None
+    x: Shaped, layer: Layer, cache: LayerStore, positions: Positions, *, config: Config, mean: Mean | None = None
 ) -> Form | None:
     del mean  # `config` says whether it is asked for
     weights = layer.attention_norm, layer.qkv, layer.q_norm, layer.k_norm
@@ -179,7 +180,13 @@ def _norm_qkv_form(
 
 
 def _attend_form(
-    q: Shaped, cache: Stored, positions: Positions, *, window: int | None, config: Config, sinks: Shaped | None = None
+    q: Shaped,
+    cache: LayerStore,
+    positions: Positions,
+    *,
+    window: int | None,
+    config: Config,
+    sinks: Shaped | None = None,
 ) -> Form | None:
     del sinks  # `config` says whether there are any
     batch, seq, *head = q.shape
@@ -238,7 +245,7 @@ class Call(NamedTuple):
         return form
 
     def refusal(self, config: Config) -> str | None:
-        """The words in which the kernel refuses the arguments; None where it takes them."""
+        """Ask the kernel, and return its reason to refuse the arguments; None if it takes them."""
         try:
             check_config(self.op, config)
             jax.eval_shape(partial(KERNELS[self.op].kernel, **self.fixed), *self.arguments)
@@ -264,7 +271,7 @@ def calls(
     dtype = params.embedding.dtype
     stored = np.dtype(cache_dtype or dtype)
 
-    def cache_of(rows: int) -> Stored:
+    def cache_of(rows: int) -> LayerStore:
         if pages is None:
             return jax.eval_shape(partial(empty_cache, config, batch=rows, capacity=capacity, dtype=stored)).layers[0]
         k, v = jax.eval_shape(partial(empty_pages, config, pages=pages.number, page=pages.size, dtype=stored))[0]
@@ -283,11 +290,11 @@ def calls(
     x, h, g = (
         abstract(batch, 1, size, dtype=dtype) for size in (config.dim, config.heads * config.head_dim, config.ffn)
     )
-    one, many, with_config = positions(batch, 1), positions(prompts, CHUNK), {"config": config}
+    step, many, with_config = positions(batch, 1), positions(prompts, CHUNK), {"config": config}
     for i, layer in enumerate(params.layers):
         attending = {"window": config.window(i), "config": config}
-        yield Call("norm_qkv", (x, layer, cache, one), with_config)
-        yield Call("attend", (q(batch, 1), cache, one), attending)
+        yield Call("norm_qkv", (x, layer, cache, step), with_config)
+        yield Call("attend", (q(batch, 1), cache, step), attending)
         yield Call(PROMPT, (q(prompts, CHUNK), cache_of_prompts, many), attending)
         yield Call("project_add", (h, layer, x))
         if not config.experts:
@@ -305,30 +312,30 @@ def pallas_ops(
     cache_dtype: np.dtype | None = None,
     pages: Pages | None = None,
 ) -> tuple[Ops, dict[str, str | None]]:
-    """The table for a model, and for each op why it is plain while it decodes; None where a kernel runs it everywhere.
+    """The table for a model, and for each op why it is plain while it decodes; None if a kernel runs it everywhere.
 
-    The arguments are those of `calls`. `PROMPT` is among the names, and `moe_add` where there are experts. Raises what
+    The arguments are as in `calls`. `PROMPT` is among the names, and `moe_add` if there are experts. Raises what
     a kernel raises, unless it is Unsupported.
     """
     answers: dict[str, dict[Form, str | None]] = defaultdict(dict)
-    given: dict[str, list[str | None]] = defaultdict(list)  # an answer for each call
+    answers_by_name: dict[str, list[str | None]] = defaultdict(list)  # an answer for each call
     for call in calls(config, params, batch=batch, capacity=capacity, cache_dtype=cache_dtype, pages=pages):
         known = answers[call.op]
         if (form := call.form) not in known:
             known[form] = call.refusal(config)
-        given[call.name].append(known[form])
+        answers_by_name[call.name].append(known[form])
     routed = {}
     for name, op in KERNELS.items():
-        taken = frozenset(form for form, reason in answers[name].items() if reason is None)
-        routed[name] = Routed(name, op, taken, frozenset(answers[name]) - taken)
-    reasons = {name: _summary(each) for name, each in given.items()}
+        accepted = frozenset(form for form, reason in answers[name].items() if reason is None)
+        routed[name] = Routed(name, op, accepted, frozenset(answers[name]) - accepted)
+    reasons = {name: _summary(reasons_of_calls) for name, reasons_of_calls in answers_by_name.items()}
     if config.experts:
         reasons["moe_add"] = "experts have no kernel"
     return XLA._replace(**routed), reasons
 
 
 def _summary(answers: list[str | None]) -> str | None:
-    """Reasons as one, with the number of layers where they are not the same in all."""
+    """Reasons as one, with the number of layers if they are not the same in all."""
     counts = Counter(reason for reason in answers if reason is not None)
     if not counts:
         return None

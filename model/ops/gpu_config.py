@@ -30,7 +30,7 @@ FIELDS: dict[str, Known] = {
     "windows": Known(("attend",)),
     "experts": Known(refused=("norm_gate_up", "down_add")),
     "experts_per_token": Known(refused=("norm_gate_up", "down_add")),
-    "renormalize_experts": Known(),  # moe_add alone reads it, and has no kernel
+    "renormalize_experts": Known(),  # only moe_add reads it, which has no kernel
     "tied": Known(("norm_logits",)),  # in the array that is the head
     "qkv_bias": Known(("norm_qkv",)),
     "o_bias": Known(("project_add",)),
@@ -60,7 +60,7 @@ FIELDS: dict[str, Known] = {
 
 
 def check_config(op: str, config: Config) -> None:
-    """Raise Unsupported where the kernel of `op` does not compute what a field of `config` asks for."""
+    """Raise Unsupported if the kernel of `op` does not compute what a field of `config` asks for."""
     for field in fields(config):
         value, known = getattr(config, field.name), FIELDS.get(field.name)
         if known and op not in known.refused:

@@ -1,6 +1,6 @@
-"""Products on a Hopper GPU: those of a step of decoding, by kernels or by XLA, and those of a prompt.
+"""Products on a Hopper GPU: in a step of decoding, by kernels or by XLA, and for a prompt.
 
-The tables of plain ops that multiply so are here, too. `model.ops.gpu` puts fused kernels beside them.
+The tables of plain ops with these products are here, too. `model.ops.gpu` adds fused kernels.
 """
 
 from typing import Any
@@ -13,8 +13,11 @@ from jaxtyping import Array, Float
 
 from llamaspec.model.ops.products import dot
 from llamaspec.model.ops.xla import plain
-from llamaspec.model.weights.codes import FP8, Int8, Int8Min, QuantizedMatrix
-from llamaspec.model.weights.gpu_codes import LEVELS, WORDS, Stacked
+from llamaspec.model.weights.codes import QuantizedMatrix
+from llamaspec.model.weights.forms.fp8 import FP8
+from llamaspec.model.weights.forms.integers import Int8, Int8Min
+from llamaspec.model.weights.forms.table import LEVELS, WORDS
+from llamaspec.model.weights.gpu_codes import Stacked
 from llamaspec.model.weights.params import Matrix
 from llamaspec.pallas_kernels.coded_gemm import coded_gemm, geometry_of
 from llamaspec.pallas_kernels.gemv import gemv
@@ -22,7 +25,7 @@ from llamaspec.pallas_kernels.parts import int4
 from llamaspec.pallas_kernels.parts.matrix import MatrixOperand, ScaledCodes, ScaledE4M3, product_of
 from llamaspec.pallas_kernels.unsupported import Unsupported
 
-# Kernels take this many sequences at once where weights are floats: for four, XLA's tensor cores are faster
+# Kernels take this many sequences at once if weights are floats: for four, XLA's tensor cores are faster
 # (docs/lessons-gpu.md).
 MOST_SEQUENCES = 2
 # For more sequences than these, codes that `coded_gemm` takes are multiplied by all of them at once.
@@ -36,7 +39,7 @@ def step_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array,
     if isinstance(weight, Stacked):
         return jnp.concatenate([step_product(x, part) for part in weight.parts], axis=-1)
     vectors = x.reshape(-1, x.shape[-1])
-    if multiplied_at_once(weight, x):
+    if uses_coded_gemm(weight, x):
         y = coded_gemm(_coded(weight), vectors)
     elif _one_by_one(weight, x):
         y = gemv(multiplied(weight, vectors), vectors, out=jnp.float32)
@@ -45,14 +48,14 @@ def step_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array,
     return y.reshape(*x.shape[:-1], -1)
 
 
-# Plain but for their products: the ops of a cache in pages, of several vectors at once, and those that kernels refuse.
+# Plain except for their products: ops for a cache in pages, for several vectors at once, and for what kernels refuse.
 STEPS = plain(step_product)
 
 
-def multiplied_at_once(weight: Matrix, x: Float[Array, "*batch cols"]) -> bool:
+def uses_coded_gemm(weight: Matrix, x: Float[Array, "*batch cols"]) -> bool:
     """Tell whether one kernel multiplies these codes by several vectors, and the rest of an op is left to XLA."""
     if isinstance(weight, Stacked):
-        return all(multiplied_at_once(part, x) for part in weight.parts)
+        return all(uses_coded_gemm(part, x) for part in weight.parts)
     vectors, cols = x.size // x.shape[-1], x.shape[-1]
     if not isinstance(weight, QuantizedMatrix) or vectors <= MOST_ONE_BY_ONE or weight.cols != cols:
         return False
@@ -100,7 +103,7 @@ def multiplied(weight: Matrix, x: Shaped) -> MatrixOperand:
         if len(x) > MOST_SEQUENCES:
             raise Unsupported(f"kernels multiply floats by up to {MOST_SEQUENCES} vectors, XLA is faster for {len(x)}")
     elif weight.cols != x.shape[-1]:
-        raise Unsupported(f"kernels multiply by codes in whole groups, and {x.shape[-1]} columns are none")
+        raise Unsupported(f"kernels multiply by codes in whole groups, {x.shape[-1]} columns are not")
     return operand(weight)
 
 
@@ -118,7 +121,7 @@ def operand(weight: Matrix) -> MatrixOperand:
     if isinstance(weight, tuple(WORDS.values())) or (isinstance(weight, Int8 | Int8Min) and weight.zeros is None):
         one_a_row = isinstance(weight, Int8) and weight.scales.shape[1] == 1
         scales = weight.scales[:, 0] if one_a_row else weight.scales
-        return ScaledCodes(weight.codes, scales, weight.minima, LEVELS.get(weight.form), weight.rest)
+        return ScaledCodes(weight.codes, scales, weight.minima, LEVELS.get(weight.form), weight.low_bits)
     raise Unsupported(
         f"kernels read {weight.form} weights as model/weights/gpu_codes.py arranges them, with columns in multiples of "
         f"{int4.BLOCK}, got {weight.cols}, and with zero points of groups"

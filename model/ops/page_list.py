@@ -2,7 +2,7 @@
 
 A loop over each row's own pages, as in `paged_attention`, has operations that are too small for a second core. Here one
 step takes several pages, of whichever rows, and leaves a part of a softmax for each. The parts of a row are then put
-together in their order. A part depends on its own page and query alone, and a row has the parts that it has alone.
+together in their order. A part depends only on its own page and query, so a row has the same parts in any batch.
 """
 
 import math
@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from llamaspec.model.cache import LayerPages
-from llamaspec.model.ops.attention import Scores, with_cap
+from llamaspec.model.ops.attention import Scores, transform_visible
 from llamaspec.model.ops.block import score_scale, sink_scores
 from llamaspec.reference.config import Config
 
@@ -45,7 +45,7 @@ def attend_listed_pages(
     ends = jnp.cumsum(counts)
     starts = ends - counts
     listed = jnp.arange(-(-table.size // AT_ONCE) * AT_ONCE, dtype=jnp.int32)
-    row = jnp.minimum(jnp.sum(ends <= listed[:, None], axis=1), batch - 1)  # beyond the list's end are pages of nobody
+    row = jnp.minimum(jnp.sum(ends <= listed[:, None], axis=1), batch - 1)  # pages past the list's end belong to no row
     block = jnp.clip(begin[row] + listed - starts[row], 0, table.shape[1] - 1)
     numbers = table[row, block]
 
@@ -55,19 +55,19 @@ def attend_listed_pages(
         visible = read <= upto if window is None else (read <= upto) & (read > upto - window)
         # Barriers keep the search for a page, and a mask, out of the loop over its numbers.
         pages, visible = lax.optimization_barrier((pages, visible[:, None, None, None]))
-        found = with_cap(scores(queries[rows], k[pages], visible), visible, config.attention_cap)
-        maximum = jnp.max(found, axis=-1, keepdims=True)
-        p = jnp.exp(found - maximum)
+        visible_scores = transform_visible(scores(queries[rows], k[pages], visible), visible, config)
+        maximum = jnp.max(visible_scores, axis=-1, keepdims=True)
+        p = jnp.exp(visible_scores - maximum)
         h = _weighted(p[:, :, 0, 0], v, pages, visible[:, 0, 0, 0])
         part = (new.reshape(AT_ONCE, heads, -1) for new in (maximum, jnp.sum(p, axis=-1), h))
         return _each(partial(lax.dynamic_update_slice_in_dim, start_index=i * AT_ONCE, axis=0), parts, part)
 
-    one = jnp.zeros((len(listed), heads, 1))
-    empty = (one, one, jnp.zeros((len(listed), heads, width)))
+    zeros = jnp.zeros((len(listed), heads, 1))
+    empty = (zeros, zeros, jnp.zeros((len(listed), heads, width)))
     parts = lax.fori_loop(0, -(-ends[-1] // AT_ONCE), step, empty)
 
     def join(i: Array, running: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        """Add the i-th part of each row that has so many, by the online softmax of `reference.softmax`."""
+        """Add the i-th part of each row that has one, by the online softmax of `reference.softmax`."""
         (maximum, total, h), has = running, (i < counts)[:, None, None]
         m, t, more = (part[jnp.minimum(starts + i, len(listed) - 1)] for part in parts)
         larger = jnp.maximum(maximum, m)
@@ -83,9 +83,9 @@ def attend_listed_pages(
     return (h / jnp.where(total == 0, 1, total)).reshape(batch, 1, -1).astype(q.dtype)
 
 
-def _each(change: Callable[[Array, Array], Array], some: Iterable[Array], others: Iterable[Array]) -> Any:
+def _each(change: Callable[[Array, Array], Array], some: Iterable[Array], partners: Iterable[Array]) -> Any:
     """Apply `change` to each of three arrays and its partner."""
-    return tuple(map(change, some, others))
+    return tuple(map(change, some, partners))
 
 
 def _weighted(

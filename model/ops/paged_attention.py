@@ -1,7 +1,7 @@
 """Attention over a cache in pages, in plain JAX: each row reads its own pages in order, and nothing of another's.
 
-A row's sum has the terms that the row has, in their order, whoever else is in the batch. `attention.attend` reads as
-much for every row as the longest one needs, which is faster where rows are alike, but rounds differently.
+A row's sum has its own terms, in their order, for any other rows in the batch. `attention.attend` reads as
+much for every row as the longest one needs, which is faster if rows are alike, but rounds differently.
 """
 
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from llamaspec.model.cache import LayerPages, from_int8
-from llamaspec.model.ops.block import capped, score_scale, sink_scores
+from llamaspec.model.ops.block import score_scale, sink_scores, transform_scores
 from llamaspec.reference.config import Config
 
 # XLA on a CPU runs loops at the same time that do not depend on each other, each on one core.
@@ -27,8 +27,8 @@ def attend_pages(
 ) -> Float[Array, "batch seq width"]:
     """Compute `reference.cached_attention.attention_paged`, for several queries a row as well.
 
-    The queries of a row are at positions `at`, each of which sees the positions up to its own, or the last `window` of
-    those. A query at -1 sees nothing, and its result is 0. A row costs a step for each of its pages.
+    The queries of a row are at positions `at`. Each sees the positions up to its own, or the last `window` of them. A
+    query at -1 sees nothing, and its result is 0. A row costs a step for each of its pages.
     """
     batch, seq = q.shape[:2]
     rows = q.reshape(batch, seq, config.kv_heads, config.heads // config.kv_heads, config.head_dim)
@@ -37,7 +37,7 @@ def attend_pages(
     z = None if sinks is None else sink_scores(sinks, config)
 
     def attend_row(row: tuple[Array, Array, Array]) -> Array:
-        return _attend_row(*row, cache, z, window=window, cap=config.attention_cap)
+        return _attend_row(*row, cache, z, window=window, config=config)
 
     size = -(-batch // min(LOOPS, batch))
     parts = [slice(start, start + size) for start in range(0, batch, size)]
@@ -46,7 +46,7 @@ def attend_pages(
 
 
 def _attend_row(
-    q: Array, at: Array, table: Array, cache: LayerPages, z: Array | None, *, window: int | None, cap: float | None
+    q: Array, at: Array, table: Array, cache: LayerPages, z: Array | None, *, window: int | None, config: Config
 ) -> Array:
     """Attention with the online softmax of `reference.softmax`; q is [kv_heads, group, seq, head_dim].
 
@@ -65,7 +65,7 @@ def _attend_row(
         scores = jnp.einsum("kgsd,ktd->kgst", q, k, precision=lax.Precision.HIGHEST)
         scores = scores if k_scales is None else scores * k_scales
         visible = read <= at[:, None] if window is None else (read <= at[:, None]) & (read > at[:, None] - window)
-        scores = jnp.where(visible, scores if cap is None else capped(scores, cap), -jnp.inf)
+        scores = jnp.where(visible, transform_scores(scores, config), -jnp.inf)
         larger = jnp.maximum(maximum, jnp.max(scores, axis=-1, keepdims=True))
         shift = jnp.where(larger == -jnp.inf, 0, larger)  # -inf - -inf would be NaN
         p, rescale = jnp.exp(scores - shift), jnp.exp(maximum - shift)

@@ -17,7 +17,7 @@ MOST_DECODED = 1 << 24  # weights of a quantized matrix in float32 at once: 64 M
 MOST_CPU_DECODED = 1 << 20  # the same on a CPU: 4 MB
 FEWEST_ROWS = 16  # decoded at once; with fewer, the loop would go over single rows
 MOST_ONE_BY_ONE = 4  # vectors that a CPU multiplies by integer codes one after the other
-MOST_KEPT = 1 << 22  # weights whose codes stay in a CPU's caches from one vector to the next
+MOST_KEPT = 1 << 22  # weights: their codes stay in a CPU's caches from one vector to the next
 # In bfloat16, fewer vectors fill too few lanes for this order, and with more the copy of the matrix costs little.
 NARROW_BY_ROWS = range(13, 65)  # vectors that have a matrix of bfloat16 as the first operand of their dot
 MOST_SLICES = 64  # of 16 columns, in one loop; with more, XLA's loops on a CPU are slow
@@ -40,7 +40,8 @@ def cpu_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, 
     As a sum of 16-lane slices the product is elementwise, and XLA makes one vectorized loop over both cores of it. The
     barrier keeps the last, small sum out of that loop. A narrow weight is widened, or decoded, in registers, where a
     dot would first widen the whole matrix in memory. Several vectors are multiplied by dots, but a few by integers one
-    after the other; how depends on their number alone, so that a row of a batch has its bits whatever the others are.
+    after the other; the choice depends only on how many there are, so the other rows of a batch do not change a row's
+    bits.
     """
     if isinstance(weight, Stacked):
         return jnp.concatenate([cpu_product(x, part) for part in weight.parts], axis=-1)
@@ -176,8 +177,8 @@ def _plain_sums(x: Float[Array, " cols"], weight: Float[Array, "rows cols"], blo
 def _quantized_sums(x: Float[Array, " cols"], weight: QuantizedMatrix, block: int) -> Float[Array, " rows"]:
     """Multiply a vector by codes: a group's scale meets its 16 partial sums once, a row's scale meets the row's sum.
 
-    A group's minimum meets 16 partial sums of x; adding it to each weight would take two thirds longer. The rounding
-    errors are therefore those of levels times scales and of minima, which may cancel.
+    A group's minimum meets 16 partial sums of x; adding it to each weight would take two thirds longer. The sums of
+    levels times scales and of minima are therefore rounded separately, and the two may cancel.
     """
     v = lax.optimization_barrier(_padded(x, weight) * weight.unit).reshape(-1, block)
     rows, grouped = len(weight.codes), weight.group < weight.cols or weight.cols == block

@@ -1,6 +1,6 @@
 """The table of ops that a model is handed, and the signature of each op.
 
-A Llama's block is five ops, or four where it has experts; one more gives the logits after the last block. Every table
+A Llama's block is five ops, or four if it has experts; one more gives the logits after the last block. Every table
 holds one implementation of each: `xla.XLA` runs anywhere, `cpu.CPU` suits XLA's CPU compiler, and `gpu.pallas_ops`
 makes one with kernels for a model.
 
@@ -12,13 +12,13 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, Int
 
-from llamaspec.model.cache import Stored
+from llamaspec.model.cache import LayerStore
 from llamaspec.model.weights.params import Layer, Matrix, Params
 from llamaspec.reference.config import Config
 
 
 class Positions(NamedTuple):
-    """Positions of the new tokens, and the angles by which RoPE turns them there."""
+    """Positions of the new tokens, and the angles that RoPE turns them by."""
 
     at: Int[Array, "batch seq"]  # consecutive along seq
     cos: Float[Array, "batch seq pairs"]
@@ -47,34 +47,34 @@ class Mean(Protocol):
 
 
 class NormQkv(Protocol):
-    """RMSNorm; q, k and v, and their norms where the model has them; RoPE. k and v are appended to the cache.
+    """RMSNorm; q, k and v, and their norms if the model has them; RoPE. k and v are appended to the cache.
 
-    With `mean`, heads are a device's own, and a norm over all heads is over those of all devices.
+    With `mean`, heads are a device's own, and a norm over all heads is over the heads of all devices.
     """
 
     def __call__(
         self,
         x: Float[Array, "batch seq dim"],
         layer: Layer,
-        cache: Stored,
+        cache: LayerStore,
         positions: Positions,
         /,
         *,
         config: Config,
         mean: Mean | None = None,
-    ) -> tuple[Float[Array, "batch seq heads head_dim"], Stored]: ...
+    ) -> tuple[Float[Array, "batch seq heads head_dim"], LayerStore]: ...
 
 
 class Attend(Protocol):
     """Causal grouped-query attention over the cache. Each query sees its last `window` positions; None: all.
 
-    `sinks` are the scores that heads have beside those of the keys; only models with them hand them over.
+    `sinks` are scores of heads that join the scores of keys; only models with sinks pass them.
     """
 
     def __call__(
         self,
         q: Float[Array, "batch seq heads head_dim"],
-        cache: Stored,
+        cache: LayerStore,
         positions: Positions,
         /,
         *,

@@ -10,21 +10,22 @@ import numpy as np
 
 from llamaspec.model.cache import Cache, cache_bytes
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.device import Device
 from llamaspec.model.forward import forward
 from llamaspec.model.insight.cost import decode_cost
 from llamaspec.model.ops.choice import Choice
 from llamaspec.model.parallel.partition import Partition
-from llamaspec.model.parallel.way import TENSOR, Parts, Way
-from llamaspec.model.running.device import Device
+from llamaspec.model.parallel.sharding import TENSOR, Parts, Sharding
 from llamaspec.model.running.jax_backend import Drawing, JaxBackend
 from llamaspec.model.running.memory import gigabytes, shortage_named
 from llamaspec.model.running.programs import Layout, Programs
-from llamaspec.model.weights.params import Params, Progress, load_params, no_progress
+from llamaspec.model.weights.loading import Progress, load_params, no_progress
+from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 
 
 class ParallelBackend(JaxBackend):
-    """A `Backend` whose programs run on all devices of a `Partition`, each on its share of the model."""
+    """A `Backend` that runs programs on all devices of a `Partition`, each on its share of the model."""
 
     def __init__(
         self,
@@ -37,16 +38,16 @@ class ParallelBackend(JaxBackend):
         choice: Choice,
         layout: Layout,
         device: Device,
-        way: Way = TENSOR,
+        sharding: Sharding = TENSOR,
     ):
         """Run `programs` on the global arrays `params`.
 
-        `config`, `choice` and the shapes `local` are those of a device's share.
+        `config`, `choice` and the shapes `local` describe a device's share.
         """
         super().__init__(params, programs, config, choice=choice, layout=layout, device=device)
         if jax.process_count() > 1:
             self.ahead = 0  # since processes that count differently would not run the same programs
-        self._partition, self._local, self._way = partition, local, way
+        self._partition, self._local, self._sharding = partition, local, sharding
         program = partition.jit(partial(forward, config=config, ops=choice.ops)).jitted
         self._forward = lambda params, tokens, cache, *, lengths: program(params, tokens, cache, lengths)
         self._put = partition.replicated
@@ -58,7 +59,7 @@ class ParallelBackend(JaxBackend):
             return super().describe()
         several = f" in {processes} processes" if processes > 1 else ""
         kind, *plain = super().describe().split("; ")
-        shared = "" if self._way.cuts_weights else ", each with every n-th position"
+        shared = "" if self._sharding.cuts_weights else ", each with every n-th position"
         return "; ".join([f"{kind}, {devices} devices{several}{shared}", *plain])
 
     def bytes_read(self, position: int | float) -> float:
@@ -68,7 +69,7 @@ class ParallelBackend(JaxBackend):
         return decode_cost(self._local, self._config, **sizes).bytes
 
     def start(self) -> Cache:
-        """Make an empty cache. Raises MemoryError where a device has no room for it."""
+        """Make an empty cache. Raises MemoryError if a device has no room for it."""
         layout = self._layout
         size = cache_bytes(self._config, batch=layout.batch, capacity=layout.rows_held, dtype=layout.cache_dtype)
         with shortage_named(f"{gigabytes(size)} of cache"):
@@ -76,20 +77,20 @@ class ParallelBackend(JaxBackend):
 
     def decode(self, cache: Cache, drawing: Drawing, *, steps: int) -> tuple[Callable[[], list[int]], Drawing, Cache]:
         """Begin to draw up to `steps` tokens (at most `burst`); the first result waits for them."""
-        asked = self._put(np.int32(steps)) if jax.process_count() > 1 else np.int32(steps)
-        drawn, taken, text, cache = self._programs.decode(drawing.greedy)(
-            self._params, drawing.text, cache, *drawing.fixed, asked
+        step_count = self._put(np.int32(steps)) if jax.process_count() > 1 else np.int32(steps)
+        drawn, steps_taken, text, cache = self._programs.decode(drawing.greedy)(
+            self._params, drawing.text, cache, *drawing.fixed, step_count
         )
-        return lambda: np.asarray(drawn)[: int(taken), 0].tolist(), drawing._replace(text=text), cache
+        return lambda: np.asarray(drawn)[: int(steps_taken), 0].tolist(), drawing._replace(text=text), cache
 
     def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "ParallelBackend":
-        """Run the same programs on another checkpoint, whose tensors have the same shapes and forms."""
-        other, devices = copy(self), self._partition.devices
-        parts = Parts(checkpoint, devices, None, self._way)
+        """Run the same programs on another checkpoint with tensors of the same shapes and forms."""
+        clone, devices = copy(self), self._partition.devices
+        parts = Parts(checkpoint, devices, None, self._sharding)
         shares = [parts.of(i) for i in self._partition.local]
         dtype, positions = self._params.embedding.dtype, len(self._params.rope.cos)
-        other._params = load_shares(shares, self._partition, dtype=dtype, positions=positions)
-        return other
+        clone._params = load_shares(shares, self._partition, dtype=dtype, positions=positions, device=self.device)
+        return clone
 
 
 def cache_shapes(layout: Layout, config: Config) -> Cache:
@@ -103,9 +104,13 @@ def load_shares(
     *,
     dtype: np.dtype,
     positions: int,
+    device: Device | None = None,
     progress: Progress = no_progress,
 ) -> Params:
-    """Read the share of each device of this process, in the order of `Partition.local`, and join them."""
+    """Read the share of each device of this process, in the order of `Partition.local`, and join them.
+
+    `device` describes each of the devices, as in `load_params`.
+    """
     parts: list[Any] = []
     for i, checkpoint in zip(partition.local, shares, strict=True):
         done = len(parts)
@@ -114,5 +119,5 @@ def load_shares(
             progress(stage, (done + fraction) / len(shares))
 
         with jax.default_device(partition.mesh.devices[i]):
-            parts.append(load_params(checkpoint, dtype=dtype, positions=positions, progress=report))
+            parts.append(load_params(checkpoint, dtype=dtype, positions=positions, device=device, progress=report))
     return partition.joined(partition.weights, parts)

@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from llamaspec.model.cache import LayerCache, to_int8
-from llamaspec.model.ops.attention import scores_by_dot, weighted_by_dot, with_cap
+from llamaspec.model.ops.attention import scores_by_dot, transform_visible, weighted_by_dot
 from llamaspec.model.ops.block import score_scale, sink_scores
 from llamaspec.model.ops.table import Ops, Positions
 from llamaspec.model.parallel.tensor import AXIS
@@ -36,12 +36,13 @@ def context_parallel(ops: Ops) -> Ops:
 
 
 def _own_rows(rows: Array, new: Float[Array, "batch kv_heads seq head_dim"], at: Array) -> Array:
-    """Write the positions of this device into its rows. Those of others are put past the end, where they are dropped.
+    """Write this device's positions into its rows.
 
+    Positions of other devices get an index past the end, so XLA drops them.
     A negative index would count from the end, so it would not be dropped.
     """
-    devices, mine = lax.axis_size(AXIS), lax.axis_index(AXIS)
-    index = jnp.where(at % devices == mine, at // devices, rows.shape[2])  # [batch, seq]
+    devices, device = lax.axis_size(AXIS), lax.axis_index(AXIS)
+    index = jnp.where(at % devices == device, at // devices, rows.shape[2])  # [batch, seq]
     stored = to_int8(new) if rows.dtype == jnp.int8 else new.astype(rows.dtype)
     sequence = jnp.arange(rows.shape[0])[:, None]
     return rows.at[sequence, :, index].set(stored.swapaxes(1, 2), mode="drop")
@@ -56,20 +57,20 @@ def attend_across(
     config: Config,
     sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch seq width"]:
-    """Attend to the positions of all devices, of which `cache` holds every n-th."""
+    """Attend to the positions of all devices; `cache` holds every n-th of them."""
     batch, seq = q.shape[:2]
-    dtype, devices, mine = q.dtype, lax.axis_size(AXIS), lax.axis_index(AXIS)
+    dtype, devices, device = q.dtype, lax.axis_size(AXIS), lax.axis_index(AXIS)
     q = q.reshape(batch, seq, config.kv_heads, config.heads // config.kv_heads, config.head_dim)
     q = q.transpose(0, 2, 3, 1, 4).astype(jnp.float32) * score_scale(config)
-    row = jnp.arange(cache.k.shape[2]) * devices + mine  # the position of each row
+    row = jnp.arange(cache.k.shape[2]) * devices + device  # the position of each row
     at = positions.at[:, None, None, :, None]
     visible = row <= at if window is None else (row <= at) & (row > at - window)
-    scores = with_cap(scores_by_dot(q, cache.k, visible), visible, config.attention_cap)
+    scores = transform_visible(scores_by_dot(q, cache.k, visible), visible, config)
     largest = lax.pmax(jnp.max(scores, axis=-1, keepdims=True), AXIS)
     z = None if sinks is None else sink_scores(sinks, config)
     largest = largest if z is None else jnp.maximum(largest, z)
     p = jnp.exp(scores - largest)  # a query sees itself, so the largest score is finite
     total = lax.psum(jnp.sum(p, axis=-1, keepdims=True), AXIS)
-    total = total if z is None else total + jnp.exp(z - largest)  # a sink is added once, whoever holds the keys
+    total = total if z is None else total + jnp.exp(z - largest)  # after the sum over devices, so a sink is added once
     h = lax.psum(weighted_by_dot(p, cache.v), AXIS) / total  # [batch, kv_heads, group, seq, head_dim]
     return h.transpose(0, 3, 1, 2, 4).reshape(batch, seq, -1).astype(dtype)

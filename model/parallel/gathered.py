@@ -20,7 +20,7 @@ from llamaspec.reference.config import Config
 
 
 def row_layouts(config: Config, devices: int) -> dict[str, P]:
-    """Give the layout of each tensor by name: matrices are cut by rows where all that are stacked can be."""
+    """Give the layout of each tensor by name: matrices are cut by rows if all that are stacked can be."""
     layouts = {}
     for stack in stacks(config):
         role = stack.weights[0].role
@@ -34,20 +34,22 @@ def row_layouts(config: Config, devices: int) -> dict[str, P]:
 def gathered(ops: Ops, config: Config) -> Ops:
     """Make the table of ops of one device out of the table `ops` that computes with whole matrices.
 
-    `config` is that of the whole model. A matrix that has all of its rows already is not gathered.
+    `config` describes the whole model. A matrix that already has all of its rows is not gathered.
     """
     width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
 
-    def linear(held: Linear, *rows: int) -> Linear:
-        assert isinstance(held.weight, jnp.ndarray)
-        return held._replace(weight=gathered_rows(held.weight, rows))
+    def linear(part: Linear, *rows: int) -> Linear:
+        assert isinstance(part.weight, jnp.ndarray)
+        return part._replace(weight=gathered_rows(part.weight, rows))
 
-    def feed_forward(held: FeedForward, *, up: bool = True, down: bool = True) -> FeedForward:
-        gate_up = linear(held.gate_up, config.ffn, config.ffn) if up else held.gate_up
-        return FeedForward(gate_up, linear(held.down, config.dim) if down else held.down)
+    def feed_forward(part: FeedForward, *, up: bool = True, down: bool = True) -> FeedForward:
+        gate_up = linear(part.gate_up, config.ffn, config.ffn) if up else part.gate_up
+        return FeedForward(gate_up, linear(part.down, config.dim) if down else part.down)
 
-    def norm_qkv(x, layer: Layer, *rest, config: Config):
-        return ops.norm_qkv(x, layer._replace(qkv=linear(layer.qkv, width, kv_width, kv_width)), *rest, config=config)
+    def norm_qkv(x, layer: Layer, *arguments, config: Config):
+        return ops.norm_qkv(
+            x, layer._replace(qkv=linear(layer.qkv, width, kv_width, kv_width)), *arguments, config=config
+        )
 
     def project_add(h, layer: Layer, x, *, total=None):
         return ops.project_add(h, layer._replace(o=linear(layer.o, x.shape[-1])), x, total=total)
@@ -63,12 +65,12 @@ def gathered(ops: Ops, config: Config) -> Ops:
     def moe_add(x, layer: Layer, *, config: Config, total=None):
         assert isinstance(layer.ffn, Experts)
         experts = [feed_forward(expert) for expert in layer.ffn.experts]
-        whole = layer._replace(ffn=layer.ffn._replace(experts=experts))
-        return ops.moe_add(x, whole, config=config, total=total)
+        gathered_layer = layer._replace(ffn=layer.ffn._replace(experts=experts))
+        return ops.moe_add(x, gathered_layer, config=config, total=total)
 
     def norm_logits(x, params, *, config: Config):
-        whole = params._replace(head=gathered_rows(params.head, (config.vocab,)))
-        return ops.norm_logits(x, whole, config=config)
+        gathered_params = params._replace(head=gathered_rows(params.head, (config.vocab,)))
+        return ops.norm_logits(x, gathered_params, config=config)
 
     return ops._replace(
         norm_qkv=norm_qkv,
@@ -81,10 +83,10 @@ def gathered(ops: Ops, config: Config) -> Ops:
 
 
 def gathered_rows(part: Float[Array, "part cols"], rows: Sequence[int]) -> Float[Array, "rows cols"]:
-    """Put a stack of matrices with so many `rows` together from every device's part of each."""
+    """Put a stack of matrices together from every device's part of each; `rows` are the rows of each matrix."""
     if part.shape[0] == sum(rows):
         return part
     devices = sum(rows) // part.shape[0]
     parts = lax.all_gather(part, AXIS)  # [devices, part, cols]
     ends = [sum(rows[: i + 1]) // devices for i in range(len(rows) - 1)]
-    return jnp.concatenate([one.reshape(-1, part.shape[1]) for one in jnp.split(parts, ends, axis=1)])
+    return jnp.concatenate([matrix.reshape(-1, part.shape[1]) for matrix in jnp.split(parts, ends, axis=1)])

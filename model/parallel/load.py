@@ -6,78 +6,76 @@ import jax
 import numpy as np
 
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.device import Device, room
 from llamaspec.model.ops.choice import Choice, ops_for
 from llamaspec.model.ops.xla import XLA
+from llamaspec.model.options import RunOptions
 from llamaspec.model.parallel.backend import ParallelBackend, load_shares
 from llamaspec.model.parallel.partition import Partition, mesh
-from llamaspec.model.parallel.processes import fewest
-from llamaspec.model.parallel.way import TENSOR, Parts, Way
-from llamaspec.model.running.device import Device, room
+from llamaspec.model.parallel.processes import all_min
+from llamaspec.model.parallel.sharding import TENSOR, Parts, Sharding, sharding_named
 from llamaspec.model.running.load import plan_memory
 from llamaspec.model.running.memory import Memory, check_fits, gigabytes, shortage_named
 from llamaspec.model.running.process import give_back_compilers_memory, keep_heaps_small
 from llamaspec.model.running.programs import Layout, compile_programs
 from llamaspec.model.running.start_clock import StartClock
-from llamaspec.model.weights.params import Params, Progress, abstract_params, check_weights
+from llamaspec.model.weights.loading import Progress, abstract_params, check_weights
+from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 
 
 def load_parallel(
     checkpoint: Checkpoint,
+    options: RunOptions,
     *,
-    devices: int,
     layout: Layout,
     dtype: np.dtype,
     device: Device,
-    kernels: str,
-    quantize: str | None,
-    way: Way,
-    greedy: bool,
-    own_process: bool,
     progress: Progress,
     clock: StartClock,
 ) -> ParallelBackend:
-    """Load a model onto the first `devices` of JAX's devices, which may belong to several processes.
+    """Load a model onto the first of JAX's devices, which may belong to several processes.
 
-    Each process reads and checks the shares of its own devices. `layout`, `dtype` and `device` are those that one
-    device would have. `clock` measures the phases, one after the other. Raises ValueError where the devices cannot
-    share the model, MemoryError where a share does not fit, CheckpointError for files that cannot be used.
+    Each process reads and checks the shares of its own devices. `layout`, `dtype` and `device` are the ones for a
+    model on one device. `clock` measures the phases, one after the other. Raises ValueError if the devices cannot
+    share the model, MemoryError if a share does not fit, CheckpointError for files that cannot be used.
     """
-    parts, over = Parts(checkpoint, devices, quantize, way), mesh(devices)
-    mine = [i for i, one in enumerate(over.devices) if one.process_index == jax.process_index()]
-    if not mine:
+    devices, sharding = options.devices, sharding_named(options.parallel)
+    parts, over = Parts(checkpoint, devices, options.quantize, sharding), mesh(devices)
+    local = [i for i, device_of_mesh in enumerate(over.devices) if device_of_mesh.process_index == jax.process_index()]
+    if not local:
         raise ValueError(f"none of the {devices} devices belongs to process {jax.process_index()}")
-    shares = [parts.of(i) for i in mine]
-    config = way.config(checkpoint.config, devices)
-    # A wide chunk has the more scores at once, of which context parallelism keeps all.
-    layout = layout._replace(devices=way.rows_spread(devices), wide=layout.wide if way.cuts_weights else ())
-    shapes = abstract_params(config, dtype=dtype, positions=layout.rows, tensors=shares[0].tensors)
+    shares = [parts.of(i) for i in local]
+    config = sharding.config(checkpoint.config, devices)
+    # A wider chunk has more scores at once, and context parallelism keeps all of them.
+    layout = layout._replace(devices=sharding.rows_spread(devices), wide=layout.wide if sharding.cuts_weights else ())
+    shapes = abstract_params(config, dtype=dtype, positions=layout.rows, tensors=shares[0].tensors, device=device)
     partition, choice = plan_parallel(
-        config, shapes, devices=devices, layout=layout, device=device, kernels=kernels, way=way
+        config, shapes, devices=devices, layout=layout, device=device, kernels=options.kernels, sharding=sharding
     )
 
     def plan(widest: int) -> Memory:
         memory = plan_memory(shapes, config, layout, device.platform, widest)
-        if not way.cuts_weights:
+        if not sharding.cuts_weights:
             scores = 2 * 4 * layout.batch * layout.chunk * config.heads * layout.rows_held  # and probabilities
             angles = 4 * layout.rows * config.head_dim  # which every device has, of all positions
             cache = -(-(memory.cache - angles) // devices) + angles
             memory = memory._replace(cache=cache, activations=memory.activations + scores)
-        return in_one_memory(memory, len(mine), device)
+        return in_one_memory(memory, len(local), device)
 
-    free, others = room()
+    free, other_programs = room()
     layout = layout.fitted(plan, free)
-    layout = layout._replace(wide=layout.wide[: fewest(len(layout.wide))])  # all processes run the same programs
+    layout = layout._replace(wide=layout.wide[: all_min(len(layout.wide))])  # all processes run the same programs
     memory = plan(layout.widest)
-    check_fits(memory, context=layout.capacity, available=free, others=others)
-    if len(mine) == devices:
+    check_fits(memory, context=layout.capacity, available=free, other_programs=other_programs)
+    if len(local) == devices:
         check_weights(checkpoint, progress=progress)
     else:
         for part in shares:
             check_weights(part, progress=progress)
     progress("compiling", 0.0)
     clock.begin("compile")
-    if own_process:
+    if options.own_process:
         keep_heaps_small(config, platform=device.platform)
     programs = compile_programs(
         shapes,
@@ -85,13 +83,13 @@ def load_parallel(
         ops=choice.ops,
         layout=layout,
         platform=device.platform,
-        greedy=greedy,
-        compiled=partial(give_back_compilers_memory, config, platform=device.platform) if own_process else None,
+        greedy=options.greedy,
+        compiled=partial(give_back_compilers_memory, config, platform=device.platform) if options.own_process else None,
         jit=partition.jit,
     )
     clock.begin("read")
     with shortage_named(f"{gigabytes(memory.weights)} of weights"):
-        params = load_shares(shares, partition, dtype=dtype, positions=layout.rows, progress=progress)
+        params = load_shares(shares, partition, dtype=dtype, positions=layout.rows, device=device, progress=progress)
         clock.begin("upload")
         jax.block_until_ready(params)
     clock.end()
@@ -104,7 +102,7 @@ def load_parallel(
         choice=choice,
         layout=layout,
         device=device,
-        way=way,
+        sharding=sharding,
     )
 
 
@@ -116,7 +114,7 @@ def plan_parallel(
     layout: Layout,
     device: Device,
     kernels: str,
-    way: Way = TENSOR,
+    sharding: Sharding = TENSOR,
 ) -> tuple[Partition, Choice]:
     """Choose where arrays are cut and which ops run on each device, for a share of these shapes."""
     choice = ops_for(
@@ -128,19 +126,19 @@ def plan_parallel(
         cache_dtype=layout.cache_dtype,
         device=device,
     )
-    if choice.kernels and not way.cuts_weights:  # kernels want the whole cache
+    if choice.kernels and not sharding.cuts_weights:  # kernels want the whole cache
         plain = dict.fromkeys(("norm_qkv", "attend"), "its rows lie on several devices")
         choice = choice._replace(
             ops=choice.ops._replace(norm_qkv=XLA.norm_qkv),
             kernels=tuple(name for name in choice.kernels if name not in plain),
             plain={**choice.plain, **plain},
         )
-    partition = Partition(mesh(devices), way.weights(shapes, config), way.cache(config.layers))
-    return partition, choice._replace(ops=way.ops(choice.ops))
+    partition = Partition(mesh(devices), sharding.weights(shapes, config), sharding.cache(config.layers))
+    return partition, choice._replace(ops=sharding.ops(choice.ops))
 
 
 def in_one_memory(memory: Memory, devices: int, device: Device) -> Memory:
-    """Plan for so many shares in the memory that `device` has: devices that are parts of a CPU have one in common."""
+    """Plan for `devices` shares in the memory of `device`: devices that are parts of a CPU share its memory."""
     if device.platform != "cpu":
         return memory
     shared = ("weights", "cache", "activations", "logits")

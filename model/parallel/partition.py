@@ -1,8 +1,8 @@
 """A model that lies on several devices: where each array is cut, and programs that run on all devices at once.
 
-Every program is one `jax.shard_map`. Inside it each device sees its own part of each array, and the collectives are
-those that the ops name. Nothing is left to a partitioner, which could not look into a kernel and would gather a whole
-matrix before it.
+Every program is one `jax.shard_map`. Inside it each device sees its own part of each array, and ops name
+their collectives. We leave nothing to a partitioner: it cannot look into a kernel, so it would gather a whole matrix
+before it.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,10 +16,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from llamaspec.model.cache import Cache, LayerCache
+from llamaspec.model.device import devices as all_devices
 from llamaspec.model.forward import decode, forward, prefill
 from llamaspec.model.parallel.share import cut_axis
 from llamaspec.model.parallel.tensor import AXIS
-from llamaspec.model.running.device import devices as all_devices
 from llamaspec.model.tensors import weights
 from llamaspec.model.weights.params import Names, Params, array_names
 from llamaspec.reference.config import Config
@@ -29,27 +29,27 @@ HEADS = P(None, AXIS)  # keys and values [batch, kv_heads, rows, head_dim]
 
 
 def mesh(devices: int) -> Mesh:
-    """Take the first `devices` of JAX's devices. Raises ValueError where there are fewer."""
-    found = all_devices()
-    if len(found) < devices:
-        several = "; XLA_FLAGS=--xla_force_host_platform_device_count=N makes N of a CPU"
+    """Take the first `devices` of JAX's devices. Raises ValueError if there are fewer."""
+    available = all_devices()
+    if len(available) < devices:
+        hint = "; XLA_FLAGS=--xla_force_host_platform_device_count=N makes N of a CPU"
         raise ValueError(
-            f"{devices} devices were asked for, and JAX has {len(found)}{several * (found[0].platform == 'cpu')}"
+            f"expected {devices} devices, JAX has {len(available)}{hint * (available[0].platform == 'cpu')}"
         )
-    return Mesh(np.array(found[:devices]), (AXIS,))
+    return Mesh(np.array(available[:devices]), (AXIS,))
 
 
 def layouts(params: Params, config: Config) -> Params:
-    """Give a PartitionSpec for each array of a share's weights, or of their shapes; `config` is that of the share.
+    """Give a PartitionSpec for each array of a share's weights, or of their shapes; `config` describes the share.
 
     Codes, scales, zero points and minima of a matrix are cut alike. A scale for a whole row is one that each device
     has a copy of. Norms that heads have of their own are whole, and stacked as heads are.
     """
     axes = {weight.name: cut_axis(weight) if weight.head is None else 0 for weight in weights(config)}
 
-    def layout(place: Any, held: Any) -> Any:
+    def layout(place: Any, array: Any) -> Any:
         axis = axes[place.names[0]] if isinstance(place, Names) else None
-        return jax.tree.map(lambda _: P() if axis is None else P(*[None] * axis, AXIS), held)
+        return jax.tree.map(lambda _: P() if axis is None else P(*[None] * axis, AXIS), array)
 
     return jax.tree.map(layout, array_names(config, params.rope), params)
 
@@ -78,18 +78,18 @@ class Partition(NamedTuple):
     def joined(self, layout: Any, parts: Sequence[Any]) -> Any:
         """Make global arrays out of a tree of parts for each device of this process."""
 
-        def join(spec: P, *held: jax.Array) -> jax.Array:
-            shape = self._global_shape(held[0].shape, spec)
-            return jax.make_array_from_single_device_arrays(shape, NamedSharding(self.mesh, spec), list(held))
+        def join(spec: P, *shards: jax.Array) -> jax.Array:
+            shape = self._global_shape(shards[0].shape, spec)
+            return jax.make_array_from_single_device_arrays(shape, NamedSharding(self.mesh, spec), list(shards))
 
         return jax.tree.map(join, layout, *parts)
 
     def shapes(self, layout: Any, local: Any) -> Any:
         """Give the global shapes, with their shardings, of arrays that have the shapes `local` on each device."""
 
-        def shape(spec: P, one: Any) -> jax.ShapeDtypeStruct:
+        def shape(spec: P, leaf: Any) -> jax.ShapeDtypeStruct:
             sharding = NamedSharding(self.mesh, spec)
-            return jax.ShapeDtypeStruct(self._global_shape(one.shape, spec), one.dtype, sharding=sharding)
+            return jax.ShapeDtypeStruct(self._global_shape(leaf.shape, spec), leaf.dtype, sharding=sharding)
 
         return jax.tree.map(shape, layout, local)
 
@@ -98,8 +98,8 @@ class Partition(NamedTuple):
         sharding = NamedSharding(self.mesh, P())
 
         def place(array: Any) -> jax.Array:
-            held = np.asarray(array)
-            return jax.make_array_from_callback(held.shape, sharding, lambda index: held[index])
+            host_array = np.asarray(array)
+            return jax.make_array_from_callback(host_array.shape, sharding, lambda index: host_array[index])
 
         return jax.tree.map(place, tree)
 
@@ -146,10 +146,14 @@ class Program(NamedTuple):
     def lower(self, params: Params, *arguments: Any) -> jax.stages.Lowered:
         """Lower for arguments that have these shapes on each device."""
         partition = self.partition
-        first, cache, *rest = arguments
-        whole = partition.shapes(_whole((first, rest)), (first, rest))
-        shapes = (partition.shapes(partition.weights, params), whole[0], partition.shapes(partition.cache, cache))
-        return self.jitted.lower(*shapes, *whole[1])
+        first, cache, *more = arguments
+        layout_of_all = partition.shapes(_whole((first, more)), (first, more))
+        shapes = (
+            partition.shapes(partition.weights, params),
+            layout_of_all[0],
+            partition.shapes(partition.cache, cache),
+        )
+        return self.jitted.lower(*shapes, *layout_of_all[1])
 
 
 def _with_lengths(run: Callable, params: Params, tokens: Any, cache: Cache, lengths: Any) -> Any:
@@ -166,6 +170,6 @@ def _agreeing(run: Callable) -> Callable:
     return lambda *arguments: run(*arguments[:-1], lax.pmin(arguments[-1], AXIS))
 
 
-def cache_layout(layers: int, kept: P = HEADS) -> Cache:
+def cache_layout(layers: int, rows: P = HEADS) -> Cache:
     """Give the layout of a cache: by default each device holds its own kv heads."""
-    return Cache([LayerCache(kept, kept)] * layers, P())  # type: ignore[arg-type]
+    return Cache([LayerCache(rows, rows)] * layers, P())  # type: ignore[arg-type]

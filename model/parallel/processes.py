@@ -25,7 +25,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 BEAT = 0.5  # seconds
-GRACE = 2.0  # seconds in which an error of a collective waits for the watch to name the process that is gone
+GRACE = 2.0  # seconds that an error of a collective waits for the watch to name the process that is gone
 
 
 class Group(NamedTuple):
@@ -35,15 +35,15 @@ class Group(NamedTuple):
     processes: int
     process: int
     timeout: float  # seconds of silence after which a process counts as gone
-    asked: Mapping[str, str] = {}  # what every process must be asked alike, by the words for it
+    settings: Mapping[str, str] = {}  # options that must be the same in every process, by name
 
 
 @contextmanager
 def joined(group: Group) -> Iterator["Watch"]:
-    """Be one of the processes of `group` within: JAX's devices are those of all of them.
+    """Join the processes of `group` while the body runs: JAX then lists the devices of all processes.
 
-    Gives the connections to the others. Raises ConnectionError where not all processes come within the group's timeout,
-    ValueError where they were not asked to do the same.
+    Gives the connections to the others. Raises ConnectionError if not all processes come within the group's timeout,
+    ValueError if they were not asked to do the same.
     """
     watch = Watch(group)
     jax.distributed.initialize(
@@ -69,13 +69,13 @@ def joined(group: Group) -> Iterator["Watch"]:
 def _silent_stdout() -> Iterator[None]:
     """Drop what C++ writes to standard output within."""
     sys.stdout.flush()
-    kept, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    stdout, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     try:
         yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)
         os.close(nothing)
 
 
@@ -84,7 +84,7 @@ def agreed(number: int) -> int:
     return int(multihost_utils.broadcast_one_to_all(np.uint32(number)))
 
 
-def fewest(number: int) -> int:
+def all_min(number: int) -> int:
     """Give the least of the numbers of all processes to all."""
     return int(multihost_utils.process_allgather(np.uint32(number)).min())
 
@@ -105,7 +105,7 @@ class Watch:
             raise ConnectionError(what) from error
         self.meeting = f"{self._host}:{port}"  # where `jax.distributed` meets
         self._heard = dict.fromkeys(self._connections, time.monotonic())  # when each was heard last
-        self._begun = dict.fromkeys(self._connections, b"")  # a message of which the end has not come
+        self._begun = dict.fromkeys(self._connections, b"")  # an incomplete message
         threading.Thread(target=self._run, daemon=True).start()
 
     def leave(self) -> None:
@@ -146,12 +146,12 @@ class Watch:
     def _coordinate(self) -> tuple[int, dict[int, socket.socket]]:
         """Wait for all others, and tell them a free port of this machine, or how what they were asked differs.
 
-        Whoever connects and says anything else, such as a probe of ports, is none of them.
+        A connection that says anything else, such as a port scan, is closed.
         """
         with socket.create_server(("", 0)) as free:
             port = free.getsockname()[1]
         connections: dict[int, socket.socket] = {}
-        others: dict[int, Mapping[str, str]] = {}  # what each was asked
+        settings_of: dict[int, Mapping[str, str]] = {}  # what each was asked
         until = time.monotonic() + self._group.timeout
         with socket.create_server(("", self._port)) as server:
             while len(connections) < self._group.processes - 1:
@@ -159,14 +159,14 @@ class Watch:
                 connection, _ = server.accept()
                 connection.settimeout(max(0.001, until - time.monotonic()))
                 try:
-                    number, asked = json.loads(_line(connection))
+                    number, settings = json.loads(_line(connection))
                 except (ConnectionError, ValueError, TypeError):
                     connection.close()
                     continue
                 connection.settimeout(None)
                 connections[number] = connection
-                others[number] = asked
-        differing = (_difference(self._group.asked, number, others[number]) for number in sorted(others))
+                settings_of[number] = settings
+        differing = (_difference(self._group.settings, number, settings_of[number]) for number in sorted(settings_of))
         answer = next(filter(None, differing), None) or port
         for connection in connections.values():
             connection.sendall(bytes(f"{json.dumps(answer)}\n", "ascii"))
@@ -176,15 +176,15 @@ class Watch:
         """Connect to process 0, which may not have begun yet, and read the port."""
         until = time.monotonic() + self._group.timeout
         while True:
-            left = max(0.001, until - time.monotonic())
+            remaining = max(0.001, until - time.monotonic())
             try:
-                connection = socket.create_connection((self._host, self._port), timeout=left)
+                connection = socket.create_connection((self._host, self._port), timeout=remaining)
                 break
             except ConnectionRefusedError:
-                if left < 0.1:
+                if remaining < 0.1:
                     raise
                 time.sleep(0.1)
-        connection.sendall(bytes(f"{json.dumps([self._group.process, dict(self._group.asked)])}\n", "ascii"))
+        connection.sendall(bytes(f"{json.dumps([self._group.process, dict(self._group.settings)])}\n", "ascii"))
         port = _agreed_port(json.loads(_line(connection)), connection)
         connection.settimeout(None)
         return port, {0: connection}
@@ -216,14 +216,14 @@ class Watch:
         self._heard[number] = now
         *lines, self._begun[number] = (self._begun[number] + message).split(b"\n")
         for line in lines:
-            what, _, rest = line.decode().partition(" ")
+            what, _, detail = line.decode().partition(" ")
             if what == "done":
                 self._done.add(number)
             elif what == "line":
-                self._lines.put(json.loads(rest))
+                self._lines.put(json.loads(detail))
             elif what == "fail":
-                other, _, why = rest.partition(" ")
-                self._fail(int(other), why)
+                peer, _, why = detail.partition(" ")
+                self._fail(int(peer), why)
         if not message:
             if number not in self._done:
                 self._fail(number, "is gone")
@@ -245,15 +245,15 @@ class Watch:
                 pass  # its end is noticed where it is read
 
 
-def _difference(first: Mapping[str, str], number: int, other: Mapping[str, str]) -> str | None:
-    """Name the first thing that process 0 and another one were not asked alike; None where there is none.
+def _difference(first: Mapping[str, str], number: int, second: Mapping[str, str]) -> str | None:
+    """Name the first thing that process 0 and another one were not asked alike; None if there is none.
 
     >>> _difference({"--seed": "7"}, 1, {"--seed": "8"})
     'the processes differ: --seed is 7 in process 0 and 8 in process 1'
     """
-    for name in dict.fromkeys((*first, *other)):
-        if (mine := first.get(name, "not given")) != (its := other.get(name, "not given")):
-            return f"the processes differ: {name} is {mine} in process 0 and {its} in process {number}"
+    for name in dict.fromkeys((*first, *second)):
+        if (expected := first.get(name, "not given")) != (its := second.get(name, "not given")):
+            return f"the processes differ: {name} is {expected} in process 0 and {its} in process {number}"
     return None
 
 
@@ -267,7 +267,7 @@ def _agreed_port(answer: int | str, *connections: socket.socket) -> int:
 
 
 def _line(connection: socket.socket) -> bytes:
-    """Read a line, and nothing after it. Raises ConnectionError where the connection ends before."""
+    """Read a line, and nothing after it. Raises ConnectionError if the connection ends before."""
     line = b""
     while not line.endswith(b"\n"):
         if not (byte := connection.recv(1)):

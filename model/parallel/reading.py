@@ -19,8 +19,8 @@ from llamaspec.reference.config import Config
 def share_of(checkpoint: Checkpoint, *, device: int, devices: int) -> Checkpoint:
     """Make the checkpoint of one of `devices`, with the configuration `share` and tensors cut as `cut` says.
 
-    Nothing is read. Raises ValueError as `share` does, and CheckpointError for quantized weights whose groups of
-    columns would be cut.
+    Nothing is read. Raises ValueError as `share` does, and CheckpointError if a cut would
+    split a group of quantized columns.
     """
     if devices == 1:
         return checkpoint
@@ -77,14 +77,14 @@ def _times(tensor: Tensor, part: Cut) -> int:
 
 def _codes_part(codes: Codes, cols: int, part: Cut, fraction: float) -> Codes:
     def rows() -> Iterator[Part]:
-        start, given = 0, 0
-        for each in codes.parts():
-            stop = start + len(each.codes)
-            wanted = slice(max(part.start - start, 0), max(min(part.stop, stop) - start, 0))
-            if wanted.start < wanted.stop:
-                given += wanted.stop - wanted.start
-                missing = part.size - given if stop >= part.stop else 0
-                yield each._make(a[wanted] if not missing else _more(a[wanted], missing) for a in each)
+        start, yielded = 0, 0
+        for part_of_codes in codes.parts():
+            stop = start + len(part_of_codes.codes)
+            span = slice(max(part.start - start, 0), max(min(part.stop, stop) - start, 0))
+            if span.start < span.stop:
+                yielded += span.stop - span.start
+                missing = part.size - yielded if stop >= part.stop else 0
+                yield part_of_codes._make(a[span] if not missing else _more(a[span], missing) for a in part_of_codes)
             start = stop
             if start >= part.stop:
                 break
@@ -92,11 +92,11 @@ def _codes_part(codes: Codes, cols: int, part: Cut, fraction: float) -> Codes:
     def columns() -> Iterator[Part]:
         grouped = codes.group < cols
         groups = slice(part.start // codes.group, part.stop // codes.group) if grouped else slice(None)
-        for each in codes.parts():
-            values, *rest = each
-            yield each._make((values[:, part.start : part.stop], *(a[:, groups] for a in rest)))
+        for part_of_codes in codes.parts():
+            values, *scales_and_more = part_of_codes
+            yield part_of_codes._make((values[:, part.start : part.stop], *(a[:, groups] for a in scales_and_more)))
 
-    # Without its source, a share is cut from the codes of the whole matrix: a scale may be that of a whole row.
+    # Without its source, a share is cut from the codes of the whole matrix: a scale may belong to a whole row.
     cut = columns if part.axis else rows
     return codes._replace(parts=cut, bytes=round(codes.bytes * fraction), scheme="", source=None)
 

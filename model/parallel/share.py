@@ -28,7 +28,7 @@ def share(config: Config, devices: int) -> Config:
     """Make the configuration that each of `devices` computes with.
 
     Fewer kv heads than devices are each held by several. The head is cut, so that it is an array of its own even where
-    it is tied. Raises ValueError where `devices` cannot share the model; the message says which numbers could.
+    it is tied. Raises ValueError if `devices` cannot share the model; the message says which numbers could.
 
     >>> config = Config(8, 1, 4, 2, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4)
     >>> share(config, 4).heads, share(config, 4).kv_heads, share(config, 4).ffn
@@ -101,16 +101,16 @@ def held(config: Config, *, device: int, devices: int) -> Iterator[tuple[str, We
 def cut(weight: Weight, config: Config, *, device: int, devices: int) -> Cut | None:
     """Give the part of a weight of the whole model that device number `device` holds; None: all of it.
 
-    `config` is that of the whole model. The vocabulary is padded to equal parts, so the last may be shorter.
+    `config` describes the whole model. The vocabulary is padded to equal parts, so the last may be shorter.
     """
     axis = cut_axis(weight)
     if axis is None:
         return None
-    whole = weight.shape[axis]
+    length = weight.shape[axis]
     if weight.axes[axis] == "kv_heads":
         size = max(1, config.kv_heads // devices) * config.head_dim
         start = device * config.kv_heads // devices * config.head_dim
     else:
-        size = -(-whole // devices)
+        size = -(-length // devices)
         start = device * size
-    return Cut(axis, min(start, whole), min(start + size, whole), size)
+    return Cut(axis, min(start, length), min(start + size, length), size)

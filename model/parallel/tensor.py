@@ -4,7 +4,7 @@ Inside `jax.shard_map`, with the configuration `share` makes and with weights th
 `model.forward` computes on each device's heads and columns. Two sums a block join them:
 
     norm_qkv, attend, norm_gate_up        rows of q, k, v, gate and up are a device's own; so are heads, but a norm over
-                                          all of them (OLMo 2), whose mean square is that of all devices
+                                          all of them (OLMo 2), which takes the mean square over all devices
     project_add, down_add, moe_add        a partial sum, added over devices; then bias and residual; then one rounding
     norm_logits                           a device's part of the vocabulary, gathered
 

@@ -20,11 +20,12 @@ from llamaspec.model.checkpoints.codes import quantized
 from llamaspec.model.ops.table import Ops, Positions
 from llamaspec.model.parallel.backend import cache_shapes, load_shares
 from llamaspec.model.parallel.partition import Partition, mesh
+from llamaspec.model.parallel.sharding import TENSOR, Parts, Sharding
 from llamaspec.model.parallel.tensor import AXIS
-from llamaspec.model.parallel.way import TENSOR, Parts, Way
 from llamaspec.model.running.programs import Layout
 from llamaspec.model.running.reference_backend import load_reference_params
-from llamaspec.model.weights.params import Params, abstract_params
+from llamaspec.model.weights.loading import abstract_params
+from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 
 OpsFor = Callable[[Config, Params, int], Ops]  # from a share's weights, and the rows of the cache
@@ -32,7 +33,7 @@ OpsFor = Callable[[Config, Params, int], Ops]  # from a share's weights, and the
 
 @dataclass(frozen=True)
 class Held:
-    """The cache of a layer as devices hold it. Whoever reads it sees each kv head once, and positions in order."""
+    """The cache of a layer as devices hold it. Iterating gives each kv head once, with positions in order."""
 
     cache: LayerCache
     copies: int  # devices that hold a kv head
@@ -41,8 +42,8 @@ class Held:
     def __iter__(self) -> Iterator[np.ndarray]:
         for a in self.cache:
             batch, heads, rows, width = a.shape
-            each = np.asarray(a).reshape(batch, heads, self.dealt, rows // self.dealt, width)
-            yield each.swapaxes(2, 3).reshape(a.shape)[:, :: self.copies]
+            rows_by_device = np.asarray(a).reshape(batch, heads, self.dealt, rows // self.dealt, width)
+            yield rows_by_device.swapaxes(2, 3).reshape(a.shape)[:, :: self.copies]
 
 
 def walkable_on(
@@ -53,31 +54,34 @@ def walkable_on(
     dtype: np.dtype,
     rows: int,
     quantize: str | None = None,
-    way: Way = TENSOR,
+    sharding: Sharding = TENSOR,
 ) -> Walkable:
     """Make the model of `checkpoint` in `dtype`, shared by `devices`, for a sequence of `rows` tokens.
 
-    `table` computes on a share. `way` makes it the table of one device among several.
+    `table` computes on a share. `sharding` makes it the table of one device among several.
     """
-    whole = checkpoint.config
-    config, over, parts = way.config(whole, devices), mesh(devices), Parts(checkpoint, devices, quantize, way)
+    parts, over = Parts(checkpoint, devices, quantize, sharding), mesh(devices)
+    config = sharding.config(checkpoint.config, devices)
     shares = [parts.of(i) for i in range(devices)]
     shapes = abstract_params(config, dtype=dtype, positions=rows, tensors=shares[0].tensors)
-    partition = Partition(over, way.weights(shapes, config), way.cache(config.layers))
+    partition = Partition(over, sharding.weights(shapes, config), sharding.cache(config.layers))
     params = load_shares(shares, partition, dtype=dtype, positions=rows)
-    ops = way.ops(table if isinstance(table, Ops) else table(config, shapes, rows))
-    copies, dealt = max(1, devices // whole.kv_heads) if way.cuts_weights else 1, way.rows_spread(devices)
+    ops = sharding.ops(table if isinstance(table, Ops) else table(config, shapes, rows))
+    copies = max(1, devices // checkpoint.config.kv_heads) if sharding.cuts_weights else 1
+    dealt = sharding.rows_spread(devices)
     of_weights = {id(params): partition.weights}  # layouts, by the weights that the walk hands on
     of_weights |= {id(layer): spec for layer, spec in zip(params.layers, partition.weights.layers, strict=True)}
 
     def spread(op: Callable, *layout: Any, results: Any) -> Callable:
-        """Make an op a program for all devices. `layout` is that of its arguments, None for weights."""
+        """Make an op a program for all devices. `layout` is the layout of its arguments, None for weights."""
         compiled: dict[Any, Callable] = {}
 
         def call(*arguments: Any, **static: Any) -> Any:
             static = {name: config if name == "config" else value for name, value in static.items()}
             plain = [a.cache if isinstance(a, Held) else a for a in arguments]
-            specs = tuple(of_weights[id(a)] if one is None else one for a, one in zip(arguments, layout, strict=True))
+            specs = tuple(
+                of_weights[id(a)] if spec is None else spec for a, spec in zip(arguments, layout, strict=True)
+            )
             key = (static.get("window"), jax.tree.structure(plain))
             if key not in compiled:
                 on_each = partial(op, **static)
@@ -91,15 +95,15 @@ def walkable_on(
     def with_sinks(q: Any, cache: Any, positions: Any, sinks: Any, **static: Any) -> Any:
         return ops.attend(q, cache, positions, **static, **({} if sinks is None else {"sinks": sinks}))
 
-    kept, hidden = LayerCache(way.kept, way.kept), way.hidden  # type: ignore[arg-type]
-    norm_qkv: Any = spread(ops.norm_qkv, P(), None, kept, P(), results=(hidden, kept))
+    kv, hidden = LayerCache(sharding.kv_layout, sharding.kv_layout), sharding.hidden  # type: ignore[arg-type]
+    norm_qkv: Any = spread(ops.norm_qkv, P(), None, kv, P(), results=(hidden, kv))
 
     def held_qkv(*arguments: Any, **static: Any) -> Any:
         q, cache = norm_qkv(*arguments, **static)
         assert isinstance(cache, LayerCache)
         return q, Held(cache, copies, dealt)
 
-    attend = spread(with_sinks, hidden, kept, P(), P(AXIS) if way.cuts_weights else P(), results=hidden)
+    attend = spread(with_sinks, hidden, kv, P(), P(AXIS) if sharding.cuts_weights else P(), results=hidden)
     walked: Any = Ops(
         norm_qkv=held_qkv,
         attend=lambda q, cache, at, *, sinks=None, **static: attend(q, cache, at, sinks, **static),
@@ -119,9 +123,9 @@ def walkable_on(
         return [Held(layer, copies, dealt) for layer in empty.layers if isinstance(layer, LayerCache)]
 
     run = quantized(checkpoint, quantize) if quantize else checkpoint
-    held = {
+    rounded_tensors = {
         name: tensor._replace(read=lambda tensor=tensor: tensor.read().astype(dtype))
         for name, tensor in run.tensors.items()
     }
-    exact = load_reference_params(replace(run, tensors=held), lazily=True)
+    exact = load_reference_params(replace(run, tensors=rounded_tensors), lazily=True)
     return Walkable(params, exact, walked, cache, positions, partition.replicated)

@@ -1,7 +1,7 @@
 """Quantize a model by the activations of a text, layer after layer: AWQ, GPTQ and SmoothQuant.
 
-The text is cut into windows, whose residual streams pass through the model once. A layer has four kinds of matrices,
-by their inputs, in the order of computation:
+We cut the text into windows, and their residual streams pass through the model once. A layer has four kinds of
+matrices, by their inputs, in the order of computation:
 
     q, k, v          rmsnorm(x)             1 / s goes into the norm's weight
     o                attention's outputs    1 / s goes into the rows of v
@@ -36,7 +36,8 @@ from llamaspec.model.quantize.methods import METHODS, Method, observe
 from llamaspec.model.tensors import EMBEDDING, QUANTIZABLE, Stack, Weight, stacks, weights
 from llamaspec.model.text import read_text
 from llamaspec.model.tokenizers.tokenizer import Tokenizer
-from llamaspec.model.weights.params import Experts, FeedForward, Layer, Linear, Progress, no_progress, rope_table
+from llamaspec.model.weights.loading import Progress, no_progress
+from llamaspec.model.weights.params import Experts, FeedForward, Layer, Linear, rope_table
 from llamaspec.reference.config import Config
 from llamaspec.reference.quantizers import smoothquant
 from llamaspec.reference.quantizers.blocks import Quantized
@@ -75,10 +76,10 @@ def calibrated(
     method, `CheckpointError` for a model that is quantized already.
     """
     if method not in METHODS:
-        raise ValueError(f"{method} is none of the methods {', '.join(METHODS)}")
+        raise ValueError(f"no method named {method}: choose {', '.join(METHODS)}")
     checkpoint.config.check_llama("methods that calibrate")
     if any(tensor.codes for tensor in checkpoint.tensors.values()):
-        raise refused(checkpoint.path, f"is quantized already, and {method} begins with weights that are not")
+        raise refused(checkpoint.path, f"is quantized already, expected plain weights for {method}")
     walk = _Walk(checkpoint, windows, METHODS[method], progress)
     return replace(checkpoint, tensors={name: walk.tensor(name) for name in checkpoint.tensors})
 
@@ -205,7 +206,7 @@ class _Layer:
         method = self._method
         seen = observe(self._inputs(inputs, streams), gram=method.gram)
         if not all(a is None or np.isfinite(a).all() for a in seen):
-            raise refused(self._path, f"{names[0]} meets inputs that overflow float32")
+            raise refused(self._path, f"{names[0]} gets inputs that overflow float32")
         s = np.ones(len(seen.means))
         if method.factors and (norm or method.into_matrices):
             if rows and len(self._now[rows]) < len(s):

@@ -70,8 +70,8 @@ def observe(parts: Iterable[Float[Array, "*batch cols"]], *, gram: bool) -> Inpu
         if total is None:
             total = Inputs(product, magnitudes, tops)
         else:
-            both = None if product is None or total.gram is None else total.gram + product
-            total = Inputs(both, total.means + magnitudes, np.maximum(total.tops, tops))
+            products = None if product is None or total.gram is None else total.gram + product
+            total = Inputs(products, total.means + magnitudes, np.maximum(total.tops, tops))
     assert total
     return total._replace(means=total.means / tokens)
 
@@ -103,26 +103,26 @@ def awq_factors(w: Float64[np.ndarray, "rows cols"], inputs: Inputs) -> Float64[
 def gptq_codes(w: Float64[np.ndarray, "rows cols"], inputs: Inputs) -> Quantized:
     """Quantize as `reference.quantizers.gptq.quantize` does, correcting later columns a block of columns at a time.
 
-    Rows whose nearest codes have a smaller error keep those: GPTQ need not be better for every row.
+    A row keeps its nearest codes if they have a smaller error: GPTQ need not be better for every row.
     """
     assert inputs.gram is not None
     nearest, largest = Q4.quantize(w), symmetric.largest_code(Q4.code_bits)
     scales = np.repeat(nearest.scales.astype(np.float64), GROUP, axis=1)
-    left = np.where(np.diag(inputs.gram) == 0, 0, w)
+    live = np.where(np.diag(inputs.gram) == 0, 0, w)
     u = gptq.factor(inputs.gram, damp=gptq.DAMP)
     levels = np.empty_like(w)
     for start in range(0, w.shape[1], COLUMNS):
         block = slice(start, start + COLUMNS)
-        missed = np.empty_like(left[:, block])
+        missed = np.empty_like(live[:, block])
         for column in range(missed.shape[1]):
             i = start + column
-            levels[:, i] = affine.encode(left[:, i], scales[:, i], np.zeros(1), lowest=-largest, highest=largest)
-            missed[:, column] = (left[:, i] - scales[:, i] * levels[:, i]) / u[i, i]
-            left[:, i : block.stop] -= missed[:, [column]] * u[i, i : block.stop]
-        left[:, block.stop :] -= missed @ u[block, block.stop :]
-    found = nearest._replace(codes=levels.astype(np.int8))
-    ours, theirs = (errors(w, Q4.dequantize(q), inputs.gram) for q in (found, nearest))
-    return nearest._replace(codes=np.where((ours <= theirs)[:, None], found.codes, nearest.codes))
+            levels[:, i] = affine.encode(live[:, i], scales[:, i], np.zeros(1), lowest=-largest, highest=largest)
+            missed[:, column] = (live[:, i] - scales[:, i] * levels[:, i]) / u[i, i]
+            live[:, i : block.stop] -= missed[:, [column]] * u[i, i : block.stop]
+        live[:, block.stop :] -= missed @ u[block, block.stop :]
+    searched = nearest._replace(codes=levels.astype(np.int8))
+    searched_errors, nearest_errors = (errors(w, Q4.dequantize(q), inputs.gram) for q in (searched, nearest))
+    return nearest._replace(codes=np.where((searched_errors <= nearest_errors)[:, None], searched.codes, nearest.codes))
 
 
 METHODS = {

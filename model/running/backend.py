@@ -1,4 +1,4 @@
-"""The interface of a backend: what a session needs of whatever runs the model."""
+"""The interface of a backend: what a session needs to run a model."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
@@ -61,11 +61,11 @@ class Backend[Cache, Drawing](Protocol):
         ...
 
     def logits(self, ids: Sequence[int]) -> Float[np.ndarray, "seq vocab"]:
-        """Compute the logits that follow each of `ids`. Raises FloatingPointError where one is not finite."""
+        """Compute the logits that follow each of `ids`. Raises FloatingPointError if one is not finite."""
         ...
 
     def bytes_read(self, position: float) -> float | None:
-        """Count the bytes that drawing a token reads at least, with so many before it; None where nobody counts."""
+        """Count the bytes that drawing a token reads at least, after `position` tokens; None if not counted."""
         ...
 
     def describe(self) -> str:
@@ -74,12 +74,12 @@ class Backend[Cache, Drawing](Protocol):
 
 
 def check_logits(logits: Float[np.ndarray, "*rows vocab"]) -> Float[np.ndarray, "*rows vocab"]:
-    """Return finite `logits`. Raises FloatingPointError where one is NaN or infinite."""
+    """Return finite `logits`. Raises FloatingPointError if one is NaN or infinite."""
     if not np.isfinite(logits).all():
         raise not_numbers()
     return logits
 
 
 def not_numbers() -> FloatingPointError:
-    """Make the error to raise where logits are NaN or infinite."""
+    """Make the error to raise if logits are NaN or infinite."""
     return FloatingPointError("the model's logits are not numbers: its weights overflow in this dtype")

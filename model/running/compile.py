@@ -56,7 +56,7 @@ def model_options(platform: str, params: Params, config: Config, *, ops: Ops, ba
     """
     kernels = (op for name, op in ops._asdict().items() if name != "moe_add")  # which only experts need
     # Tables with kernels are told by what they hold: importing their class would import Pallas, which takes a second.
-    by_kernels = all(getattr(op, "taken", None) and not op.refused for op in kernels)
+    by_kernels = all(getattr(op, "accepted", None) and not op.refused for op in kernels)
     bfloat16 = params.embedding.dtype == np.dtype(jax.numpy.bfloat16)
     compared = batch == 1 and by_kernels and bfloat16 and not config.experts
     return untuned_options(platform) if compared else compiler_options(platform)

@@ -11,23 +11,24 @@ from jaxtyping import Bool, Float, Int
 
 from llamaspec.model.cache import Cache, cache_bytes
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
-from llamaspec.model.forward import Text, forward, text_after
+from llamaspec.model.device import Device
+from llamaspec.model.forward import DecodeState, forward, state_after
 from llamaspec.model.insight.cost import decode_cost
 from llamaspec.model.ops.choice import Choice, describe
 from llamaspec.model.options import SamplingOptions
 from llamaspec.model.running.backend import check_logits
-from llamaspec.model.running.device import Device
 from llamaspec.model.running.memory import gigabytes, shortage_named
 from llamaspec.model.running.programs import STOPS, Layout, Programs
 from llamaspec.model.sampling import as_arrays, random_key
-from llamaspec.model.weights.params import Params, load_params
+from llamaspec.model.weights.loading import load_params
+from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 
 
 class Drawing(NamedTuple):
     """A text that is being drawn, on the device."""
 
-    text: Text
+    text: DecodeState
     fixed: tuple[Any, ...]  # the arguments that all calls of the program for this text share
     greedy: bool
 
@@ -51,7 +52,8 @@ class JaxBackend:
         if layout.batch != 1:
             raise ValueError(f"a backend runs one sequence, and its programs are for {layout.batch}")
         self.capacity, self.chunk, self.burst = layout.capacity, layout.widest, layout.burst
-        # A GPU would rest for the milliseconds in which a host launches a burst. A CPU is the host.
+        # Otherwise a GPU would idle for the milliseconds that the host takes to launch a burst. A CPU is the host
+        # itself.
         self.ahead = 0 if device.platform == "cpu" else 1
         self.choice, self.device = choice, device
         self._layout = layout
@@ -64,7 +66,7 @@ class JaxBackend:
         return describe_run(self._params.embedding.dtype, self.device, self.choice)
 
     def bytes_read(self, position: int | float) -> float:
-        """Count the bytes that a step of decoding reads at least, with so many tokens before it."""
+        """Count the bytes that a step of decoding reads at least, after `position` tokens."""
         layout = self._layout
         cost = decode_cost(
             self._params, self._config, position=position, batch=layout.batch, cache_dtype=layout.cache_dtype
@@ -72,7 +74,7 @@ class JaxBackend:
         return cost.bytes
 
     def start(self) -> Cache:
-        """Make an empty cache. Raises MemoryError where the device has no room for it."""
+        """Make an empty cache. Raises MemoryError if the device has no room for it."""
         layout = self._layout
         size = cache_bytes(self._config, batch=layout.batch, capacity=layout.rows, dtype=layout.cache_dtype)
         with shortage_named(f"{gigabytes(size)} of cache"):
@@ -99,21 +101,21 @@ class JaxBackend:
             raise ValueError(f"{len(stops)} ids that end a text are more than the {STOPS} that a program takes")
         ends = np.array([*stops, *[-1] * (STOPS - len(stops))], np.int32)
         fixed = self._put((random_key(seed)[None], as_arrays(options), ends))
-        return Drawing(self._put(text_after(np.array([token]), seen[None])), fixed, options.greedy)
+        return Drawing(self._put(state_after(np.array([token]), seen[None])), fixed, options.greedy)
 
     def decode(self, cache: Cache, drawing: Drawing, *, steps: int) -> tuple[Callable[[], list[int]], Drawing, Cache]:
         """Begin to draw up to `steps` tokens (at most `burst`); the first result waits for them."""
-        drawn, taken, text, cache = self._programs.decode(drawing.greedy)(
+        drawn, steps_taken, text, cache = self._programs.decode(drawing.greedy)(
             self._params, drawing.text, cache, *drawing.fixed, np.int32(steps)
         )
-        return lambda: np.asarray(drawn)[: int(taken), 0].tolist(), drawing._replace(text=text), cache
+        return lambda: np.asarray(drawn)[: int(steps_taken), 0].tolist(), drawing._replace(text=text), cache
 
     def logits(self, ids: Sequence[int]) -> Float[np.ndarray, "seq vocab"]:
         """Compute the logits that follow each of `ids`, in float32. Raises FloatingPointError: see `check_logits`."""
         return np.concatenate(list(self.logits_in_parts(ids)))
 
     def logits_in_parts(self, ids: Sequence[int], *, after: int = 0) -> Iterator[Float[np.ndarray, "rows vocab"]]:
-        """Compute `logits` a chunk at a time, without those of the first `after` ids, which are only read."""
+        """Compute `logits` a chunk at a time. The first `after` ids are read, but give no logits."""
         cache, chunk = self.start(), self._layout.chunk
         for start in range(0, after, self.chunk):
             cache = self.extend(cache, ids[start : min(start + self.chunk, after)])
@@ -123,14 +125,14 @@ class JaxBackend:
             yield check_logits(np.asarray(logits)[0, : len(part)])
 
     def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "JaxBackend":
-        """Run the same programs on another checkpoint, whose tensors have the same shapes and forms.
+        """Run the same programs on another checkpoint with tensors of the same shapes and forms.
 
         `read_from` names the checkpoint of the weights here. Tensors that it shares with the other one stay.
         """
-        other, loaded = copy(self), (read_from, self._params) if read_from else None
+        clone, loaded = copy(self), (read_from, self._params) if read_from else None
         dtype, positions = self._params.embedding.dtype, len(self._params.rope.cos)
-        other._params = load_params(checkpoint, dtype=dtype, positions=positions, loaded=loaded)
-        return other
+        clone._params = load_params(checkpoint, dtype=dtype, positions=positions, loaded=loaded, device=self.device)
+        return clone
 
 
 def _padded(ids: Sequence[int], chunk: int) -> Int[np.ndarray, "1 chunk"]:

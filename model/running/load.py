@@ -1,4 +1,4 @@
-"""A model loaded onto one device: its weights are read while its programs are compiled, where memory has room for both.
+"""A model loaded onto one device: its weights are read while its programs are compiled, if memory has room for both.
 
 `model.parallel.load` is the counterpart for several devices.
 """
@@ -12,16 +12,18 @@ import jax
 import numpy as np
 
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
+from llamaspec.model.device import Device, room
 from llamaspec.model.ops.choice import Choice, ops_for
 from llamaspec.model.ops.emulated import emulated_ops, with_roundings
-from llamaspec.model.running.device import Device, room
+from llamaspec.model.options import RunOptions
 from llamaspec.model.running.jax_backend import JaxBackend
 from llamaspec.model.running.memory import Memory, check_fits, gigabytes, memory_of, shortage_named
 from llamaspec.model.running.process import give_back_compilers_memory, is_large, keep_heaps_small
 from llamaspec.model.running.program_store import ProgramStore, facts
 from llamaspec.model.running.programs import Layout, Programs, are_stored, compile_programs, first_programs
 from llamaspec.model.running.start_clock import StartClock
-from llamaspec.model.weights.params import Params, Progress, abstract_params, check_weights, load_params
+from llamaspec.model.weights.loading import Progress, abstract_params, check_weights, load_params
+from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 
 COMPILERS_ROOM = 4 << 30  # bytes of a GPU that compiling may take while weights are read
@@ -31,30 +33,26 @@ READERS = 8  # threads that read weights for a GPU
 def load_on_one_device(
     checkpoint: Checkpoint,
     run: Checkpoint,
+    options: RunOptions,
     *,
     layout: Layout,
     dtype: np.dtype,
     device: Device,
-    kernels: str,
-    greedy: bool,
-    prompt: int | None,
     roundings: dict[str, str],
-    own_process: bool,
-    compile_cache: str | Path | None,
     progress: Progress,
     clock: StartClock,
 ) -> JaxBackend:
-    """Load `run`, which is `checkpoint` or what it becomes when it is quantized, onto the default device.
+    """Load `run`, which is `checkpoint` or its quantized form, onto `device`, the default one.
 
-    `roundings` are those of `model.ops.emulated`, empty where nothing is emulated. The other arguments are those of
-    `model.llama.load_backend`. Raises ValueError for kernels that the device lacks, MemoryError for a model that does
-    not fit, CheckpointError for files that cannot be used.
+    `roundings` come from `model.ops.emulated`, empty unless activations are emulated. `layout` and `dtype` follow
+    from the options (`model.llama.load_backend`). Raises ValueError for kernels that the device lacks, MemoryError for
+    a model that does not fit, CheckpointError for files that cannot be used.
     """
-    config, platform, (free, others) = checkpoint.config, device.platform, room()
-    shapes = abstract_params(config, dtype=dtype, positions=layout.rows, tensors=run.tensors)
+    config, platform, (free, other_programs) = checkpoint.config, device.platform, room()
+    shapes = abstract_params(config, dtype=dtype, positions=layout.rows, tensors=run.tensors, device=device)
     params = with_roundings(shapes, roundings, config=config)
     choice = ops_for(
-        kernels,
+        options.kernels,
         config,
         shapes,
         batch=layout.batch,
@@ -67,22 +65,22 @@ def load_on_one_device(
     plan = partial(plan_memory, params, config, layout, platform)
     layout = layout.fitted(plan, free)
     memory = plan(layout.widest)
-    check_fits(memory, context=layout.capacity, available=free, others=others)
+    check_fits(memory, context=layout.capacity, available=free, other_programs=other_programs)
 
     # A compiler needs memory that the weights of a large model leave on a GPU, and on a CPU its own plan counts.
     on_cpu, roomy = platform == "cpu", memory.running + COMPILERS_ROOM <= free
-    prompt = None if on_cpu and is_large(config) else prompt
+    prompt = None if on_cpu and is_large(config) else options.prompt
     store = None
-    if compile_cache is not None:
-        store = _store(Path(compile_cache), params, config, layout, choice, kernels, roundings)
-    stored = are_stored(store, first_programs(layout, greedy=greedy, prompt=prompt))
+    if options.compile_cache is not None:
+        store = _store(Path(options.compile_cache), params, config, layout, choice, options.kernels, roundings)
+    stored = are_stored(store, first_programs(layout, greedy=options.greedy, prompt=prompt))
     beside = stored or (roomy and not on_cpu)
     # Weights that are quantized again are decoded first, and the check is of what is stored.
     requantized = run is not checkpoint and any(tensor.codes for tensor in checkpoint.tensors.values())
     checked = not beside or requantized
     if checked:
         check_weights(checkpoint, progress=progress)
-    if own_process:
+    if options.own_process:
         keep_heaps_small(config, platform=platform)
     compiling = partial(
         compile_programs,
@@ -91,9 +89,9 @@ def load_on_one_device(
         ops=choice.ops,
         layout=layout,
         platform=platform,
-        greedy=greedy,
+        greedy=options.greedy,
         prompt=prompt,
-        compiled=partial(give_back_compilers_memory, config, platform=platform) if own_process else None,
+        compiled=partial(give_back_compilers_memory, config, platform=platform) if options.own_process else None,
         store=store,
     )
     reading = partial(
@@ -103,6 +101,7 @@ def load_on_one_device(
         positions=layout.rows,
         checked=checked,
         readers=1 if on_cpu or not roomy else READERS,
+        device=device,
         progress=progress,
     )
     start = _beside if beside else _one_after_the_other
@@ -114,7 +113,7 @@ def load_on_one_device(
 
 
 def plan_memory(params: Params, config: Config, layout: Layout, platform: str, widest: int) -> Memory:
-    """Plan the memory of a layout whose widest chunk of a prompt has so many tokens."""
+    """Plan the memory of a layout; its widest chunk of a prompt has `widest` tokens."""
     return memory_of(
         params,
         config,

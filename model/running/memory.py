@@ -22,13 +22,6 @@ PROCESS = 180_000_000
 COMPILING = (280_000_000, 4_000_000)  # for a model, and for each of its layers
 PROGRAMS = (100_000_000, 4_000_000)
 CONTEXT = 1 << 30  # bytes: CUDA's own memory in this process is less
-# Quantized matrices take more for each layer, since code decodes them: while compiling, and after.
-DECODING = {
-    "int8": (1_000_000, 3_500_000),
-    "nf4": (3_000_000, 6_000_000),
-    "fp4": (3_000_000, 6_000_000),  # the same selections as NF4's, not measured apart
-    "mxfp4": (5_000_000, 5_000_000),
-}
 
 
 class Memory(NamedTuple):
@@ -53,11 +46,11 @@ class Memory(NamedTuple):
 
     @property
     def held(self) -> int:
-        """The bytes of it that a process holds before any model is loaded, which are not among those that are free."""
+        """The bytes that a process already holds before it loads a model, so they are not among the free ones."""
         return PROCESS if self.process else 0
 
     def fits(self, free: int | float) -> bool:
-        """Whether a process that has started JAX finds enough, with so many bytes free.
+        """Whether a process that has started JAX has enough if `free` bytes are free.
 
         >>> Memory(60_000_000, 10_000_000, 0, 0, process=285_000_000, compiling=0).fits(175_000_000)
         True
@@ -78,21 +71,22 @@ def memory_of(
 ) -> Memory:
     """Plan for `batch` sequences of up to `context` tokens. `params` may be only shapes.
 
-    A prompt is read `chunk` tokens at a time, and where `wide` is given, a long prompt so many.
+    A prompt is read `chunk` tokens at a time, and a long prompt `wide` tokens at a time if it is set.
     """
     chunk = min(chunk, context)
     widest = wide or chunk
     capacity = cache_rows(context, chunk)
     layers = config.layers
     codes = _quantized(params)
-    compiling, held = DECODING.get(codes[0].form, DECODING["int8"]) if codes else (0, 0)
+    # Quantized matrices take more for each layer, since code decodes them: while compiling, and after.
+    compiling, decoding = (codes[0].compiler_bytes, codes[0].program_bytes) if codes else (0, 0)
     on_cpu = platform == "cpu"
     return Memory(
         weights=weight_bytes(params),
         cache=cache_bytes(config, batch=batch, capacity=capacity, dtype=cache_dtype),
         activations=_activations(params, config, tokens=batch * widest, batch=batch, capacity=capacity, on_cpu=on_cpu),
-        logits=4 * batch * config.vocab * 4,  # logits, probabilities, those that filters leave, and their sums
-        process=PROCESS + PROGRAMS[0] + layers * (PROGRAMS[1] + held) if on_cpu else 0,
+        logits=4 * batch * config.vocab * 4,  # logits, probabilities, filtered probabilities, and their sums
+        process=PROCESS + PROGRAMS[0] + layers * (PROGRAMS[1] + decoding) if on_cpu else 0,
         compiling=PROCESS + COMPILING[0] + layers * (COMPILING[1] + compiling) if on_cpu else 0,
     )
 
@@ -118,7 +112,7 @@ def _activations(params: Params, config: Config, *, tokens: int, batch: int, cap
 
 
 def _matrices(tree: Any) -> list[Any]:
-    """List all matrices in a tree, also those whose activations are emulated: `QuantizedMatrix`, or of two axes."""
+    """List all matrices in a tree: `QuantizedMatrix` and arrays of two axes, with emulated activations or not."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, QuantizedMatrix))
     return [leaf for leaf in leaves if isinstance(leaf, QuantizedMatrix) or leaf.ndim == 2]
 
@@ -128,24 +122,24 @@ def _quantized(params: Params) -> list[QuantizedMatrix]:
     return [leaf for leaf in _matrices(params.layers) if isinstance(leaf, QuantizedMatrix)]
 
 
-def check_fits(memory: Memory, *, context: int, available: int, others: int = 0) -> None:
+def check_fits(memory: Memory, *, context: int, available: int, other_programs: int = 0) -> None:
     """Raise MemoryError if a plan does not fit; the message has the bytes at the moment when most are in use.
 
-    `others` are the bytes that other programs hold, where that is known.
+    `other_programs` are the bytes that other programs hold, if known.
     """
     if memory.fits(available):
         return
     free = f"the {gigabytes(available)} of memory that are free"
-    if others > CONTEXT:
-        free += f": other programs hold {gigabytes(others)} of this device"
+    if other_programs > CONTEXT:
+        free += f": other programs hold {gigabytes(other_programs)} of this device"
     if memory.compiling > memory.running:
         raise MemoryError(
             f"compiling takes up to {gigabytes(memory.compiling - memory.held)} and does not fit in {free}"
         )
-    rest = memory.running - memory.held - memory.weights - memory.cache
+    remainder = memory.running - memory.held - memory.weights - memory.cache
     raise MemoryError(
         f"{gigabytes(memory.weights)} of weights, {gigabytes(memory.cache)} of cache for a context of {context} tokens "
-        f"and {gigabytes(rest)} beside them do not fit in {free}"
+        f"and {gigabytes(remainder)} to compute do not fit in {free}"
     )
 
 

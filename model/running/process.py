@@ -23,7 +23,7 @@ AHEAD = "XLA_PYTHON_CLIENT_PREALLOCATE"
 FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # JAX refuses both; the second is deprecated
 MEMORY = (AHEAD, *FRACTIONS)
 ON_DEMAND = ("false", "False", "0")  # JAX takes any other value, "no" too, for true
-# The share of a GPU's memory that JAX may take. By default that is 0.75 where JAX takes memory on demand. CUDA's
+# The share of a GPU's memory that JAX may take. By default that is 0.75 if JAX takes memory on demand. CUDA's
 # context, code and graphs need some of the rest.
 MOST = "0.92"
 SMALL = 1 << 28  # weights of a model that a CPU reads a whole chunk with in a quarter of a second
@@ -46,7 +46,7 @@ def prepare_process(*, debug: bool = False) -> None:
 
 
 def keep_compiled(folder: Path) -> None:
-    """Have JAX keep compiled programs in `folder` between runs, and replace those that cannot be read.
+    """Have JAX keep compiled programs in `folder` between runs, and replace programs that cannot be read.
 
     A process that is killed, or a full disk, leaves a part of a program behind. JAX would warn of it at every start
     and never write it again.
@@ -63,7 +63,7 @@ def keep_compiled(folder: Path) -> None:
 def _drops_broken_entries(folder: Path, show: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `warnings.showwarning`: JAX's warning of a program that it cannot read or write removes its files.
 
-    JAX warns before it compiles the program again, and then writes it where no file is in the way.
+    JAX warns before it compiles the program again, and then writes it if no file is in the way.
     """
 
     def drop_or_show(message: Warning | str, *about: Any, **more: Any) -> None:
@@ -77,7 +77,7 @@ def _drops_broken_entries(folder: Path, show: Callable[..., Any]) -> Callable[..
 
 
 def is_large(config: Config) -> bool:
-    """Whether a CPU takes so long to read the weights that what else a step or a chunk takes hardly counts."""
+    """Whether reading the weights takes a CPU much longer than anything else in a step or a chunk."""
     from llamaspec.model.tensors import tensor_shapes
 
     return sum(math.prod(shape) for shape in tensor_shapes(config).values()) > SMALL

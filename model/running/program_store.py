@@ -1,8 +1,8 @@
 """Compiled programs on disk, found without tracing: a second start neither traces nor lowers them.
 
-JAX's own cache is asked by the text of a lowered program. Tracing and lowering take a second here, and several with the
-kernels of a GPU. This store is asked by whatever that text follows from: our source, the versions of JAX and of the
-device's software, the settings of JAX and XLA, the shapes of the arguments, and the choice of ops.
+JAX's own cache looks a program up by its lowered text. Tracing and lowering take a second on a CPU, and several seconds
+with the kernels of a GPU. This store looks it up by everything that the text follows from: our source, the versions of
+JAX and of the device's software, the settings of JAX and XLA, the shapes of the arguments, and the choice of ops.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ class ProgramStore(NamedTuple):
     """Programs of one model in one layout. Programs of other models may be in the same folder."""
 
     folder: Path
-    about: str  # whatever the programs follow from
+    about: str  # everything that the programs follow from
 
     def load(self, name: str, arguments: Any, results: Any) -> Compiled | None:
         """Load the program `name`; None if it is not there, or cannot be used.
@@ -122,7 +122,7 @@ def _source(packages: tuple[str, ...]) -> str:
 
 
 def _forget(name: str) -> None:
-    """Remove a program from JAX's cache, where nobody will ask for this name again."""
+    """Remove a program from JAX's cache, since we never ask for this name again."""
     if folder := jax.config.jax_compilation_cache_dir:
         for entry in Path(folder).glob(f"jit_{name}-*"):
             _remove(entry)

@@ -2,7 +2,7 @@
 
 One reads a chunk of a prompt, and one decodes, at temperature 0 or above it. The other way to decode is a third
 program, compiled when it is asked for: a branch between the two would cost a GPU 25 us a token. So are programs that
-read more of a prompt at once, where a device is faster so.
+read more of a prompt at once, if a device is faster so.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ from jax.stages import Compiled, Lowered
 from jaxtyping import Array
 
 from llamaspec.model.cache import Cache, cache_rows, empty_cache
-from llamaspec.model.forward import Text, decode, prefill
+from llamaspec.model.forward import DecodeState, decode, prefill
 from llamaspec.model.ops.table import Ops
 from llamaspec.model.options import SamplingOptions
 from llamaspec.model.running.compile import compiler_options, model_options
@@ -40,7 +40,7 @@ class Layout(NamedTuple):
     chunk: int  # tokens of a prompt that are read at once
     burst: int  # tokens that a call of `decode` draws at most
     cache_dtype: np.dtype  # of keys and values
-    wide: tuple[int, ...] = ()  # tokens of a longer prompt that are read at once, where that is faster; ascending
+    wide: tuple[int, ...] = ()  # wider chunks for longer prompts, if they are faster; ascending
     devices: int = 1  # that the rows of the cache are dealt to
 
     @property
@@ -59,7 +59,7 @@ class Layout(NamedTuple):
         return max((self.chunk, *self.wide))
 
     def parts(self, count: int) -> Iterator[tuple[int, int]]:
-        """Cut so many tokens of a prompt into parts: the chunk that each is read by, and its tokens.
+        """Cut `count` tokens of a prompt into parts: the width of the chunk that reads each, and its tokens.
 
         A wide chunk is padded by less than a narrow one has, since the cache has room for that much padding.
 
@@ -101,11 +101,11 @@ def prompt_chunk(config: Config, platform: str) -> int:
 
 
 def wide_chunks(platform: str, capacity: int, *, codes: bool) -> tuple[int, ...]:
-    """Choose how many tokens of a longer prompt are read at once; none where `prompt_chunk` serves every prompt.
+    """Choose how many tokens of a longer prompt are read at once; none if `prompt_chunk` serves every prompt.
 
     A GPU computes faster with more rows: Llama 3.1 8B in bfloat16 reads 512 tokens in 18.9 ms by 256 and in 15.6 ms at
     once, and 4,096 in 145 ms by 256, in 108 ms by 1,024 and in 107 ms by 2,048 (H100). With `codes` every chunk decodes
-    each matrix once, which takes longer than reading it, so there is a longer chunk, too. By 512 alone, prompts of
+    each matrix once, which takes longer than reading it, so there is a longer chunk, too. With 512 only, prompts of
     1,024 and 1,536 tokens of q8 took 1.5 times as long as in bfloat16 by 1,024. On a CPU larger chunks are no faster.
     """
     widths = (MIDDLE, WIDE, WIDE_OF_CODES) if codes else (MIDDLE, WIDE)
@@ -124,8 +124,8 @@ def longest_burst(platform: str) -> int:
 class Programs(NamedTuple):
     """Compiled programs of one layout. Both fields give programs, compiled when first asked for."""
 
-    prefill: Callable[[int], Callable[..., Cache]]  # for chunks of so many tokens, `Layout.chunk` or one of `wide`
-    decode: Callable[[bool], Callable[..., tuple[Array, Array, Text, Cache]]]  # greedy or not
+    prefill: Callable[[int], Callable[..., Cache]]  # by the width of a chunk, `Layout.chunk` or one of `wide`
+    decode: Callable[[bool], Callable[..., tuple[Array, Array, DecodeState, Cache]]]  # greedy or not
 
 
 def compile_programs(
@@ -143,10 +143,10 @@ def compile_programs(
 ) -> Programs:
     """Compile for JAX's default device, before any weight is in memory: the compiler takes some hundred MB itself.
 
-    `params` are shapes, those of `model.weights.params.abstract_params`. `greedy` says which of the two programs that
-    decode is compiled at once, and `prompt`, the number of the first prompt's tokens, which of those that read prompts
-    are (`first_programs`). `compiled` is called after each compilation. Programs that `store` has are loaded, and
-    others are stored there. `jit` makes a function whose `lower` takes these shapes; by default it is `jax.jit`.
+    `params` are shapes from `model.weights.loading.abstract_params`. `greedy` and `prompt`, the number of tokens in the
+    first prompt, choose the programs to compile at once (`first_programs`). `compiled` is called after each
+    compilation. We load programs that `store` has, and store the others there. `jit` makes a function with a `lower`
+    that takes these shapes; by default it is `jax.jit`.
     """
     compiled = compiled or (lambda: None)
     if jit is None:
@@ -158,17 +158,17 @@ def compile_programs(
     first = first_programs(layout, greedy=greedy, prompt=prompt)
     with ThreadPoolExecutor(len(first)) as pool:
         loading = {name: pool.submit(makers[name].load, store) for name in first}
-        found = {name: program for name, loaded in loading.items() if (program := loaded.result())}
-        missing = [name for name in first if name not in found]
+        programs = {name: program for name, loaded in loading.items() if (program := loaded.result())}
+        missing = [name for name in first if name not in programs]
         compiling = {name: pool.submit(makers[name].lower(store)) for name in missing}
-        found |= {name: program.result() for name, program in compiling.items()}
+        programs |= {name: program.result() for name, program in compiling.items()}
     compiled()
 
     def later(name: str) -> Compiled:
-        if name not in found:
-            found[name] = makers[name].load(store) or makers[name].lower(store)()
+        if name not in programs:
+            programs[name] = makers[name].load(store) or makers[name].lower(store)()
             compiled()
-        return found[name]
+        return programs[name]
 
     return Programs(lambda width: later(_reader(width)), lambda greedy: later(_decoder(greedy)))
 
@@ -242,7 +242,7 @@ def _makers(
     shapes = (params, *decode_shapes(config, cache))
     for greedy in (False, True):
         draw = partial(decode, greedy=greedy, burst=layout.burst, config=config, ops=ops)
-        makers.append(_Maker(_decoder(greedy), draw, shapes, (0, 0, Text(0, 0, 0), cache), options, jit))  # type: ignore
+        makers.append(_Maker(_decoder(greedy), draw, shapes, (0, 0, DecodeState(0, 0, 0), cache), options, jit))  # type: ignore
     return {maker.name: maker for maker in makers}
 
 
@@ -258,7 +258,7 @@ def decode_shapes(config: Config, cache: Cache) -> tuple[Any, ...]:
     """Give the shapes that `decode` takes after the weights, for a cache of these shapes."""
     (batch,) = cache.lengths.shape
     return (
-        Text(_shape(batch), _shape(batch, config.vocab, dtype=np.bool_), _shape(batch, dtype=np.bool_)),
+        DecodeState(_shape(batch), _shape(batch, config.vocab, dtype=np.bool_), _shape(batch, dtype=np.bool_)),
         cache,
         _shape(batch, 2, dtype=np.uint32),
         jax.tree.map(lambda value: _shape(dtype=value.dtype), as_arrays(SamplingOptions())),

@@ -12,12 +12,13 @@ from llamaspec.model.cache import cache_bytes
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, Shifted
 from llamaspec.model.checkpoints.codes import exact_parts
 from llamaspec.model.ops.emulated import RoundingArray
-from llamaspec.model.options import SamplingOptions
+from llamaspec.model.options import SAMPLING, SamplingOptions
 from llamaspec.model.running.backend import check_logits
 from llamaspec.model.running.memory import PROCESS, Memory
 from llamaspec.model.sampling import random_key, uniform
 from llamaspec.model.tensors import EMBEDDING, Role, Weight, by_layer
-from llamaspec.model.weights.params import abstract_params, weight_bytes
+from llamaspec.model.weights.loading import abstract_params
+from llamaspec.model.weights.params import weight_bytes
 from llamaspec.reference.config import Config
 from llamaspec.reference.llama import (
     Cache,
@@ -39,7 +40,7 @@ from llamaspec.reference.sampling import distribution, draw
 
 CHUNK = 512  # prompt tokens computed at once
 BY_REFERENCE = "float64 on CPU, by the NumPy reference"  # how a model of this backend runs, in words
-PART = 64  # prompt tokens computed at once where each gives logits for the whole vocabulary
+PART = 64  # prompt tokens computed at once if each gives logits for the whole vocabulary
 
 
 def reference_memory(config: Config, *, context: int) -> Memory:
@@ -113,11 +114,7 @@ class ReferenceBackend:
         p = distribution(
             unembed(self._params, x[-1], config=self._config),
             drawing.seen,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            min_p=options.min_p,
-            repetition_penalty=options.repetition_penalty,
+            **{name: getattr(options, name) for name in SAMPLING},
         )
         position = len(cache[0].k)
         token = draw(p, float(self._uniform(random_key(drawing.seed), np.int32(position))))
@@ -129,25 +126,25 @@ class ReferenceBackend:
         return np.concatenate(list(self.logits_in_parts(ids)))
 
     def logits_in_parts(self, ids: Sequence[int], *, after: int = 0) -> Iterator[Float[np.ndarray, "rows vocab"]]:
-        """Compute `logits` of some ids at a time, without those of the first `after` ids, which are only read."""
+        """Compute `logits` of some ids at a time. The first `after` ids are read, but give no logits."""
         cache = self.extend(self.start(), ids[:after]) if after else self.start()
         for start in range(after, len(ids), PART):
             logits, cache = forward(self._params, np.array(ids[start : start + PART]), cache, config=self._config)
             yield check_logits(logits)
 
     def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "ReferenceBackend":
-        """Make a backend like this one with the weights of another checkpoint, whose tensors have the same shapes.
+        """Make a backend like this one with the weights of another checkpoint; its tensors have the same shapes.
 
         All of its weights are read; `read_from` does not matter.
         """
         del read_from
-        other = copy(self)
-        other._params = load_reference_params(checkpoint)
-        return other
+        clone = copy(self)
+        clone._params = load_reference_params(checkpoint)
+        return clone
 
 
 class LazyLayers(Sequence[Layer]):
-    """Layers of which each is read when it is asked for, and not kept: in float64 they may be larger than memory."""
+    """Layers that are read when they are asked for, and not kept: in float64 they may not fit in memory."""
 
     def __init__(self, count: int, read: Callable[[int], Layer]):
         self._count, self._read = count, read
@@ -156,9 +153,9 @@ class LazyLayers(Sequence[Layer]):
         return self._count
 
     def __getitem__(self, i: Any) -> Any:
-        """Read layer `i`, or those of a slice. Raises IndexError beyond the last."""
+        """Read layer `i`, or the layers of a slice. Raises IndexError beyond the last."""
         chosen = range(self._count)[i]
-        return self._read(chosen) if isinstance(chosen, int) else [self._read(each) for each in chosen]
+        return self._read(chosen) if isinstance(chosen, int) else [self._read(index) for index in chosen]
 
 
 def load_reference_params(
@@ -212,7 +209,7 @@ def load_reference_params(
         return Biases(router[0], *experts)
 
     def layer(i: int) -> Layer:
-        each: dict[str, Any] = {
+        tensors: dict[str, Any] = {
             part.removeprefix("head_"): linear(weights[0]) if weights[0].role is Role.MATRIX else matrix(weights)
             for part, weights in parts[i].items()
             if weights[0].role is not Role.ROUTER
@@ -222,19 +219,19 @@ def load_reference_params(
         }
         if config.experts:
             [router] = parts[i]["router"]
-            matrices = each["expert_gate"], each["expert_up"], each["expert_down"]
+            matrices = tensors["expert_gate"], tensors["expert_up"], tensors["expert_down"]
             ffn = Experts(tensor(router.name), *matrices, expert_biases(i) if config.expert_bias else None)
         else:
-            ffn = FeedForward(each.get("gate"), each["up"], each["down"])
+            ffn = FeedForward(tensors.get("gate"), tensors["up"], tensors["down"])
         attention: dict[str, Any] = {"q_norm": None, "k_norm": None, "attention_norm": None, "ffn_norm": None}
         if config.shared_ffn:
             [score] = parts[i]["shared_score"]
-            matrices = (each[f"shared_{name}"].weight for name in ("gate", "up", "down"))
+            matrices = (tensors[f"shared_{name}"].weight for name in ("gate", "up", "down"))
             attention["shared"] = Shared(tensor(score.name), *matrices)
-        attention |= {name: each[name] for name in Layer._fields if name in each}
+        attention |= {name: tensors[name] for name in Layer._fields if name in tensors}
         attention |= {name: biases[name] for name in Layer._fields if name in biases}
         if config.parallel_residual:
-            attention |= {"ffn_norm": each["attention_norm"], "ffn_norm_bias": biases["attention_norm_bias"]}
+            attention |= {"ffn_norm": tensors["attention_norm"], "ffn_norm_bias": biases["attention_norm_bias"]}
         return Layer(**attention, ffn=ffn)
 
     outside = {part: weight for part, [weight] in parts[None].items()}

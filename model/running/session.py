@@ -12,8 +12,8 @@ from llamaspec.model.running.backend import Backend, not_numbers
 
 FinishReason = Literal["stop", "length", "context", "interrupted"]
 
-# A burst takes no longer than this, so that a token is seen soon after it is drawn. On a CPU each burst begins with a
-# millisecond or so in which nothing is computed: at half of this, a model of 134M parameters decodes 5 % slower.
+# A burst takes no longer than this, so that a token is seen soon after it is drawn. On a CPU each burst begins with
+# about a millisecond of overhead: at half of this, a model of 134M parameters decodes 5 % slower.
 DISPLAY_SECONDS = 0.08
 
 
@@ -23,14 +23,14 @@ class Session[Cache, Drawing]:
     def __init__(self, backend: Backend[Cache, Drawing], *, vocab: int):
         self._backend = backend
         self._vocab = vocab
-        self._ids: list[int] = []  # tokens whose keys and values the cache holds
+        self._ids: list[int] = []  # the tokens in the cache
         self._cache: Cache | None = None
         self._beyond = False  # whether the cache may hold other tokens after them
         self._generations = 0
 
     @property
     def ids(self) -> list[int]:
-        """The tokens whose keys and values are in the cache."""
+        """The tokens with keys and values in the cache."""
         return list(self._ids)
 
     def prefill(self, prompt: Sequence[int], *, interrupted: Callable[[], bool] = lambda: False) -> bool:
@@ -64,7 +64,7 @@ class Session[Cache, Drawing]:
         begun on this session meanwhile.
         """
         self._generations += 1
-        mine = self._generations
+        generation = self._generations
         if not self.prefill(prompt, interrupted=interrupted):
             yield [], "interrupted"
             return
@@ -75,28 +75,30 @@ class Session[Cache, Drawing]:
         seen = np.zeros(self._vocab, bool)
         seen[list(prompt)] = True
         drawing = self._backend.begin(token, seen=seen, seed=seed, options=options, stops=sorted(stops))
-        asked: deque[tuple[Callable[[], list[int]], int]] = deque()  # bursts that are not read yet, and their tokens
+        pending: deque[tuple[Callable[[], list[int]], int]] = deque()  # bursts that are not read yet, and their tokens
         # The latest burst sizes the next one; the first bursts are single tokens.
         step_seconds, since = float("inf"), 0.0
         while True:
             if interrupted():
                 yield [], "interrupted"
                 return
-            if self._generations != mine:
+            if self._generations != generation:
                 raise RuntimeError("another generation has begun on this session")
             ids, room = self._ids, self._backend.capacity - len(self._ids)
             if room == 0:
                 yield [], "context"
                 return
             cache = self._take()
-            since = since if asked else perf_counter()
-            while (left := min(remaining, room) - sum(due for _, due in asked)) and len(asked) <= self._backend.ahead:
-                steps = min(tokens_at_once(step_seconds, self._backend.burst), left)
+            since = since if pending else perf_counter()
+            while (unrequested := min(remaining, room) - sum(steps_asked for _, steps_asked in pending)) and len(
+                pending
+            ) <= self._backend.ahead:
+                steps = min(tokens_at_once(step_seconds, self._backend.burst), unrequested)
                 read, drawing, cache = self._backend.decode(cache, drawing, steps=steps)
-                asked.append((read, steps))
-            read, _ = asked.popleft()
+                pending.append((read, steps))
+            read, _ = pending.popleft()
             drawn = read()
-            self._put(cache, [*ids, token, *drawn[:-1]], beyond=bool(asked))
+            self._put(cache, [*ids, token, *drawn[:-1]], beyond=bool(pending))
             now = perf_counter()
             step_seconds, since = (now - since) / len(drawn), now
             if max(drawn) >= self._vocab:

@@ -20,7 +20,7 @@ class StartClock:
     - upload: waiting for weights to reach the device, and to be quantized there
     - first token: from the request to the first token
 
-    Other threads work beside the main thread. `beside` counts their seconds apart, since they are not part of the sum.
+    Other threads work in parallel with the main thread. `beside` counts their seconds apart from the sum.
     """
 
     def __init__(self, *, began: float | None = None):
@@ -48,14 +48,14 @@ class StartClock:
         self._now, self._since = None, at
 
     def with_first_token(self, seconds: float) -> "StartClock":
-        """Count so many seconds for the first token, where the request came some time after the model was ready."""
+        """Count `seconds` for the first token, if the request came some time after the model was ready."""
         self.end()
         self._seconds["first token"] = seconds
         return self
 
     @contextmanager
     def beside(self, phase: Phase) -> Iterator[None]:
-        """Count the time of the body as work for `phase` beside the main thread; the body runs in another thread."""
+        """Count the time of the body, which runs in another thread, as parallel work for `phase`."""
         began = perf_counter()
         try:
             yield

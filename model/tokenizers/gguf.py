@@ -1,25 +1,45 @@
 """The tokenizer inside a GGUF file: SentencePiece's pieces and scores ("llama"), or byte-level BPE's merges ("gpt2").
 
 This module turns it into a SentencePiece model or a tokenizer.json, which the libraries read, so that one
-implementation serves all files. As in llama.cpp, text is not normalized, and tokenizer.ggml.pre names how it is split.
+implementation serves all files. The rules are llama.cpp's (src/llama-vocab.cpp, commit 00ad355):
+
+1. Text is not normalized. In "gpt2", tokenizer.ggml.pre names how it is split.
+2. User-defined tokens are found in the text as it is, spaces and all, before it is cut: the longest first.
+3. In "llama", each text that begins, or that follows a user-defined token or a control token, gets a space in front,
+   unless tokenizer.ggml.add_space_prefix is false. Pieces are then merged, whatever their type: a user-defined token
+   spelled with "▁" is made by merges, since the text has spaces where it is looked for.
+4. Types of tokens are corrected by name (`model.checkpoints.gguf.control_tokens`). A name of a control token in a text
+   is text, also where llama.cpp would take it for the token, as it does with `parse_special`.
+5. Where general.name has "phi-3" or "phi3" in it, all control tokens, user-defined tokens and `</s>` take in the
+   white space after them, but not `<unk>`, `<s>` and `<|endoftext|>`. Other overrides by name are for embeddings
+   (jina, nomic, ModernBERT) and for architectures that are not read (Gemma 4).
 """
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from llamaspec.model.checkpoints.gguf.config import BOS
+from llamaspec.model.checkpoints.gguf.config import BOS, STOPS
+from llamaspec.model.checkpoints.gguf.control_tokens import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+    corrected_types,
+)
 from llamaspec.model.checkpoints.gguf.file import Metadata, read_header, short
 from llamaspec.model.checkpoints.mapped import MappedFile
+from llamaspec.model.tokenizers.added_tokens import LongestFirst
 from llamaspec.model.tokenizers.limits import check_count
-from llamaspec.model.tokenizers.tokenizer import Tokenizer
+from llamaspec.model.tokenizers.tokenizer import Tokenizer, is_byte
+from llamaspec.model.tokenizers.tokenizer_config import Added
 from llamaspec.reference.byte_bpe import GPT2, LLAMA3, QWEN2, TEKKEN
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # the types of tokens, as SentencePiece's
 TYPE = "tokenizer.ggml.model"
 TEMPLATE = "tokenizer.chat_template"  # and with .NAME, for each of the names in the list
 TEMPLATE_NAMES = "tokenizer.chat_templates"
@@ -55,6 +75,17 @@ def read_gguf(file: MappedFile) -> Tokenizer | None:
     return read(metadata, tokens, types)
 
 
+def named_tokens(file: MappedFile) -> dict[str, str]:
+    """The texts of bos_token and eos_token by a GGUF file's keys. A template may write them wherever it likes."""
+    metadata, named = read_header(file).metadata, {}
+    tokens = metadata.strings("tokenizer.ggml.tokens")
+    for name in ("bos", "eos"):
+        key = f"tokenizer.ggml.{name}_token_id"
+        if key in metadata and 0 <= (id := metadata.integer(key)) < len(tokens):
+            named[f"{name}_token"] = tokens[id]
+    return named
+
+
 def read_templates(file: MappedFile) -> tuple[dict[str, str], dict[str, str]] | None:
     """Read the chat templates of a GGUF file by name, and the texts of bos_token and eos_token.
 
@@ -63,12 +94,7 @@ def read_templates(file: MappedFile) -> tuple[dict[str, str], dict[str, str]] | 
     metadata = read_header(file).metadata
     if TEMPLATE not in metadata:
         return None
-    tokens = metadata.strings("tokenizer.ggml.tokens")
-    named = {}
-    for name in ("bos", "eos"):
-        key = f"tokenizer.ggml.{name}_token_id"
-        if key in metadata and 0 <= (id := metadata.integer(key)) < len(tokens):
-            named[f"{name}_token"] = tokens[id]
+    named = named_tokens(file)
     others = metadata.strings(TEMPLATE_NAMES) if TEMPLATE_NAMES in metadata else []
     if odd := next((name for name in others if not re.fullmatch(r"\w{1,100}", name, re.ASCII)), None):
         # Names become names of files.
@@ -87,6 +113,20 @@ def _types(metadata: Metadata, count: int) -> Sequence[int]:
     return types.tolist()
 
 
+def _corrected(
+    metadata: Metadata, tokens: Sequence[str], types: Sequence[int], *, merged: Collection[str]
+) -> list[int]:
+    named = [metadata.integer(key) for key in (BOS, *STOPS) if key in metadata]
+    return corrected_types({token: id for id, token in enumerate(tokens)}, types, named=named, merged=merged)
+
+
+def _takes_in_space(metadata: Metadata) -> Callable[[str], bool]:
+    """Whether a token takes in the white space after it, by its name."""
+    model = metadata.string("general.name", "").lower()
+    phi_3 = "phi-3" in model or "phi3" in model
+    return lambda name: phi_3 and name not in ("<unk>", "<s>", "<|endoftext|>")
+
+
 def _bos(metadata: Metadata, tokens: Sequence[str], *, default: bool) -> int | None:
     """The id that begins texts, or None."""
     if BOS not in metadata or not metadata.boolean("tokenizer.ggml.add_bos_token", default):
@@ -102,7 +142,7 @@ def _with_unknown(metadata: Metadata, tokens: Sequence[str], types: Sequence[int
         return types
     key = "tokenizer.ggml.unknown_token_id"
     id = metadata.integer(key) if key in metadata else 0  # as in llama.cpp
-    if not 0 <= id < len(tokens) or types[id] != CONTROL or (key not in metadata and tokens[id] != "<unk>"):
+    if not 0 <= id < len(tokens) or types[id] == BYTE or (key not in metadata and tokens[id] != "<unk>"):
         raise metadata.refused("no token stands for what is unknown")
     return [*types[:id], UNKNOWN, *types[id + 1 :]]
 
@@ -115,18 +155,38 @@ def _sentencepiece(metadata: Metadata, tokens: list[str], types: Sequence[int]) 
     scores = metadata.numbers("tokenizer.ggml.scores")
     if len(scores) != len(tokens) or scores.dtype.kind != "f" or not np.all(np.isfinite(scores)):
         raise metadata.refused(f"tokenizer.ggml.scores is not a list of {len(tokens)} finite numbers")
-    types = _with_unknown(metadata, tokens, types)
+    if BYTE not in types:
+        types = [BYTE if is_byte(token) else kind for token, kind in zip(tokens, types, strict=True)]
+    types = _with_unknown(metadata, tokens, _corrected(metadata, tokens, types, merged=()))
+    takes_in_space = _takes_in_space(metadata)
     proto = ModelProto()
     for text, score, kind in zip(tokens, scores.tolist(), types, strict=True):
-        proto.pieces.add(piece=text, score=score, type=kind)
+        proto.pieces.add(piece=text, score=score, type=NORMAL if kind == USER_DEFINED else kind)
+    added = {
+        text: Added(id, special=False, rstrip=takes_in_space(text))
+        for id, (text, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind == USER_DEFINED
+    }
     bos, trainer = _bos(metadata, tokens, default=True), proto.trainer_spec
     trainer.model_type = trainer.BPE
     trainer.vocab_size = len(tokens)
     trainer.byte_fallback = BYTE in types
     trainer.unk_piece = tokens[types.index(UNKNOWN)]
-    proto.normalizer_spec.add_dummy_prefix = metadata.boolean("tokenizer.ggml.add_space_prefix", True)
+    spaced = metadata.boolean("tokenizer.ggml.add_space_prefix", True)
+    proto.normalizer_spec.add_dummy_prefix = spaced
     proto.normalizer_spec.remove_extra_whitespaces = False
-    return replace(from_proto(proto, path=metadata.path), bos=bos)
+    tokenizer = from_proto(
+        proto,
+        path=metadata.path,
+        absorbs={
+            text: (False, True)
+            for text, kind in zip(tokens, types, strict=True)
+            if kind == CONTROL and takes_in_space(text)
+        },
+        added=LongestFirst(added) if added else None,
+        after_added="space",
+    )
+    return replace(tokenizer, bos=bos)
 
 
 def _byte_level(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> Tokenizer:
@@ -144,16 +204,18 @@ def _byte_level(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> 
         if first not in vocabulary or second not in vocabulary or first + second not in vocabulary:
             raise metadata.refused(f"merge {i}, {short(merge)}, is not of two tokens that make a third")
     bos = _bos(metadata, tokens, default=name in WHOLE_WORDS)
+    types = _corrected(metadata, tokens, types, merged={merge.replace(" ", "", 1) for merge in merges})
+    takes_in_space = _takes_in_space(metadata)
     added = [
-        {"id": id, "content": token, "special": kind == CONTROL}
-        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        {"id": id, "content": token, "special": kind == CONTROL, "rstrip": takes_in_space(token)}
+        | dict.fromkeys(("single_word", "lstrip", "normalized"), False)
         for id, (token, kind) in enumerate(zip(tokens, types, strict=True))
         if kind in (CONTROL, USER_DEFINED)
     ]
     spec = _spec(vocabulary, merges, PATTERNS[name], whole_words=name in WHOLE_WORDS) | {"added_tokens": added}
     # This path has no neighbors: a tokenizer_config.json beside the GGUF file belongs to another tokenizer.
     tokenizer = read_huggingface(json.dumps(spec).encode(), path=f"{metadata.path}/tokenizer")
-    return replace(tokenizer, bos=bos)
+    return replace(tokenizer.longest_first(), bos=bos)
 
 
 def _spec(

@@ -7,26 +7,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llamaspec.model.checkpoints.checkpoint import Checkpoint, refused
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, CheckpointError, refused
 from llamaspec.model.checkpoints.gguf.config import BOS, STOPS
+from llamaspec.model.checkpoints.gguf.control_tokens import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from llamaspec.model.checkpoints.gguf.file import Value
-from llamaspec.model.tokenizers.gguf import (
-    BYTE,
-    CONTROL,
-    NORMAL,
-    PATTERNS,
-    TEMPLATE,
-    TEMPLATE_NAMES,
-    TYPE,
-    UNKNOWN,
-    UNUSED,
-    USER_DEFINED,
-)
-from llamaspec.model.tokenizers.huggingface import HuggingFaceTokenizer, is_byte
+from llamaspec.model.tokenizers.gguf import PATTERNS, TEMPLATE, TEMPLATE_NAMES, TYPE
+from llamaspec.model.tokenizers.huggingface import HuggingFaceTokenizer
 from llamaspec.model.tokenizers.huggingface_decoder import byte_characters
 from llamaspec.model.tokenizers.sentencepiece_model import SentencePieceTokenizer
 from llamaspec.model.tokenizers.tiktoken_ranks import TiktokenTokenizer
-from llamaspec.model.tokenizers.tokenizer import Tokenizer
+from llamaspec.model.tokenizers.tokenizer import Tokenizer, is_byte
 from llamaspec.reference.byte_bpe import GPT2
 
 END_OF_TURN, END_OF_MESSAGE = ("<|eot_id|>", "<|im_end|>"), ("<|eom_id|>",)
@@ -42,19 +32,25 @@ class Token(NamedTuple):
 
 
 def vocabulary_keys(
-    checkpoint: Checkpoint, tokenizer: Tokenizer | None, templates: Mapping[str, str] | None = None
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer | None,
+    templates: Mapping[str, str] | None = None,
+    *,
+    named: Mapping[str, str | None] | None = None,
 ) -> dict[str, Value]:
     """Format the keys of a tokenizer and chat templates; without a tokenizer, only the ids that begin and end texts.
 
-    `templates` are by name, and "default" is the one for most conversations.
+    `templates` are by name, and "default" is the one for most conversations. `named` are bos_token and eos_token as
+    templates have them.
 
     Raises `CheckpointError` for a tokenizer that llama.cpp has no name for.
     """
     keys: dict[str, Value] = {TYPE: "none"} if tokenizer is None else _tokenizer_keys(checkpoint, tokenizer)
-    bos = tokenizer.bos if tokenizer is not None and tokenizer.bos is not None else checkpoint.bos
+    ids = _named_ids(tokenizer, named or {})
+    bos = tokenizer.bos if tokenizer is not None and tokenizer.bos is not None else ids.get("bos_token", checkpoint.bos)
     if bos is not None:
         keys[BOS] = bos
-    keys |= _stop_keys(checkpoint, tokenizer, bos)
+    keys |= _stop_keys(checkpoint, tokenizer, bos, eos=ids.get("eos_token"))
     return keys | _template_keys(templates or {})
 
 
@@ -81,8 +77,19 @@ def _template_keys(templates: Mapping[str, str]) -> dict[str, Value]:
     return keys | {TEMPLATE_NAMES: others} if others else keys
 
 
-def _stop_keys(checkpoint: Checkpoint, tokenizer: Tokenizer | None, bos: int | None) -> dict[str, Value]:
-    """The keys of the ids that end a text. GGUF has three: the end of a text, of a turn and of a message."""
+def _named_ids(tokenizer: Tokenizer | None, named: Mapping[str, str | None]) -> dict[str, int]:
+    """The ids of named control tokens."""
+    special = tokenizer.special if tokenizer else {}
+    return {key: special[name] for key, name in named.items() if name in special}
+
+
+def _stop_keys(
+    checkpoint: Checkpoint, tokenizer: Tokenizer | None, bos: int | None, *, eos: int | None
+) -> dict[str, Value]:
+    """The keys of the ids that end a text. GGUF has three: the end of a text, of a turn and of a message.
+
+    `eos` is the id of eos_token, which a template reads from the first of them.
+    """
     if len(checkpoint.stops) > len(STOPS):
         raise refused(checkpoint.path, f"{len(checkpoint.stops)} tokens end a text, and GGUF can name {len(STOPS)}")
     special = tokenizer.special if tokenizer else {}
@@ -91,9 +98,12 @@ def _stop_keys(checkpoint: Checkpoint, tokenizer: Tokenizer | None, bos: int | N
     rest = sorted(
         checkpoint.stops, key=lambda id: (id == bos, id)
     )  # BOS, which ends the texts of llama2.c, comes last.
+    if eos in rest:
+        keys[text] = eos
+        rest.remove(eos)
     for key, names in ((turn, END_OF_TURN), (message, END_OF_MESSAGE)):
         ids = [special[name] for name in names if special.get(name) in rest]
-        if ids and len(rest) > 1:
+        if ids and (len(rest) > 1 or text in keys):
             keys[key] = ids[0]
             rest.remove(ids[0])
     free = [key for key in (text, turn, message) if key not in keys]
@@ -103,7 +113,7 @@ def _stop_keys(checkpoint: Checkpoint, tokenizer: Tokenizer | None, bos: int | N
 def _tokenizer_keys(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, Value]:
     match tokenizer:
         case SentencePieceTokenizer():
-            tokens, keys = _sentencepiece(tokenizer)
+            tokens, keys = _sentencepiece(checkpoint, tokenizer)
         case TiktokenTokenizer():
             tokens, keys = _ranks(checkpoint, tokenizer)
         case HuggingFaceTokenizer():
@@ -128,9 +138,21 @@ def _tokenizer_keys(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, V
     return keys
 
 
-def _sentencepiece(tokenizer: SentencePieceTokenizer) -> tuple[list[Token], dict[str, Value]]:
-    pieces = tokenizer.proto().pieces
-    return [Token(p.piece, p.type, p.score) for p in pieces], {TYPE: "llama", "tokenizer.ggml.pre": "default"}
+def _sentencepiece(checkpoint: Checkpoint, tokenizer: SentencePieceTokenizer) -> tuple[list[Token], dict[str, Value]]:
+    """The pieces of a model. A user-defined one has spaces for "▁": llama.cpp looks for it in the text as it is."""
+    proto, added = tokenizer.proto(), tokenizer.added
+    if (kind := proto.trainer_spec.model_type) != proto.trainer_spec.BPE:
+        raise _not_bpe(checkpoint, proto.trainer_spec.ModelType.Name(kind).capitalize())
+    pieces = proto.pieces
+    names = {piece.piece for piece in pieces}
+
+    def token(piece: Any) -> Token:
+        if piece.piece not in added and piece.type != USER_DEFINED:
+            return Token(piece.piece, piece.type, piece.score)
+        spaced = piece.piece if piece.piece in added else piece.piece.replace("▁", " ")
+        return Token(piece.piece if spaced in names else spaced, USER_DEFINED, piece.score)
+
+    return [token(piece) for piece in pieces], {TYPE: "llama", "tokenizer.ggml.pre": "default"}
 
 
 def _ranks(checkpoint: Checkpoint, tokenizer: TiktokenTokenizer) -> tuple[list[Token], dict[str, Value]]:
@@ -172,6 +194,8 @@ def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
 def _huggingface(checkpoint: Checkpoint, tokenizer: HuggingFaceTokenizer) -> tuple[list[Token], dict[str, Value]]:
     spec = tokenizer.spec()
     model = spec["model"]
+    if model["type"] != "BPE":
+        raise _not_bpe(checkpoint, model["type"])
     merges: list[tuple[str, str]] = [tuple(merge) for merge in model["merges"]]
     added = {entry["id"]: entry for entry in spec["added_tokens"]}
     scores = {
@@ -195,6 +219,13 @@ def _huggingface(checkpoint: Checkpoint, tokenizer: HuggingFaceTokenizer) -> tup
     name = _name_of_patterns(checkpoint, spec["pre_tokenizer"])
     pairs = [f"{a} {b}" for a, b in merges]
     return tokens, {TYPE: "gpt2", "tokenizer.ggml.pre": name, "tokenizer.ggml.merges": pairs}
+
+
+def _not_bpe(checkpoint: Checkpoint, kind: str) -> CheckpointError:
+    what = (
+        f"its tokenizer is of type {kind}, and in a GGUF file of such a model it would be read as BPE, with other ids"
+    )
+    return refused(checkpoint.path, f"{what}; --to safetensors keeps it")
 
 
 def _name_of_patterns(checkpoint: Checkpoint, before: Mapping[str, Any]) -> str:

@@ -5,10 +5,9 @@ the part. `dropout` is ignored: it makes random ids, which help in training alon
 """
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import filterfalse, repeat
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, models
 
 from llamaspec.model.checkpoints.checkpoint import CheckpointError, refused
 from llamaspec.model.checkpoints.strict_json import short
+from llamaspec.model.tokenizers.added_tokens import LongestFirst
 from llamaspec.model.tokenizers.huggingface_added import add_tokens_beside
 from llamaspec.model.tokenizers.huggingface_decoder import Spelling, read_decoder
 from llamaspec.model.tokenizers.huggingface_parts import (
@@ -32,11 +32,12 @@ from llamaspec.model.tokenizers.huggingface_parts import (
 from llamaspec.model.tokenizers.limits import check_count, check_special
 from llamaspec.model.tokenizers.markers import MARKERS
 from llamaspec.model.tokenizers.tokenizer import check_text
-from llamaspec.model.tokenizers.tokenizer_config import prefix_scheme, stated_bos, stated_prefix
+from llamaspec.model.tokenizers.tokenizer_config import Added, prefix_scheme, stated_bos, stated_prefix
 
 EMPTY = {"type": "BPE", "vocab": {}, "merges": []}  # a model of no tokens
 MOST_BRACKETS = 700_000  # One list holds each merge: Llama 3 has 280,000 merges, Gemma 1 and 2 have 581,000.
 MOST_VALUES = 3_000_000  # Gemma 3 has 1.3 million values.
+MOST_SCORE = 1e30  # of a piece; sums of them stay finite
 MOST_NAMES = 1_000_000  # Gemma 3 has 307,000 names of values, which are tokens for the most part.
 
 
@@ -52,9 +53,11 @@ class HuggingFaceTokenizer:
     _path: str = field(repr=False)  # for messages
     _spelling: Spelling = field(repr=False)
     _silent: frozenset[int] = field(repr=False)  # control tokens, and the one for what is unknown: they add no text
+    _spelled_out: frozenset[int] = field(repr=False)  # added tokens of a byte-level vocabulary: text, not bytes
     _start: Tokenizer = field(repr=False)  # for the start of a text
     _after_special: Tokenizer = field(repr=False)  # for text after a control token
     _next: Tokenizer = field(repr=False)  # for text that continues other text
+    _added: LongestFirst | None = field(default=None, repr=False)  # None: the library finds added tokens
 
     def encode(self, text: str, *, start: bool = True) -> list[int]:
         return self._ids(self._start if start else self._next, text)
@@ -64,13 +67,29 @@ class HuggingFaceTokenizer:
 
     def _ids(self, tokenizer: Tokenizer, text: str) -> list[int]:
         check_text(text)
-        with library_errors(self._path, "cannot encode this text"):
-            return tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = []
+        for part in self._added.split(text) if self._added else [text]:
+            if isinstance(part, int):
+                ids.append(part)
+                continue
+            with library_errors(self._path, "cannot encode this text"):
+                ids += tokenizer.encode(part, add_special_tokens=False).ids
+        return ids
+
+    def longest_first(self) -> "HuggingFaceTokenizer":
+        """This tokenizer, with added tokens found as llama.cpp finds them. No text may get a space in front."""
+        tokens = self._start.get_added_tokens_decoder().items()
+        added = {t.content: Added(id, False, rstrip=t.rstrip) for id, t in tokens if not t.special}
+        return replace(self, _added=LongestFirst(added))
 
     def bytes_of(self, token: int) -> bytes:
+        if token in self._spelled_out:
+            return self.piece(token).encode()
         return b"" if token in self._silent else self._spelling.bytes_of(self.piece(token))
 
     def first_bytes_of(self, token: int) -> bytes:
+        if token in self._spelled_out:
+            return self.piece(token).encode()
         return b"" if token in self._silent else self._spelling.first_bytes_of(self.piece(token))
 
     @property
@@ -94,13 +113,16 @@ def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
     spec = _parse(data, path)
     vocab = _check_model(spec, path)
     check_patterns_and_tables(spec, path)
+    unknown = _unknown_of_unigram(spec, path)
     del spec  # The vocabulary need not be in memory twice.
     with library_errors(path, "not a usable tokenizer.json"):
         tokenizer = Tokenizer.from_buffer(data)
     model = tokenizer.model
-    if not isinstance(model, models.BPE):  # The library guesses the kind where the file does not name it.
-        raise refused(path, f"a model of type {short(type(model).__name__)} is not supported, only BPE is")
-    model.dropout = None
+    if not isinstance(model, models.BPE | models.Unigram):  # The library guesses the kind where no file names it.
+        kind = short(type(model).__name__)
+        raise refused(path, f"a model of type {kind} is not supported, only BPE and Unigram are")
+    if isinstance(model, models.BPE):
+        model.dropout, unknown = None, model.unk_token
     tokenizer.no_truncation()
     tokenizer.no_padding()
     with library_errors(path, "not a usable tokenizer.json"):
@@ -111,7 +133,7 @@ def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
     check_post_processor(after, path)
 
     added = tokenizer.get_added_tokens_decoder()
-    special = {token.content: id for id, token in added.items() if token.special and token.content != model.unk_token}
+    special = {token.content: id for id, token in added.items() if token.special and token.content != unknown}
     check_special(special, path)
     for token in added.values():
         if token.special and token.single_word:
@@ -138,6 +160,8 @@ def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
         _path=path,
         _spelling=spelling,
         _silent=frozenset(id for id, token in added.items() if token.special),
+        # The library takes "ö" in such a name for the byte that a vocabulary spells so. llama.cpp gives the text.
+        _spelled_out=frozenset(id for id, token in added.items() if spelling.byte_level and not token.special),
         _start=start,
         _after_special=after_special,
         _next=following,
@@ -195,13 +219,18 @@ def _parse(data: bytes, path: str) -> dict[str, Any]:
 
 
 def _check_model(spec: dict[str, Any], path: str) -> int:
-    """Refuse a model that is not BPE, or that the library would panic over. Returns one more than the largest id."""
+    """Refuse a model that is neither BPE nor Unigram, or that the library would panic over.
+
+    Returns one more than the largest id.
+    """
     model = spec.get("model")
     pieces = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(model, dict):
         raise refused(path, "not a usable tokenizer.json: it has no model")
-    if (kind := model.get("type", "BPE")) != "BPE":
-        raise refused(path, f"a model of type {short(kind)} is not supported, only BPE is")
+    if (kind := model.get("type", "BPE")) not in ("BPE", "Unigram"):
+        raise refused(path, f"a model of type {short(kind)} is not supported, only BPE and Unigram are")
+    if kind == "Unigram":
+        return _check_unigram(pieces, path)
     if not isinstance(pieces, dict):
         raise refused(path, "not a usable tokenizer.json: its model has no vocab")
     if model.get("continuing_subword_prefix"):
@@ -214,6 +243,34 @@ def _check_model(spec: dict[str, Any], path: str) -> int:
         raise refused(path, "two tokens of the vocabulary have the same id")
     _check_merges(model.get("merges"), pieces, path)
     return max(ids, default=-1) + 1
+
+
+def _check_unigram(pieces: Any, path: str) -> int:
+    """Refuse a vocabulary that is not a list of different pieces, each with a finite score."""
+    if not isinstance(pieces, list):
+        raise refused(path, "not a usable tokenizer.json: its model has no vocab")
+    check_count(len(pieces), path)
+    names = set()
+    for piece in pieces:
+        match piece:
+            case [str(name), int() | float() as score] if -MOST_SCORE < score < MOST_SCORE:
+                names.add(name)
+            case _:
+                raise refused(path, f"a token of its vocab is {short(piece)}, not a text with a number")
+    if len(names) < len(pieces):
+        raise refused(path, "a token of the vocabulary is there twice")
+    return len(pieces)
+
+
+def _unknown_of_unigram(spec: Mapping[str, Any], path: str) -> str | None:
+    """The token of a Unigram model that stands for what is unknown."""
+    model = spec["model"]
+    if model.get("type") != "Unigram" or model.get("unk_id") is None:
+        return None
+    id, vocab = model["unk_id"], model["vocab"]
+    if type(id) is not int or not 0 <= id < len(vocab):
+        raise refused(path, f"model.unk_id is {short(id)}, outside a vocabulary of {len(vocab)}")
+    return vocab[id][0]
 
 
 def _check_merges(merges: Any, pieces: Mapping[str, int], path: str) -> None:
@@ -289,12 +346,3 @@ def _bos(tokenizer: Tokenizer, path: str) -> int | None:
             raise refused(path, f"{what}, which is not supported: {plain} becomes {whole}"[:300])
         return whole[0]
     return stated_bos(Path(path).parent, tokenizer.token_to_id, begins=False, default=None)
-
-
-def is_byte(piece: str) -> bool:
-    """Whether `piece` is one of "<0x00>" to "<0xFF>".
-
-    >>> is_byte("<0x41>"), is_byte("<0x4>")
-    (True, False)
-    """
-    return re.fullmatch("<0x[0-9A-F]{2}>", piece) is not None

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from google.protobuf.message import DecodeError
 from sentencepiece import SentencePieceProcessor
@@ -10,13 +11,16 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[
 
 from llamaspec.model.checkpoints.checkpoint import refused
 from llamaspec.model.checkpoints.strict_json import short
+from llamaspec.model.tokenizers.added_tokens import Leftmost, LongestFirst
 from llamaspec.model.tokenizers.charsmap import check_charsmap
 from llamaspec.model.tokenizers.limits import MOST_SPECIAL, MOST_TOKENS, check_count, check_special
 from llamaspec.model.tokenizers.tokenizer import UNKNOWN, check_text
 from llamaspec.model.tokenizers.tokenizer_config import Added, read_added, read_config, stated_bos, stated_prefix
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # SentencePiece.Type in sentencepiece_model.proto
-MISTRALS = "[INST]"  # a control token of Mistral's models alone
+
+# What goes in front of text after a control token or an added token: "one space" only if it does not begin with one.
+AfterAdded = Literal["nothing", "space", "one space"]
 
 
 @dataclass(frozen=True)
@@ -28,16 +32,30 @@ class SentencePieceTokenizer:
     special: Mapping[str, int]
     dummy_prefix: bool
     absorbs: Mapping[str, tuple[bool, bool]]
-    _prefix_after_special: bool = field(repr=False)
+    _added: Leftmost | LongestFirst | None = field(repr=False)  # added tokens that text spells
+    _after_added: AfterAdded = field(repr=False)
     _first: SentencePieceProcessor = field(repr=False)  # for the start of a text
     _next: SentencePieceProcessor = field(repr=False)  # for text that continues other text: adds no space in front
 
     def encode(self, text: str, *, start: bool = True) -> list[int]:
         check_text(text)
-        return (self._first if start else self._next).encode(text)
+        if self._added is None:
+            return (self._first if start else self._next).encode(text)
+        ids: list[int] = []
+        for part in self._added.split(text):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                begins = self._begins_anew(part) if ids else start  # Only the first text follows no added token.
+                ids += (self._first if begins else self._next).encode(part)
+        return ids
 
     def encode_after_special(self, text: str) -> list[int]:
-        return self.encode(text, start=self._prefix_after_special)
+        return self.encode(text, start=self._begins_anew(text))
+
+    def _begins_anew(self, text: str) -> bool:
+        """Whether text that follows a control token or an added token gets a space in front."""
+        return self._after_added == "space" or (self._after_added == "one space" and text[:1] not in (" ", "▁"))
 
     def bytes_of(self, token: int) -> bytes:
         if not 0 <= token < self.vocab or self._first.is_control(token):
@@ -58,6 +76,16 @@ class SentencePieceTokenizer:
         proto.ParseFromString(self._first.serialized_model_proto())
         return proto
 
+    @property
+    def added(self) -> Mapping[str, Added]:
+        """The added tokens that text spells. They are found before it is cut into pieces."""
+        return self._added.added if self._added else {}
+
+    @property
+    def prefix_after_special(self) -> bool:
+        """Whether text after a control token or an added token gets a space in front."""
+        return self._after_added != "nothing"
+
     def piece(self, token: int) -> str:
         return self._first.id_to_piece(token) if 0 <= token < self.vocab else ""
 
@@ -66,7 +94,18 @@ def read_sentencepiece(data: bytes, *, path: str) -> SentencePieceTokenizer:
     """Read a tokenizer from the bytes of a `tokenizer.model`; `path` is for messages, and for what lies beside it.
 
     An added_tokens.json and a tokenizer_config.json there may add tokens, name BOS, and say whether text after a
-    control token gets a space in front ("legacy"). Raises `CheckpointError`.
+    control token or an added token gets a space in front ("legacy"). Raises `CheckpointError`.
+
+    The rules are those of transformers 5.24 (models/llama/tokenization_llama.py, tokenization_utils_base.py
+    `_from_pretrained`, convert_slow_tokenizer.py `SentencePieceExtractor`):
+
+    1. Added tokens are found in the text as it is, spaces and all, before SentencePiece cuts what lies between them.
+    2. The first text gets the space in front that the model asks for (add_dummy_prefix). With "legacy" true, each text
+       after an added token or a control token gets one, too, unless it begins with a space. Without, none does.
+    3. Tokens that the model itself has as user-defined are found by SentencePiece, after each space became "▁".
+
+    One thing differs: where the first text begins with a space, transformers 5 puts none in front. SentencePiece,
+    llama.cpp and transformers 4 do, and so does this module.
     """
     if _fields(data) > MOST_TOKENS:
         raise refused(path, f"a SentencePiece model of more than {MOST_TOKENS:,} tokens")
@@ -84,12 +123,18 @@ def read_sentencepiece(data: bytes, *, path: str) -> SentencePieceTokenizer:
     if (prefix := stated_prefix(folder, byte_level=False)) is not None:
         proto.normalizer_spec.add_dummy_prefix = prefix
     ids = {piece.piece: id for id, piece in enumerate(proto.pieces)}
-    # Mistral's own encoder, and transformers without "legacy", give text after a control token no space in front.
-    legacy = read_config(folder).get("legacy")
-    own_space = not any(piece.piece == MISTRALS and piece.type == CONTROL for piece in proto.pieces)
     absorbs = {name: (token.lstrip, token.rstrip) for name, token in added.items() if token.lstrip or token.rstrip}
+    spelled = {
+        name: token
+        for name, token in added.items()
+        if not token.special and proto.pieces[token.id].type in (NORMAL, UNUSED)  # SentencePiece finds its own
+    }
     tokenizer = from_proto(
-        proto, path=path, absorbs=absorbs, prefix_after_special=legacy if isinstance(legacy, bool) else own_space
+        proto,
+        path=path,
+        absorbs=absorbs,
+        added=Leftmost(spelled) if spelled else None,
+        after_added="one space" if read_config(folder).get("legacy") is True else "nothing",
     )
     return replace(tokenizer, bos=stated_bos(folder, ids.get, begins=True, default=tokenizer.bos))
 
@@ -98,15 +143,16 @@ def from_proto(
     proto,
     *,
     path: str,
-    prefix_after_special: bool = True,
     absorbs: Mapping[str, tuple[bool, bool]] | None = None,
+    added: Leftmost | LongestFirst | None = None,
+    after_added: AfterAdded = "space",
 ) -> SentencePieceTokenizer:
     """Make a tokenizer of a ModelProto, which this changes. Raises `CheckpointError`; `path` is for messages."""
     if proto.trainer_spec.treat_whitespace_as_suffix or not proto.normalizer_spec.escape_whitespaces:
         raise refused(path, "a SentencePiece model that does not write spaces as a leading ▁ is not supported")
     check_count(len(proto.pieces), path)
     special = {piece.piece: i for i, piece in enumerate(proto.pieces) if piece.type == CONTROL}
-    check_special(special, path)
+    check_special([*special, *(added.added if added else ())], path)
     if table := proto.normalizer_spec.precompiled_charsmap:
         check_charsmap(table, path)
     dummy_prefix = proto.normalizer_spec.add_dummy_prefix
@@ -118,26 +164,27 @@ def from_proto(
         special=special,
         dummy_prefix=dummy_prefix,
         absorbs={name: sides for name, sides in (absorbs or {}).items() if name in special},
-        _prefix_after_special=prefix_after_special,
+        _added=added,
+        _after_added=after_added,
         _first=first,
         _next=_processor(proto, path),
     )
 
 
 def _add(proto, added: Mapping[str, Added], path: str) -> None:
-    """Put added tokens into a model: control tokens, and tokens that text spells but that are never split."""
+    """Put added tokens into a model, which then has their ids and control tokens."""
     for name, token in sorted(added.items(), key=lambda item: item[1].id):
         if token.id >= len(proto.pieces) + MOST_SPECIAL:
             raise refused(path, f"added token {short(name)} has id {token.id}, far from the {len(proto.pieces)} others")
         while len(proto.pieces) < token.id:
             proto.pieces.add(piece=f"[PAD{len(proto.pieces)}]", score=0.0, type=UNUSED)
         if len(proto.pieces) == token.id:
-            proto.pieces.add(piece=name, score=0.0, type=NORMAL)
+            proto.pieces.add(piece=name, score=0.0, type=UNUSED)  # no pieces are merged to it
         piece = proto.pieces[token.id]
         if piece.piece != name:
             raise refused(path, f"added token {short(name)} has id {token.id}, as {short(piece.piece)} has")
-        if piece.type in (NORMAL, USER_DEFINED, UNUSED):
-            piece.type = CONTROL if token.special else USER_DEFINED
+        if token.special and piece.type in (NORMAL, USER_DEFINED, UNUSED):
+            piece.type = CONTROL
 
 
 def _fields(data: bytes) -> int:

@@ -1,6 +1,7 @@
 """The interface of all tokenizers, whatever file they come from, and the way from ids back to text."""
 
 import codecs
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -74,6 +75,11 @@ def encode_text(tokenizer: Tokenizer, text: str, *, bos: bool = True) -> list[in
     return [*begin, *tokenizer.encode(text)]
 
 
+def named_tokens(tokenizer: Tokenizer, texts: Iterable[str]) -> frozenset[int]:
+    """The ids of the control tokens that texts are the names of: a stop text may be one, though no text spells it."""
+    return frozenset(tokenizer.special[text] for text in texts if text in tokenizer.special)
+
+
 class Decoder:
     """Turns ids into text, one at a time, as soon as the characters are whole.
 
@@ -103,6 +109,15 @@ def decode(tokenizer: Tokenizer, ids: Iterable[int], *, start: bool = True) -> s
     """The text of `ids`; `start=False` when they continue a text. Bytes that are not UTF-8 become U+FFFD."""
     decoder = Decoder(tokenizer, start=start)
     return "".join(decoder.feed(token) for token in ids) + decoder.finish()
+
+
+def is_byte(piece: str) -> bool:
+    """Whether `piece` is one of "<0x00>" to "<0xFF>".
+
+    >>> is_byte("<0x41>"), is_byte("<0x4>")
+    (True, False)
+    """
+    return re.fullmatch("<0x[0-9A-F]{2}>", piece) is not None
 
 
 def check_text(text: str) -> None:

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llamaspec.model.checkpoints.checkpoint import refused
+from llamaspec.model.checkpoints.gguf.control_tokens import MARKER
 from llamaspec.model.checkpoints.strict_json import read_object, short
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 EXTRA_TOKENS = ("extra_special_tokens", "additional_special_tokens")  # the first that is not empty counts
-
-
 # Tokenizers of these classes have the prefix that tokenizer_config.json states, but not in models of these kinds.
 LLAMA_CLASSES = ("LlamaTokenizer", "CodeLlamaTokenizer")
 MODELS_AS_IN_FILE = ("mistral", "mistral3", "ministral", "ministral3", "mixtral", "phi3", "phimoe")
@@ -152,9 +151,16 @@ def prefix_scheme(folder: Path, prefix: bool) -> str:
 def read_added(folder: Path) -> dict[str, Added]:
     """The tokens that added_tokens.json and tokenizer_config.json in `folder` add to a tokenizer.model, by name.
 
-    A token is a control token unless tokenizer_config.json says otherwise. Raises `CheckpointError`.
+    tokenizer_config.json says which are control tokens. Of those that it does not list, the ones are that a file names
+    as bos_token and the like, and those that look like the marker of a chat: transformers takes only the former. Raises
+    `CheckpointError`.
     """
-    added = {name: Added(id, special=True) for name, id in added_ids(folder).items()}
+    added: dict[str, Added] = {}
+    named, extra = special_tokens(folder)
+    names = {token.content for token in (*named.values(), *extra) if token}
+    for name, id in added_ids(folder).items():
+        special = name in names or MARKER.fullmatch(name) is not None
+        added[name] = Added(id, special=special, normalized=not special)
     for name, token in added_decoder(folder).items():
         if name in added and added[name].id != token.id:
             path = folder / "tokenizer_config.json"

@@ -1,4 +1,4 @@
-"""An embedding in codes, whose rows are looked up."""
+"""An embedding in codes."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ from llamaspec.model.weights.codes import QuantizedMatrix
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Embedding:
-    """A matrix [vocab, dim] of codes whose rows are looked up; only those of the tokens are decoded."""
+    """A matrix [vocab, dim] of codes; a lookup decodes only the rows of the tokens."""
 
     matrix: QuantizedMatrix
     dim: int = field(metadata={"static": True})

@@ -9,154 +9,23 @@ Scales and minima are float32, one for each group. Bits of a weight in memory, w
 Codes of 5 and 6 bits are so only in the groups that files of GGUF have them in, and otherwise bytes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int32, UInt8
+from jaxtyping import Array, Float, UInt8
 
 from llamaspec.model.checkpoints.checkpoint import Tensor
-from llamaspec.model.checkpoints.codes import LEVELS as EXACT_LEVELS
-from llamaspec.model.running.device import default_device
-from llamaspec.model.weights.codes import Int8Min, QuantizedMatrix
+from llamaspec.model.device import Device
+from llamaspec.model.weights.codes import QuantizedMatrix
+from llamaspec.model.weights.forms.integers import Int8Min
+from llamaspec.model.weights.forms.table import LEVELS, WORDS
 from llamaspec.model.weights.groups import LANES, can_multiply
+from llamaspec.model.weights.words import Words
 from llamaspec.pallas_kernels.parts import int4
-from llamaspec.pallas_kernels.parts.levels import Levels
 
-# The levels of a form as the tensor cores multiply them, in bytes. Those of NF4 and FP4 are rounded by 2^-23 at most.
-LEVELS: dict[str, Levels] = {
-    "nf4": Levels.of(EXACT_LEVELS["nf4"], unit=2.0**-22, group=64),
-    "fp4": Levels.of(EXACT_LEVELS["fp4"], unit=2.0**-22, group=64),
-    "iq4_nl": Levels.of(EXACT_LEVELS["iq4_nl"], unit=1.0, group=32),
-    "mxfp4": Levels.of(EXACT_LEVELS["mxfp4"], unit=0.5, group=32),
-}
-
-
-class _Words(QuantizedMatrix):
-    """Codes of four bits, eight to a word in the order of `pallas_kernels.parts.int4`: int32 [rows, cols / 8].
-
-    Of codes of 5 and 6 bits these are the upper four, and `rest` has the others: int32 [rows, cols / 32 or cols / 16].
-    """
-
-    __slots__ = ()
-
-    @property
-    def cols(self) -> int:
-        return self.codes.shape[1] * int4.WORD
-
-    @property
-    def order(self) -> int4.Order:
-        return int4.order_of(self.group, levels=self.form in LEVELS)
-
-    @property
-    def unsigned(self) -> Int32[Array, "rows cols"]:
-        """The codes, as if without a sign."""
-        return int4.unpacked(self.codes, self.order, self.rest)
-
-    def levels(self) -> Float[Array, "rows cols"]:
-        """Give the level of each code."""
-        raise NotImplementedError
-
-    def pieces(self, block: int, start: int, stop: int) -> Iterator[tuple[int, Array]]:
-        levels = self.levels().reshape(len(self.codes), -1, block)
-        for column in range(start, stop, LANES):
-            yield column, levels[:, :, column : column + LANES]
-
-    def weights(self) -> Float[Array, "rows cols"]:
-        levels = self.levels().reshape(*self.scales.shape, -1) * self.scales[..., None]  # [rows, groups, group]
-        if self.minima is not None:
-            levels = levels + self.minima[..., None]
-        return levels.reshape(len(self.codes), -1)
-
-
-class Int4Words(_Words):
-    """Integers from -8 to 7."""
-
-    __slots__ = ()
-    form = "int4"
-
-    def levels(self) -> Float[Array, "rows cols"]:
-        return int4.signed(self.unsigned, int4.bits_of(self.codes, self.rest)).astype(jnp.float32)
-
-
-class Int4MinWords(_Words):
-    """Integers from 0 to 15, with minima."""
-
-    __slots__ = ()
-    form = "int4_min"
-    shifted = True
-
-    def levels(self) -> Float[Array, "rows cols"]:
-        return self.unsigned.astype(jnp.float32)
-
-
-class Int6Words(Int4Words):
-    """Integers from -32 to 31."""
-
-    __slots__ = ()
-    form = "int6"
-
-
-class Int5Words(Int4Words):
-    """Integers from -16 to 15."""
-
-    __slots__ = ()
-    form = "int5"
-
-
-class Int5MinWords(Int4MinWords):
-    """Integers from 0 to 31, with minima."""
-
-    __slots__ = ()
-    form = "int5_min"
-
-
-class _LevelWords(_Words):
-    """Codes of the levels of a form."""
-
-    __slots__ = ()
-
-    def levels(self) -> Float[Array, "rows cols"]:
-        return jnp.asarray(EXACT_LEVELS[self.form], jnp.float32)[self.unsigned]
-
-
-class NF4Words(_LevelWords):
-    """The levels of NF4."""
-
-    __slots__ = ()
-    form = "nf4"
-
-
-class FP4Words(_LevelWords):
-    """The levels of FP4."""
-
-    __slots__ = ()
-    form = "fp4"
-
-
-class IQ4NLWords(_LevelWords):
-    """The levels of IQ4_NL."""
-
-    __slots__ = ()
-    form = "iq4_nl"
-
-
-class MXFP4Words(_LevelWords):
-    """The levels of MXFP4, with scales in float32."""
-
-    __slots__ = ()
-    form = "mxfp4"
-
-
-WORDS: dict[str, type[_Words]] = {
-    each.form: each
-    for each in (
-        *(Int4Words, Int4MinWords, NF4Words, FP4Words, IQ4NLWords, MXFP4Words),
-        *(Int6Words, Int5Words, Int5MinWords),
-    )
-}
 APART = {"int6": (6, 16), "int5": (5, 32), "int5_min": (5, 32)}  # bits of codes with a rest, and columns of a group
 
 
@@ -173,19 +42,17 @@ class Stacked(NamedTuple):
     def minima(self) -> Float[Array, "rows groups"] | None:
         """Minima of all rows; None unless each part has as many in a row."""
         minima = [part.minima for part in self.parts if part.minima is not None]
-        if len(minima) < len(self.parts) or len({one.shape[1] for one in minima}) > 1:
+        if len(minima) < len(self.parts) or len({rows.shape[1] for rows in minima}) > 1:
             return None
         return jnp.concatenate(minima)
 
 
 def in_runs_of_a_form(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Split tensors that will be stacked into neighbors of one form, if the default device has kernels.
+    """Split tensors that will be stacked into runs of neighbors that have one form.
 
-    Elsewhere, and where some tensor has no codes that products read, all stay together.
+    If products cannot read the codes of some tensor, all tensors stay in one run.
     """
     together = [list(tensors)]
-    if not default_device().has_kernels:
-        return together
     runs: list[list[Tensor]] = []
     for tensor in tensors:
         codes = tensor.codes
@@ -199,9 +66,9 @@ def in_runs_of_a_form(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     return runs
 
 
-def as_read_here(weight: Any) -> Any:
-    """Arrange an array, a quantized matrix, or the shapes of one, if the default device has kernels."""
-    if not isinstance(weight, QuantizedMatrix) or not default_device().has_kernels:
+def to_kernel_layout(weight: Any, device: Device) -> Any:
+    """Arrange an array, a quantized matrix, or the shapes of one, if `device` has kernels."""
+    if not isinstance(weight, QuantizedMatrix) or not device.has_kernels:
         return weight
     abstract = isinstance(weight.codes, jax.ShapeDtypeStruct)
     return jax.eval_shape(arranged, weight) if abstract else arranged(weight)
@@ -217,7 +84,7 @@ def arranged(weights: Any) -> Any:
 
 
 def _arranged(leaf: Any) -> Any:
-    if not isinstance(leaf, QuantizedMatrix) or isinstance(leaf, _Words):
+    if not isinstance(leaf, QuantizedMatrix) or isinstance(leaf, Words):
         return leaf
     if leaf.zeros is not None and leaf.group == leaf.cols:
         return leaf
@@ -242,8 +109,8 @@ def _apart(matrix: QuantizedMatrix) -> QuantizedMatrix:
     bits, group = APART[form]
     codes = lax.bitcast_convert_type(matrix.codes, jnp.uint8) & (1 << bits) - 1
     packed = int4.packed_apart(codes, int4.order_of(group, levels=False), bits=bits)
-    words, rest = (lax.bitcast_convert_type(each, jnp.int32) for each in packed)
-    return WORDS[form](words, matrix.scales, None, matrix.minima, rest)
+    words, low_bits = (lax.bitcast_convert_type(array, jnp.int32) for array in packed)
+    return WORDS[form](words, matrix.scales, None, matrix.minima, low_bits)
 
 
 @jax.jit
@@ -260,7 +127,7 @@ def _in_words(matrix: QuantizedMatrix) -> QuantizedMatrix:
 
 
 def _minima(scales: Float[Array, "rows groups"], zeros: Any, *, middle: int = 0) -> Float[Array, "rows groups"]:
-    """Give the minima that zero points stand for, where codes have `middle` added to them."""
+    """Give the minima that zero points stand for, if codes have `middle` added to them."""
     return -scales * (zeros.astype(jnp.float32) + middle)
 
 

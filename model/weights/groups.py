@@ -26,5 +26,5 @@ def group_of(codes: Codes, cols: int) -> tuple[int, int]:
     """Give the columns that share a scale in our arrays, 0 for a whole row, and how often each scale is repeated."""
     if codes.group >= cols and not (codes.group <= LARGEST_GROUP and _fits(codes.group)):
         return 0, 1
-    whole = LARGEST_GROUP if codes.group % LARGEST_GROUP == 0 else codes.group
-    return whole, codes.group // whole
+    columns = LARGEST_GROUP if codes.group % LARGEST_GROUP == 0 else codes.group
+    return columns, codes.group // columns

@@ -1,8 +1,7 @@
-"""Every ggml type that is defined here, by name; tensors to and from the bytes of a GGUF file.
+"""A table of ggml types by name, and conversion of tensors to and from the bytes of a GGUF file.
 
-A type turns `weights` consecutive weights of a row into `bytes` bytes. Its `quantize` gives codes and
-scales, `dequantize` the weights that these stand for, and `pack` and `unpack` go between them and the
-bytes.
+A type stores `weights` consecutive weights of a row in `bytes` bytes. `quantize` computes codes and scales,
+`dequantize` turns them into weights again, and `pack` and `unpack` convert between codes and bytes.
 """
 
 from typing import Any, Protocol, runtime_checkable
@@ -19,7 +18,7 @@ from llamaspec.reference.quantizers.ggml_ternary import TQ1_0, TQ2_0
 
 @runtime_checkable
 class Readable(Protocol):
-    """Bytes to blocks of codes and scales, and those to rows of weights."""
+    """Conversion from bytes to blocks of codes and scales, and from these to rows of weights."""
 
     @property
     def weights(self) -> int: ...
@@ -31,7 +30,7 @@ class Readable(Protocol):
 
 @runtime_checkable
 class Type(Readable, Protocol):
-    """Rows of weights to blocks of codes and scales, and those to bytes, too."""
+    """Also conversion from rows of weights to blocks of codes and scales, and from these to bytes."""
 
     def quantize(self, w: Float[np.ndarray, "*batch cols"]) -> Any: ...
     def pack(self, q: Any) -> UInt8[np.ndarray, "*batch blocks bytes"]: ...
@@ -54,7 +53,7 @@ TYPES: dict[str, Type] = {
     "MXFP4": MXFP4,
 }
 READABLE: dict[str, Readable] = {
-    **TYPES,  # those that are only read have no `quantize`
+    **TYPES,  # we can only read the other types: they have no `quantize`
     "IQ1_S": IQ1_S,
     "IQ1_M": IQ1_M,
     "IQ2_XXS": IQ2_XXS,
@@ -67,9 +66,9 @@ READABLE: dict[str, Readable] = {
 
 
 def encode(w: Float[np.ndarray, "*batch cols"], name: str) -> UInt8[np.ndarray, "*batch bytes"]:
-    """The rows of `w` as a GGUF file holds them.
+    """Encode the rows of `w` for a GGUF file.
 
-    Raises ValueError for an unknown type, rows that are no whole blocks, or weights that the type cannot hold.
+    Raises ValueError for an unknown type, rows that are not complete blocks, or weights out of the type's range.
 
     >>> encode(np.ones((2, 32)), "Q4_0").shape
     (2, 18)
@@ -81,9 +80,9 @@ def encode(w: Float[np.ndarray, "*batch cols"], name: str) -> UInt8[np.ndarray, 
 
 
 def decode(data: UInt8[np.ndarray, "*batch bytes"], name: str) -> Float64[np.ndarray, "*batch cols"]:
-    """The weights of such rows; ggml computes them in float32, which rounds these once.
+    """Decode such rows to exact weights. ggml computes the same in float32, which rounds once.
 
-    Raises ValueError for an unknown type, or rows that are no whole blocks.
+    Raises ValueError for an unknown type, or rows that are not complete blocks.
 
     >>> decode(encode(-np.ones((2, 32)), "Q4_0"), "Q4_0")[1, 30:]
     array([-1., -1.])

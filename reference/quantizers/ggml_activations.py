@@ -1,32 +1,32 @@
-r"""Vectors as llama.cpp multiplies a matrix by them: not x itself, but x rounded to a type that goes with the matrix's.
+r"""Activations in llama.cpp: it rounds x to a type that fits the matrix's type before it multiplies.
 
 (https://github.com/ggml-org/llama.cpp, ggml/src/ggml-cpu: `vec_dot_type` of each type, and `quantize_row_*` on x86.)
-So a product of quantized numbers is one of integers. For some consecutive numbers of x, d in float32:
+The product then needs only integers. For a block of consecutive numbers of x, with d in float32:
 
     matrix of                            x^          numbers   d                 x^
     Q8_0 Q4_0 Q5_0 IQ4_NL MXFP4          q8_0        32        max |x| / 127     fl16(d) rint(x fl(127 / max |x|))
-    Q4_1 Q5_1                            q8_1        32        the same; of its sum, see below
+    Q4_1 Q5_1                            q8_1        32        the same, and the sum: see below
     Q2_K to Q6_K, TQ1_0, TQ2_0, and      q8_k        256       1 / fl(-127 / x*) d min(127, rint(x fl(-127 / x*)))
       IQ1 to IQ3, IQ4_XS
     F16, BF16                            float16, bfloat16     the nearest
     F32                                  x
 
-x* is the number of largest magnitude, the first of them, with its sign. rint takes ties to the even neighbor, and d
-is not yet rounded to float16 when the codes are made: both differ from the Q8_0 of weights, which `ggml_blocks` has.
+x* is the number of largest magnitude, with its sign; the first one on ties. rint rounds ties to even, and the codes are
+computed before d is rounded to float16. Both differ from Q8_0 for weights in `ggml_blocks`.
 
-The minimum m of a block of Q4_1 or Q5_1 is multiplied by what q8_1 keeps of the sum of x^: d sum(codes), in float16.
-That is up to 2^-10 of it from what the numbers x^ add up to, so q8_1 has a number more for each block, after all x^:
-what m is to be multiplied by besides.
+llama.cpp multiplies the minimum m of a block of Q4_1 or Q5_1 by the sum that q8_1 stores: d sum(codes), in float16. The
+stored sum can differ from the sum of the numbers x^ by 2^-10 of it. So our q8_1 returns one extra number per block,
+after all x^: the difference, which is also multiplied by m.
 
-From the same float32 numbers these are llama.cpp's codes (test_libggml.py: each product of each type). Its numbers
-are not the same as exact ones, by the noise of float32 sums in an order that is the processor's: some 10^-5 of a step
-of q8_0: of 100,000 numbers one or two are across a tie from ours, and what follows differs by some 10^-3.
+For equal float32 inputs, these are llama.cpp's codes (test_libggml.py checks each product of each type). But its inputs
+differ from exact ones by the noise of float32 sums, about 10^-5 of a step of q8_0. So one or two of 100,000 numbers are
+on the other side of a tie, and later results differ by about 10^-3.
 
 Guaranteed: |x - x^| <= (1/2 + 2^-4) d + 2^-18 for q8_0, and (1/2 + 2^-15) |d| for q8_k. A code is half a step off. In
-q8_0, float16 changes d by 2^-11 d, or by 2^-25 if it is denormal there, which a code multiplies by up to 127. In q8_k,
-float32 rounds at most four times, numbers up to 127.
-All of these are odd in x. x^ is a fixed point, but not of q8_k, whose d is rounded twice. Powers of two pass into d
-while it is normal; of single numbers float16 has denormal ones, through which they do not pass.
+q8_0, float16 changes d by 2^-11 d, or by 2^-25 if d is denormal in float16, and the code multiplies this by up to 127.
+In q8_k, float32 rounds at most four times, for numbers up to 127.
+All types are odd in x. x^ is a fixed point, except for q8_k, where d is rounded twice. Powers of two pass into d while
+it is normal, but not through denormal float16 numbers.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ Rounding = Callable[[Float[np.ndarray, "*batch cols"]], Float64[np.ndarray, "*ba
 
 
 def q8_0(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols"]:
-    """Blocks of 32, the last filled up with zeros. Raises ValueError for numbers beyond 127 times float16's largest.
+    """Blocks of 32, the last padded with zeros. Raises ValueError for numbers beyond 127 times float16's largest.
 
     >>> q8_0(np.array([127.0, 2.5, -3.5, 0.2]))
     array([127.,   2.,  -4.,   0.])
@@ -58,9 +58,9 @@ def q8_0(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch col
 
 
 def q8_1(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols_and_blocks"]:
-    """`q8_0`, and for each block fl16(d sum(codes)) - fl16(d) sum(codes).
+    """`q8_0`, followed by fl16(d sum(codes)) - fl16(d) sum(codes) for each block.
 
-    Raises ValueError where that of `q8_0` is due, and for sums beyond float16's largest.
+    Raises ValueError like `q8_0`, and for sums beyond float16's largest.
 
     >>> q8_1(np.array([127.0] * 31 + [126.0]))[30:]
     array([127., 126.,   1.])
@@ -75,7 +75,7 @@ def q8_1(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch col
 
 
 def q8_k(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols"]:
-    """Superblocks of 256. Raises ValueError for rows that are no whole ones.
+    """Superblocks of 256. Raises ValueError for rows that are not complete superblocks.
 
     >>> q8_k(np.array([[-127.0, 2.5, -3.5, 0.2] * 64]))[0, :4]
     array([-127.,    2.,   -4.,    0.])
@@ -91,12 +91,12 @@ def q8_k(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch col
 
 
 def bfloat16(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols"]:
-    """Each number by itself, through float32."""
+    """Round each number separately, through float32."""
     return x.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
 
 
 def float16(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols"]:
-    """Each number by itself, through float32. Raises ValueError for numbers beyond float16's largest."""
+    """Round each number separately, through float32. Raises ValueError for numbers beyond float16's largest."""
     return in_float16(x.astype(np.float32)).astype(np.float64)
 
 

@@ -1,30 +1,30 @@
 r"""ggml's blocks of 32 weights in equal steps: Q8_0, Q4_0, Q5_0, Q4_1, Q5_1.
 
-(https://github.com/ggml-org/ggml; llama.cpp's GGUF files are made of these.) Consecutive weights of a row
-share a scale d, and in the types that end in _1 a minimum m, in float16:
+(https://github.com/ggml-org/ggml; the types of llama.cpp's GGUF files.) Consecutive weights of a row share a
+float16 scale d, and in the types that end in _1 also a float16 minimum m:
 
             d                            code, b bits                                      weight
     Q8_0    max |w| / 127                round(w / d)                                      d q
     Qb_0    w* / -2^(b-1)                min(2^b - 1, floor(w / d + 2^(b-1) + 1/2))        d (q - 2^(b-1))
     Qb_1    (max w - m) / (2^b - 1)      min(2^b - 1, floor((w - m) / d + 1/2))            d q + m,  m = min w
 
-w* is the weight of largest magnitude, the first of them, with its sign: it gets code 0, which has no
-counterpart at the other end. Since d changes its sign with w*, Q(-w) = -Q(w) for Qb_0 as for Q8_0, but not
+w* is the weight of largest magnitude, with its sign; the first one on ties. It gets code 0, which has no
+counterpart at the other end of the grid. d has the sign of w*, so Q(-w) = -Q(w) for Qb_0 and Q8_0, but not
 for Qb_1.
 
-The codes are bit for bit those of ggml's C. It computes in float32 and multiplies by fl(1 / d), where d is
-not yet rounded to float16; `round` takes ties away from zero. Where d is so small that 1 / d overflows, d is
-0 in float16 and the codes are 0, which x86 makes of an infinite integer.
+The codes agree bit for bit with ggml's C code. It computes in float32 and multiplies by fl(1 / d), before d is
+rounded to float16; `round` rounds ties away from zero. If d is so small that 1 / d overflows, d is 0 in float16
+and the codes are 0, because x86 converts infinity to this integer.
 
 Guaranteed, with the stored scale d' and minimum m', and |d' - d| <= max(2^-11 d, 2^-25), the same for m:
 
     |w - w^|  <=  step + |q| |d' - d| + |m' - m| + 2^-120        q as it multiplies d
-    step = (1/2 + 2^-14) d, but (1 + 2^-14) d in Qb_0 for what lies opposite w*, clipped to the last code
+    step = (1/2 + 2^-14) d, but (1 + 2^-14) d in Qb_0 for weights opposite w*, clipped to the last code
 
-2^-14 d stands for at most four roundings in float32 of numbers up to 127; 2^-120 for an overflow of 1 / d.
-Below 2^-25 or so d' is 0 and so are all weights of the block; a d beyond float16, 65504, is refused.
-Quantized weights of Q8_0 and Qb_0 are a fixed point: their largest magnitude is the last code times d', whose
-quotient by that code is d' again. Of Qb_1 that is not guaranteed: m' and 2^b - 1 times d' are added in
+2^-14 d accounts for at most four float32 roundings of numbers up to 127, and 2^-120 for an overflow of 1 / d.
+Below about 2^-25, d' is 0 and so are all weights of the block. A d beyond float16, 65504, is refused.
+Quantized weights of Q8_0 and Qb_0 are a fixed point: their largest magnitude is the last code times d', and
+dividing it by that code gives d' again. Qb_1 has no such guarantee, because m' and (2^b - 1) d' are added in
 float32. Powers of two pass into d' and m' while both are normal.
 """
 
@@ -41,7 +41,7 @@ BLOCK = 32
 
 
 class Blocks(NamedTuple):
-    """Codes, scales d and minima m (0 where a type has none)."""
+    """Codes, scales d and minima m (0 if the type has none)."""
 
     codes: Integer[np.ndarray, "*batch blocks 32"]
     scales: Float16[np.ndarray, "*batch blocks"]
@@ -70,7 +70,7 @@ class Bytes:
         return in_rows(q.codes * q.scales.astype(np.float64)[..., None])
 
     def pack(self, q: Blocks) -> UInt8[np.ndarray, "*batch blocks bytes"]:
-        """d, then a byte a code."""
+        """Pack d, then one byte per code."""
         return np.concatenate([bytes_of(q.scales), q.codes.astype(np.int8).view(np.uint8)], axis=-1)
 
     def unpack(self, packed: UInt8[np.ndarray, "*batch blocks bytes"]) -> Blocks:
@@ -80,7 +80,7 @@ class Bytes:
 
 @dataclass(frozen=True)
 class Signed:
-    """Q4_0 and Q5_0: codes from 0 to 2^bits - 1, the middle one for zero.
+    """Q4_0 and Q5_0: codes from 0 to 2^bits - 1; the middle one is zero.
 
     >>> Q4_0.dequantize(Q4_0.quantize(np.array([[-8.0, 8.0, 2.4, 2.5] * 8])))[0, :4]
     array([-8.,  7.,  2.,  3.])
@@ -109,7 +109,7 @@ class Signed:
         return in_rows((q.codes.astype(np.float64) - self.zero) * q.scales[..., None])
 
     def pack(self, q: Blocks) -> UInt8[np.ndarray, "*batch blocks bytes"]:
-        """d, the fifth bits where there are any, code j and code j + 16 in the low and high half of a byte."""
+        """Pack d, the fifth bits if any, then codes j and j + 16 in the low and high half of a byte."""
         return np.concatenate([bytes_of(q.scales), pack_codes(q.codes, self.bits)], axis=-1)
 
     def unpack(self, packed: UInt8[np.ndarray, "*batch blocks bytes"]) -> Blocks:
@@ -147,7 +147,7 @@ class Shifted:
         return in_rows(d * q.codes + m)
 
     def pack(self, q: Blocks) -> UInt8[np.ndarray, "*batch blocks bytes"]:
-        """d, m, then the codes as in Qb_0."""
+        """Pack d, m, then the codes as in Qb_0."""
         return np.concatenate([bytes_of(q.scales), bytes_of(q.minima), pack_codes(q.codes, self.bits)], axis=-1)
 
     def unpack(self, packed: UInt8[np.ndarray, "*batch blocks bytes"]) -> Blocks:
@@ -155,7 +155,7 @@ class Shifted:
 
 
 def in_blocks(w: Float[np.ndarray, "*batch cols"], block: int) -> Float32[np.ndarray, "*batch blocks block"]:
-    """Finite weights in float32, in which ggml computes. Raises ValueError unless `block` divides the rows."""
+    """Convert finite weights to float32, as in ggml. Raises ValueError unless `block` divides the rows."""
     if w.shape[-1] % block:
         raise ValueError(f"rows of {w.shape[-1]} weights are no whole blocks of {block}")
     return finite(w).astype(np.float32).reshape(*w.shape[:-1], -1, block)
@@ -166,7 +166,7 @@ def in_rows(blocks: Float64[np.ndarray, "*batch blocks block"]) -> Float64[np.nd
 
 
 def largest(blocks: Float32[np.ndarray, "*batch block"]) -> Float32[np.ndarray, "*batch"]:
-    """w*: what is largest in magnitude, the first of equals, with its sign; of zeros, 0."""
+    """w*: the number of largest magnitude with its sign, the first one on ties; 0 for a block of zeros."""
     at = np.argmax(np.abs(blocks), axis=-1, keepdims=True)
     return np.take_along_axis(blocks, at, axis=-1)[..., 0] + np.float32(0)
 
@@ -174,7 +174,7 @@ def largest(blocks: Float32[np.ndarray, "*batch block"]) -> Float32[np.ndarray, 
 def times_reciprocal(
     w: Float32[np.ndarray, "*batch block"], d: Float32[np.ndarray, "*batch"], *, offset: float = 0.0
 ) -> Float32[np.ndarray, "*batch block"]:
-    """w fl(1 / d) + offset in float32; 0 where 1 / d overflows, and `offset` where d is 0."""
+    """w fl(1 / d) + offset in float32; 0 if 1 / d overflows, and `offset` if d is 0."""
     with np.errstate(divide="ignore", over="ignore"):
         reciprocal = np.where(d == 0, 0, 1 / d)[..., None]
     usable = np.isfinite(reciprocal)
@@ -192,7 +192,7 @@ def round_away(x: Float32[np.ndarray, "*shape"]) -> Float32[np.ndarray, "*shape"
 
 
 def pack_codes(codes: Integer[np.ndarray, "*batch 32"], bits: int) -> UInt8[np.ndarray, "*batch bytes"]:
-    """Fifth bits, code j in bit j; then the low four bits, code j beside code j + 16."""
+    """Pack the fifth bits, code j in bit j; then the low four bits, codes j and j + 16 in a byte."""
     codes = codes.astype(np.uint8)
     nibbles = packing.pack(codes & np.uint8(15), bits=4, stride=BLOCK // 2)
     return nibbles if bits == 4 else np.concatenate([packing.pack(codes >> 4, bits=1), nibbles], axis=-1)
@@ -204,7 +204,7 @@ def unpack_codes(packed: UInt8[np.ndarray, "*batch bytes"], bits: int) -> UInt8[
 
 
 def bytes_of(x: Float16[np.ndarray, "*batch"]) -> UInt8[np.ndarray, "*batch 2"]:
-    """Little-endian, whatever the machine."""
+    """The bytes of `x`, little-endian on every machine."""
     return x.astype("<f2")[..., None].view(np.uint8)
 
 

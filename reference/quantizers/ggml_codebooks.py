@@ -1,26 +1,27 @@
-r"""ggml's blocks of 32 four-bit codes for unequal steps: IQ4_NL and MXFP4.
+r"""ggml's blocks of 32 four-bit codes with unequal steps: IQ4_NL and MXFP4.
 
     w ~ d v_q        IQ4_NL  v = -127, -104, ..., 113 (`IQ4_NL_LEVELS`), d in float16
                      MXFP4   v = 0, 1/2, 1, 3/2, 2, 3, 4, 6 and their negatives (e2m1), d = 2^(e - 127), a byte
 
-IQ4_NL's levels lie closer around zero, where weights are more frequent. Nothing says which d is best, so
-ggml searches: for every start d_t = w* / (t - 127), t = -7 ... 7, and w* / 127, w* the weight of largest
-magnitude, it takes the nearest levels v and then the d that fits those best,
+IQ4_NL's levels are closer around zero, where weights are more frequent. No formula gives the best d, so ggml
+searches. w* is the weight of largest magnitude. For every start d_t = w* / (t - 127), t = -7 ... 7, and for
+w* / 127, it takes the nearest levels v and then the best d for these levels:
 
     d = sum_i w_i^3 v_i / sum_i w_i^2 v_i^2        which minimizes sum_i w_i^2 (w_i - d v_i)^2
 
-and keeps the first d whose sum is the smallest. The codes are then taken against d, before it is rounded
-to float16: the nearest level, the upper on a tie. Sums are in float32, in order, as in its C.
+It keeps the first d with the smallest sum. The codes are computed from d before it is rounded to float16: the
+nearest level, the upper one on ties. Sums are in float32 and in order, as in the C code.
 
-MXFP4 is the OCP's microscaling format (see `mx`) as ggml writes it: e = floor(log2(max |w|)) + 125 with
-log2 in float32, which rounds up to k a little below 2^k already; the nearest level, the smaller on a tie (the
-OCP rounds to even), and no -0. Below 2^-125, where C leaves open what e becomes, it is 0 here.
+MXFP4 is the OCP's microscaling format (see `mx`) as written by ggml: e = floor(log2(max |w|)) + 125. log2 is in
+float32 and rounds up to k slightly below 2^k. The level is the nearest one, the smaller one on ties (the OCP
+rounds to even), and -0 does not occur. Below 2^-125 the C code does not define e; here e is 0.
 
 Guaranteed for MXFP4:  |w - w^| <= max(|w| / 4, d / 4)  and max |w| < 8 d. The step is d / 2 up to 2 d, then d up to
-4 d, then 2 d up to 6 d: half of it is at most d / 4 or |w| / 4. Between 6 d and 8 d, |w| - 6 d < |w| / 4. Its weights
-are a fixed point, and it is odd in w. Powers of two pass into e, but where log2 rounds up on one side alone.
-Guaranteed for IQ4_NL: every level is the nearest to w / d, up to float32's roundings; how large d is, no formula
-says. It is odd in w, as d has the sign of w*, but has no fixed points. Powers of two pass into d while it is normal.
+4 d, then 2 d up to 6 d: half of it is at most d / 4 or |w| / 4. Between 6 d and 8 d, |w| - 6 d < |w| / 4. Quantized
+weights are a fixed point, and it is odd in w. Powers of two pass into e, unless log2 rounds up for only one of the
+two blocks.
+Guaranteed for IQ4_NL: every level is the nearest to w / d, up to float32 rounding, but no formula bounds d. It is odd
+in w, because d has the sign of w*, but has no fixed points. Powers of two pass into d while it is normal.
 """
 
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ from llamaspec.reference.quantizers.ggml_blocks import (
 
 IQ4_NL_LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
 E2M1_LEVELS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-SMALLEST = np.float32(1e-15)  # blocks that stay below are zero to ggml's search
+SMALLEST = np.float32(1e-15)  # ggml's search treats blocks below this as zero
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,11 @@ class NonLinear:
         along, across = _sums(blocks, 1 / (first / np.float32(127)))
         d = along / np.where(across == 0, 1, across)
         with np.errstate(over="ignore"):
-            best = d * along  # what d takes off the sum of squares
+            best = d * along  # the reduction of the sum of squares by d
         for t in range(-7, 8):
             along, across = _sums(blocks, np.float32(t - 127) / first)
             fit = along / np.where(across == 0, 1, across)
-            with np.errstate(over="ignore"):  # from weights of about 10^5 on nothing is better than infinity
+            with np.errstate(over="ignore"):  # for weights above about 10^5, nothing is better than infinity
                 better = (across > 0) & (along * along > best * across)
                 d, best = np.where(better, fit, d), np.where(better, fit * along, best)
         d = np.where(zero, 0, d)
@@ -80,7 +81,7 @@ class NonLinear:
         return in_rows(IQ4_NL_LEVELS[q.codes] * q.scales.astype(np.float64)[..., None])
 
     def pack(self, q: Quantized) -> UInt8[np.ndarray, "*batch blocks bytes"]:
-        """d, then code j and code j + 16 in the low and high half of a byte."""
+        """Pack d, then codes j and j + 16 in the low and high half of a byte."""
         return np.concatenate([bytes_of(q.scales), packing.pack(q.codes, bits=4, stride=16)], axis=-1)
 
     def unpack(self, packed: UInt8[np.ndarray, "*batch blocks bytes"]) -> Quantized:
@@ -113,7 +114,7 @@ class Microscaling:
         return in_rows(levels[q.codes] * _power(q.scales)[..., None])
 
     def pack(self, q: Quantized) -> UInt8[np.ndarray, "*batch blocks bytes"]:
-        """e, then code j and code j + 16 in the low and high half of a byte."""
+        """Pack e, then codes j and j + 16 in the low and high half of a byte."""
         return np.concatenate([q.scales[..., None], packing.pack(q.codes, bits=4, stride=16)], axis=-1)
 
     def unpack(self, packed: UInt8[np.ndarray, "*batch blocks bytes"]) -> Quantized:
@@ -121,7 +122,7 @@ class Microscaling:
 
 
 def nearest_level(x: Float32[np.ndarray, "*shape"]) -> np.ndarray:
-    """The index of the level of IQ4_NL that is nearest to `x`, the upper of two.
+    """The index of the IQ4_NL level nearest to `x`, the upper one on ties.
 
     >>> nearest_level(np.array([-4.6, -4.5, 7.0], np.float32))
     array([7, 8, 9])
@@ -132,7 +133,7 @@ def nearest_level(x: Float32[np.ndarray, "*shape"]) -> np.ndarray:
 def _sums(
     blocks: Float32[np.ndarray, "*batch block"], start: Float32[np.ndarray, "*batch"]
 ) -> tuple[Float32[np.ndarray, "*batch"], Float32[np.ndarray, "*batch"]]:
-    """sum w^3 v and sum w^2 v^2 for the levels nearest to `start` w, in float32, one term after the other."""
+    """sum w^3 v and sum w^2 v^2 for the levels nearest to `start` w, in float32, added in order."""
     levels = IQ4_NL_LEVELS[nearest_level(blocks * start[..., None])].astype(np.float32)
     terms = blocks * blocks * levels
     along, across = (np.cumsum(a, axis=-1, dtype=np.float32)[..., -1] for a in (terms * blocks, terms * levels))

@@ -1,9 +1,9 @@
-"""The points that ggml's types of 1 to 3 bits may use, out of all points with such coordinates.
+"""The points that ggml's types of 1 to 3 bits use, among all points with such coordinates.
 
-Eight (or four) neighboring weights are one point of a grid. A point's coordinates are digits, the first weight's the
-lowest: point n of 3^8 has the digits n, n // 3, n // 9, ... modulo 3, and point n of 8^4 those modulo 8. Which points
-a grid has is in bits below, bit n that of point n, the lowest bit of a byte first, in base64. A code is the place of a
-point among those of its grid, in the order of n. ggml chose them for how often they are near to weights; no formula
+Eight (or four) neighboring weights form one point of a grid. A point's coordinates are the digits of its number n, the
+first weight's digit the lowest: n, n // 3, n // 9, ... modulo 3 for 3^8 points, or modulo 8 for 8^4 points. The tables
+below list the points of each grid as bits in base64: bit n is for point n, the lowest bit of a byte first. A code is
+the index of a point in its grid, in the order of n. ggml chose points that are often near to weights, so no formula
 gives them (https://github.com/ggml-org/llama.cpp, ggml/src/ggml-common.h, MIT license).
 """
 
@@ -85,7 +85,7 @@ IQ1_S = (
 
 
 def grid(bits: str, *, levels: tuple[int, ...], weights: int) -> Int8[np.ndarray, "points weights"]:
-    """Return the points of a grid, each digit replaced by its level.
+    """Return the points of a grid, with levels as coordinates.
 
     >>> points = grid(IQ2_XXS, levels=(8, 25, 43), weights=8)
     >>> len(points), points[:2].tolist()

@@ -1,21 +1,21 @@
-r"""ggml's "i-quants" that store a point of a grid for several weights: IQ1 to IQ3; and IQ4_XS, which stores levels.
+r"""ggml's "i-quants": IQ1 to IQ3 store a grid point for several weights at once; IQ4_XS stores levels.
 
-Superblocks of 256 weights. For a group of weights with the scale d s, d in float16 and s from a few bits,
+A superblock has 256 weights. A group of weights has the scale d s, with d in float16 and s of a few bits:
 
-    IQ2_XXS, IQ2_XS, IQ2_S   w = d (s + 1/2) / 4  (+-) g     g from 8, 25, 43; eight weights a point
-    IQ3_XXS                  w = d (s + 1/2) / 2  (+-) g     g from 4, 12, ..., 52, 62; four weights a point
-    IQ3_S                    w = d (2 s + 1)      (+-) g     g from 1, 3, ..., 15; four weights a point
-    IQ1_S, IQ1_M             w = d (2 s + 1) (g +- 1/8)      g from -1, 0, 1; eight weights a point
+    IQ2_XXS, IQ2_XS, IQ2_S   w = d (s + 1/2) / 4  (+-) g     g from 8, 25, 43; eight weights per point
+    IQ3_XXS                  w = d (s + 1/2) / 2  (+-) g     g from 4, 12, ..., 52, 62; four weights per point
+    IQ3_S                    w = d (2 s + 1)      (+-) g     g from 1, 3, ..., 15; four weights per point
+    IQ1_S, IQ1_M             w = d (2 s + 1) (g +- 1/8)      g from -1, 0, 1; eight weights per point
     IQ4_XS                   w = d (s - 32) v_q              v of IQ4_NL (see `ggml_codebooks`), four bits each
 
-(+-) is a sign for each weight. IQ2_XXS, IQ2_XS and IQ3_XXS store seven of every eight signs: there is an even number of
-minuses among eight. +-1/8 is one sign for eight weights (IQ1_M) or for 32 (IQ1_S). The grids are in `ggml_grids`.
+(+-) is a sign for each weight. IQ2_XXS, IQ2_XS and IQ3_XXS store seven of every eight signs; the number of minus signs
+in eight is always even. +-1/8 has one sign for eight weights (IQ1_M) or for 32 (IQ1_S). The grids are in `ggml_grids`.
 
-    bits of a weight   IQ1_S 1.56   IQ1_M 1.75   IQ2_XXS 2.06   IQ2_XS 2.31
+    bits per weight    IQ1_S 1.56   IQ1_M 1.75   IQ2_XXS 2.06   IQ2_XS 2.31
                        IQ2_S 2.56   IQ3_XXS 3.06   IQ3_S 3.44   IQ4_XS 4.25
 
-They are read alone: how ggml chooses points depends on how much each weight matters for a text (its imatrix). Every
-weight is exact in float32, as ggml computes it: a float16 has 11 bits, and an odd multiple of it and a level 13 more.
+We only read these types. To choose points, ggml needs the importance of each weight for a text (the imatrix). Every
+weight is exact in float32, as in ggml: a float16 has 11 bits, and the factors from s and g have 13 more.
 (https://github.com/ggml-org/llama.cpp, ggml/src/ggml-quants.c, `dequantize_row_*`.)
 """
 
@@ -38,9 +38,9 @@ Bytes = UInt8[np.ndarray, "*batch bytes"]
 
 @dataclass(frozen=True)
 class Lattice:
-    """A type whose codes are integers, multiplied by a scale for each group: of all the formulas above but the last.
+    """A type with integer codes and a scale for each group: all formulas above except the last.
 
-    `unpack` gives the signed levels as int8 (of IQ1, 8 g +- 1) and scales in float64, which divide the rest.
+    `unpack` returns the signed levels as int8 (8 g +- 1 for IQ1) and float64 scales, which include the divisors.
     """
 
     bytes: int  # of a superblock
@@ -51,11 +51,11 @@ class Lattice:
 
     def unpack(self, packed: UInt8[np.ndarray, "*batch blocks bytes"]) -> Quantized:
         """Return codes [*batch, blocks, 256], int8, and scales [*batch, blocks, groups], float64."""
-        with np.errstate(invalid="ignore"):  # a NaN as d, which readers refuse
+        with np.errstate(invalid="ignore"):  # d may be NaN, which readers refuse
             return Quantized(self._levels(packed).astype(np.int8), self._scales(packed))
 
     def dequantize(self, q: Quantized) -> Float64[np.ndarray, "*batch cols"]:
-        """Return the weights of superblocks, side by side."""
+        """Return the weights of all superblocks in a row."""
         return _weights(q.codes, q.scales)
 
 
@@ -77,12 +77,12 @@ class Levels:
         """Return codes [*batch, blocks, 256], uint8, and scales [*batch, blocks, 8], float64."""
         low = packing.unpack(packed[..., 4:8], bits=4)
         high = packing.unpack(packed[..., 2:4], bits=2)
-        with np.errstate(invalid="ignore"):  # an infinite d times 0, which readers refuse
+        with np.errstate(invalid="ignore"):  # d may be infinite, which readers refuse
             scales = _d(packed) * (low.astype(np.int64) + 16 * high.astype(np.int64) - 32)
         return Quantized(packing.unpack(packed[..., 8:], bits=4, stride=16), scales)
 
     def dequantize(self, q: Quantized) -> Float64[np.ndarray, "*batch cols"]:
-        """Return the weights of superblocks, side by side."""
+        """Return the weights of all superblocks in a row."""
         return _weights(IQ4_NL_LEVELS[q.codes], q.scales)
 
 
@@ -106,7 +106,7 @@ def _signed(magnitudes: np.ndarray, minus: UInt8[np.ndarray, "*batch weights"]) 
 
 
 def _even(sevens: Integer[np.ndarray, "*batch eights"]) -> UInt8[np.ndarray, "*batch weights"]:
-    """Return the signs of eights of weights from seven bits each: the last one makes the number of minuses even.
+    """Return eight signs from seven bits each. The last sign makes the number of minus signs even.
 
     >>> _even(np.array([0b0000001]))
     array([1, 0, 0, 0, 0, 0, 0, 1], dtype=uint8)
@@ -117,7 +117,7 @@ def _even(sevens: Integer[np.ndarray, "*batch eights"]) -> UInt8[np.ndarray, "*b
 
 
 def _fields(words: Integer[np.ndarray, "*batch words"], shifts: tuple[int, ...], mask: int) -> np.ndarray:
-    """Return the fields of each word, side by side."""
+    """Split each word into its fields."""
     return (words[..., None] >> np.array(shifts) & mask).reshape(*words.shape[:-1], -1)
 
 
@@ -128,7 +128,7 @@ _IQ2_S_GRID = grid(ggml_grids.IQ2_S, levels=_IQ2_LEVELS, weights=8)
 _IQ3_XXS_GRID = grid(ggml_grids.IQ3_XXS, levels=(4, 12, 20, 28, 36, 44, 52, 62), weights=4)
 _IQ3_S_GRID = grid(ggml_grids.IQ3_S, levels=(1, 3, 5, 7, 9, 11, 13, 15), weights=4)
 _IQ1_GRID = grid(ggml_grids.IQ1_S, levels=(-1, 0, 1), weights=8)
-_SEVENS = (0, 7, 14, 21)  # where the signs of four eights are in a word; above them are four bits of a scale
+_SEVENS = (0, 7, 14, 21)  # positions of the signs of four eights in a word; four bits of a scale are above them
 
 
 def _iq2_xxs_scales(packed: Bytes) -> np.ndarray:
@@ -136,20 +136,20 @@ def _iq2_xxs_scales(packed: Bytes) -> np.ndarray:
 
 
 def _iq2_xxs_levels(packed: Bytes) -> np.ndarray:
-    """Read pairs of words: four codes of a byte, then four times seven signs and the scale."""
+    """Read pairs of words: four one-byte codes, then four times seven signs and the scale."""
     codes = np.ascontiguousarray(packed[..., 2:]).reshape(*packed.shape[:-1], 8, 8)[..., :4]
     signs = _even(_fields(_words(packed[..., 2:], "u4")[..., 1::2], _SEVENS, 0x7F))
     return _signed(_IQ2_XXS_GRID[codes], signs)
 
 
 def _iq2_xs_levels(packed: Bytes) -> np.ndarray:
-    """Read words of 16 bits: a code of nine, seven signs."""
+    """Read 16-bit words: a nine-bit code and seven signs."""
     words = _words(packed[..., 2:66], "u2")
     return _signed(_IQ2_XS_GRID[words & 511], _even(words >> 9))
 
 
 def _halves_of_scales(packed: Bytes, start: int, divisor: int) -> np.ndarray:
-    """Read scales of four bits, the low half of a byte first: d (2 s + 1) / divisor."""
+    """Read four-bit scales, the low half of a byte first: d (2 s + 1) / divisor."""
     return _d(packed) * (2 * packing.unpack(packed[..., start:], bits=4).astype(np.int64) + 1) / divisor
 
 
@@ -165,7 +165,7 @@ def _iq3_xxs_scales(packed: Bytes) -> np.ndarray:
 
 
 def _iq3_xxs_levels(packed: Bytes) -> np.ndarray:
-    """Read 64 codes of a byte, then words of four times seven signs and a scale."""
+    """Read 64 one-byte codes, then words with four times seven signs and a scale."""
     signs = _even(_fields(_words(packed[..., 66:], "u4"), _SEVENS, 0x7F))
     return _signed(_IQ3_XXS_GRID[packed[..., 2:66]], signs)
 
@@ -178,7 +178,7 @@ def _iq3_s_levels(packed: Bytes) -> np.ndarray:
 
 
 def _iq1_levels(codes: np.ndarray, minus: np.ndarray) -> np.ndarray:
-    """Return 8 g +- 1 for eights of weights."""
+    """Return 8 g +- 1 for groups of eight weights."""
     eights = 8 * _IQ1_GRID[codes] + (1 - 2 * minus)[..., None]
     return eights.reshape(*codes.shape[:-1], -1)
 
@@ -195,7 +195,7 @@ def _iq1_s_levels(packed: Bytes) -> np.ndarray:
 
 
 def _iq1_m_scales(packed: Bytes) -> np.ndarray:
-    """Read d from the upper four bits of four words, the first word's lowest, and scales of three bits below."""
+    """Read d from the upper four bits of four words, lowest first, and three-bit scales from the bits below."""
     words = _words(packed[..., 48:], "u2")
     d = np.sum(words >> 12 << 4 * np.arange(4), axis=-1, keepdims=True).astype(np.uint16).view(np.float16)
     return d.astype(np.float64) * (2 * _fields(words, (0, 3, 6, 9), 7) + 1) / 8

@@ -1,32 +1,32 @@
 r"""ggml's superblocks of 256 weights: Q2_K, Q3_K, Q4_K, Q5_K and Q6_K.
 
 (https://github.com/ggml-org/llama.cpp/pull/1684.) A superblock is 16 or 8 groups of 16 or 32 weights of a
-row. Each group has a scale of its own, in equal steps too, so that a superblock has but one or two numbers of
-float16:
+row. Each group has its own scale. The scales are quantized too, in equal steps, so a superblock needs only one
+or two float16 numbers:
 
-            bits a weight   groups     weight            s               m          bits in all
+            bits of codes   groups     weight            s               m          bits per weight
     Q2_K    2, from 0       16 of 16   d s q - e m       0 ... 15        0 ... 15   2.625
     Q3_K    3, from -4      16 of 16   d s q             -32 ... 31                 3.4375
     Q4_K    4, from 0        8 of 32   d s q - e m       0 ... 63        0 ... 63   4.5
     Q5_K    5, from 0        8 of 32   d s q - e m       0 ... 63        0 ... 63   5.5
     Q6_K    6, from -32     16 of 16   d s q             -128 ... 127               6.5625
 
-Reading is defined by the format, and float64 holds the weight exactly. Writing is not: ggml searches, and so
-does `quantize` here, in float64 and by the plain sum of squares (ggml's C weighs large weights more).
+The format defines reading, and the weight is exact in float64. It does not define writing: ggml searches, and
+`quantize` does so too, in float64 and with the plain sum of squares (ggml's C code weights large weights more).
 
-1. For each group and each of `STARTS` first guesses of its step, which end a little before or after its
-   largest weight, take the nearest codes q, then the step a (and minimum b >= 0) that fit them best: least
-   squares of w - a q (+ b). Keep the guess whose sum of squares is smallest.
-2. d is the largest step over the largest s, e the largest minimum over the largest m, in float16.
-3. For each group, of 0 and 0, and the integers nearest to a / d and b / e and their neighbors, take those
-   s and m whose nearest codes, against what is stored, leave the smallest sum of squares.
+1. For each group, try `STARTS` guesses of its step, which put the last code slightly below or above its largest
+   weight. Take the nearest codes q, then the step a (and minimum b >= 0) with the least squares of w - a q (+ b).
+   Keep the guess with the smallest sum of squares.
+2. d is the largest step divided by the largest s, and e the largest minimum divided by the largest m, in float16.
+3. For each group, try s = m = 0, and the integers nearest to a / d and b / e and their neighbors. Take the s and m
+   with the smallest sum of squares for the nearest codes, computed from the stored d and e.
 
-Guaranteed: each code is one whose weight is nearest to w, given the stored scales (up to float64's
-roundings). So where w lies within the codes' range it moves by at most d |s| / 2, elsewhere to the end of the
-range; and no group is worse off than with zeros. Groups whose s is 0 have the code 0. Superblocks beyond
-float16's range are refused. Powers of two pass into d and e while both are normal. Q3_K and Q6_K are odd in
-w, since d takes the sign of the largest step; the others are not, as m is never negative. The result is no
-fixed point: the search may start from another guess.
+Guaranteed: for the stored scales, each code is the nearest one to w (up to float64 rounding). So a weight within
+the range of the codes moves by at most d |s| / 2, and a weight outside moves to the end of the range. No group has
+a larger error than zeros would have. Groups with s = 0 have code 0. Superblocks beyond float16's range are refused.
+Powers of two pass into d and e while both are normal. Q3_K and Q6_K are odd in w, because d has the sign of the
+largest step. The others are not, because m is never negative. The result is not a fixed point: the search may start
+from another guess.
 """
 
 import itertools
@@ -41,11 +41,11 @@ from llamaspec.reference.quantizers.blocks import in_float16
 from llamaspec.reference.quantizers.ggml_blocks import bytes_of, float16_at, in_blocks, in_rows
 
 BLOCK = 256
-STARTS = np.linspace(-1, 1, 21)  # in codes: by how much a first guess stretches the range
+STARTS = np.linspace(-1, 1, 21)  # in codes: how far a first guess extends the range
 
 
 class Superblocks(NamedTuple):
-    """Codes as the format counts them; a group's s and m; a superblock's d and e. m and e are 0 where unused."""
+    """Codes as in the format, s and m for each group, d and e for each superblock. Unused m and e are 0."""
 
     codes: Int8[np.ndarray, "*batch superblocks 256"]
     scales: Int8[np.ndarray, "*batch superblocks groups"]
@@ -56,12 +56,12 @@ class Superblocks(NamedTuple):
 
 @dataclass(frozen=True)
 class Superblock:
-    """All that the five types share: everything but their layout in bytes."""
+    """The common part of the five types: everything except the layout in bytes."""
 
     bits: int
     group: int
     bytes: int
-    largest: int  # what the largest scale becomes: 15 or 63, and in types without minima -32 or -128
+    largest: int  # the code of the largest scale: 15 or 63; -32 or -128 in types without minima
 
     weights = BLOCK
 
@@ -71,7 +71,7 @@ class Superblock:
 
     @property
     def lowest(self) -> int:
-        """The first code; what is packed counts from there."""
+        """The first code. Packed codes count from it."""
         return 0 if self.minima else -(1 << self.bits - 1)
 
     @property
@@ -79,7 +79,7 @@ class Superblock:
         return self.lowest + (1 << self.bits) - 1
 
     def quantize(self, w: Float[np.ndarray, "*batch cols"]) -> Superblocks:
-        """Raises ValueError for rows that are no whole superblocks, and weights beyond the format's range."""
+        """Quantize. Raises ValueError for rows that are not complete superblocks, and for weights out of range."""
         blocks = in_blocks(w, BLOCK).astype(np.float64)
         groups = blocks.reshape(*blocks.shape[:-1], -1, self.group)
         steps, floors = self._fit(groups)
@@ -108,7 +108,7 @@ class Superblock:
     def _fit(
         self, groups: Float64[np.ndarray, "*batch group"]
     ) -> tuple[Float64[np.ndarray, "*batch"], Float64[np.ndarray, "*batch"]]:
-        """The step and the minimum of each group: those of the guess that fits best."""
+        """The step and minimum of each group, from the best guess."""
         least = np.full(groups.shape[:-1], np.inf)
         step, floor = np.zeros_like(least), np.zeros_like(least)
         for stretch in STARTS:
@@ -121,7 +121,7 @@ class Superblock:
     def _fit_signed(
         self, groups: Float64[np.ndarray, "*batch group"], stretch: float
     ) -> tuple[Float64[np.ndarray, "*batch"], Float64[np.ndarray, "*batch"]]:
-        """The first code is for the weight of largest magnitude; a = sum w q / sum q^2."""
+        """Fit signed codes: the weight of largest magnitude gets the first code; a = sum w q / sum q^2."""
         at = np.argmax(np.abs(groups), axis=-1, keepdims=True)
         guess = np.take_along_axis(groups, at, axis=-1) / (self.lowest - stretch)
         q = np.rint(groups / np.where(guess == 0, np.inf, guess)).clip(self.lowest, self.highest)
@@ -132,7 +132,7 @@ class Superblock:
     def _fit_shifted(
         self, groups: Float64[np.ndarray, "*batch group"], stretch: float
     ) -> tuple[Float64[np.ndarray, "*batch"], Float64[np.ndarray, "*batch"]]:
-        """Codes from the smallest weight, or 0, to the largest; a and b from the line through (q, w), b >= 0."""
+        """Fit codes from the smallest weight, or 0, to the largest; a and b from the line through (q, w), b >= 0."""
         lo = np.minimum(np.min(groups, axis=-1, keepdims=True), 0)
         guess = (np.max(groups, axis=-1, keepdims=True) - lo) / (self.highest + stretch)
         q = np.rint((groups - lo) / np.where(guess == 0, np.inf, guess)).clip(0, self.highest)
@@ -147,7 +147,7 @@ class Superblock:
     def _in_units(
         self, x: Float64[np.ndarray, "*batch groups"]
     ) -> tuple[Float16[np.ndarray, "*batch"], Float64[np.ndarray, "*batch groups"]]:
-        """The largest number over `largest`, in float16, and each number as a multiple of it."""
+        """The unit, i.e. the largest number divided by `largest` in float16, and each number as a multiple of it."""
         at = np.argmax(np.abs(x), axis=-1, keepdims=True)
         unit = in_float16((np.take_along_axis(x, at, axis=-1) / self.largest).astype(np.float32))
         multiples = np.rint(x / np.where(unit == 0, np.inf, unit.astype(np.float64)))
@@ -155,7 +155,7 @@ class Superblock:
 
     @property
     def _ends(self) -> tuple[int, int]:
-        """Least and greatest code of s and m."""
+        """The smallest and the largest code of s and m."""
         return (0, self.largest) if self.minima else (self.largest, -self.largest - 1)
 
     def _codes(
@@ -164,7 +164,7 @@ class Superblock:
         a: Float64[np.ndarray, "*batch"],
         b: Float64[np.ndarray, "*batch"],
     ) -> Float64[np.ndarray, "*batch group"]:
-        """The code nearest to (w + b) / a; 0 where a is."""
+        """The code nearest to (w + b) / a; 0 if a is 0."""
         codes = np.rint((groups + b[..., None]) / np.where(a == 0, np.inf, a)[..., None])
         return codes.clip(self.lowest, self.highest)
 
@@ -180,7 +180,7 @@ class Q2(Superblock):
     """
 
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
-        """s and m in a byte; the codes; d, e."""
+        """Pack s and m in a byte; the codes; d, e."""
         scales = (q.scales | q.minima << 4).astype(np.uint8)
         return np.concatenate([scales, packing.pack(q.codes, bits=2, stride=32), bytes_of(q.d), bytes_of(q.e)], axis=-1)
 
@@ -206,7 +206,7 @@ class Q3(Superblock):
     """
 
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
-        """The codes' third bits; the other two; s + 32, first the low four bits, then the others; d."""
+        """Pack the third bits of codes; the low two bits; s + 32, first the low four bits, then the upper two; d."""
         codes, scales = (q.codes + 4).astype(np.uint8), (q.scales + 32).astype(np.uint8)
         return np.concatenate(
             [
@@ -237,7 +237,7 @@ class Q4(Superblock):
     """
 
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
-        """d, e; s and m of 6 bits; the codes."""
+        """Pack d, e; s and m in 6 bits; the codes."""
         head = [bytes_of(q.d), bytes_of(q.e), _six_bits(q.scales, q.minima)]
         return np.concatenate([*head, packing.pack(q.codes, bits=4, stride=32)], axis=-1)
 
@@ -258,7 +258,7 @@ class Q5(Superblock):
     """
 
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
-        """d, e; s and m of 6 bits; the codes' fifth bits; the other four."""
+        """Pack d, e; s and m in 6 bits; the fifth bits of codes; the low four bits."""
         head = [bytes_of(q.d), bytes_of(q.e), _six_bits(q.scales, q.minima)]
         codes = [packing.pack(q.codes >> 4, bits=1, stride=32), packing.pack(q.codes & 15, bits=4, stride=32)]
         return np.concatenate([*head, *codes], axis=-1)
@@ -281,7 +281,7 @@ class Q6(Superblock):
     """
 
     def pack(self, q: Superblocks) -> UInt8[np.ndarray, "*batch superblocks bytes"]:
-        """The codes' low four bits; the upper two; s; d."""
+        """Pack the low four bits of codes; the upper two; s; d."""
         codes = (q.codes + 32).astype(np.uint8)
         low, high = packing.pack(codes & np.uint8(15), bits=4, stride=64), packing.pack(codes >> 4, bits=2, stride=32)
         return np.concatenate([low, high, q.scales.view(np.uint8), bytes_of(q.d)], axis=-1)
@@ -305,7 +305,7 @@ def _without_minima(
 def _six_bits(
     scales: Int8[np.ndarray, "*batch 8"], minima: Int8[np.ndarray, "*batch 8"]
 ) -> UInt8[np.ndarray, "*batch 12"]:
-    """16 numbers of 6 bits: those of the last four groups lend their upper two bits to those of the first four."""
+    """Pack 16 numbers of 6 bits. The upper bits of the last four groups share bytes with the first four."""
     s, m = scales.astype(np.uint8), minima.astype(np.uint8)
     first = [x[..., :4] | x[..., 4:] >> 4 << 6 for x in (s, m)]
     return np.concatenate([*first, s[..., 4:] & np.uint8(15) | m[..., 4:] << 4], axis=-1)

@@ -1,19 +1,19 @@
 r"""ggml's ternary blocks: TQ1_0 and TQ2_0, for models that were trained to be ternary (see `bitnet`).
 
-256 weights of a row share a scale, in float16; both types hold the same numbers:
+256 weights of a row share a float16 scale. Both types store the same numbers:
 
     d = max |w|        t = round(w / d)  in {-1, 0, 1}        w ~ d t
 
-in float32 as ggml has it: w fl(1 / d), and ties away from zero, so that half of d becomes d.
+in float32, as in ggml: w fl(1 / d), with ties away from zero, so half of d becomes d.
 
-Guaranteed, with the stored scale d':  |w - d' t| <= (1/2 + 2^-20) d + |t| |d' - d| + 2^-120. t is within half of w / d
-(2^-20 covers the roundings in float32, 2^-120 an overflow of 1 / d), and d' takes the place of d in d t. Quantized
-weights are a fixed point: their largest magnitude is d', which float16 holds. Q(-w) = -Q(w), and powers of
-two pass into d' while it is normal.
+Guaranteed, with the stored scale d':  |w - d' t| <= (1/2 + 2^-20) d + |t| |d' - d| + 2^-120. t is within 1/2 of w / d
+(2^-20 covers float32 rounding, 2^-120 an overflow of 1 / d), and d t becomes d' t. Quantized weights are a fixed
+point: their largest magnitude is d', which is exact in float16. Q(-w) = -Q(w), and powers of two pass into d' while
+it is normal.
 
-TQ2_0 spends 2 bits on a weight, TQ1_0 packs five trits into a byte, since 3^5 = 243 < 256. The byte is
-their number in base 3 as a fraction of 243, rounded up to 256ths. Times 3, its integer part is the first
-trit, and the rest goes on alike: no division is needed to read it.
+TQ2_0 uses 2 bits per weight. TQ1_0 packs five trits into a byte, because 3^5 = 243 < 256: the byte is their number
+in base 3 as a fraction of 243, rounded up to 256ths. After multiplying the fraction by 3, its integer part is the
+first trit, and the fractional part gives the next ones. So reading needs no division.
 """
 
 from dataclasses import dataclass
@@ -34,8 +34,8 @@ from llamaspec.reference.quantizers.ggml_blocks import (
 )
 
 BLOCK = 256
-RUNS = (160, 80, 16)  # weights of TQ1_0 whose trits are interleaved: 5 in each of 32 and 16 bytes, 4 in each of 4
-BYTES = (32, 16, 4)  # what they become
+RUNS = (160, 80, 16)  # weights of TQ1_0 with interleaved trits: 5 per byte in 32 and in 16 bytes, 4 per byte in 4
+BYTES = (32, 16, 4)  # their number in bytes
 
 
 class Trits(NamedTuple):
@@ -46,7 +46,7 @@ class Trits(NamedTuple):
 
 
 def quantize(w: Float[np.ndarray, "*batch cols"]) -> Trits:
-    """Raises ValueError for rows that are no whole blocks, and for weights that are not finite or beyond 65504.
+    """Quantize. Raises ValueError for rows that are not complete blocks, and weights not finite or beyond 65504.
 
     >>> quantize(np.repeat([[1.0, -2.0, 0.5, 0.0]], 64, axis=1)).codes[0, 0, [0, 64, 128, 192]]
     array([ 1, -1,  0,  0], dtype=int8)
@@ -79,14 +79,14 @@ class TwoBits:
         return np.concatenate([packing.pack(q.codes + 1, bits=2, stride=32), bytes_of(q.scales)], axis=-1)
 
     def unpack(self, packed: UInt8[np.ndarray, "*batch blocks bytes"]) -> Trits:
-        """Bits 11, which no writer makes, stand for 2 d."""
+        """Restore the codes. The unused bits 11 mean 2 d."""
         codes = packing.unpack(packed[..., :64], bits=2, stride=32).astype(np.int8) - np.int8(1)
         return Trits(codes, float16_at(packed, 64))
 
 
 @dataclass(frozen=True)
 class BaseThree:
-    """TQ1_0: t + 1 as digits in base 3; then d. A run of 5 n weights fills n bytes, n apart in one byte.
+    """TQ1_0: t + 1 as digits in base 3; then d. A run of 5 n weights fills n bytes; a byte has weights n apart.
 
     >>> q = TQ1_0.unpack(TQ1_0.pack(quantize(np.eye(1, 256))))
     >>> TQ1_0.dequantize(q)[0, :2]
@@ -110,12 +110,12 @@ class BaseThree:
         return np.concatenate([*packed, bytes_of(q.scales)], axis=-1)
 
     def unpack(self, packed: UInt8[np.ndarray, "*batch blocks bytes"]) -> Trits:
-        """Any byte is read as the fraction that it is."""
+        """Restore the codes. Every byte is valid as a fraction."""
         runs = np.split(packed, np.cumsum(BYTES), axis=-1)[:-1]
         codes = []
         for run, n, weights in zip(runs, BYTES, RUNS, strict=True):
             powers = 3 ** np.arange(weights // n, dtype=np.uint8)
-            fractions = run[..., None, :] * powers[:, None]  # modulo 256: the integer parts are gone
+            fractions = run[..., None, :] * powers[:, None]  # modulo 256, without the integer parts
             digits = fractions.astype(np.uint16) * 3 >> 8
             codes.append(digits.reshape(*run.shape[:-1], weights).astype(np.int8) - np.int8(1))
         return Trits(np.concatenate(codes, axis=-1), float16_at(packed, 52))

@@ -1,29 +1,29 @@
-r"""GPTQ: column by column, what rounding does to the output is undone by the columns still to come.
+r"""GPTQ: round column by column, and let the remaining columns compensate each rounding error.
 
     H = X^T X + lambda I        H^-1 = U^T U,  U upper triangular (Cholesky)
     for each column i:    w^_i = Q(w_i)        e_i = (w_i - w^_i) / U_ii        w_j <- w_j - e_i U_ij  for all j > i
 
-(Frantar et al., 2022, https://arxiv.org/abs/2210.17323.) X [tokens, cols] are inputs of the calibration,
-lambda is `damp` of H's mean diagonal. Q rounds to the nearest on a grid that is fixed beforehand, that of
-`affine` or of `symmetric` for the weights as they were (as in llm-compressor; the paper finds the grid of a
-group when it comes to it, and may take columns in another order). A feature that is never active, H_ii = 0,
-has weights 0.
+(Frantar et al., 2022, https://arxiv.org/abs/2210.17323.) X [tokens, cols] are inputs from calibration, and lambda
+is `damp` times the mean diagonal of X^T X. Q rounds to the nearest number of a grid that is fixed beforehand: the
+grid of `affine` or `symmetric` for the original weights, as in llm-compressor. (The paper computes the grid of a
+group when it reaches the group, and may take columns in another order.) A feature that is never active, H_ii = 0,
+gets weights of 0.
 
-In the end W - W^ = E U for the errors E = (e_1, e_2, ...), whence, with H as damped,
+At the end, W - W^ = E U for the errors E = (e_1, e_2, ...). With the damped H,
 
     || (W - W^) X^T ||^2 + lambda || W - W^ ||^2  =  tr (W - W^) H (W - W^)^T  =  || E ||^2
 
-Guaranteed: where no code is clipped |e_i| U_ii <= s / 2, since e_i U_ii = w_i - w^_i is the error of one rounding;
-squared and summed, || E ||^2 is at most sum_i (s_i / (2 U_ii))^2 a row.
-Nothing is guaranteed of a single weight, nor that the output is better than that of plain rounding, although
-with correlated features it nearly always is; without correlation, X^T X diagonal, both are the same. Powers
-of two in W pass into the scales. Q(-W) = -Q(W) on an even grid; on that of `affine` but for its ties. No
-fixed point: the largest weight of a group may have moved, and the grid with it.
+Guaranteed: if no code is clipped, |e_i| U_ii <= s / 2, because e_i U_ii = w_i - w^_i is the error of one rounding.
+Squared and summed, || E ||^2 is at most sum_i (s_i / (2 U_ii))^2 per row.
+There is no guarantee for a single weight, or that the output is better than with plain rounding. With correlated
+features it nearly always is; without correlation (X^T X diagonal) both are the same. Powers of two in W pass into
+the scales. Q(-W) = -Q(W) on an even grid, and on the grid of `affine` except at its ties. The result is not a fixed
+point, because the largest weight of a group, and with it the grid, may change.
 
-A checkpoint (AutoGPTQ's) holds qweight [cols bits / 32, rows] of int32, the bits of the codes one after the
-other along the inputs; qzeros [groups, rows bits / 32] along the outputs, in version 1 less by one; scales
-[groups, rows] of float16; and g_idx [cols], the group of each input. Where inputs were quantized in another order
-(desc_act: the most active first), a group's are not neighbors; `quantize` keeps the plain order.
+A checkpoint (AutoGPTQ's) has int32 qweight [cols bits / 32, rows], with the bits of the codes in sequence along the
+inputs; qzeros [groups, rows bits / 32], packed along the outputs, minus one in version 1; float16 scales
+[groups, rows]; and g_idx [cols], the group of each input. If inputs were quantized in another order (desc_act: the
+most active first), the inputs of a group are not neighbors. `quantize` keeps the plain order.
 """
 
 from typing import NamedTuple
@@ -35,7 +35,7 @@ from llamaspec.reference.quantizers import affine, packing, symmetric
 from llamaspec.reference.quantizers.affine import Affine
 from llamaspec.reference.quantizers.blocks import finite, in_float16, spread
 
-DAMP = 0.01  # of the paper
+DAMP = 0.01  # as in the paper
 
 
 class Packed(NamedTuple):
@@ -56,14 +56,14 @@ def quantize(
     damp: float = DAMP,
     even: bool = False,
 ) -> Affine:
-    """Codes for the inputs `x`, and the grid that `affine` gives `w` in groups of a row.
+    """Quantize for the inputs `x`, on the grid of `affine` in groups along a row.
 
-    Or an `even` one, that of `symmetric`, whose codes are counted from a zero point of 2^(bits - 1).
+    If `even`, use the grid of `symmetric`, with 2^(bits - 1) as the zero point.
 
-    Raises ValueError for weights or inputs that are not finite, and as `affine` does.
+    Raises ValueError for weights or inputs that are not finite, and the errors of `affine`.
 
     >>> w = np.array([[0.0, 1.4, 1.4, 3.0]])
-    >>> together = np.array([[0.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 1.0]])  # the second and third are always alike
+    >>> together = np.array([[0.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 1.0]])  # the second and third are always equal
     >>> affine.quantize(w, bits=2, block=(1, 4)).codes, quantize(w, together, bits=2, group=4).codes
     (array([[0, 1, 1, 3]], dtype=uint8), array([[0, 1, 2, 3]], dtype=uint8))
     """
@@ -87,7 +87,7 @@ def _even_grid(w: Float[np.ndarray, "rows cols"], bits: int, group: int) -> Affi
 
 
 def factor(hessian: Float64[np.ndarray, "cols cols"], *, damp: float) -> Float64[np.ndarray, "cols cols"]:
-    """U for X^T X, damped, with ones for what is never active.
+    """U for the damped X^T X, with ones for features that are never active.
 
     >>> factor(np.array([[3.0, 0.0], [0.0, 15.0]]), damp=1 / 9).round(4)
     array([[0.5 , 0.  ],
@@ -99,10 +99,10 @@ def factor(hessian: Float64[np.ndarray, "cols cols"], *, damp: float) -> Float64
 
 
 def pack(q: Affine, *, bits: int, version: int) -> Packed:
-    """Version 1 stores zero points less by one, modulo 2^bits; 2 as they are. Scales are rounded to float16, below
-    2^-25 to 0.
+    """Pack for a checkpoint. Version 1 stores zero points minus one, modulo 2^bits; version 2 stores them unchanged.
 
-    Raises ValueError where codes do not fill words of 32 bits, or a scale is beyond float16.
+    Scales are rounded to float16, below 2^-25 to 0. Raises ValueError if codes do not fill 32-bit words, or a scale
+    exceeds float16.
     """
     zeros = (q.zeros - (version == 1)) & np.uint8(2**bits - 1)
     groups = q.scales.shape[1]
@@ -112,10 +112,9 @@ def pack(q: Affine, *, bits: int, version: int) -> Packed:
 
 
 def unpack(packed: Packed, *, bits: int, version: int) -> Affine:
-    """Read what a checkpoint says; its scales in float32. Each input has its own unless g_idx is the plain order
-    of whole groups.
+    """Read the tensors of a checkpoint, with float32 scales per group, or per input if g_idx is not in plain order.
 
-    Raises ValueError for a g_idx that names no group.
+    Raises ValueError if g_idx names a group that does not exist.
 
     >>> q = affine.quantize(np.arange(64.0).reshape(8, 8), bits=4, block=(1, 8))
     >>> again = unpack(pack(q, bits=4, version=1), bits=4, version=1)

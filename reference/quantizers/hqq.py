@@ -1,25 +1,25 @@
-r"""HQQ: a zero point that is no integer, and is fitted without data.
+r"""HQQ: a zero point that need not be an integer, fitted without calibration data.
 
     minimize over z  sum_i |w_i - s (q_i - z)|^p,  p = 0.7        q_i = clip(rint(w_i / s + z), 0, 2^bits - 1)
 
-(Badri & Shaji, 2023, https://mobiusml.github.io/hqq_blog.) p < 1 wants most weights of a group very near and
-lets a few be far off. By half-quadratic splitting the errors get variables of their own, e_i, tied to w - w^
-by a quadratic of weight beta; both halves are solved in turn:
+(Badri & Shaji, 2023, https://mobiusml.github.io/hqq_blog.) With p < 1, most weights of a group get very small
+errors and a few may get large ones. Half-quadratic splitting introduces variables e_i for the errors, tied to
+w - w^ by a quadratic term with weight beta, and solves for both in turn:
 
     e_i = sign(d_i) max(0, |d_i| - |d_i|^(p - 1) / beta),   d_i = w_i - s (q_i - z)
     z   = mean_i (q_i - (w_i - e_i) / s)
 
-20 times from s = (max - min) / (2^bits - 1) and z = -min / s on, beta growing from 10 by 1 %; the z with the
-smallest sum is kept. s does not change, and the range need not hold zero, which need not be exact either. s
-and z are stored in float32, the codes are taken against them.
+This runs 20 times, starting from s = (max - min) / (2^bits - 1) and z = -min / s, with beta growing from 10 by 1 %.
+The z with the smallest sum wins. s does not change. The range need not include zero, so zero need not be exact. s
+and z are stored in float32, and the codes are computed from the stored values.
 
-Guaranteed: the sum is no larger than that of the z it starts from, which is among those that the best is kept of;
-and each code is that of the nearest number, as clip(rint()) is taken against the stored s and z, so that a weight
-between the first and the last of them is off by s / 2 at most. A group of equal weights, or whose s underflows, has s
-= 1 and z = -min. Not odd: z is not rounded as 2^bits - 1 - z is. Powers of two do not pass through, as beta has a
-unit, that of |w|^(p - 2). A fixed point as a rule, as long as s is normal and both ends of the grid are in use, which
-a z that has moved by half a code prevents. More bits are never worse on average for evenly spread weights: they fill
-whole steps from min to max, and no z leaves them a smaller sum than the first.
+Guaranteed: the sum is at most the sum for the initial z, because the initial z is one of the candidates. Each code is
+the nearest one, because clip(rint()) uses the stored s and z, so a weight within the range of the grid is off by at
+most s / 2. A group of equal weights, or with an s that underflows, has s = 1 and z = -min. It is not odd, because z and
+2^bits - 1 - z round differently. Powers of two do not pass through, because beta has the unit of |w|^(p - 2). Quantized
+weights are usually a fixed point, as long as s is normal and both ends of the grid are in use; if z has moved by half a
+code, they are not. More bits are never worse on average for evenly spread weights: these fill whole steps from min to
+max, and no z has a smaller sum than the first.
 """
 
 from typing import NamedTuple
@@ -35,7 +35,7 @@ BETA, GROWTH, STEPS = 10.0, 1.01, 20
 
 
 class Hqq(NamedTuple):
-    """Codes of w's shape; scales and zero points, one for each group."""
+    """Codes with the shape of w, and one scale and zero point per group."""
 
     codes: UInt8[np.ndarray, "*batch cols"]
     scales: Float32[np.ndarray, "*batch groups"]
@@ -43,7 +43,7 @@ class Hqq(NamedTuple):
 
 
 def quantize(w: Float[np.ndarray, "*batch cols"], *, bits: int, group: int) -> Hqq:
-    """Raises ValueError for weights that are not finite, rows that are no whole groups, and bits other than 1 to 8.
+    """Quantize. Raises ValueError for weights that are not finite, incomplete groups, and bits outside 1 to 8.
 
     >>> q = quantize(np.array([[1.0, 2.0, 3.0, 4.0]]), bits=2, group=4)
     >>> q.codes, dequantize(q)
@@ -75,7 +75,7 @@ def nearest(
     *,
     bits: int,
 ) -> tuple[Float64[np.ndarray, "*grid group"], Float64[np.ndarray, "*grid group"]]:
-    """q and d: the codes, and what they leave."""
+    """q and d: the codes and their errors."""
     s, z = (a.astype(np.float64)[..., None] for a in (scales, zeros))
     q = np.clip(np.rint(groups / s + z), 0, 2**bits - 1)
     return q, groups - s * (q - z)
@@ -89,7 +89,7 @@ def refit(
     bits: int,
     beta: float,
 ) -> Float32[np.ndarray, "*grid"]:
-    """The next z.
+    """Compute the next z.
 
     >>> refit(np.array([0.0, 1.0, 5.0]), np.array(1.0, np.float32), np.array(0.0, np.float32), bits=1, beta=10.0)
     array(-0.0219918, dtype=float32)
@@ -108,10 +108,10 @@ def dequantize(q: Hqq) -> Float64[np.ndarray, "*batch cols"]:
 
 
 def pack(codes: UInt8[np.ndarray, "*batch codes"], *, bits: int) -> UInt8[np.ndarray, "*batch bytes"]:
-    """`bits` bits of every code, the first lowest."""
+    """Pack `bits` bits of every code, the first code in the lowest bits."""
     return packing.pack(codes, bits=bits)
 
 
 def unpack(packed: UInt8[np.ndarray, "*batch bytes"], *, bits: int) -> UInt8[np.ndarray, "*batch codes"]:
-    """The codes of `pack`."""
+    """Restore the codes from `pack`."""
     return packing.unpack(packed, bits=bits)

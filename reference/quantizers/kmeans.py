@@ -1,30 +1,31 @@
-r"""Codebooks by k-means: every row has 2^b levels of its own, where its weights need them.
+r"""Codebooks by k-means: every row has its own 2^b levels, close to its weights.
 
     minimize  sum_i h_i (w_i - c_(q_i))^2        over levels c_1 < ... < c_k and codes q_i
 
-h is how much a weight matters: 1 (Han et al., 2016, https://arxiv.org/abs/1510.00149), or the diagonal of
-the Fisher information (SqueezeLLM, Kim et al., 2023, https://arxiv.org/abs/2306.07629). Two ways to
-levels:
+h is the importance of a weight: 1 (Han et al., 2016, https://arxiv.org/abs/1510.00149), or the diagonal of
+the Fisher information (SqueezeLLM, Kim et al., 2023, https://arxiv.org/abs/2306.07629). There are two ways to
+find levels:
 
-`lloyd` (Lloyd, 1982, https://doi.org/10.1109/TIT.1982.1056489) alternates between codes, the nearest
-level to each weight, and levels, the mean of the weights that have it, until the sum does not fall. It
-starts from the quantiles (i + 1/2) / k of the row; a level that no weight has stays. The sum never grows,
-but it ends where no single step helps, not at the least.
+`lloyd` (Lloyd, 1982, https://doi.org/10.1109/TIT.1982.1056489) alternates between two steps: each weight gets
+the nearest level, and each level becomes the mean of its weights, until the sum stops falling. It starts from
+the quantiles (i + 1/2) / k of the row. A level without weights stays. The sum never grows, but the result may
+be a local minimum.
 
-`optimal` finds the least (Bruce, 1965; Wang & Song, 2011, https://doi.org/10.32614/RJ-2011-015). On a
-line the weights of a level are consecutive, so with W(i, j) the least sum of one level for the sorted
-weights i ... j - 1,
+`optimal` finds the global minimum (Bruce, 1965; Wang & Song, 2011, https://doi.org/10.32614/RJ-2011-015). The
+weights of a level are consecutive in sorted order. With W(i, j) the smallest sum of a single level for the
+sorted weights i ... j - 1,
 
     S_m(j) = min_i S_(m-1)(i) + W(i, j)
 
-in time and memory n^2 for a row of n: it is there to judge by.
+It takes time and memory n^2 for a row of n weights, and serves to judge other methods.
 
-Guaranteed: every code is that of the nearest level (the lower of two), every level the mean of its weights,
-up to their rounding to float32: `lloyd` stops where neither step lowers the sum. `optimal` is the least up to
-float64's roundings: the recursion tries every first weight of the last level. There is no step, so no bound of a
-weight. Quantized weights are a fixed point of `optimal`, which then has a sum of 0; not of `lloyd`, whose
-start may miss a level. Powers of two pass into the levels. Q(-w) = -Q(w) but for ties, of two levels or of
-two partitions. With more levels the sum of `optimal` is never larger; that of `lloyd` may be.
+Guaranteed: up to rounding to float32, every weight has the nearest level (the lower one on ties), and every level
+is the mean of its weights: `lloyd` stops when neither step lowers the sum. `optimal` is the minimum up to float64
+rounding, because the recursion tries every first weight of the last level. There is no step, so there is no bound
+for a single weight. Quantized weights are a fixed point of `optimal`, with a sum of 0. They need not be one of
+`lloyd`, because its start may miss a level. Powers of two pass into the levels. Q(-w) = -Q(w), except for ties
+between two levels or two partitions. With more levels, the sum of `optimal` is never larger; the sum of `lloyd`
+may be.
 """
 
 import itertools
@@ -56,8 +57,8 @@ def quantize(
 ) -> Codebooks:
     """`levels` is `lloyd` or `optimal`; `importance` is h, at least 0.
 
-    Raises ValueError for weights that are not finite, bits other than 1 to 8, and an importance that is negative,
-    not finite, or 0 in all of a row.
+    Raises ValueError for weights that are not finite, bits outside 1 to 8, and an importance that is negative,
+    not finite, or 0 in a whole row.
 
     >>> q = quantize(np.array([[1.0, 1.0, 5.0, 9.0]]), bits=1, levels=optimal)
     >>> q.codes, q.levels
@@ -79,7 +80,7 @@ def dequantize(q: Codebooks) -> Float64[np.ndarray, "rows cols"]:
 
 
 def lloyd(w: Float64[np.ndarray, " n"], h: Float64[np.ndarray, " n"], k: int) -> Float64[np.ndarray, " k"]:
-    """Levels at which Lloyd's iteration ends.
+    """The levels from Lloyd's iteration.
 
     >>> lloyd(np.array([0.0, 1.0, 10.0, 11.0]), np.ones(4), 2)
     array([ 0.5, 10.5])
@@ -100,14 +101,14 @@ def lloyd(w: Float64[np.ndarray, " n"], h: Float64[np.ndarray, " n"], k: int) ->
 
 
 def optimal(w: Float64[np.ndarray, " n"], h: Float64[np.ndarray, " n"], k: int) -> Float64[np.ndarray, " k"]:
-    """The levels of the least sum. Those that `w` has no need of repeat its largest.
+    """The levels with the smallest sum. Unneeded levels repeat the largest weight.
 
     >>> optimal(np.array([0.0, 1.0, 10.0, 11.0]), np.ones(4), 3)
     array([ 0. ,  1. , 10.5])
     """
     order = np.argsort(w, kind="stable")
     w, h = w[order], h[order]
-    center = np.mean(w)  # sums of squares around it lose fewer digits
+    center = np.mean(w)  # sums of squares around the mean lose fewer digits
     mass, first, second = (np.concatenate([[0], np.cumsum(h * (w - center) ** p)]) for p in (0, 1, 2))
 
     def between(sums: np.ndarray) -> np.ndarray:
@@ -115,8 +116,8 @@ def optimal(w: Float64[np.ndarray, " n"], h: Float64[np.ndarray, " n"], k: int) 
 
     total = between(mass)
     cost = between(second) - between(first) ** 2 / np.where(total > 0, total, np.inf)
-    cost = np.where(np.tri(len(w) + 1, dtype=bool), np.inf, np.maximum(cost, 0))  # no empty level
-    np.fill_diagonal(cost, 0)  # but where there are too many
+    cost = np.where(np.tri(len(w) + 1, dtype=bool), np.inf, np.maximum(cost, 0))  # a level cannot be empty
+    np.fill_diagonal(cost, 0)  # unless there are more levels than weights
     sums, starts = cost[0], []
     for _ in range(k - 1):
         with_one_more = sums[:, None] + cost
@@ -134,7 +135,7 @@ def optimal(w: Float64[np.ndarray, " n"], h: Float64[np.ndarray, " n"], k: int) 
 
 
 def nearest(w: Float64[np.ndarray, " n"], levels: Float64[np.ndarray, " k"]) -> Int[np.ndarray, " n"]:
-    """The codes of the levels nearest to `w`, the lower of two.
+    """The codes of the levels nearest to `w`, the lower one on ties.
 
     >>> nearest(np.array([0.4, 0.5, 0.6]), np.array([0.0, 1.0]))
     array([0, 0, 1])
@@ -143,10 +144,10 @@ def nearest(w: Float64[np.ndarray, " n"], levels: Float64[np.ndarray, " k"]) -> 
 
 
 def pack(codes: UInt8[np.ndarray, "*batch codes"], *, bits: int) -> UInt8[np.ndarray, "*batch bytes"]:
-    """`bits` bits of every code, the first lowest."""
+    """Pack `bits` bits of every code, the first code in the lowest bits."""
     return packing.pack(codes, bits=bits)
 
 
 def unpack(packed: UInt8[np.ndarray, "*batch bytes"], *, bits: int) -> UInt8[np.ndarray, "*batch codes"]:
-    """The codes of `pack`."""
+    """Restore the codes from `pack`."""
     return packing.unpack(packed, bits=bits)

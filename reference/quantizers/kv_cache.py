@@ -1,21 +1,20 @@
-r"""An int8 cache: every key and every value, of a token and a head, has a scale of its own.
+r"""An int8 cache: the key and the value of each token and head have their own scales.
 
     s = max_i |x_i| / 127        q_i = rint(x_i / s)        x_i ~ s q_i        over the head_dim numbers of a vector
 
-`symmetric`, with a vector as the block: a new token changes nothing of what is stored, and what attention
-reads is 1 + 4 / head_dim bytes a number. (llama.cpp's `--cache-type-k q8_0` has blocks of 32 and scales
-of float16 instead: `ggml_blocks.Q8_0`.) With |x - s q| <= s / 2, guaranteed for a query that is not
-quantized:
+This is `symmetric` with a vector as the block. A new token does not change stored numbers, and attention reads
+1 + 4 / head_dim bytes per number. (llama.cpp's `--cache-type-k q8_0` uses blocks of 32 and float16 scales
+instead: `ggml_blocks.Q8_0`.) From |x - s q| <= s / 2 follows, guaranteed for a query that is not quantized:
 
     |score - score^|  <=  e,   e = max_j s_j ||query||_1 / (2 sqrt(head_dim))              over the keys j that it sees
     |output - output^|  <=  (exp(2 e) - 1) max_j |v_j| + max_j s_j / 2                     over the values j
 
-since no probability changes by more than a factor of exp(2 e), and what is left is a mean of values, each
-off by half a step (plus 127 2^-150 for denormal scales).
+because no probability changes by more than a factor of exp(2 e), and the output is a mean of values, each off
+by half a step (plus 127 2^-150 for denormal scales).
 
-A row is packed as its codes and then its scale, 4 bytes of float32: one array, whose rows come and go as tokens do.
+A row is packed as its codes followed by its scale, 4 bytes of float32. So the cache is one array with a row per token.
 
-Its laws are those of `symmetric`: powers of two pass into s, Q(-x) = -Q(x), and what is stored is a fixed point.
+The laws of `symmetric` hold: powers of two pass into s, Q(-x) = -Q(x), and stored numbers are a fixed point.
 """
 
 import numpy as np
@@ -27,7 +26,7 @@ from llamaspec.reference.quantizers.blocks import Quantized
 
 
 def quantize(x: Float[np.ndarray, "*batch head_dim"]) -> Quantized:
-    """Codes int8 of x's shape and scales float32 [*batch, 1]. Raises ValueError unless all is finite.
+    """Quantize to int8 codes and float32 scales [*batch, 1]. Raises ValueError unless all of x is finite.
 
     >>> q = quantize(np.array([[1.0, -0.5], [0.0, 0.0]]))
     >>> q.codes.tolist(), q.scales.shape
@@ -42,7 +41,7 @@ def dequantize(q: Quantized) -> Float64[np.ndarray, "*batch head_dim"]:
 
 
 class Int8Cache(LayerCache):
-    """A layer's cache as attention reads it where the stored one is int8: all keys and values rounded, the newest too.
+    """A layer's cache as attention reads it from int8: all keys and values are rounded, including the newest.
 
     >>> cache = Int8Cache(np.zeros((0, 1, 2)), np.zeros((0, 1, 2)))
     >>> cache.append(np.array([[[127.0, 0.4]]]), np.array([[[127.0, 0.6]]])).v
@@ -52,13 +51,13 @@ class Int8Cache(LayerCache):
     def append(
         self, k: Float[np.ndarray, "seq kv_heads head_dim"], v: Float[np.ndarray, "seq kv_heads head_dim"]
     ) -> "Int8Cache":
-        """Append the keys and values of new positions, as they are read."""
+        """Append the rounded keys and values of new positions."""
         k, v = (dequantize(quantize(x)) for x in (k, v))
         return Int8Cache(np.concatenate([self.k, k]), np.concatenate([self.v, v]))
 
 
 def pack(q: Quantized) -> Int8[np.ndarray, "*batch bytes"]:
-    """The codes of each vector, then its scale, little-endian.
+    """Pack the codes of each vector, then its scale, little-endian.
 
     >>> pack(quantize(np.array([[127.0, -0.5]])))
     array([[ 127,    0,    0,    0, -128,   63]], dtype=int8)
@@ -67,7 +66,7 @@ def pack(q: Quantized) -> Int8[np.ndarray, "*batch bytes"]:
 
 
 def unpack(rows: Int8[np.ndarray, "*batch bytes"]) -> Quantized:
-    """Undo `pack`. Raises ValueError for rows that are no longer than a scale.
+    """Undo `pack`. Raises ValueError for rows that are not longer than a scale.
 
     >>> unpack(pack(quantize(np.array([[127.0, -0.5]])))).codes
     array([[127,   0]], dtype=int8)

@@ -1,22 +1,21 @@
-r"""llama2.c's Q8_0 (https://github.com/karpathy/llama2.c), which is not ggml's.
+r"""llama2.c's Q8_0 (https://github.com/karpathy/llama2.c), which differs from ggml's Q8_0.
 
     s = max |w| / 127        q_i = rint(w_i / s)        w_i ~ s q_i
 
-over groups of consecutive weights of the flattened tensor, as export.py does for files of version 2: all in
-float32, the quotient too, so that a code may differ by 1 from `symmetric` where w / s is within 2^-24 |w / s|
-of a tie. In the file the codes of a tensor come first, then its scales.
+for groups of consecutive weights of the flattened tensor, as in export.py for files of version 2. Everything is
+in float32, including the quotient, so a code may differ by 1 from `symmetric` if w / s is within 2^-24 |w / s| of
+a tie. In the file, the codes of a tensor come first, then its scales.
 
-The group is 64, halved until it divides dim: 32 for stories15M, whose dim is 288. hidden_dim ought to
-divide, too. runq.c quantizes the vector that a matrix is multiplied with in groups of the same size, and
-takes scales as if groups began with each row: with 172 columns in groups of 64 (stories260K), the last 44
-numbers of the vector are never quantized, and every row but the first reads scales of its neighbors.
-What such a file stands for is well defined nevertheless, and is what `dequantize` gives. `group_size`
-lets every width of a row count.
+The group size is 64, halved until it divides dim: 32 for stories15M with a dim of 288. It should divide hidden_dim,
+too. runq.c quantizes the vector in groups of the same size, and reads scales as if every row started with a new
+group. With 172 columns in groups of 64 (stories260K), the last 44 numbers of the vector are never quantized, and
+every row after the first uses scales of its neighbors. The weights in such a file are still well defined, and
+`dequantize` returns them. `group_size` considers all row widths.
 
 Guaranteed, with u = 2^-24 and for weights of float32:  |w - s q| <= (1/2 + 256 u) s + 64 2^-149. The quotient
-may be off by 127 u or so before it is rounded; the last term is for s among the denormals of float32. A group
-of zeros, which is 0 / 0 in export.py, has s = 0 and codes 0. While s is normal, powers of two pass into it
-and quantized weights are a fixed point; Q(-w) = -Q(w).
+may be off by about 127 u before it is rounded, and the last term is for a denormal s. A group of zeros, which is
+0 / 0 in export.py, has s = 0 and codes 0. While s is normal, powers of two pass into it and quantized weights are
+a fixed point. Q(-w) = -Q(w).
 """
 
 import numpy as np
@@ -26,7 +25,7 @@ from llamaspec.reference.quantizers.blocks import Quantized, finite
 
 
 def group_size(*widths: int, largest: int = 64) -> int:
-    """The largest power of two that divides `widths` all, at most `largest`, itself a power of two.
+    """The largest power of two that divides all `widths`, and at most `largest`, a power of two.
 
     >>> group_size(288), group_size(64, 172)
     (32, 4)
@@ -38,9 +37,9 @@ def group_size(*widths: int, largest: int = 64) -> int:
 
 
 def quantize(w: Float[np.ndarray, "*shape"], *, group: int) -> Quantized:
-    """Codes int8 of w's shape and scales float32, one for each `group` of the flattened tensor.
+    """Quantize to int8 codes and float32 scales, one per `group` of the flattened tensor.
 
-    Raises ValueError for weights that are not finite, or that are no whole groups.
+    Raises ValueError for weights that are not finite, or incomplete groups.
 
     >>> q = quantize(np.array([[1.0, -0.5], [0.0, 0.0]]), group=2)
     >>> q.codes.tolist(), q.scales.shape
@@ -61,7 +60,7 @@ def dequantize(q: Quantized) -> Float64[np.ndarray, "*shape"]:
 
 
 def pack(q: Quantized) -> UInt8[np.ndarray, " bytes"]:
-    """The codes, then the scales as little-endian float32.
+    """Pack the codes, then the scales as little-endian float32.
 
     >>> len(pack(quantize(np.ones((2, 4)), group=4)))
     16
@@ -70,7 +69,7 @@ def pack(q: Quantized) -> UInt8[np.ndarray, " bytes"]:
 
 
 def unpack(packed: UInt8[np.ndarray, " bytes"], *, shape: tuple[int, ...], group: int) -> Quantized:
-    """Undo `pack`. Raises ValueError unless the bytes are as many as they should be."""
+    """Undo `pack`. Raises ValueError for a wrong number of bytes."""
     size = int(np.prod(shape))
     if len(packed) != size + 4 * (size // group) or size % group:
         raise ValueError(f"{len(packed)} bytes are no tensor of shape {shape} in groups of {group}")

@@ -1,25 +1,25 @@
-r"""LLM.int8(): rows of int8, and a few features of the input left as they are.
+r"""LLM.int8(): int8 with a scale per row, and a few features of the input in full precision.
 
     a = max_j |w_j|        q_j = rint(w_j 127 / a)        w_j ~ a q_j / 127        for a row of weights, or a token
 
     y = sum_(j in O) w_j x_j  +  sum_(j not in O) w_j x_j        O = {j: some token has |x_j| >= 6}
 
-(Dettmers et al., 2022, https://arxiv.org/abs/2208.07339.) The second sum multiplies int8 and adds exactly;
-the first keeps x as it is, so that a feature that is large in every token (there are such, from 6.7 billion
-parameters on) does not cost all others their digits. As bitsandbytes has it, w is multiplied by fl(127 / a)
-in float32, ties to even, and a is what is stored. The weights of O are those of int8. Where 127 / a
-overflows, and in rows of zeros, the codes are 0.
+(Dettmers et al., 2022, https://arxiv.org/abs/2208.07339.) The second sum multiplies int8 numbers and adds exactly. The
+first sum uses x unchanged. Models from 6.7 billion parameters on have features that are large in every token, and
+they would leave only a few digits for the other features. As in bitsandbytes, w is multiplied by fl(127 / a) in
+float32, with ties to even, and a is stored. The weights of O are int8, too. If 127 / a overflows, and in rows of
+zeros, the codes are 0.
 
-Guaranteed, with u = 2^-24:  |w - a q / 127| <= (1/2 + 256 u) a / 127, or a where a < 127 / 2^127: rint adds half a
-step, and before it fl(127 / a) and the product are each off by u of at most 127. As w x - w^ x^ = (w - w^) x +
-w^ (x - x^),
+Guaranteed, with u = 2^-24:  |w - a q / 127| <= (1/2 + 256 u) a / 127, or a if a < 127 / 2^127: rint adds half a
+step. Before it, fl(127 / a) and the product each have an error of u, relative to at most 127. From
+w x - w^ x^ = (w - w^) x + w^ (x - x^) follows
 
     |y - y^| <= sum_j |x_j| |w_j - w^_j|  +  sum_(j not in O) |x_j - x^_j| |w^_j|
 
 Q(-w) = -Q(w), and powers of two pass into a. Quantized weights are a fixed point.
 
-There is nothing to pack: a code is a byte. bitsandbytes stores them as they are, `weight` [rows, cols] of int8, and
-a in a tensor of its own, `SCB` [rows] of float32.
+A code is a byte, so there is nothing to pack. bitsandbytes stores int8 `weight` [rows, cols], and a in a separate
+tensor, float32 `SCB` [rows].
 """
 
 import numpy as np
@@ -27,11 +27,11 @@ from jaxtyping import Float, Float64
 
 from llamaspec.reference.quantizers.blocks import Quantized, finite
 
-THRESHOLD = 6.0  # of the paper
+THRESHOLD = 6.0  # as in the paper
 
 
 def quantize(w: Float[np.ndarray, "*batch cols"]) -> Quantized:
-    """Codes int8 of w's shape, and a, float32 [*batch, 1]. Raises ValueError unless all is finite.
+    """Quantize to int8 codes, and a, float32 [*batch, 1]. Raises ValueError unless all weights are finite.
 
     >>> q = quantize(np.array([[127.0, -0.5, 1.5]]))
     >>> q.codes, q.scales
@@ -53,7 +53,7 @@ def dequantize(q: Quantized) -> Float64[np.ndarray, "*batch cols"]:
 def linear(
     x: Float[np.ndarray, "tokens cols"], w: Quantized, *, threshold: float = THRESHOLD
 ) -> Float64[np.ndarray, "tokens rows"]:
-    """W x; features of `x` that reach `threshold` anywhere stay out of int8. At infinity there are none.
+    """W x. Features of `x` that reach `threshold` in any token are not rounded. With infinity, all are rounded.
 
     >>> w = quantize(np.array([[127.0, 1.0]]))
     >>> x = np.array([[0.3, 100.0]])

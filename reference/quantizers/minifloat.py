@@ -3,16 +3,15 @@ r"""Minifloats: numbers of 4, 6 and 8 bits with a sign, an exponent and a mantis
     v = (-1)^S 2^(E - bias) (1 + M / 2^m)        E > 0
     v = (-1)^S 2^(1 - bias) (M / 2^m)            E = 0, the subnormals
 
-e4m3 and e5m2 (Micikevicius et al., 2022, https://arxiv.org/abs/2209.05433) are the two "fp8": e4m3, here
-in its usual "fn" form, has one NaN and no infinity, e5m2 has both, as IEEE 754 would. e2m3, e3m2 and e2m1
+e4m3 and e5m2 (Micikevicius et al., 2022, https://arxiv.org/abs/2209.05433) are the two "fp8" formats. e4m3,
+here in its usual "fn" form, has one NaN and no infinity; e5m2 has both, as in IEEE 754. e2m3, e3m2 and e2m1
 (the OCP's microscaling formats, version 1.0) have neither. All have -0.
 
-A number is rounded to the nearest, ties to the even code, and saturates: what lies beyond the largest
-number becomes that. (JAX and ml_dtypes make a NaN of it in e4m3, so clip before `astype`; what is within
-float32 never becomes a NaN or an infinity here.)
+A number is rounded to the nearest one, with ties to the even code. A number beyond the largest one saturates:
+it becomes the largest. (JAX and ml_dtypes turn it into a NaN in e4m3, so clip before `astype`. Here, no float32
+number becomes a NaN or an infinity.)
 
-A tensor has a scale for each block, with which its largest weight becomes the largest number of the
-format:
+A tensor has a scale for each block, which maps the largest weight to the largest number of the format:
 
     s = max_i |w_i| / largest        q_i = round(w_i / s)        w_i ~ s q_i
 
@@ -20,10 +19,10 @@ Guaranteed, for weights of float32 or narrower:
 
     |w - s q|  <=  max(2^-(m+1) |w|, 2^-(bias+m) s) + largest 2^-150
 
-half a unit in the last place of w, or of the subnormals; 2^-150 is for an s among the denormals of
-float32. The quotient is taken in float64, so that no neighbor of a tie is mistaken for it. While s is
-normal, powers of two pass into s, and quantized weights are a fixed point. Q(-w) = -Q(w). A group of
-zeros, or one whose s underflows to 0, has s = 0 and codes of zeros, signed as the weights.
+that is half a unit in the last place of w, or half a subnormal step; 2^-150 is for a denormal s. We divide
+in float64, so that no neighbor of a tie looks like a tie. While s is normal, powers of two pass into s, and
+quantized weights are a fixed point. Q(-w) = -Q(w). A group of zeros, or with an s that underflows to 0, has
+s = 0, and zeros with the signs of the weights as codes.
 """
 
 from dataclasses import dataclass
@@ -37,7 +36,7 @@ from llamaspec.reference.quantizers.blocks import Quantized, finite, join, split
 
 @dataclass(frozen=True)
 class Minifloat:
-    """A format: how many bits exponent and mantissa have, and what its last codes stand for."""
+    """A format: the bits of its exponent and mantissa, and the meaning of its last codes."""
 
     exponent_bits: int
     mantissa_bits: int
@@ -54,7 +53,7 @@ class Minifloat:
         return (1 << self.exponent_bits - 1) - 1
 
     def decode(self, codes: UInt8[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
-        """The numbers that `codes` stand for; bits above the sign's are ignored.
+        """Decode `codes` to numbers. Bits above the sign bit are ignored.
 
         >>> E4M3.decode(np.array([0x38, 0x01, 0xFE, 0x7F], np.uint8))
         array([ 1.000000e+00,  1.953125e-03, -4.480000e+02,           nan])
@@ -73,17 +72,17 @@ class Minifloat:
         return sign * value
 
     def encode(self, x: Float64[np.ndarray, "*shape"]) -> UInt8[np.ndarray, "*shape"]:
-        """The codes of the numbers nearest to `x`, which has no NaN.
+        """Encode `x`, which has no NaN, as the nearest numbers.
 
         >>> [hex(code) for code in E4M3.encode(np.array([1.0, 1.0625, -1e9, -0.0]))]
         ['0x38', '0x38', '0xfe', '0x80']
         """
         magnitude = np.minimum(np.abs(x), self.largest)
         _, exponent = np.frexp(magnitude)  # magnitude < 2^exponent
-        smallest = 1 - self.bias  # which the subnormals and zero share
+        smallest = 1 - self.bias  # the exponent of subnormals and zero
         exponent = np.where(magnitude > 0, np.maximum(exponent - 1, smallest), smallest)
         steps = np.rint(np.ldexp(magnitude, self.mantissa_bits - exponent))
-        # A normal number has 2^m steps to begin with, which count as one in its exponent; so does a carry.
+        # A normal number has an implicit 2^m steps, which add one to the exponent field. A carry does the same.
         code = ((exponent - smallest) << self.mantissa_bits) + steps.astype(np.int64)
         return (code | np.signbit(x).astype(np.int64) << self.bits - 1).astype(np.uint8)
 
@@ -96,7 +95,7 @@ E2M1 = Minifloat(2, 1, largest=6.0)
 
 
 def quantize(w: Float[np.ndarray, "*shape"], *, to: Minifloat, block: tuple[int, ...]) -> Quantized:
-    """Codes uint8 of w's shape and scales float32, one for each `block` (see `blocks`).
+    """Quantize to uint8 codes and float32 scales, one per `block` (see `blocks`).
 
     Raises ValueError for weights that are not finite, or a block that does not divide the shape.
 
@@ -116,7 +115,7 @@ def dequantize(q: Quantized, *, to: Minifloat) -> Float64[np.ndarray, "*shape"]:
 
 
 def pack(codes: UInt8[np.ndarray, "*batch codes"], *, to: Minifloat) -> UInt8[np.ndarray, "*batch bytes"]:
-    """The codes' bits, lowest first; those of 8 bits are bytes already.
+    """Pack the bits of codes, lowest first. Codes of 8 bits are bytes already.
 
     >>> pack(np.array([1, 15], np.uint8), to=E2M1)
     array([241], dtype=uint8)
@@ -125,5 +124,5 @@ def pack(codes: UInt8[np.ndarray, "*batch codes"], *, to: Minifloat) -> UInt8[np
 
 
 def unpack(packed: UInt8[np.ndarray, "*batch bytes"], *, to: Minifloat) -> UInt8[np.ndarray, "*batch codes"]:
-    """The codes of `pack`."""
+    """Restore the codes from `pack`."""
     return packing.unpack(packed, bits=to.bits)

@@ -2,22 +2,23 @@ r"""NF4 and FP4: four-bit codebooks for blocks scaled to [-1, 1].
 
     a = max_i |w_i|, in float32        q_i = the level nearest to w_i / a        w_i ~ a level(q_i)
 
-(QLoRA, Dettmers et al., 2023, https://arxiv.org/abs/2305.14314.) NF4's levels are quantiles of the normal
-distribution, scaled to [-1, 1]: those at 8 probabilities from d down to 1/2 and at 7 from 1 - d up to 1/2, evenly
-spaced, without the end 1/2 itself, and 0; d = 1 - (1/32 + 1/30) / 2, so the ends 0 and 1, whose quantiles are
-infinite, are left out too. Weights that are normally distributed use each level about as often. This is the table of
-the paper's appendix E, which bitsandbytes has. The paper's equation (4) says something else: the means of neighboring
-quantiles, (Q(i / 17) + Q((i + 1) / 17)) / 2, none of which is 0.
-FP4's levels are those of a float with one bit of mantissa: 0, 1/192, 1/6, 1/4, 1/3, 1/2, 2/3, 1, and -.
+(QLoRA, Dettmers et al., 2023, https://arxiv.org/abs/2305.14314.) NF4's levels are 0 and 15 quantiles of the normal
+distribution, scaled to [-1, 1]. The quantiles are at 8 evenly spaced probabilities from d down to 1/2 and at 7 from
+1 - d up to 1/2, both without 1/2 itself. d = 1 - (1/32 + 1/30) / 2 avoids the infinite quantiles at 0 and 1. Normally
+distributed weights use all levels about equally often. This is the table in the paper's appendix E and in
+bitsandbytes. The paper's equation (4) is different: it has the means of neighboring quantiles,
+(Q(i / 17) + Q((i + 1) / 17)) / 2, and none of them is 0.
+FP4's levels are the numbers of a float with one bit of mantissa: 0, 1/192, 1/6, 1/4, 1/3, 1/2, 2/3, 1, and their
+negatives.
 
-As bitsandbytes has it: w is multiplied by the float32 reciprocal of max(a, 1e-38), and of two equally near
-levels the lower is taken, midpoints being rounded to float32 too. (It writes some zeros of FP4 as -0.)
+As in bitsandbytes, w is multiplied by the float32 reciprocal of max(a, 1e-38). Ties go to the lower level, with
+midpoints rounded to float32. (bitsandbytes writes some zeros of FP4 as -0.)
 
-Guaranteed, for the levels l <= w / a <= l' on both sides of w:  |w - w^| <= a (l' - l) / 2 + 3 2^-23 a,
-but |w - w^| <= a where a < 1e-38. The nearest level is at most half a gap away; the reciprocal, the product with it
-and the midpoint are each rounded by at most 2^-24 of numbers up to 1, or a little more. The widest gap of NF4 is
-0.304, of FP4 1/3. 0 is a level, so zeros are exact; so is the largest weight of a block, and quantized weights are a
-fixed point while a is normal, as powers of two pass into it. NF4 is not odd; FP4 is, but where w / a is midway
+Guaranteed, for the neighboring levels l <= w / a <= l':  |w - w^| <= a (l' - l) / 2 + 3 2^-23 a,
+but only |w - w^| <= a if a < 1e-38. The nearest level is at most half a gap away. The reciprocal, the product with it
+and the midpoint each have a rounding error of at most 2^-24, relative to numbers up to about 1. The widest gap of NF4
+is 0.304, of FP4 1/3. 0 is a level, so zeros are exact, and so is the largest weight of a block. While a is normal,
+quantized weights are a fixed point and powers of two pass into a. NF4 is not odd. FP4 is odd, unless w / a is midway
 between two levels.
 """
 
@@ -34,19 +35,19 @@ SMALLEST = np.float32(1e-38)
 
 @dataclass(frozen=True, eq=False)
 class Codebook:
-    """16 levels of float32, in the order of their codes; the largest magnitude is 1."""
+    """16 float32 levels, in the order of their codes. The largest magnitude is 1."""
 
     levels: Float32[np.ndarray, "16"]
-    order: np.ndarray = field(init=False)  # codes by level, without -0
+    order: np.ndarray = field(init=False)  # codes in the order of levels, without -0
 
     def __post_init__(self) -> None:
         _, first = np.unique(self.levels, return_index=True)
         object.__setattr__(self, "order", first.astype(np.uint8))
 
     def quantize(self, w: Float[np.ndarray, "*batch cols"], *, group: int) -> Quantized:
-        """Codes uint8 of w's shape, and a, float32, for each `group` of a row.
+        """Quantize to uint8 codes, and a, float32, for each `group` of a row.
 
-        Raises ValueError for weights that are not finite, or rows that are no whole groups.
+        Raises ValueError for weights that are not finite, or incomplete groups.
 
         >>> q = NF4.quantize(np.array([[2.0, -2.0, 0.0, 1.0]]), group=4)
         >>> q.codes, q.scales
@@ -66,7 +67,7 @@ class Codebook:
 
 
 def pack(codes: UInt8[np.ndarray, "*batch codes"]) -> UInt8[np.ndarray, "*batch bytes"]:
-    """Two codes to a byte, the first in the high half.
+    """Pack two codes per byte, the first in the high half.
 
     >>> [hex(byte) for byte in pack(np.array([1, 15], np.uint8))]
     ['0x1f']
@@ -77,12 +78,12 @@ def pack(codes: UInt8[np.ndarray, "*batch codes"]) -> UInt8[np.ndarray, "*batch 
 
 
 def unpack(packed: UInt8[np.ndarray, "*batch bytes"]) -> UInt8[np.ndarray, "*batch codes"]:
-    """The codes of `pack`."""
+    """Restore the codes from `pack`."""
     codes = packing.unpack(packed, bits=4)
     return codes.reshape(*codes.shape[:-1], -1, 2)[..., ::-1].reshape(codes.shape)
 
 
-# The paper's table (appendix E), computed in float32; the quantiles in float64 are within 2^-22 of it.
+# The paper's table (appendix E) was computed in float32; float64 quantiles are within 2^-22 of it.
 _BELOW = [-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.091050036, 0.0]
 _ABOVE = [0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0]
 _FP4 = np.array([0, 1 / 16, 8, 12, 4, 6, 2, 3], np.float32) / np.float32(12)

@@ -1,22 +1,21 @@
 r"""NVFP4: e2m1 in blocks of 16, with scales in e4m3.
 
-    g = max |w| / (448 6)                          one a tensor, in float32
-    s = e4m3(max_i |w_i| / (6 g))                  one a block, in a byte
+    g = max |w| / (448 6)                          one per tensor, in float32
+    s = e4m3(max_i |w_i| / (6 g))                  one per block, in a byte
     q_i = e2m1(w_i / (s g))        w_i ~ g s q_i
 
-(NVIDIA, 2025, https://arxiv.org/abs/2509.25149; `minifloat` has both formats, their rounding and their
-largest numbers.) g stretches the blocks' scales over all of e4m3: the largest is 448. A block so small that
-its s is 0 is zero. Products and quotients are those of float64; torchao multiplies by float32 reciprocals,
-and keeps s at 2^-6 at least.
+(NVIDIA, 2025, https://arxiv.org/abs/2509.25149; `minifloat` defines both formats and their rounding.) g
+scales the blocks' scales to the range of e4m3: the largest becomes 448. If a block is so small that its s is 0, it
+becomes zero. We compute products and quotients in float64. torchao multiplies by float32 reciprocals, and its s
+is at least 2^-6.
 
-Guaranteed, if s' is what is rounded to s:
+Guaranteed, where s' is s before rounding:
 
     |w - g s q|  <=  max(|w| / 5, g s / 4) + 6 g |s - s'|        |s - s'| <= max(2^-4 s', 2^-10) + 448 2^-23
 
-The first term is half a step of e2m1, the second says how far s may fall short of the largest weight; 2^-23 is
-for the rounding of g, while that is normal. Quantized weights are a fixed point where no s is denormal: it is then off
-by 1/16 at most, so that the largest code of a block is 6, as otherwise it need not be. Q(-w) = -Q(w), and powers of
-two pass into g.
+The first term is half a step of e2m1. The second bounds the clipping of the largest weight when s is rounded down;
+2^-23 is for the rounding of g, if g is normal. Quantized weights are a fixed point if no s is denormal: the rounding
+of s is then at most 1/16, so the largest code of a block is 6. Q(-w) = -Q(w), and powers of two pass into g.
 """
 
 from typing import NamedTuple
@@ -40,7 +39,7 @@ class Nvfp4(NamedTuple):
 
 
 def quantize(w: Float[np.ndarray, "*batch cols"]) -> Nvfp4:
-    """Raises ValueError for weights that are not finite, or rows that are no whole blocks of 16.
+    """Quantize. Raises ValueError for weights that are not finite, or incomplete blocks of 16.
 
     >>> q = quantize(np.repeat([[2688.0, -6.0]], 16, axis=1))
     >>> q.scale, E4M3.decode(q.scales), dequantize(q)[0, [0, 16]]
@@ -63,10 +62,10 @@ def dequantize(q: Nvfp4) -> Float64[np.ndarray, "*batch cols"]:
 
 
 def pack(codes: UInt8[np.ndarray, "*batch cols"]) -> UInt8[np.ndarray, "*batch bytes"]:
-    """Two codes to a byte, the first in the low half."""
+    """Pack two codes per byte, the first in the low half."""
     return packing.pack(codes, bits=4)
 
 
 def unpack(packed: UInt8[np.ndarray, "*batch bytes"]) -> UInt8[np.ndarray, "*batch cols"]:
-    """The codes of `pack`."""
+    """Restore the codes from `pack`."""
     return packing.unpack(packed, bits=4)

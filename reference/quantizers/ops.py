@@ -1,10 +1,10 @@
-r"""Quantized weights as ops on plain arrays: rounded, packed, and multiplied by, each scheme and type by its name.
+r"""Ops for quantized weights on plain arrays: quantize, pack and multiply, with schemes and types by name.
 
     codes, scales = quantize(W)        W' = dequantize(codes, scales)        y = W' x
 
-The product is with W', the weights that codes and scales stand for, and not with W: how far W' is from W is
-the scheme's affair, and each file of this folder says how far; what a kernel makes of W' x is the kernel's.
-`schemes` says how each scheme rounds and packs, `ggml` how each type of a GGUF file does.
+The exact product uses W', the dequantized weights, not W. The distance between W' and W depends on the scheme, and
+each file of this folder states its bound. A kernel is only judged by its error in W' x. `schemes` lists the schemes,
+`ggml` the types of GGUF files.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ from llamaspec.reference.quantizers.schemes import SCHEMES
 def quantize(
     w: Float[np.ndarray, "rows cols"], *, scheme: str
 ) -> tuple[Integer[np.ndarray, "rows cols"], Shaped[np.ndarray, "rows groups"]]:
-    """Codes and scales.
+    """Quantize to codes and scales.
 
     >>> quantize(np.array([[127.0, -2.0]]), scheme="q8")
     (array([[127,  -2]], dtype=int8), array([[1.]], dtype=float32))
@@ -31,7 +31,7 @@ def quantize(
 def dequantize(
     codes: Integer[np.ndarray, "rows cols"], scales: Shaped[np.ndarray, "rows groups"], *, scheme: str
 ) -> Float[np.ndarray, "rows cols"]:
-    """The weights that codes and scales stand for, in float64.
+    """Dequantize codes and scales, in float64.
 
     >>> dequantize(np.array([[127, -2]], np.int8), np.array([[0.5]], np.float32), scheme="q8")
     array([[63.5, -1. ]])
@@ -46,7 +46,7 @@ def gemv_quantized(
     *,
     scheme: str,
 ) -> Float[np.ndarray, " rows"]:
-    """W x, where W is what codes and scales stand for.
+    """W x, with W dequantized from codes and scales.
 
     >>> gemv_quantized(np.array([1.0, 2.0]), np.array([[4, -1]], np.int8), np.array([[0.5]], np.float32), scheme="q8")
     array([1.])
@@ -55,7 +55,7 @@ def gemv_quantized(
 
 
 def pack(codes: Integer[np.ndarray, "rows cols"], *, scheme: str) -> UInt8[np.ndarray, "rows bytes"]:
-    """The bytes of codes.
+    """Pack codes into bytes.
 
     >>> pack(np.array([[1, -1]], np.int8), scheme="q4")
     array([[241]], dtype=uint8)
@@ -64,7 +64,7 @@ def pack(codes: Integer[np.ndarray, "rows cols"], *, scheme: str) -> UInt8[np.nd
 
 
 def unpack(packed: UInt8[np.ndarray, "rows bytes"], *, scheme: str) -> Integer[np.ndarray, "rows cols"]:
-    """The codes of bytes.
+    """Unpack codes from bytes.
 
     >>> unpack(np.array([[241]], np.uint8), scheme="q4")
     array([[ 1, -1]], dtype=int8)
@@ -73,7 +73,7 @@ def unpack(packed: UInt8[np.ndarray, "rows bytes"], *, scheme: str) -> Integer[n
 
 
 def ggml_encode(w: Float[np.ndarray, "rows cols"], *, name: str) -> UInt8[np.ndarray, "rows bytes"]:
-    """The bytes that ggml makes of weights, as `ggml.encode` has them.
+    """Encode weights as the bytes of a ggml type, by `ggml.encode`.
 
     >>> ggml_encode(np.full((1, 32), 127.0), name="Q8_0").shape
     (1, 34)
@@ -82,7 +82,7 @@ def ggml_encode(w: Float[np.ndarray, "rows cols"], *, name: str) -> UInt8[np.nda
 
 
 def ggml_decode(data: UInt8[np.ndarray, "rows bytes"], *, name: str) -> Float[np.ndarray, "rows cols"]:
-    """The weights of rows in a GGUF file, as `ggml.decode` has them.
+    """Decode rows of a GGUF file to weights, by `ggml.decode`.
 
     >>> ggml_decode(ggml_encode(np.full((1, 32), 127.0), name="Q8_0"), name="Q8_0")[0, :2]
     array([127., 127.])

@@ -1,9 +1,9 @@
-"""Codes of a few bits, side by side in bytes.
+"""Packing codes of a few bits into bytes.
 
-The codes' bits follow each other, lowest first: the order of `jnp.int4`, ONNX and `bitorder="little"`,
-and that of GPTQ's little-endian int32 words, where 3-bit codes cross from word to word. Codes that share
-a byte are neighbors; or they lie `stride` apart, as in ggml's formats, so that a vector of bytes,
-shifted and masked, is a vector of consecutive codes. Signed codes are in two's complement.
+The bits of codes follow each other, lowest first. This is the order of `jnp.int4`, ONNX, `bitorder="little"` and
+GPTQ's little-endian int32 words, where 3-bit codes cross word borders. The codes in a byte are neighbors, or they
+are `stride` apart, as in ggml's formats: a vector of bytes, shifted and masked, is then a vector of consecutive
+codes. Signed codes are in two's complement.
 """
 
 import numpy as np
@@ -13,9 +13,9 @@ from jaxtyping import Int8, Integer, UInt8
 def pack(
     codes: Integer[np.ndarray, "*batch codes"], *, bits: int, stride: int = 1
 ) -> UInt8[np.ndarray, "*batch bytes"]:
-    """1 to 8 `bits` of every code. With a stride, byte m of a run holds the codes m, m + stride, m + 2 stride, ...
+    """Pack 1 to 8 `bits` of every code. With a stride, byte m of a run has the codes m, m + stride, m + 2 stride, ...
 
-    Raises ValueError where a code needs more bits, or the last axis does not fill its bytes.
+    Raises ValueError if a code needs more bits, or the last axis does not fill its bytes.
 
     >>> [f"{byte:08b}" for byte in pack(np.array([1, -1, 0, 3]), bits=4)]
     ['11110001', '00110000']
@@ -36,14 +36,14 @@ def pack(
 def unpack(
     packed: UInt8[np.ndarray, "*batch bytes"], *, bits: int, stride: int = 1
 ) -> UInt8[np.ndarray, "*batch codes"]:
-    """The codes of `pack`, as unsigned numbers. Raises ValueError where the bytes hold no whole number of them.
+    """Restore the codes from `pack` as unsigned numbers. Raises ValueError for an incomplete code.
 
     >>> unpack(np.array([0b11110001], np.uint8), bits=4)
     array([ 1, 15], dtype=uint8)
     """
     if packed.shape[-1] * 8 % bits:
         raise ValueError(f"{packed.shape[-1]} bytes are no whole number of codes of {bits} bits")
-    if 8 % bits == 0:  # whole codes in a byte are shifted down, many times faster than bit by bit
+    if 8 % bits == 0:  # if codes do not cross bytes, shifts are many times faster than single bits
         runs = packed.reshape(*packed.shape[:-1], -1, 1, stride)
         codes = runs >> np.arange(0, 8, bits, dtype=np.uint8)[:, None] & np.uint8((1 << bits) - 1)
     else:
@@ -53,7 +53,7 @@ def unpack(
 
 
 def signed(codes: UInt8[np.ndarray, "*shape"], *, bits: int) -> Int8[np.ndarray, "*shape"]:
-    """Two's complement: the upper half of the codes stands for negative numbers.
+    """Read codes as two's complement: the upper half means negative numbers.
 
     >>> signed(np.array([0, 7, 8, 15], np.uint8), bits=4)
     array([ 0,  7, -8, -1], dtype=int8)

@@ -1,21 +1,20 @@
-r"""Magnitude pruning: the weights that are nearest to zero become zero (Han et al., 2015,
-https://arxiv.org/abs/1506.02626).
+r"""Magnitude pruning: the smallest weights become zero (Han et al., 2015, https://arxiv.org/abs/1506.02626).
 
-Three patterns, from the freest to the one that hardware likes best. Each is a mask of what stays:
+There are three patterns, from the freest to the most hardware-friendly. Each is a mask of the remaining weights:
 
     fine_grained    the largest |w| of the tensor                            any of them
     channels        the rows of largest norm                                 whole rows: a smaller matrix
     n_of_m          the n largest |w| of every m along a row                 2 of 4: NVIDIA's sparse tensor cores
                     (Mishra et al., 2021, https://arxiv.org/abs/2104.08378)
 
-Guaranteed: the number that stays is exact, of equal weights the first stay, and of all masks of the
-pattern none leaves a smaller sum of squares: to exchange what stays for what goes, a smaller or equal |w|, does not
-lower the sum of what goes. w * mask is a fixed point. What stays is not changed, so the
-error of a weight is 0 or |w|, and that of an output |sum_(pruned) w_j x_j|. Powers of two and signs of w leave the
-mask as it is, so that Q(-w) = -Q(w). A mask that keeps more keeps all that one keeps which keeps fewer.
+Guaranteed: the number of remaining weights is exact, ties keep the first weights, and no mask of the same pattern
+has a smaller sum of squared errors: swapping a kept weight for a pruned one, with smaller or equal |w|, cannot
+lower the sum. w * mask is a fixed point. Kept weights do not change, so the error of a weight is 0 or |w|, and the
+error of an output is |sum_(pruned) w_j x_j|. Powers of two and signs of w do not change the mask, so Q(-w) = -Q(w).
+A mask that keeps more weights contains every mask that keeps fewer.
 
-`compress` stores what stays of n_of_m, with its place among the m: 2 of 4 take half the memory and 2 bits
-a weight.
+`compress` stores the kept weights of n_of_m and their positions among the m: 2 of 4 takes half the memory plus 2
+bits per kept weight.
 """
 
 from typing import NamedTuple
@@ -28,7 +27,7 @@ from llamaspec.reference.quantizers.blocks import finite
 
 
 def fine_grained(w: Float[np.ndarray, "*shape"], *, keep: int) -> Bool[np.ndarray, "*shape"]:
-    """`keep` weights of the tensor. Raises ValueError for weights that are not finite, and impossible counts.
+    """Keep `keep` weights of the tensor. Raises ValueError for weights that are not finite, and impossible counts.
 
     >>> fine_grained(np.array([[1.0, -3.0], [2.0, 0.0]]), keep=2)
     array([[False,  True],
@@ -38,20 +37,20 @@ def fine_grained(w: Float[np.ndarray, "*shape"], *, keep: int) -> Bool[np.ndarra
 
 
 def channels(w: Float[np.ndarray, "rows cols"], *, keep: int) -> Bool[np.ndarray, "rows cols"]:
-    """All weights of `keep` rows. Raises ValueError for weights that are not finite, and impossible counts.
+    """Keep all weights of `keep` rows. Raises ValueError for weights that are not finite, and impossible counts.
 
     >>> channels(np.array([[1.0, -3.0], [2.0, 2.0]]), keep=1)
     array([[ True,  True],
            [False, False]])
     """
     w = finite(w)
-    scale = np.max(np.abs(w)) or 1.0  # squares neither overflow nor vanish
+    scale = np.max(np.abs(w)) or 1.0  # scaled so that squares neither overflow nor underflow
     norms = np.sum((w / scale) ** 2, axis=-1)
     return np.broadcast_to(_largest(norms[None], keep)[0][:, None], w.shape).copy()
 
 
 def n_of_m(w: Float[np.ndarray, "*batch cols"], *, n: int, m: int) -> Bool[np.ndarray, "*batch cols"]:
-    """`n` weights of every `m`. Raises ValueError unless m divides the rows, and for weights that are not finite.
+    """Keep `n` of every `m` weights. Raises ValueError for weights that are not finite, and unless m divides the rows.
 
     >>> n_of_m(np.array([[1.0, -3.0, 2.0, 0.0]]), n=2, m=4)
     array([[False,  True,  True, False]])
@@ -62,7 +61,7 @@ def n_of_m(w: Float[np.ndarray, "*batch cols"], *, n: int, m: int) -> Bool[np.nd
 
 
 class Compressed(NamedTuple):
-    """The weights that stay, in order, and the place of each within its group."""
+    """The kept weights in order, and the position of each in its group."""
 
     values: Shaped[np.ndarray, "*batch kept"]
     places: UInt8[np.ndarray, "*batch kept"]
@@ -71,7 +70,7 @@ class Compressed(NamedTuple):
 def compress(
     w: Shaped[np.ndarray, "*batch cols"], mask: Bool[np.ndarray, "*batch cols"], *, n: int, m: int
 ) -> Compressed:
-    """Keep what `mask`, `n` of every `m`, leaves of `w`, weights or their codes. Raises ValueError for other masks.
+    """Store the entries of `w`, weights or codes, that `mask` keeps. Raises ValueError unless `n` of every `m`.
 
     >>> w = np.array([[1.0, -3.0, 2.0, 0.0]])
     >>> compress(w, n_of_m(w, n=2, m=4), n=2, m=4)
@@ -84,7 +83,7 @@ def compress(
 
 
 def expand(compressed: Compressed, *, n: int, m: int) -> Shaped[np.ndarray, "*batch cols"]:
-    """The tensor with its zeros.
+    """Restore the tensor with its zeros.
 
     >>> expand(Compressed(np.array([[-3.0, 2.0]]), np.array([[1, 2]], np.uint8)), n=2, m=4)
     array([[ 0., -3.,  2.,  0.]])
@@ -97,7 +96,7 @@ def expand(compressed: Compressed, *, n: int, m: int) -> Shaped[np.ndarray, "*ba
 
 
 def pack(places: UInt8[np.ndarray, "*batch kept"]) -> UInt8[np.ndarray, "*batch bytes"]:
-    """2 bits for each place among 4, the first lowest.
+    """Pack 2 bits for each position among 4, the first in the lowest bits.
 
     >>> pack(np.array([1, 2, 0, 3], np.uint8))
     array([201], dtype=uint8)
@@ -106,12 +105,12 @@ def pack(places: UInt8[np.ndarray, "*batch kept"]) -> UInt8[np.ndarray, "*batch 
 
 
 def unpack(packed: UInt8[np.ndarray, "*batch bytes"]) -> UInt8[np.ndarray, "*batch kept"]:
-    """The places of `pack`."""
+    """Restore the positions from `pack`."""
     return packing.unpack(packed, bits=2)
 
 
 def _largest(sizes: Float[np.ndarray, "*batch members"], keep: int) -> Bool[np.ndarray, "*batch members"]:
-    """The `keep` largest of each group, of equals the first."""
+    """The `keep` largest of each group; ties keep the first."""
     if not 0 <= keep <= sizes.shape[-1]:
         raise ValueError(f"{keep} of {sizes.shape[-1]} cannot be kept")
     order = np.argsort(-sizes, axis=-1, kind="stable")

@@ -1,19 +1,19 @@
-r"""Quantization-aware training: the forward pass rounds, the backward pass does as if it had not.
+r"""Quantization-aware training: the forward pass rounds, and the backward pass ignores the rounding.
 
     y_i = s (q_i - z)        q_i = clip(p_i, lowest, highest)        p_i = rint(x_i / s) + z
     dL/dx_i = dL/dy_i  where  lowest <= p_i <= highest,  and 0 elsewhere
 
-The true gradient of rounding is 0 almost everywhere. The straight-through estimator (Bengio et al., 2013,
-https://arxiv.org/abs/1308.3432) takes that of the clip alone, which learns. As in PyTorch it is p,
-already rounded, that decides: up to half a step beyond the grid the gradient still passes.
+The true gradient of rounding is 0 almost everywhere, so nothing would be learned. The straight-through estimator
+(Bengio et al., 2013, https://arxiv.org/abs/1308.3432) uses the gradient of the clip only. As in PyTorch, the rounded p
+decides: the gradient still passes up to half a step beyond the grid.
 
-Guaranteed: y is a fixed point, |x - y| <= s / 2 where the gradient passes (up to float64's roundings): there nothing is
-clipped, rint moves x / s by half at most, and y / s is an integer, which rint keeps. And y is what `affine` or
-`symmetric` would store, if s and z are theirs. Powers of two in x and s pass into y; Q(-x) = -Q(x) where z is as far
-from both ends.
+Guaranteed: y is a fixed point, and |x - y| <= s / 2 if the gradient passes (up to float64 rounding). In that case
+nothing is clipped, rint changes x / s by at most 1/2, and y / s is an integer, which rint does not change. With the s
+and z of `affine` or `symmetric`, y equals their dequantized weights. Powers of two in x and s pass into y. Q(-x) =
+-Q(x) if z is in the middle of the grid.
 
-A number that is not finite is refused, as by every quantizer here: a weight that became one is lost, and the
-training with it. (PyTorch makes the lowest number of the grid of a NaN.) A gradient that is not finite passes through.
+Numbers that are not finite are refused, as in every quantizer here, because such a weight ruins the training. (PyTorch
+turns a NaN into the lowest number of the grid.) A gradient that is not finite passes through.
 """
 
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from llamaspec.reference.quantizers.blocks import finite
 
 
 class Fake(NamedTuple):
-    """y, and where the gradient passes."""
+    """y, and a mask of the entries that pass a gradient."""
 
     values: Float64[np.ndarray, "*shape"]
     passes: Bool[np.ndarray, "*shape"]
@@ -39,9 +39,9 @@ def fake_quantize(
     lowest: int,
     highest: int,
 ) -> Fake:
-    """The forward pass. `x` is finite, `scales` are positive, `zeros` integers between `lowest` and `highest`.
+    """The forward pass.
 
-    Raises ValueError otherwise.
+    Raises ValueError unless `x` is finite, `scales` are positive, and `zeros` are integers from `lowest` to `highest`.
 
     >>> fake_quantize(np.array([0.6, 1.6, -9.0]), np.array(1.0), np.array(0.0), lowest=-1, highest=1)
     Fake(values=array([ 1.,  1., -1.]), passes=array([ True, False, False]))

@@ -1,4 +1,4 @@
-"""The schemes that a model's weights can be quantized with, by name: what `--quantize` means.
+"""The quantization schemes for a model's weights, by the names that `--quantize` takes.
 
     name      codes                       a scale for       scale       see
     q8        int8                        64 of a row       float32     `symmetric`
@@ -8,9 +8,9 @@
     fp8       e4m3                        a row             float32     `minifloat`
     mxfp4     e2m1                        32 of a row       e8m0        `mx`
 
-A row whose length is no multiple of the group ends in a shorter group, with a scale of its own. Every scheme
-gives `Quantized`: codes of w's shape, one a weight, and scales [*batch, groups]. It rounds as its file says,
-guarantees the error that its file guarantees, and packs as its file does.
+If the group does not divide a row, the last group is shorter, with its own scale. Every scheme returns
+`Quantized`: one code per weight, in the shape of w, and scales [*batch, groups]. The file in the last column
+defines rounding, the guaranteed error, and packing.
 """
 
 from collections.abc import Callable
@@ -26,18 +26,19 @@ from llamaspec.reference.quantizers.minifloat import E2M1, E4M3
 
 
 class Scheme(NamedTuple):
-    """Functions of whole groups, and their sizes in bits."""
+    """Functions for complete groups, and their sizes in bits."""
 
     code_bits: int
     scale_bits: int
-    group: int | None  # weights of a row that share a scale; None: all of them
+    group: int | None  # weights of a row with a common scale; None: the whole row
     encode: Callable[[np.ndarray, int], Quantized]  # weights and the size of a group
     decode: Callable[[Quantized], np.ndarray]
     pack: Callable[[np.ndarray], np.ndarray]
     unpack: Callable[[np.ndarray], np.ndarray]
+    levels: Float64[np.ndarray, " codes"] | None = None  # of all codes; None: a code is its own level
 
     def quantize(self, w: Float[np.ndarray, "*batch cols"]) -> Quantized:
-        """Raises ValueError for weights that are not finite.
+        """Quantize. Raises ValueError for weights that are not finite.
 
         >>> q = SCHEMES["q8"].quantize(np.ones((2, 100)))
         >>> q.codes.shape, q.scales.shape, q.codes[0, 99]
@@ -49,13 +50,13 @@ class Scheme(NamedTuple):
         return Quantized(codes[..., :cols], scales)
 
     def dequantize(self, q: Quantized) -> Float64[np.ndarray, "*batch cols"]:
-        """The weights that `q` stands for, exactly."""
+        """Dequantize exactly."""
         cols = q.codes.shape[-1]
         codes = np.pad(q.codes, _to_whole_groups(q.codes, self.group or cols))
         return self.decode(Quantized(codes, q.scales))[..., :cols]
 
     def bits_per_weight(self, cols: int) -> float:
-        """Codes and scales of a row of `cols` weights.
+        """Bits per weight for codes and scales of a row of `cols` weights.
 
         >>> [(name, scheme.bits_per_weight(2048)) for name, scheme in SCHEMES.items()]
         [('q8', 8.5), ('q8_row', 8.015625), ('q4', 4.5), ('nf4', 4.5), ('fp8', 8.015625), ('mxfp4', 4.25)]
@@ -65,7 +66,7 @@ class Scheme(NamedTuple):
 
 
 def _to_whole_groups(a: np.ndarray, group: int) -> list[tuple[int, int]]:
-    """The zeros to pad with; they change no scale."""
+    """The padding with zeros to complete groups. It changes no scale."""
     return [(0, 0)] * (a.ndim - 1) + [(0, -a.shape[-1] % group)]
 
 
@@ -94,12 +95,15 @@ def _bytes(codes: Integer[np.ndarray, "*batch cols"]) -> UInt8[np.ndarray, "*bat
     return codes.astype(np.uint8)
 
 
+_CODES = np.arange(256, dtype=np.uint8)
 SCHEMES = {
     "q8": _integers(bits=8, group=64),
     "q8_row": _integers(bits=8, group=None),
     "q4": _integers(bits=4, group=64),
-    "nf4": Scheme(4, 32, 64, _nf4, nf4.NF4.dequantize, nf4.pack, nf4.unpack),
-    "fp8": Scheme(8, 32, None, _fp8, partial(minifloat.dequantize, to=E4M3), _bytes, _bytes),
+    "nf4": Scheme(4, 32, 64, _nf4, nf4.NF4.dequantize, nf4.pack, nf4.unpack, levels=nf4.NF4.levels.astype(np.float64)),
+    "fp8": Scheme(
+        8, 32, None, _fp8, partial(minifloat.dequantize, to=E4M3), _bytes, _bytes, levels=E4M3.decode(_CODES)
+    ),
     "mxfp4": Scheme(
         4,
         8,
@@ -108,12 +112,13 @@ SCHEMES = {
         partial(mx.dequantize, to=E2M1),
         partial(mx.pack, to=E2M1),
         partial(mx.unpack, to=E2M1),
+        levels=E2M1.decode(_CODES[:16]),
     ),
 }
 
 
 def scheme(name: str) -> Scheme:
-    """Raises ValueError for a name that the table lacks."""
+    """Look up a scheme. Raises ValueError for an unknown name."""
     if name not in SCHEMES:
         raise ValueError(f"{name} is none of the schemes {', '.join(SCHEMES)}")
     return SCHEMES[name]

@@ -1,27 +1,27 @@
-r"""Symmetric integers: the step of a block is its largest magnitude over the largest code.
+r"""Symmetric integers: the step of a block is its largest magnitude divided by the largest code.
 
     N = 2^(bits - 1) - 1        s = max_i |w_i| / N        q_i = rint(w_i / s)        w_i ~ s q_i
 
-(Jacob et al., 2018, https://arxiv.org/abs/1712.05877, with the zero point at 0; "absmax".) Zero is exact,
-the code -N - 1 is not used, so Q(-w) = -Q(w), and the largest weight keeps its value up to the rounding
-of s. s is stored in float32 and the codes are taken against it as stored.
+(Jacob et al., 2018, https://arxiv.org/abs/1712.05877, with a zero point of 0; "absmax".) Zero is exact. The
+code -N - 1 is not used, so Q(-w) = -Q(w). The largest weight keeps its value up to the rounding of s. s is
+stored in float32, and the codes are computed from the stored s.
 
 Guaranteed, for weights of float32 or narrower:  |w - s q| <= max(s / 2, N 2^-150)
 
-A normal s is within u = 2^-24 of its quotient, so |w| / s <= N (1 + 2 u) and no code is clipped: half a
-step, without more, since the quotient of two float32 numbers cannot be so close to a tie that float64
-loses it. Among the denormals s is off by up to 2^-150, and the largest weights may be clipped. A group
-whose s underflows to 0 (or that is zero) has codes 0.
+A normal s is within u = 2^-24 of the exact quotient, so |w| / s <= N (1 + 2 u) and no code is clipped. The bound is
+exactly half a step, because the quotient of two float32 numbers is never so close to a tie that float64 confuses
+them. A denormal s is off by up to 2^-150, and the largest weights may be clipped. A group of zeros, or with an s that
+underflows to 0, has codes 0.
 
-Ties go to the even code. A float32 quotient, as a kernel has it, gives the same code unless w / s is
-within u |w / s| of a tie. While s stays normal, powers of two pass into it, codes unchanged, and quantized
-weights are a fixed point: their largest magnitude is N s, whose quotient by N is s again.
+Ties go to the even code. A kernel that divides in float32 gets the same code unless w / s is within u |w / s| of a
+tie. While s is normal, powers of two pass into it without changing codes, and quantized weights are a fixed point:
+their largest magnitude is N s, and N s / N is s again.
 
-More bits can make a single weight worse, but on average they do not: where the weights of a block, beside its
-largest, follow a distribution that is symmetric and nowhere rises away from 0, the expected squared error does not
-grow with a bit. Such a distribution is a mixture of uniform ones on [-a, a] (Khinchine), and over these the error's
-integral from 0 to a is a^3 / 3 up to a = s / 2, where no grid that has 0 does worse, and from there on within
-0.0161 s^3 of a s^2 / 12; a bit more divides s by 2 or more.
+More bits can make a single weight worse, but not the average. Suppose that all weights of a block except the largest
+follow a symmetric distribution that never rises away from 0. Then another bit does not increase the expected squared
+error. Such a distribution is a mixture of uniform distributions on [-a, a] (Khinchine). For these, the integral of the
+squared error from 0 to a is a^3 / 3 up to a = s / 2, which no grid with 0 exceeds, and beyond that it is within
+0.0161 s^3 of a s^2 / 12. Another bit divides s by 2 or more.
 """
 
 import numpy as np
@@ -43,7 +43,7 @@ def largest_code(bits: int) -> int:
 
 
 def quantize(w: Float[np.ndarray, "*shape"], *, bits: int, block: tuple[int, ...]) -> Quantized:
-    """Codes int8 of w's shape and scales float32, one for each `block` (see `blocks`).
+    """Quantize to int8 codes and float32 scales, one per `block` (see `blocks`).
 
     Raises ValueError for weights that are not finite, a block that does not divide the shape, or other bits.
 
@@ -69,12 +69,12 @@ def dequantize(q: Quantized) -> Float64[np.ndarray, "*shape"]:
 
 
 def pack(codes: Int8[np.ndarray, "*batch codes"], *, bits: int) -> UInt8[np.ndarray, "*batch bytes"]:
-    """`bits` bits of every code, the first lowest, in two's complement."""
+    """Pack `bits` bits of every code in two's complement, the first code in the lowest bits."""
     return packing.pack(codes, bits=bits)
 
 
 def unpack(packed: UInt8[np.ndarray, "*batch bytes"], *, bits: int) -> Int8[np.ndarray, "*batch codes"]:
-    """The codes of `pack`.
+    """Restore the codes from `pack`.
 
     >>> unpack(pack(np.array([-7, 7], np.int8), bits=4), bits=4)
     array([-7,  7], dtype=int8)

@@ -1,20 +1,20 @@
-r"""torchao's int4: codes are spread evenly from the smallest weight of a group to its largest; none stands for zero.
+r"""torchao's int4: evenly spaced numbers from the smallest weight of a group to the largest; zero need not be one.
 
     lo = min_i w_i      s = max(max_i w_i - lo, 10^-6) / 15      q_i = clip(rint((w_i - lo) / s), 0, 15) - 8
     z = lo + 8 s        w_i ~ q_i s + z
 
-(Int4WeightOnlyConfig of https://github.com/pytorch/ao, whose rounding is int4_row_quantize_zp of
-https://github.com/meta-pytorch/MSLK.) All is computed in float32. s and z are then rounded to the dtype of the weights,
-as a rule bfloat16, after the codes are taken. z is a weight, and not a code as in `affine`.
+(Int4WeightOnlyConfig of https://github.com/pytorch/ao, which rounds with int4_row_quantize_zp of
+https://github.com/meta-pytorch/MSLK.) Everything is computed in float32. After the codes are computed, s and z are
+rounded to the dtype of the weights, usually bfloat16. z is a weight, not a code as in `affine`.
 
-Guaranteed, where max - min is a number of float32, for s and z rounded by at most t of them, and u = 2^-24:
+Guaranteed, if max - min is a float32 number, s and z have relative rounding errors of at most t, and u = 2^-24:
 
     |w - (q s + z)|  <=  s (1/2 + 8 t) + t |z| + u (100 s + 2 |z|)
 
-Half a step; s and z are off by their roundings, and |q| <= 8. In float32, w - lo and its quotient are rounded by 15 u s
-each, the last code may be 30 u s short, z is rounded by u (8 s + |z|), and a wider w by u (24 s + |z|).
-Not odd, as codes are counted from the smallest weight, and no fixed point, as z and s are rounded. Powers of two pass
-into s and z while s is not at its least.
+This is half a step, plus the rounding errors of s and z, with |q| <= 8. In float32, w - lo and its quotient have errors
+of 15 u s each, the last code may be 30 u s short, z has an error of u (8 s + |z|), and a wider w one of u (24 s + |z|).
+It is not odd, because codes count from the smallest weight, and quantized weights are not a fixed point, because z and
+s are rounded. Powers of two pass into s and z while s is above its minimum.
 """
 
 from typing import NamedTuple
@@ -28,7 +28,7 @@ LEAST = np.float32(1e-6)
 
 
 class Int4(NamedTuple):
-    """Codes from -8 to 7 of w's shape; a scale and the weight of code 0 for each group, before they are rounded."""
+    """Codes from -8 to 7; for each group a scale and the weight of code 0, before rounding."""
 
     codes: Int8[np.ndarray, "*batch cols"]
     scales: Float32[np.ndarray, "*batch groups"]
@@ -36,7 +36,7 @@ class Int4(NamedTuple):
 
 
 def quantize(w: Float[np.ndarray, "*batch cols"], *, group: int) -> Int4:
-    """Raises ValueError for weights that are not finite, and rows that are no whole groups.
+    """Quantize. Raises ValueError for weights that are not finite, and incomplete groups.
 
     >>> q = quantize(np.array([[1.0, 2.0, 3.0, 16.0]]), group=4)
     >>> q.codes, q.scales, q.zeros

@@ -22,6 +22,7 @@ from llamaspec.benchmarks.suites import growth, model_suite
 from llamaspec.cli import llamaspec
 from llamaspec.model import system
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor
+from llamaspec.model.device import HOPPER, Device
 from llamaspec.model.insight import machine, timing
 from llamaspec.model.insight.cost import decode_bytes, decode_cost, prefill_cost
 from llamaspec.model.insight.describe import EMBEDDING, describe, matrix_weights
@@ -37,7 +38,6 @@ from llamaspec.model.insight.machine import (
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.insight.timing import Effort, Seconds, in_turn, measure, measure_turns
 from llamaspec.model.ops import choice
-from llamaspec.model.running.device import HOPPER, Device
 from llamaspec.model.tensors import tensor_shapes
 from llamaspec.model.weights.codes import QuantizedMatrix
 from llamaspec.reference.attention import causal_mask

@@ -18,7 +18,8 @@ from llamaspec.model.checkpoints.checkpoint import Codes
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.ops.gpu import PROMPT
 from llamaspec.model.ops.gpu import calls as model_calls
-from llamaspec.model.weights.codes import CLASS_OF_FORM, QuantizedMatrix
+from llamaspec.model.weights.codes import QuantizedMatrix
+from llamaspec.model.weights.forms.table import CLASS_OF_FORM
 from llamaspec.model.weights.gpu_codes import Stacked, arranged
 from llamaspec.model.weights.params import Params
 from llamaspec.pallas_kernels.parts.matrix import MAX_BATCH

@@ -17,6 +17,7 @@ from llamaspec.model.checkpoints.huggingface.write import write_huggingface
 from llamaspec.model.checkpoints.open import BUILT_IN
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.llama import load_backend
+from llamaspec.model.options import RunOptions
 from llamaspec.model.quantize.methods import METHODS
 from llamaspec.reference.quantizers import ggml
 from llamaspec.reference.quantizers.schemes import SCHEMES
@@ -99,7 +100,7 @@ def test_hidden_vectors_of_no_whole_blocks_are_filled_up():
     base = random_checkpoint(replace(TINY, ffn=44), seed=0)
     whole = padded(base, 32)
     assert (whole.config.ffn, padded(whole, 32)) == (64, whole)
-    rows = [load_backend(model, backend="reference").logits([1, 2, 3]) for model in (base, whole)]
+    rows = [load_backend(model, RunOptions(backend="reference")).logits([1, 2, 3]) for model in (base, whole)]
     np.testing.assert_allclose(rows[1], rows[0], rtol=0, atol=1e-12 * np.abs(rows[0]).max())
     found = {form.name: form.checkpoint for form in forms(base, np.ones((1, 4), np.int32))}
     assert found["q4"].config == base.config

@@ -24,14 +24,15 @@ from llamaspec.model.checkpoints.gguf.blocks import FORMS
 from llamaspec.model.checkpoints.huggingface.config import read_config
 from llamaspec.model.checkpoints.huggingface.quantized import read_rule
 from llamaspec.model.checkpoints.huggingface.stacked_experts import METHOD
+from llamaspec.model.device import HOPPER, Device
 from llamaspec.model.ops.choice import Choice, ops_for
 from llamaspec.model.options import choose_context
-from llamaspec.model.running.device import HOPPER, Device
 from llamaspec.model.running.programs import prompt_chunk
 from llamaspec.model.tensors import QUANTIZABLE, Role, weights
 from llamaspec.model.weights.codes import QuantizedMatrix
 from llamaspec.model.weights.gpu_codes import arranged
-from llamaspec.model.weights.params import Experts, Params, abstract_params
+from llamaspec.model.weights.loading import abstract_params
+from llamaspec.model.weights.params import Experts, Params
 from llamaspec.reference.config import Config
 from llamaspec.reference.quantizers.mx import BLOCK
 
@@ -119,7 +120,7 @@ def _in_codes(config: Config, roles: tuple[Role, ...], form: Any, group: int, *,
 
 def _shortened(config: Config) -> Config:
     """Give the configuration with its first layers alone, until there is one of each kind."""
-    kinds = [(config.window(layer), config.turns(layer)) for layer in range(config.layers)]
+    kinds = [(config.window(layer), config.uses_rope(layer)) for layer in range(config.layers)]
     layers = max(kinds.index(kind) for kind in set(kinds)) + 1
     windows, rotary = (each and each[:layers] for each in (config.windows, config.rotary_layers))
     return replace(config, layers=layers, windows=windows, rotary_layers=rotary)

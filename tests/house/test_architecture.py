@@ -5,7 +5,8 @@ Read from the source, so nothing is run.
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,8 +88,10 @@ RULES = [
     Rule(
         "commands/",
         never=(*HEAVY, *(name for name in OURS if name != "commands")),
+        but=("model.options",),  # which imports nothing: the next rule
         at_once=True,
     ),
+    Rule("model/options.py", only=tuple(sys.stdlib_module_names)),
     # The table of weights and the families describe a model for every reader of it, so they do not need JAX.
     Rule("model/tensors.py", only=("reference.config", "numpy", "jaxtyping", *sys.stdlib_module_names)),
     Rule("model/famil", only=("model", "reference", *sys.stdlib_module_names)),
@@ -101,25 +104,43 @@ RULES = [
 ]
 
 
-def imports(tree: ast.AST, at_once: bool) -> Iterator[tuple[int, str]]:
-    """Line and full name of all that is imported; a relative import's name begins with its dots."""
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def for_typing(node: ast.AST) -> bool:
+    """Tell whether only a type checker reads this statement: `if TYPE_CHECKING:` without an else."""
+    return isinstance(node, ast.If) and not node.orelse and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def imports(tree: ast.AST, skip: Callable[[ast.AST], bool] = lambda node: False) -> Iterator[tuple[int, str]]:
+    """Yield the line and the full name of each import, also inside functions, but not inside nodes to `skip`.
+
+    A relative import's name begins with its dots.
+    """
     for node in ast.iter_child_nodes(tree):
         match node:
             case ast.Import(names=names):
-                yield from ((node.lineno, alias.name.removeprefix("llamaspec.")) for alias in names)
+                yield from ((node.lineno, alias.name) for alias in names)
             case ast.ImportFrom(module=module, names=names, level=level):
-                package = "." * level + (f"{module}." if module else "").removeprefix("llamaspec.")
+                package = "." * level + (f"{module}." if module else "")
                 yield from ((node.lineno, package + alias.name) for alias in names)
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.If(test=ast.Name(id="TYPE_CHECKING"), orelse=[]) if (
-                at_once
-            ):
-                pass
-            case _:
-                yield from imports(node, at_once)
+            case _ if not skip(node):
+                yield from imports(node, skip)
+
+
+def runs_later(node: ast.AST) -> bool:
+    """Tell whether importing a module does not run the imports in this statement."""
+    return isinstance(node, FUNCTIONS) or for_typing(node)
 
 
 def among(name: str, modules: tuple[str, ...]) -> bool:
     return any(name == module or name.startswith(module + ".") for module in modules)
+
+
+def short_imports(source: str, rule: Rule) -> Iterator[tuple[int, str]]:
+    """Yield the imports that a rule concerns, ours without `llamaspec.`."""
+    for line, name in imports(ast.parse(source), runs_later if rule.at_once else lambda node: False):
+        yield line, name.removeprefix("llamaspec.")
 
 
 def violations(path: str, source: str) -> list[str]:
@@ -132,7 +153,7 @@ def violations(path: str, source: str) -> list[str]:
         f"{path}:{line} imports {name}"
         for rule in RULES
         if path.startswith(rule.place) and path != rule.beside
-        for line, name in imports(ast.parse(source), rule.at_once)
+        for line, name in short_imports(source, rule)
         if (rule.only and not among(name, rule.only)) or (among(name, rule.never) and not among(name, rule.but))
     )
 
@@ -144,14 +165,79 @@ def test_imports_run_one_way():
     assert [wrong for file in files for wrong in violations(file, (ROOT / file).read_text(encoding="utf-8"))] == []
 
 
+def module_name(path: str) -> str:
+    """Give the import name of a file.
+
+    >>> module_name("model/ops/__init__.py"), module_name("llamaspec/__init__.py"), module_name("cli.py")
+    ('llamaspec.model.ops', 'llamaspec', 'llamaspec.cli')
+    """
+    parts = ("llamaspec", *Path(path).with_suffix("").parts)
+    return ".".join(parts[path.startswith("llamaspec/") :]).removesuffix(".__init__")
+
+
+def circle(sources: Mapping[str, str]) -> list[str]:
+    """Find modules that import each other in a circle, also inside functions; [] if there is none.
+
+    `sources` are the texts of modules by their import names. Imports for a type checker do not count.
+
+    >>> circle({"a": "import b", "b": "def f():\\n    from a import f"})
+    ['a', 'b', 'a']
+    """
+    graph: dict[str, set[str]] = {name: set() for name in sources}
+    for name, source in sources.items():
+        for _, target in imports(ast.parse(source), for_typing):
+            # `from package import name` imports the module `package.name` if there is one, else `package`.
+            module = target if target in sources else target.rpartition(".")[0]
+            if module in sources and module != name:
+                graph[name].add(module)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_modules_import_each_other():
+    files = [path.relative_to(ROOT).as_posix() for name in OURS for path in (ROOT / name).rglob("*.py")]
+    files += ["cli.py", "llamaspec/__init__.py", "llamaspec/__main__.py"]
+    sources = {module_name(file): (ROOT / file).read_text(encoding="utf-8") for file in files}
+    assert {"llamaspec.cli", "llamaspec", "llamaspec.model.ops.gpu"} <= set(sources)
+    assert circle(sources) == []
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        {"a": "import b", "b": "import c", "c": "import a"},
+        {"a": "def f():\n    import b", "b": "def g():\n    if True:\n        from a import f"},
+        {"p": "from p.m import x", "p.m": "from p import y"},
+    ],
+)
+def test_a_circle_is_seen(sources):
+    first, *_, last = circle(sources)
+    assert first == last
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        {"a": "import b", "b": "import c", "c": ""},
+        {"a": "import b", "b": "if TYPE_CHECKING:\n    from a import f"},
+        {"p": "", "p.m": "from p import n", "p.n": "import p"},
+    ],
+)
+def test_no_circle_is_made_up(sources):
+    assert circle(sources) == []
+
+
 def test_only_the_command_that_trains_it_knows_the_corpus_of_the_built_in_model():
     files = [path for name in OURS if name != "tests" for path in (ROOT / name).rglob("*.py")]
     importing = {
         path.relative_to(ROOT).as_posix()
         for path in files
         if path.parent != ROOT / "training" / "stories"
-        for _, name in imports(ast.parse(path.read_text(encoding="utf-8")), at_once=False)
-        if among(name, ("training.stories",))
+        for _, name in imports(ast.parse(path.read_text(encoding="utf-8")))
+        if among(name, ("llamaspec.training.stories",))
     }
     assert importing == {"commands/train.py"}
 

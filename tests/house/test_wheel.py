@@ -39,6 +39,7 @@ def test_the_wheel_holds_the_packages_and_the_command_and_nothing_else(wheel: Pa
         "cli.py",
         "__init__.py",
         "__main__.py",
+        "start.py",
     }
     expected = {f"llamaspec/{name}" for name in expected if not name.startswith(NOT_PACKED)}
     assert {

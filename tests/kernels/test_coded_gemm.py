@@ -18,8 +18,9 @@ from llamaspec.benchmarks.common.random_model import random_shapes
 from llamaspec.model.cache import Pages
 from llamaspec.model.ops.gpu import calls, pallas_ops
 from llamaspec.model.ops.gpu_products import MOST_ONE_BY_ONE, operand, step_product
-from llamaspec.model.weights.codes import Int8
-from llamaspec.model.weights.gpu_codes import LEVELS, arranged
+from llamaspec.model.weights.forms.integers import Int8
+from llamaspec.model.weights.forms.table import LEVELS
+from llamaspec.model.weights.gpu_codes import arranged
 from llamaspec.pallas_kernels.coded_gemm import MOST_VECTORS, WIDTHS, Cut, coded_gemm, cut_for, geometry_of
 from llamaspec.pallas_kernels.parts import int4
 from llamaspec.pallas_kernels.parts.compat import interpreter
@@ -199,7 +200,7 @@ PRODUCTS = ("norm_qkv", "project_add", "norm_gate_up", "down_add", "norm_logits"
 def test_a_step_of_several_sequences_multiplies_by_codes_at_once(scheme, dtype, batch, at_once, pages):
     """A table chooses so where the kernel takes their form, before anything is compiled; for a cache in pages, too."""
     programs, _ = programs_of(WIDE, scheme, batch, dtype=dtype, pages=pages)
-    assert multiplied_at_once(programs) == dict.fromkeys(PRODUCTS, at_once)
+    assert uses_coded_gemm(programs) == dict.fromkeys(PRODUCTS, at_once)
     by_kernels = scheme is not None and batch <= MOST_VECTORS
     found = {name: re.search(OURS, program) is not None for name, program in programs.items()}
     assert found == dict.fromkeys(PRODUCTS, by_kernels)  # those of a step are multiplied alike
@@ -231,11 +232,11 @@ def test_an_op_whose_kernel_refuses_a_model_multiplies_as_kernels_do(
     """It is plain but for its product, for which XLA would decode the whole matrix."""
     programs, reasons = programs_of(replace(WIDE, **switches), scheme, batch, cache_dtype=cache_dtype)
     assert {name for name in PRODUCTS if reasons[name]} >= set(refused)
-    assert multiplied_at_once(programs) == dict.fromkeys(PRODUCTS, at_once)
+    assert uses_coded_gemm(programs) == dict.fromkeys(PRODUCTS, at_once)
     assert {"name=_gemv" in programs[name] for name in refused} == {one_by_one}
 
 
-def multiplied_at_once(programs):
+def uses_coded_gemm(programs):
     """Tell for each op whether it multiplies by codes at once."""
     return {name: "_coded_gemm" in program for name, program in programs.items()}
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llamaspec.model.cache import LayerCache, empty_cache
-from llamaspec.model.forward import decode, prefill, text_after
+from llamaspec.model.forward import decode, prefill, state_after
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.ops.gpu import PROMPT, pallas_ops
 from llamaspec.model.ops.gpu_products import MOST_SEQUENCES
@@ -19,7 +19,7 @@ from llamaspec.model.ops.xla import XLA
 from llamaspec.model.options import SamplingOptions
 from llamaspec.model.running.reference_backend import load_reference_params
 from llamaspec.model.sampling import as_arrays
-from llamaspec.model.weights.params import abstract_params, load_params
+from llamaspec.model.weights.loading import abstract_params, load_params
 from llamaspec.pallas_kernels.parts.attention_split_float32 import ROWS
 from llamaspec.pallas_kernels.parts.compat import interpreter
 from llamaspec.pallas_kernels.unsupported import Unsupported
@@ -69,7 +69,7 @@ def test_a_prompt_and_what_follows_are_those_of_the_plain_form():
         cache = jax.jit(partial(prefill, config=config, ops=ops))(params, tokens, cache, np.array([62], np.int32))
         step = jax.jit(partial(decode, config=config, ops=ops, greedy=True, burst=4))
         keys, stops = np.zeros((1, 2), np.uint32), np.array([-1], np.int32)
-        begun = text_after(np.array([1]), np.zeros((1, config.vocab), bool))
+        begun = state_after(np.array([1]), np.zeros((1, config.vocab), bool))
         sampling = as_arrays(SamplingOptions(temperature=0.0))
         drawn, _, _, _ = step(params, begun, cache, keys, sampling, stops, np.int32(4))
         return np.asarray(drawn)[:, 0].tolist()

@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from llamaspec.benchmarks.common.kernel_cases import exact
-from llamaspec.model.weights.gpu_codes import LEVELS
+from llamaspec.model.weights.forms.table import LEVELS
 from llamaspec.pallas_kernels.gemv import gemv
 from llamaspec.pallas_kernels.parts import int4
 from llamaspec.pallas_kernels.parts.compat import current_target, interpreter

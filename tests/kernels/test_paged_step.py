@@ -11,7 +11,7 @@ from llamaspec.model.cache import LayerPages, Pages
 from llamaspec.model.ops.gpu import calls, pallas_ops
 from llamaspec.model.ops.paged_attention import attend_pages
 from llamaspec.model.ops.table import Positions
-from llamaspec.model.weights.params import abstract_params
+from llamaspec.model.weights.loading import abstract_params
 from llamaspec.pallas_kernels.parts.compat import interpreter
 from llamaspec.reference.config import Config
 

@@ -10,19 +10,23 @@ import numpy as np
 import pytest
 
 from llamaspec.benchmarks.common.kernel_cases import exact
-from llamaspec.model.cache import LayerCache, LayerPages, Stored, empty_cache
+from llamaspec.model.cache import LayerCache, LayerPages, LayerStore, empty_cache
 from llamaspec.model.checkpoints.checkpoint import Codes
 from llamaspec.model.checkpoints.codes import quantized
-from llamaspec.model.forward import decode, text_after
+from llamaspec.model.forward import decode, state_after
 from llamaspec.model.ops.gpu import pallas_ops
 from llamaspec.model.ops.gpu_products import MOST_SEQUENCES, operand, prompt_product
 from llamaspec.model.ops.table import Ops, Positions
 from llamaspec.model.ops.xla import XLA
 from llamaspec.model.options import SamplingOptions
 from llamaspec.model.sampling import as_arrays
-from llamaspec.model.weights.codes import CLASS_OF_FORM, FP8, Int4, Int8, QuantizedMatrix
-from llamaspec.model.weights.gpu_codes import LEVELS, Int4Words, Stacked, arranged
-from llamaspec.model.weights.params import FeedForward, Params, load_params
+from llamaspec.model.weights.codes import QuantizedMatrix
+from llamaspec.model.weights.forms.fp8 import FP8
+from llamaspec.model.weights.forms.integers import Int4, Int4Words, Int8
+from llamaspec.model.weights.forms.table import CLASS_OF_FORM, LEVELS
+from llamaspec.model.weights.gpu_codes import Stacked, arranged
+from llamaspec.model.weights.loading import load_params
+from llamaspec.model.weights.params import FeedForward, Params
 from llamaspec.pallas_kernels.parts import int4
 from llamaspec.pallas_kernels.parts.compat import interpreter
 from llamaspec.pallas_kernels.parts.matrix import MAX_BATCH, ScaledE4M3
@@ -51,7 +55,7 @@ def load(scheme: str, *, seed: int) -> Params:
 def test_codes_are_packed_as_the_kernels_read_them(rows, cols):
     codes = np.random.default_rng(cols).integers(-8, 8, (rows, cols)).astype(np.int8)
     pairs = (codes + 8).astype(np.uint8).reshape(rows, -1, 2, 16)
-    stored = (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(rows, -1)  # as `model.weights.codes.Int4` has them
+    stored = (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(rows, -1)  # as `model.weights.forms.integers.Int4` has them
     words = arranged(Int4(jnp.asarray(stored), jnp.ones((rows, cols // 32)), None))
     np.testing.assert_array_equal(words.codes, int4.pack(codes), strict=True)
     np.testing.assert_array_equal(words.levels(), codes)
@@ -166,7 +170,7 @@ def test_every_op_of_a_step_is_within_its_bound_by_kernels_and_plain():
         "norm_logits": exact.gemv(weights["head"], vectors, norm=norms[2], eps=config.eps),
     }
 
-    def check(ops: Ops, cache: Stored, place: tuple[Any, ...]) -> None:
+    def check(ops: Ops, cache: LayerStore, place: tuple[Any, ...]) -> None:
         q, cache = ops.norm_qkv(x, layer, cache, positions, config=config)
         results = {
             "q": q[:, 0],
@@ -254,7 +258,7 @@ def test_the_text_is_that_of_the_plain_form():
     params = load("q4", seed=3)
     cache = empty_cache(NARROW, batch=1, capacity=CAPACITY, dtype=FLOAT32)
     arguments = (
-        params, text_after(np.array([1]), np.zeros((1, NARROW.vocab), bool)), cache, np.zeros((1, 2), np.uint32),
+        params, state_after(np.array([1]), np.zeros((1, NARROW.vocab), bool)), cache, np.zeros((1, 2), np.uint32),
         as_arrays(SamplingOptions(temperature=0.0)), np.array([-1], np.int32), np.int32(2),
     )  # fmt: skip
 

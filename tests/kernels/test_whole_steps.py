@@ -18,7 +18,7 @@ from llamaspec.model.ops.gpu import pallas_ops
 from llamaspec.model.ops.table import Ops
 from llamaspec.model.ops.xla import XLA
 from llamaspec.model.running.reference_backend import load_reference_params
-from llamaspec.model.weights.params import load_params
+from llamaspec.model.weights.loading import load_params
 from llamaspec.pallas_kernels.parts.compat import interpreter
 from llamaspec.reference.config import Config
 from tests.kernels.kernel_ops import KERNEL_OPS

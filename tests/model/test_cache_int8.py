@@ -16,7 +16,7 @@ from llamaspec.model.ops.gpu import pallas_ops
 from llamaspec.model.ops.gpu_products import STEPS
 from llamaspec.model.ops.table import Positions
 from llamaspec.model.ops.xla import XLA
-from llamaspec.model.weights.params import abstract_params
+from llamaspec.model.weights.loading import abstract_params
 from llamaspec.reference.attention import attention, causal_mask
 from llamaspec.reference.config import Config
 from llamaspec.reference.quantizers import kv_cache

@@ -16,7 +16,7 @@ from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.forward import forward
 from llamaspec.model.ops.cpu import CPU
 from llamaspec.model.ops.xla import XLA
-from llamaspec.model.weights.params import load_params
+from llamaspec.model.weights.loading import load_params
 from tests.support.families import FAMILIES, write_checkpoint
 from tests.support.random_models import CONFIGS, random_checkpoint
 from tests.support.strategies import seeds, share_of

@@ -17,7 +17,8 @@ from llamaspec.model.ops.cpu import CPU
 from llamaspec.model.ops.table import Ops, Positions
 from llamaspec.model.ops.xla import XLA
 from llamaspec.model.running.reference_backend import load_reference_params
-from llamaspec.model.weights.params import Params, load_params
+from llamaspec.model.weights.loading import load_params
+from llamaspec.model.weights.params import Params
 from llamaspec.reference import llama as reference
 from llamaspec.reference.attention import causal_mask
 from llamaspec.reference.config import Config

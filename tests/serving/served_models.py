@@ -8,7 +8,8 @@ import jax
 import numpy as np
 
 from llamaspec.model.ops.cpu import CPU
-from llamaspec.model.weights.params import Params, abstract_params, load_params
+from llamaspec.model.weights.loading import abstract_params, load_params
+from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 from llamaspec.serving.executor import JaxExecutor, Reports
 from llamaspec.serving.programs import ServingPrograms, Sizes, compile_serving

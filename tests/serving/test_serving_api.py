@@ -109,6 +109,12 @@ def test_a_stop_text_ends_the_answer_and_is_not_shown():
         assert "".join(pieces) == "one fox and "
 
 
+def test_a_stop_text_may_be_the_name_of_a_control_token(site):
+    for body, stops in [({"stop": "<s>"}, {1, EOS}), ({"stop": ["x", "<s>"], "ignore_eos": True}, {1})]:
+        assert site.ask("/v1/completions", {"prompt": "Once", "max_tokens": 2, **body}).status == 200
+        assert site.engine.requests[-1].stop_ids == stops
+
+
 def test_text_that_stays_back_comes_out_at_the_end():
     engine = FakeEngine(spelling("one fox tw"))
     with running(engine) as site:

@@ -10,10 +10,10 @@ import jax
 import numpy as np
 import pytest
 
+from llamaspec.model.device import Device
 from llamaspec.model.ops.xla import XLA
 from llamaspec.model.running.compile import UNTUNED, compiler_options
-from llamaspec.model.running.device import Device
-from llamaspec.model.weights.params import abstract_params
+from llamaspec.model.weights.loading import abstract_params
 from llamaspec.serving import loading
 from llamaspec.serving.programs import Sizes, compile_serving
 from tests.support.processes import REPOSITORY

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.llama import load_backend
-from llamaspec.model.options import SamplingOptions
+from llamaspec.model.options import RunOptions, SamplingOptions
 from llamaspec.model.running.session import Session
 from llamaspec.serving.engine import BatchingEngine
 from llamaspec.serving.loading import load_engine
@@ -225,7 +225,7 @@ def answers(engine: BatchingEngine, requests: Sequence[Request]) -> list[list[Ev
 def test_a_text_is_that_of_one_sequence(stories):
     """Served at a width, a small model's text is that of `Session`: no two of its logits nearly tie."""
     checkpoint = open_checkpoint("stories")
-    backend: Any = load_backend(checkpoint, context=128)
+    backend: Any = load_backend(checkpoint, RunOptions(context=128))
     session = Session(backend, vocab=checkpoint.config.vocab)
     prompts = ((1, 400, 500), (1, 300), (1, 854, 469, 385, 291))
     given = [

@@ -55,10 +55,10 @@ def halve(x):
 IMPLEMENTATION = implementation(halve, "doubled\\n    - / 2\\n    + * 2\\n")
 """
 CANDIDATE = """
-from llamaspec.model.candidates.made_for import made_for
+from llamaspec.model.candidates.own import own_candidate
 
 
-@made_for("halve", dtypes=("float32",))
+@own_candidate("halve", dtypes=("float32",))
 def by_shift(x):
     return x / 2
 """

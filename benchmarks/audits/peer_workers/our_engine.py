@@ -19,9 +19,9 @@ from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.insight.cost import decode_cost
 from llamaspec.model.insight.machine import Reader, about
 from llamaspec.model.llama import choose_dtype, load_backend
-from llamaspec.model.options import SamplingOptions
+from llamaspec.model.options import RunOptions, SamplingOptions
 from llamaspec.model.running.session import Session
-from llamaspec.model.weights.params import abstract_params
+from llamaspec.model.weights.loading import abstract_params
 
 PROMPT = 8
 VERSIONS = ("llamaspec", "jax", "jaxlib")
@@ -35,7 +35,7 @@ class Engine:
         dtype: Any = form if form in ("float32", "bfloat16") else None
         scheme = None if form in ("float32", "bfloat16", "stored") else form
         asked = {"context": int(context) if context else None, "dtype": dtype, "quantize": scheme}
-        self.backend = load_backend(checkpoint, **asked, greedy=True, own_process=True)
+        self.backend = load_backend(checkpoint, RunOptions(**asked, greedy=True, own_process=True))
         run = quantized(checkpoint, scheme) if scheme else checkpoint
         chosen = choose_dtype(dtype, run, platform=jax.default_backend())
         self.params = abstract_params(self.config, dtype=chosen, positions=1, tensors=run.tensors)

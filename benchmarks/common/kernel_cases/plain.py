@@ -11,7 +11,7 @@ from jax import lax
 
 from llamaspec.model.ops.block import rmsnorm as _rmsnorm
 from llamaspec.model.ops.products import dot
-from llamaspec.model.weights.codes import FP8
+from llamaspec.model.weights.forms.fp8 import FP8
 from llamaspec.pallas_kernels.parts import int4
 from llamaspec.pallas_kernels.parts.matrix import ScaledCodes, ScaledE4M3
 

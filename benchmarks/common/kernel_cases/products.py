@@ -23,7 +23,7 @@ from llamaspec.benchmarks.common.kernel_cases.case import (
     times,
 )
 from llamaspec.benchmarks.common.kernel_cases.limits import product_limits
-from llamaspec.model.weights.gpu_codes import LEVELS
+from llamaspec.model.weights.forms.table import LEVELS
 from llamaspec.pallas_kernels.gemv import gemv
 from llamaspec.pallas_kernels.norm_gate_up import norm_gate_up
 from llamaspec.pallas_kernels.norm_qkv import PIECE, norm_qkv

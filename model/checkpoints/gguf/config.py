@@ -12,6 +12,7 @@ import numpy as np
 
 from llamaspec.model.checkpoints.checkpoint import refused
 from llamaspec.model.checkpoints.checks import check_model
+from llamaspec.model.checkpoints.gguf.control_tokens import ENDS, ending_names
 from llamaspec.model.checkpoints.gguf.file import Metadata, short
 from llamaspec.model.checkpoints.gguf.rope import from_factors
 from llamaspec.model.checkpoints.recognize import IMATRIX
@@ -40,6 +41,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_parallel_residual": (False,),
 }
 
+TOKENS = "tokenizer.ggml.tokens"
 BOS = "tokenizer.ggml.bos_token_id"
 STOPS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
@@ -116,12 +118,18 @@ def read_config(
 
 
 def read_tokens(metadata: Metadata, *, vocab: int) -> tuple[int | None, frozenset[int]]:
-    """Read the id that begins a text, or None, and the ids that end one. Raises `CheckpointError`."""
+    """Read the id that begins a text, or None, and the ids that end one. Raises `CheckpointError`.
+
+    As in llama.cpp, texts also end at tokens whose names say so (`control_tokens`), whatever the keys name.
+    """
     ids = {key: metadata.integer(key) for key in (BOS, *STOPS) if key in metadata}
     for key, id in ids.items():
         if not 0 <= id < vocab:
             raise metadata.refused(f"{key} is {short(id)}, outside a vocabulary of {vocab}")
-    return ids.get(BOS), frozenset(ids[key] for key in STOPS if key in ids)
+    tokens = metadata.strings(TOKENS) if TOKENS in metadata else []
+    named = {name: id for id, name in enumerate(tokens[:vocab]) if name in ENDS}
+    ends = {named[name] for name in ending_names(named) if name in named}
+    return ids.get(BOS), frozenset(ids[key] for key in STOPS if key in ids) | ends
 
 
 def shortest(number: float) -> float:

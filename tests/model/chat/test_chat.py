@@ -16,7 +16,7 @@ from llamaspec.model.chat.chat import Chat
 from llamaspec.model.chat.template import ChatTemplate, SpecialTokens, find_template
 from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.llama import Llama, load, load_backend
-from llamaspec.model.options import SamplingOptions
+from llamaspec.model.options import RunOptions, SamplingOptions
 from llamaspec.model.tokenizers.huggingface import read_huggingface
 from llamaspec.model.tokenizers.llama2c import read_llama2c
 from llamaspec.model.tokenizers.load import load_tokenizer
@@ -287,6 +287,20 @@ def test_a_stop_text_is_not_part_of_the_answer(kind):
     assert talk.tokenizer.encode(",", start=False)[0] not in after
 
 
+def test_a_stop_text_may_be_the_name_of_a_control_token(kind):
+    """No text spells it, so it never matched, and the answer went on."""
+    name = "<|begin_of_text|>" if kind == "llama3" else "<s>"
+    talk = Talk(kind)
+    answer = text("one", kind)
+    drawn = [*talk.answer(answer)[:-1], talk.tokenizer.special[name], *talk.answer("two")]
+    generation = talk.ask("Hi", drawn, stop=[name, "three"])
+    assert (generation.completion, generation.finish_reason) == (answer, "stop")
+    talk.ask("And", talk.answer(text("b", kind)))
+    special = SpecialTokens(talk.tokenizer)
+    disguised = [m | {"content": special.disguise(m["content"])} for m in talk.chat.messages[:-1]]
+    assert talk.cached[: -len(talk.answer(text("b", kind))) + 1] == special.encode(talk.template.render(disguised))
+
+
 def test_every_end_of_turn_ends_an_answer(tmp_path):
     (tmp_path / "tokenizer.json").write_text(tiny_tokenizers.chatml(("<|im_start|>", "<|im_end|>", "<e>", "<x>")))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<e>", "chat_template": "<|im_start|>"}))
@@ -457,7 +471,7 @@ def test_what_a_conversation_left_in_the_cache_is_what_its_tokens_make_one_by_on
     folder, kind = model
     checkpoint = open_checkpoint(folder)
     tokenizer = TOKENIZERS[kind]
-    running: Any = load_backend(checkpoint, backend=backend)  # each has a cache of its own kind
+    running: Any = load_backend(checkpoint, RunOptions(backend=backend))  # each has a cache of its own kind
     running.ahead = ahead
     llama = Llama(checkpoint.config, tokenizer, running, stops=checkpoint.stops)
     chat = Chat(llama, find_template(tokenizer), system="Be brief.")

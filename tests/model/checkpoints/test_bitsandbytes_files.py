@@ -21,7 +21,7 @@ from llamaspec.model.checkpoints.huggingface.config import Fields
 from llamaspec.model.checkpoints.huggingface.write import write_huggingface
 from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.weights.codes import QuantizedMatrix
-from llamaspec.model.weights.params import load_params
+from llamaspec.model.weights.loading import load_params
 from llamaspec.reference.quantizers import double_quantization, nf4
 from llamaspec.reference.quantizers.nf4 import NF4
 from tests.goldens.quantizers.make_bitsandbytes_files import SHAPE, WEIGHTS

@@ -13,7 +13,7 @@ from llamaspec.model.checkpoints.huggingface.hqq import read_hqq
 from llamaspec.model.checkpoints.huggingface.write import write_huggingface
 from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.weights.codes import QuantizedMatrix
-from llamaspec.model.weights.params import load_params
+from llamaspec.model.weights.loading import load_params
 from tests.model.checkpoints.stored_goldens import arrays_of
 from tests.model.checkpoints.test_quantized_checkpoints import CONFIG
 from tests.support import families

@@ -22,7 +22,7 @@ from llamaspec.model.checkpoints.huggingface.write import write_huggingface
 from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.quantize.calibration import calibrated
 from llamaspec.model.weights.codes import QuantizedMatrix
-from llamaspec.model.weights.params import check_weights, load_params
+from llamaspec.model.weights.loading import check_weights, load_params
 from llamaspec.reference.quantizers import affine, awq, gptq, minifloat, mx, nvfp4, symmetric
 from llamaspec.reference.quantizers.affine import Affine
 from llamaspec.reference.quantizers.blocks import Quantized

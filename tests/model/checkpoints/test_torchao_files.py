@@ -17,7 +17,7 @@ from llamaspec.model.checkpoints.huggingface.config import Fields
 from llamaspec.model.checkpoints.huggingface.torchao import CODES, SCALE, ZERO, read_torchao
 from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.weights.codes import QuantizedMatrix
-from llamaspec.model.weights.params import load_params
+from llamaspec.model.weights.loading import load_params
 from llamaspec.reference.quantizers import torchao_int4
 from tests.goldens.quantizers.weights import KINDS, Weights
 from tests.model.checkpoints.stored_goldens import arrays_of

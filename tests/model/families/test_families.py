@@ -14,7 +14,7 @@ from llamaspec.model.candidates.walking import Walkable
 from llamaspec.model.family import architectures, families, nearest_family
 from llamaspec.model.ops.xla import XLA
 from llamaspec.model.running.reference_backend import load_reference_params
-from llamaspec.model.weights.params import load_params
+from llamaspec.model.weights.loading import load_params
 from llamaspec.reference.backward.llama import loss_and_gradient
 from llamaspec.reference.config import Config
 from llamaspec.reference.llama import feed_forward

@@ -18,8 +18,9 @@ from llamaspec.model.family import families
 from llamaspec.model.forward import forward
 from llamaspec.model.llama import load_backend
 from llamaspec.model.ops.cpu import CPU
+from llamaspec.model.options import RunOptions
 from llamaspec.model.running.reference_backend import load_reference_params
-from llamaspec.model.weights.params import load_params
+from llamaspec.model.weights.loading import load_params
 from llamaspec.reference import llama
 from llamaspec.reference.config import Config, for_sequences
 from llamaspec.reference.logsumexp import logsumexp
@@ -151,7 +152,7 @@ def test_the_context_decides_which_form_longrope_has(tmp_path):
     write_checkpoint(tmp_path, golden)
 
     def logits(context: int) -> np.ndarray:
-        backend = load_backend(open_checkpoint(tmp_path), context=context, backend="reference")
+        backend = load_backend(open_checkpoint(tmp_path), RunOptions(context=context, backend="reference"))
         return backend.logits(golden["tokens"][:context])
 
     assert_golden(logits(SEQ), golden)

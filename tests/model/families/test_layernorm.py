@@ -15,7 +15,8 @@ from llamaspec.model.checkpoints.huggingface.write import write_huggingface
 from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.family import families
 from llamaspec.model.tensors import tensor_shapes
-from llamaspec.model.weights.params import abstract_params, weight_bytes
+from llamaspec.model.weights.loading import abstract_params
+from llamaspec.model.weights.params import weight_bytes
 from llamaspec.reference.layernorm import layernorm
 from llamaspec.reference.qk_norm import head_qk_norm
 from llamaspec.reference.rmsnorm import rmsnorm

@@ -15,7 +15,7 @@ from llamaspec.model.checkpoints.codes import quantized
 from llamaspec.model.checkpoints.huggingface.write import write_huggingface
 from llamaspec.model.checkpoints.open import BUILT_IN, open_checkpoint
 from llamaspec.model.insight.checkup import Checkup, check_up
-from llamaspec.model.insight.evaluation import Text
+from llamaspec.model.insight.evaluation import EvalText
 from llamaspec.model.insight.text_faults import text_faults
 from llamaspec.model.insight.trials import TEXT, try_changes
 from llamaspec.model.insight.weight_faults import Fault
@@ -108,7 +108,7 @@ def test_a_change_is_named_by_the_keys_of_its_own_file():
     """Keys of params.json for Mistral's layout, each one that its reader reads."""
     config = replace(SMALL, tied=False, scaling=LinearScaling(4.0))
     checkpoint = replace(random_checkpoint(config, seed=0), format="mistral")
-    tried = try_changes(checkpoint, Text([1, 2, 3], 3)).tried
+    tried = try_changes(checkpoint, EvalText([1, 2, 3], 3)).tried
     mends = [trial.change.mend for trial in tried if trial.change and trial.change.mend.startswith('"')]
     assert all("in params.json" in mend for mend in mends)
     assert {mend.split('"')[1] for mend in mends} == {"tied_embeddings", "yarn", "norm_eps", "rope_theta"}

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from llamaspec.model.checkpoints import CheckpointError, open_checkpoint
 from llamaspec.model.checkpoints.codes import quantized
 from llamaspec.model.checkpoints.huggingface.write import write_huggingface
-from llamaspec.model.insight.evaluation import Text, choose_stride, compare, evaluate, recorded, text_for, windows
+from llamaspec.model.insight.evaluation import EvalText, choose_stride, compare, evaluate, recorded, text_for, windows
 from llamaspec.model.insight.evaluation_by_tensor import check_alike, compare_by_tensor, decoded
 from llamaspec.model.insight.evaluation_report import as_json, as_text
 from llamaspec.model.llama import load_backend
+from llamaspec.model.options import RunOptions
 from llamaspec.model.running.jax_backend import JaxBackend
 from llamaspec.model.running.reference_backend import ReferenceBackend
 from llamaspec.model.text import read_text
@@ -63,7 +64,7 @@ def test_where_only_the_last_token_counts_windows_do_not(seed, tokens, context, 
     rng = np.random.default_rng(seed)
     p, q = (rng.normal(size=(7, 7)) for _ in range(2))
     ids = rng.integers(0, 7, tokens).tolist()
-    text = Text(ids, bytes=2 * tokens)
+    text = EvalText(ids, bytes=2 * tokens)
     result = compare(Bigrams(q), Bigrams(p), text, context=context, stride=stride)
 
     def probabilities(logits):
@@ -105,21 +106,21 @@ def test_a_token_is_predicted_from_all_before_it_in_its_window(seed, tokens, con
     log_p = model.table - np.log(np.exp(model.table).sum(axis=-1, keepdims=True))
     read = [t - w.begin for w in windows(tokens, context=context, stride=stride) for t in range(w.scored, w.end)]
     losses = [-log_p[count - 1, id] for count, id in zip(read, ids[1:], strict=True)]
-    found = evaluate(model, Text(ids, tokens), context=context, stride=stride)
+    found = evaluate(model, EvalText(ids, tokens), context=context, stride=stride)
     assert found.loss == pytest.approx(np.mean(losses))
     assert found.tokens == tokens - 1
 
 
 def test_a_model_is_no_distance_from_itself():
     model = Bigrams(np.random.default_rng(0).normal(size=(5, 5)))
-    result = compare(model, model, Text([0, 1, 2, 3, 4], 5), context=4)
+    result = compare(model, model, EvalText([0, 1, 2, 3, 4], 5), context=4)
     assert result.model == result.base
     assert result.divergence == (0, 0, 0, 0, 1)
 
 
 def test_what_all_logits_of_a_position_share_does_not_matter():
     rng = np.random.default_rng(0)
-    table, text = rng.normal(size=(5, 5)), Text([0, 1, 2, 3, 4], 5)
+    table, text = rng.normal(size=(5, 5)), EvalText([0, 1, 2, 3, 4], 5)
     moved = table + 1e4 * rng.normal(size=(5, 1))
     found = compare(Bigrams(moved), Bigrams(table), text, context=4)
     # Each logit is rounded as it is moved, and so is the largest, which is taken from it.
@@ -130,7 +131,7 @@ def test_what_all_logits_of_a_position_share_does_not_matter():
 
 def test_weights_that_overflow_are_reported():
     with pytest.raises(FloatingPointError, match="overflow"):
-        evaluate(Bigrams(np.full((3, 3), np.inf)), Text([0, 1, 2], 3), context=3)
+        evaluate(Bigrams(np.full((3, 3), np.inf)), EvalText([0, 1, 2], 3), context=3)
 
 
 def loss_bound(golden: dict) -> float:
@@ -162,7 +163,10 @@ def test_perplexity_and_divergence_are_those_of_transformers(run, data, tmp_path
 
 def test_windows_are_those_of_transformers(data):
     checkpoint = open_checkpoint(data / "stories260K" / "stories260K.bin")
-    model, text = load_backend(checkpoint, backend="reference"), Text(GOLDEN["ids"], len(GOLDEN["text"]))
+    model, text = (
+        load_backend(checkpoint, RunOptions(backend="reference")),
+        EvalText(GOLDEN["ids"], len(GOLDEN["text"])),
+    )
     for golden in GOLDEN["losses"]:
         if golden["stride"] > 1:  # hundreds of windows
             found = evaluate(model, text, context=golden["context"], stride=golden["stride"])
@@ -173,22 +177,24 @@ def test_each_tensor_alone():
     """Each tensor that differs is named, and its cost is that of a model with this tensor alone."""
     base = random_checkpoint(SMALL, seed=1)
     model = quantized(base, "q4")
-    running = load_backend(decoded(base), backend="reference")
-    text = Text(np.random.default_rng(2).integers(0, SMALL.vocab, 30).tolist(), 30)
-    whole, costs = compare_by_tensor(load_backend(model, backend="reference"), running, model, base, text, context=16)
-    assert whole == compare(load_backend(model, backend="reference"), running, text, context=16)
+    running = load_backend(decoded(base), RunOptions(backend="reference"))
+    text = EvalText(np.random.default_rng(2).integers(0, SMALL.vocab, 30).tolist(), 30)
+    whole, costs = compare_by_tensor(
+        load_backend(model, RunOptions(backend="reference")), running, model, base, text, context=16
+    )
+    assert whole == compare(load_backend(model, RunOptions(backend="reference")), running, text, context=16)
     assert [cost.name for cost in costs] == [name for name, tensor in model.tensors.items() if tensor.codes]
     assert all(0 < cost.relative_error < 1 and cost.divergence.mean > 0 for cost in costs)
     one = {**base.tensors, costs[3].name: model.tensors[costs[3].name]._replace(codes=None)}
-    alone = load_backend(replace(base, tensors=one), backend="reference")
+    alone = load_backend(replace(base, tensors=one), RunOptions(backend="reference"))
     assert compare(alone, running, text, context=16).divergence == costs[3].divergence
     assert compare_by_tensor(running, running, base, base, text, context=16)[1] == []
 
 
 def test_the_base_is_computed_once_for_all_tensors(monkeypatch):
     base = random_checkpoint(SMALL, seed=1)
-    running = load_backend(decoded(base), backend="reference")
-    text, asked = Text([1, 2, 3, 4, 5], 5), []
+    running = load_backend(decoded(base), RunOptions(backend="reference"))
+    text, asked = EvalText([1, 2, 3, 4, 5], 5), []
     computed = ReferenceBackend.logits_in_parts
 
     def counted(model, ids, *, after=0):
@@ -197,7 +203,9 @@ def test_the_base_is_computed_once_for_all_tensors(monkeypatch):
 
     monkeypatch.setattr(ReferenceBackend, "logits_in_parts", counted)
     model = quantized(base, "q8")
-    costs = compare_by_tensor(load_backend(model, backend="reference"), running, model, base, text, context=8)[1]
+    costs = compare_by_tensor(
+        load_backend(model, RunOptions(backend="reference")), running, model, base, text, context=8
+    )[1]
     assert (asked.count(running), len(asked)) == (1, len(costs) + 2)
 
 
@@ -241,14 +249,16 @@ def test_one_tensor_is_exchanged_and_no_other_is_read_again(config):
 @pytest.mark.parametrize("backend", ["jax", "reference"])
 def test_logits_in_parts_are_the_logits(backend):
     checkpoint = random_checkpoint(replace(CONFIGS["3 to 1, q/k norms, window"], layers=1, windows=(3,)), seed=3)
-    model = load_backend(checkpoint, backend=backend)
+    model = load_backend(checkpoint, RunOptions(backend=backend))
     assert isinstance(model, JaxBackend | ReferenceBackend)
     ids = np.random.default_rng(4).integers(0, 50, 64).tolist()
     whole = model.logits(ids)
     rest = np.concatenate(list(model.logits_in_parts(ids, after=40)))
     np.testing.assert_allclose(rest, whole[40:], atol=1e-5 * np.abs(whole).max())
     other = random_checkpoint(checkpoint.config, seed=5)
-    assert np.array_equal(model.with_weights(other).logits(ids), load_backend(other, backend=backend).logits(ids))
+    assert np.array_equal(
+        model.with_weights(other).logits(ids), load_backend(other, RunOptions(backend=backend)).logits(ids)
+    )
     assert np.array_equal(model.logits(ids), whole)
 
 
@@ -270,7 +280,7 @@ def test_text_for_a_person(run, tmp_path):
 
 
 def test_what_json_and_text_hold():
-    comparison = compare(Bigrams(np.eye(3)), Bigrams(np.eye(3) * 2), Text([0, 1, 2], 3), context=3)
+    comparison = compare(Bigrams(np.eye(3)), Bigrams(np.eye(3) * 2), EvalText([0, 1, 2], 3), context=3)
     report = as_json(comparison, [], model="a")
     assert json.loads(json.dumps(report)) == report
     assert f"against {comparison.base.perplexity:.4f}" in as_text(report)

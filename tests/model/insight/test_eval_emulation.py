@@ -30,8 +30,9 @@ from llamaspec.model.ops.emulated import (
 )
 from llamaspec.model.ops.products import cpu_product, dot
 from llamaspec.model.ops.xla import XLA
+from llamaspec.model.options import RunOptions
 from llamaspec.model.running.reference_backend import load_reference_params
-from llamaspec.model.weights.params import load_params
+from llamaspec.model.weights.loading import load_params
 from llamaspec.reference.linear import linear
 from llamaspec.reference.llama import empty_cache, forward
 from llamaspec.reference.quantizers import ggml_activations, smoothquant
@@ -242,9 +243,9 @@ def test_q8_0_is_for_all_that_is_quantized(name):
     checkpoint = quantized(random_checkpoint(replace(CONFIGS[name], layers=1), seed=7), "q8")
     assert roundings(checkpoint, "q8_0") == {n: "q8_0" for n, tensor in checkpoint.tensors.items() if tensor.codes}
     rows = [
-        load_backend(checkpoint, emulate_activations="q8_0").logits([1, 2, 3]),
-        load_backend(checkpoint, emulate_activations="q8_0", backend="reference").logits([1, 2, 3]),
-        load_backend(checkpoint, backend="reference").logits([1, 2, 3]),
+        load_backend(checkpoint, RunOptions(emulate_activations="q8_0")).logits([1, 2, 3]),
+        load_backend(checkpoint, RunOptions(emulate_activations="q8_0", backend="reference")).logits([1, 2, 3]),
+        load_backend(checkpoint, RunOptions(backend="reference")).logits([1, 2, 3]),
     ]
     assert distance(rows[0].astype(np.float64), rows[1]) < 1e-5 < 1e-3 < distance(rows[1], rows[2])
 
@@ -255,18 +256,18 @@ def test_int8_is_for_what_is_in_int8():
     checkpoint = quantized(random_checkpoint(CONFIGS["2 to 1, wide, tied"], seed=7), "q8_row")
     assert roundings(checkpoint, "int8") == {n: "int8" for n, tensor in checkpoint.tensors.items() if tensor.codes}
     rows = [
-        load_backend(checkpoint, emulate_activations="int8").logits([1, 2, 3]),
-        load_backend(checkpoint, emulate_activations="int8", backend="reference").logits([1, 2, 3]),
-        load_backend(checkpoint, backend="reference").logits([1, 2, 3]),
+        load_backend(checkpoint, RunOptions(emulate_activations="int8")).logits([1, 2, 3]),
+        load_backend(checkpoint, RunOptions(emulate_activations="int8", backend="reference")).logits([1, 2, 3]),
+        load_backend(checkpoint, RunOptions(backend="reference")).logits([1, 2, 3]),
     ]
     assert distance(rows[0].astype(np.float64), rows[1]) < 1e-5 < 1e-3 < distance(rows[1], rows[2])
-    with pytest.raises(ValueError, match="no matrix whose activations int8 would round"):
+    with pytest.raises(ValueError, match="no matrix with activations for int8 to round"):
         roundings(quantized(checkpoint, "q4"), "int8")
 
 
 def test_what_cannot_be_emulated_is_refused(run, tmp_path):
     out = ("--tokens", "1,2", "--out", str(tmp_path / "x.npy"))
-    assert_refused(run("logits", *out, "--emulate-activations", "q8_0"), "no matrix whose activations q8_0 would round")
+    assert_refused(run("logits", *out, "--emulate-activations", "q8_0"), "no matrix with activations for q8_0 to round")
     assert_refused(run("logits", *out, "--emulate-activations", "ggml", "--quantize", "q8"), "no matrix whose")
     assert_refused(run("logits", *out, "--emulate-activations", "q8_1"), "'q8_1' is not one of", status=2)
     plain = random_checkpoint(CONFIGS["experts"], seed=0)

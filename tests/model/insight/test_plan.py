@@ -15,6 +15,7 @@ from llamaspec.benchmarks.suites import timed_model
 from llamaspec.benchmarks.suites.timed_model import choose_model
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.device import room
 from llamaspec.model.insight import machine
 from llamaspec.model.insight.cost import decode_cost, prefill_cost
 from llamaspec.model.insight.machine import Sizes
@@ -22,12 +23,12 @@ from llamaspec.model.insight.plan import DEVICES, as_text, make_plan
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.insight.timing import Effort
 from llamaspec.model.llama import choose_dtype
-from llamaspec.model.running.device import room
 from llamaspec.model.running.memory import PROCESS, Memory, check_fits, memory_of
 from llamaspec.model.running.programs import prompt_chunk
 from llamaspec.model.running.reference_backend import reference_memory
 from llamaspec.model.tensors import quantizable
-from llamaspec.model.weights.params import abstract_params, weight_bytes
+from llamaspec.model.weights.loading import abstract_params
+from llamaspec.model.weights.params import weight_bytes
 from llamaspec.reference.config import Config
 from tests.support.processes import run_python
 from tests.support.random_models import random_checkpoint
@@ -49,10 +50,10 @@ RUN = """
 import sys
 from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.llama import load_backend
-from llamaspec.model.options import SamplingOptions
+from llamaspec.model.options import RunOptions, SamplingOptions
 from llamaspec.model.running.session import Session
 checkpoint = open_checkpoint(sys.argv[1])
-backend = load_backend(checkpoint, quantize=sys.argv[2] or None, backend=sys.argv[3], own_process=True)
+backend = load_backend(checkpoint, RunOptions(quantize=sys.argv[2] or None, backend=sys.argv[3], own_process=True))
 session = Session(backend, vocab=checkpoint.config.vocab)
 prompt = [1] * (checkpoint.config.context - 4)
 for _ in session.bursts(prompt, max_new_tokens=4, options=SamplingOptions(), seed=0, stops=frozenset()):
@@ -298,7 +299,7 @@ def test_what_is_timed_and_planned_is_of_the_dtype_that_runs(scheme, on_a_gpu, m
     [
         (
             Memory(weights=4_400_000_000, cache=180_000_000, activations=10**7, logits=0, process=10**9, compiling=0),
-            "4.40 GB of weights, 0.18 GB of cache for a context of 64 tokens and 0.83 GB beside them do not fit in the "
+            "4.40 GB of weights, 0.18 GB of cache for a context of 64 tokens and 0.83 GB to compute do not fit in the "
             "0.10 GB of memory that are free",
         ),
         (
@@ -312,7 +313,7 @@ def test_what_does_not_fit_is_named_by_what_takes_most(memory: Memory, words: st
         check_fits(memory, context=64, available=100_000_000)
     assert str(refusal.value) == words
     with pytest.raises(MemoryError) as refusal:
-        check_fits(memory, context=64, available=100_000_000, others=70_000_000_000)
+        check_fits(memory, context=64, available=100_000_000, other_programs=70_000_000_000)
     assert str(refusal.value) == words + ": other programs hold 70.0 GB of this device"
 
 
@@ -320,16 +321,16 @@ def test_what_other_programs_hold_of_a_gpu_is_not_free(monkeypatch):
     """JAX may take three quarters of a GPU of 80 GB and has 1 GB of it; others hold all but 5 GB of the rest."""
     pool = {"bytes_limit": 60_000_000_000, "bytes_in_use": 600_000_000, "pool_bytes": 1_000_000_000}
     gpu = SimpleNamespace(platform="gpu", memory_stats=lambda: pool)
-    monkeypatch.setattr("llamaspec.model.running.device.jax.local_devices", lambda: [gpu])
-    monkeypatch.setattr("llamaspec.model.running.device.cuda_memory", lambda: (5_000_000_000, 80_000_000_000))
+    monkeypatch.setattr("llamaspec.model.device.jax.local_devices", lambda: [gpu])
+    monkeypatch.setattr("llamaspec.model.device.cuda_memory", lambda: (5_000_000_000, 80_000_000_000))
     assert room() == (5_400_000_000, 74_000_000_000)
-    monkeypatch.setattr("llamaspec.model.running.device.cuda_memory", lambda: (79_000_000_000, 80_000_000_000))
+    monkeypatch.setattr("llamaspec.model.device.cuda_memory", lambda: (79_000_000_000, 80_000_000_000))
     assert room() == (59_400_000_000, 0)
-    monkeypatch.setattr("llamaspec.model.running.device.cuda_memory", lambda: None)
+    monkeypatch.setattr("llamaspec.model.device.cuda_memory", lambda: None)
     assert room() == (59_400_000_000, 0)
     # JAX counts nothing where XLA_PYTHON_CLIENT_ALLOCATOR is `platform`; the machine's memory is no answer.
     gpu.memory_stats = lambda: None
-    monkeypatch.setattr("llamaspec.model.running.device.cuda_memory", lambda: (5_000_000_000, 80_000_000_000))
+    monkeypatch.setattr("llamaspec.model.device.cuda_memory", lambda: (5_000_000_000, 80_000_000_000))
     assert room() == (5_000_000_000, 0)
 
 

@@ -23,10 +23,12 @@ from llamaspec.model.ops.gpu_config import FIELDS, check_config
 from llamaspec.model.ops.routed import Routed
 from llamaspec.model.ops.table import Ops
 from llamaspec.model.ops.xla import XLA
+from llamaspec.model.options import RunOptions
 from llamaspec.model.running.programs import Layout, decode_shapes
-from llamaspec.model.weights.codes import CLASS_OF_FORM
+from llamaspec.model.weights.forms.table import CLASS_OF_FORM
 from llamaspec.model.weights.gpu_codes import arranged
-from llamaspec.model.weights.params import Params, abstract_params
+from llamaspec.model.weights.loading import abstract_params
+from llamaspec.model.weights.params import Params
 from llamaspec.pallas_kernels.parts.quantized_product import Int4Product, Int8Product
 from llamaspec.pallas_kernels.parts.row_product import RowProduct
 from llamaspec.pallas_kernels.unsupported import Unsupported
@@ -299,7 +301,7 @@ def test_emulated_activations_have_no_kernels_and_say_so(monkeypatch):
     monkeypatch.setattr(llamaspec.model.llama, "default_device", lambda: H200)
     checkpoint = quantized(random_checkpoint(TINY, seed=0), "q8")
     with pytest.raises(ValueError, match="kernels pallas cannot emulate activations: choose xla or cpu"):
-        llamaspec.model.llama.load_backend(checkpoint, emulate_activations="q8_0")
+        llamaspec.model.llama.load_backend(checkpoint, RunOptions(emulate_activations="q8_0"))
 
 
 def test_tables_are_values():

@@ -18,15 +18,10 @@ from llamaspec.model.ops import products
 from llamaspec.model.ops.products import cpu_product, dot, partial_sums
 from llamaspec.model.running.compile import compiler_options
 from llamaspec.model.weights.codes import QuantizedMatrix
+from llamaspec.model.weights.forms.table import CLASS_OF_FORM
 from llamaspec.model.weights.groups import can_multiply
-from llamaspec.model.weights.params import (
-    CLASS_OF_FORM,
-    FeedForward,
-    Linear,
-    abstract_params,
-    load_params,
-    weight_bytes,
-)
+from llamaspec.model.weights.loading import abstract_params, load_params
+from llamaspec.model.weights.params import FeedForward, Linear, weight_bytes
 from llamaspec.reference.quantizers.affine import Affine
 from llamaspec.reference.quantizers.blocks import Quantized
 from llamaspec.verify.bounds.precision import TINY

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from llamaspec.model.parallel import context, gathered, reading, share, way
+from llamaspec.model.parallel import context, gathered, reading, sharding, share
 from llamaspec.model.parallel.tensor import AXIS, tensor_parallel, total
 from llamaspec.model.tensors import NAMES, row_order
 from llamaspec.reference.quantizers.schemes import scheme
@@ -224,7 +224,7 @@ MUTANTS = {
     ),
     "scales that do not go with their codes": Mutant(SCALED, 100, replaced=(reading, "_codes_part", first_scales)),
     "a scale of a row made from a part of it": Mutant(
-        Walk("wide", 2, quantize="q8_row"), 10, replaced=(way, "scheme", lambda _: scheme("q8"))
+        Walk("wide", 2, quantize="q8_row"), 10, replaced=(sharding, "scheme", lambda _: scheme("q8"))
     ),
     "keys and values written by every device": Mutant(DEALT, replaced=(context, "_own_rows", everyone_writes)),
     "each device's own largest score": Mutant(DEALT, ops=attending("pmax", lambda x, _: x)),

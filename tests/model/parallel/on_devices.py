@@ -186,20 +186,20 @@ def way_of(case: Walk, config: Any) -> Any:
     from jax.sharding import PartitionSpec as P
 
     from llamaspec.model.parallel.gathered import gathered, row_layouts
-    from llamaspec.model.parallel.way import Way, way_named
+    from llamaspec.model.parallel.sharding import Sharding, sharding_named
     from llamaspec.model.weights.params import Names, array_names
 
     if case.way != "FSDP":
-        return way_named(case.way)
+        return sharding_named(case.way)
     import jax
 
     named = row_layouts(config, case.devices)
 
-    class ByRows(Way):
+    class ByRows(Sharding):
         """A part of the rows of each matrix on each device, and all of the cache."""
 
-        def config(self, whole: Any, devices: int) -> Any:
-            return whole
+        def config(self, config: Any, devices: int) -> Any:
+            return config
 
         def part(self, checkpoint: Any, *, device: int, devices: int) -> Any:
             def cut(name: str, tensor: Any) -> Any:
@@ -218,7 +218,7 @@ def way_of(case: Walk, config: Any) -> Any:
 
             return jax.tree.map(layout, array_names(config, params.rope), params)
 
-    return ByRows("tensor", lambda ops: gathered(ops, config), kept=P(), hidden=P())
+    return ByRows("tensor", lambda ops: gathered(ops, config), kv_layout=P(), hidden=P())
 
 
 def stored(checkpoint: Any) -> Any:
@@ -247,7 +247,7 @@ def walked(case: Walk, parallel: Callable | None = None, change: Callable | None
     arrays = weights(tensor_shapes(config), seed=0)
     options: dict[str, Any] = {"devices": case.devices, "dtype": kind.dtype, "rows": 8}
     table, way = {"xla": XLA, "cpu": CPU}[case.table], way_of(case, config)
-    options["way"] = way._replace(ops=parallel or way.ops)
+    options["sharding"] = way._replace(ops=parallel or way.ops)
 
     def model(arrays: dict[str, np.ndarray]) -> Any:
         checkpoint = random_checkpoint(config, arrays)
@@ -439,7 +439,7 @@ def spread_cache(name: str) -> dict[str, Any]:
     from llamaspec.model.parallel.partition import mesh
     from llamaspec.model.parallel.tensor import AXIS
     from llamaspec.model.tensors import tensor_shapes
-    from llamaspec.model.weights.params import load_params
+    from llamaspec.model.weights.loading import load_params
     from llamaspec.verify.judging.walk import weights
 
     def others_wrap(rows: Any, new: Any, at: Any) -> Any:
@@ -541,11 +541,11 @@ def logits_on(checkpoint: Any, kind: str, devices: int, tokens: Any) -> Any:
     from llamaspec.model.ops.xla import XLA
     from llamaspec.model.parallel.backend import cache_shapes, load_shares
     from llamaspec.model.parallel.partition import Partition, mesh
-    from llamaspec.model.parallel.way import Parts, way_named
+    from llamaspec.model.parallel.sharding import Parts, sharding_named
     from llamaspec.model.running.programs import Layout
-    from llamaspec.model.weights.params import abstract_params
+    from llamaspec.model.weights.loading import abstract_params
 
-    way, dtype, rows = way_named(kind), np.dtype(np.float32), len(tokens)
+    way, dtype, rows = sharding_named(kind), np.dtype(np.float32), len(tokens)
     parts, config = Parts(checkpoint, devices, None, way), way.config(checkpoint.config, devices)
     shares = [parts.of(i) for i in range(devices)]
     shapes = abstract_params(config, dtype=dtype, positions=rows, tensors=shares[0].tensors)
@@ -568,7 +568,7 @@ def drawn(*, own_key: bool) -> dict[str, Any]:
     from llamaspec.model import sampling
     from llamaspec.model.candidates.walking import random_checkpoint
     from llamaspec.model.llama import load_backend
-    from llamaspec.model.options import SamplingOptions
+    from llamaspec.model.options import RunOptions, SamplingOptions
     from llamaspec.model.parallel.tensor import AXIS
     from llamaspec.model.running.jax_backend import JaxBackend
     from llamaspec.model.tensors import tensor_shapes
@@ -582,7 +582,7 @@ def drawn(*, own_key: bool) -> dict[str, Any]:
 
     def text(devices: int) -> tuple[list[int], list[np.ndarray]]:
         """Draw eight tokens; gives them, and which tokens each device has seen."""
-        backend = load_backend(checkpoint, devices=devices, context=32)
+        backend = load_backend(checkpoint, RunOptions(devices=devices, context=32))
         assert isinstance(backend, JaxBackend)
         options = SamplingOptions(temperature=1.0)
         drawing = backend.begin(3, seen=np.zeros(config.vocab, bool), seed=7, options=options, stops=[])

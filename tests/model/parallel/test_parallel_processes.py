@@ -241,7 +241,7 @@ def test_a_command_is_told_from_others_by_its_options(run, monkeypatch, tmp_path
     asked = []
 
     def joined(group: Group):
-        asked.append(group.asked)
+        asked.append(group.settings)
         raise ValueError("enough")
 
     monkeypatch.setattr("llamaspec.model.parallel.processes.joined", joined)
@@ -296,7 +296,7 @@ import json, re, sys
 from pathlib import Path
 from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.parallel.reading import share_of
-from llamaspec.model.weights.params import check_weights, load_params
+from llamaspec.model.weights.loading import check_weights, load_params
 import numpy as np
 def read():
     return int(re.search(r"read_bytes: (\\d+)", Path("/proc/self/io").read_text())[1])

@@ -19,7 +19,7 @@ from llamaspec.model.forward import forward
 from llamaspec.model.ops.cpu import CPU
 from llamaspec.model.ops.xla import XLA
 from llamaspec.model.running.reference_backend import load_reference_params
-from llamaspec.model.weights.params import load_params
+from llamaspec.model.weights.loading import load_params
 from llamaspec.reference.quantizers.schemes import SCHEMES
 from llamaspec.verify.bounds import running_error
 from tests.model.test_model_against_reference import composed_bound, one_layer

@@ -7,7 +7,7 @@ import pytest
 
 from llamaspec.model.checkpoints.checkpoint import Tensor
 from llamaspec.model.checkpoints.codes import exact_parts, quantized
-from llamaspec.model.weights.codes import CLASS_OF_FORM
+from llamaspec.model.weights.forms.table import CLASS_OF_FORM
 from llamaspec.model.weights.quantizing import quantized_on_device
 from llamaspec.reference.quantizers.schemes import SCHEMES
 from tests.support.random_models import SMALL, random_checkpoint

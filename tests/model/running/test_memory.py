@@ -8,6 +8,7 @@ from llamaspec.benchmarks.common.random_model import random_shapes
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.llama import load_backend
 from llamaspec.model.ops.cpu import CPU
+from llamaspec.model.options import RunOptions
 from llamaspec.model.running import process
 from llamaspec.model.running.memory import shortage_named
 from llamaspec.model.running.programs import Layout, compile_programs
@@ -103,7 +104,7 @@ def test_only_a_process_of_the_models_own_is_changed(monkeypatch, own):
     for effect in ("return_blocks_when_freed", "forget_code", "return_freed_memory"):
         monkeypatch.setattr(process, effect, lambda *arguments, effect=effect: called.append(effect))
     monkeypatch.setattr(process, "SMALL", 0)
-    load_backend(random_checkpoint(SMALL, seed=0), context=16, own_process=own)
+    load_backend(random_checkpoint(SMALL, seed=0), RunOptions(context=16, own_process=own))
     assert called == (["return_blocks_when_freed", "return_freed_memory", "forget_code"] if own else [])
 
 
@@ -113,14 +114,14 @@ FULL = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 16106127360 b
 def test_a_device_that_another_program_fills_is_one_line(monkeypatch):
     """A plan does not know of it: only the device does."""
     checkpoint = random_checkpoint(SMALL, seed=0)
-    backend = load_backend(checkpoint, context=16)
+    backend = load_backend(checkpoint, RunOptions(context=16))
 
     def fail(*arguments, **named):
         raise jax.errors.JaxRuntimeError(FULL)
 
     monkeypatch.setattr("llamaspec.model.running.load.load_params", fail)
     with pytest.raises(MemoryError, match=r"^the device has no room for 0\.00 GB of weights: another program may hold"):
-        load_backend(checkpoint, context=16)
+        load_backend(checkpoint, RunOptions(context=16))
     monkeypatch.setattr("llamaspec.model.running.programs.empty_cache", fail)
     with pytest.raises(MemoryError, match=r"^the device has no room for 0\.00 GB of cache: "):
         backend.start()

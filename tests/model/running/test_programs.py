@@ -19,11 +19,11 @@ from llamaspec.model.chat.template import find_template
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.checkpoints.llama2c.write import write_llama2c
 from llamaspec.model.forward import forward
-from llamaspec.model.llama import BackendName, Llama, load_backend
+from llamaspec.model.llama import Llama, load_backend
 from llamaspec.model.ops.xla import XLA
-from llamaspec.model.options import SamplingOptions
+from llamaspec.model.options import BackendName, RunOptions, SamplingOptions
 from llamaspec.model.running.session import Session
-from llamaspec.model.weights.params import abstract_params
+from llamaspec.model.weights.loading import abstract_params
 from tests.model.test_generation import VOCAB, Alphabet
 from tests.support.processes import run_python
 from tests.support.random_models import SMALL, random_checkpoint
@@ -33,7 +33,7 @@ CONFIG = replace(SMALL, vocab=VOCAB, context=700)
 
 
 def make_llama(backend: BackendName = "jax", *, greedy: bool = False) -> Llama:
-    running = load_backend(random_checkpoint(CONFIG, seed=0), backend=backend, greedy=greedy)
+    running = load_backend(random_checkpoint(CONFIG, seed=0), RunOptions(backend=backend, greedy=greedy))
     return Llama(CONFIG, Alphabet(), running, stops=frozenset({257}))
 
 
@@ -120,12 +120,13 @@ from tests.model.running.test_programs import CONFIG, make_llama
 from tests.support.random_models import random_checkpoint
 from llamaspec import SamplingOptions
 from llamaspec.model.llama import load_backend
+from llamaspec.model.options import RunOptions
 checkpoint, llama = random_checkpoint(CONFIG, seed=0), make_llama("reference")
 for call in (
-    lambda: load_backend(checkpoint, backend="numpy"),
-    lambda: load_backend(checkpoint, dtype="float16"),
-    lambda: load_backend(checkpoint, context=701),
-    lambda: load_backend(checkpoint, kernels="fast"),
+    lambda: load_backend(checkpoint, RunOptions(backend="numpy")),
+    lambda: load_backend(checkpoint, RunOptions(dtype="float16")),
+    lambda: load_backend(checkpoint, RunOptions(context=701)),
+    lambda: load_backend(checkpoint, RunOptions(kernels="fast")),
     lambda: SamplingOptions(top_k=1.5),
     lambda: llama.generate("x", max_new_tokens=2.5),
     lambda: llama.continue_ids(llama.session(), [300]),
@@ -216,10 +217,12 @@ import jax
 import numpy as np
 from llamaspec.model.cache import cache_bytes
 from llamaspec.model.llama import load_backend
-from llamaspec.model.weights.params import abstract_params, weight_bytes
+from llamaspec.model.options import RunOptions
+from llamaspec.model.weights.loading import abstract_params
+from llamaspec.model.weights.params import weight_bytes
 from tests.support.random_models import SMALL, random_checkpoint
 config = replace(SMALL, dim=64, layers=1, heads=32, kv_heads=8, head_dim=128, context=32768)
-backend = load_backend(random_checkpoint(config, seed=0), context=config.context, own_process=True)
+backend = load_backend(random_checkpoint(config, seed=0), RunOptions(context=config.context, own_process=True))
 cache = backend.rewind(backend.start(), config.context - backend.chunk)
 jax.block_until_ready(backend.extend(cache, [1] * backend.chunk))
 float32 = np.dtype(np.float32)
@@ -252,10 +255,10 @@ import numpy as np
 from llamaspec.model.cache import cache_bytes
 from llamaspec.model.checkpoints import open_checkpoint
 from llamaspec.model.llama import load_backend
-from llamaspec.model.options import SamplingOptions
+from llamaspec.model.options import RunOptions, SamplingOptions
 from llamaspec.model.running.session import Session
 checkpoint = open_checkpoint(sys.argv[1])
-backend = load_backend(checkpoint, own_process=True)
+backend = load_backend(checkpoint, RunOptions(own_process=True))
 session = Session(backend, vocab=checkpoint.config.vocab)
 for _ in session.bursts([1, 2, 3], max_new_tokens=4, options=SamplingOptions(), seed=0, stops=frozenset()):
     pass
@@ -284,10 +287,10 @@ def overflowing(largest: float) -> Checkpoint:
 
 
 def test_logits_that_are_not_finite_are_refused():
-    backend = load_backend(overflowing(3e38), context=16)
+    backend = load_backend(overflowing(3e38), RunOptions(context=16))
     with pytest.raises(FloatingPointError, match="the model's logits are not numbers"):
         backend.logits([1, 2, 3])
-    reference = load_backend(overflowing(3e38), context=16, backend="reference")
+    reference = load_backend(overflowing(3e38), RunOptions(context=16, backend="reference"))
     assert np.isfinite(reference.logits([1, 2, 3])).all()  # float64 holds them
 
 

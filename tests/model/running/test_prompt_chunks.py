@@ -11,18 +11,17 @@ from hypothesis import strategies as st
 
 from llamaspec.model.checkpoints.checkpoint import CheckpointError
 from llamaspec.model.checkpoints.codes import quantized
+from llamaspec.model.device import Device, Room
 from llamaspec.model.llama import load_backend
-from llamaspec.model.options import SamplingOptions
+from llamaspec.model.options import RunOptions, SamplingOptions
 from llamaspec.model.parallel.load import load_parallel
-from llamaspec.model.parallel.way import TENSOR
-from llamaspec.model.running.device import Device, Room
 from llamaspec.model.running.jax_backend import JaxBackend
 from llamaspec.model.running.memory import memory_of
 from llamaspec.model.running.programs import Layout, first_programs, prompt_chunk, wide_chunks
 from llamaspec.model.running.session import Session
 from llamaspec.model.running.start_clock import StartClock
 from llamaspec.model.weights import quantizing
-from llamaspec.model.weights.params import abstract_params, load_params, no_progress
+from llamaspec.model.weights.loading import abstract_params, load_params, no_progress
 from tests.support.random_models import SMALL, random_checkpoint
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "compiled_fast")
@@ -49,7 +48,7 @@ def test_codes_of_medium_prompts_are_decoded_once_for_a_thousand_tokens():
 @pytest.fixture
 def narrow_and_wide(monkeypatch) -> tuple[JaxBackend, JaxBackend]:
     monkeypatch.setattr("llamaspec.model.llama.prompt_chunk", lambda config, platform: 8)
-    load = partial(load_backend, random_checkpoint(CONFIG, seed=0), greedy=True)
+    load = partial(load_backend, random_checkpoint(CONFIG, seed=0), RunOptions(greedy=True))
     narrow = load()
     monkeypatch.setattr("llamaspec.model.llama.wide_chunks", lambda platform, capacity, codes: (16, 32))
     return narrow, load()  # type: ignore
@@ -94,13 +93,13 @@ def test_several_devices_read_by_the_widest_chunks_that_have_room(
         raise Planned
 
     monkeypatch.setattr("llamaspec.model.parallel.load.room", lambda: Room(free))
-    monkeypatch.setattr("llamaspec.model.parallel.load.fewest", lambda number: min(number, in_other_processes))
+    monkeypatch.setattr("llamaspec.model.parallel.load.all_min", lambda number: min(number, in_other_processes))
     monkeypatch.setattr("llamaspec.model.parallel.load.compile_programs", plan_only)
     with pytest.raises(MemoryError if wide is None else Planned):
         load_parallel(
             random_checkpoint(CONFIG, seed=0),
-            **{"devices": 1, "layout": layout, "dtype": dtype, "way": TENSOR, "kernels": "xla"},
-            **{"device": Device("gpu", "a GPU", "8.0"), "quantize": None, "greedy": True, "own_process": False},
+            RunOptions(kernels="xla", greedy=True),
+            **{"layout": layout, "dtype": dtype, "device": Device("gpu", "a GPU", "8.0")},
             progress=no_progress,
             clock=StartClock(),
         )
@@ -158,7 +157,7 @@ def test_a_wide_program_is_compiled_by_the_first_prompt_that_needs_it(narrow_and
 
 @pytest.mark.usefixtures("narrow_and_wide")
 def test_a_prompt_of_known_length_compiles_what_reads_it_and_nothing_else(compiled):
-    backend = load_backend(random_checkpoint(CONFIG, seed=0), greedy=True, prompt=18)
+    backend = load_backend(random_checkpoint(CONFIG, seed=0), RunOptions(greedy=True, prompt=18))
     assert isinstance(backend, JaxBackend)
     before = compiled.count("jit(prefill)")
     backend.extend(backend.start(), [1] * 17)
@@ -179,8 +178,7 @@ def test_several_readers_read_what_one_reads(monkeypatch, scheme):
     assert bits(load(readers=3, checked=False)) == one
     monkeypatch.setattr(quantizing, "FEW", 0)
     assert bits(load()) == one
-    monkeypatch.setattr(quantizing, "default_device", lambda: Device("gpu", "a GPU", "8.0"))
-    assert bits(load(readers=3)) == one
+    assert bits(load(readers=3, device=Device("gpu", "a GPU", "8.0"))) == one
 
 
 def test_a_weight_that_is_no_number_is_found_while_it_is_read():
@@ -207,5 +205,4 @@ def test_a_part_that_is_not_exact_is_quantized_by_the_reference(monkeypatch):
     exact = bits(load())
     monkeypatch.setattr(quantizing, "FEW", 0)
     assert bits(load()) == exact
-    monkeypatch.setattr(quantizing, "default_device", lambda: Device("gpu", "a GPU", "8.0"))
-    assert bits(load()) == exact
+    assert bits(load(device=Device("gpu", "a GPU", "8.0"))) == exact

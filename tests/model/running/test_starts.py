@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from llamaspec.model.llama import load, load_backend
+from llamaspec.model.options import RunOptions
 from llamaspec.model.running import program_store
 from llamaspec.model.running.jax_backend import JaxBackend
 from llamaspec.model.running.start_clock import StartClock
@@ -108,7 +109,7 @@ def test_chat_says_the_phases_of_its_first_answer():
 
 
 def loaded(folder: Path, **options) -> JaxBackend:
-    backend = load_backend(random_checkpoint(SMALL, seed=0), context=32, compile_cache=folder, **options)
+    backend = load_backend(random_checkpoint(SMALL, seed=0), RunOptions(context=32, compile_cache=folder, **options))
     assert isinstance(backend, JaxBackend)
     return backend
 

@@ -201,7 +201,7 @@ SPOILED = [
     ("tokenizer.ggml.token_type", (ARRAY, (I32, [1] * 449)), "not a list of 450 numbers from 1 to 6"),
     ("tokenizer.ggml.token_type", (ARRAY, (I32, [9] * 450)), "not a list of 450 numbers from 1 to 6"),
     ("tokenizer.ggml.token_type", (ARRAY, (F32, [1.0] * 450)), "not a list of 450 numbers from 1 to 6"),
-    ("tokenizer.ggml.token_type", (ARRAY, (I32, [1] * 450)), "no token stands for what is unknown"),
+    ("tokenizer.ggml.unknown_token_id", (U32, 450), "no token stands for what is unknown"),
     ("tokenizer.ggml.token_type", (ARRAY, (I32, [2] * 450)), "SentencePiece refuses"),
     ("tokenizer.ggml.bos_token_id", (U32, 450), "450, outside a vocabulary of 450"),
     ("tokenizer.ggml.bos_token_id", (F32, 1.0), "is 1.0, not an integer"),
@@ -211,7 +211,10 @@ SPOILED = [
 
 @pytest.mark.parametrize(("key", "value", "what"), SPOILED, ids=[f"{i}" for i in range(len(SPOILED))])
 def test_a_tokenizer_that_cannot_be_used(tmp_path, key, value, what):
-    path = File({**sentencepiece()[1], key: value}, {}).write(tmp_path / "x.gguf")
+    keys = sentencepiece()[1]
+    if key.endswith("unknown_token_id"):
+        del keys["tokenizer.ggml.token_type"]
+    path = File({**keys, key: value}, {}).write(tmp_path / "x.gguf")
     with pytest.raises(CheckpointError) as caught:
         load_tokenizer(path)
     assert what in str(caught.value)

@@ -32,7 +32,7 @@ def keys_of(kind: str, *, begins: bool) -> dict:
 def written(folder: Path, kind: str, *, begins: bool) -> tuple[Path, Path]:
     """One tokenizer, inside a file and in a folder."""
     inside = File(keys_of(kind, begins=begins), {}).write(folder / "x.gguf")
-    files = tokenizer_files(load_tokenizer(inside), eos=None, templates={})
+    files = tokenizer_files(load_tokenizer(inside), named={}, templates={})
     (folder / "there").mkdir()
     for name, data in files.items():
         (folder / "there" / name).write_bytes(data)
@@ -113,7 +113,7 @@ def test_without_a_tokenizer_inside_what_lies_beside_comes_along(tmp_path):
 def test_a_tokenizer_of_another_kind_is_not_written(tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(tiny_tokenizers.llama3())
     with pytest.raises(TypeError, match="TiktokenTokenizer is not written"):
-        tokenizer_files(load_tokenizer(tmp_path), eos=None, templates={})
+        tokenizer_files(load_tokenizer(tmp_path), named={}, templates={})
 
 
 def test_a_model_without_a_tokenizer_is_named(tmp_path, monkeypatch):

@@ -253,7 +253,7 @@ BAD = {
     ),
     "a model of no stated type": (
         file_of(model=WORD_PIECE),
-        "type .Word.*only BPE is",
+        "type .Word.*only BPE and Unigram are",
     ),
     "a vocabulary of 600,000": (
         file_of(model={"type": "BPE", "vocab": {f"{i:x}": i for i in range(600_000)}, "merges": []}),

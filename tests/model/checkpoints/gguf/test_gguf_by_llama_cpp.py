@@ -16,8 +16,9 @@ import pytest
 
 from llamaspec.model.checkpoints import Checkpoint, open_checkpoint
 from llamaspec.model.llama import load_backend
+from llamaspec.model.options import RunOptions
 from llamaspec.model.running.programs import Programs
-from llamaspec.model.weights.params import abstract_params
+from llamaspec.model.weights.loading import abstract_params
 from tests.goldens import make_eval_gguf
 from tests.goldens.make_eval_gguf import DISTINCT, IDS, MULTIPLIED, SHOWN, shown
 from tests.model.checkpoints.gguf.test_gguf_goldens import distance
@@ -70,7 +71,9 @@ def test_every_type_that_is_read_is_there():
 @pytest.mark.parametrize(("model", "type"), FILES)
 def test_logits_are_those_of_llama_cpp(made, model, type):
     """Logits agree at every position. Without rounded activations they are a hundredth apart, except for floats."""
-    rows = load_backend(open_checkpoint(made(model, type)), backend="reference", emulate_activations="ggml").logits(IDS)
+    rows = load_backend(
+        open_checkpoint(made(model, type)), RunOptions(backend="reference", emulate_activations="ggml")
+    ).logits(IDS)
     each = [distance(a, b) for a, b in zip(shown(rows), theirs(model, type), strict=True)]
     apart, most = APART.get((model, type), ((), 0.0))
     assert all(found < (most if i in apart else 1e-5) for i, found in enumerate(each)), each
@@ -94,7 +97,7 @@ def in_jax(checkpoint: Checkpoint, compiled: dict[str, Any], monkeypatch: pytest
     monkeypatch.setattr(
         "llamaspec.model.running.load.compile_programs", lambda *given, **options: Programs(unused, unused)
     )
-    compiled[shapes] = load_backend(checkpoint, context=16, dtype="float32")
+    compiled[shapes] = load_backend(checkpoint, RunOptions(context=16, dtype="float32"))
     return compiled[shapes].logits(IDS)
 
 
@@ -103,7 +106,7 @@ def in_jax(checkpoint: Checkpoint, compiled: dict[str, Any], monkeypatch: pytest
 def test_jax_computes_what_the_reference_does(made, compiled, monkeypatch, model, type):
     """Both agree at every position, in float32 on the decoded weights."""
     checkpoint = open_checkpoint(made(model, type))
-    expected = load_backend(checkpoint, backend="reference").logits(IDS)
+    expected = load_backend(checkpoint, RunOptions(backend="reference")).logits(IDS)
     actual = in_jax(checkpoint, compiled, monkeypatch).astype(np.float64)
     assert max(distance(a, b) for a, b in zip(actual, expected, strict=True)) < 1e-5
 

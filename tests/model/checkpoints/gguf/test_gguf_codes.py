@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import llamaspec.model.weights.gpu_codes
 import llamaspec.reference.llama
 from llamaspec.model.cache import empty_cache
 from llamaspec.model.checkpoints import Checkpoint, CheckpointError, open_checkpoint
@@ -20,18 +19,20 @@ from llamaspec.model.checkpoints.codes import exact_parts, in_common_form
 from llamaspec.model.checkpoints.gguf.blocks import FORMS
 from llamaspec.model.checkpoints.huggingface.write import write_huggingface
 from llamaspec.model.checkpoints.llama2c.write import write_llama2c
+from llamaspec.model.device import HOPPER, Device
 from llamaspec.model.forward import forward
 from llamaspec.model.ops.cpu import CPU
 from llamaspec.model.ops.gpu import PROMPT, pallas_ops
 from llamaspec.model.ops.xla import XLA
-from llamaspec.model.running.device import HOPPER, Device
 from llamaspec.model.running.memory import memory_of
 from llamaspec.model.running.reference_backend import load_reference_params
 from llamaspec.model.tensors import EMBEDDING
-from llamaspec.model.weights.codes import Int8Min, QuantizedMatrix
+from llamaspec.model.weights.codes import QuantizedMatrix
 from llamaspec.model.weights.embedding import Embedding
-from llamaspec.model.weights.gpu_codes import Int4MinWords, Int6Words, Stacked, arranged
-from llamaspec.model.weights.params import FeedForward, abstract_params, check_weights, load_params, weight_bytes
+from llamaspec.model.weights.forms.integers import Int4MinWords, Int6Words, Int8Min
+from llamaspec.model.weights.gpu_codes import Stacked, arranged
+from llamaspec.model.weights.loading import abstract_params, check_weights, load_params
+from llamaspec.model.weights.params import FeedForward, weight_bytes
 from llamaspec.reference.quantizers import ggml
 from tests.support import families, gguf_files
 from tests.support.families import is_matrix
@@ -187,14 +188,12 @@ def test_a_file_of_several_types_stays_in_codes(tmp_path):
     np.testing.assert_array_equal(np.asarray(WEIGHTS(weight)), exact)
 
 
-def test_on_a_gpu_with_kernels_q_k_and_v_keep_their_types(tmp_path, monkeypatch):
+def test_on_a_gpu_with_kernels_q_k_and_v_keep_their_types(tmp_path):
     """Everything is arranged for the kernels, stands for the same weights, and is planned as it is loaded."""
-    monkeypatch.setattr(
-        llamaspec.model.weights.gpu_codes, "default_device", lambda: Device("gpu", "NVIDIA H200", HOPPER)
-    )
     checkpoint = open_checkpoint(file_in(mixed).write(tmp_path / "x.gguf"))
-    params = load_params(checkpoint, dtype=FLOAT32, positions=1)
-    planned = abstract_params(checkpoint.config, dtype=FLOAT32, positions=1, tensors=checkpoint.tensors)
+    device = Device("gpu", "NVIDIA H200", HOPPER)
+    params = load_params(checkpoint, dtype=FLOAT32, positions=1, device=device)
+    planned = abstract_params(checkpoint.config, dtype=FLOAT32, positions=1, tensors=checkpoint.tensors, device=device)
     assert jax.tree.map(lambda a: (a.shape, a.dtype), params) == jax.tree.map(lambda a: (a.shape, a.dtype), planned)
     weight, prefix = params.layers[0].qkv.weight, "model.layers.0.self_attn"
     assert isinstance(weight, Stacked)

@@ -139,7 +139,7 @@ def test_progress_adds_up(tmp_path):
         (replace(SMALL, qk_norm=True, qkv_bias=True, o_bias=True, experts=2, experts_per_token=1), "qwen3moe has no"),
         (
             replace(SMALL, qk_norm=True, experts=2, experts_per_token=1, renormalize_experts=False),
-            "qwen3moe has no experts whose weights are not divided by their sum",
+            "qwen3moe has no experts with weights that do not sum to 1",
         ),
         (replace(SMALL, qkv_bias=True, scaling=Llama3Scaling(8.0, 1.0, 4.0, 16)), "qwen2 has no Llama 3's rescaling"),
     ],

@@ -14,6 +14,7 @@ from llamaspec import SamplingOptions, load
 from llamaspec.model.checkpoints import open_checkpoint
 from llamaspec.model.convert import convert
 from llamaspec.model.llama import load_backend
+from llamaspec.model.options import RunOptions
 from llamaspec.reference.quantizers import ggml
 from llamaspec.reference.quantizers.ggml import READABLE, TYPES
 from llamaspec.reference.quantizers.ggml_activations import ROUNDING_OF, ROUNDINGS
@@ -79,7 +80,7 @@ def test_the_built_in_model_computes_the_same_in_llama_cpp(live, tmp_path, form)
     path, ids = tmp_path / "stories.gguf", [1, *range(300, 324)]
     quantize, dtype, emulate = (None, form, None) if form == "float32" else (form, None, "ggml")
     convert(open_checkpoint("stories"), path, to="gguf", quantize=quantize, dtype=dtype)
-    ours = load_backend(open_checkpoint(path), backend="reference", emulate_activations=emulate).logits(ids)
+    ours = load_backend(open_checkpoint(path), RunOptions(backend="reference", emulate_activations=emulate)).logits(ids)
     each = [distance(a, b) for a, b in zip(ours, live.logits(path, ids), strict=True)]
     assert max(each if form == "float32" else each[:1]) < 1e-5
 

@@ -1,15 +1,11 @@
 """The device that programs run on: JAX is asked once, and the answer is passed down."""
 
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
-from llamaspec.model.system import available_bytes, cuda_memory, nvidia_driver, nvidia_memory
+from llamaspec.model.system import available_bytes, cuda_memory, nvidia_memory
 
 # Words of JAX's errors about a GPU that is full. Libraries fail to open when no memory is left for their handles.
 FULL = ("RESOURCE_EXHAUSTED", "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
@@ -73,27 +69,11 @@ def default_device() -> Device:
     return Device(device.platform, device.device_kind, getattr(device, "compute_capability", None))
 
 
-@contextmanager
-def opened_beside() -> Iterator[None]:
-    """Open an NVIDIA GPU in another thread while the body runs, which imports modules: each takes a second.
-
-    An error is raised where the device is asked for next.
-    """
-    if not nvidia_driver():
-        yield
-        return
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(lambda: jax.block_until_ready(jax.device_put(np.zeros(1, np.float32))))
-        import llamaspec.model.ops.gpu  # noqa: F401
-
-        yield
-
-
 class Room(NamedTuple):
     """Memory of the default device, in bytes."""
 
     free: int
-    others: int = 0  # held by other programs; 0 where nobody says
+    other_programs: int = 0  # bytes that other programs hold; 0 if unknown
 
 
 def room() -> Room:
@@ -103,15 +83,15 @@ def room() -> Room:
     """
     device = jax.local_devices()[0]  # JAX does not say it of another process's device
     stats = None if device.platform == "cpu" else device.memory_stats()
-    found = cuda_memory() if device.platform == "gpu" else None
-    if not stats:  # of a GPU, where XLA_PYTHON_CLIENT_ALLOCATOR=platform has nothing counted
-        return Room(found[0] if found else available_bytes())
+    memory = cuda_memory() if device.platform == "gpu" else None
+    if not stats:  # a GPU has none with XLA_PYTHON_CLIENT_ALLOCATOR=platform
+        return Room(memory[0] if memory else available_bytes())
     allowed = stats["bytes_limit"] - stats["bytes_in_use"]
-    if not found:
+    if not memory:
         return Room(allowed)
-    free, total = found
-    ours = stats.get("pool_bytes", stats["bytes_in_use"])
-    return Room(min(allowed, free + ours - stats["bytes_in_use"]), max(0, total - free - ours))
+    free, total = memory
+    pool = stats.get("pool_bytes", stats["bytes_in_use"])
+    return Room(min(allowed, free + pool - stats["bytes_in_use"]), max(0, total - free - pool))
 
 
 def free_bytes() -> int:

@@ -1,0 +1,27 @@
+"""Opening the GPU while modules are imported: either takes about a second."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import jax
+import numpy as np
+
+from llamaspec.model.system import nvidia_driver
+
+
+@contextmanager
+def opening_device() -> Iterator[None]:
+    """Open an NVIDIA GPU in another thread while the body runs, which imports modules.
+
+    Without an NVIDIA driver only the body runs. If the GPU cannot be opened, the error is raised where JAX is asked
+    for the device next.
+    """
+    if not nvidia_driver():
+        yield
+        return
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: jax.block_until_ready(jax.device_put(np.zeros(1, np.float32))))
+        import llamaspec.model.ops.gpu  # noqa: F401
+
+        yield

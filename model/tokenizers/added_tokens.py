@@ -1,0 +1,157 @@
+"""Added tokens: found in a text before it is cut into pieces, and before its spaces become "▁".
+
+Two programs define where they are found, and they differ where two names overlap:
+
+- `Leftmost`, as the tokenizers library (src/tokenizer/added_vocabulary.rs): from left to right, at each place the
+  longest name. A token may take in the white space on a side, and may be found only as a word of its own.
+- `LongestFirst`, as llama.cpp (src/llama-vocab.cpp, `tokenizer_st_partition`): the longest name in all of the text, in
+  bytes, then the next longest in what is left. A token may take in ASCII's white space after it.
+
+    >>> names = {"ab": Added(7, special=False), "bcd": Added(8, special=False)}
+    >>> Leftmost(names).split("abcd"), LongestFirst(names).split("abcd")
+    ([7, 'cd'], ['a', 8])
+
+Names are found by binary search, so that the time does not depend on how many there are.
+"""
+
+import heapq
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from llamaspec.model.tokenizers.tokenizer_config import Added
+
+# White space as the tokenizers library has it, without U+001C to U+001F, and as llama.cpp has it.
+WHITE_SPACE = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
+ASCII_WHITE_SPACE = r"[\t-\r ]"
+
+_WHITE, _ASCII_WHITE = re.compile(WHITE_SPACE), re.compile(ASCII_WHITE_SPACE)
+
+
+class _Match(NamedTuple):
+    begin: int
+    end: int
+    id: int
+
+
+class _Names:
+    """Names in the order of the alphabet, each with the longest other name that it begins with."""
+
+    def __init__(self, added: Mapping[str, Added]):
+        self.names = sorted(name for name in added if name)
+        self._longest = max(map(len, self.names), default=0)
+        self._shorter: list[int] = []
+        beginnings: list[int] = []  # the names that the current one begins with, the shortest first
+        for at, name in enumerate(self.names):
+            while beginnings and not name.startswith(self.names[beginnings[-1]]):
+                beginnings.pop()
+            self._shorter.append(beginnings[-1] if beginnings else -1)
+            beginnings.append(at)
+        self._starts = {name[:2] for name in self.names}
+        firsts = "".join(sorted({re.escape(name[0]) for name in self.names}))
+        self._first = re.compile(f"[{firsts}]" if firsts else "(?!)")
+
+    def places(self, text: str) -> Iterator[int]:
+        """Yield each place of the text where a name may begin."""
+        for first in self._first.finditer(text):
+            begin = first.start()
+            if text[begin : begin + 2] in self._starts or text[begin] in self._starts:
+                yield begin
+
+    def longest(self, text: str, begin: int) -> int:
+        """The index of the longest name at a place of the text; -1: there is none.
+
+        All names that the text goes on with are beginnings of the last name before it in the alphabet.
+        """
+        at = bisect_right(self.names, text[begin : begin + self._longest]) - 1
+        while at >= 0 and not text.startswith(self.names[at], begin):
+            at = self._shorter[at]
+        return at
+
+    def fitting(self, at: int, room: int) -> int:
+        """The longest name that this one begins with, itself included, of at most `room` characters; -1: none."""
+        while at >= 0 and len(self.names[at]) > room:
+            at = self._shorter[at]
+        return at
+
+
+class Leftmost:
+    """Finds added tokens as the tokenizers library."""
+
+    def __init__(self, added: Mapping[str, Added]):
+        self.added = added
+        self._names = _Names(added)
+
+    def split(self, text: str) -> list[str | int]:
+        """Split a text into the ids of added tokens and the texts between them, none of which is empty."""
+        return _parts(text, self._matches(text))
+
+    def _matches(self, text: str) -> Iterator[_Match]:
+        names = self._names
+        end = after_name = 0
+        for begin in names.places(text):
+            if begin < after_name or (at := names.longest(text, begin)) < 0:
+                continue
+            token = self.added[name := names.names[at]]
+            after_name = begin + len(name)
+            if token.single_word and (_is_word(text[begin - 1 : begin]) or _is_word(text[after_name : after_name + 1])):
+                continue
+            if token.lstrip:
+                while begin > end and _WHITE.match(text, begin - 1):
+                    begin -= 1
+            begin, end = max(begin, end), after_name
+            if token.rstrip:
+                while _WHITE.match(text, end):
+                    end += 1
+            yield _Match(begin, end, token.id)
+
+
+class LongestFirst:
+    """Finds added tokens as llama.cpp."""
+
+    def __init__(self, added: Mapping[str, Added]):
+        self.added = added
+        self._names = _Names(added)
+
+    def split(self, text: str) -> list[str | int]:
+        """Split a text into the ids of added tokens and the texts between them, none of which is empty."""
+        return _parts(text, sorted(self._matches(text)))
+
+    def _matches(self, text: str) -> Iterator[_Match]:
+        names = self._names
+        longest = ((begin, names.longest(text, begin)) for begin in names.places(text))
+        waiting = [(-len(names.names[at].encode()), begin, at) for begin, at in longest if at >= 0]
+        heapq.heapify(waiting)
+        covered = bytearray(len(text))
+        while waiting:
+            _, begin, at = heapq.heappop(waiting)
+            if covered[begin]:
+                continue
+            name = names.names[at]
+            obstacle = covered.find(1, begin, begin + len(name))
+            if obstacle < 0:
+                end = begin + len(name)
+                token = self.added[name]
+                if token.rstrip:
+                    while _ASCII_WHITE.match(text, end) and not covered[end]:
+                        end += 1
+                covered[begin:end] = b"\1" * (end - begin)
+                yield _Match(begin, end, token.id)
+            elif (shorter := names.fitting(at, obstacle - begin)) >= 0:
+                heapq.heappush(waiting, (-len(names.names[shorter].encode()), begin, shorter))
+
+
+def _parts(text: str, matches: Iterator[_Match] | list[_Match]) -> list[str | int]:
+    parts: list[str | int] = []
+    end = 0
+    for match in matches:
+        if match.begin > end:
+            parts.append(text[end : match.begin])
+        parts.append(match.id)
+        end = match.end
+    return [*parts, text[end:]] if end < len(text) else parts
+
+
+def _is_word(character: str) -> bool:
+    return re.match(r"\w", character) is not None

@@ -1,0 +1,54 @@
+"""Floats in e4m3."""
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float64
+
+from llamaspec.model.checkpoints.checkpoint import Part, refused
+from llamaspec.model.weights.codes import QuantizedMatrix
+from llamaspec.model.weights.rounding import (
+    Blocks,
+    Encoded,
+    Tops,
+    exponent_to,
+    minifloat,
+    nearest,
+    power_of_two,
+    scales_for,
+)
+from llamaspec.reference.quantizers.minifloat import E4M3
+
+
+def encode(blocks: Blocks, tops: Tops, largest: Float64[Array, ""]) -> Encoded:
+    """Do what `reference.quantizers.minifloat.quantize` does, to E4M3."""
+    scales, reciprocals = scales_for(tops, largest)
+    magnitudes, divisors = jnp.abs(blocks), jnp.broadcast_to(scales[..., None], blocks.shape)
+    exponents = exponent_to(magnitudes * reciprocals[..., None], E4M3)
+    units = power_of_two(exponents - E4M3.mantissa_bits)
+    steps = nearest(magnitudes, divisors * units, reciprocals[..., None] / units)
+    return minifloat(blocks, exponents, steps, E4M3), scales
+
+
+class FP8(QuantizedMatrix):
+    """Floats in e4m3. A float16 that is 2^8 times smaller has the same exponent and mantissa, subnormals included."""
+
+    __slots__ = ()
+    form = "fp8"
+    packed = False
+    dtype = np.dtype(np.int8)
+    unit = 2.0**8
+    largest = E4M3.largest
+    encode = staticmethod(encode)
+
+    @classmethod
+    def check(cls, part: Part, name: str, path: str) -> None:
+        if (part.codes & 0x7F == 0x7F).any():
+            raise refused(path, f"{name} holds a NaN")
+        super().check(part, name, path)
+
+    @staticmethod
+    def decode(codes: Array) -> Array:
+        # A signed byte extends its sign to bit 15, where it belongs, and to bit 14, where it is cleared.
+        bits = codes.astype(jnp.int16) << 7 & ~(1 << 14)
+        return lax.bitcast_convert_type(bits, jnp.float16).astype(jnp.float32)

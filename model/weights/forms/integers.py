@@ -1,0 +1,142 @@
+"""Integers of 8, 6, 5 and 4 bits, with and without minima."""
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, UInt8
+
+from llamaspec.model.weights.codes import QuantizedMatrix
+from llamaspec.model.weights.rounding import symmetric
+from llamaspec.model.weights.words import Words
+from llamaspec.pallas_kernels.parts import int4
+
+
+class Int8(QuantizedMatrix):
+    """Integers from -128 to 127."""
+
+    __slots__ = ()
+    form = "int8"
+    packed = False
+    integers = True
+    dtype = np.dtype(np.int8)
+    middle = 128
+    largest = 127.0
+    encode = staticmethod(symmetric)
+
+    @staticmethod
+    def decode(codes: Array) -> Array:
+        return codes.astype(jnp.float32)
+
+
+class Int6(Int8):
+    """Integers from -32 to 31."""
+
+    __slots__ = ()
+    form = "int6"
+
+
+class Int5(Int8):
+    """Integers from -16 to 15."""
+
+    __slots__ = ()
+    form = "int5"
+
+
+def _counted(codes: UInt8[Array, "*shape"], steps: int, *, less: int) -> Float[Array, "*shape"]:
+    """Compute codes / steps - less exactly, for a power of two `steps`.
+
+    The last bit of the mantissa of 2^23 / steps counts 1 / steps. A code that is put there is a float without a
+    conversion, and the code of a high half needs no shift.
+    """
+    start = np.float32(2**23 / steps)
+    return lax.bitcast_convert_type(codes.astype(jnp.uint32) | start.view(np.uint32), jnp.float32) - (start + less)
+
+
+class _Integers4(QuantizedMatrix):
+    """Integers of 4 bits, stored with `middle` added."""
+
+    __slots__ = ()
+    integers = True
+
+    @classmethod
+    def decode_pairs(cls, codes: Array) -> tuple[Array, Array]:
+        return _counted(codes & 15, 1, less=cls.middle), _counted(codes & 240, 16, less=cls.middle)
+
+
+class Int4(_Integers4):
+    """Integers from -8 to 7."""
+
+    __slots__ = ()
+    form = "int4"
+    middle = 8
+    largest = 7.0
+    encode = staticmethod(symmetric)
+
+
+class Int8Min(QuantizedMatrix):
+    """Integers from -128 to 127, with minima."""
+
+    __slots__ = ()
+    form = "int8_min"
+    packed = False
+    integers = True
+    dtype = np.dtype(np.int8)
+    shifted = True
+    decode = staticmethod(Int8.decode)
+
+
+class Int5Min(Int8Min):
+    """Integers from 0 to 31, with minima."""
+
+    __slots__ = ()
+    form = "int5_min"
+
+
+class Int4Min(_Integers4):
+    """Integers from 0 to 15, with minima."""
+
+    __slots__ = ()
+    form = "int4_min"
+    shifted = True
+
+
+class Int4Words(Words):
+    """Integers from -8 to 7."""
+
+    __slots__ = ()
+    form = "int4"
+
+    def levels(self) -> Float[Array, "rows cols"]:
+        return int4.signed(self.unsigned, int4.bits_of(self.codes, self.low_bits)).astype(jnp.float32)
+
+
+class Int4MinWords(Words):
+    """Integers from 0 to 15, with minima."""
+
+    __slots__ = ()
+    form = "int4_min"
+    shifted = True
+
+    def levels(self) -> Float[Array, "rows cols"]:
+        return self.unsigned.astype(jnp.float32)
+
+
+class Int6Words(Int4Words):
+    """Integers from -32 to 31."""
+
+    __slots__ = ()
+    form = "int6"
+
+
+class Int5Words(Int4Words):
+    """Integers from -16 to 15."""
+
+    __slots__ = ()
+    form = "int5"
+
+
+class Int5MinWords(Int4MinWords):
+    """Integers from 0 to 31, with minima."""
+
+    __slots__ = ()
+    form = "int5_min"

@@ -1,0 +1,60 @@
+"""MXFP4: floats in e2m1, in groups with a power of two."""
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float64
+
+from llamaspec.model.checkpoints.checkpoint import Part, refused
+from llamaspec.model.checkpoints.codes import LEVELS
+from llamaspec.model.weights.codes import QuantizedMatrix
+from llamaspec.model.weights.rounding import Blocks, Encoded, Tops, exponent_of, exponent_to, minifloat, power_of_two
+from llamaspec.model.weights.words import LevelWords
+from llamaspec.pallas_kernels.parts.levels import Levels
+from llamaspec.reference.quantizers import mx
+from llamaspec.reference.quantizers.minifloat import E2M1
+
+
+def encode(blocks: Blocks, tops: Tops, largest: Float64[Array, ""]) -> Encoded:
+    """Do what `reference.quantizers.mx.quantize` does, to E2M1. Its scales are powers of 2, so quotients are exact."""
+    exponents = jnp.where(tops == 0, -mx.BIAS, exponent_of(tops) - exponent_of(largest.astype(jnp.float32)))
+    scaled = jnp.minimum(jnp.abs(blocks) * power_of_two(-exponents)[..., None], E2M1.largest)
+    own = exponent_to(scaled, E2M1)
+    steps = jnp.rint(scaled * power_of_two(E2M1.mantissa_bits - own)).astype(jnp.int32)
+    return minifloat(blocks, own, steps, E2M1), (exponents + mx.BIAS).astype(jnp.uint8)
+
+
+class MXFP4(QuantizedMatrix):
+    """Floats in e2m1, each a float16 that is 2^14 times smaller; scales are powers of two, stored as exponents."""
+
+    __slots__ = ()
+    form = "mxfp4"
+    scale_dtype = np.dtype(np.uint8)
+    unit = 2.0**14
+    largest = E2M1.largest
+    encode = staticmethod(encode)
+    compiler_bytes = 5_000_000
+    program_bytes = 5_000_000
+
+    @classmethod
+    def check(cls, part: Part, name: str, path: str) -> None:
+        if (part.scales == 0xFF).any():
+            raise refused(path, f"{name} has a scale that is NaN")
+
+    @staticmethod
+    def real_scales(scales: Array) -> Array:
+        """Give 2^exponent. An exponent of 0 gives 0, as it does on hardware that flushes subnormal numbers to 0."""
+        return lax.bitcast_convert_type(scales.astype(jnp.int32) << 23, jnp.float32)
+
+    @staticmethod
+    def decode(codes: Array) -> Array:
+        bits = codes.astype(jnp.uint16)
+        return lax.bitcast_convert_type((bits & 8) << 12 | (bits & 7) << 9, jnp.float16).astype(jnp.float32)
+
+
+class MXFP4Words(LevelWords):
+    """The levels of MXFP4, with scales in float32."""
+
+    __slots__ = ()
+    form = "mxfp4"
+    kernel_levels = Levels.of(LEVELS["mxfp4"], unit=0.5, group=32)

@@ -1,0 +1,86 @@
+"""NF4 and bitsandbytes' FP4: indices of sixteen levels."""
+
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float64
+
+from llamaspec.model.weights.codes import QuantizedMatrix
+from llamaspec.model.weights.rounding import Blocks, Encoded, Tops
+from llamaspec.model.weights.words import LevelWords
+from llamaspec.pallas_kernels.parts.levels import Levels
+from llamaspec.reference.quantizers.nf4 import FP4, NF4
+
+
+def encode(blocks: Blocks, tops: Tops, largest: Float64[Array, ""]) -> Encoded:
+    """Do what `reference.quantizers.nf4.Codebook.quantize` does, in float32 as well."""
+    reciprocals = (largest / jnp.where(tops == 0, 1, tops).astype(jnp.float64)).astype(jnp.float32)
+    scaled = blocks * reciprocals[..., None]
+    ordered = NF4.levels[NF4.order]
+    assert np.array_equal(NF4.order, np.arange(len(ordered)))
+    places = jnp.zeros(blocks.shape, jnp.uint8)
+    for between in (ordered[1:] + ordered[:-1]) / 2:
+        places = places + (scaled > between).astype(jnp.uint8)
+    return places, tops
+
+
+def _chosen(codes: Array, levels: Float[np.ndarray, " levels"]) -> Any:
+    """Choose a level for each code, by its bits."""
+    if len(levels) == 1:
+        return levels[0]
+    lower, upper = np.split(levels, 2)
+    return jnp.where((codes & len(lower)) != 0, _chosen(codes, upper), _chosen(codes, lower))
+
+
+class _CodebookCodes(QuantizedMatrix):
+    """Sixteen levels, chosen by bits: 15 selections are faster than a table in memory."""
+
+    __slots__ = ()
+    compiler_bytes = 3_000_000
+    program_bytes = 6_000_000
+
+    @property
+    def slices(self) -> int:
+        """Most of `pieces` to multiply in one loop, which depends on the size of the matrix.
+
+        With 64, XLA needs a minute and 5 GB to compile 24 layers, and the loop is slower. Fewer leave more partial
+        sums, which should stay in a cache: 16 are fastest for 28,672 x 4,096, and 4 for a small model.
+        """
+        weights = 2 * self.codes.size
+        return 4 if weights <= 1 << 22 else 8 if weights <= 1 << 25 else 16
+
+
+class NF4Codes(_CodebookCodes):
+    """The levels of NF4."""
+
+    __slots__ = ()
+    form = "nf4"
+    largest = 1.0
+    encode = staticmethod(encode)
+    decode = staticmethod(partial(_chosen, levels=NF4.levels))
+
+
+class FP4Codes(_CodebookCodes):
+    """The levels of bitsandbytes' FP4."""
+
+    __slots__ = ()
+    form = "fp4"
+    decode = staticmethod(partial(_chosen, levels=FP4.levels))
+
+
+class NF4Words(LevelWords):
+    """The levels of NF4. Kernels round them by 2^-23 at most."""
+
+    __slots__ = ()
+    form = "nf4"
+    kernel_levels = Levels.of(NF4.levels.astype(np.float64), unit=2.0**-22, group=64)
+
+
+class FP4Words(LevelWords):
+    """The levels of FP4. Kernels round them by 2^-23 at most."""
+
+    __slots__ = ()
+    form = "fp4"
+    kernel_levels = Levels.of(FP4.levels.astype(np.float64), unit=2.0**-22, group=64)

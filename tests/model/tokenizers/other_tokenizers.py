@@ -1,0 +1,86 @@
+"""llama.cpp's and transformers' tokenizers in a process of their own: what ids they make of texts.
+
+    python -m tests.model.tokenizers.other_tokenizers
+
+from the root of the repository answers requests, a line of JSON each, with {"ids": [[...], ...]}:
+
+    {"llama_cpp": FILE, "texts": [...], "special": BOOL}    special: names of control tokens stand for them
+    {"transformers": FOLDER, "texts": [...]}
+
+No ids of BOS or EOS are put around a text.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[3]
+
+
+class OtherTokenizers:
+    """The process, from the side of the tests."""
+
+    def __init__(self, process: "subprocess.Popen[str]"):
+        assert process.stdin and process.stdout
+        self._requests, self._answers = process.stdin, process.stdout
+
+    def llama_cpp(self, file: Path, *texts: str, special: bool = False) -> list[list[int]]:
+        """Encode texts as llama.cpp does."""
+        return self._ask(llama_cpp=str(file), texts=texts, special=special)
+
+    def transformers(self, folder: Path, *texts: str) -> list[list[int]]:
+        """Encode texts as transformers does."""
+        return self._ask(transformers=str(folder), texts=texts)
+
+    def _ask(self, **request: Any) -> list[list[int]]:
+        self._requests.write(json.dumps(request) + "\n")
+        self._requests.flush()
+        return json.loads(self._answers.readline())["ids"]
+
+
+@contextmanager
+def other_tokenizers(python: str) -> Iterator[OtherTokenizers]:
+    """Start the Python that has one of the libraries, or both."""
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(
+        [python, "-m", "tests.model.tokenizers.other_tokenizers"], text=True, cwd=ROOT, **pipes
+    ) as process:
+        try:
+            yield OtherTokenizers(process)
+        finally:
+            process.terminate()
+
+
+def main() -> None:
+    @cache
+    def llama_cpp(path: str) -> Any:
+        import llama_cpp  # pyright: ignore[reportMissingImports]
+
+        return llama_cpp.Llama(path, vocab_only=True, verbose=False)
+
+    @cache
+    def transformers(folder: str) -> Any:
+        from transformers import AutoTokenizer  # pyright: ignore[reportMissingImports]
+
+        return AutoTokenizer.from_pretrained(folder)
+
+    def encode(request: dict[str, Any], text: str) -> Sequence[int]:
+        match request:
+            case {"llama_cpp": path, "special": special}:
+                return llama_cpp(path).tokenize(text.encode(), add_bos=False, special=special) if text else []
+            case {"transformers": folder}:
+                return transformers(folder).encode(text, add_special_tokens=False)
+        raise ValueError(request)
+
+    for line in sys.stdin:
+        request = json.loads(line)
+        print(json.dumps({"ids": [list(encode(request, text)) for text in request["texts"]]}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

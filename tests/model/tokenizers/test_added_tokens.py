@@ -1,0 +1,413 @@
+"""Added tokens and control tokens of SentencePiece models and GGUF files: found where llama.cpp and transformers do.
+
+The libraries themselves are asked where a Python that LLAMASPEC_OTHER_PYTHON names has them.
+"""
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from sentencepiece import SentencePieceTrainer
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
+from tokenizers import AddedToken, Tokenizer, models
+
+from llamaspec.model.chat.template import SpecialTokens
+from llamaspec.model.checkpoints import CheckpointError, open_checkpoint
+from llamaspec.model.checkpoints.gguf.write import write_gguf
+from llamaspec.model.tokenizers.added_tokens import Leftmost, LongestFirst
+from llamaspec.model.tokenizers.gguf_writer import vocabulary_keys
+from llamaspec.model.tokenizers.huggingface_writer import tokenizer_files
+from llamaspec.model.tokenizers.load import load_tokenizer
+from llamaspec.model.tokenizers.sentencepiece_model import read_sentencepiece
+from llamaspec.model.tokenizers.tokenizer import Tokenizer as AnyTokenizer
+from llamaspec.model.tokenizers.tokenizer import decode
+from llamaspec.model.tokenizers.tokenizer_config import Added
+from llamaspec.reference.byte_bpe import LLAMA3
+from tests.model.tokenizers.other_tokenizers import OtherTokenizers, other_tokenizers
+from tests.model.tokenizers.test_gguf_tokenizers import Keys, model_with, trained_merges, trained_pieces
+from tests.reference import test_byte_bpe, test_sentencepiece_bpe
+from tests.support import bounded, gguf_files
+from tests.support.gguf_files import ARRAY, BOOL, F32, I32, STRING, U32, File
+from tests.support.random_models import SMALL, random_checkpoint
+from tests.verify.other_pythons import python_with
+
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
+
+NAMES = ["  ", "   ", "\n\n", "\t\t", "<tool>", "total income", "Größe", "she ", " sawn", "▁theme", "a▁b", "<think>"]
+CONTROLS = ["<|im_start|>", "<|im_end|>", "<|user|>"]
+white = st.sampled_from(["", " ", "  ", "    ", "\n", "\n\n\n", "\t", " \n"])
+parts = st.sampled_from([*NAMES, *test_sentencepiece_bpe.fragments, "total", "income", "theme", "Gr"]) | white
+texts = st.lists(parts | st.text(test_byte_bpe.characters, max_size=3), max_size=8).map("".join)
+
+
+def with_added(keys: Keys, names: dict[str, int]) -> Keys:
+    """The keys of a tokenizer with more tokens, each of a type."""
+    tokens, types = keys["tokenizer.ggml.tokens"][1][1], keys["tokenizer.ggml.token_type"][1][1]
+    keys = keys | {
+        "tokenizer.ggml.tokens": (ARRAY, (STRING, [*tokens, *names])),
+        "tokenizer.ggml.token_type": (ARRAY, (I32, [*types, *names.values()])),
+    }
+    if "tokenizer.ggml.scores" in keys:
+        scores = keys["tokenizer.ggml.scores"][1][1]
+        keys["tokenizer.ggml.scores"] = (ARRAY, (F32, [*scores, *[-1000.0] * len(names)]))
+    return keys
+
+
+def sentencepiece_keys() -> Keys:
+    proto = ModelProto()
+    proto.ParseFromString(trained_pieces())
+    return gguf_files.sentencepiece_keys(proto)
+
+
+def byte_level_keys() -> Keys:
+    spec = json.loads(trained_merges(LLAMA3))
+    return gguf_files.byte_level_keys(spec | {"added_tokens": []}, pre="llama-bpe")
+
+
+def named(**changes: tuple[int, Any]) -> Keys:
+    return {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
+
+
+TYPES = dict.fromkeys(NAMES, USER_DEFINED) | dict.fromkeys(CONTROLS, CONTROL)
+# Which of two names of the same length takes in the other, llama.cpp does not say.
+SPACED = {name: kind for name, kind in TYPES.items() if name not in ("  ", "\t\t")}
+# llama.cpp wants these in a model that is called Phi-3.
+PHI_3 = dict.fromkeys(["<|endoftext|>", "<unk>", "<s>", "</s>"], CONTROL)
+GGUF: dict[str, Keys] = {
+    "llama": with_added(sentencepiece_keys(), TYPES),
+    "llama, no space": with_added(sentencepiece_keys(), TYPES) | named(add_space_prefix=(BOOL, False)),
+    "llama, Phi-3": with_added(sentencepiece_keys(), SPACED | {"<|endoftext|>": CONTROL})
+    | {"general.name": (STRING, "Phi-3 mini")},
+    "gpt2": with_added(byte_level_keys(), TYPES),
+    "gpt2, phi3": with_added(byte_level_keys(), SPACED | PHI_3) | {"general.name": (STRING, "my-PHI3-model")},
+}
+LEGACY = {"transformers, legacy": True, "transformers": False}
+
+
+def gguf(folder: Path, keys: Keys) -> Path:
+    keys = {"general.architecture": (STRING, "llama"), "tokenizer.ggml.bos_token_id": (U32, 1), **keys}
+    return File(keys, {}).write(folder / "x.gguf")
+
+
+def folder_with(folder: Path, names: list[str], **config: Any) -> Path:
+    """A tokenizer.model, with added tokens in the two files that transformers writes."""
+    (folder / "tokenizer.model").write_bytes(trained_pieces())
+    ids = {name: 450 + i for i, name in enumerate(names)}
+    flags = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word", "special"), False)
+    decoder = {str(id): {"content": name, **flags} for name, id in ids.items()}
+    (folder / "added_tokens.json").write_text(json.dumps(ids))
+    stated = {"tokenizer_class": "LlamaTokenizer", "added_tokens_decoder": decoder, **config}
+    (folder / "tokenizer_config.json").write_text(json.dumps(stated))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    made = {kind: gguf(tmp_path_factory.mktemp("gguf"), keys) for kind, keys in GGUF.items()}
+    return made | {
+        kind: folder_with(tmp_path_factory.mktemp("folder"), NAMES, legacy=legacy) for kind, legacy in LEGACY.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folders) -> Callable[[str], AnyTokenizer]:
+    loaded = {kind: load_tokenizer(path) for kind, path in folders.items()}
+    return lambda kind: loaded[kind]
+
+
+def spelled(tokenizer: AnyTokenizer, text: str) -> list[str]:
+    """The spelling of a text: added tokens, and what is between them."""
+    spelling, text_before = [], False
+    for id in tokenizer.encode(text):
+        piece = tokenizer.piece(id)
+        if piece not in NAMES and text_before:
+            spelling[-1] += piece
+        else:
+            spelling.append(piece)
+        text_before = piece not in NAMES
+    return spelling
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "spelling"),
+    [
+        ("llama, no space", "red  ball", ["red", "  ", "ball"]),
+        ("llama", "red  ball", ["▁red", "  ", "▁ball"]),
+        ("llama", "<tool>red", ["<tool>", "▁red"]),
+        ("llama", "red <tool>", ["▁red▁", "<tool>"]),
+        ("gpt2", "red  <tool>red", ["red", "  ", "<tool>", "red"]),
+        ("llama, Phi-3", "<tool> \n red", ["<tool>", "▁red"]),
+        ("gpt2, phi3", "<tool> \n red", ["<tool>", "red"]),
+        ("transformers", "red total income red", ["▁red▁", "total income", "▁red"]),
+        ("transformers", "<tool>red", ["<tool>", "red"]),
+        ("transformers, legacy", "<tool>red<tool> red", ["<tool>", "▁red", "<tool>", "▁red"]),
+    ],
+)
+def test_added_tokens_are_found_before_a_text_is_cut(tokenizer, kind, text, spelling):
+    """All were wrong: spaces were looked for as "▁", and no text after an added token began anew."""
+    assert spelled(tokenizer(kind), text) == spelling
+
+
+def brute_force(text: str, names: dict[str, Added]) -> list[str | int]:
+    """Split a text as llama.cpp does: name after name."""
+    parts: list[str | int] = [text]
+    for name in sorted(names, key=lambda name: -len(name.encode())):
+        rest, parts = parts, []
+        for part in rest:
+            pieces = part.split(name) if isinstance(part, str) else [part]
+            for piece in pieces[:-1]:
+                parts += [piece, names[name].id]
+            parts.append(pieces[-1])
+    return [part for part in parts if part != ""]
+
+
+@given(text=st.text("abé", max_size=30), names=st.sets(st.text("abé", min_size=1, max_size=4), max_size=6))
+def test_the_longest_name_is_found_first(text, names):
+    by_bytes = {len(name.encode()): name for name in sorted(names)}  # llama.cpp does not say which of equals is first
+    added = {name: Added(id, special=False) for id, name in by_bytes.items()}
+    assert LongestFirst(added).split(text) == brute_force(text, added)
+
+
+@given(
+    text=st.text("ab é1 \n", max_size=30),
+    names=st.sets(st.text("ab é", min_size=1, max_size=4), max_size=6),
+    flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+)
+def test_names_are_found_as_the_tokenizers_library_finds_them(text, names, flags):
+    lstrip, rstrip, single_word = flags
+    library = Tokenizer(models.BPE({}, []))
+    library.add_tokens([AddedToken(n, lstrip=lstrip, rstrip=rstrip, single_word=single_word) for n in sorted(names)])
+    added = {name: Added(id, False, lstrip, rstrip, False, single_word) for id, name in enumerate(sorted(names))}
+    found = [part for part in Leftmost(added).split(text) if isinstance(part, int)]
+    assert found == library.encode(text).ids
+
+
+HOSTILE = {
+    "each name begins with another": (["a" * n for n in range(1, 1001)], "a" * 100_000),
+    "names with a common beginning": ([f"e{i:05}" for i in range(100_000)], "tree " * 20_000),
+    "names of all lengths": (["e" + "x" * n + "y" for n in range(900)], "exxx" * 25_000),
+    "every place is a match": ([chr(c) for c in range(97, 123)], "abcdefghij" * 10_000),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_many_names_take_no_longer(kind):
+    """A hundred thousand characters, within the two seconds and the memory that `tests.bounded` allows."""
+    assert bounded.process().refusal(split_both, kind) is None
+
+
+def split_both(kind: str) -> None:
+    names, text = HOSTILE[kind]
+    added = {name: Added(id, special=False) for id, name in enumerate(names)}
+    assert len(Leftmost(added).split(text)) > 0 < len(LongestFirst(added).split(text))
+
+
+MISTAKES = {"normal": NORMAL, "user-defined": USER_DEFINED, "no types": None}
+MARKERS = [
+    ("<|im_start|>", "<|im_end|>"),
+    ("<start_of_turn>", "<end_of_turn>"),
+    ("<|start_header_id|>", "<|eot_id|>"),
+    ("<|user|>", "<|end|>"),
+    ("<｜User｜>", "<｜end▁of▁sentence｜>"),
+]
+
+
+@pytest.mark.parametrize("make", [sentencepiece_keys, byte_level_keys])
+@pytest.mark.parametrize("names", MARKERS, ids=lambda names: names[0])
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_control_tokens_are_known_by_name(tmp_path, make, names, mistake):
+    """A person's text holds neither of them, and a text ends where the second one is drawn."""
+    begin, end = names
+    keys = with_added(make(), dict.fromkeys(names, MISTAKES[mistake] or NORMAL))
+    tokens = keys["tokenizer.ggml.tokens"][1][1]
+    if mistake == "no types":
+        del keys["tokenizer.ggml.token_type"]
+    checkpoint = open_checkpoint(model_with(tmp_path, keys))
+    tokenizer = load_tokenizer(tmp_path / "x.gguf")
+    ids = {name: tokens.index(name) for name in names}
+    assert ids.items() <= tokenizer.special.items() and ids[end] in checkpoint.stops
+    assert not {*ids.values()} & {*tokenizer.encode(f"she {end}{begin} saw")}
+    assert decode(tokenizer, [*tokenizer.encode("she"), ids[end]]) == "she"
+    assert SpecialTokens(tokenizer).encode(f"{begin}she{end}")[:: len(tokenizer.encode_after_special("she")) + 1] == [
+        *ids.values()
+    ]
+
+
+def test_tokens_that_merges_make_stay_text(tmp_path):
+    """Code has operators that look like a marker."""
+    keys = with_added(byte_level_keys(), {"<|": NORMAL, "|>": NORMAL, "<|x|>": NORMAL, "x|>": NORMAL, "<|>": NORMAL})
+    merges = keys["tokenizer.ggml.merges"][1][1]
+    keys |= named(merges=(ARRAY, (STRING, ["< |", "| >", "x |>", "<| x|>", *merges])))
+    tokenizer = load_tokenizer(gguf(tmp_path, keys))
+    assert spelled(tokenizer, "<|x|>") == ["<|x|>"] and not {"<|x|>", "<|>"} & tokenizer.special.keys()
+
+
+def test_a_message_of_gpt_oss_ends_no_answer(tmp_path):
+    keys = with_added(byte_level_keys(), dict.fromkeys(["<|end|>", "<|return|>", "<|call|>"], CONTROL))
+    tokens = keys["tokenizer.ggml.tokens"][1][1]
+    assert open_checkpoint(model_with(tmp_path, keys)).stops == {tokens.index("<|return|>"), tokens.index("<|call|>")}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in GGUF if "Phi" not in kind and "phi" not in kind] + [*LEGACY])
+def test_converted_they_are_the_same_tokens(tmp_path, tokenizer, kind):
+    """To a directory and to a GGUF file, and read again."""
+    before = tokenizer(kind)
+    files = tokenizer_files(before, named={}, templates={})
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    # "legacy" puts no second space after an added token, as llama.cpp does.
+    once = " " if kind != "llama" else ""
+    for text in [f"red  <tool>{once}total income\n\nred", f"<tool>red<tool>{once}red", "  red"]:
+        assert load_tokenizer(tmp_path).encode(text) == before.encode(text)
+        assert load_tokenizer(tmp_path).encode_after_special(text) == before.encode_after_special(text)
+
+
+def test_users_tokens_of_a_model_are_found_by_llama_cpp(tmp_path):
+    """SentencePiece looks for them where a space is "▁", and llama.cpp where it is a space."""
+    proto = ModelProto()
+    proto.ParseFromString(trained_pieces())
+    names = {piece.piece: piece for piece in proto.pieces}
+    for name in ("▁▁", "▁▁▁", "<tool>"):
+        piece = names[name] if name in names else proto.pieces.add(piece=name, score=0.0)
+        piece.type = USER_DEFINED
+    proto.normalizer_spec.add_dummy_prefix = False
+    before = read_sentencepiece(proto.SerializeToString(), path=str(tmp_path / "tokenizer.model"))
+    checkpoint = random_checkpoint(replace(SMALL, vocab=before.vocab), seed=0)
+    write_gguf(checkpoint, tmp_path / "x.gguf", vocabulary=vocabulary_keys(checkpoint, before))
+    after = load_tokenizer(tmp_path / "x.gguf")
+    for text in ["red  <tool>   red", "  red", "red    red"]:
+        assert after.encode(text) == before.encode(text)
+
+
+def test_letters_of_an_added_token_are_text(tmp_path):
+    """A byte-level vocabulary spells the byte F6 "ö", and a name of its own is not spelled so."""
+    keys = with_added(byte_level_keys(), {"Größe": USER_DEFINED, "<ö>": USER_DEFINED})
+    tokenizer = load_tokenizer(gguf(tmp_path, keys))
+    assert decode(tokenizer, tokenizer.encode("x Größe y <ö>")) == "x Größe y <ö>"
+
+
+def test_tokens_that_only_added_tokens_json_names(tmp_path):
+    """Text spells them, unless a file names them as bos_token and the like. Markers of chats are control tokens."""
+    (tmp_path / "tokenizer.model").write_bytes(trained_pieces())
+    added = {"total income": 450, "<|im_start|>": 451, "<end>": 452}
+    (tmp_path / "added_tokens.json").write_text(json.dumps(added))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    tokenizer = load_tokenizer(tmp_path)
+    assert {"<|im_start|>": 451, "<end>": 452}.items() <= tokenizer.special.items()
+    ids = tokenizer.encode("total income<|im_start|><end>")
+    assert [id for id in ids if id >= 450] == [450]
+
+
+def unigram() -> bytes:
+    model = io.BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(test_sentencepiece_bpe.CORPUS.splitlines()),
+        model_writer=model,
+        model_type="unigram",
+        vocab_size=300,
+        hard_vocab_limit=False,
+        num_threads=1,
+        minloglevel=2,
+    )
+    return model.getvalue()
+
+
+def unigram_json(raw: bytes) -> dict[str, Any]:
+    """Write a Unigram model as a tokenizer.json."""
+    proto = ModelProto()
+    proto.ParseFromString(raw)
+    vocabulary = [[piece.piece, piece.score] for piece in proto.pieces]
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = [{"id": i, "content": vocabulary[i][0], "special": True, **flags} for i in range(3)]
+    model = {"type": "Unigram", "unk_id": 0, "vocab": vocabulary, "byte_fallback": False}
+    parts = {"pre_tokenizer": metaspace, "decoder": metaspace, "normalizer": None, "post_processor": None}
+    return {"version": "1.0", "added_tokens": added, **parts, "model": model}
+
+
+def test_a_unigram_tokenizer_json_is_read(tmp_path):
+    spec = unigram_json(unigram())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    ours, library = load_tokenizer(tmp_path), Tokenizer.from_str(json.dumps(spec))
+    for text in ["She loved to play outside", "she said, she sat", "好 she"]:
+        assert ours.encode(text) == library.encode(text, add_special_tokens=False).ids
+    assert decode(ours, ours.encode("She loved to play")) == "She loved to play"
+    assert ours.special == {"<s>": 1, "</s>": 2}
+
+
+UNIGRAM: dict[str, tuple[dict[str, Any], str]] = {
+    "no list": ({"vocab": {}}, "its model has no vocab"),
+    "an infinite score": ({"vocab": [["<unk>", 0.0], ["a", float("-inf")]]}, "not a text with a number"),
+    "no pair": ({"vocab": [["<unk>"]]}, "not a text with a number"),
+    "a token twice": ({"vocab": [["<unk>", 0], ["a", 0], ["a", 0]]}, "is there twice"),
+    "no such unknown token": ({"unk_id": 3, "vocab": [["<unk>", 0]]}, "unk_id is 3, outside a vocabulary of 1"),
+}
+
+
+@pytest.mark.parametrize("kind", UNIGRAM)
+def test_a_unigram_that_cannot_be_used(tmp_path, kind):
+    changes, what = UNIGRAM[kind]
+    spec = unigram_json(unigram())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec | {"model": spec["model"] | changes, "added_tokens": []}))
+    with pytest.raises(CheckpointError, match=what):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "tokenizer.json"])
+def test_a_unigram_has_no_form_in_gguf(tmp_path, name):
+    """It was written as BPE, with other ids."""
+    raw = unigram()
+    (tmp_path / name).write_bytes(raw if name == "tokenizer.model" else json.dumps(unigram_json(raw)).encode())
+    tokenizer = load_tokenizer(tmp_path)
+    checkpoint = random_checkpoint(replace(SMALL, vocab=tokenizer.vocab), seed=0)
+    with pytest.raises(CheckpointError, match="its tokenizer is of type Unigram"):
+        vocabulary_keys(checkpoint, tokenizer)
+
+
+def libraries(*names: str) -> Iterator[OtherTokenizers]:
+    python = python_with(*names)
+    if not python:
+        pytest.skip(f"needs a Python with {' and '.join(names)}: set LLAMASPEC_OTHER_PYTHON")
+    with other_tokenizers(python) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def llama_cpp() -> Iterator[OtherTokenizers]:
+    yield from libraries("llama_cpp")
+
+
+@pytest.fixture(scope="module")
+def transformers() -> Iterator[OtherTokenizers]:
+    yield from libraries("transformers", "sentencepiece")
+
+
+@pytest.mark.parametrize("kind", GGUF)
+@settings(max_examples=300)
+@given(text=texts)
+@example("<tool><tool>  \n\n  <tool>")
+def test_ids_are_those_of_llama_cpp(llama_cpp, folders, tokenizer, kind, text):
+    assert tokenizer(kind).encode(text) == llama_cpp.llama_cpp(folders[kind], text)[0]
+
+
+@pytest.mark.parametrize("kind", GGUF)
+@settings(max_examples=300)
+@given(text=st.lists(texts | st.sampled_from(CONTROLS), max_size=5).map("".join))
+def test_ids_of_a_rendered_conversation_are_those_of_llama_cpp(llama_cpp, folders, tokenizer, kind, text):
+    ids = SpecialTokens(tokenizer(kind)).encode(text)
+    assert ids == llama_cpp.llama_cpp(folders[kind], text, special=True)[0]
+
+
+@pytest.mark.parametrize("kind", LEGACY)
+@settings(max_examples=300)
+@given(text=texts.filter(lambda text: text[:1] not in (" ", "▁")))
+@example("<tool><tool>  \n\n  <tool>")
+def test_ids_are_those_of_transformers(transformers, folders, tokenizer, kind, text):
+    """At the start of a text, transformers 5 alone puts no space in front of a space."""
+    assert SpecialTokens(tokenizer(kind)).encode(text) == transformers.transformers(folders[kind], text)[0]
