@@ -107,11 +107,10 @@ def _files_inside(checkpoint: Checkpoint) -> tuple[dict[str, bytes], list[str]]:
     inside = tokenizer_inside(checkpoint)
     if inside is None:
         return {}, []
-    from llamaspec.model.tokenizers.gguf import named_tokens
     from llamaspec.model.tokenizers.huggingface_writer import tokenizer_files
 
     templates, notes = _templates(inside, [checkpoint.path])
-    named = named_tokens(MappedFile(checkpoint.path))
+    named = {key: name for key, name in _named(checkpoint, None).items() if name is not None}
     if "eos_token" not in named and checkpoint.stops:
         named["eos_token"] = inside.piece(min(checkpoint.stops))
     return tokenizer_files(inside, named=named, templates=templates), notes
@@ -172,7 +171,7 @@ def _to_gguf(
     places = [place for place in (tokenizer, checkpoint.path) if place is not None]
     templates, left_out = _templates(vocabulary_or_none, places) if vocabulary_or_none else ({}, [])
     notes += left_out
-    vocabulary = vocabulary_keys(checkpoint, vocabulary_or_none, templates)
+    vocabulary = vocabulary_keys(checkpoint, vocabulary_or_none, templates, named=_named(checkpoint, tokenizer))
     complete = write_gguf(checkpoint, destination, to=to, vocabulary=vocabulary, progress=progress)
     if complete:
         notes.append(

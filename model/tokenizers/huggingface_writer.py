@@ -25,6 +25,8 @@ def tokenizer_files(
     match tokenizer:
         case SentencePieceTokenizer():
             config |= {"tokenizer_class": "LlamaTokenizer", "legacy": tokenizer.prefix_after_special}
+            if not tokenizer.dummy_prefix:  # The class adds a space unless this says otherwise.
+                config["add_prefix_space"] = False
             if tokenizer.added:
                 config["added_tokens_decoder"] = _decoder(tokenizer)
             files = {"tokenizer.model": _model(tokenizer)}
