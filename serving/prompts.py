@@ -90,7 +90,8 @@ class Prompts:
         self._has_channels = channels_of(tokenizer) is not None
         self._call_form: CallForm | None = None  # once it is known
         self._two_calls: dict[bool, bool] = {}  # whether a message may have two calls, with tools and without
-        self.turn_stops = stops | turn_stops(tokenizer, template)
+        # A tokenizer may have a few tokens that the model has no row for, so the model never writes them.
+        self.turn_stops = stops | {id for id in turn_stops(tokenizer, template) if id < vocab}
 
     def close(self) -> None:
         """End the processes that render the template."""
@@ -99,7 +100,7 @@ class Prompts:
     def from_text(self, text: str, *, bos: bool = True, param: str = "prompt") -> Prompt:
         """Encode a text, with BOS first where the model's convention has it. Raises Refusal."""
         self._check_characters(text, param)
-        ids = encode_text(self.tokenizer, text, bos=bos)
+        ids = list(self._checked(encode_text(self.tokenizer, text, bos=bos), param))
         return Prompt(ids, text == "", self.stops)
 
     def from_ids(self, ids: Sequence[int], *, param: str = "prompt") -> Prompt:
@@ -135,7 +136,7 @@ class Prompts:
         except RecursionError:
             raise Refusal("tools and calls: nested too deeply", param="tools" if tools else "messages") from None
         self._check_characters(text, "messages", check=False)
-        ids = self._special.encode(text)
+        ids = self._checked(self._special.encode(text), "messages")
         begun = self._checked(begun, "answer_ids")
         beginning = calls.beginning(tools) if calls and forced else FINAL if formatted and self._has_channels else ""
         if beginning and not begun:

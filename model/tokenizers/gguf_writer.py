@@ -120,7 +120,8 @@ def _tokenizer_keys(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, V
             tokens, keys = _huggingface(checkpoint, tokenizer)
         case _:
             raise TypeError(f"{type(tokenizer).__name__} has no form in GGUF")
-    # The embedding may have more rows than there are tokens, and llama.cpp wants a token for each.
+    # The embedding may have more rows than there are tokens, or fewer, and llama.cpp wants a token for each.
+    del tokens[checkpoint.config.vocab :]
     tokens += [Token(f"[PAD{id}]", UNUSED, LAST_SCORE) for id in range(len(tokens), checkpoint.config.vocab)]
     keys |= {
         "tokenizer.ggml.tokens": [token.text for token in tokens],

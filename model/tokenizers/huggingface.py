@@ -4,6 +4,7 @@ Ids and text equal the library's. A file with a part that this module cannot fol
 the part. `dropout` is ignored: it makes random ids, which help in training alone.
 """
 
+import codecs
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -116,7 +117,7 @@ def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
     unknown = _unknown_of_unigram(spec, path)
     del spec  # The vocabulary need not be in memory twice.
     with library_errors(path, "not a usable tokenizer.json"):
-        tokenizer = Tokenizer.from_buffer(data)
+        tokenizer = Tokenizer.from_buffer(data.removeprefix(codecs.BOM_UTF8))
     model = tokenizer.model
     if not isinstance(model, models.BPE | models.Unigram):  # The library guesses the kind where no file names it.
         kind = short(type(model).__name__)
@@ -202,7 +203,7 @@ def _parse(data: bytes, path: str) -> dict[str, Any]:
     if data.count(b":") > MOST_NAMES:  # in texts, too, which are few beside the names
         raise refused(path, f"more than {MOST_NAMES:,} tokens and other names")
     try:
-        spec = json.loads(data.decode(), object_pairs_hook=unique)
+        spec = json.loads(data.decode("utf-8-sig"), object_pairs_hook=unique)
     except UnicodeDecodeError as error:
         raise refused(path, f"is not JSON: byte {error.start} is not UTF-8") from None
     except json.JSONDecodeError as error:
@@ -336,13 +337,16 @@ def _copy(token: AddedToken) -> AddedToken:
 
 
 def _bos(tokenizer: Tokenizer, path: str) -> int | None:
-    """The id that the file's post_processor puts before a text, or else the id that tokenizer_config.json names."""
+    """The id that the file's post_processor puts before a text, or else the id that tokenizer_config.json names.
+
+    Ids that it puts after a text, such as EOS, are left out: a text is to be continued.
+    """
     with library_errors(path, "not a usable tokenizer.json"):
         plain = tokenizer.encode("a", add_special_tokens=False).ids
         whole = tokenizer.encode("a", add_special_tokens=True).ids
-    if whole != plain:
-        if whole[1:] != plain:
-            what = "its post_processor puts other ids around a text than one before it"
+    if whole[: len(plain)] != plain:
+        if whole[1 : 1 + len(plain)] != plain:
+            what = "its post_processor puts other ids before a text than one"
             raise refused(path, f"{what}, which is not supported: {plain} becomes {whole}"[:300])
         return whole[0]
     return stated_bos(Path(path).parent, tokenizer.token_to_id, begins=False, default=None)
