@@ -38,13 +38,17 @@ def doctor(model: str | None, text: str | None, tokenizer: str | None, as_json: 
     prepare_jax()
     if model:
         from llamaspec.model.insight.checkup import as_text, check_up
+        from llamaspec.model.insight.doctor import plain_ops
 
         with progress_bar() as progress:
             checkup = check_up(model, tokenizer=tokenizer, text=text, progress=progress)
+        plain = plain_ops(model)
         if as_json:
             write_json(checkup.as_json())
         else:
             write(as_text(checkup))
+            if plain:
+                write_rows("plain ops on this GPU", *(f"  {op:14}  {reason}" for op, reason in plain.items()))
         sys.exit(bool(checkup.faults))
     with progress_bar() as progress:
         from llamaspec.model.insight.doctor import examine

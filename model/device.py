@@ -59,8 +59,8 @@ def is_full(message: str) -> bool:
 def no_room_to_start() -> str:
     """Say that a GPU is full before anything of ours is on it."""
     memory = nvidia_memory()
-    held = "" if memory is None else f": {(memory[1] - memory[0]) / 2**30:.1f} GiB are held by other processes"
-    return f"the GPU has no room to start{held}"
+    holders = "" if memory is None else f": {(memory[1] - memory[0]) / 2**30:.1f} GiB are held by other processes"
+    return f"the GPU has no room to start{holders}"
 
 
 def default_device() -> Device:

@@ -184,7 +184,7 @@ Windows = Literal["none", "every layer", "every layer if on", "by layer if on", 
 
 @dataclass(frozen=True)
 class Family:
-    """Models that config.json gives one model_type."""
+    """The models that share a model_type in config.json."""
 
     name: str  # the model_type
     model: str  # the class of transformers that computes it
@@ -239,7 +239,7 @@ class Family:
         return names
 
     def written(self, config: Config) -> dict[str, Any]:
-        """Return the keys of config.json that hold one field each; of fields that share a key, the last counts."""
+        """Return the keys of config.json that hold one field each. If fields share a key, the last one counts."""
         return {keys[0]: getattr(config, name) for name, keys in self.keys.items()}
 
     def _reads(self, config: Config) -> Mapping[str, Any]:

@@ -191,9 +191,9 @@ def _on_bus_error(number: int) -> None:
 def at_bus_error(act: Callable[[], bool]) -> Iterator[None]:
     """Call `act` when the process touches mapped memory past the end of a file that was cut short.
 
-    It ends the process, or gives that memory something to hold and returns True: the touching goes on. Where it returns
-    False, an `act` of a context around this one is called, and without any the process ends as usual. A handler of
-    Python's own would run only once the touching instruction is over, which is then repeated forever.
+    `act` either ends the process, or maps something at that memory and returns True, so that the access goes on. If it
+    returns False, we call the `act` of an outer context; without one the process ends as usual. A Python handler does
+    not help: it would run only after the faulting instruction, which repeats forever.
     """
     with _acts_lock:
         if not _acts:

@@ -256,7 +256,7 @@ def fused_rows(
 
 
 def by_layer(config: Config) -> dict[int | None, dict[str, list[Weight]]]:
-    """Group the weights without biases by block (None: outside) and part; a part of experts has one per expert."""
+    """Group the weights, not biases, by block (None: outside) and part; an expert's part has a weight per expert."""
     matches: dict[int | None, dict[str, list[Weight]]] = {}
     for weight in weights(config):
         if weight.role is not Role.BIAS:

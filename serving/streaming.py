@@ -118,7 +118,7 @@ class TextReader:
             self._decide(heard.text)
             if token.id in self._stops:
                 self._end = token
-            elif heard.said:
+            elif heard.is_answer:
                 self._held.append((placed, self._decoded))
             self._out(self._filter.feed(heard.text))
 

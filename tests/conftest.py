@@ -28,7 +28,7 @@ os.environ["NPROC"] = "16"
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A hundred processes, the workers and those that tests start, would each compile the same modules again.
+# Otherwise a hundred processes (the workers, and the ones that tests start) would compile the same modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
@@ -123,7 +123,7 @@ def compiled_once(caches) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def compiled_fast() -> Iterator[None]:
-    """Have LLVM optimize little in `make test`, also in other processes: for files whose claims are about no numbers.
+    """Have LLVM optimize little in `make test`, also in other processes: for files that judge no numbers.
 
     XLA's own passes are as ever. `make test-all` optimizes everything.
     """

@@ -201,7 +201,10 @@ def beside_another(runner: Runner, model: str) -> Iterator[Row]:
         yield quiet(f"story beside a process that holds {MOST:.0%}", runner.run("story", "--seed", "7"))
     with holding(NEARLY_ALL):
         done = runner.run("generate", "Once", "--model", model, "--max-new-tokens", "4")
-    yield refused(done, NEARLY_ALL)
+    if model == "stories":  # fits in what is left of any card
+        yield quiet(f"generate beside a process that holds {NEARLY_ALL:.0%}", done)
+    else:
+        yield refused(done, NEARLY_ALL)
 
 
 def interrupted(runner: Runner, model: str, folder: Path) -> Iterator[Row]:
@@ -210,14 +213,21 @@ def interrupted(runner: Runner, model: str, folder: Path) -> Iterator[Row]:
         words = ("generate", "Once upon a time", "--model", model, "--max-new-tokens", "900")
         with runner.begin(*words, XDG_CACHE_HOME=str(folder / f"cache-{moment}")) as process:
             time.sleep(moment)
-            if process.poll() is None:
+            running = process.poll() is None
+            if running:
                 os.killpg(process.pid, signal.SIGINT)
             pressed = time.monotonic()
-            _, err = ended(process)
-            took = time.monotonic() - pressed
-        right = process.returncode == 130 and took < AT_ONCE and not noise(err)
-        row = {"check": f"Ctrl-C after {moment} s", "right": right, "exit": process.returncode}
-        yield {**row, "seconds": round(took, 2), **({} if right else {"stderr": err[-800:]})}
+            out, err = ended(process)
+            done = Ended(process.returncode, out, err, time.monotonic() - pressed)
+        yield interruption(f"Ctrl-C after {moment} s", done, running=running)
+
+
+def interruption(name: str, done: Ended, *, running: bool) -> Row:
+    """Judge an interrupted command. One that was not `running` any more must have ended well, as on a fast machine."""
+    code = 130 if running else 0
+    right = done.code == code and done.seconds < AT_ONCE and not noise(done.err)
+    row = {"check": name if running else f"{name}, which came too late", "right": right, "exit": done.code}
+    return {**row, "seconds": round(done.seconds, 2), **({} if right else {"stderr": done.err[-800:]})}
 
 
 def checks(shape: str, folder: Path) -> Iterator[Row]:

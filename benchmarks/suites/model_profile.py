@@ -8,10 +8,11 @@ import jax
 from llamaspec.benchmarks.common.model_speed import GREEDY, Programs, decoding, prefilling
 from llamaspec.benchmarks.common.report import Column, Row, model_line, table
 from llamaspec.model.insight.cost import decode_bytes
-from llamaspec.model.insight.profile import Trace, events_of, parts_of, record, seconds_by
+from llamaspec.model.insight.profile import PRODUCT, Trace, events_of, parts_of, record, seconds_by, seconds_in_graphs
 from llamaspec.model.weights.params import Params
 
 RUNS = 3
+WARM_UPS = 6  # on a GPU, which records graphs in the first calls: after one call a step took 1.4 times as long
 IDLE = "between ops, and the host"
 COLUMNS = (
     Column("where the time goes", "part"),
@@ -23,25 +24,35 @@ COLUMNS = (
 )
 
 
-def profiled(programs: Programs, params: Params, *, context: int) -> tuple[dict[str, list[Row]], Trace]:
+def profiled(
+    programs: Programs, params: Params, *, context: int, without_graphs: Programs | None = None
+) -> tuple[dict[str, list[Row]], Trace]:
     """Profile a prompt of `context` tokens and a decoding step after it.
 
     Returns rows, the longest first, and the trace. The rows are of the run of median length. A step is the average over
-    a burst. The ops of the programs must have names from `model.insight.profile.named`.
+    a burst. The ops of the programs must have names from `model.insight.profile.named`. On a GPU the kernels get their
+    names from a run of the same programs `without_graphs`.
     """
+    trace = _traced(programs, params, context=context, runs=RUNS)
+    named = without_graphs or programs
+    names = _traced(named, params, context=context, runs=1) if without_graphs else None
+    middle = context + programs.burst / 2
+    read = decode_bytes(params, programs.config, position=middle, batch=programs.batch)
+    return {
+        "prefill": _rows(trace, "prefill", named.prefill, names, read={}, steps=1),
+        "decode": _rows(trace, "decode", named.decode(GREEDY.greedy), names, read=read, steps=programs.burst),
+    }, trace
+
+
+def _traced(programs: Programs, params: Params, *, context: int, runs: int) -> Trace:
     calls = {
         "prefill": prefilling(programs, params, tokens=context),
         "decode": decoding(programs, params, context=context),
     }
     for call in calls.values():
-        jax.block_until_ready(call())  # warms the program that is traced
-    trace = record({f"{span} {run}": call for run in range(RUNS) for span, call in calls.items()})
-    middle = context + programs.burst / 2
-    read = decode_bytes(params, programs.config, position=middle, batch=programs.batch)
-    return {
-        "prefill": _rows(trace, "prefill", programs.prefill, read={}, steps=1),
-        "decode": _rows(trace, "decode", programs.decode(GREEDY.greedy), read=read, steps=programs.burst),
-    }, trace
+        for _ in range(1 if jax.default_backend() == "cpu" else WARM_UPS):
+            jax.block_until_ready(call())
+    return record({f"{span} {run}": call for run in range(runs) for span, call in calls.items()})
 
 
 def as_text(report: Mapping[str, Any]) -> str:
@@ -59,14 +70,24 @@ def tables(parts: Mapping[str, list[Row]], *, context: int) -> str:
     return "\n\n".join(texts)
 
 
-def _rows(trace: Trace, what: str, program: Any, *, read: dict[str, float], steps: int) -> list[Row]:
-    runs = [events_of(trace, f"{what} {run}") for run in range(RUNS)]
+def _rows(
+    trace: Trace, span: str, program: Any, names: Trace | None, *, read: dict[str, float], steps: int
+) -> list[Row]:
+    """Divide a span by part. `program` is the one that `names` traced, or that `trace` did if there are no graphs."""
+    runs = [events_of(trace, f"{span} {run}") for run in range(RUNS)]
     ran, start, end = sorted(runs, key=lambda run: run[2] - run[1])[RUNS // 2]
-    spent = seconds_by(ran, parts_of(program.as_text() or ""), start=start, end=end)
+    parts = parts_of(program.as_text() or "")
+    if names is None:
+        spent = seconds_by(ran, parts, start=start, end=end)
+    else:
+        named, _, _ = events_of(names, f"{span} 0")
+        spent = seconds_in_graphs(ran, named, parts, start=start, end=end)
     rows = []
     for part, seconds in sorted(spent.items(), key=lambda item: -item[1]):
         row: Row = {"part": part or IDLE, "seconds": seconds / steps, "share": seconds * 1e6 / (end - start)}
-        if part in read:
-            row |= {"bytes": read[part], "bytes_a_second": read[part] / row["seconds"]}
+        product = f"{part} {PRODUCT}"
+        reader = product if product in read and product not in spent else part  # a kernel is an op with its product
+        if reader in read:
+            row |= {"bytes": read[reader], "bytes_a_second": read[reader] / row["seconds"]}
         rows.append(row)
     return rows

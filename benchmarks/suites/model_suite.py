@@ -93,7 +93,7 @@ def planned(
 
 
 def describe_suite(suite: str, *, context: int | None, batch: int, backend: BackendName = "jax", **chosen: Any) -> str:
-    """Say in one line how `run_suite` runs the model: dtype, device, and on a GPU which ops are plain and why.
+    """Say in one line how `run_suite` runs the model: dtype, device, and on a GPU how many ops are plain.
 
     Raises as `choose_model` does, and ValueError for more tokens than the model can hold.
     """
@@ -177,8 +177,8 @@ def decode_rows(subject: TimedModel, *, tokens: int, batch: int, reader: Reader,
         progress(f"decoding, {name}", 0.8)
         yield decode_row(subject, programs, params, context=tokens, reader=reader, name=name, options=options)
     progress("where the time goes", 0.9)
-    found, _ = profiled(programs, params, context=tokens)
-    yield {"what": "breakdown", "context": tokens, "parts": found}
+    parts, _ = profiled(programs, params, context=tokens, without_graphs=subject.without_graphs(programs, shapes))
+    yield {"what": "breakdown", "context": tokens, "parts": parts}
 
 
 def reference_rows(subject: TimedModel, *, tokens: int, progress: Progress) -> Iterator[Row]:
@@ -285,7 +285,8 @@ def profile_model(
     progress("weights", 0.4)
     params = subject.load(shapes)
     progress("running", 0.8)
-    rows, trace = profiled(programs, params, context=tokens)
+    without_graphs = subject.without_graphs(programs, shapes)
+    rows, trace = profiled(programs, params, context=tokens, without_graphs=without_graphs)
     return {"about": about(), "model": subject.about(), "context": tokens, "parts": rows}, trace
 
 

@@ -7,10 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from llamaspec.benchmarks.common.model_speed import (
-    Programs,
-    compile_programs,
-)
+from llamaspec.benchmarks.common.model_speed import Programs, compile_programs
 from llamaspec.benchmarks.common.random_model import random_checkpoint, random_params, random_shapes
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.checkpoints.codes import quantized
@@ -24,6 +21,7 @@ from llamaspec.model.ops.choice import Choice, check_kernels, ops_for
 from llamaspec.model.parallel.reading import empty_share
 from llamaspec.model.parallel.sharding import Parts
 from llamaspec.model.parallel.share import share
+from llamaspec.model.running.compile import NO_GRAPHS, model_options
 from llamaspec.model.running.memory import Memory, check_fits, memory_of
 from llamaspec.model.running.programs import longest_burst, prompt_chunk
 from llamaspec.model.weights.loading import abstract_params, check_weights, load_params
@@ -99,11 +97,24 @@ class TimedModel:
         memory = self.memory(shapes, context=capacity - chunk, batch=batch)
         # Two caches are in memory while one is read and the next is drawn.
         check_fits(memory._replace(cache=2 * memory.cache), context=longest, available=free_bytes())
-        ops = self.choice(shapes, capacity=capacity, batch=batch).ops
+        ops = named(self.choice(shapes, capacity=capacity, batch=batch).ops)
         programs = compile_programs(
-            shapes, self.config, ops=named(ops), capacity=capacity, chunk=chunk, burst=burst, batch=batch
+            shapes, self.config, ops=ops, capacity=capacity, chunk=chunk, burst=burst, batch=batch
         )
         return programs, shapes
+
+    def without_graphs(self, programs: Programs, shapes: Params) -> Programs | None:
+        """Compile programs for a GPU again, without CUDA graphs: XLA's profiler names the kernels of these only.
+
+        None on other platforms, which have no graphs.
+        """
+        if (platform := jax.default_backend()) != "gpu":
+            return None
+        sizes: dict[str, Any] = {"capacity": programs.capacity, "batch": programs.batch}
+        ops = named(self.choice(shapes, **sizes).ops)
+        options = model_options(platform, shapes, self.config, ops=ops, batch=programs.batch) | NO_GRAPHS
+        sizes |= {"chunk": programs.chunk, "burst": programs.burst, "options": options}
+        return compile_programs(shapes, self.config, ops=ops, **sizes)
 
 
 def choose_model(

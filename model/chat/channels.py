@@ -1,7 +1,7 @@
 """The channels that gpt-oss writes its answers to: what it thinks, what it says, and what it calls.
 
 An answer is a list of messages, `<|channel|>NAME<|message|>TEXT<|end|><|start|>assistant<|channel|>...`, each to a
-channel: analysis, which nobody but the model reads, commentary and final. A message ` to=functions.NAME` calls a tool,
+channel: analysis, which only the model reads, commentary and final. A message ` to=functions.NAME` calls a tool,
 and its text is the arguments; these words stand before the channel or after it. Source: the format harmony,
 https://github.com/openai/harmony.
 """
@@ -23,9 +23,9 @@ class Heard(NamedTuple):
 
     text: str
     thoughts: str = ""
-    called: str | None = None  # the tool whose call begins
-    arguments: str = ""  # more of the call that is under way
-    said: bool = True  # whether the token belongs to the answer's text
+    called: str | None = None  # the tool, if a call begins
+    arguments: str = ""  # more of the current call
+    is_answer: bool = True  # whether the token belongs to the answer's text
     waits: bool = False  # whether that is yet to be told, with its text
 
 
@@ -33,13 +33,13 @@ class Channels:
     """Tells what an answer says from what the model thinks and calls, token by token."""
 
     def __init__(self, tokenizer: Tokenizer, *, tools: frozenset[str] = frozenset()):
-        """Begin an answer, where text before the name of a channel is said. Calls of other than `tools` are text."""
+        """Begin an answer, and count text before a channel name as the answer. Calls of other than `tools` are text."""
         names = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
         self._controls = {tokenizer.special[name]: name for name in names if name in tokenizer.special}
         self._tools = tools
         self._header: str | None = None  # what has come of the header; None: within a message
         self._first: str | None = ""  # text at the start that may be the rest of a header; None: none may
-        self._kind: Literal["said", "thought", "call"] = "said"
+        self._kind: Literal["answer", "thought", "call"] = "answer"
 
     def ends_character(self, token: int) -> bool:
         """Tell whether the token is a control token, before which an unfinished character ends."""
@@ -55,46 +55,46 @@ class Channels:
         elif control == MESSAGE:
             return self._open(text)
         elif control in ENDS:
-            heard, self._kind = self.hear(text), "said"
-            return heard._replace(said=False)
+            heard, self._kind = self.hear(text), "answer"
+            return heard._replace(is_answer=False)
         elif control == CONSTRAIN and self._header is not None:
             self._header += text + " "
         elif control == CHANNEL and (self._header or self._first):
             self._header, self._first = f"{self._header or self._first}{text} ", None
         else:
-            heard, self._header, self._kind = self.hear(text), "", "said"
-            return heard._replace(said=False)
-        return Heard("", said=False)
+            heard, self._header, self._kind = self.hear(text), "", "answer"
+            return heard._replace(is_answer=False)
+        return Heard("", is_answer=False)
 
     def hear(self, text: str) -> Heard:
         """Take text that belongs to the message that is under way."""
         first, self._first = self._first or "", None
         match self._kind:
             case "thought":
-                return Heard("", text, said=False)
+                return Heard("", text, is_answer=False)
             case "call":
-                return Heard("", arguments=text, said=False)
+                return Heard("", arguments=text, is_answer=False)
         return Heard(first + text)
 
     def _begin(self, text: str) -> Heard:
-        """Take text at the start of the answer, which stays back while it may say whom the first message is for."""
+        """Take text at the start of the answer; it stays back while it may name the recipient of the first message."""
         assert self._first is not None
         self._first += text
         is_open = TO_TOOL.startswith(self._first) or self._first.startswith(TO_TOOL)
         return Heard("", waits=True) if is_open else self.hear("")
 
     def _open(self, text: str) -> Heard:
-        """Begin a message, whose kind its header tells."""
+        """Begin a message; its header tells its kind."""
         header, self._header, self._first = self._header or self._first or "", None, None
         # The role stands before the channel, and only its " to=" matters.
         recipient = re.search(rf"(?:^|\s){TO_TOOL.strip()}(\S+)", header)
         name = recipient[1].removeprefix(FUNCTIONS) if recipient else None
         if name in self._tools:
             self._kind = "call"
-            return Heard("", called=name, said=False)
-        self._kind = "thought" if HIDDEN in header.split(" ") else "said"
-        shown = header if recipient and self._kind == "said" else ""
-        return Heard(shown.removeprefix("assistant ") + text, said=False)
+            return Heard("", called=name, is_answer=False)
+        self._kind = "thought" if HIDDEN in header.split(" ") else "answer"
+        visible = header if recipient and self._kind == "answer" else ""
+        return Heard(visible.removeprefix("assistant ") + text, is_answer=False)
 
 
 def channels_of(tokenizer: Tokenizer, *, tools: frozenset[str] = frozenset()) -> Channels | None:

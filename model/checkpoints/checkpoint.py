@@ -1,7 +1,7 @@
 """The common form of all checkpoint formats: hyperparameters, and tensors that are read one at a time.
 
 Tensors have the names of `model.tensors` and Hugging Face's layout in every format: `[out, in]` matrices, and q and k
-projections whose RoPE pairs are halves (see `reference.rope`).
+projections with RoPE's pairs in halves (see `reference.rope`).
 """
 
 import math
@@ -46,7 +46,7 @@ Form = str  # a key of `model.weights.forms.table.CLASS_OF_FORM`
 
 
 class Shifted(NamedTuple):
-    """Codes whose groups have a scale and a minimum: weights are code x scale + minimum.
+    """Codes in groups with a scale and a minimum: weights are code x scale + minimum.
 
     float32 holds code x scale exactly, so a weight is rounded only once, in the sum.
     """
@@ -75,7 +75,7 @@ class Codes(NamedTuple):
     # Consecutive rows, a few megabytes at a time: codes [rows, cols], one per weight; scales [rows, groups], float32,
     # or uint8 exponents for mxfp4; zero points [rows, groups], uint8.
     parts: Callable[[], Iterator[Part]]
-    # Codes that are made from weights as they are read: by which scheme of `reference.quantizers.schemes`, of what.
+    # For codes made from weights as they are read: the scheme of `reference.quantizers.schemes`, and the plain tensor.
     scheme: str = ""
     source: "Tensor | None" = None
 

@@ -20,7 +20,7 @@ PART = 1 << 20  # weights quantized at once: float64 arithmetic needs several co
 
 WITH_MINIMA = ("int8_min", "int5_min", "int4_min")
 BYTES = ("int8", "int6", "int5")  # forms of integers without minima that do not fit half a byte
-INTEGERS = (*BYTES, "int4", "iq4_nl", *WITH_MINIMA)  # forms whose levels fit int8
+INTEGERS = (*BYTES, "int4", "iq4_nl", *WITH_MINIMA)  # forms with levels that fit int8
 
 LEVELS: dict[Form, Float64[np.ndarray, " codes"]] = {  # of codes that are not integers
     "fp4": FP4.levels.astype(np.float64),
@@ -73,22 +73,22 @@ def exact_parts(tensor: Tensor) -> Iterator[np.ndarray]:
             yield weights[start : start + rows]
 
 
-def in_common_form(each: Sequence[Codes | None]) -> list[Codes] | None:
+def in_common_form(all_codes: Sequence[Codes | None]) -> list[Codes] | None:
     """Convert the codes of matrices that will be stacked to one form: their own if it is the same, else int8.
 
     A GGUF file may hold q and k in Q4_K and v in Q6_K. Returns None if a matrix has no codes, or has codes that are not
     integers with scales (and perhaps minima).
     """
-    codes = [one for one in each if one]
-    if len(codes) < len(each):
+    codes = [item for item in all_codes if item]
+    if len(codes) < len(all_codes):
         return None
     first = codes[0]
-    if all((one.form, one.group, one.zeros) == (first.form, first.group, first.zeros) for one in codes):
+    if all((item.form, item.group, item.zeros) == (first.form, first.group, first.zeros) for item in codes):
         return codes
-    if any(one.zeros or one.form not in INTEGERS for one in codes):
+    if any(item.zeros or item.form not in INTEGERS for item in codes):
         return None
-    minima = any(one.form in WITH_MINIMA for one in codes)
-    return [_widened(one, gcd(*(one.group for one in codes)), minima=minima) for one in codes]
+    minima = any(item.form in WITH_MINIMA for item in codes)
+    return [_widened(item, gcd(*(item.group for item in codes)), minima=minima) for item in codes]
 
 
 def in_whole_bytes(codes: Codes) -> Codes:
@@ -115,7 +115,7 @@ def _widened(codes: Codes, group: int, *, minima: bool) -> Codes:
 def quantized(checkpoint: Checkpoint, name: str) -> Checkpoint:
     """Quantize the matrices of `checkpoint` by the scheme `name`, lazily: a part at a time, when they are read.
 
-    The matrices are those of `model.tensors.quantizable`: the projections of attention, the feed-forward layers and
+    The matrices come from `model.tensors.quantizable`: the projections of attention, the feed-forward layers and
     experts, and an untied head. Embeddings (and a tied head), norms, biases and routers keep their precision: they are
     small or looked up, and errors in them cost most. Quantized matrices are quantized again. Raises ValueError for an
     unknown scheme.

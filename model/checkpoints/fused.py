@@ -7,7 +7,7 @@ from llamaspec.model.checkpoints.checkpoint import refused
 
 
 @runtime_checkable
-class Entry(Protocol):
+class Location(Protocol):
     """The location of a tensor in its file."""
 
     @property
@@ -19,8 +19,8 @@ class Entry(Protocol):
     def _replace(self, **fields: Any) -> Any: ...
 
 
-def taken_apart[E: Entry](path: str, name: str, entry: E, rows: Sequence[int], *, by: str) -> list[E]:
-    """Locate the parts of a matrix, which have so many of its `rows` each. Raises `CheckpointError` if they do not fit.
+def taken_apart[E: Location](path: str, name: str, entry: E, rows: Sequence[int], *, by: str) -> list[E]:
+    """Locate the parts of a matrix; `rows` are the rows of each. Raises `CheckpointError` if they do not fit.
 
     `by` names what says how many rows there are.
     """

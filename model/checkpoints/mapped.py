@@ -13,11 +13,11 @@ import numpy as np
 from llamaspec.model.checkpoints.checkpoint import os_errors, refused
 from llamaspec.model.system import at_bus_error, map_zeros
 
-_files: WeakKeyDictionary[mmap.mmap, str] = WeakKeyDictionary()  # the names of files whose maps are in use
+_files: WeakKeyDictionary[mmap.mmap, str] = WeakKeyDictionary()  # the names of files with maps in use
 
 
 def maps_cut_short() -> dict[mmap.mmap, str]:
-    """Find the maps in use whose files have become shorter, with the names of these."""
+    """Find the maps in use with files that were cut short, and the names of these files."""
     return {map: path for map, path in _files.items() if map.size() < len(map)}
 
 
@@ -30,9 +30,9 @@ def refused_if_cut_short() -> Iterator[None]:
     lost: dict[mmap.mmap, str] = {}
 
     def put_zeros() -> bool:
-        found = maps_cut_short()
-        lost.update(found)
-        return bool(found) and all(_lost_pages_become_zeros(map) for map in found)
+        maps = maps_cut_short()
+        lost.update(maps)
+        return bool(maps) and all(_lost_pages_become_zeros(map) for map in maps)
 
     with at_bus_error(put_zeros):
         try:
@@ -110,8 +110,8 @@ class MappedFile:
 
 
 def _lost_pages_become_zeros(map: mmap.mmap) -> bool:
-    begin, kept = _address(map), -(-map.size() // mmap.PAGESIZE) * mmap.PAGESIZE
-    return map_zeros(begin + kept, begin + len(map))
+    begin, length = _address(map), -(-map.size() // mmap.PAGESIZE) * mmap.PAGESIZE
+    return map_zeros(begin + length, begin + len(map))
 
 
 def _address(map: mmap.mmap) -> int:
@@ -132,10 +132,10 @@ def release_all(files: Iterable[MappedFile]) -> None:
 def scattered_in_all(files: Sequence[MappedFile]) -> Iterator[Callable[[np.ndarray], None]]:
     """Do for several files what `MappedFile.scattered` does for one."""
     with ExitStack() as stack:
-        each = [stack.enter_context(file.scattered()) for file in files]
+        readers = [stack.enter_context(file.scattered()) for file in files]
 
         def read_at_once(view: np.ndarray) -> None:
-            for read in each:
+            for read in readers:
                 read(view)
 
         yield read_at_once

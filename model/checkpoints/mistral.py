@@ -1,7 +1,7 @@
-"""Mistral's own layout: params.json beside consolidated.safetensors (https://github.com/mistralai/mistral-inference).
+"""Mistral's own layout: params.json next to consolidated.safetensors (https://github.com/mistralai/mistral-inference).
 
-The keys of params.json are the arguments of the model there, names of tensors are those of its modules, and the pairs
-of q and k, which RoPE turns, are neighbors. Weights of an encoder of images are left out. No file says which ids begin
+The keys of params.json are the arguments of the model there, tensors are named as its modules, and the pairs of q and k
+that RoPE turns are neighbors. Weights of an encoder of images are left out. No file says which ids begin
 and end a text: they are 1 and 2 in all of Mistral's tokenizers.
 """
 
@@ -72,9 +72,11 @@ YARN = {"beta": "beta_fast", "alpha": "beta_slow"}  # keys within `yarn`, and co
 
 def is_mistrals(folder: Path) -> bool:
     """Whether a folder holds a model in this layout, and none in Hugging Face's."""
-    own, other = ([folder / f"{stem}.safetensors{end}" for end in ("", ".index.json")] for stem in (STEM, "model"))
-    found = (folder / "params.json").exists() and any(path.exists() for path in own)
-    return found and not ((folder / "config.json").exists() and any(path.exists() for path in other))
+    own, huggingface_files = (
+        [folder / f"{stem}.safetensors{end}" for end in ("", ".index.json")] for stem in (STEM, "model")
+    )
+    is_mistral = (folder / "params.json").exists() and any(path.exists() for path in own)
+    return is_mistral and not ((folder / "config.json").exists() and any(path.exists() for path in huggingface_files))
 
 
 def open_mistral(directory: Path, weights: MappedFile | None = None) -> Checkpoint:

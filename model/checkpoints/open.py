@@ -31,7 +31,7 @@ def place_of(model: str | Path) -> Path:
 
 
 def nearest(path: Path) -> Path | None:
-    """Find what a misspelled path may mean: a file or folder beside it, or a name of `BUILT_IN`; None for no such path.
+    """Find what a misspelled path may mean: a file or folder next to it, or a name of `BUILT_IN`; else None.
 
     >>> nearest(Path("storis"))
     PosixPath('stories')
@@ -40,12 +40,14 @@ def nearest(path: Path) -> Path | None:
 
     names = list(BUILT_IN) if path.parent == Path() else []
     with suppress(OSError, ValueError):
-        names += [one.name for one in os.scandir(path.parent) if one.is_dir() or Path(one.name).suffix in ENDINGS]
+        names += [
+            entry.name for entry in os.scandir(path.parent) if entry.is_dir() or Path(entry.name).suffix in ENDINGS
+        ]
     return next((path.with_name(name) for name in get_close_matches(path.name, names, 1, ALIKE)), None)
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a GGUF or llama2.c file, Hugging Face's or Mistral's directory, or a .safetensors file beside its config.
+    """Open a GGUF or llama2.c file, Hugging Face's or Mistral's directory, or a .safetensors file next to its config.
 
     `place_of` says what a name stands for that is no path. Everything but the weights is
     read and checked; the weights' bytes are not read. Raises `CheckpointError`.

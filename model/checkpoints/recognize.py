@@ -99,15 +99,15 @@ def folder_without_config(folder: Path) -> CheckpointError:
         return refused(folder, f"{what}: take the model in Hugging Face's layout, with a config.json, or {how}")
     if "params.json" in names:
         return refused(folder, "has Mistral's params.json, but no consolidated.safetensors, which belongs to it")
-    alone = [name for name in names if name.endswith((".bin", ".safetensors")) and not name.startswith("tok")]
-    there = f", but {_listed(alone)}: a .bin of llama2.c is named itself, other weights need their config.json"
-    return refused(folder, f"no config.json is there{there if alone else ''}")
+    weights = [name for name in names if name.endswith((".bin", ".safetensors")) and not name.startswith("tok")]
+    there = f", but {_listed(weights)}: a .bin of llama2.c is named itself, other weights need their config.json"
+    return refused(folder, f"no config.json is there{there if weights else ''}")
 
 
 def leads_out(path: Path) -> Path | None:
     """The target of a link that leads out of its folder; None for anything else.
 
-    In Hugging Face's cache, `snapshots/<revision>` has links into `blobs` beside `snapshots`, which belong to the
+    In Hugging Face's cache, `snapshots/<revision>` has links into `blobs` next to `snapshots`, which belong to the
     model.
     """
     folder, target = Path(os.path.realpath(path.parent)), Path(os.path.realpath(path))
@@ -118,5 +118,5 @@ def leads_out(path: Path) -> Path | None:
 
 def _listed(names: list[str]) -> str:
     most = 5
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -35,7 +35,7 @@ DTYPES = {
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
-class Entry(NamedTuple):
+class HeaderEntry(NamedTuple):
     """The location of a tensor in its file."""
 
     dtype: np.dtype
@@ -47,7 +47,7 @@ class Entry(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def read_header(file: MappedFile) -> dict[str, Entry]:
+def read_header(file: MappedFile) -> dict[str, HeaderEntry]:
     """Read the tensors' entries. Raises `CheckpointError` unless they fill the file without hole or overlap."""
     length = int.from_bytes(file.bytes(0, 8), "little")
     if file.size < 8:
@@ -80,7 +80,7 @@ def format_header(tensors: dict[str, tuple[np.dtype, tuple[int, ...]]]) -> bytes
     return len(text).to_bytes(8, "little") + text
 
 
-def _entry(path: str, name: str, value: object, start: int) -> Entry:
+def _entry(path: str, name: str, value: object, start: int) -> HeaderEntry:
     title = f"tensor {quoted(name)}"
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
         raise refused(path, f"{title} is not described by dtype, shape and data_offsets")
@@ -92,7 +92,7 @@ def _entry(path: str, name: str, value: object, start: int) -> Entry:
     if not _sizes(offsets) or len(offsets) != 2:
         raise refused(path, f"{title} has data_offsets that are not a pair of sizes")
     begin, end = offsets
-    entry = Entry(DTYPES[code], tuple(shape), start + begin)
+    entry = HeaderEntry(DTYPES[code], tuple(shape), start + begin)
     if end - begin != entry.bytes:
         raise refused(path, f"{title} takes {entry.bytes} bytes by its shape, {end - begin} by its data_offsets")
     return entry
@@ -102,7 +102,7 @@ def _sizes(value: object) -> bool:
     return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**63 for size in value)
 
 
-def _check_offsets(file: MappedFile, entries: dict[str, Entry], start: int) -> None:
+def _check_offsets(file: MappedFile, entries: dict[str, HeaderEntry], start: int) -> None:
     end = start
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, item[1].bytes)):
         if entry.offset != end:

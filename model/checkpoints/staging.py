@@ -1,4 +1,4 @@
-"""New files that appear whole or not at all: written beside their place under another name, then renamed.
+"""New files that appear whole or not at all: written next to their place under another name, then renamed.
 
 A process that is killed leaves its unfinished file behind, `.NAME.xxxxxxxx.partial`. Each writer holds a lock on its
 own, which the kernel releases with the process, so the next writer to the same place can tell and remove the others.
@@ -85,7 +85,7 @@ def _place(path: str | Path) -> Path:
 
 
 def _stage(path: Path, *, directory: bool) -> tuple[Path, int]:
-    """A new file or directory beside `path`, and the open descriptor that holds its lock."""
+    """Make a new file or directory next to `path`, and the open descriptor that holds its lock."""
     while True:
         staged = path.parent / f"{_prefix(path)}{secrets.token_hex(4)}.partial"
         _unfinished.add(staged)
@@ -105,12 +105,12 @@ def _stage(path: Path, *, directory: bool) -> tuple[Path, int]:
 def _remove_stale(path: Path) -> None:
     """Remove unfinished files for `path` that no process holds: a kill left them."""
     name = re.compile(re.escape(_prefix(path)) + r"[0-9a-f]{8}\.partial")
-    for found in os.scandir(path.parent):
-        if not name.fullmatch(found.name) or found.is_symlink() or (lock := _open(found.path)) is None:
+    for entry in os.scandir(path.parent):
+        if not name.fullmatch(entry.name) or entry.is_symlink() or (lock := _open(entry.path)) is None:
             continue
         try:
             if _locked(lock, wait=False):
-                _remove(Path(found.path))
+                _remove(Path(entry.path))
         finally:
             os.close(lock)
 
@@ -134,7 +134,7 @@ def _open(path: str | Path) -> int | None:
 
 
 def _locked(lock: int, *, wait: bool) -> bool:
-    """Whether this process has the lock now. A file system without locks (some network's) gives it to writers alone."""
+    """Whether this process has the lock now. A file system without locks (some network's) gives it only to writers."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:

@@ -24,7 +24,7 @@ def read_object(path: str | Path) -> dict:
 
 
 def parse_object(text: bytes, path: str | Path, *, most_objects: int = MOST_OBJECTS, unique: bool = True) -> dict:
-    """Parse `text`, a part of the file `path`, as a JSON object of at most so many. Raises `CheckpointError`.
+    """Parse `text` from the file `path` as a JSON object of at most `most_objects`. Raises `CheckpointError`.
 
     Equal keys are refused, or the last of them counts if they need not be `unique`.
 

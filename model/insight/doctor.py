@@ -1,14 +1,18 @@
 """A report on this machine: the packages installed, and how models run."""
 
 import platform
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llamaspec.model.checkpoints.checkpoint import Tensor
+from llamaspec.model.checkpoints.open import open_checkpoint
 from llamaspec.model.device import HOPPER, Device, default_device, free_bytes
 from llamaspec.model.insight.shapes import SHAPES
+from llamaspec.model.llama import choose_dtype
 from llamaspec.model.ops.choice import Choice, ops_for
 from llamaspec.model.ops.table import Ops
 from llamaspec.model.options import choose_context
@@ -16,6 +20,7 @@ from llamaspec.model.running.memory import gigabytes
 from llamaspec.model.running.programs import prompt_chunk
 from llamaspec.model.system import nvidia_driver, processor, usable_cpus
 from llamaspec.model.weights.loading import Progress, abstract_params, no_progress
+from llamaspec.reference.config import Config
 
 PACKAGES = (
     "llamaspec", "jax", "jaxlib", "numpy", "ml_dtypes", "jaxtyping", "sentencepiece", "protobuf", "tokenizers",
@@ -23,6 +28,7 @@ PACKAGES = (
 )  # fmt: skip
 TYPICAL = "llama-3.1-8b"  # a published shape that stands for any model
 H200 = Device("gpu", "NVIDIA H200", HOPPER)
+BFLOAT16 = np.dtype(jnp.bfloat16)
 
 
 def examine(*, progress: Progress = no_progress) -> dict[str, dict[str, str]]:
@@ -33,10 +39,11 @@ def examine(*, progress: Progress = no_progress) -> dict[str, dict[str, str]]:
     on_h200 = {}
     for done, name in enumerate(SHAPES):
         progress(f"choosing ops of {name}", done / len(SHAPES))
-        on_h200[name] = _choice(name, H200)
+        on_h200[name] = _choice(SHAPES[name], H200)
     return {
         "this machine": _machine(device),
-        "ops here": _ops(_choice(TYPICAL, device)),
+        "ops here": _ops(_choice(SHAPES[TYPICAL], device)),
+        **({"plain in the built-in model": plain} if (plain := plain_ops("stories")) else {}),
         "ops on an H200": _ops(on_h200[TYPICAL]),
         "plain there": {name: ", ".join(choice.plain) for name, choice in on_h200.items() if choice.plain},
         "versions": {"python": platform.python_version(), **versions},
@@ -44,6 +51,16 @@ def examine(*, progress: Progress = no_progress) -> dict[str, dict[str, str]]:
         "missing": missing,
         "verdict": {"ready": _verdict(device, missing)},
     }
+
+
+def plain_ops(model: str) -> dict[str, str]:
+    """Give the reason of each op of a model that is not a kernel on this GPU. Empty on a CPU, which has no kernels."""
+    device = default_device()
+    if device.platform == "cpu":
+        return {}
+    checkpoint = open_checkpoint(model)
+    dtype = choose_dtype(None, checkpoint, platform=device.platform)
+    return dict(_choice(checkpoint.config, device, dtype=dtype, tensors=checkpoint.tensors).plain)
 
 
 def _machine(device: Device) -> dict[str, str]:
@@ -61,11 +78,16 @@ def _machine(device: Device) -> dict[str, str]:
     }
 
 
-def _choice(shape: str, device: Device) -> Choice:
-    """Choose the ops of a published shape in bfloat16, one sequence at a time."""
-    config, dtype = SHAPES[shape], np.dtype(jnp.bfloat16)
+def _choice(
+    config: Config,
+    device: Device,
+    *,
+    dtype: np.dtype = BFLOAT16,
+    tensors: Mapping[str, Tensor] | None = None,
+) -> Choice:
+    """Choose the ops of a model for one sequence; without `tensors` its weights are in `dtype`."""
     rows = choose_context(None, config.context) + prompt_chunk(config, device.platform)
-    params = abstract_params(config, dtype=dtype, positions=rows)
+    params = abstract_params(config, dtype=dtype, positions=rows, tensors=tensors)
     return ops_for("auto", config, params, batch=1, capacity=rows, cache_dtype=dtype, device=device)
 
 

@@ -8,8 +8,8 @@ import gzip
 import json
 import re
 import tempfile
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise, zip_longest
 from pathlib import Path
@@ -30,12 +30,13 @@ Trace = dict[str, Any]  # in the format of Chrome's trace viewer, which Perfetto
 
 
 class Event(NamedTuple):
-    """An instruction that ran; microseconds."""
+    """An instruction that ran; microseconds. On a GPU an instruction runs as one or more kernels, each an event."""
 
     thread: int
     start: float
     end: float
     instruction: str
+    kernel: str = ""
 
 
 def named(ops: Ops) -> Ops:
@@ -50,7 +51,7 @@ def named(ops: Ops) -> Ops:
 
 
 def record(calls: Mapping[str, Callable[[], Any]]) -> Trace:
-    """Trace each call until its arrays are there, one after the other, each in a span of its name."""
+    """Trace the calls one after the other, each in a span with its name, until its arrays are ready."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # calls of Python would be most of the trace
     with tempfile.TemporaryDirectory() as folder:
@@ -121,7 +122,12 @@ def events_of(trace: Trace, span: str) -> tuple[list[Event], float, float]:
         raise ValueError(f"the trace has no span named {span}")
     start, end = map(float, began)
     ran = [
-        Event(event["tid"], float(event["ts"]), float(event["ts"] + event["dur"]), event["args"]["hlo_op"])
+        Event(
+            event["tid"],
+            *(float(event["ts"]), float(event["ts"] + event["dur"])),
+            event["args"]["hlo_op"],
+            kernel=event["name"],
+        )
         for event in complete
         if "hlo_op" in event.get("args", {}) and start <= event["ts"] <= end
     ]
@@ -160,6 +166,52 @@ def seconds_by(ran: Iterable[Event], kinds: Mapping[str, str], *, start: float, 
         if not running:
             spent[None] += (then - at) / 1e6
     return {kind: seconds for kind, seconds in spent.items() if seconds > 0}
+
+
+def seconds_in_graphs(
+    ran: Sequence[Event], named: Sequence[Event], parts: Mapping[str, str], *, start: float, end: float
+) -> dict[str | None, float]:
+    """Divide the seconds of a span whose kernels ran in CUDA graphs by part; None stands for all other time.
+
+    XLA's profiler names no instruction for a kernel in a graph, and of a loop in a graph it records the last round
+    only. `named` are the kernels of the same program, compiled without graphs, which have names and include each round.
+    The n-th kernel of a name belongs to the same part in both runs. Durations are those in graphs, since a kernel that
+    the host launches may wait longer for the kernel before it.
+
+    >>> named = [Event(1, 3e6 * i, 3e6 * i + 2e6, op, "gemv") for i, op in enumerate("abab")]
+    >>> ran = [Event(1, 0.0, 1e6, "command_buffer", "gemv"), Event(1, 1e6, 4e6, "command_buffer", "gemv")]
+    >>> seconds_in_graphs(ran, named, {"a": "A", "b": "B"}, start=0.0, end=10e6)
+    {'A': 2.0, 'B': 6.0, None: 2.0}
+    """
+    order: dict[str, list[str]] = defaultdict(list)  # of each kernel name, the part of the first, the second, …
+    named = [event for event in named if event.instruction in parts]
+    for event in named:
+        order[event.kernel].append(parts[event.instruction])
+    ran = [event for event in ran if event.kernel in order]
+    in_graphs, by_host = _by_kernel(ran, order), _by_kernel(named, order)
+    total: dict[str, float] = defaultdict(float)
+    for label, (seconds, count) in by_host.items():
+        recorded = in_graphs.get(label, (seconds, count))
+        total[label[1]] += recorded[0] / recorded[1] * count
+    whole = (end - start) / 1e6
+    # The recorded round may be a little slower than the average one.
+    scale = min(1.0, whole / sum(total.values())) if total else 1.0
+    spent: dict[str | None, float] = {part: seconds * scale for part, seconds in total.items()}
+    return {**spent, None: max(0.0, whole - sum(spent.values()))}
+
+
+def _by_kernel(events: Sequence[Event], order: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], tuple[float, int]]:
+    """Sum up the seconds of the kernels of each name and part, and count them; `order` lists the parts of a name."""
+    labels, passed = [], Counter[str]()
+    for event in events:
+        parts = order[event.kernel]
+        labels.append((event.kernel, parts[passed[event.kernel] % len(parts)]))
+        passed[event.kernel] += 1
+    keys = {label: str(number) for number, label in enumerate(dict.fromkeys(labels))}
+    in_a_row = [event._replace(thread=0, instruction=keys[label]) for event, label in zip(events, labels, strict=True)]
+    start, end = min((event.start for event in events), default=0.0), max((event.end for event in events), default=0.0)
+    seconds = seconds_by(in_a_row, {key: key for key in keys.values()}, start=start, end=end)
+    return {label: (seconds.get(keys[label], 0.0), count) for label, count in Counter(labels).items()}
 
 
 def _part(scopes: list[str]) -> str | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from llamaspec.model.chat.template import SpecialTokens, template_of
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, CheckpointError
 from llamaspec.model.insight.weight_faults import Fault
-from llamaspec.model.tokenizers.of_model import tokenizer_if_any
+from llamaspec.model.tokenizers.of_model import OtherVocabulary, tokenizer_if_any
 from llamaspec.model.tokenizers.tokenizer import Tokenizer
 
 ANSWER = "It is blue"  # what the assistant says in the conversation that a template is tried on
@@ -16,9 +16,12 @@ def open_tokenizer(checkpoint: Checkpoint, tokenizer: str | Path | None) -> tupl
     """Open the tokenizer that belongs to a checkpoint; None if there is none, or if it is at fault."""
     try:
         return tokenizer_if_any(checkpoint, tokenizer), []
-    except CheckpointError as error:
+    except OtherVocabulary as error:
         mend = "take the tokenizer that the model was trained with; --tokenizer names it"
         return None, [Fault("tokenizer", "the tokenizer cannot be this model's", str(error), mend)]
+    except CheckpointError as error:
+        mend = "take another file of the same tokenizer; --tokenizer names it"
+        return None, [Fault("tokenizer", "the tokenizer cannot be read", str(error), mend)]
 
 
 def text_faults(checkpoint: Checkpoint, tokenizer: Tokenizer, place: Path) -> list[Fault]:

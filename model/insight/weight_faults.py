@@ -97,7 +97,7 @@ def _count_weights(part: np.ndarray) -> _Seen:
 
 
 def _huge(values: np.ndarray) -> int:
-    """Count the finite numbers beyond `HUGE`, which float16 does not reach."""
+    """Count the finite numbers larger than `HUGE`; float16 cannot hold any."""
     values = np.abs(values.astype(np.float32))
     return int(np.sum((values > HUGE) & np.isfinite(values)))
 

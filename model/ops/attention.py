@@ -26,7 +26,7 @@ class Spans(NamedTuple):
     growth: int  # of a prompt's span to the next
 
     def up_to(self, capacity: int, *, growth: int) -> list[int]:
-        """The spans for a cache of `capacity` rows, which is the last of them."""
+        """Give the spans for a cache of `capacity` rows; the last one is the whole cache."""
         spans, span = [], self.smallest
         while 4 * span < 3 * capacity:
             spans.append(span)
@@ -114,7 +114,7 @@ def _attend_in_blocks(
 ) -> Array:
     """Attention with the online softmax of `reference.softmax`, over `block` rows of the cache at a time.
 
-    A sink z is what it starts from.
+    With sinks, the softmax starts from their scores z.
     """
     *rows, head_dim = q.shape
     capacity = k.shape[2]

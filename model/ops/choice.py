@@ -82,6 +82,19 @@ def _by_kernels(config: Config, params: Params, *, only: bool, **sizes: Any) -> 
     return choice
 
 
+def summarize(choice: Choice) -> str:
+    """Say how many ops are kernels, in a few words.
+
+    >>> summarize(Choice("pallas", XLA, ("attend",), {"norm_qkv": "odd", "project_add": "odd"}))
+    '2 of 3 ops are plain: `llamaspec doctor` says why'
+    >>> summarize(Choice("pallas", XLA, ("attend",), {}))
+    'all ops are kernels'
+    """
+    ops = {*choice.kernels, *choice.plain}
+    plain = f"{len(choice.plain)} of {len(ops)} ops are plain: `llamaspec doctor` says why"
+    return plain if choice.plain else "all ops are kernels"
+
+
 def describe(choice: Choice) -> str:
     """One line that says which ops are kernels, and why the others are plain.
 

@@ -50,7 +50,7 @@ def _attend_row(
 ) -> Array:
     """Attention with the online softmax of `reference.softmax`; q is [kv_heads, group, seq, head_dim].
 
-    A sink z is what it starts from.
+    With sinks, the softmax starts from their scores z.
     """
     page = cache.k.shape[2]
     last = jnp.max(at)

@@ -21,7 +21,7 @@ from llamaspec.reference.config import Config
 
 
 def context_parallel(ops: Ops) -> Ops:
-    """Make the table of ops of one device, which holds every n-th position, out of the table `ops`."""
+    """Make a table of ops for a device that holds every n-th position, from the table `ops`."""
 
     def norm_qkv(
         x: Float[Array, "batch seq dim"], layer: Layer, cache: LayerCache, positions: Positions, *, config: Config

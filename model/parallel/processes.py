@@ -67,7 +67,7 @@ def joined(group: Group) -> Iterator["Watch"]:
 
 @contextmanager
 def _silent_stdout() -> Iterator[None]:
-    """Drop what C++ writes to standard output within."""
+    """Drop what C++ writes to standard output while the body runs."""
     sys.stdout.flush()
     stdout, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
@@ -246,7 +246,7 @@ class Watch:
 
 
 def _difference(first: Mapping[str, str], number: int, second: Mapping[str, str]) -> str | None:
-    """Name the first thing that process 0 and another one were not asked alike; None if there is none.
+    """Name the first option that differs between process 0 and another process; None if there is none.
 
     >>> _difference({"--seed": "7"}, 1, {"--seed": "8"})
     'the processes differ: --seed is 7 in process 0 and 8 in process 1'

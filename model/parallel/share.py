@@ -83,9 +83,9 @@ def cut_axis(weight: Weight) -> int | None:
 
 
 def held(config: Config, *, device: int, devices: int) -> Iterator[tuple[str, Weight]]:
-    """Yield the weights of the whole model that device number `device` holds, or holds a part of.
+    """Yield the weights of the whole model that device number `device` holds, in whole or in part.
 
-    Each comes with its name among the weights of `share`. Only norms that one head has are renamed, since every device
+    Each comes with its name in the model of `share`. Only norms that one head has are renamed, since every device
     counts its heads from 0.
     """
     for weight in weights(config):

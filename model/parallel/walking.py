@@ -32,7 +32,7 @@ OpsFor = Callable[[Config, Params, int], Ops]  # from a share's weights, and the
 
 
 @dataclass(frozen=True)
-class Held:
+class ShardedCache:
     """The cache of a layer as devices hold it. Iterating gives each kv head once, with positions in order."""
 
     cache: LayerCache
@@ -78,7 +78,7 @@ def walkable_on(
 
         def call(*arguments: Any, **static: Any) -> Any:
             static = {name: config if name == "config" else value for name, value in static.items()}
-            plain = [a.cache if isinstance(a, Held) else a for a in arguments]
+            plain = [a.cache if isinstance(a, ShardedCache) else a for a in arguments]
             specs = tuple(
                 of_weights[id(a)] if spec is None else spec for a, spec in zip(arguments, layout, strict=True)
             )
@@ -98,14 +98,14 @@ def walkable_on(
     kv, hidden = LayerCache(sharding.kv_layout, sharding.kv_layout), sharding.hidden  # type: ignore[arg-type]
     norm_qkv: Any = spread(ops.norm_qkv, P(), None, kv, P(), results=(hidden, kv))
 
-    def held_qkv(*arguments: Any, **static: Any) -> Any:
+    def sharded_qkv(*arguments: Any, **static: Any) -> Any:
         q, cache = norm_qkv(*arguments, **static)
         assert isinstance(cache, LayerCache)
-        return q, Held(cache, copies, dealt)
+        return q, ShardedCache(cache, copies, dealt)
 
     attend = spread(with_sinks, hidden, kv, P(), P(AXIS) if sharding.cuts_weights else P(), results=hidden)
     walked: Any = Ops(
-        norm_qkv=held_qkv,
+        norm_qkv=sharded_qkv,
         attend=lambda q, cache, at, *, sinks=None, **static: attend(q, cache, at, sinks, **static),
         project_add=spread(ops.project_add, hidden, None, P(), results=P()),
         norm_gate_up=spread(ops.norm_gate_up, P(), None, results=hidden),
@@ -120,7 +120,7 @@ def walkable_on(
     def cache(capacity: int) -> list[Any]:
         layout = Layout(batch=1, capacity=capacity, chunk=0, burst=1, cache_dtype=dtype, devices=dealt)
         empty: Cache = partition.zeros(partition.cache, cache_shapes(layout, config))
-        return [Held(layer, copies, dealt) for layer in empty.layers if isinstance(layer, LayerCache)]
+        return [ShardedCache(layer, copies, dealt) for layer in empty.layers if isinstance(layer, LayerCache)]
 
     run = quantized(checkpoint, quantize) if quantize else checkpoint
     rounded_tensors = {

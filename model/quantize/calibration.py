@@ -229,7 +229,7 @@ class _Layer:
             self._now[router] = smoothquant.smooth(self._now[router], s).astype(np.float32)
 
     def _divide_rows(self, name: str, s: Float64[np.ndarray, " width"]) -> None:
-        """Divide rows through their scales. The heads of a group have the same s for their shared values."""
+        """Divide rows by their scales. The heads of a group share values, so they have the same s."""
         rows = len(self._now[name])
         if rows < len(s):
             s = s.reshape(self._config.kv_heads, -1, self._config.head_dim)[:, 0].reshape(-1)

@@ -16,6 +16,9 @@ IN_GRAPHS = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION"  # b
 # decides by itself.
 LOOPS_IN_GRAPHS = {"xla_gpu_enable_command_buffer": f"{IN_GRAPHS},WHILE,CONDITIONAL"}
 
+# The host launches each kernel by itself. XLA's profiler names the instruction of such a kernel only.
+NO_GRAPHS = {"xla_gpu_enable_command_buffer": ""}
+
 # XLA times several ways to compute each product and fusion while it compiles, which takes a quarter of a cold start.
 # Without that it takes Triton kernels with a bad tiling for products, and a prompt of 512 tokens takes 14 times as
 # long. Without such kernels, too, it calls cuBLASLt, which knows by itself how to compute a product.

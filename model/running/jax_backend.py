@@ -14,7 +14,7 @@ from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.device import Device
 from llamaspec.model.forward import DecodeState, forward, state_after
 from llamaspec.model.insight.cost import decode_cost
-from llamaspec.model.ops.choice import Choice, describe
+from llamaspec.model.ops.choice import Choice, summarize
 from llamaspec.model.options import SamplingOptions
 from llamaspec.model.running.backend import check_logits
 from llamaspec.model.running.memory import gigabytes, shortage_named
@@ -34,9 +34,9 @@ class Drawing(NamedTuple):
 
 
 def describe_run(dtype: np.dtype, device: Device, choice: Choice) -> str:
-    """Say in one line how a model runs: its dtype, the device, and on a GPU which ops are plain and why."""
+    """Say in one line how a model runs: its dtype, the device, and on a GPU how many ops are plain."""
     running = f"{dtype} on {device}"
-    return running if device.platform == "cpu" else f"{running}; {describe(choice)}"
+    return running if device.platform == "cpu" else f"{running}; {summarize(choice)}"
 
 
 class JaxBackend:
@@ -62,7 +62,7 @@ class JaxBackend:
         self._put: Callable[[Any], Any] = jax.device_put  # from the host to where programs read
 
     def describe(self) -> str:
-        """Say in one line how the model runs: its dtype, the device, and on a GPU which ops are plain and why."""
+        """Say in one line how the model runs: its dtype, the device, and on a GPU how many ops are plain."""
         return describe_run(self._params.embedding.dtype, self.device, self.choice)
 
     def bytes_read(self, position: int | float) -> float:

@@ -104,7 +104,7 @@ def load_on_one_device(
         device=device,
         progress=progress,
     )
-    start = _beside if beside else _one_after_the_other
+    start = _in_parallel if beside else _in_sequence
     with shortage_named(f"{gigabytes(memory.weights)} of weights"):
         programs, weights = start(compiling, reading, progress=progress, clock=clock)
     weights = with_roundings(weights, roundings, config=config)
@@ -140,7 +140,7 @@ def _store(
     return ProgramStore(folder, facts(*about, roundings))
 
 
-def _one_after_the_other(
+def _in_sequence(
     compiling: Callable[[], Programs], reading: Callable[[], Params], *, progress: Progress, clock: StartClock
 ) -> tuple[Programs, Params]:
     """Compile first: the compiler then has the memory that weights will take."""
@@ -154,7 +154,7 @@ def _one_after_the_other(
     return programs, weights
 
 
-def _beside(
+def _in_parallel(
     compiling: Callable[[], Programs], reading: Callable[[], Params], *, progress: Progress, clock: StartClock
 ) -> tuple[Programs, Params]:
     """Compile, or load what is stored, in a thread of its own while weights are read."""

@@ -145,7 +145,7 @@ def check_fits(memory: Memory, *, context: int, available: int, other_programs: 
 
 @contextmanager
 def shortage_named(what: str) -> Iterator[None]:
-    """Turn JAX's error of a device that is full into a MemoryError of one line, which names `what` had no room.
+    """Turn JAX's error about a full device into a MemoryError of one line that names `what` did not fit.
 
     A plan counts all memory that JAX may use on a GPU, also the part that another program holds.
     """

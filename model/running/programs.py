@@ -176,8 +176,8 @@ def compile_programs(
 def first_programs(layout: Layout, *, greedy: bool, prompt: int | None = None) -> list[str]:
     """Name the programs that the first text needs, the largest first.
 
-    All but the last of `prompt` tokens are read in chunks, so a text that begins with one token does without them. None
-    stands for a short prompt.
+    Chunks read all of the `prompt` tokens but the last, so a prompt of one token needs only the program that decodes.
+    None stands for a short prompt.
     """
     read = layout.chunk if prompt is None else prompt - 1
     return [_decoder(greedy), *dict.fromkeys(_reader(width) for width, _ in layout.parts(read))]

@@ -3,7 +3,7 @@
 This module turns it into a SentencePiece model or a tokenizer.json, which the libraries read, so that one
 implementation serves all files. The rules are llama.cpp's (src/llama-vocab.cpp, commit 00ad355):
 
-1. Text is not normalized. In "gpt2", tokenizer.ggml.pre names how it is split.
+1. Text is not normalized. In "gpt2", tokenizer.ggml.pre names how it is cut (`gguf_cuttings`).
 2. User-defined tokens are found in the text as it is, spaces and all, before it is cut: the longest first.
 3. In "llama", each text that begins, or that follows a user-defined token or a control token, gets a space in front,
    unless tokenizer.ggml.add_space_prefix is false. Pieces are then merged, whatever their type: a user-defined token
@@ -35,25 +35,14 @@ from llamaspec.model.checkpoints.gguf.control_tokens import (
 from llamaspec.model.checkpoints.gguf.file import Metadata, read_header, short
 from llamaspec.model.checkpoints.mapped import MappedFile
 from llamaspec.model.tokenizers.added_tokens import LongestFirst
+from llamaspec.model.tokenizers.gguf_cuttings import CUTTINGS, Cutting
 from llamaspec.model.tokenizers.limits import check_count
 from llamaspec.model.tokenizers.tokenizer import Tokenizer, is_byte
 from llamaspec.model.tokenizers.tokenizer_config import Added
-from llamaspec.reference.byte_bpe import GPT2, LLAMA3, QWEN2, TEKKEN
 
 TYPE = "tokenizer.ggml.model"
 TEMPLATE = "tokenizer.chat_template"  # and with .NAME, for each of the names in the list
 TEMPLATE_NAMES = "tokenizer.chat_templates"
-
-# The patterns that cut a text, one after the other, by the name in tokenizer.ggml.pre.
-PATTERNS = {
-    "llama-bpe": (LLAMA3,),
-    "qwen2": (QWEN2,),
-    "gpt-2": (GPT2,),
-    "smollm": (r"\p{N}", GPT2),
-    "tekken": (TEKKEN,),
-}
-SAME = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2"}
-WHOLE_WORDS = ("llama-bpe", "tekken")  # A word that is a token is not cut, and texts begin with BOS by default.
 
 
 def read_gguf(file: MappedFile) -> Tokenizer | None:
@@ -192,18 +181,17 @@ def _sentencepiece(metadata: Metadata, tokens: list[str], types: Sequence[int]) 
 def _byte_level(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> Tokenizer:
     from llamaspec.model.tokenizers.huggingface import read_huggingface
 
-    name = metadata.string("tokenizer.ggml.pre")
-    name = SAME.get(name, name)
-    if name not in PATTERNS:
-        known = ", ".join(PATTERNS)
-        raise metadata.refused(f"tokenizer.ggml.pre {short(name)} is not supported (only {known})")
+    name = metadata.string("tokenizer.ggml.pre", "default")
+    if name not in CUTTINGS:
+        raise metadata.refused(f"tokenizer.ggml.pre {short(name)} is not supported (only {', '.join(CUTTINGS)})")
+    cutting = CUTTINGS[name]
     vocabulary = {token: id for id, token in enumerate(tokens)}
     merges = metadata.strings("tokenizer.ggml.merges")
     for i, merge in enumerate(merges):
         first, _, second = merge.partition(" ")
         if first not in vocabulary or second not in vocabulary or first + second not in vocabulary:
             raise metadata.refused(f"merge {i}, {short(merge)}, is not of two tokens that make a third")
-    bos = _bos(metadata, tokens, default=name in WHOLE_WORDS)
+    bos = _bos(metadata, tokens, default=cutting.bos)
     types = _corrected(metadata, tokens, types, merged={merge.replace(" ", "", 1) for merge in merges})
     takes_in_space = _takes_in_space(metadata)
     added = [
@@ -212,24 +200,22 @@ def _byte_level(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> 
         for id, (token, kind) in enumerate(zip(tokens, types, strict=True))
         if kind in (CONTROL, USER_DEFINED)
     ]
-    spec = _spec(vocabulary, merges, PATTERNS[name], whole_words=name in WHOLE_WORDS) | {"added_tokens": added}
+    spec = _spec(vocabulary, merges, cutting) | {"added_tokens": added}
     # This path has no neighbors: a tokenizer_config.json beside the GGUF file belongs to another tokenizer.
     tokenizer = read_huggingface(json.dumps(spec).encode(), path=f"{metadata.path}/tokenizer")
     return replace(tokenizer.longest_first(), bos=bos)
 
 
-def _spec(
-    vocabulary: dict[str, int], merges: list[str], patterns: Sequence[str], *, whole_words: bool
-) -> dict[str, Any]:
+def _spec(vocabulary: dict[str, int], merges: list[str], cutting: Cutting) -> dict[str, Any]:
     """The tokenizer.json of a byte-level tokenizer, without its added tokens."""
     bytes_only = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     cuts = [
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-        for pattern in patterns
+        for pattern in cutting.patterns
     ]
     return {
         "version": "1.0",
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*cuts, bytes_only]},
         "decoder": bytes_only,
-        "model": {"type": "BPE", "ignore_merges": whole_words, "vocab": vocabulary, "merges": merges},
+        "model": {"type": "BPE", "ignore_merges": cutting.whole_words, "vocab": vocabulary, "merges": merges},
     }

@@ -11,7 +11,8 @@ from llamaspec.model.checkpoints.checkpoint import Checkpoint, CheckpointError, 
 from llamaspec.model.checkpoints.gguf.config import BOS, STOPS
 from llamaspec.model.checkpoints.gguf.control_tokens import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from llamaspec.model.checkpoints.gguf.file import Value
-from llamaspec.model.tokenizers.gguf import PATTERNS, TEMPLATE, TEMPLATE_NAMES, TYPE
+from llamaspec.model.tokenizers.gguf import TEMPLATE, TEMPLATE_NAMES, TYPE
+from llamaspec.model.tokenizers.gguf_cuttings import CUTTINGS
 from llamaspec.model.tokenizers.huggingface import HuggingFaceTokenizer
 from llamaspec.model.tokenizers.huggingface_decoder import byte_characters
 from llamaspec.model.tokenizers.sentencepiece_model import SentencePieceTokenizer
@@ -249,7 +250,7 @@ def _name_of_patterns(checkpoint: Checkpoint, before: Mapping[str, Any]) -> str:
 
 
 def _name_of(checkpoint: Checkpoint, patterns: tuple[str, ...]) -> str:
-    for name, known in PATTERNS.items():
-        if known == patterns:
+    for name, cutting in CUTTINGS.items():
+        if cutting.patterns == patterns:
             return name
     raise refused(checkpoint.path, f"llama.cpp has no name for how its tokenizer cuts a text: {patterns}"[:400])

@@ -42,8 +42,8 @@ class Spelling:
 
     def first_bytes_of(self, piece: str) -> bytes:
         """The bytes of a piece that begins a text."""
-        whole = self._spelled(self._decode([piece])) if self._first_differs else self.bytes_of(piece)
-        return whole.removeprefix(b" ") if self._strips else whole
+        spelled = self._spelled(self._decode([piece])) if self._first_differs else self.bytes_of(piece)
+        return spelled.removeprefix(b" ") if self._strips else spelled
 
     def _spelled(self, text: str) -> bytes:
         if self._bytes and (byte := re.fullmatch(r"<0x(\+?[0-9a-fA-F]{1,2})>", text)) and len(text) == 6:
@@ -59,8 +59,8 @@ def byte_characters() -> dict[str, int]:
     (97, 32, 10)
     """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(unprintable)}
 
 
 def read_decoder(decoder: Part | None, before: Part | None, *, path: str) -> Spelling:
@@ -73,19 +73,19 @@ def read_decoder(decoder: Part | None, before: Part | None, *, path: str) -> Spe
             raise refused(path, "a byte-level tokenizer that adds spaces, or splits in no bytes, is not supported")
         return Spelling(byte_characters())
     if not any(_makes_spaces(part) for part in parts):
-        found = " and ".join(types) or "no decoder"
-        raise refused(path, f"neither a byte-level nor a SentencePiece-like tokenizer: it has {found}")
+        stated = " and ".join(types) or "no decoder"
+        raise refused(path, f"neither a byte-level nor a SentencePiece-like tokenizer: it has {stated}")
     check_growth([part for part in parts if part["type"] == "Replace"], "decoder", path)
-    each = parts[: types.index("Fuse")] if "Fuse" in types else parts
-    whole = [part for part in parts[len(each) :] if part["type"] != "Fuse"]
-    falls_back = bool(each) and each[-1]["type"] == "ByteFallback"
-    chain = [_library(part, path) for part in (each[:-1] if falls_back else each)]
+    per_token = parts[: types.index("Fuse")] if "Fuse" in types else parts
+    on_joined = [part for part in parts[len(per_token) :] if part["type"] != "Fuse"]
+    falls_back = bool(per_token) and per_token[-1]["type"] == "ByteFallback"
+    chain = [_library(part, path) for part in (per_token[:-1] if falls_back else per_token)]
     return Spelling(
         None,
         decoders.Sequence(chain).decode if len(chain) > 1 else chain[0].decode,
         _first_differs="Metaspace" in types,
         _bytes=falls_back,
-        _strips=_strips(whole, path),
+        _strips=_strips(on_joined, path),
     )
 
 
@@ -94,7 +94,7 @@ def _makes_spaces(part: Part) -> bool:
 
 
 def _library(part: Part, path: str) -> decoders.Decoder:
-    """The library's decoder for a part that treats each token alone."""
+    """Make the library's decoder for a part that treats each token by itself."""
     match part:
         case {"type": "Replace", "pattern": {"String": pattern}, "content": content}:
             return decoders.Replace(pattern, content)
@@ -105,14 +105,14 @@ def _library(part: Part, path: str) -> decoders.Decoder:
     raise _unsupported(part, path)
 
 
-def _strips(whole: Sequence[Part], path: str) -> bool:
+def _strips(on_joined: Sequence[Part], path: str) -> bool:
     """Whether the parts that treat the whole text remove a space from its start."""
-    match whole:
+    match on_joined:
         case []:
             return False
         case [{"type": "Strip", "content": " ", "start": 0 | 1 as start, "stop": 0}]:
             return start == 1
-    raise _unsupported(whole[0], path)
+    raise _unsupported(on_joined[0], path)
 
 
 def _unsupported(part: Part, path: str) -> CheckpointError:

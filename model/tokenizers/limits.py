@@ -6,12 +6,12 @@ from llamaspec.model.checkpoints.checkpoint import refused
 from llamaspec.model.checkpoints.strict_json import short
 
 MOST_TOKENS = 500_000  # Gemma 3 has 262,145 tokens.
-MOST_SPECIAL = 100_000  # Gemma 3 has 6,415 tokens beside its vocabulary.
+MOST_SPECIAL = 100_000  # Gemma 3 has 6,415 tokens outside its vocabulary.
 LONGEST_SPECIAL = 1_000  # characters; the longest known name has fewer than 100
 
 
 def check_special(names: Iterable[str], path: str) -> None:
-    """Refuse control tokens that are too many, or whose names are too long to search a text for."""
+    """Refuse too many control tokens, or names that are too long to search a text for."""
     names = list(names)
     if len(names) > MOST_SPECIAL:
         raise refused(path, f"{len(names):,} control tokens, more than {MOST_SPECIAL:,}")

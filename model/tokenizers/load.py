@@ -30,8 +30,8 @@ def load_tokenizer(path: str | Path, *, beside: str | None = None) -> Tokenizer:
     if file.bytes(0, len(GGUF)) == GGUF:
         from llamaspec.model.tokenizers.gguf import read_gguf
 
-        if found := read_gguf(file):
-            return found
+        if tokenizer := read_gguf(file):
+            return tokenizer
         raise refused(path, "has no tokenizer inside")
     if file.size > LARGEST:
         raise refused(path, f"has {file.size:,} bytes, too many for a tokenizer")
@@ -49,12 +49,12 @@ def tokenizer_in(folder: Path) -> Path | None:
 
 
 def _in_directory(folder: Path, beside: str | None) -> Path:
-    if found := tokenizer_in(folder):
-        return found
+    if tokenizer_path := tokenizer_in(folder):
+        return tokenizer_path
     likely = sorted(path.name for path in folder.iterdir() if LIKELY.search(path.name))[:5]
     place, here = (beside, "beside it") if beside else (folder if folder != Path() else "the current folder", "here")
-    others = f"; {here} is {', '.join(likely)}" if likely else ""
-    raise refused(place, f"no tokenizer {here}: looked for {', '.join(NAMES)}; --tokenizer names another{others}")
+    hint = f"; {here} is {', '.join(likely)}" if likely else ""
+    raise refused(place, f"no tokenizer {here}: looked for {', '.join(NAMES)}; --tokenizer names another{hint}")
 
 
 def _recognize(data: bytes, path: str) -> Tokenizer:

@@ -2,13 +2,17 @@
 
 from pathlib import Path
 
-from llamaspec.model.checkpoints.checkpoint import Checkpoint, refused
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, CheckpointError, refused
 from llamaspec.model.checkpoints.mapped import MappedFile
 from llamaspec.model.tokenizers.load import load_tokenizer, tokenizer_in
 from llamaspec.model.tokenizers.tokenizer import Tokenizer
 
 PADDING = 64  # Models round their vocabulary up for the hardware, by less than 1/64.
 FEW = 16  # tokens that a tokenizer may have beyond the rows of a model, at least: Gemma 3 1B has 1, CodeLlama 34B 16
+
+
+class OtherVocabulary(CheckpointError):
+    """A tokenizer with another number of tokens than the model has."""
 
 
 def tokenizer_of(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Tokenizer:
@@ -23,7 +27,8 @@ def tokenizer_of(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Tokeni
     found = inside or load_tokenizer(path, beside=None if tokenizer is not None or model.is_dir() else checkpoint.path)
     vocab = checkpoint.config.vocab
     if not vocab - vocab // PADDING <= found.vocab <= vocab + max(FEW, vocab // PADDING):
-        raise refused(path, f"a vocabulary of {found.vocab} tokens, but the model {checkpoint.path} has {vocab}")
+        what = f"a vocabulary of {found.vocab} tokens, but the model {checkpoint.path} has {vocab}"
+        raise OtherVocabulary(str(refused(path, what)))
     return found
 
 

@@ -1,8 +1,8 @@
 """Mistral's `tekken.json`: byte strings and their ranks, behind the control tokens.
 
-The layout is that of https://github.com/mistralai/mistral-common, and the algorithm that of `reference.byte_bpe`, with
-the file's own pattern. The vocabulary is cut off at a size that the file states. Files of the first versions do not
-list their control tokens; those that no file names are called <SPECIAL_20> and so on.
+The layout comes from https://github.com/mistralai/mistral-common, and the algorithm is `reference.byte_bpe` with the
+file's own pattern. The vocabulary is cut off at a size that the file states. Files of the first versions do not
+list their control tokens; control tokens without a name are called <SPECIAL_20> and so on.
 """
 
 import base64

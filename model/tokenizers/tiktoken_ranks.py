@@ -92,7 +92,7 @@ def read_tiktoken(data: bytes, *, path: str) -> TiktokenTokenizer:
 def from_ranks(
     tokens: Sequence[bytes], controls: Sequence[str], *, pattern: str, begin: str, controls_first: bool, path: str
 ) -> TiktokenTokenizer:
-    """Make a tokenizer of tokens by rank and the names of control tokens, whose ids come before or after theirs.
+    """Make a tokenizer of tokens by rank and of control tokens; `controls_first` puts the ids of the latter first.
 
     `begin` is the control token that begins texts; `path` is for messages. Raises `CheckpointError` for tokens that are
     not different, or lack a byte, and for a pattern that cannot be used.

@@ -6,7 +6,7 @@ Scales and minima are float32, one for each group. Bits of a weight in memory, w
     int8_min    12 and 10       int5    6               int4_min        8 and 6
                                 int5_min        7
 
-Codes of 5 and 6 bits are so only in the groups that files of GGUF have them in, and otherwise bytes.
+Codes of 5 and 6 bits have these sizes in the groups that GGUF files use. In other groups a code is a byte.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from llamaspec.model.weights.groups import LANES, can_multiply
 from llamaspec.model.weights.words import Words
 from llamaspec.pallas_kernels.parts import int4
 
-APART = {"int6": (6, 16), "int5": (5, 32), "int5_min": (5, 32)}  # bits of codes with a rest, and columns of a group
+APART = {"int6": (6, 16), "int5": (5, 32), "int5_min": (5, 32)}  # bits of codes with low bits, and columns of a group
 
 
 class Stacked(NamedTuple):
@@ -104,7 +104,7 @@ def _with_minima(matrix: QuantizedMatrix) -> QuantizedMatrix:
 
 @jax.jit
 def _apart(matrix: QuantizedMatrix) -> QuantizedMatrix:
-    """Put the upper four bits of codes into words, and the rest into others."""
+    """Put the upper four bits of codes into words, and the low bits into others."""
     form = matrix.form
     bits, group = APART[form]
     codes = lax.bitcast_convert_type(matrix.codes, jnp.uint8) & (1 << bits) - 1

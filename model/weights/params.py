@@ -108,7 +108,7 @@ def _angles(rotation: Rotation, positions: int) -> tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Names:
-    """The names of the tensors that one array is made of: a leaf that stands in the array's place."""
+    """The names of the tensors that make up one array: a leaf in the array's place."""
 
     names: tuple[str, ...]
     apart: bool = False  # whether they may be an array each

@@ -16,7 +16,7 @@ from llamaspec.pallas_kernels.parts.levels import Levels
 class Words(QuantizedMatrix):
     """Codes of four bits, eight to a word in the order of `pallas_kernels.parts.int4`: int32 [rows, cols / 8].
 
-    Of codes of 5 and 6 bits these are the upper four, and `rest` has the others: int32 [rows, cols / 32 or cols / 16].
+    For codes of 5 and 6 bits these are the upper four, and `low_bits` has the others: int32 [rows, cols / 32 or / 16].
     """
 
     __slots__ = ()

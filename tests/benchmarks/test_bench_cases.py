@@ -43,10 +43,10 @@ def test_the_plain_form_is_within_the_bound(case: Case):
 def test_one_number_that_is_a_little_off_is_seen(name: str):
     case = PLAIN[name]
     arguments = draw(case, seed=1)
-    first, *others = jax.tree.leaves(jax.jit(case.plain)(*arguments))
+    first, *later = jax.tree.leaves(jax.jit(case.plain)(*arguments))
     first = np.array(first)
     first.flat[7] += 1e-3 * np.abs(first).max()
-    assert worst(case, [first, *others], arguments) > 1
+    assert worst(case, [first, *later], arguments) > 1
 
 
 def test_nan_is_right_only_where_it_is_due():
@@ -59,8 +59,8 @@ def test_nan_is_right_only_where_it_is_due():
 @pytest.mark.sampled(12)  # 34 cases, 2 s
 @pytest.mark.parametrize("case", once(tiny_cases()), ids=lambda case: case.name)
 def test_a_kernel_and_xla_give_the_same_arrays(case: Case):
-    ours, plain = (jax.eval_shape(form, *case.arrays) for form in (case.function, case.plain))
-    assert jax.tree.map(lambda a: (a.shape, a.dtype), ours) == jax.tree.map(lambda a: (a.shape, a.dtype), plain)
+    kernel, plain = (jax.eval_shape(form, *case.arrays) for form in (case.function, case.plain))
+    assert jax.tree.map(lambda a: (a.shape, a.dtype), kernel) == jax.tree.map(lambda a: (a.shape, a.dtype), plain)
 
 
 @pytest.mark.slow  # 9 s
@@ -91,9 +91,9 @@ def test_bytes_are_those_that_must_be_moved(name: str, expected: int):
 
 def test_arguments_are_random_codes_included():
     case = next(case for name, case in CODES.items() if " q4 " in name)
-    words, others = (draw(case, seed)[0].codes for seed in (0, 1))
+    words, other_words = (draw(case, seed)[0].codes for seed in (0, 1))
     assert words.dtype == jnp.int32 and len(np.unique(np.asarray(words))) > words.size / 2
-    assert not np.array_equal(np.asarray(words), np.asarray(others))
+    assert not np.array_equal(np.asarray(words), np.asarray(other_words))
 
 
 def test_all_calls_that_are_timed_are_made():

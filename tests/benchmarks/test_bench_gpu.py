@@ -66,11 +66,11 @@ def test_without_a_gpu_the_suite_says_so_in_one_line(tmp_path: Path):
 
 @pytest.mark.slow  # 87 s
 def test_a_dry_run_shows_that_the_suite_works_and_says_that_it_means_nothing(tmp_path: Path):
-    kept, chart = tmp_path / "kept.json", tmp_path / "chart.svg"
-    done = command("bench", "--suite", "kernels", "--dry-run", "--json", kept, "--plot", chart)
+    report_file, chart = tmp_path / "kept.json", tmp_path / "chart.svg"
+    done = command("bench", "--suite", "kernels", "--dry-run", "--json", report_file, "--plot", chart)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == done.stdout.splitlines()[-1] == gpu_report.NOTHING_MEANT
-    report = json.loads(kept.read_text())
+    report = json.loads(report_file.read_text())
     assert report["dry_run"] == gpu_report.NOTHING_MEANT and report["skipped"] == []
     assert set(report["sections"]) == {"right", "clearing", "kernels", "attention"}
     assert all(row["outcome"] == "right" for row in report["sections"]["right"])
@@ -102,10 +102,10 @@ def test_all_parts_together_fit_into_nine_minutes():
     ],
 )
 def test_a_part_that_dies_takes_nothing_with_it_but_itself(part: Part, seconds: float, why: str, tmp_path: Path):
-    (found,) = run_part(part, scale="dry", seconds=seconds, cache=str(tmp_path))
-    assert found.section == part.section
-    assert found.row["skipped"] == part.name
-    assert found.row["why"].startswith(why)
+    (result,) = run_part(part, scale="dry", seconds=seconds, cache=str(tmp_path))
+    assert result.section == part.section
+    assert result.row["skipped"] == part.name
+    assert result.row["why"].startswith(why)
 
 
 @pytest.mark.slow  # 6 s
@@ -123,7 +123,7 @@ def test_kernels_are_checked_and_what_does_not_fit_is_named():
 
 def test_a_kernel_that_is_wrong_or_not_the_same_twice_is_seen():
     scale = replace(dry(), running=nullcontext)
-    norm = next(one for one in scale.checked if one.op == "rmsnorm")
+    norm = next(candidate for candidate in scale.checked if candidate.op == "rmsnorm")
     calls = count()
 
     def unsteady(x, weight):
@@ -133,15 +133,15 @@ def test_a_kernel_that_is_wrong_or_not_the_same_twice_is_seen():
     def off(x, weight):
         return norm.plain(x, weight).at[0, 3].add(0.01)
 
-    found = check(replace(scale, checked=(replace(norm, function=off), replace(norm, function=unsteady))), Clock(600))
-    wrong, racing, _ = found
+    rows = check(replace(scale, checked=(replace(norm, function=off), replace(norm, function=unsteady))), Clock(600))
+    wrong, racing, _ = rows
     assert (wrong["outcome"], wrong["differing"]) == ("wrong", 0) and wrong["share_of_bound"] > 1
     assert racing["outcome"] == "wrong" and racing["differing"] > 0
 
 
 def test_what_a_kernel_refuses_is_told():
     scale = replace(dry(), running=nullcontext)
-    norm = next(one for one in scale.checked if one.op == "rmsnorm")
+    norm = next(candidate for candidate in scale.checked if candidate.op == "rmsnorm")
 
     def refuse(x, weight):
         raise Unsupported("rmsnorm takes no 256 elements")
@@ -151,7 +151,7 @@ def test_what_a_kernel_refuses_is_told():
 
 
 def test_a_kernel_that_does_not_run_is_not_right_and_the_others_are_checked():
-    norm = next(one for one in dry().checked if one.op == "rmsnorm")
+    norm = next(candidate for candidate in dry().checked if candidate.op == "rmsnorm")
 
     def fall(x, weight):
         raise RuntimeError("no such layout\nat all")
@@ -168,16 +168,16 @@ def test_a_kernel_that_does_not_run_is_not_right_and_the_others_are_checked():
 def test_checks_compile_without_measuring_times(monkeypatch: pytest.MonkeyPatch):
     """On a busy GPU, a tuned XLA op may round differently in two programs; that made right kernels look wrong."""
     norm = next(case for case in dry().checked if case.op == "rmsnorm")
-    real_compile, given = jax.stages.Lowered.compile, []
+    real_compile, passed = jax.stages.Lowered.compile, []
     expected = right.untuned_options("cpu")
 
     def compile(self: jax.stages.Lowered, options: Any = None) -> jax.stages.Compiled:
-        given.append(options)
+        passed.append(options)
         return real_compile(self)
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", compile)
     assert right.checked(replace(norm, function=norm.plain, kernels={}), 1)["outcome"] == "right"
-    assert given == [expected]
+    assert passed == [expected]
 
 
 @pytest.mark.slow  # 13 s
@@ -185,69 +185,85 @@ def test_no_query_sees_what_is_before_its_window(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(attention, "WINDOW", 50)
     monkeypatch.setattr(right, "WINDOW", 50)
     cases = [*window_cases(tiny_scale.TINY, BFLOAT16, tiny_scale.TINY_WORK)]
-    for one in cases:
-        drawn = spoiled(one, jax.tree.map(np.array, draw(one, seed=1)))
-        assert np.isnan(unseen(one, drawn)[1].astype(np.float32)).sum() > np.isnan(drawn[1].astype(np.float32)).sum()
+    for candidate in cases:
+        drawn = spoiled(candidate, jax.tree.map(np.array, draw(candidate, seed=1)))
+        assert (
+            np.isnan(unseen(candidate, drawn)[1].astype(np.float32)).sum() > np.isnan(drawn[1].astype(np.float32)).sum()
+        )
     *rows, _ = check(replace(dry(), varied=tuple(cases)), Clock(600), varied=True)
     assert [row["outcome"] for row in rows] == ["right"] * 3
 
 
 def test_every_variant_is_held_to_exact_numbers_in_some_shape():
-    def kind(one: case.Case) -> tuple[str, str, str]:
-        return one.op, one.dtype, "" if one.op.startswith("attention") else "".join(re.findall(r" x\d+$", one.shape))
+    def kind(candidate: case.Case) -> tuple[str, str, str]:
+        return (
+            candidate.op,
+            candidate.dtype,
+            "" if candidate.op.startswith("attention") else "".join(re.findall(r" x\d+$", candidate.shape)),
+        )
 
     scale = full()
-    held = {kind(one) for one in (*scale.checked, *scale.varied)}
-    assert {kind(one) for one in variants().values()} <= held
-    launched_twice = {(one.op.split()[0], *re.findall(r" x([5-8])$", one.shape)) for one in scale.varied}
+    checked_kinds = {kind(candidate) for candidate in (*scale.checked, *scale.varied)}
+    assert {kind(candidate) for candidate in variants().values()} <= checked_kinds
+    launched_twice = {
+        (candidate.op.split()[0], *re.findall(r" x([5-8])$", candidate.shape)) for candidate in scale.varied
+    }
     assert {(op, size) for op in ("gemv", "norm_gate_up", "norm_qkv") for size in "5678"} <= launched_twice
-    for one in scale.varied:
-        if not one.op.startswith("attention"):
-            parts = one.arrays[0] if isinstance(one.arrays[0], tuple) else (one.arrays[0],)
-            assert sum(part.shape[0] * part.shape[-1] for part in parts) < 2**26, one.name  # NumPy takes seconds
+    for candidate in scale.varied:
+        if not candidate.op.startswith("attention"):
+            parts = candidate.arrays[0] if isinstance(candidate.arrays[0], tuple) else (candidate.arrays[0],)
+            assert sum(part.shape[0] * part.shape[-1] for part in parts) < 2**26, candidate.name  # NumPy takes seconds
 
 
 @pytest.mark.slow  # 3 s
 def test_every_tile_of_several_chunks_is_held_to_exact_numbers():
     scale = full()
-    held = {one.name for one in (*scale.checked, *scale.varied)}
-    chunked = [one for one in scale.timed if (asked := product_of(one)) and tile_for(*asked).chunks]
-    small = {one.name for one in chunked if one.arrays[0].size < 2**26}
+    checked_names = {candidate.name for candidate in (*scale.checked, *scale.varied)}
+    chunked = [
+        candidate for candidate in scale.timed if (product := product_of(candidate)) and tile_for(*product).chunks
+    ]
+    small = {candidate.name for candidate in chunked if candidate.arrays[0].size < 2**26}
     assert "gemv residual 2048x8192 bfloat16" in small
-    assert small <= held
-    assert all("norm" in one.op for one in chunked if one.name not in small)  # heads are held by a smaller one
+    assert small <= checked_names
+    assert all(
+        "norm" in candidate.op for candidate in chunked if candidate.name not in small
+    )  # heads are held by a smaller one
 
 
 def test_every_wide_tile_of_codes_is_held_to_exact_numbers():
-    def tiled(one: case.Case) -> tuple[str, int, Tile] | None:
-        asked = product_of(one)
-        given = getattr(one.function, "keywords", {}).get("tile")
-        return (one.op, asked[2], given or tile_for(*asked)) if asked else None
+    def tiled(candidate: case.Case) -> tuple[str, int, Tile] | None:
+        product = product_of(candidate)
+        tile = getattr(candidate.function, "keywords", {}).get("tile")
+        return (candidate.op, product[2], tile or tile_for(*product)) if product else None
 
     scale = full()
-    wide = {of for one in scale.timed if " q" in one.op and (of := tiled(one)) and of[-1].rows > MOST_ROWS}
+    wide = {
+        of for candidate in scale.timed if " q" in candidate.op and (of := tiled(candidate)) and of[-1].rows > MOST_ROWS
+    }
     assert ("gemv q8 residual", 28_672, Tile(64)) in wide
-    assert wide <= {tiled(one) for one in (*scale.checked, *scale.varied)}  # with fewer rows than the largest
+    assert wide <= {
+        tiled(candidate) for candidate in (*scale.checked, *scale.varied)
+    }  # with fewer rows than the largest
 
 
 @pytest.mark.parametrize("prepared", [1, 2])
 def test_a_case_that_cannot_be_timed_is_named_and_the_others_are_timed(prepared: int):
     scale = dry()
-    (one,) = scale.timed
+    (timed,) = scale.timed
 
     def fall(*arguments):
         raise RuntimeError("no such layout")
 
-    norm = next(other for other in scale.checked if other.op == "rmsnorm")
+    norm = next(candidate for candidate in scale.checked if candidate.op == "rmsnorm")
     norm = replace(norm, function=norm.plain)
-    scale = replace(scale, running=nullcontext, timed=(replace(one, function=fall), norm), prepared=prepared)
+    scale = replace(scale, running=nullcontext, timed=(replace(timed, function=fall), norm), prepared=prepared)
     rows = list(time_kernels(scale, Clock(600), backwards=True))
     assert rows[0]["case"] == norm.name
-    assert rows[1] == skipped(one.name, "RuntimeError: no such layout")
+    assert rows[1] == skipped(timed.name, "RuntimeError: no such layout")
 
 
 class EndingClock(Clock):
-    """Clock that is over after so many looks."""
+    """A clock that runs out after a given number of looks."""
 
     def __init__(self, looks: int):
         self._looks = looks
@@ -261,12 +277,12 @@ class EndingClock(Clock):
 @pytest.mark.sampled(2)  # 1 s each
 @pytest.mark.parametrize(("looks", "timed"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 2), (5, 3)])
 def test_cases_are_left_out_when_time_is_over_whether_compiled_or_not(looks: int, timed: int):
-    norm = next(one for one in dry().checked if one.op == "rmsnorm")
+    norm = next(candidate for candidate in dry().checked if candidate.op == "rmsnorm")
     cases = tuple(replace(norm, function=norm.plain, shape=f"{norm.shape} {i}") for i in range(3))
     scale = replace(dry(), running=nullcontext, timed=cases, prepared=2)
     rows = list(time_kernels(scale, EndingClock(looks)))
-    assert [row["case"] for row in rows[:timed]] == [one.name for one in cases[:timed]]
-    assert rows[timed:] == [skipped(one.name) for one in cases[timed:]]
+    assert [row["case"] for row in rows[:timed]] == [candidate.name for candidate in cases[:timed]]
+    assert rows[timed:] == [skipped(candidate.name) for candidate in cases[timed:]]
 
 
 @pytest.mark.slow  # 3 s
@@ -275,12 +291,12 @@ def test_a_model_draws_as_many_tokens_a_call_as_a_session_would(monkeypatch):
     model, context = scale.models[0], scale.contexts[0]
     params = params_of(model, scale)
     programs = programs_of(model, params, XLA, scale)
-    asked = []
+    requests = []
     monkeypatch.setattr(
-        "llamaspec.benchmarks.suites.gpu.models.tokens_at_once", lambda step, most: asked.append((step, most)) or 3
+        "llamaspec.benchmarks.suites.gpu.models.tokens_at_once", lambda step, most: requests.append((step, most)) or 3
     )
     row = decoding(model, params, programs, scale, context=context)
-    assert (row["burst"], [most for _, most in asked]) == (3, [4, 4])
+    assert (row["burst"], [most for _, most in requests]) == (3, [4, 4])
     assert row["bytes"] == decode_cost(params, model.config, position=context + 1.5, batch=1).bytes
     queue = []
 
@@ -288,29 +304,30 @@ def test_a_model_draws_as_many_tokens_a_call_as_a_session_would(monkeypatch):
         queue.append(burst)
         return len(queue)
 
-    given = []
+    results = []
     monkeypatch.setattr("llamaspec.benchmarks.common.model_speed.decoding", lambda *arguments, **fixed: ask)
     monkeypatch.setattr(
-        "llamaspec.benchmarks.suites.gpu.models.measure", lambda read, effort: given.append(read()) or Seconds(1, 1, 1)
+        "llamaspec.benchmarks.suites.gpu.models.measure",
+        lambda read, effort: results.append(read()) or Seconds(1, 1, 1),
     )
     decoding(model, params, programs, scale, context=context)
-    assert given == [1, 3, 5] and len(queue) == 6  # results of earlier calls; one more call is queued
+    assert results == [1, 3, 5] and len(queue) == 6  # results of earlier calls; one more call is queued
     monkeypatch.undo()
     with pytest.raises(ValueError, match="5 tokens are more than the 4 that a call draws"):
         model_speed.decoding(programs, params, context=context)(5)
 
 
 def test_several_sequences_decode_at_once():
-    """`bench --suite models --batch 3`: tokens and bytes are those of all sequences; no prompt is compiled."""
+    """`bench --suite models --batch 3`: tokens and bytes count all sequences; no prompt is compiled."""
     scale = replace(dry(), models=(replace(dry().models[0], by=("XLA",)),))
     (part,) = (part for part in suite.plan("models", dry=True, batch=3) if part.section == "models")
     rows = list(time_models(scale, Clock(600), **part.options))
     assert [(row["what"], row["tokens"]) for row in rows] == [("decode, greedy", 3), ("decode, top-p", 3)]
-    (one, three) = (
+    (single, three) = (
         decode_cost(params_of(scale.models[0], scale), scale.models[0].config, position=8.5, batch=batch).bytes
         for batch in (1, 3)
     )
-    assert rows[0]["bytes"] == three > one
+    assert rows[0]["bytes"] == three > single
 
 
 def test_models_that_do_not_fit_are_named():
@@ -318,7 +335,7 @@ def test_models_that_do_not_fit_are_named():
 
 
 @pytest.mark.parametrize(
-    ("name", "asked"),
+    ("name", "expected"),
     [
         ("gemv residual 2048x5632 bfloat16", ("gemv", 2048, 5632)),
         ("gemv residual 4096x4096 x8 bfloat16", None),
@@ -328,9 +345,9 @@ def test_models_that_do_not_fit_are_named():
         ("softmax 32000 float32", None),
     ],
 )
-def test_a_tile_is_found_for_what_kernels_will_ask_for(name: str, asked: tuple[str, int, int] | None):
-    found = product_of(kernel_cases()[name])
-    assert (found and found[:3]) == asked
+def test_a_tile_is_found_for_what_kernels_will_ask_for(name: str, expected: tuple[str, int, int] | None):
+    product = product_of(kernel_cases()[name])
+    assert (product and product[:3]) == expected
 
 
 @pytest.mark.slow  # 5 s
@@ -348,8 +365,8 @@ def test_tiles_are_timed():
 
 @pytest.mark.parametrize("module", [case, gpu_report, right, tuning])
 def test_examples(module):
-    found = doctest.testmod(module)
-    assert found.attempted and not found.failed
+    result = doctest.testmod(module)
+    assert result.attempted and not result.failed
 
 
 MACHINE = {
@@ -362,14 +379,14 @@ def test_a_report_says_what_was_found_and_what_was_left_out():
     large = {"case": "gemv 8x8 bfloat16", "op": "gemv", "plain": 0.04, "speedup": 2.0}
     model = {"case": "tiny float32", "by": "XLA", "what": "decode, greedy", "context": 128, "tokens": 1}
     seconds = Seconds(0.02, 0.01, 0.03)
-    found = [
+    results = [
         Found("memory", MACHINE),
         Found("right", {"case": "add 3 float32", "outcome": "wrong", "share_of_bound": 2.0, "differing": 0}),
         Found("kernels", large | timed(seconds, bytes=80e6, flops=0, dtype="bfloat16")),
         Found("kernels", skipped("gemv 9x9 bfloat16")),
         Found("models", model | timed(seconds, bytes=40e6, flops=0, dtype="float32")),
     ]
-    report = gpu_report.as_report(found, suite="gpu", dry=False)
+    report = gpu_report.as_report(results, suite="gpu", dry=False)
     text = gpu_report.as_text(report)
     assert "gemv 9x9 bfloat16 (no time was left)" in text and gpu_report.NOTHING_MEANT not in text
     (kernel,), (decode,) = report["sections"]["kernels"], report["sections"]["models"]
@@ -400,11 +417,11 @@ def test_of_a_run_that_is_interrupted_what_was_measured_is_kept(end, status, run
             raise end
 
     monkeypatch.setattr(suite, "run_part", parts)
-    whole = tmp_path / "kept.json"
-    whole.write_text("from an earlier run")
-    code, out, err = run("bench", "--suite", "variants", "--json", str(whole))
-    assert (code, err) == (status, f"error: interrupted: the results so far are in {whole}.interrupted\n")
-    assert whole.read_text() == "from an earlier run"
+    report_file = tmp_path / "kept.json"
+    report_file.write_text("from an earlier run")
+    code, out, err = run("bench", "--suite", "variants", "--json", str(report_file))
+    assert (code, err) == (status, f"error: interrupted: the results so far are in {report_file}.interrupted\n")
+    assert report_file.read_text() == "from an earlier run"
     report = json.loads((tmp_path / "kept.json.interrupted").read_text())
     assert [row["case"] for row in report["sections"]["kernels"]] == ["add 8 float32"]
     assert report["interrupted"] == status
@@ -436,7 +453,7 @@ def test_processes_of_a_part_that_is_interrupted_are_ended_and_what_they_found_i
     monkeypatch.setattr(suite, "run_part", share_of)
     rows = []
     with pytest.raises(KeyboardInterrupt):
-        rows.extend(found.row for found in suite.run_shares(Part("right", 10, shares=2)))
+        rows.extend(result.row for result in suite.run_shares(Part("right", 10, shares=2)))
     assert rows == [{"case": "of share 0"}, {"case": "of share 1"}]
     assert all(process.ended.is_set() for process in processes.values())
 
@@ -449,3 +466,10 @@ def test_a_run_that_is_interrupted_before_anything_was_measured_leaves_nothing(r
     code, out, _ = run("bench", "--suite", "gpu", "--json", str(tmp_path / "kept.json"))
     assert (code, out) == (130, "")
     assert not list(tmp_path.glob("kept*"))
+
+
+def test_the_documents_count_the_cases_of_the_suites():
+    scale = full()
+    text = " ".join((REPOSITORY / "docs/performance-gpu.md").read_text(encoding="utf-8").split())
+    assert f"`gpu` runs {len(scale.checked):,} cases {scale.repeats:,} times each" in text
+    assert f"`kernels` {len(scale.varied):,} cases {scale.varied_repeats:,} times each" in text

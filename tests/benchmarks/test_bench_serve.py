@@ -70,9 +70,9 @@ def test_a_model_is_measured():
 
 def test_requests_come_as_a_poisson_process():
     assert not arrivals(3, None, seed=0).any()
-    due = arrivals(10_000, 4.0, seed=1)
-    gaps = np.diff(due)
-    assert due[0] == 0 and (gaps > 0).all()
+    times = arrivals(10_000, 4.0, seed=1)
+    gaps = np.diff(times)
+    assert times[0] == 0 and (gaps > 0).all()
     # Mean and standard deviation of n exponential gaps of 1/4: five standard errors, 1 / sqrt(n) and sqrt(2 / n) of it.
     assert abs(gaps.mean() - 1 / 4) < 5 / 4 / np.sqrt(len(gaps))
     assert abs(gaps.std() - 1 / 4) < 5 / 4 * np.sqrt(2 / len(gaps))
@@ -114,7 +114,7 @@ def test_every_answer_is_read_as_the_server_gave_it(site):
     for ask, answer in zip(asks, answers, strict=True):
         assert (answer.error, answer.prompt_tokens, answer.tokens) == (None, 3, ask.max_tokens)
         assert answer.text and all(a <= b for a, b in pairwise((*answer.pieces, answer.ended)))
-    assert [each.text for each in send(site.url, asks, [0.0] * 6, extra={})] == [each.text for each in answers]
+    assert [reply.text for reply in send(site.url, asks, [0.0] * 6, extra={})] == [reply.text for reply in answers]
 
 
 def test_nobody_waits_for_the_answer_before(site, monkeypatch):
@@ -201,15 +201,15 @@ def fake(monkeypatch: pytest.MonkeyPatch, url: str) -> list[list[str]]:
 
 def test_the_command_reports_draws_and_keeps(site, monkeypatch, tmp_path: Path, capsys):
     started = fake(monkeypatch, site.url)
-    monkeypatch.setattr(serve_suite, "choose_context", lambda asked, most: site.engine.context)
-    kept, chart = tmp_path / "kept.json", tmp_path / "chart.svg"
+    monkeypatch.setattr(serve_suite, "choose_context", lambda choice, most: site.engine.context)
+    report_file, chart = tmp_path / "kept.json", tmp_path / "chart.svg"
     arguments = ["--requests", 6, "--rate", 200, "--rate", 500.0, "--context", 8, "--batch", 4, "--quantize", "q8"]
-    command = ["bench", "--suite", "serve", *map(str, arguments), "--json", str(kept), "--plot", str(chart)]
+    command = ["bench", "--suite", "serve", *map(str, arguments), "--json", str(report_file), "--plot", str(chart)]
     llamaspec.main(command, standalone_mode=False)
     out = capsys.readouterr().out
     assert "stories, q8, 4 at once" in out and "0 of 12 texts differ from the first row's" in out
     assert out.count("\n| ") == 1 + 1 + 3
-    report = json.loads(kept.read_text())
+    report = json.loads(report_file.read_text())
     assert [row["due"] for row in report["rows"]] == ["all at once", "200.00", "500.00"]
     assert report["workload"]["prompt"] == 8 and report["about"]["versions"]["llamaspec"]
     assert all(row["tokens_a_second"] > 0 and row["errors"] == [] for row in report["rows"])
@@ -238,11 +238,11 @@ def test_llama_cpp_is_loaded_in_the_same_way(site, monkeypatch, tmp_path: Path, 
     fake(monkeypatch, site.url)
     monkeypatch.setattr(peers.os, "sched_setaffinity", lambda process, cores: None)  # other tests need all cores
     monkeypatch.setattr(peers, "draw_requests", lambda work, **of: [Ask((5, 6 + i), 3, i) for i in range(4)])
-    kept = tmp_path / "kept.json"
-    peers.main.main(["--llama-server", stand_in(tmp_path), "--tiny", "--json", str(kept)], standalone_mode=False)
-    rows = json.loads(kept.read_text())["rows"]
+    report_file = tmp_path / "kept.json"
+    peers.main.main(["--llama-server", stand_in(tmp_path), "--tiny", "--json", str(report_file)], standalone_mode=False)
+    rows = json.loads(report_file.read_text())["rows"]
     servers = [(row["server"], row["due"]) for row in rows]
-    assert servers == [(name, due) for name in ("llamaspec", "llama.cpp") for due in ("all at once", "20.00")]
+    assert servers == [(name, rate) for name in ("llamaspec", "llama.cpp") for rate in ("all at once", "20.00")]
     assert [(row["errors"], row["tokens"]) for row in rows] == [([], 12)] * 4
     assert all(row["processor_seconds"] >= 0 for row in rows)
     assert rows[-1]["cached_tokens"] == 4  # as that server says

@@ -10,16 +10,16 @@ from tests.benchmarks.charts import rectangles
 
 def test_bars_are_as_long_as_their_numbers():
     page = svg.bars("a < b", "on this & that", {"x": {"ours": 0.25, "theirs": 0.75}, "y": {"ours": 1.0}})
-    quarter, three_quarters, whole = rectangles(page)
+    quarter, three_quarters, full = rectangles(page)
     assert three_quarters == pytest.approx(3 * quarter, abs=0.2)
-    assert whole == pytest.approx(4 * quarter, abs=0.4)
+    assert full == pytest.approx(4 * quarter, abs=0.4)
     assert "a &lt; b" in page and "this &amp; that" in page and "75 %" in page
 
 
 def test_what_is_beyond_full_stays_on_the_page_with_its_number():
     page = svg.bars("t", "r", {"x": {"ours": 1.08}, "y": {"ours": 1.0}, "z": {"ours": 7.5}})
-    beyond, whole, far = rectangles(page)
-    assert beyond == pytest.approx(1.08 * whole, abs=0.2)
+    beyond, full, far = rectangles(page)
+    assert beyond == pytest.approx(1.08 * full, abs=0.2)
     assert svg.LABELS + far <= svg.WIDTH - svg.NUMBER and "108 %" in page and "750 %" in page
 
 

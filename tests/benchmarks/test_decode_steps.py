@@ -1,4 +1,4 @@
-"""The steps that are compiled without a GPU are those of the model: each can be traced on any machine."""
+"""The steps that we compile without a GPU are the model's own: each can be traced on any machine."""
 
 import jax
 import pytest
@@ -13,8 +13,8 @@ from llamaspec.model.running.programs import longest_burst
 def test_a_step_is_a_burst_of_the_model(name: str):
     model, dtype, *_ = name.split()
     step, config = decode_step(name, layers=FEW_LAYERS), SHAPES[model]
-    drawn, taken, text, cache = jax.eval_shape(step.function, *step.arguments)
-    assert (drawn.shape, taken.shape, step.layers) == ((longest_burst("gpu"), 1), (), FEW_LAYERS)
+    drawn, count, text, cache = jax.eval_shape(step.function, *step.arguments)
+    assert (drawn.shape, count.shape, step.layers) == ((longest_burst("gpu"), 1), (), FEW_LAYERS)
     assert step.cache == FEW_LAYERS * 2 * config.kv_heads * CAPACITY * config.head_dim * DTYPES[dtype].itemsize
     (donated,) = step.donated
     for result, argument in ((text, step.arguments[1]), (cache, step.arguments[donated])):  # what the next is given

@@ -137,8 +137,8 @@ def test_what_is_loaded_after_the_wait_is_not_eager_and_what_the_loop_loads_is_s
 
 def test_of_what_is_read_before_the_wait_the_first_cache_keeps_what_is_not_strong(tmp_path: Path):
     early = CODE.replace("LDC R1, c[0x0][0x28]", "LDG.E R1, desc[UR4][R4.64]")
-    for code, kept in ((early, 1), (early.replace("LDG.E R1", "LDG.E.STRONG.GPU R1"), 0)):
-        assert kernels_read(tmp_path, code) == [replace(KERNEL, kept=kept)]
+    for code, cached in ((early, 1), (early.replace("LDG.E R1", "LDG.E.STRONG.GPU R1"), 0)):
+        assert kernels_read(tmp_path, code) == [replace(KERNEL, kept=cached)]
 
 
 def test_a_loop_of_which_the_compiler_made_one_of_two_turns_is_refilled_twice(tmp_path: Path):
@@ -153,7 +153,7 @@ def test_a_loop_of_which_the_compiler_made_one_of_two_turns_is_refilled_twice(tm
     ("before", "after", "hasty"),
     [
         ("FFMA R31", "UTMALDG.2D", True),  # in the loop, after the read
-        ("ULOP3.LUT UR6", "UTMALDG.2D", True),  # before the read of its turn, but after that of the turn before
+        ("ULOP3.LUT UR6", "UTMALDG.2D", True),  # before the read of its turn, but after the read of the turn before
         ("FADD R67", "UTMALDG.2D", True),  # after the loop
         ("FADD R67", "UBLKCP.S.G", True),
         ("FADD R67", "UTMASTG.2D", False),
@@ -165,9 +165,9 @@ def test_a_copy_that_does_not_wait_for_what_is_read_is_seen_wherever_it_is(
 ):
     code = CODE.replace(before, f"{after} [UR8], [UR4] //")
     waits = code.replace("FFMA R30", f"{fence} //")
-    meets, both = (some.replace("FFMA R29", "BAR.SYNC //") for some in (code, waits))
-    found = [kernels_read(tmp_path, some)[0].hasty for some in (code, waits, meets, both)]
-    assert found == [hasty, hasty, hasty, before == "FFMA R31"]  # the copy precedes both
+    meets, meets_and_waits = (some.replace("FFMA R29", "BAR.SYNC //") for some in (code, waits))
+    hasty_kernels = [kernels_read(tmp_path, some)[0].hasty for some in (code, waits, meets, meets_and_waits)]
+    assert hasty_kernels == [hasty, hasty, hasty, before == "FFMA R31"]  # the copy precedes both
 
 
 def test_a_copy_over_what_tensor_cores_of_other_warps_read_is_seen(tmp_path: Path):
@@ -182,7 +182,7 @@ def test_a_copy_over_what_tensor_cores_of_other_warps_read_is_seen(tmp_path: Pat
     [
         ("LDG.E.128", "STS", True),  # before the loop
         ("ULOP3.LUT UR6", "STS", True),  # in the loop, before the read
-        ("FFMA R31", "STS", True),  # after the read of its turn, but before that of the next turn
+        ("FFMA R31", "STS", True),  # after the read of its turn, but before the read of the next turn
         ("MOV R5", "STS", False),  # after the last read
         ("FFMA R31", "STG", False),
     ],
@@ -228,9 +228,9 @@ def test_the_roofline_is_the_least_of_memory_latency_and_issue():
     refilling = replace(KERNEL, refills=True)
 
     def bound(**facts: int) -> float:
-        found = roofline(replace(refilling, **facts))
-        assert found
-        return found.bandwidth
+        least = roofline(replace(refilling, **facts))
+        assert least
+        return least.bandwidth
 
     assert bound() == BANDWIDTH
     # Every second multiprocessor has one block, with 16 kB in flight.
@@ -354,8 +354,8 @@ def test_a_step_of_six_kernels_a_layer_breaks_no_gate_and_one_of_more_does():
         return replace(PROGRAM, launches=done, aliased=1 << 30, **facts)
 
     def broken(a_layer: int = 6, cache: int = 1 << 30, plain: int = 0, **facts: Any) -> list[str]:
-        both = step(2, a_layer), step(32, a_layer, **facts)
-        return list(broken_by_step(*both, layers=(2, 32), cache=cache, plain=plain))
+        steps = step(2, a_layer), step(32, a_layer, **facts)
+        return list(broken_by_step(*steps, layers=(2, 32), cache=cache, plain=plain))
 
     assert broken() == []
     assert broken(a_layer=7, plain=1) == []

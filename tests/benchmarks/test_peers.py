@@ -28,20 +28,20 @@ for line in sys.stdin:
 
 
 def test_an_engine_is_a_process_that_answers():
-    with engine(sys.executable, "-c", ANSWERS, threads=1) as one:
-        assert one.versions == {"echo": "1"}
-        assert one.ask("decode", 3) == {"seconds": 3, "ids": [3]}
+    with engine(sys.executable, "-c", ANSWERS, threads=1) as peer:
+        assert peer.versions == {"echo": "1"}
+        assert peer.ask("decode", 3) == {"seconds": 3, "ids": [3]}
         with pytest.raises(ValueError, match="ended with 3"):
-            one.ask("die", 0)
+            peer.ask("die", 0)
 
 
 def test_engines_are_asked_in_turn_and_the_first_round_only_warms(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(peers, "PAUSE", 0)
-    asked = []
+    requests = []
 
     def stub(name: str, seconds: float) -> Engine:
         def ask(request: str, count: int):
-            asked.append((name, request))
+            requests.append((name, request))
             return {"read": 12.0, "bytes": 2.0} if request == "read" else {"seconds": seconds, "ids": [1, 2]}
 
         return Engine(ask, {})
@@ -49,11 +49,15 @@ def test_engines_are_asked_in_turn_and_the_first_round_only_warms(monkeypatch: p
     engines = {"ours float32": stub("ours float32", 1.0), "llama.cpp F32": stub("llama.cpp F32", 2.0)}
     rates, drawn = measure(engines, rounds=2, tell=lambda line: None)
     a_round = [("ours float32", "read")] + [(name, what) for name in engines for what in ("prefill", "decode")]
-    assert asked == 3 * a_round
+    assert requests == 3 * a_round
     assert rates["ours float32"] == {"prefill": [512.0] * 2, "decode": [64.0] * 2}
     assert rates["the floor"] == {"prefill": [], "decode": [6.0] * 2}
-    found = {(row["to"], row["what"]): row["ratio"] for row in ratios(rates)}
-    assert found == {("llama.cpp F32", "decode"): 2, ("llama.cpp F32", "prefill"): 2, ("the floor", "decode"): 64 / 6}
+    ratio_by_row = {(row["to"], row["what"]): row["ratio"] for row in ratios(rates)}
+    assert ratio_by_row == {
+        ("llama.cpp F32", "decode"): 2,
+        ("llama.cpp F32", "prefill"): 2,
+        ("the floor", "decode"): 64 / 6,
+    }
     about = {"processor": "p", "cores": 2, "rounds": 2, "versions": {"jax": "0"}}
     text = markdown({**about, "rates": rates, "matching_tokens": matching_tokens(drawn), "ratios": ratios(rates)})
     assert "| ours float32 | llama.cpp F32 | 2.00 (2.00 to 2.00) | 1.00 | 2.00 (2.00 to 2.00) | 1.00 |" in text
@@ -62,14 +66,14 @@ def test_engines_are_asked_in_turn_and_the_first_round_only_warms(monkeypatch: p
 
 def test_ours_answers_as_generate_runs(tmp_path: Path):
     config = replace(TINY, dim=64, heads=2, kv_heads=2, head_dim=32, layers=1, ffn=96, vocab=128, context=64)
-    found = commands(tmp_path, random_checkpoint(config), llama_cpp=None, transformers=None, cores=1)
-    assert list(found) == [f"ours {form}" for form in peers.OURS]
-    *_, directory, form = found["ours q8"]
-    one = OurEngine(directory, form)
-    assert one.prefill(40)["seconds"] > 0
-    drawn = one.decode(5)
+    commands_by_name = commands(tmp_path, random_checkpoint(config), llama_cpp=None, transformers=None, cores=1)
+    assert list(commands_by_name) == [f"ours {form}" for form in peers.OURS]
+    *_, directory, form = commands_by_name["ours q8"]
+    own_engine = OurEngine(directory, form)
+    assert own_engine.prefill(40)["seconds"] > 0
+    drawn = own_engine.decode(5)
     assert len(drawn["ids"]) == 6 and drawn["seconds"] > 0
-    assert one.decode(5)["ids"] == drawn["ids"]
+    assert own_engine.decode(5)["ids"] == drawn["ids"]
 
 
 @pytest.mark.slow  # 7 s
@@ -80,12 +84,12 @@ def test_a_tiny_run_shows_that_it_works(
     monkeypatch.setattr(peers, "LLAMA_CPP", {})  # this Python may have llama.cpp
     monkeypatch.setattr(peers, "PAUSE", 0)
     monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: None)  # other tests need all cores
-    kept = tmp_path / "kept.json"
-    peers.main.main(["--tiny", "--rounds", "1", "--json", str(kept)], standalone_mode=False)
-    report = json.loads(kept.read_text())
+    report_file = tmp_path / "kept.json"
+    peers.main.main(["--tiny", "--rounds", "1", "--json", str(report_file)], standalone_mode=False)
+    report = json.loads(report_file.read_text())
     assert report["model"]["tiny"]
-    found = {name: len(rates["decode"]) for name, rates in report["rates"].items()}
-    assert found == {"ours float32": 1, "the floor": 1}
+    counts = {name: len(rates["decode"]) for name, rates in report["rates"].items()}
+    assert counts == {"ours float32": 1, "the floor": 1}
     assert [(row["ours"], row["to"]) for row in report["ratios"]] == [("ours float32", "the floor")]
     assert "| ours float32 | the floor | " in capsys.readouterr().out
 
@@ -96,10 +100,12 @@ def test_examples():
 
 @pytest.fixture
 def llama_cpp(tmp_path):
-    """Make programs that stand in for those of a build of llama.cpp."""
+    """Make programs that stand in for the ones that a build of llama.cpp has."""
     rows = {"0": [{"n_prompt": 0, "n_gen": 4, "samples_ts": [3.0, 5.0]}]}
     rows["16"] = [{"n_prompt": 16, "n_gen": 0, "samples_ts": [7.0]}]
-    choose = "\n".join(f"'-p {prompts} '*) echo '{json.dumps(found)}';;" for prompts, found in rows.items())
+    choose = "\n".join(
+        f"'-p {prompts} '*) echo '{json.dumps(rows_of_prompt)}';;" for prompts, rows_of_prompt in rows.items()
+    )
     bench = (
         f'#!/bin/sh\ncase "$*" in *IQ4*) echo no such type >&2; exit 1;; esac\nshift 8\ncase "$* " in {choose} esac\n'
     )
@@ -112,7 +118,7 @@ def llama_cpp(tmp_path):
 def test_a_gpu_is_compared_file_by_file(llama_cpp, tmp_path, monkeypatch):
     """The next file is there when ours is asked, and none is kept once it was measured."""
 
-    def ours(model: Path, form: str, context: int, *, wait, **asked):
+    def ours(model: Path, form: str, context: int, *, wait, **options):
         wait()
         return {"form": form, "context": context, "files": sorted(file.name for file in model.parent.iterdir())}
 
@@ -120,32 +126,32 @@ def test_a_gpu_is_compared_file_by_file(llama_cpp, tmp_path, monkeypatch):
     folder = tmp_path / "models"
     folder.mkdir()
     sizes = {"prompts": [16], "decoded": 4, "rounds": 1, "over": inf, "device": "cpu", "transformers": False}
-    asked = {"llama_cpp": llama_cpp, "types": ["BF16", "IQ4_NL", "Q4_0"], "schemes": ("q8",), **sizes}
-    rows = list(beside.compared(TINY, folder, **asked))
-    theirs = {"prefill 16": (7.0, 7.0, 7.0), "decode 4": (4.0, 3.0, 5.0)}
+    options = {"llama_cpp": llama_cpp, "types": ["BF16", "IQ4_NL", "Q4_0"], "schemes": ("q8",), **sizes}
+    rows = list(beside.compared(TINY, folder, **options))
+    peer_rates = {"prefill 16": (7.0, 7.0, 7.0), "decode 4": (4.0, 3.0, 5.0)}
     here = {"form": "stored", "context": 20}
     assert rows == [
-        {"file": "BF16", "engine": "llama.cpp", **theirs},
+        {"file": "BF16", "engine": "llama.cpp", **peer_rates},
         {"file": "BF16", "engine": "ours", **here, "files": ["BF16.gguf", "IQ4_NL.gguf", "hf"]},
         {"file": "IQ4_NL", "engine": "llama.cpp", "failed": "ValueError: llama-bench: no such type"},
         {"file": "IQ4_NL", "engine": "ours", **here, "files": ["BF16.gguf", "IQ4_NL.gguf", "Q4_0.gguf", "hf"]},
-        {"file": "Q4_0", "engine": "llama.cpp", **theirs},
+        {"file": "Q4_0", "engine": "llama.cpp", **peer_rates},
         {"file": "Q4_0", "engine": "ours", **here, "files": ["BF16.gguf", "Q4_0.gguf", "hf"]},
         {"file": "q8", "engine": "ours", "form": "q8", "context": 20, "files": ["BF16.gguf", "hf"]},
     ]
     (tmp_path / "late").mkdir()
-    late = beside.compared(TINY, tmp_path / "late", **{**asked, "over": 0.0})
+    late = beside.compared(TINY, tmp_path / "late", **{**options, "over": 0.0})
     assert all("skipped" in row for row in late)
 
 
 def test_decoding_alone_is_compared_without_prompts_and_without_what_only_others_read(llama_cpp, tmp_path, monkeypatch):
     (llama_cpp / "llama-quantize").write_text("#!/bin/sh\necho no such type >&2; exit 1\n")
-    monkeypatch.setattr(beside, "ours", lambda model, form, context, **asked: {"context": context})
+    monkeypatch.setattr(beside, "ours", lambda model, form, context, **options: {"context": context})
     sizes = {"prompts": [], "decoded": 4, "rounds": 1, "over": inf, "device": "cpu", "transformers": False}
-    asked = {"llama_cpp": llama_cpp, "types": ["BF16", "Q4_0"], "schemes": (), **sizes}
+    options = {"llama_cpp": llama_cpp, "types": ["BF16", "Q4_0"], "schemes": (), **sizes}
     folder = tmp_path / "models"
     folder.mkdir()
-    first, ours, failed, _ = beside.compared(TINY, folder, **asked)
+    first, own_row, failed, _ = beside.compared(TINY, folder, **options)
     assert first == {"file": "BF16", "engine": "llama.cpp", "decode 4": (4.0, 3.0, 5.0)}
-    assert ours["context"] == 12 and failed["failed"] == "ValueError: llama-quantize: no such type"
+    assert own_row["context"] == 12 and failed["failed"] == "ValueError: llama-quantize: no such type"
     assert [file.name for file in folder.iterdir()] == ["BF16.gguf"]

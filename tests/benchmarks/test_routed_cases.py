@@ -55,7 +55,7 @@ class Call(NamedTuple):
         if "window" in self.fixed:
             q, _, _, _ = self.arrays
             return {"dtype": q.dtype, "head": q.shape[-1], "window": self.fixed["window"] is not None}
-        _, x, norm, bias, *others = self.arrays
+        _, x, norm, bias, *extra = self.arrays
         loops = (
             [self.fixed["product"]] if "product" in self.fixed else [part.product for part in self.fixed["parts"][0]]
         )
@@ -69,7 +69,7 @@ class Call(NamedTuple):
             "norm": norm is not None,
             "bias": bias is not None,
             "several": loop.batch > 1,
-            "head": others[0].shape[-1] if self.kernel == "_norm_qkv" else None,
+            "head": extra[0].shape[-1] if self.kernel == "_norm_qkv" else None,
         }
 
     @property
@@ -84,16 +84,16 @@ Record = Callable[[Callable[[], Any]], list[Call]]
 @pytest.fixture(scope="module")
 def calls() -> Iterator[Record]:
     """Record what a function would launch, and launch nothing."""
-    made: list[Call] = []
+    recorded_calls: list[Call] = []
 
     def recorded(kernel: str, *arrays: Any, **fixed: Any):
-        made.append(Call(kernel, arrays, fixed))
+        recorded_calls.append(Call(kernel, arrays, fixed))
         raise Unsupported("this far, and no further")  # as kernels refuse, so that all else goes on
 
     def record(function: Callable[[], Any]) -> list[Call]:
-        made.clear()
+        recorded_calls.clear()
         function()
-        return list(made)
+        return list(recorded_calls)
 
     with pytest.MonkeyPatch.context() as patched:
         for module, kernel in LAUNCHES.items():
@@ -181,16 +181,16 @@ def route() -> None:
 
 @pytest.mark.slow  # 27 s
 def test_each_pair_of_features_that_meet_in_a_kernel_meets_in_a_case(calls: Record):
-    asked = set().union(*(call.pairs for call in calls(route)))
-    assert {kernel for kernel, *_ in asked} == set(LAUNCHES.values())
-    groups = {loop[1] for _, *pair in asked for name, value in pair if name == "loop" for loop in value}
+    required = set().union(*(call.pairs for call in calls(route)))
+    assert {kernel for kernel, *_ in required} == set(LAUNCHES.values())
+    groups = {loop[1] for _, *pair in required for name, value in pair if name == "loop" for loop in value}
     assert groups == {None, 16, 32, 64, 128}  # what kernels take of those above
 
     met = {
         name: set().union(*(call.pairs for call in calls(partial(launch, {name: case}))))
         for name, case in gated_cases().items()
     }
-    assert not asked - set().union(*met.values())
+    assert not required - set().union(*met.values())
     for word in (
         "q8_32",
         "q4_128",
@@ -202,4 +202,4 @@ def test_each_pair_of_features_that_meet_in_a_kernel_meets_in_a_case(calls: Reco
         "float32",
         "x2",
     ):  # one kind of them less is seen
-        assert asked - set().union(*(pairs for name, pairs in met.items() if word not in name.split())), word
+        assert required - set().union(*(pairs for name, pairs in met.items() if word not in name.split())), word

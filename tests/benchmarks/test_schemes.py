@@ -61,19 +61,21 @@ def test_every_form_is_judged(folder, small, tmp_path, monkeypatch):
     monkeypatch.delenv("LLAMASPEC_DATA", raising=False)
     monkeypatch.setitem(BUILT_IN, "stories", folder)
     left_out = ("q8, activations q8_0", "float32, cache int8")  # these compile programs
-    monkeypatch.setattr(schemes, "forms", lambda *given: (form for form in forms(*given) if form.name not in left_out))
-    kept = tmp_path / "kept.json"
-    done = CliRunner().invoke(schemes.main, ["--tokens", "100", "--rounds", "0", "--json", str(kept)])
+    monkeypatch.setattr(
+        schemes, "forms", lambda *arguments: (form for form in forms(*arguments) if form.name not in left_out)
+    )
+    report_file = tmp_path / "kept.json"
+    done = CliRunner().invoke(schemes.main, ["--tokens", "100", "--rounds", "0", "--json", str(report_file)])
     assert done.exit_code == 0, done.output
-    report = json.loads(kept.read_text())
+    report = json.loads(report_file.read_text())
     assert markdown(report) in done.stdout
-    found = report["models"]["stories"]
-    assert found["tokens"] >= 100 - found["stories"]
-    rows = found["rows"]
+    entry = report["models"]["stories"]
+    assert entry["tokens"] >= 100 - entry["stories"]
+    rows = entry["rows"]
     names = ("float32", "bfloat16", *SCHEMES, *METHODS, *(f"GGUF {type}" for type in scheme_forms.GGML))
     assert set(rows) == {*names, "q8_row, int8 activations"}
-    whole = rows.pop("float32")
-    assert (whole["bits"], whole["error"], whole["mean"], whole["same_top"]) == (32, 0, 0, 1)
+    exact_row = rows.pop("float32")
+    assert (exact_row["bits"], exact_row["error"], exact_row["mean"], exact_row["same_top"]) == (32, 0, 0, 1)
     assert all(0 < row["mean"] < math.log(512) for row in rows.values())
     assert all(0 < row["error"] < 0.2 for name, row in rows.items() if name not in ("awq", "smoothquant"))
     assert rows["awq"]["error"] is rows["smoothquant"]["error"] is None
@@ -82,30 +84,30 @@ def test_every_form_is_judged(folder, small, tmp_path, monkeypatch):
 
 def test_bits_and_errors_are_those_of_the_definitions():
     base = random_checkpoint(TINY, seed=0)
-    found = {form.name: form.checkpoint for form in forms(base, np.ones((1, 4), np.int32))}
+    checkpoints = {form.name: form.checkpoint for form in forms(base, np.ones((1, 4), np.int32))}
     matrices = scheme_forms.matrices(base).values()
     rows = sum(tensor.shape[0] for tensor in matrices)  # of 32 or 64 columns, a group each
-    assert bits(found["q4"]) == 4 + 32 * rows / sum(math.prod(tensor.shape) for tensor in matrices)
-    assert bits(found["bfloat16"]) == 16
+    assert bits(checkpoints["q4"]) == 4 + 32 * rows / sum(math.prod(tensor.shape) for tensor in matrices)
+    assert bits(checkpoints["bfloat16"]) == 16
     for type in scheme_forms.GGML:
-        assert bits(found[f"GGUF {type}"]) == 8 * ggml.TYPES[type].bytes / ggml.TYPES[type].weights
+        assert bits(checkpoints[f"GGUF {type}"]) == 8 * ggml.TYPES[type].bytes / ggml.TYPES[type].weights
         apart = [ggml.decode(ggml.encode(w, type), type) - w for w in (tensor.read() for tensor in matrices)]
         size = sum(np.sum(tensor.read().astype(np.float64) ** 2) for tensor in matrices)
         error = math.sqrt(sum(np.sum(d**2) for d in apart) / size)
-        assert weight_error(base, found[f"GGUF {type}"]) == pytest.approx(error, rel=1e-6)
+        assert weight_error(base, checkpoints[f"GGUF {type}"]) == pytest.approx(error, rel=1e-6)
 
 
 def test_hidden_vectors_of_no_whole_blocks_are_filled_up():
     """Pad with zeros, which change only the order of sums; errors count the original weights."""
     base = random_checkpoint(replace(TINY, ffn=44), seed=0)
-    whole = padded(base, 32)
-    assert (whole.config.ffn, padded(whole, 32)) == (64, whole)
-    rows = [load_backend(model, RunOptions(backend="reference")).logits([1, 2, 3]) for model in (base, whole)]
+    filled = padded(base, 32)
+    assert (filled.config.ffn, padded(filled, 32)) == (64, filled)
+    rows = [load_backend(model, RunOptions(backend="reference")).logits([1, 2, 3]) for model in (base, filled)]
     np.testing.assert_allclose(rows[1], rows[0], rtol=0, atol=1e-12 * np.abs(rows[0]).max())
-    found = {form.name: form.checkpoint for form in forms(base, np.ones((1, 4), np.int32))}
-    assert found["q4"].config == base.config
-    q8_0 = found["GGUF Q8_0"]
-    assert weight_error(base, whole) == 0 < weight_error(base, q8_0) == weight_error(whole, q8_0) < 0.01
+    checkpoints = {form.name: form.checkpoint for form in forms(base, np.ones((1, 4), np.int32))}
+    assert checkpoints["q4"].config == base.config
+    q8_0 = checkpoints["GGUF Q8_0"]
+    assert weight_error(base, filled) == 0 < weight_error(base, q8_0) == weight_error(filled, q8_0) < 0.01
     assert bits(q8_0) == 8.5
 
 
@@ -113,9 +115,9 @@ def test_hidden_vectors_of_no_whole_blocks_are_filled_up():
 def test_what_is_decoded_lies_in_memory_as_a_loaded_model_does(monkeypatch):
     monkeypatch.setattr(schemes, "DECODED", {name: schemes.DECODED[name] for name in ("float32", "GGUF Q8_0")})
     monkeypatch.setitem(SHAPES, "tiny", replace(TINY, context=512))
-    found = speeds("tiny", rounds=2)
-    assert list(found) == ["float32", "GGUF Q8_0"]
-    assert all(len(rates) == 2 and min(rates) > 0 for rates in found.values())
+    rates_by_form = speeds("tiny", rounds=2)
+    assert list(rates_by_form) == ["float32", "GGUF Q8_0"]
+    assert all(len(rates) == 2 and min(rates) > 0 for rates in rates_by_form.values())
     assert speeds("tiny", rounds=0) == {}
 
 

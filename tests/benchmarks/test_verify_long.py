@@ -15,9 +15,9 @@ def test_every_contract_is_held_to_right_implementations():
 
 @pytest.mark.parametrize("group", EXAMPLES)
 def test_jobs_draw_what_their_contracts_have(group):
-    found = jobs(group)
-    assert found
-    for job in found:
+    drawn_jobs = jobs(group)
+    assert drawn_jobs
+    for job in drawn_jobs:
         assert set(job.only) <= set(CONTRACTS[job.op].draws)
 
 
@@ -37,8 +37,8 @@ def test_what_is_done_is_not_run_again(tmp_path):
 
 
 def test_it_runs_logs_and_goes_on(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    one = [job for job in jobs("numpy") if job.op == "add"]
-    monkeypatch.setattr(no_false_alarms, "jobs", lambda group: one)
+    add_jobs = [job for job in jobs("numpy") if job.op == "add"]
+    monkeypatch.setattr(no_false_alarms, "jobs", lambda group: add_jobs)
     log, rows = tmp_path / "log.jsonl", []
     for _ in range(2):
         with pytest.raises(SystemExit) as ended:
@@ -46,6 +46,6 @@ def test_it_runs_logs_and_goes_on(tmp_path, monkeypatch: pytest.MonkeyPatch, cap
         assert ended.value.code == 0
         rows = [json.loads(line) for line in log.read_text().splitlines()]
         assert [row["outcome"] for row in rows] == ["within bounds"] * len(rows)
-        assert {row["candidate"] for row in rows} == {job.candidate for job in one}
+        assert {row["candidate"] for row in rows} == {job.candidate for job in add_jobs}
         assert len({(row["candidate"], row["dtype"]) for row in rows}) == len(rows)  # none twice
     assert capsys.readouterr().out.count("within bounds") == len(rows)

@@ -18,7 +18,7 @@ from tests.support.waiting import PATIENCE
 CTRL_C, CTRL_Z = "\x03", "\x1a"
 CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
-# The first terminal that the leader of a session opens is the one whose keys send it signals.
+# The keys of the first terminal that a session's leader opens send signals to the session.
 _START = """
 import os, signal
 os.close(os.open(os.ttyname(0), os.O_RDWR))
@@ -63,7 +63,7 @@ class Terminal:
             return False
         try:
             part = os.read(self._end, 1 << 16)
-        except OSError:  # what Linux says once nobody has the other end open
+        except OSError:  # Linux raises this once the other end is closed
             return False
         self._written += part
         return bool(part)
@@ -75,23 +75,23 @@ def at_terminal(*arguments: str, cwd: Path, columns: int = 80, first: str = "") 
 
     Its process runs the Python code `first` before.
     """
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(ours, (40, columns))
+    master, terminal_end = pty.openpty()
+    termios.tcsetwinsize(master, (40, columns))
     environment = {name: value for name, value in os.environ.items() if name not in ("NPROC", "NO_COLOR")}
     environment |= {"PYTHONPATH": str(REPOSITORY), "TERM": "xterm", "COLUMNS": str(columns), "LINES": "40"}
     process = subprocess.Popen(
         [sys.executable, "-c", _START.format(first), *arguments],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
+        stdin=terminal_end,
+        stdout=terminal_end,
+        stderr=terminal_end,
         cwd=cwd,
-        env=environment | {"PROMPT_TOOLKIT_NO_CPR": "1"},  # nobody answers where the cursor is
+        env=environment | {"PROMPT_TOOLKIT_NO_CPR": "1"},  # no terminal answers the question where the cursor is
         start_new_session=True,
     )
-    os.close(theirs)
+    os.close(terminal_end)
     try:
-        yield Terminal(process, ours)
+        yield Terminal(process, master)
     finally:
         process.kill()
         process.wait(PATIENCE)
-        os.close(ours)
+        os.close(master)

@@ -107,9 +107,9 @@ def test_chat_reads_lines_and_answers_each(stories):
     assert first == third != second
     assert all(line and line == line.lstrip() for line in (first, second))
     cut = "(cut after 12 tokens: --max-new-tokens allows more)\n"
-    note, _, said = done.err.partition("\n")
+    note, _, notes = done.err.partition("\n")
     assert "no chat template comes with it" in note and "llama2's, which is used" in note
-    assert said == f"{cut}{cut}forgotten\n{cut}"
+    assert notes == f"{cut}{cut}forgotten\n{cut}"
 
 
 @pytest.mark.slow  # 8 s
@@ -292,14 +292,14 @@ def test_the_shell_completes_models_as_files(arguments, word):
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
-@pytest.mark.parametrize(("word", "whole"), [("--hel", "--help"), ("--mod", "--model"), ("--cache i", "int8")])
-def test_the_shell_completes_options_and_their_choices(shell, word, whole, monkeypatch):
+@pytest.mark.parametrize(("word", "completion"), [("--hel", "--help"), ("--mod", "--model"), ("--cache i", "int8")])
+def test_the_shell_completes_options_and_their_choices(shell, word, completion, monkeypatch):
     """The script that docs/models.md has a shell run names this variable."""
     monkeypatch.setenv("COMP_WORDS", words := f"llamaspec generate {word}")
     monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
-    for kind, said in (("source", f"_LLAMASPEC_COMPLETE={shell}_complete"), ("complete", whole)):
+    for kind, expected in (("source", f"_LLAMASPEC_COMPLETE={shell}_complete"), ("complete", completion)):
         done = CliRunner(env={"_LLAMASPEC_COMPLETE": f"{shell}_{kind}"}).invoke(cli.llamaspec, prog_name="llamaspec")
-        assert said in done.output.replace("plain,", "").split() and not done.exception, done.output
+        assert expected in done.output.replace("plain,", "").split() and not done.exception, done.output
 
 
 def test_convert_asks_for_a_format(run, tmp_path):
@@ -310,13 +310,13 @@ def test_convert_asks_for_a_format(run, tmp_path):
 def test_convert_says_where_the_tokenizer_is_that_it_does_not_take_along(run, tmp_path):
     code, _, err = run("convert", "stories", str(single := tmp_path / "x.bin"), "--to", "llama2c")
     assert code == 0
-    told = "the tokenizer is not taken along: run {} with --tokenizer {}"
-    assert told.format(single, BUILT_IN["stories"] / "tokenizer.model") in err.splitlines()
+    line = "the tokenizer is not taken along: run {} with --tokenizer {}"
+    assert line.format(single, BUILT_IN["stories"] / "tokenizer.model") in err.splitlines()
     _, _, err = run("convert", str(single), str(folder := tmp_path / "hf"), "--to", "safetensors")
-    assert told.format(folder, "PATH") in err.splitlines()
+    assert line.format(folder, "PATH") in err.splitlines()
     assert run("convert", "stories", str(tmp_path / "x.gguf"), "--to", "gguf")[0] == 0
     _, _, err = run("convert", str(tmp_path / "x.gguf"), str(back := tmp_path / "y.bin"), "--to", "llama2c")
-    assert told.format(back, tmp_path / "x.gguf") in err.splitlines()
+    assert line.format(back, tmp_path / "x.gguf") in err.splitlines()
     _, _, err = run("convert", str(tmp_path / "x.gguf"), str(tmp_path / "hf2"), "--to", "safetensors")
     assert "taken along" not in err and (tmp_path / "hf2" / "tokenizer.model").exists()
 
@@ -342,7 +342,7 @@ def test_convert_there_and_back(run, stories, tmp_path):
 
 
 def test_doctor(run, monkeypatch):
-    """Choose the ops of one model; the next test chooses those of all."""
+    """Choose the ops of one model; the next test chooses the ops of all models."""
     monkeypatch.setattr("llamaspec.model.insight.doctor.SHAPES", {TYPICAL: SHAPES[TYPICAL]})
     code, out, err = run("doctor")
     assert code == 0, err
@@ -451,9 +451,9 @@ def test_bad_files_cost_a_line_and_little_memory(data, tmp_path):
         result = run_llamaspec("generate", "x", "--model", str(path), "--tokenizer", tokenizer)
         assert_refused(result, path.name)
         assert result.peak < MEMORY
-    other = str(data / "llama2-tokenizer" / "tokenizer.model")
+    other_tokenizer = str(data / "llama2-tokenizer" / "tokenizer.model")
     result = run_llamaspec(
-        "generate", "x", "--model", str(data / "stories260K" / "stories260K.bin"), "--tokenizer", other
+        "generate", "x", "--model", str(data / "stories260K" / "stories260K.bin"), "--tokenizer", other_tokenizer
     )
     assert_refused(result, "32000", "512")
 

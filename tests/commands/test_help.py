@@ -19,9 +19,9 @@ def examples(text: str) -> list[str]:
 
 
 def command(name: str) -> click.Command:
-    found = llamaspec.get_command(click.Context(llamaspec), name)
-    assert found
-    return found
+    subcommand = llamaspec.get_command(click.Context(llamaspec), name)
+    assert subcommand
+    return subcommand
 
 
 def helps() -> Iterator[str]:
@@ -66,8 +66,8 @@ def test_help_of_all_imports_no_verb_and_nothing_heavy():
 
 
 def test_help_shows_how_it_is_typed():
-    shown = {line.split()[1] for page in helps() for line in examples(page)}
-    assert shown >= SHOWN
+    examples_shown = {line.split()[1] for page in helps() for line in examples(page)}
+    assert examples_shown >= SHOWN
 
 
 def test_no_summary_of_an_exercises_command_is_cut():
@@ -79,8 +79,10 @@ def test_no_summary_of_an_exercises_command_is_cut():
 
 @pytest.mark.parametrize("name", VERBS)
 def test_help_fits_a_narrow_terminal(name: str):
-    found = command(name)
-    lines = found.get_help(click.Context(found, info_name=f"llamaspec {name}", terminal_width=42)).splitlines()
+    subcommand = command(name)
+    lines = subcommand.get_help(
+        click.Context(subcommand, info_name=f"llamaspec {name}", terminal_width=42)
+    ).splitlines()
     assert max(map(len, lines)) <= 42
 
 
@@ -92,9 +94,9 @@ def test_an_option_that_there_is_not_would_be_seen():
 @pytest.mark.parametrize("width", [42, 78])
 @pytest.mark.parametrize("name", VERBS)
 def test_a_broken_example_is_what_a_shell_makes_whole(name: str, width: int):
-    found = command(name)
-    page = found.get_help(click.Context(found, terminal_width=width))
+    subcommand = command(name)
+    page = subcommand.get_help(click.Context(subcommand, terminal_width=width))
     lines = page[: page.index("Options:")].splitlines()
     assert all(len(line) <= width for line in lines[1:])
-    shown = [shlex.split(line) for line in examples("\n".join(lines).replace("\\\n", " "))]
-    assert shown == [shlex.split(line) for line in examples(found.help or "")]
+    joined = [shlex.split(line) for line in examples("\n".join(lines).replace("\\\n", " "))]
+    assert joined == [shlex.split(line) for line in examples(subcommand.help or "")]

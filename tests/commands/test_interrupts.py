@@ -32,7 +32,7 @@ from tests.support.waiting import (
 )
 
 AT_ONCE = 2.0  # processor seconds of the main thread, which takes fewer on a busy machine
-# A shell starts a command in the foreground like this, even if whoever runs the tests ignores SIGINT. Ctrl-C before
+# A shell starts a command in the foreground like this, even if the process of the tests ignores SIGINT. Ctrl-C before
 # `main` is Python's, so `begun` says when that has been left behind.
 START = """
 import os, signal, llamaspec
@@ -71,9 +71,9 @@ def interrupted(
             os.killpg(process.pid, number)
             seconds = wait_for_end(process) - before
         finally:
-            os.killpg(process.pid, signal.SIGKILL)  # whose leader nobody has waited for
-        _, said = process.communicate()
-    return process.returncode, seconds, said
+            os.killpg(process.pid, signal.SIGKILL)  # still exists: no process has waited for its leader
+        _, stderr = process.communicate()
+    return process.returncode, seconds, stderr
 
 
 COMMANDS = {
@@ -100,15 +100,15 @@ def test_an_interrupt_is_answered_at_once(tmp_path, name, after):
     arguments, _ = COMMANDS[name]
     (tmp_path / "text").write_text("Once upon a time, there was a little fox. " * 200)
     arguments = [argument.replace("=text", f"={tmp_path / 'text'}") for argument in arguments]
-    status, seconds, said = interrupted(*arguments, after=after, cwd=tmp_path)
+    status, seconds, stderr = interrupted(*arguments, after=after, cwd=tmp_path)
     if status != 0:  # it may have ended before
         assert status == 130
         assert seconds < AT_ONCE
-        assert not any(word in said for word in ("Traceback", "Error", "Interrupt", "Exception", "arning", "fault")), (
-            said
-        )
-    left = {path.name for path in (tmp_path / "work").rglob("*")} if name != "train" else set()
-    assert not any("partial" in name or name.startswith("out") for name in left) or status == 0
+        assert not any(
+            word in stderr for word in ("Traceback", "Error", "Interrupt", "Exception", "arning", "fault")
+        ), stderr
+    leftovers = {path.name for path in (tmp_path / "work").rglob("*")} if name != "train" else set()
+    assert not any("partial" in name or name.startswith("out") for name in leftovers) or status == 0
 
 
 IN_C = """
@@ -156,8 +156,8 @@ def test_a_signal_ends_a_command_that_is_in_c_for_ever(number):
 @pytest.mark.parametrize("after", [1.0, 5.0])
 def test_a_request_to_end_is_answered_at_once(tmp_path, after):
     arguments = ["generate", "Once", "--seed=1", "--max-new-tokens=900"]
-    status, seconds, said = interrupted(*arguments, after=after, cwd=tmp_path, number=signal.SIGTERM)
-    assert said.strip() == ""
+    status, seconds, stderr = interrupted(*arguments, after=after, cwd=tmp_path, number=signal.SIGTERM)
+    assert stderr.strip() == ""
     if status != 0:  # it may have ended before
         assert status in (128 + signal.SIGTERM, -signal.SIGTERM)  # the latter within the first imports
         assert seconds < AT_ONCE
@@ -193,7 +193,7 @@ click.Command.invoke = held
 @pytest.mark.sampled(2)  # 1 s each
 @pytest.mark.parametrize(
     ("arguments", "phase"),
-    [pytest.param(given, phase, id=f"{given[0]}-{phase}") for given, phases in PHASES for phase in phases],
+    [pytest.param(command, phase, id=f"{command[0]}-{phase}") for command, phases in PHASES for phase in phases],
 )
 def test_ctrl_c_ends_a_command_in_the_phase_that_it_shows(tmp_path, arguments, phase):
     with at_terminal(*arguments, cwd=tmp_path, first=WAITS_AT_ITS_END) as terminal:
@@ -201,9 +201,9 @@ def test_ctrl_c_ends_a_command_in_the_phase_that_it_shows(tmp_path, arguments, p
         before = main_thread_seconds(terminal.process.pid)
         terminal.type(CTRL_C)
         assert wait_for_end(terminal.process) - before < AT_ONCE
-        status, shown = terminal.wait()
+        status, screen = terminal.wait()
     assert status == 130
-    assert not any(word in shown for word in ("Traceback", "Error", "Interrupt", "Exception", "fault")), shown
+    assert not any(word in screen for word in ("Traceback", "Error", "Interrupt", "Exception", "fault")), screen
     assert not list(tmp_path.iterdir())
 
 
@@ -236,30 +236,30 @@ def test_ctrl_c_ends_a_judge_whose_kernel_never_answers(tmp_path, phase):
         with at_terminal(*arguments, cwd=tmp_path) as terminal:
             terminal.wait_for(f"{ALL[1].op} float32, timed" if phase == "timed" else f"{ALL[1].op} float32")
             terminal.type(CTRL_C)
-            status, shown = terminal.wait()
+            status, screen = terminal.wait()
         assert status == 130
         wrong = ("Traceback", "Error", "Interrupt", "hung", "not yet", "violated")
-        assert not any(word in shown for word in wrong), shown
+        assert not any(word in screen for word in wrong), screen
         assert {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts} == before
         until(lambda: not processes_in(tmp_path))  # nor is the process of the kernel
     finally:
-        for left in processes_in(tmp_path):
-            os.kill(left, signal.SIGKILL)
+        for pid in processes_in(tmp_path):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_what_is_typed_during_an_answer_is_not_shown_within_it(monkeypatch):
     """And the terminal is given back, also where a signal ends the process within the answer."""
-    ours, theirs = pty.openpty()
-    with open(theirs) as stdin, open(ours, "rb", buffering=0):
+    master, terminal_end = pty.openpty()
+    with open(terminal_end) as stdin, open(master, "rb", buffering=0):
         monkeypatch.setattr(sys, "stdin", stdin)
 
         def echoes() -> bool:
-            os.write(ours, b"typed\n")
+            os.write(master, b"typed\n")
             assert stdin.readline() == "typed\n"  # it is not lost
-            shown = bool(select.select([ours], [], [], 0)[0])
-            if shown:
-                os.read(ours, 100)
-            return shown
+            has_echo = bool(select.select([master], [], [], 0)[0])
+            if has_echo:
+                os.read(master, 100)
+            return has_echo
 
         assert echoes()
         with unechoed():
@@ -298,9 +298,9 @@ sys.exit(99 if os.WIFSTOPPED(status) else os.waitstatus_to_exitcode(status))
 
 
 def test_a_chat_that_ctrl_z_has_stopped_within_an_answer_can_be_told_to_end():
-    """The shell has the terminal then, and whoever sets its modes from the background is stopped again."""
-    ours, theirs = pty.openpty()
-    with open(theirs) as stdin, open(ours, "rb", buffering=0):
+    """The shell has the terminal then, and a background process that sets its modes is stopped again."""
+    master, terminal_end = pty.openpty()
+    with open(terminal_end) as stdin, open(master, "rb", buffering=0):
         done = subprocess.run(
             [sys.executable, "-c", STOPS], stdin=stdin, cwd=REPOSITORY, start_new_session=True, timeout=PATIENCE
         )
@@ -337,12 +337,12 @@ def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
         terminal.type("/help\r")
         terminal.wait_for("stop an answer")
         terminal.type("exit\r")  # Ctrl-D would be lost if it came before the prompt
-        status, shown = terminal.wait()
+        status, screen = terminal.wait()
     assert status == 0
-    assert "Traceback" not in shown and "error" not in shown
-    told = shown.partition("who lived in a")[2].partition("/help")
-    assert told[1] and len(told[0]) < 600  # a whole story has 700 at least
-    assert "Who was the story about?" in shown
+    assert "Traceback" not in screen and "error" not in screen
+    answer = screen.partition("who lived in a")[2].partition("/help")
+    assert answer[1] and len(answer[0]) < 600  # a whole story has 700 at least
+    assert "Who was the story about?" in screen
 
 
 def test_ctrl_c_between_two_prompts_or_as_an_answer_ends_does_not_leave_the_chat():
@@ -425,8 +425,8 @@ def test_ctrl_c_ends_a_chat_whose_questions_come_from_a_file(tmp_path):
         process.stdin.flush()
         assert process.stdout.read(5)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=PATIENCE)  # whose questions end only here
-    assert (process.returncode, said.strip()) == (130, b"")
+        _, stderr = process.communicate(timeout=PATIENCE)  # the questions end only here
+    assert (process.returncode, stderr.strip()) == (130, b"")
 
 
 def test_an_interrupt_that_is_ignored_stays_ignored(tmp_path):

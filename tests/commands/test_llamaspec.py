@@ -16,11 +16,11 @@ def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run Python in a folder, with the repository importable after what lies in that folder."""
     script = "import sys; sys.path.append(sys.argv.pop(1)); "
     if arguments[0] == "-m":
-        module, *rest = arguments[1:]
+        module, *arguments_left = arguments[1:]
         script += f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
     else:
-        script, rest = script + arguments[1], []
-    command = [sys.executable, "-S", "-c", script, str(REPOSITORY), *rest]
+        script, arguments_left = script + arguments[1], []
+    command = [sys.executable, "-S", "-c", script, str(REPOSITORY), *arguments_left]
     packages = ":".join(path for path in sys.path if path.endswith("site-packages"))
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env={"PYTHONPATH": f"{cwd}:{packages}"})
 

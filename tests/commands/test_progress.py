@@ -25,7 +25,7 @@ def test_a_stage_whose_share_nobody_knows_shows_no_share(monkeypatch):
         monkeypatch.setenv(name, value)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr("llamaspec.commands.progress.REDRAWN", 0.01)  # a redraw comes from the test alone
+    monkeypatch.setattr("llamaspec.commands.progress.REDRAWN", 0.01)  # only the test causes a redraw
     from rich.progress import Progress
 
     bars: list[Progress] = []

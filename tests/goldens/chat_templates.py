@@ -1,4 +1,4 @@
-"""Chat templates that use what those of newer families use, written for these tests, and conversations for them."""
+"""Chat templates with the features of newer families, written for these tests, and conversations for them."""
 
 # Thoughts of earlier turns are dropped, tools are called, results of tools share a message, and a switch closes the
 # thoughts before they begin.
@@ -188,7 +188,7 @@ CASES: list[tuple[str, str, list[dict], dict]] = [  # name of the template, temp
     ("underscore", UNDERSCORE, ASK, {}),
 ]
 
-# Folders, by what is special about them: the files beside a tokenizer.json, a conversation, and its variables.
+# Folders, by what is special about them: the files next to a tokenizer.json, a conversation, and its variables.
 TOKENS = ("<|begin|>", "<|end|>", "<s>", "<tool>", "<pad>")  # special in that tokenizer.json
 MAIN = (
     "{{ bos_token }}main{{ eos_token is defined }}{{ pad_token }}:"

@@ -214,7 +214,7 @@ def main() -> None:
     import jinja2
     import transformers  # pyright: ignore[reportMissingImports]
 
-    made = {
+    versions = {
         "command": COMMAND,
         "python": platform.python_version(),
         "transformers": transformers.__version__,
@@ -230,7 +230,7 @@ def main() -> None:
         | render_folder(files, messages, variables)
         for name, files, messages, variables in chat_templates.FOLDERS
     ]
-    chat = {"made": made, "special": SPECIAL, "templates": templates, "cases": cases, "folders": folders}
+    chat = {"made": versions, "special": SPECIAL, "templates": templates, "cases": cases, "folders": folders}
     (Path(__file__).parent / "chat.json").write_text(json.dumps(chat, indent=1, ensure_ascii=False) + "\n")
 
 

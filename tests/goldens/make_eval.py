@@ -78,7 +78,7 @@ def read(folder: Path) -> None:
     with torch.no_grad():
         logits = {name: model(ids, use_cache=False).logits[0, :-1].double() for name, model in models.items()}
     p, q = (logits[name].log_softmax(-1) for name in ("model", "q4"))
-    each = torch.nn.functional.kl_div(q, p, log_target=True, reduction="none").sum(-1)
+    divergences = torch.nn.functional.kl_div(q, p, log_target=True, reduction="none").sum(-1)
     golden = {
         "made": {
             "command": "python tests/goldens/make_eval.py",
@@ -94,10 +94,10 @@ def read(folder: Path) -> None:
             for context, stride in WINDOWS
         ],
         "divergence": {
-            "mean": float(each.mean()),
-            "median": float(each.quantile(0.5)),
-            "p99": float(each.quantile(0.99)),
-            "most": float(each.max()),
+            "mean": float(divergences.mean()),
+            "median": float(divergences.quantile(0.5)),
+            "p99": float(divergences.quantile(0.99)),
+            "most": float(divergences.max()),
             "same_top": float((p.argmax(-1) == q.argmax(-1)).double().mean()),
         },
     }

@@ -12,8 +12,9 @@ writes two models in float32, in the project's own environment, and in one of ll
 has it quantize and run them. The tests make the same codes, and hold them against the hashes of its files' tensors.
 stories260K's hidden vectors of 172 numbers are filled up with zeros to 192, which 32 divides.
 
-llama.cpp searches for the codes of Q2_K to Q6_K, and nobody else finds just those. So a third model has rows of sixteen
-superblocks, drawn at random: the codes of these sixteen are kept, and the tests put its files together from them.
+llama.cpp searches for the codes of Q2_K to Q6_K, and no other program finds the same. So a third model has rows of
+sixteen superblocks, drawn at random: the codes of these sixteen are kept, and the tests put its files together from
+them.
 
 A fourth has a tokenizer, of single bytes, and reads a text: how well each token is predicted, and how far from what the
 model in float32 predicts.
@@ -105,7 +106,7 @@ def padded_story(data: Path) -> Any:
 
 
 def quantized(file: Any, type: str, codes: np.ndarray | None = None) -> tuple[Any, str]:
-    """Convert all matrices of a file to `type`, and hash them. `codes` are those of `superblocks`."""
+    """Convert all matrices of a file to `type`, and hash them. `codes` are what `superblocks` returns."""
     from llamaspec.reference.quantizers import ggml
     from tests.support import gguf_files
 
@@ -152,11 +153,11 @@ def quantize(source: Path, path: Path, type: str, ftype: int) -> dict[str, Any]:
 def read(folder: Path) -> None:
     from importlib import metadata
 
-    made = {
+    versions = {
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in ("llama_cpp_python", "gguf")},
     }
-    goldens: dict[str, Any] = {"made": made, "models": {}, "text": read_text(folder)}
+    goldens: dict[str, Any] = {"made": versions, "models": {}, "text": read_text(folder)}
     for model, types in TYPES.items():
         goldens["models"][model] = golden = {}
         for type, ftype in types.items():
@@ -184,15 +185,15 @@ def read_text(folder: Path) -> dict[str, Any]:
         shifted = logits - logits.max(axis=-1, keepdims=True)
         return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
-    p, wanted = predicted(base), (np.arange(len(ids) - 1), ids[1:])
-    golden: dict[str, Any] = {"text": TEXT, "ids": ids, "loss": -p[wanted].mean(), "types": {}}
+    p, places = predicted(base), (np.arange(len(ids) - 1), ids[1:])
+    golden: dict[str, Any] = {"text": TEXT, "ids": ids, "loss": -p[places].mean(), "types": {}}
     for type, ftype in MULTIPLIED.items():
         path = folder / f"reader-{type}.gguf"
         codes = quantize(folder / "reader.gguf", path, type, ftype)
         q = predicted(make_gguf.Model(path))
         golden["types"][type] = {
             "sha256": digest({name: blocks.tobytes() for name, blocks in codes.items()}),
-            "loss": -q[wanted].mean(),
+            "loss": -q[places].mean(),
             "divergences": (np.exp(p) * (p - q)).sum(axis=-1).tolist(),
         }
     return golden

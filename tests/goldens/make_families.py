@@ -3,7 +3,7 @@
     python -m tests.goldens.make_families [NAME]...
 
 from the root of the repository, in the environment of `make_logits`. To add a family, write NAME.json with its
-"config" alone, shrunk and with all switches kept, and run this. The names and shapes of tensors are those of the files
+only a "config", shrunk and with all switches kept, and run this. The names and shapes of tensors are as in the files
 that transformers saves.
 """
 
@@ -34,25 +34,25 @@ def shapes(config: dict) -> dict[str, list[int]]:
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory), dtype=torch.float32)
         model.save_pretrained(directory)
         with safe_open(Path(directory) / "model.safetensors", "np") as file:
-            found = {name: file.get_slice(name).get_shape() for name in sorted(file.keys())}
-    return in_mxfp4(found) if "quantization_config" in config else found
+            shape_by_name = {name: file.get_slice(name).get_shape() for name in sorted(file.keys())}
+    return in_mxfp4(shape_by_name) if "quantization_config" in config else shape_by_name
 
 
 def in_mxfp4(shapes: dict[str, list[int]]) -> dict[str, list[int]]:
     """Give the names and shapes of gpt-oss's release: rows of outputs, and bytes of two codes in blocks of 32."""
-    found = {}
+    stored = {}
     for name, shape in shapes.items():
         if name.endswith("experts.gate_up_proj") or name.endswith("experts.down_proj"):
             experts, cols, rows = shape
-            found |= {f"{name}_blocks": [experts, rows, cols // 32, 16], f"{name}_scales": [experts, rows, cols // 32]}
+            stored |= {f"{name}_blocks": [experts, rows, cols // 32, 16], f"{name}_scales": [experts, rows, cols // 32]}
         else:
-            found[name] = shape
-    return found
+            stored[name] = shape
+    return stored
 
 
 def random_tensors(config: dict, shapes: dict[str, list[int]]) -> dict[str, np.ndarray]:
     """Draw weights with which every part of the model matters, by the names and shapes of tensors."""
-    random = np.random.RandomState(0)  # whose streams never change again
+    random = np.random.RandomState(0)  # NumPy never changes its streams
     less_one = config["model_type"].startswith(("gemma", "nemotron"))  # norms are stored so
     tensors = {}
     for name, shape in shapes.items():
@@ -81,7 +81,7 @@ def write_checkpoint(directory: Path, golden: dict) -> None:
 
 
 def fill(golden: dict) -> None:
-    """Compute what a golden holds beside its config."""
+    """Compute the rest of a golden from its config."""
     import torch  # pyright: ignore[reportMissingImports]
     import transformers  # pyright: ignore[reportMissingImports]
 
@@ -101,15 +101,15 @@ def fill(golden: dict) -> None:
         with torch.no_grad():
             return model(torch.tensor([ids]), use_cache=False).logits[0].numpy()
 
-    found = logits(tokens)
-    assert np.abs(found[POSITIONS]).max() >= 4, f"{np.abs(found).max()}: too small to tell one model from another"
+    rows = logits(tokens)
+    assert np.abs(rows[POSITIONS]).max() >= 4, f"{np.abs(rows).max()}: too small to tell one model from another"
     text = list(tokens[:8])
     for _ in range(NEW):
         last = np.sort(logits(text)[-1])
         assert last[-1] - last[-2] > 1e-3, "no clear token"
         text.append(int(np.argmax(logits(text)[-1])))
     golden["tokens"], golden["positions"], golden["greedy"] = tokens, POSITIONS, text[8:]
-    golden["logits"] = [[float(np.format_float_scientific(x, unique=True)) for x in found[at]] for at in POSITIONS]
+    golden["logits"] = [[float(np.format_float_scientific(x, unique=True)) for x in rows[at]] for at in POSITIONS]
 
 
 def main() -> None:

@@ -55,10 +55,10 @@ def log_probabilities(path: Path, tokens: list[int]) -> list[float]:
     parameters.n_ctx, parameters.n_parallel, parameters.warmup, parameters.fit_params = 256, 1, False, False
     parameters.cache_type_k = parameters.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     parameters.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    asked = {"prompt": tokens, "n_predict": 1, "n_probs": VOCAB, "temperature": 0, "cache_prompt": False}
-    answer = xllamacpp.Server(parameters).handle_completions(asked)
-    found = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-    return [each["logprob"] for each in sorted(found, key=lambda each: each["id"])]
+    completion = {"prompt": tokens, "n_predict": 1, "n_probs": VOCAB, "temperature": 0, "cache_prompt": False}
+    answer = xllamacpp.Server(parameters).handle_completions(completion)
+    entries = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+    return [entry["logprob"] for entry in sorted(entries, key=lambda entry: entry["id"])]
 
 
 def main() -> None:
@@ -74,10 +74,10 @@ def main() -> None:
             command = [sys.executable, "-m", "tests.goldens.make_families_gguf", "one", str(path)]
             run = subprocess.run([*command, json.dumps(golden["tokens"])], capture_output=True, text=True)
             assert run.stdout, run.stderr
-            found = [round(each, 6) for each in json.loads(run.stdout.splitlines()[-1])]
+            rounded = [round(value, 6) for value in json.loads(run.stdout.splitlines()[-1])]
             before = place.read_text().split('"logits": [')[0].split('"llama_cpp": ')[0]
             after = place.read_text().split('"logits": [')[1]
-            place.write_text(f'{before}"llama_cpp": {json.dumps(found)},\n"logits": [{after}')
+            place.write_text(f'{before}"llama_cpp": {json.dumps(rounded)},\n"logits": [{after}')
             print(path.stem)
 
 

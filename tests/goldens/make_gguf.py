@@ -46,7 +46,7 @@ CONFIG = {
 
 
 def write_model(path: Path, type: str) -> None:
-    """Write a random model with matrices of `type`: all of them if our writer has it, else those of the layers."""
+    """Write a random model with matrices of `type`: all of them if our writer has it, else only the layers'."""
     from llamaspec.model.checkpoints import open_checkpoint
     from llamaspec.model.checkpoints.gguf.write import write_gguf
     from llamaspec.model.tokenizers.gguf_writer import vocabulary_keys
@@ -82,12 +82,12 @@ def write_tokenizer(path: Path, kind: str) -> None:
     from tests.support.random_models import SMALL, random_checkpoint
 
     beside = path.with_suffix(".tokenizer")
-    made = {
+    makers = {
         "sentencepiece": tiny_tokenizers.llama2c,
         "llama3": tiny_tokenizers.llama3,
         "chatml": tiny_tokenizers.chatml,
     }
-    raw = made[kind]()
+    raw = makers[kind]()
     beside.write_bytes(raw if isinstance(raw, bytes) else raw.encode())
     tokenizer = load_tokenizer(beside)
     config = replace(SMALL, dim=32, layers=1, heads=1, kv_heads=1, head_dim=32, ffn=32, vocab=tokenizer.vocab)
@@ -154,7 +154,7 @@ class Model:
         options.n_threads = options.n_threads_batch = 1
         options.type_k = options.type_v = 0
         options.flash_attn_type = 0
-        watch = self._watch(seen) if seen is not None else None  # which nobody else keeps alive
+        watch = self._watch(seen) if seen is not None else None  # this reference keeps it alive
         if watch:
             options.cb_eval = watch
         context = self.c.llama_init_from_model(self.model, options)
@@ -183,21 +183,21 @@ class Model:
 
     def text(self, ids: list[int]) -> str:
         """Decode tokens, without control tokens and the text's beginning."""
-        found, tokens = ctypes.create_string_buffer(10_000), (ctypes.c_int32 * len(ids))(*ids)
-        count = self.c.llama_detokenize(self.vocabulary, tokens, len(ids), found, len(found), True, False)
+        buffer, tokens = ctypes.create_string_buffer(10_000), (ctypes.c_int32 * len(ids))(*ids)
+        count = self.c.llama_detokenize(self.vocabulary, tokens, len(ids), buffer, len(buffer), True, False)
         assert count >= 0
-        return found.raw[:count].decode()
+        return buffer.raw[:count].decode()
 
     def products(self, ids: list[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Collect each matrix's inputs and outputs in llama.cpp, [seq, features] each."""
         self.logits(ids, seen := {})
-        found = {}
+        pairs = {}
         for name, pair in PRODUCTS.items():
             if name == "output":
-                found[name] = tuple(seen[vectors] for vectors in pair)
+                pairs[name] = tuple(seen[vectors] for vectors in pair)
             for layer in takewhile(lambda layer, y=pair[1]: f"{y}-{layer}" in seen, count()):
-                found[f"blk.{layer}.{name}"] = tuple(seen[f"{vectors}-{layer}"] for vectors in pair)
-        return {name: (x.reshape(len(ids), -1), y.reshape(len(ids), -1)) for name, (x, y) in found.items()}
+                pairs[f"blk.{layer}.{name}"] = tuple(seen[f"{vectors}-{layer}"] for vectors in pair)
+        return {name: (x.reshape(len(ids), -1), y.reshape(len(ids), -1)) for name, (x, y) in pairs.items()}
 
     def _watch(self, seen: dict[str, np.ndarray]) -> object:
         from importlib import resources
@@ -218,10 +218,10 @@ class Model:
 
     def tokens(self, text: str) -> list[int]:
         """Encode a text with its beginning; names of control tokens are plain text."""
-        raw, found = text.encode(), (ctypes.c_int32 * 1000)()
-        count = self.c.llama_tokenize(self.vocabulary, raw, len(raw), found, 1000, True, False)
+        raw, buffer = text.encode(), (ctypes.c_int32 * 1000)()
+        count = self.c.llama_tokenize(self.vocabulary, raw, len(raw), buffer, 1000, True, False)
         assert count >= 0
-        return list(found[:count])
+        return list(buffer[:count])
 
 
 def read(folder: Path) -> None:
@@ -230,8 +230,8 @@ def read(folder: Path) -> None:
     def sha(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
 
-    made = {"python": platform.python_version(), "llama_cpp_python": metadata.version("llama_cpp_python")}
-    goldens: dict[str, object] = {"made": made, "ids": IDS}
+    versions = {"python": platform.python_version(), "llama_cpp_python": metadata.version("llama_cpp_python")}
+    goldens: dict[str, object] = {"made": versions, "ids": IDS}
     logits = {}
     for type in (*WRITTEN, *TYPES):
         rows = Model(folder / f"{type}.gguf").logits(IDS)

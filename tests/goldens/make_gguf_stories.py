@@ -9,7 +9,7 @@ writes the files, in the project's own environment, and in one of llama.cpp's (P
     pip install numpy llama-cpp-python
     python -m tests.goldens.make_gguf_stories read FOLDER
 
-has it tell on from places where the likeliest token is clearly so, whatever the type: there a story is the same with
+continues each text at places where one token is clearly the likeliest in every type: there a story is the same with
 and without rounded activations. The tests write the files anew, hold them against their hashes, and tell the same.
 """
 
@@ -53,7 +53,7 @@ def write(folder: Path) -> None:
 def read(folder: Path) -> None:
     from importlib import metadata
 
-    made = {"python": platform.python_version(), "llama_cpp_python": metadata.version("llama_cpp_python")}
+    versions = {"python": platform.python_version(), "llama_cpp_python": metadata.version("llama_cpp_python")}
     stories = {}
     for type in WRITTEN:
         path = folder / f"{type}.gguf"
@@ -63,7 +63,7 @@ def read(folder: Path) -> None:
             assert margin > CLEAR, (type, prompt[-30:], margin)
             texts.append(model.text(ids)[len(" " + prompt) :])
         stories[type] = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "texts": texts}
-    golden = {"made": made, "stories": stories}
+    golden = {"made": versions, "stories": stories}
     (Path(__file__).parent / "gguf_stories.json").write_text(json.dumps(golden, indent=1) + "\n")
 
 

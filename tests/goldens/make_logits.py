@@ -66,7 +66,7 @@ def main() -> None:
     import torch  # pyright: ignore[reportMissingImports]
     import transformers  # pyright: ignore[reportMissingImports]
 
-    made = {
+    versions = {
         "command": COMMAND,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -76,13 +76,13 @@ def main() -> None:
     torch.set_num_threads(1)  # with more, the order of some sums changes from run to run
     families = {name: golden(config) for name, config in FAMILIES.items()}
     # One line a list of numbers, so that a diff shows which position moved.
-    lines = [f'{{"made": {json.dumps(made)},', '"families": {']
+    lines = [f'{{"made": {json.dumps(versions)},', '"families": {']
     for name, entry in families.items():
         rows = ",\n".join(json.dumps(row) for row in entry["logits"])
         lines += [f'"{name}": {{"tokens": {entry["tokens"]},', f'"positions": {entry["positions"]},']
         lines += [f'"logits": [\n{rows}]}}' + ("" if name == list(families)[-1] else ",")]
     text = "\n".join([*lines, "}}", ""])
-    assert json.loads(text) == {"made": made, "families": families}
+    assert json.loads(text) == {"made": versions, "families": families}
     (Path(__file__).parent / "logits.json").write_text(text)
 
 

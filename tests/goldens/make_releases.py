@@ -2,7 +2,7 @@
 
     python -m tests.goldens.make_releases
 
-`releases.json` has the keys that matter here of each release's own config.json; those that are `unconfirmed` were found
+`releases.json` has the keys that matter here of each release's own config.json; the `unconfirmed` ones were found
 in no second place. A quantized release names the one it is `of`. Nothing is downloaded: config.json is read as for a
 model, and `ops_for` chooses the ops for its shapes.
 """
@@ -39,7 +39,7 @@ from llamaspec.reference.quantizers.mx import BLOCK
 RELEASES = Path(__file__).with_name("releases.json")
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- releases: python -m tests.goldens.make_releases -->", "<!-- end of releases -->"
-GGUF_OF = "meta-llama/Llama-3.1-8B-Instruct"  # the release whose matrices stand for those of any GGUF file
+GGUF_OF = "meta-llama/Llama-3.1-8B-Instruct"  # its matrices stand for the matrices of any GGUF file
 
 CPU, H200 = Device("cpu", "cpu"), Device("gpu", "NVIDIA H200", HOPPER)
 BFLOAT16 = np.dtype(jnp.bfloat16)
@@ -55,7 +55,7 @@ class Row(NamedTuple):
 
 
 def releases() -> list[dict[str, Any]]:
-    """Read the list; each entry has `names` and `config`, which is that of the release it is `of`, if it names one."""
+    """Read the list; each entry has `names` and `config`. An entry that is `of` a release has its config."""
     entries = json.loads(RELEASES.read_text())
     known = {name: entry["config"] for entry in entries if "config" in entry for name in entry["names"]}
     return [
@@ -75,11 +75,11 @@ def rows() -> Iterator[Row]:
 def gguf_rows() -> Iterator[Row]:
     """Judge every type of ggml that files have, with all matrices of one type."""
     [config] = [read_config(entry["config"], RELEASES) for entry in releases() if GGUF_OF in entry["names"]]
-    found: dict[tuple[str, str, str], list[str]] = {}
+    names_by_row: dict[tuple[str, str, str], list[str]] = {}
     for name in layout.TYPE_NAMES.values():
         row = _of_type(config, name)
-        found.setdefault(row[1:], []).append(name)
-    for outcome, names in found.items():
+        names_by_row.setdefault(row[1:], []).append(name)
+    for outcome, names in names_by_row.items():
         yield Row(", ".join(names), *outcome)
 
 
@@ -107,7 +107,7 @@ def _judged(names: str, values: Mapping[str, Any]) -> Row:
 
 
 def _in_codes(config: Config, roles: tuple[Role, ...], form: Any, group: int, *, zeros: bool) -> dict[str, Tensor]:
-    """Give the tensors of a checkpoint whose weights of some roles are quantized; nothing can be read from them."""
+    """Give the tensors of a checkpoint with quantized weights in some roles; nothing can be read from them."""
     tensors = {}
     for weight in weights(_shortened(config)):
         coded = weight.role in roles
@@ -119,10 +119,10 @@ def _in_codes(config: Config, roles: tuple[Role, ...], form: Any, group: int, *,
 
 
 def _shortened(config: Config) -> Config:
-    """Give the configuration with its first layers alone, until there is one of each kind."""
+    """Give the configuration with only its first layers, enough to have one of each kind."""
     kinds = [(config.window(layer), config.uses_rope(layer)) for layer in range(config.layers)]
     layers = max(kinds.index(kind) for kind in set(kinds)) + 1
-    windows, rotary = (each and each[:layers] for each in (config.windows, config.rotary_layers))
+    windows, rotary = (pattern and pattern[:layers] for pattern in (config.windows, config.rotary_layers))
     return replace(config, layers=layers, windows=windows, rotary_layers=rotary)
 
 
@@ -162,9 +162,9 @@ def _how(choice: Choice) -> str:
 def table() -> str:
     """Write the table, with the lines of refusals below it."""
     listed, types = list(rows()), list(gguf_rows())
-    taken = [row for row in listed if not row.refusal]
+    accepted = [row for row in listed if not row.refusal]
     lines = [
-        f"{len(taken)} of {len(listed)} configurations load. A type of GGUF is that of all matrices of an 8B Llama.",
+        f"{len(accepted)} of {len(listed)} configurations load. A type of GGUF is that of all matrices of an 8B Llama.",
         "",
         "Widths, depths, heads, theta and vocabulary were compared with copies of the configuration, or of its base's,",
         "in other repositories (the table of LitGPT, and tests of loaders), in part for gpt-oss, Granite 3.3 2B and",
@@ -174,7 +174,7 @@ def table() -> str:
         "",
         "| release | on a CPU | on an H200 |",
         "| --- | --- | --- |",
-        *(f"| {row.names} | {row.on_cpu} | {row.on_h200} |" for row in taken),
+        *(f"| {row.names} | {row.on_cpu} | {row.on_h200} |" for row in accepted),
         *(f"| GGUF: {row.names} | {row.on_cpu} | {row.on_h200} |" for row in types if not row.refusal),
         "",
         "| refused | why |",
@@ -185,11 +185,11 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def with_table(page: str, made: str) -> str:
+def with_table(page: str, new_table: str) -> str:
     """Return the page with the table between its marks."""
     marked = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
     assert marked.search(page)
-    return marked.sub(lambda _: f"{BEGIN}\n\n{made}\n\n{END}", page)
+    return marked.sub(lambda _: f"{BEGIN}\n\n{new_table}\n\n{END}", page)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from the root of the repository, in an environment of its own (Python 3.11):
 
     pip install torch transformers
 
-The goldens are float32, computed in float32: theta^(2i/d) alone is off by ln(theta) or so roundings.
+The goldens are float32, computed in float32: even theta^(2i/d) is off by about ln(theta) roundings.
 """
 
 import json
@@ -68,7 +68,7 @@ def main() -> None:
     import torch  # pyright: ignore[reportMissingImports]
     import transformers  # pyright: ignore[reportMissingImports]
 
-    made = {
+    versions = {
         "command": COMMAND,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -82,7 +82,7 @@ def main() -> None:
         shortest = [float(np.format_float_scientific(x, unique=True)) for x in values]
         entry = {"head_dim": head_dim, "theta": theta, "parameters": parameters, "frequencies": shortest}
         lines.append(json.dumps(entry))
-    text = f'{{"made": {json.dumps(made)},\n"cases": [\n' + ",\n".join(lines) + "\n]}\n"
+    text = f'{{"made": {json.dumps(versions)},\n"cases": [\n' + ",\n".join(lines) + "\n]}\n"
     assert len(json.loads(text)["cases"]) == len(CASES)
     (Path(__file__).parent / "rope.json").write_text(text)
 

@@ -60,7 +60,7 @@ def main() -> None:
     import torch  # pyright: ignore[reportMissingImports]
     import transformers  # pyright: ignore[reportMissingImports]
 
-    made = {
+    versions = {
         "command": COMMAND,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -76,7 +76,7 @@ def main() -> None:
         cases = [{"options": options, "p": shape(logits, seen, options)} for options in OPTIONS]
         lines = ",\n".join(json.dumps(case) for case in cases)
         blocks.append(f'{{"logits": {json.dumps(logits)},\n"seen": {json.dumps(seen)},\n"cases": [\n{lines}]}}')
-    text = f'{{"made": {json.dumps(made)},\n"rows": [\n' + ",\n".join(blocks) + "\n]}\n"
+    text = f'{{"made": {json.dumps(versions)},\n"rows": [\n' + ",\n".join(blocks) + "\n]}\n"
     assert len(json.loads(text)["rows"]) == ROWS
     (Path(__file__).parent / "sampling.json").write_text(text)
 

@@ -124,13 +124,13 @@ def questions_asked(llama: Llama, before: str, after: Mapping[str, str]) -> str:
     for question in before.splitlines():
         number += 1
         lines.append(f"{number}. {question} *{reply(Chat(llama), question, number)}*")
-    for asked, questions in after.items():
+    for request, questions in after.items():
         chat = Chat(llama)
-        lines += ["", f"After this: {asked} *{reply(chat, asked, 1)}*", ""]
+        lines += ["", f"After this: {request} *{reply(chat, request, 1)}*", ""]
         for question in questions.splitlines():
             number += 1
             chat = Chat(llama)
-            reply(chat, asked, 1)
+            reply(chat, request, 1)
             lines.append(f"{number}. {question} *{reply(chat, question, number)}*")
     return "\n".join(lines)
 
@@ -147,9 +147,9 @@ def main() -> None:
     llama = load("stories")
     (Path(__file__).parent / "story.txt").write_text(story(llama, 7, temperature=0.0) + "\n")
     readme = ROOT / "README.md"
-    told = textwrap.fill(story(llama, 10).strip(), 119, break_on_hyphens=False)
+    story_text = textwrap.fill(story(llama, 10).strip(), 119, break_on_hyphens=False)
     text = re.sub(
-        r"(\$ make story SEED=10\n).*?(\n\$)", lambda m: m[1] + told + m[2], readme.read_text(), flags=re.DOTALL
+        r"(\$ make story SEED=10\n).*?(\n\$)", lambda m: m[1] + story_text + m[2], readme.read_text(), flags=re.DOTALL
     )
     readme.write_text(text)
     card = CARD.read_text()
@@ -163,8 +163,8 @@ def main() -> None:
     }
     for name, make in parts.items():
         marks = f"<!-- {name} -->", f"<!-- end of {name} -->"
-        before, rest = card.split(marks[0])
-        card = f"{before}{marks[0]}\n{make(llama)}\n{marks[1]}{rest.split(marks[1])[1]}"
+        before, tail = card.split(marks[0])
+        card = f"{before}{marks[0]}\n{make(llama)}\n{marks[1]}{tail.split(marks[1])[1]}"
     CARD.write_text(card)
 
 

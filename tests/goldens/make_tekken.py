@@ -48,8 +48,8 @@ def trained_tokens() -> list[bytes]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     byte = {chr(b): b for b in printable}
     byte |= {chr(256 + i): b for i, b in enumerate(b for b in range(256) if b not in printable)}
-    found = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    return [bytes([b]) for b in range(256)] + [bytes(byte[c] for c in token) for token, _ in found if len(token) > 1]
+    entries = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    return [bytes([b]) for b in range(256)] + [bytes(byte[c] for c in token) for token, _ in entries if len(token) > 1]
 
 
 def main() -> None:
@@ -79,8 +79,8 @@ def main() -> None:
             "pieces": [library.decode([id], SpecialTokenPolicy.KEEP) for id in range(count)],
             "texts": [{"text": text, "ids": library.encode(text, bos=False, eos=False)} for text in TEXTS],
         }
-    made = {"made by": f"mistral-common {mistral_common.__version__}", "cases": cases}
-    PATH.write_text(json.dumps(made, ensure_ascii=False, separators=(",", ":")) + "\n")
+    goldens = {"made by": f"mistral-common {mistral_common.__version__}", "cases": cases}
+    PATH.write_text(json.dumps(goldens, ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class Rule(NamedTuple):
     at_once: bool = False  # True: the rule concerns imports of the module, not those inside functions
 
 
-# The rooms of verify/, each of which imports those before it: an op's contract never imports the machinery that judges.
+# The rooms of verify/; each imports only earlier ones: an op's contract never imports the machinery that judges.
 VERIFY = (
     *("bounds", "contract", "draws", "candidates", "mutant", "contracts", "mutants", "declare", "loose"),
     *("judging", "reports", "catalogue", "adapt", "campaign", "kernelbench", "pytest"),
@@ -77,7 +77,7 @@ RULES = [
         ),
         beside="model/running/reference_backend.py",
     ),
-    # The text of the model, and what ops compute, are those of one device: several take them as they are.
+    # The text of the model and its ops are written for one device; several devices run them unchanged.
     Rule("model/forward.py", never=("model.parallel",)),
     Rule("model/ops/", never=("model.parallel",)),
     Rule("model/checkpoints/", never=("jax", "jaxlib")),  # a file is read into NumPy arrays, wherever they go next

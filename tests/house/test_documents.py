@@ -1,7 +1,7 @@
 """README and docs: what they show runs, and what they name exists.
 
 The language of a fenced block says how it is held: `console` runs and its output is compared, `sh` and `python` run,
-`text` is a drawing. A block whose first line begins with "# download" needs a download and does not run; the files that
+`text` is a drawing. A block that begins with "# download" needs a download and does not run; the files that
 its commands name must come from commands that the documents give.
 """
 
@@ -43,7 +43,7 @@ class Block(NamedTuple):
 
 
 def blocks(document: Path) -> list[Block]:
-    return [Block(*found) for found in re.findall(r"^```(\w*)\n(.*?)^```$", document.read_text(), re.M | re.S)]
+    return [Block(*match) for match in re.findall(r"^```(\w*)\n(.*?)^```$", document.read_text(), re.M | re.S)]
 
 
 def shown(language: str) -> list[str]:
@@ -172,8 +172,8 @@ def broken(document: Path) -> list[str]:
     links = [link.partition("#")[0] for link in LINK.findall(text) if "://" not in link]
     wrong = [link for link in links if link and not (document.parent / link).exists()]
     paths = [path for path in PATH.findall(text) if "/" in path and path.endswith(("/", *SUFFIXES))]
-    ours = [path for path in paths if not path.startswith(("benchmarks/results/raw", "tinyllamas", "stories260K"))]
-    return wrong + [path for path in ours if not any((at / path).exists() for at in (REPOSITORY, document.parent))]
+    own_paths = [path for path in paths if not path.startswith(("benchmarks/results/raw", "tinyllamas", "stories260K"))]
+    return wrong + [path for path in own_paths if not any((at / path).exists() for at in (REPOSITORY, document.parent))]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=[path.relative_to(REPOSITORY).as_posix() for path in DOCUMENTS])

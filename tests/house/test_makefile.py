@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(MAKE is None, reason="needs make")
 
 
 class Machine:
-    """Machine whose PATH and HOME hold only what a test puts there."""
+    """A machine with only what a test puts into PATH and HOME."""
 
     def __init__(self, folder: Path):
         self.home = folder
@@ -132,7 +132,7 @@ def test_a_story_is_told_by_the_model_that_is_given_or_the_one_that_is_built_in(
 
 
 class Checkout:
-    """Copy of the files that a set-up reads, with a Python whose environments only record the calls of pip."""
+    """A copy of the files that a set-up reads, with a stand-in for Python that only records the calls of pip."""
 
     def __init__(self, folder: Path):
         self.folder = folder / "checkout"
@@ -214,12 +214,12 @@ def test_the_kernels_tests_have_an_environment_with_the_oldest_jax(checkout: Che
         f"install -c {pins} --no-build-isolation -e . beartype pytest pytest-timeout pytest-xdist",
     )
     assert tests.startswith("-m pytest") and "tests/kernels" in tests
-    ours, newest, oldest = (
+    default, newest, oldest = (
         {line for line in path.read_text().splitlines() if "==" in line}
         for path in (checkout.folder / pins, ROOT / "constraints.txt", ROOT / ".ci/jax011.txt")
     )
-    assert oldest <= ours
-    assert {line.split("==")[0] for line in newest ^ ours} == {"jax", "jaxlib"}
+    assert oldest <= default
+    assert {line.split("==")[0] for line in newest ^ default} == {"jax", "jaxlib"}
     assert checkout.setup(target="test-jax011") == [tests]
 
 
@@ -255,7 +255,7 @@ def test_where_the_plugin_cannot_be_installed_its_gates_are_skipped_in_one_line(
 
 
 @pytest.mark.parametrize(
-    ("user", "chromium", "apt_works", "calls", "said"),
+    ("user", "chromium", "apt_works", "calls", "message"),
     [
         (0, False, True, 2, ""),
         (0, False, False, 1, "ci: Chromium cannot be installed; tests of pages skip\n"),
@@ -263,7 +263,7 @@ def test_where_the_plugin_cannot_be_installed_its_gates_are_skipped_in_one_line(
         (1000, False, True, 0, ""),
     ],
 )
-def test_ci_brings_a_browser_where_it_can(machine: Machine, user, chromium, apt_works, calls, said):
+def test_ci_brings_a_browser_where_it_can(machine: Machine, user, chromium, apt_works, calls, message):
     log = machine.home / "calls"
     machine.script("bin/apt-get", f'echo "$@" >>{log}; echo loud; echo loud >&2; exit {int(not apt_works)}')
     machine.script("bin/id", f"echo {user}")
@@ -273,5 +273,5 @@ def test_ci_brings_a_browser_where_it_can(machine: Machine, user, chromium, apt_
         machine.script("bin/chromium", "")
     env = {"PATH": str(machine.bin), "LLAMASPEC_DATA": ""}
     done = subprocess.run([str(shutil.which("bash")), ROOT / ".ci/run"], env=env, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "make ci\n", said)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "make ci\n", message)
     assert len(log.read_text().splitlines() if log.exists() else []) == calls

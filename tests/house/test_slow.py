@@ -45,5 +45,5 @@ def test_ci_leaves_out_nothing():
         for target in ("test", "ci")
     )
     assert "not slow" in fast and "brief" in fast
-    whole = [line for line in all_of_them.splitlines() if ".venv/bin/python -m pytest" in line]
-    assert len(whole) == 1 and "not slow" not in whole[0] and "brief" not in whole[0]
+    complete_runs = [line for line in all_of_them.splitlines() if ".venv/bin/python -m pytest" in line]
+    assert len(complete_runs) == 1 and "not slow" not in complete_runs[0] and "brief" not in complete_runs[0]

@@ -1,10 +1,11 @@
-"""The published wheel works away from this repository: its contents, and a generation from it alone."""
+"""The published wheel works away from this repository: its contents, and a text that it generates by itself."""
 
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,47 @@ def test_the_wheel_holds_the_packages_and_the_command_and_nothing_else(wheel: Pa
 
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert packed == expected
+
+
+def write_wheel(folder: Path, packages: Iterable[str]) -> Path:
+    """Write the wheel of a user's project: each of `packages` says who owns it."""
+    path = folder / "users-1.0-py3-none-any.whl"
+    files = {f"{package}/__init__.py": 'OWNER = "user"\n' for package in packages}
+    files["users-1.0.dist-info/METADATA"] = "Metadata-Version: 2.1\nName: users\nVersion: 1.0\n"
+    files["users-1.0.dist-info/WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    record = [*files, "users-1.0.dist-info/RECORD"]
+    files["users-1.0.dist-info/RECORD"] = "".join(f"{name},,\n" for name in record)
+    with zipfile.ZipFile(path, "w") as wheel:
+        for name, text in files.items():
+            wheel.writestr(name, text)
+    return path
+
+
+def test_packages_of_a_user_with_the_names_of_our_folders_stay_untouched(wheel: Path, tmp_path: Path):
+    users = ("model", "reference", "verify")
+    run(sys.executable, "-m", "venv", "--without-pip", "venv", cwd=tmp_path)
+    pip = (sys.executable, "-m", "pip", "--python", tmp_path / "venv", "--no-input")
+    install = (*pip, "install", "--no-deps", "--no-index", "--no-compile")
+    (site_packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+
+    def installed() -> dict[str, bytes]:
+        files = (path for path in site_packages.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+        return {path.relative_to(site_packages).as_posix(): path.read_bytes() for path in files}
+
+    run(*install, write_wheel(tmp_path, users), cwd=tmp_path)
+    before = installed()
+    assert {f"{name}/__init__.py" for name in users} <= {*before}
+
+    run(*install, wheel, cwd=tmp_path)
+    outside = {name for name in {*installed()} - {*before} if not name.startswith("llamaspec")}
+    assert outside == set() and installed().items() >= before.items()
+    program = "import model, reference, verify, llamaspec, llamaspec.model, llamaspec.reference, llamaspec.verify\n"
+    program += "print(model.OWNER, reference.OWNER, verify.OWNER, llamaspec.__version__, llamaspec.model.__name__)"
+    printed = run(tmp_path / "venv/bin/python", "-c", program, cwd=tmp_path)
+    assert printed.split() == ["user", "user", "user", wheel.name.split("-")[1], "llamaspec.model"]
+
+    run(*pip, "uninstall", "--yes", "llamaspec", cwd=tmp_path)
+    assert installed() == before
 
 
 @pytest.mark.slow  # 43 s

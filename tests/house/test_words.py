@@ -14,11 +14,11 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 @cache
 def sources() -> dict[str, str]:
     """Python files of the repository by path, without hidden and generated folders."""
-    generated, ours = {"build", "dist", "__pycache__"}, []
+    generated, paths = {"build", "dist", "__pycache__"}, []
     for folder, folders, files in REPOSITORY.walk():
         folders[:] = [name for name in folders if name not in generated and not name.startswith(".")]  # not entered
-        ours += [folder / name for name in files if name.endswith(".py") and not name.startswith(".")]
-    return {path.relative_to(REPOSITORY).as_posix(): path.read_text(encoding="utf-8") for path in sorted(ours)}
+        paths += [folder / name for name in files if name.endswith(".py") and not name.startswith(".")]
+    return {path.relative_to(REPOSITORY).as_posix(): path.read_text(encoding="utf-8") for path in sorted(paths)}
 
 
 @cache
@@ -27,7 +27,7 @@ def parsed(source: str) -> ast.Module:
 
 
 def statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield a tree and the statements in it, whose expressions hold no docstring."""
+    """Yield a tree and the statements in it, but not expressions, since these hold no docstring."""
     yield tree
     for node in ast.iter_child_nodes(tree):
         if not isinstance(node, ast.expr):
@@ -92,13 +92,13 @@ def cycle(graph: dict[str, set[str]]) -> list[str]:
         if node in path:
             return [*path[path.index(node) :], node]
         if node not in done:
-            for other in sorted(graph.get(node, ())):
-                if found := visit(other, [*path, node]):
-                    return found
+            for neighbor in sorted(graph.get(node, ())):
+                if circle := visit(neighbor, [*path, node]):
+                    return circle
             done.add(node)
         return []
 
-    return next((found for node in sorted(graph) if (found := visit(node, []))), [])
+    return next((circle for node in sorted(graph) if (circle := visit(node, []))), [])
 
 
 def test_imports_have_no_cycle():

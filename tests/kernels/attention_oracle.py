@@ -14,7 +14,7 @@ LARGEST = 2e4  # a score, either way
 
 
 def pointed(heads: int, keys: int, head_dim: int, *, dtype: Any = BFLOAT16) -> tuple[np.ndarray, np.ndarray]:
-    """A query [heads, head_dim] and keys [keys, head_dim] whose scores go from -2e4 to 2e4: exp overflows for all but
+    """A query [heads, head_dim] and keys [keys, head_dim] with scores from -2e4 to 2e4: exp overflows for all but
     the largest, and the weights are 0 and 1. Even heads like the last key most, odd ones the first."""
     q, k = np.zeros((heads, head_dim), dtype), np.zeros((keys, head_dim), dtype)
     most = np.sqrt(LARGEST * np.sqrt(head_dim))

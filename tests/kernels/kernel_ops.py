@@ -1,4 +1,4 @@
-"""The kernels as a table of ops without routes: for decoding alone, and a refusal is raised."""
+"""The kernels as a table of ops without routes: only for decoding, and a refusal is raised."""
 
 from llamaspec.model.ops.gpu import KERNELS
 from llamaspec.model.ops.xla import XLA

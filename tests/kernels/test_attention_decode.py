@@ -152,9 +152,9 @@ def test_a_nan_that_is_seen_is_shown():
     lengths = jnp.full(2, 70, jnp.int32)
     with interpreter():
         o = attention_decode(jnp.asarray(q), jnp.asarray(k), jnp.ones_like(k), lengths, splits=1)
-    shown = np.isnan(np.asarray(o, np.float32)).reshape(2, shape.kv_heads, -1)
-    np.testing.assert_array_equal(shown.all(axis=-1), [[True, False], [False, False]])
-    np.testing.assert_array_equal(shown.any(axis=-1), [[True, False], [False, False]])
+    is_nan = np.isnan(np.asarray(o, np.float32)).reshape(2, shape.kv_heads, -1)
+    np.testing.assert_array_equal(is_nan.all(axis=-1), [[True, False], [False, False]])
+    np.testing.assert_array_equal(is_nan.any(axis=-1), [[True, False], [False, False]])
 
 
 @pytest.mark.parametrize(

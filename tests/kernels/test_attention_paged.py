@@ -106,8 +106,8 @@ def test_large_scores():
         arrays = (jnp.asarray(a) for a in (q[None], k, v, table, np.array([keys], np.int32)))
         o = np.asarray(attention_paged(*arrays, splits=1)).reshape(q.shape)
     likes = np.where(np.arange(heads) % 2, 0, keys - 1)
-    due = v[table[0, likes // shape.page], np.arange(heads) // shape.group, likes % shape.page]
-    np.testing.assert_array_equal(o, due)
+    expected = v[table[0, likes // shape.page], np.arange(heads) // shape.group, likes % shape.page]
+    np.testing.assert_array_equal(o, expected)
 
 
 @pytest.mark.sampled(1)  # 1 s each

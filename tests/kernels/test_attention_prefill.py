@@ -44,13 +44,13 @@ def attend(noise: Noise, shape: Shape, offsets: Sequence[int], *, loud: int | No
     cache[0] *= BFLOAT16(scores)
     if loud is not None:
         cache[1][:, :, loud] *= 64
-    given, offsets = offsets, [max(-seq, min(offset, capacity)) for offset in offsets]
+    unclamped, offsets = offsets, [max(-seq, min(offset, capacity)) for offset in offsets]
     stops = [max(0, min(offset + seq, capacity)) for offset in offsets]
     for row, (offset, stop) in enumerate(zip(offsets, stops, strict=True)):
         for array in cache:
             array[row, :, stop:] = np.nan
             array[row, :, : max(0, offset - (window or capacity + seq) + 1)] = np.nan
-    arrays = [jnp.asarray(a) for a in (q, *cache, np.array(given, np.int32))]
+    arrays = [jnp.asarray(a) for a in (q, *cache, np.array(unclamped, np.int32))]
     with interpreter():
         o = np.asarray(attention_prefill(*arrays, window=window))
     assert o.dtype == BFLOAT16
@@ -91,7 +91,7 @@ def test_the_edge_of_what_needs_no_mask(shape, offsets, edge):
 @pytest.mark.sampled(1)  # 2 s each
 @pytest.mark.parametrize("seq", [1, 7, ROWS - 1, ROWS + 1])
 def test_sequences_that_no_worker_is_full_of(seq):
-    """Draw 3 heads a key head, and offsets beside a tile's end."""
+    """Draw 3 heads a key head, and offsets next to a tile's end."""
     attend(Noise(seed=3), Shape(seq, 1, 3, 64, TILE + ROWS + 8), [TILE - seq])
 
 
@@ -113,8 +113,8 @@ def test_extremes(noise, scores):
 def test_large_scores():
     """Make the newest key of each query, or the first, score highest."""
     seq, keys, head_dim = 9, 70, 64
-    one, k = pointed(2, keys, head_dim)
-    q = np.repeat(one[None], seq, axis=0)
+    query, k = pointed(2, keys, head_dim)
+    q = np.repeat(query[None], seq, axis=0)
     k = np.concatenate([k, np.full((2, head_dim), np.nan, BFLOAT16)])[None, None]
     v = Noise(seed=0)(*k.shape, dtype=BFLOAT16)
     with interpreter():

@@ -57,8 +57,8 @@ def multiply(w: ScaledCodes, x: np.ndarray, cut: Cut | None = None) -> np.ndarra
 
 
 def check(w: ScaledCodes, x: np.ndarray, y: np.ndarray) -> None:
-    due = exact.coded_gemm(jax.tree.map(np.asarray, w), x)
-    assert_within(y, due.value, due.error)
+    expected = exact.coded_gemm(jax.tree.map(np.asarray, w), x)
+    assert_within(y, expected.value, expected.error)
 
 
 @settings(max_examples=1)
@@ -115,17 +115,17 @@ def test_the_bound_tells_a_wrong_product(name, mutant, monkeypatch):
 
 def test_a_vector_gives_the_same_bits_whatever_the_others_are():
     w, x = draw(Noise(0), 64, 1024, "q8"), Noise(1)(7, 1024, dtype=BFLOAT16)
-    others = np.concatenate([Noise(2)(4, 1024, dtype=BFLOAT16) * 100, x[:1], np.full((1, 1024), np.nan, BFLOAT16)])
-    np.testing.assert_array_equal(multiply(w, others, CUTS[0])[4], multiply(w, x, CUTS[0])[0])
+    batch = np.concatenate([Noise(2)(4, 1024, dtype=BFLOAT16) * 100, x[:1], np.full((1, 1024), np.nan, BFLOAT16)])
+    np.testing.assert_array_equal(multiply(w, batch, CUTS[0])[4], multiply(w, x, CUTS[0])[0])
 
 
 @settings(max_examples=3)
 @given(runs=st.integers(1, 4), rows=st.integers(1, 3), run=st.sampled_from([RUN // 2, RUN]))
 def test_the_order_of_columns_moves_each_once_and_within_its_run(runs, rows, run):
     x = np.arange(rows * runs * run, dtype=np.float32).reshape(rows, -1)
-    found = np.asarray(in_order(jnp.asarray(x), run))
-    assert np.all(found // run == x // run)
-    np.testing.assert_array_equal(np.sort(found, axis=1), x)
+    reordered = np.asarray(in_order(jnp.asarray(x), run))
+    assert np.all(reordered // run == x // run)
+    np.testing.assert_array_equal(np.sort(reordered, axis=1), x)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -140,9 +140,9 @@ def test_a_chosen_cut_fits(width, rows, cols):
         assert geometry.steps * geometry.columns * cut.parts >= cols
 
 
-def refused(codes=(64, 1024), scales=(64, 16), x=(3, 1024), *, kind="int8", dtype="bfloat16", cut=None, **others):
+def refused(codes=(64, 1024), scales=(64, 16), x=(3, 1024), *, kind="int8", dtype="bfloat16", cut=None, **fields):
     def call() -> jax.Array:  # makes its arrays when it is called, since every worker collects all of these cases
-        w = ScaledCodes(jnp.zeros(codes, kind), jnp.zeros(scales, jnp.float32), **others)
+        w = ScaledCodes(jnp.zeros(codes, kind), jnp.zeros(scales, jnp.float32), **fields)
         return coded_gemm(w, jnp.zeros(x, dtype), cut=cut)
 
     return call
@@ -202,8 +202,8 @@ def test_a_step_of_several_sequences_multiplies_by_codes_at_once(scheme, dtype, 
     programs, _ = programs_of(WIDE, scheme, batch, dtype=dtype, pages=pages)
     assert uses_coded_gemm(programs) == dict.fromkeys(PRODUCTS, at_once)
     by_kernels = scheme is not None and batch <= MOST_VECTORS
-    found = {name: re.search(OURS, program) is not None for name, program in programs.items()}
-    assert found == dict.fromkeys(PRODUCTS, by_kernels)  # those of a step are multiplied alike
+    has_kernel = {name: re.search(OURS, program) is not None for name, program in programs.items()}
+    assert has_kernel == dict.fromkeys(PRODUCTS, by_kernels)  # all products of a step take the same path
 
 
 @pytest.mark.sampled(6)  # 18 cases, 3 s
@@ -263,5 +263,5 @@ def test_a_product_of_a_step_is_that_of_its_codes():
     with interpreter():
         y = np.asarray(step_product(x, matrix))
     assert y.shape == (3, 1, 64)
-    due = exact.coded_gemm(jax.tree.map(np.asarray, operand(matrix)), np.asarray(x)[:, 0])
-    assert_within(y[:, 0], due.value, due.error)
+    expected = exact.coded_gemm(jax.tree.map(np.asarray, operand(matrix)), np.asarray(x)[:, 0])
+    assert_within(y[:, 0], expected.value, expected.error)

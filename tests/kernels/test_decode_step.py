@@ -77,9 +77,9 @@ def test_a_prompt_and_what_follows_are_those_of_the_plain_form():
     with interpreter():
         ops, reasons = pallas_ops(config, params, capacity=CAPACITY)
         assert not any(reasons.values())
-        ours = text(ops)
-    assert ours == text(XLA)
-    assert len(set(ours)) > 1
+        actual = text(ops)
+    assert actual == text(XLA)
+    assert len(set(actual)) > 1
 
 
 @pytest.mark.parametrize("batch", [1, MOST_SEQUENCES, MOST_SEQUENCES + 1])
@@ -129,11 +129,14 @@ def refused(config: Config) -> dict[str, str | None]:
 @pytest.mark.slow  # 11 s
 def test_what_the_kernels_refuse():
     """Every published shape with heads of 64 or 128 decodes by kernels, except at two odd widths."""
-    found = {name: refused(config) for name, config in SHAPES.items()}
-    whole = {name for name, reasons in found.items() if not any(reasons.values())}
-    assert whole == set(SHAPES) - {"stories-15m", "stories-42m"}
-    assert found["stories-42m"]["down_add"] == "gemv takes columns of W in multiples of 256 in bfloat16, got 1376"
-    assert found["stories-15m"]["attend"] == "attention_decode takes heads of 64 or 128, got 48"
+    reasons_by_shape = {name: refused(config) for name, config in SHAPES.items()}
+    accepted = {name for name, reasons in reasons_by_shape.items() if not any(reasons.values())}
+    assert accepted == set(SHAPES) - {"stories-15m", "stories-42m"}
+    assert (
+        reasons_by_shape["stories-42m"]["down_add"]
+        == "gemv takes columns of W in multiples of 256 in bfloat16, got 1376"
+    )
+    assert reasons_by_shape["stories-15m"]["attend"] == "attention_decode takes heads of 64 or 128, got 48"
     moe = replace(TINY, experts=4, experts_per_token=2)
     assert refused(moe)["moe_add"] == "experts have no kernel"
 

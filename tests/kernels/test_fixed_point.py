@@ -35,15 +35,15 @@ def test_a_number_is_off_by_a_part_of_the_largest_of_its_group(noise):
 
 
 def test_whole_numbers_have_the_digits_that_they_are():
-    """Every digit pattern, in a group whose largest number sets the exponent."""
-    whole = np.arange(-(2**21) + 1, 2**21, dtype=np.float32)
-    x = np.concatenate([whole, [0]]).reshape(1, -1, 8)
+    """Every digit pattern. The largest number of a group sets its exponent."""
+    integers = np.arange(-(2**21) + 1, 2**21, dtype=np.float32)
+    x = np.concatenate([integers, [0]]).reshape(1, -1, 8)
     x[0, -1, -1] = 2**21 - 1
     digits, units = digits_of(x)
     assert units == 1
     np.testing.assert_array_equal(value(digits, units), x)
-    each = np.abs(digits.astype(int)).transpose(0, 1, 3, 2) @ PLACES.astype(int)
-    assert np.max(each[x != 0] / np.abs(x[x != 0])) <= 3.02
+    magnitudes = np.abs(digits.astype(int)).transpose(0, 1, 3, 2) @ PLACES.astype(int)
+    assert np.max(magnitudes[x != 0] / np.abs(x[x != 0])) <= 3.02
 
 
 def test_the_largest_may_be_rounded_up_to_a_power_of_two():

@@ -1,7 +1,7 @@
 """The fused ops with quantized weights, in the interpreter, against exact numbers.
 
-Bounds are those of benchmarks/common/kernel_cases/exact.py, which kernels are held to on a GPU as well: running error
-analysis, for any order of sums.
+The bounds come from benchmarks/common/kernel_cases/exact.py, as on a GPU: running error analysis, for any order of
+sums.
 """
 
 import hypothesis
@@ -38,11 +38,11 @@ def draw(noise: Noise, rows: int, cols: int, scheme: str) -> ScaledCodes:
     bits, group = BITS_AND_GROUPS[scheme]
     codes = noise.rng.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (rows, cols)).astype(np.int8)
     scales = noise.rng.uniform(0.5, 1.5, (rows, cols // group) if group else rows) * 2.0 ** (1 - bits) / np.sqrt(cols)
-    packed, rest = int4.pack(codes) if bits == 4 else codes, None
+    packed, low_bits = int4.pack(codes) if bits == 4 else codes, None
     if bits in (6, 5):
         unsigned, order = codes.view(np.uint8) & (1 << bits) - 1, int4.order_of(group or 0, levels=False)
-        packed, rest = (jnp.asarray(a.view(np.int32)) for a in int4.packed_apart(unsigned, order, bits=bits))
-    return ScaledCodes(jnp.asarray(packed), jnp.asarray(scales.astype(np.float32)), low_bits=rest)
+        packed, low_bits = (jnp.asarray(a.view(np.int32)) for a in int4.packed_apart(unsigned, order, bits=bits))
+    return ScaledCodes(jnp.asarray(packed), jnp.asarray(scales.astype(np.float32)), low_bits=low_bits)
 
 
 def check(actual, expected: Approx):
@@ -91,9 +91,9 @@ def test_norm_qkv(noise, scheme, cols, batch, dtype):
     )  # fmt: skip
     rows = np.arange(batch)
     check(actual[0], expected[0])
-    for cache, held in zip(actual[1:], expected[1:], strict=True):
-        check(cache[rows, :, at], held.map(lambda part: part[rows, :, at]))
-        np.testing.assert_array_equal(np.isnan(cache.astype(np.float32)), np.isnan(held.value))
+    for cache, expected_cache in zip(actual[1:], expected[1:], strict=True):
+        check(cache[rows, :, at], expected_cache.map(lambda part: part[rows, :, at]))
+        np.testing.assert_array_equal(np.isnan(cache.astype(np.float32)), np.isnan(expected_cache.value))
 
 
 @pytest.mark.sampled(1)  # 3 s each

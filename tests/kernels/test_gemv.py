@@ -1,4 +1,4 @@
-"""Matrix times vectors, alone and in the fused ops norm_qkv and norm_gate_up, in the interpreter.
+"""Matrix times vectors, by itself and in the fused ops norm_qkv and norm_gate_up, in the interpreter.
 
 The interpreter looks for races, reads of memory that was never written, and reads outside of arrays. Numbers are within
 the bounds of running error analysis (verify/bounds/running_error.py), which hold for any order of sums.
@@ -122,8 +122,8 @@ def test_norm_gate_up(dtype, batch, steps, biased, scale, blocks, chunks, outlie
     with interpreter():
         y = np.asarray(norm_gate_up(w, x, norm, eps=EPS, bias=bias, tile=Tile(16, 4, blocks, chunks)))
     n = normalized(exactly(x), exactly(norm).value, eps=EPS)
-    both = projected(n, exactly(w).value, None if bias is None else exactly(bias).value)
-    gate, up = (both.map(lambda part, half=half: np.split(part, 2, axis=-1)[half]) for half in (0, 1))
+    product = projected(n, exactly(w).value, None if bias is None else exactly(bias).value)
+    gate, up = (product.map(lambda part, half=half: np.split(part, 2, axis=-1)[half]) for half in (0, 1))
     assert_within(y, rounded(gated(gate, up), UNITS[dtype]))
 
 
@@ -172,10 +172,10 @@ def test_norm_qkv(dtype, batch, heads, head_dim, steps, biased, blocks, outlier,
     rows = np.arange(batch)
     assert_within(k[rows, :, at], rounded(turned.map(lambda part: part[:, heads : heads + kv_heads]), unit))
     assert_within(v[rows, :, at], rounded(qkv.map(lambda part: part[:, heads + kv_heads :]), unit))
-    others = np.ones((batch, capacity), bool)
-    others[rows, at] = False
+    unwritten = np.ones((batch, capacity), bool)
+    unwritten[rows, at] = False
     for cache in (k, v):
-        assert np.isnan(cache.swapaxes(1, 2)[others].astype(np.float32)).all()
+        assert np.isnan(cache.swapaxes(1, 2)[unwritten].astype(np.float32)).all()
 
 
 @pytest.mark.sampled(1)  # 1 s each
@@ -288,7 +288,7 @@ def test_no_ring_has_more_stages_than_mosaic_has_barriers():
 
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "other"),
+    ("kind", "options"),
     [
         (RowProduct, {"chunks": 2}),
         (Int8Product, {"bits": 8, "group": 64}),
@@ -297,8 +297,8 @@ def test_no_ring_has_more_stages_than_mosaic_has_barriers():
         (Int4Product, {"bits": 5, "group": 32, "minima": True}),
     ],
 )
-def test_shared_memory_is_counted_as_it_is_taken(kind, other, normed):
+def test_shared_memory_is_counted_as_it_is_taken(kind, options, normed):
     sizes = {"tiles": 4, "blocks": 2, "rows": 8, "runs": 2, "cols": 2048, "batch": 2, "stages": 3}
-    product = kind(**sizes, dtype=np.dtype("float32"), **other)
+    product = kind(**sizes, dtype=np.dtype("float32"), **options)
     arrays = [leaf for leaf in jax.tree.leaves(product.scratch(normed=normed)) if not isinstance(leaf, plgpu.Barrier)]
     assert product.scratch_bytes(normed=normed) == sum(prod(a.shape) * np.dtype(a.dtype).itemsize for a in arrays)

@@ -25,7 +25,7 @@ from llamaspec.pallas_kernels.unsupported import Unsupported
 from llamaspec.verify.bounds.running_error import Approx, added
 from tests.support.strategies import Noise, assert_within, at_extremes, dtypes, noises, share_of
 
-# Bits, columns that share a scale, and what groups have beside it or codes choose from.
+# Bits, columns that share a scale, and what else a group stores or codes choose from.
 INTEGERS = [(8, None), *((bits, group) for bits in (8, 4) for group in (16, 32, 64, 128)), (6, 16), (5, 32)]
 FORMS = [
     *((bits, group, None) for bits, group in INTEGERS),
@@ -54,8 +54,8 @@ class Weight:
         order = int4.order_of(self.codes.shape[1] // self.scales.shape[1], levels=self.levels is not None)
         if self.bits == 4:
             return replace(w, codes=jnp.asarray(int4.pack(self.codes & 15, order, lowest=0)))
-        words, rest = int4.packed_apart(self._unsigned.astype(np.uint8), order, bits=self.bits)
-        return replace(w, codes=jnp.asarray(words.view(np.int32)), low_bits=jnp.asarray(rest.view(np.int32)))
+        words, low_bits = int4.packed_apart(self._unsigned.astype(np.uint8), order, bits=self.bits)
+        return replace(w, codes=jnp.asarray(words.view(np.int32)), low_bits=jnp.asarray(low_bits.view(np.int32)))
 
     @property
     def _unsigned(self) -> np.ndarray:
@@ -235,12 +235,12 @@ def refused(codes=(8, 1024), scales=(8, 16), x=(1, 1024), *, kind="int8", dtype=
     return call
 
 
-def in_parts(rest: tuple[int, int], *, kind="int32", codes="int32", groups=64):
-    """Codes of six bits whose rest has a shape of its own."""
+def in_parts(low_bits: tuple[int, int], *, kind="int32", codes="int32", groups=64):
+    """Codes of six bits: their low bits have another shape."""
 
     def call() -> jax.Array:
         words = jnp.zeros((8, 128 if codes == "int32" else 1024), codes)
-        w = ScaledCodes(words, jnp.zeros((8, groups), jnp.float32), low_bits=jnp.zeros(rest, kind))
+        w = ScaledCodes(words, jnp.zeros((8, groups), jnp.float32), low_bits=jnp.zeros(low_bits, kind))
         return gemv(w, jnp.zeros((1, 1024), "float32"))
 
     return call
@@ -261,10 +261,10 @@ def in_parts(rest: tuple[int, int], *, kind="int32", codes="int32", groups=64):
         (refused(scales=(8, 0)), "a scale for each"),
         (refused(codes=(8, 128), kind="int32", scales=(8,)), r"16, 32, 64, 128 columns, got \(8,\)"),
         (refused(scales=(7, 16)), r"scales \[8, 16\] in float32"),
-        (in_parts(rest=(8, 48)), r"the rest \[8, 32\] in int32, got \[8, 48\]"),
-        (in_parts(rest=(8, 64), kind="int8"), r"the rest \[8, 64\] in int32, got \[8, 64\] in int8"),
-        (in_parts(rest=(8, 64), groups=16), "in groups of 16 or 32 columns, got 64"),
-        (in_parts(rest=(8, 64), codes="int8"), "5 and 6 bits in words"),
+        (in_parts(low_bits=(8, 48)), r"the rest \[8, 32\] in int32, got \[8, 48\]"),
+        (in_parts(low_bits=(8, 64), kind="int8"), r"the rest \[8, 64\] in int32, got \[8, 64\] in int8"),
+        (in_parts(low_bits=(8, 64), groups=16), "in groups of 16 or 32 columns, got 64"),
+        (in_parts(low_bits=(8, 64), codes="int8"), "5 and 6 bits in words"),
         (refused(scales=(7,)), r"scales \[8\] in float32"),
         (refused(codes=(12, 1024), scales=(12, 16)), "rows of W in multiples of 8, got 12"),
         (refused(codes=(0, 1024), scales=(0, 16)), "rows of W"),
@@ -300,9 +300,9 @@ def test_int4_packing_is_a_bijection(seed, rows, blocks):
 @given(seed=st.integers(0, 2**32 - 1), bits=st.sampled_from([5, 6]), order=st.sampled_from(["bytes", "halves"]))
 def test_codes_with_a_rest_are_those_that_were_packed(seed, bits, order):
     codes = np.random.default_rng(seed).integers(0, 1 << bits, (3, 2 * int4.WHOLE)).astype(np.uint8)
-    words, rest = (each.view(np.int32) for each in int4.packed_apart(codes, order, bits=bits))
-    assert (words.shape, rest.shape) == ((3, 64), (3, 512 * (bits - 4) // 32))
-    np.testing.assert_array_equal(int4.unpacked(words, order, rest), codes)
+    words, low_bits = (part.view(np.int32) for part in int4.packed_apart(codes, order, bits=bits))
+    assert (words.shape, low_bits.shape) == ((3, 64), (3, 512 * (bits - 4) // 32))
+    np.testing.assert_array_equal(int4.unpacked(words, order, low_bits), codes)
 
 
 def test_int4_codes_are_bytes_in_place():
@@ -311,9 +311,9 @@ def test_int4_codes_are_bytes_in_place():
     words = int4.pack(codes).view(np.uint32)[0].reshape(4, 4)  # words of the four lanes, each of all runs
     for run, of_lanes in enumerate(words.T):
         lower, upper = ((half & np.uint32(0xF0F0F0F0)).view(np.int8) for half in (of_lanes << 4, of_lanes))
-        mine = codes[0, 32 * run : 32 * run + 32].reshape(4, 2, 4)
-        np.testing.assert_array_equal(lower.reshape(4, 4), 16 * mine[:, 0])
-        np.testing.assert_array_equal(upper.reshape(4, 4), 16 * mine[:, 1])
+        run_codes = codes[0, 32 * run : 32 * run + 32].reshape(4, 2, 4)
+        np.testing.assert_array_equal(lower.reshape(4, 4), 16 * run_codes[:, 0])
+        np.testing.assert_array_equal(upper.reshape(4, 4), 16 * run_codes[:, 1])
 
 
 @pytest.mark.parametrize(

@@ -51,18 +51,20 @@ def ptx(instruction: str, operands: list[np.ndarray], *, results: int) -> list[n
         order = operands.pop() if last == "$3" else word(int(last))
         assert not np.any(order & 0x8888)  # an upper bit would ask for a sign
         eight = np.stack(operands, axis=-1).view(np.uint8)
-        found = np.stack([np.take_along_axis(eight, (order >> 4 * i & 7)[:, None], 1)[:, 0] for i in range(4)], axis=-1)
-        return [np.ascontiguousarray(found).view(np.uint32)[:, 0]]
+        result = np.stack(
+            [np.take_along_axis(eight, (order >> 4 * i & 7)[:, None], 1)[:, 0] for i in range(4)], axis=-1
+        )
+        return [np.ascontiguousarray(result).view(np.uint32)[:, 0]]
     if instruction.startswith("lop3.b32"):
-        table, found = int(instruction.rstrip(";").rsplit(" ", 1)[1], 16), word(0)
+        table, result = int(instruction.rstrip(";").rsplit(" ", 1)[1], 16), word(0)
         for bits in range(8):  # of a, b and c, where the table has a 1
             if table >> bits & 1:
                 a, b, c = (x if bits >> 2 - i & 1 else ~x for i, x in enumerate(operands))
-                found |= a & b & c
-        return [found]
+                result |= a & b & c
+        return [result]
     if instruction.startswith("add.rn.bf16x2"):
-        one, other = (x.view(jnp.bfloat16).astype(np.float32) for x in operands)
-        return [(one + other).astype(jnp.bfloat16).view(np.uint32)]
+        first_term, second_term = (x.view(jnp.bfloat16).astype(np.float32) for x in operands)
+        return [(first_term + second_term).astype(jnp.bfloat16).view(np.uint32)]
     shape = re.match(r"mma\.sync\.aligned\.m16n8k(16|32)\.row\.col\.s32\.([su]8)\.s8\.s32 ", instruction)
     assert shape and results == 4
     halves, kind = int(shape[1]) // 16, {"s": np.int8, "u": np.uint8}[shape[2][0]]
@@ -134,7 +136,7 @@ def test_threads_multiply_what_belongs_together(threads, bits, group, form, runs
     rng = np.random.default_rng(bits * rows + batch)
     minima, levels = form == "minima", None
     codes = rng.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (runs * rows, CHUNK)).astype(np.int8)
-    multiplied, stored, rest = codes.astype(np.int64) * 2 ** (8 - bits), codes, None
+    multiplied, stored, low_words = codes.astype(np.int64) * 2 ** (8 - bits), codes, None
     if bits < 8:
         unsigned = codes.view(np.uint8) & (1 << bits) - 1
         if minima:
@@ -148,7 +150,7 @@ def test_threads_multiply_what_belongs_together(threads, bits, group, form, runs
         if bits == 4:
             stored = int4.packed(unsigned, order).view(np.int8)
         else:
-            stored, rest = (each.view(np.int8) for each in int4.packed_apart(unsigned, order, bits=bits))
+            stored, low_words = (part.view(np.int8) for part in int4.packed_apart(unsigned, order, bits=bits))
     columns, width = 3 * CHUNK, group or 128
     digits = rng.integers(-128, 128, (batch, columns // 8, DIGITS, 8)).astype(np.int8)
     units = rng.uniform(1, 2, (batch, 1 + minima, columns // width)).astype(np.float32)
@@ -165,21 +167,21 @@ def test_threads_multiply_what_belongs_together(threads, bits, group, form, runs
         units=units.ravel().view(np.uint8)[4 * first :],
         minima=minima,
         levels=levels,
-        low_bits=None if rest is None else in_lines(rest, CHUNK // WARPS * (bits - 4) // 8),
+        low_bits=None if low_words is None else in_lines(low_words, CHUNK // WARPS * (bits - 4) // 8),
     )
     octets, lane = runs * rows // 8, Lane.mine()
     zero = np.zeros(THREADS, np.float32)
     sums = [[zero] * octets for _ in range(batch)]
     integer_mma._accumulate(sums, step, lane)
 
-    mine = (
+    vectors = (
         digits[:, turn * CHUNK // 8 : (turn + 1) * CHUNK // 8]
         .swapaxes(2, 3)
         .reshape(batch, WARPS, -1, width, DIGITS)
         .astype(np.int64)
     )
     grouped = multiplied.reshape(runs * rows, WARPS, -1, width)
-    dots = np.einsum("rwgk,bwgkd->brwgd", grouped, mine).astype(np.float64)
+    dots = np.einsum("rwgk,bwgkd->brwgd", grouped, vectors).astype(np.float64)
     units = units[..., first : first + CHUNK // width].reshape(batch, -1, 1, WARPS, CHUNK // width // WARPS, 1)
     dots *= units[:, 0]
     if scales is not None:
@@ -192,10 +194,10 @@ def test_threads_multiply_what_belongs_together(threads, bits, group, form, runs
     digit = lane.place.astype(int)
     looked_at = digit < DIGITS + minima
     for b, octets_of_one in enumerate(sums):
-        for octet, found in enumerate(octets_of_one):
+        for octet, octet_sums in enumerate(octets_of_one):
             rows_of_threads = 8 * octet + lane.row.astype(int)
             at = (b, rows_of_threads[looked_at], lane.warp.astype(int)[looked_at], digit[looked_at])
-            assert np.all(np.abs(found[looked_at] - expected[at]) <= 2.0**-20 * size[at])
+            assert np.all(np.abs(octet_sums[looked_at] - expected[at]) <= 2.0**-20 * size[at])
 
 
 @pytest.mark.parametrize(
@@ -204,16 +206,16 @@ def test_threads_multiply_what_belongs_together(threads, bits, group, form, runs
 )
 def test_two_vectors_by_codes_of_four_bits_share_products(threads, monkeypatch, bits, octets, batch, products):
     """With an even number of octets of rows vectors share products; otherwise each has four for each octet."""
-    asked = []
+    instructions = []
     monkeypatch.setattr(
-        integer_mma, "ptx", lambda *some, results: (asked.append(some[0]), ptx(*some, results=results))[1]
+        integer_mma, "ptx", lambda *some, results: (instructions.append(some[0]), ptx(*some, results=results))[1]
     )
     codes = np.zeros(octets * 8 * CHUNK * bits // 8, np.uint8)
     numbers = np.zeros(batch * CHUNK, np.float32)
     digits = np.zeros(batch * DIGITS * CHUNK, np.uint8)
     step = Step(bits, 8 * octets, 64, CHUNK, codes, None, digits, numbers.view(np.uint8))
     integer_mma._accumulate([[np.zeros(THREADS, np.float32)] * octets for _ in range(batch)], step, Lane.mine())
-    assert len(asked) == products
+    assert len(instructions) == products
 
 
 def test_the_digits_of_four_numbers_are_put_side_by_side(threads):
@@ -236,21 +238,21 @@ def test_threads_decode_codes_in_the_order_of_vectors(threads, bits, run, unsign
     if bits == 8 and unsigned:
         return
     rng = np.random.default_rng(bits)
-    held = rng.integers(0, 1 << bits, (64, 512)).astype(np.uint8)
+    plain_codes = rng.integers(0, 1 << bits, (64, 512)).astype(np.uint8)
     order = "bytes" if run == 32 else "halves"
-    stored, least = (held if bits == 8 else int4.packed(held, order)), None
+    stored, least = (plain_codes if bits == 8 else int4.packed(plain_codes, order)), None
     if bits in (6, 5):
-        stored, least = int4.packed_apart(held, order, bits=bits)
+        stored, least = int4.packed_apart(plain_codes, order, bits=bits)
         least = in_lines(least.view(np.uint8), 32 * (bits - 4))
     codes = decoded_codes.Codes(bits, unsigned, 512, run, in_lines(stored.view(np.uint8)), least)
     lane = decoded_codes.Lane.mine()
-    expected = held.astype(int) if unsigned else np.asarray(int4.signed(held.astype(int), bits))
+    expected = plain_codes.astype(int) if unsigned else np.asarray(int4.signed(plain_codes.astype(int), bits))
     expected = np.asarray(decoded_codes.in_order(jnp.asarray(expected, jnp.float32), run))
     for half in range(2):
-        found = decoded_codes._columns(codes, lane, half, first, count)
-        assert len(found) == count // 8
+        registers = decoded_codes._columns(codes, lane, half, first, count)
+        assert len(registers) == count // 8
         rows = (16 * lane.warp + 8 * half + lane.row).astype(int)
-        for eight, register in enumerate(found):
+        for eight, register in enumerate(registers):
             columns = first + 8 * eight + 2 * lane.place.astype(int)
             pair = register.view(jnp.bfloat16).astype(np.float32).reshape(-1, 2)
             np.testing.assert_array_equal(pair, np.stack([expected[rows, columns + i] for i in range(2)], axis=-1))

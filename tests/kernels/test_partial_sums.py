@@ -1,4 +1,4 @@
-"""Products whose columns lie on two devices: kernels leave their partial sums in float32, and all else comes after."""
+"""Products split by columns over two devices: kernels leave partial sums in float32, and all else comes after."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -32,10 +32,11 @@ def test_bias_and_residual_are_added_once_after_the_sum(dtype):
             partial.append(y)
             return sum(partial)
 
-        *_, found = [run(getattr(gpu, op), v, layer(w, bias), x, total=keep) for w, v in halves]
-        due = getattr(XLA, op)(h, layer(weight, bias), x)
-        assert found.dtype == dtype and len(partial) == 2
-        size = np.abs(np.asarray(due, np.float64)).max()
+        *_, actual = [run(getattr(gpu, op), v, layer(w, bias), x, total=keep) for w, v in halves]
+        expected = getattr(XLA, op)(h, layer(weight, bias), x)
+        assert actual.dtype == dtype and len(partial) == 2
+        size = np.abs(np.asarray(expected, np.float64)).max()
         assert (
-            np.abs(np.asarray(found, np.float64) - np.asarray(due, np.float64)).max() <= size * jnp.finfo(dtype).eps * 4
+            np.abs(np.asarray(actual, np.float64) - np.asarray(expected, np.float64)).max()
+            <= size * jnp.finfo(dtype).eps * 4
         )

@@ -1,4 +1,4 @@
-"""A quantized Llama through the kernels: how its weights lie, each op beside the plain form, and the same text."""
+"""A quantized Llama through the kernels: how its weights lie, each op against the plain form, and the same text."""
 
 import re
 from functools import partial
@@ -96,13 +96,13 @@ def test_every_form_is_drawn():
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize(("form", "group"), FORM_GROUPS)
 def test_kernels_multiply_by_the_weights_of_the_file(form, group, zeros):
-    """Weights are equal in float32; those that kernels multiply by are so within 2^-23 of a scale, for NF4 and FP4."""
+    """Weights are equal in float32. For NF4 and FP4, kernels multiply by weights within 2^-23 of a scale of these."""
     if zeros and form not in ("int4", "int8"):
         return
     matrix = drawn(form, group, zeros=zeros)
-    ours = arranged(matrix)
-    np.testing.assert_array_equal(ours.weights(), matrix.weights())
-    w = operand(ours)
+    stored = arranged(matrix)
+    np.testing.assert_array_equal(stored.weights(), matrix.weights())
+    w = operand(stored)
     assert not isinstance(w, jax.Array) and w.shape == (8, 1024)
     if isinstance(w, ScaledE4M3):
         return  # the same codes and scales
@@ -111,9 +111,9 @@ def test_kernels_multiply_by_the_weights_of_the_file(form, group, zeros):
     weights = exact.levels_of(w) * scales
     if w.minima is not None:
         weights = weights + np.repeat(np.asarray(w.minima, np.float64), group, axis=1)
-    theirs = np.asarray(matrix.weights(), np.float64)
-    off = np.abs(weights - theirs)
-    assert np.all(off <= (2.0**-23 * np.abs(scales) if form in ("nf4", "fp4") else 0) + 2.0**-24 * np.abs(theirs))
+    decoded = np.asarray(matrix.weights(), np.float64)
+    off = np.abs(weights - decoded)
+    assert np.all(off <= (2.0**-23 * np.abs(scales) if form in ("nf4", "fp4") else 0) + 2.0**-24 * np.abs(decoded))
 
 
 def test_arranged_weights_are_the_same_weights_in_every_form():
@@ -126,9 +126,9 @@ def test_arranged_weights_are_the_same_weights_in_every_form():
     np.testing.assert_array_equal(words.weights(), matrix.weights())
     for block, start, stop in ((256, 0, 256), (64, 32, 64)):
         pairs = zip(words.pieces(block, start, stop), matrix.pieces(block, start, stop), strict=True)
-        for (column, levels), (same, others) in pairs:
-            assert column == same
-            np.testing.assert_array_equal(levels, others)
+        for (column, levels), (column_again, levels_again) in pairs:
+            assert column == column_again
+            np.testing.assert_array_equal(levels, levels_again)
 
 
 def test_int4_of_columns_that_no_kernel_takes_stays_as_it_is():
@@ -201,7 +201,7 @@ def within(actual, expected: Approx) -> None:
 
 @pytest.mark.slow  # 5 s
 def test_q_k_and_v_of_two_forms_are_one_kernel():
-    """As in a Q5_K_M file: every row is its own matrix's, and products of a prompt are those of the rows joined."""
+    """As in a Q5_K_M file: each row has its own matrix's values, and a prompt is multiplied by all rows joined."""
     params = load("q8", seed=4)
     rows = [NARROW.heads * NARROW.head_dim + NARROW.kv_heads * NARROW.head_dim, NARROW.kv_heads * NARROW.head_dim]
     parts = tuple(
@@ -224,13 +224,13 @@ def test_q_k_and_v_of_two_forms_are_one_kernel():
         weights, x, norm, np.asarray(stale), np.asarray(stale), at, np.asarray(cos), np.asarray(sin),
         heads=NARROW.heads, eps=NARROW.eps,
     )  # fmt: skip
-    for actual, one in zip((q[:, 0], cache.k, cache.v), expected, strict=True):
-        assert np.array_equal(np.isnan(actual), np.isnan(one.value))
-        new = ~np.isnan(one.value)
-        assert_within(np.asarray(actual)[new], one.value[new], one.error[new])
+    for actual, exact_part in zip((q[:, 0], cache.k, cache.v), expected, strict=True):
+        assert np.array_equal(np.isnan(actual), np.isnan(exact_part.value))
+        new = ~np.isnan(exact_part.value)
+        assert_within(np.asarray(actual)[new], exact_part.value[new], exact_part.error[new])
     many = jnp.asarray(Noise(1)(1, 3, NARROW.dim))
-    whole = jnp.concatenate([part.weights() for part in parts])
-    np.testing.assert_allclose(prompt_product(many, Stacked(parts)), many @ whole.T, rtol=1e-4, atol=1e-2)
+    full_weights = jnp.concatenate([part.weights() for part in parts])
+    np.testing.assert_allclose(prompt_product(many, Stacked(parts)), many @ full_weights.T, rtol=1e-4, atol=1e-2)
 
 
 @pytest.mark.parametrize("scheme", ["q8", "q8_row", "q4"])
@@ -254,7 +254,7 @@ def test_prompts_multiply_weights_rounded_to_their_own_dtype(scheme):
 
 @pytest.mark.slow  # 33 s
 def test_the_text_is_that_of_the_plain_form():
-    """Draw two greedy tokens in the compiled loop, whose ops are all kernels."""
+    """Draw two greedy tokens in the compiled loop; all its ops are kernels."""
     params = load("q4", seed=3)
     cache = empty_cache(NARROW, batch=1, capacity=CAPACITY, dtype=FLOAT32)
     arguments = (
@@ -267,9 +267,9 @@ def test_the_text_is_that_of_the_plain_form():
         return np.asarray(drawn)[:, 0].tolist()
 
     with interpreter():
-        ours = text(KERNEL_OPS)
-    assert ours == text(XLA)
-    assert len(set(ours)) > 1
+        actual = text(KERNEL_OPS)
+    assert actual == text(XLA)
+    assert len(set(actual)) > 1
 
 
 @pytest.mark.parametrize("batch", [MOST_SEQUENCES + 1, MAX_BATCH, MAX_BATCH + 1])

@@ -43,8 +43,8 @@ def test_each_of_several_vectors_has_what_it_has_alone(form):
     residual = jnp.asarray(RNG.standard_normal((BATCH, ROWS)), jnp.float32)
     with interpreter():
         together = np.asarray(form(X, residual))
-        alone = [np.asarray(form(X[b : b + 1], residual[b : b + 1])) for b in (0, BATCH - 1)]
-    np.testing.assert_array_equal(together[[0, -1]], np.concatenate(alone))
+        singles = [np.asarray(form(X[b : b + 1], residual[b : b + 1])) for b in (0, BATCH - 1)]
+    np.testing.assert_array_equal(together[[0, -1]], np.concatenate(singles))
 
 
 def test_each_of_several_sequences_has_its_own_place_in_the_cache():
@@ -54,10 +54,10 @@ def test_each_of_several_sequences_has_its_own_place_in_the_cache():
         at = jnp.arange(start, stop, dtype=jnp.int32)
         angles = jnp.arange(8.0)[None] * at[:, None]
         cache = jnp.full((batch, 1, 8, 16), -1.0)
-        found = norm_qkv(
+        results = norm_qkv(
             W, X[some], NORM, cache, cache, at, jnp.cos(angles), jnp.sin(angles), heads=1, eps=1e-5, tile=TILE
         )
-        return [np.asarray(a) for a in found]
+        return [np.asarray(a) for a in results]
 
     with interpreter():
         together, first, last = run(0, BATCH), run(0, 1), run(BATCH - 1, BATCH)
@@ -90,9 +90,9 @@ def _slices(jaxpr) -> Iterator[int]:
     """List the bytes at which slices of rows begin, counted from the start of the array, except 0."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == "slice" and any(equation.params["start_indices"]):
-            (whole,) = equation.invars
-            first, *others = equation.params["start_indices"]
-            assert not any(others)
-            yield first * (whole.aval.size // whole.aval.shape[0]) * whole.aval.dtype.itemsize
+            (operand,) = equation.invars
+            first, *later = equation.params["start_indices"]
+            assert not any(later)
+            yield first * (operand.aval.size // operand.aval.shape[0]) * operand.aval.dtype.itemsize
         elif equation.primitive.name == "jit":
             yield from _slices(equation.params["jaxpr"].jaxpr)

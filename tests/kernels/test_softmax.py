@@ -44,9 +44,9 @@ def spread(x: np.ndarray) -> np.ndarray:
 def sum_error(x: np.ndarray) -> np.ndarray:
     """Bound of the relative error of a row's sum of exp(x_j - maximum), [rows, 1].
 
-    Each exponent is rounded by at most u times its size, which is at most the spread; so are those by which the sums
-    of spans are rescaled, and together they are no larger, since a span's maximum is between a score and the row's.
-    Two exponentials, their product, and sums of n terms in all.
+    Each exponent is rounded by at most u times its size, which is at most the spread; the exponents that rescale the
+    sums of spans round likewise, and together they are no larger, since a span's maximum is between a score and the
+    row's. Two exponentials, their product, and sums of n terms in all.
     """
     return np.expm1(2 * U * spread(x) + 2 * ELEMENTARY + gamma(x.shape[-1] + 1))
 
@@ -77,9 +77,9 @@ def test_rows_do_not_know_of_each_other():
     x[0] = np.nan
     with interpreter():
         p = softmax(jnp.asarray(x))
-        alone = softmax(jnp.asarray(x[1:]))
+        part = softmax(jnp.asarray(x[1:]))
     assert np.isnan(p[0]).all()
-    np.testing.assert_array_equal(np.asarray(p)[1:], np.asarray(alone))
+    np.testing.assert_array_equal(np.asarray(p)[1:], np.asarray(part))
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -13,17 +13,17 @@ from tests.support.strategies import dtypes
 
 
 def pieces(spans: Spans) -> list[Span]:
-    whole = [Span(block * spans.size, spans.size, spans.step) for block in range(spans.count)]
-    return whole if spans.tail is None else [*whole, spans.tail]
+    full_spans = [Span(block * spans.size, spans.size, spans.step) for block in range(spans.count)]
+    return full_spans if spans.tail is None else [*full_spans, spans.tail]
 
 
 @given(length=st.integers(THREADS, 10_000), size=st.integers(1, 5000), dtype=dtypes)
 def test_pieces_cover_a_row_once(length, size, dtype):
     spans = Spans.of(length, dtype, size=size)
-    held = [np.arange(span.start, span.start + span.size) for span in pieces(spans)]
-    new = [positions[span.overlap :] for positions, span in zip(held, pieces(spans), strict=True)]
+    ranges = [np.arange(span.start, span.start + span.size) for span in pieces(spans)]
+    new = [positions[span.overlap :] for positions, span in zip(ranges, pieces(spans), strict=True)]
     np.testing.assert_array_equal(np.concatenate(new), np.arange(length))
-    assert len(held) == spans.pieces
+    assert len(ranges) == spans.pieces
     if spans.tail is not None:  # what is held twice belongs to one block
         assert spans.tail.start >= pieces(spans)[-2].start
 

@@ -27,7 +27,7 @@ from tests.support.random_models import random_checkpoint
 from tests.support.strategies import assert_within
 
 CAPACITY = 136
-PROMPT = np.array([70, 1])  # tokens of each sequence: more than a tile of keys, and hardly any
+PROMPT = np.array([70, 1])  # tokens of each sequence: more than a tile of keys, and nearly none
 STEPS = 2
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(jnp.bfloat16)}
 # These are the narrowest vectors that kernels take. A second layer in bfloat16 would leave no bound to prove.
@@ -58,12 +58,14 @@ class Story:
         logits, filled = program(self.params, self.prompt, empty, lengths=jnp.asarray(PROMPT, jnp.int32))
         return np.asarray(logits), filled
 
-    def decode(self, ops: Ops, logits: np.ndarray, held: Cache, *, steps: int = STEPS) -> tuple[np.ndarray, np.ndarray]:
+    def decode(
+        self, ops: Ops, logits: np.ndarray, kv_cache: Cache, *, steps: int = STEPS
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Continue after a chunk's logits: tokens [2, steps], and the logits after each [2, steps, vocab]."""
         program = jax.jit(partial(forward, config=self.config, ops=ops))
         drawn, after = [logits[np.arange(2), PROMPT - 1].argmax(axis=-1)], []
         for _ in range(steps):
-            logits, held = program(self.params, drawn[-1][:, None].astype(np.int32), held)
+            logits, kv_cache = program(self.params, drawn[-1][:, None].astype(np.int32), kv_cache)
             after.append(np.asarray(logits)[:, 0])
             drawn.append(after[-1].argmax(axis=-1))
         return np.stack(drawn, axis=1), np.stack(after, axis=1)
@@ -72,9 +74,9 @@ class Story:
         """Check that every logit of each sequence is within the bound of the exact one."""
         for row, length in enumerate(PROMPT):
             fed = np.concatenate([self.prompt[row, :length], tokens[row, : after.shape[1]]])
-            due = composed_bound(self.exact, fed, self.config, unit=UNITS[self.dtype], blocks=len(fed) // 8 + 3)
-            assert np.median(due.error) < 0.05 * np.abs(due.value).max()  # it says something
-            assert_within(np.concatenate([chunk[row, :length], after[row]]), due.value, due.error)
+            expected = composed_bound(self.exact, fed, self.config, unit=UNITS[self.dtype], blocks=len(fed) // 8 + 3)
+            assert np.median(expected.error) < 0.05 * np.abs(expected.value).max()  # it says something
+            assert_within(np.concatenate([chunk[row, :length], after[row]]), expected.value, expected.error)
 
 
 @cache
@@ -88,16 +90,16 @@ def plain(dtype: str) -> tuple[Story, np.ndarray, Cache]:
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 def test_a_chunk_and_greedy_steps_after_it(dtype):
     """Prefill attention is a kernel only in bfloat16; a step is all kernels."""
-    story, chunk, held = plain(dtype)
-    tokens, after = story.decode(XLA, chunk, held)
+    story, chunk, kv_cache = plain(dtype)
+    tokens, after = story.decode(XLA, chunk, kv_cache)
     story.check(chunk, tokens, after)
     assert len(np.unique(tokens)) > 2
     with interpreter():
         if dtype == "bfloat16":
             ops, _ = pallas_ops(story.config, story.params, batch=2, capacity=CAPACITY)
-            chunk, held = story.chunk(ops)
-        ours, after = story.decode(KERNEL_OPS, chunk, held)
-    np.testing.assert_array_equal(ours, tokens)
+            chunk, kv_cache = story.chunk(ops)
+        drawn, after = story.decode(KERNEL_OPS, chunk, kv_cache)
+    np.testing.assert_array_equal(drawn, tokens)
     story.check(chunk, tokens, after)
 
 
@@ -135,7 +137,7 @@ def without_residual(h, layer, x):
     ],
 )
 def test_the_bound_tells_a_wrong_step(dtype: str, op: str, mutant: Callable[..., Any]):
-    story, chunk, held = plain(dtype)
-    tokens, after = story.decode(XLA._replace(**{op: mutant}), chunk, held, steps=1)
+    story, chunk, kv_cache = plain(dtype)
+    tokens, after = story.decode(XLA._replace(**{op: mutant}), chunk, kv_cache, steps=1)
     with pytest.raises(AssertionError, match="was due"):
         story.check(chunk, tokens, after)

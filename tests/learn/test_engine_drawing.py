@@ -38,10 +38,10 @@ def test_the_drawing_is_of_the_scheduler_as_it_is(steps):
 
 
 def test_the_run_has_one_of_everything(steps):
-    said = " ".join(line for step in steps for line in step.said)
+    log = " ".join(line for step in steps for line in step.said)
     for what in ("finds 3 pages", "gives way", "The cache gives up", "come", "and wait", "A and B begin", "an answer"):
-        assert what in said
-    assert any(len(held) > 1 for step in steps for held in step.pages)  # shared while it is read by both
+        assert what in log
+    assert any(len(requests) > 1 for step in steps for requests in step.pages)  # shared while it is read by both
     assert any(KEPT in step.pages for step in steps) and any("" in step.pages for step in steps)
     assert {state for step in steps for state in step.states.values()} == {"waits", "reads", "draws", "runs"}
     assert set(steps[-1].states) <= set(ASKED) and len(COLORS) == len(ASKED)
@@ -63,9 +63,9 @@ def test_nobody_who_waits_holds_a_page_and_rows_and_chunks_are_kept(steps):
 def test_at_every_plan_it_shows_what_stood_then(steps):
     drawing = ElementTree.parse(OUT).getroot()
     for plan, step in enumerate(steps):
-        found = texts(shown(drawing, plan))
-        held = [page for page in step.pages if page not in ("", KEPT)]
-        assert sorted(found) == sorted([f"plan {plan + 1} of {len(steps)}", *step.said, *held])
+        labels = texts(shown(drawing, plan))
+        used_pages = [page for page in step.pages if page not in ("", KEPT)]
+        assert sorted(labels) == sorted([f"plan {plan + 1} of {len(steps)}", *step.said, *used_pages])
         rings = [part for part in shown(drawing, plan) if part.find(f"{SVG}circle") is not None]
         assert len(rings) == step.pages.count(KEPT)
 
@@ -99,5 +99,5 @@ def test_a_browser_shows_one_plan_after_the_other_and_one_alone_to_who_wants_tha
 
 
 def test_examples():
-    found = doctest.testmod(engine)
-    assert found.attempted and not found.failed
+    result = doctest.testmod(engine)
+    assert result.attempted and not result.failed

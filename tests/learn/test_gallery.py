@@ -29,18 +29,18 @@ def test_every_scheme_has_a_row_and_every_file_of_quantizers_a_scheme():
 @pytest.mark.parametrize("name", ["q4", "fp8", "nf4", "GGUF Q4_0", "BitNet b1.58"])
 def test_a_picture_is_what_the_scheme_makes_of_the_weights(name: str):
     row = open_checkpoint("stories").tensors["model.layers.0.self_attn.q_proj.weight"].read()[0].astype(np.float64)
-    kept = (REPOSITORY / "docs" / picture_of(name)).read_text(encoding="utf-8")
-    assert picture(SCHEMES[name].rounded, row) == kept
-    other = "q8" if name != "q8" else "q4"
-    assert picture(SCHEMES[other].rounded, row) != kept
+    stored = (REPOSITORY / "docs" / picture_of(name)).read_text(encoding="utf-8")
+    assert picture(SCHEMES[name].rounded, row) == stored
+    other_scheme = "q8" if name != "q8" else "q4"
+    assert picture(SCHEMES[other_scheme].rounded, row) != stored
 
 
 def test_speeds_are_those_that_were_measured_and_named_with_machine_and_date():
     measured, relative = speeds(SPEEDS.read_text(encoding="utf-8"))
     assert measured in PAGE and re.match(r"Measured on \d{4}-\d\d-\d\d: .*AMD EPYC", measured)
-    shown = {name: row.split(" | ")[6] for name, row in ROWS.items()}
-    assert shown == {name: relative.get(name, "-") for name in ROWS}
-    assert shown["GGUF Q6_K"].startswith("1.") and shown["gptq"] == shown["q4"] != shown["FP4"] == "-"
+    printed = {name: row.split(" | ")[6] for name, row in ROWS.items()}
+    assert printed == {name: relative.get(name, "-") for name in ROWS}
+    assert printed["GGUF Q6_K"].startswith("1.") and printed["gptq"] == printed["q4"] != printed["FP4"] == "-"
     assert {*relative} - {"bfloat16"} <= {*ROWS}
 
 

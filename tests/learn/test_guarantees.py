@@ -15,20 +15,20 @@ NOTHING = {"binary"}  # of a single weight
 @given(noise=noises, name=st.sampled_from(list(SCHEMES)), cols=st.integers(1, 200))
 def test_no_weight_is_further_off_than_is_guaranteed(noise, name, cols):
     w = noise(2, cols).astype(np.float32).astype(np.float64)
-    kept = SCHEMES[name].kept(w)
-    np.testing.assert_array_equal(kept.restored, SCHEMES[name].rounded(w))
-    assert kept.restored.shape == w.shape and all(part is None or part.shape == w.shape for part in kept.shown)
-    assert (kept.shown.within is None) == (name in NOTHING)
-    if kept.shown.within is not None:
-        assert (np.abs(kept.restored - w) <= kept.shown.within).all()
+    result = SCHEMES[name].kept(w)
+    np.testing.assert_array_equal(result.restored, SCHEMES[name].rounded(w))
+    assert result.restored.shape == w.shape and all(part is None or part.shape == w.shape for part in result.shown)
+    assert (result.shown.within is None) == (name in NOTHING)
+    if result.shown.within is not None:
+        assert (np.abs(result.restored - w) <= result.shown.within).all()
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEMES if name not in NOTHING])
 def test_a_guarantee_is_nearly_reached(name):
     w = np.random.default_rng(7).standard_normal((16, 1024)).astype(np.float32).astype(np.float64)
-    kept = SCHEMES[name].kept(w)
-    assert kept.shown.within is not None
-    share = np.abs(kept.restored - w) / np.where(kept.shown.within == 0, 1, kept.shown.within)
+    result = SCHEMES[name].kept(w)
+    assert result.shown.within is not None
+    share = np.abs(result.restored - w) / np.where(result.shown.within == 0, 1, result.shown.within)
     assert 0.5 < share.max() <= 1
 
 

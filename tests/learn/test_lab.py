@@ -19,29 +19,33 @@ from llamaspec.verify.judging.runner import verify
 from llamaspec.verify.mutants import quantized
 from tests.support.processes import REPOSITORY, interrupt_within, run_llamaspec
 
-BROKEN = [one for one in ALL.values() if isinstance(one, Broken)]
+BROKEN = [exercise for exercise in ALL.values() if isinstance(exercise, Broken)]
 
 
-def outcome(one, text, tmp_path, examples):
+def outcome(exercise, text, tmp_path, examples):
     """The verdict of the contract on the text of a kernel, called in this process."""
     file = tmp_path / KERNEL
     file.write_text(text, encoding="utf-8")
-    function = getattr(load_file(str(file)), function_of(one))
+    function = getattr(load_file(str(file)), function_of(exercise))
     return verify(
-        contract_for(one.op),
+        contract_for(exercise.op),
         Direct(function, arrays="numpy", name="lab"),
         precision=precision("float32"),
         examples=examples,
         seed=0,
-        only=only(one),
+        only=only(exercise),
     ).outcome
 
 
 def test_there_are_forty_in_five_chapters_and_no_two_alike():
-    assert [one.number for one in BROKEN] == list(range(1, 41)) and len({one.chapter for one in BROKEN}) == 5
-    assert len({(one.op, one.mutant) for one in BROKEN}) == len({one.title for one in BROKEN}) == 40
+    assert [exercise.number for exercise in BROKEN] == list(range(1, 41))
+    assert len({exercise.chapter for exercise in BROKEN}) == 5
+    assert len({exercise.title for exercise in BROKEN}) == 40
+    assert len({(exercise.op, exercise.mutant) for exercise in BROKEN}) == 40
     assert set(ALL) == set(range(1, 48))
-    assert all(re.search(r"\. https://github.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+$", one.seen) for one in BROKEN)
+    assert all(
+        re.search(r"\. https://github.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+$", exercise.seen) for exercise in BROKEN
+    )
 
 
 def test_an_exercise_appears_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -52,12 +56,15 @@ def test_an_exercise_appears_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 @pytest.mark.sampled(2)  # 2 s each, some 14 s
-@pytest.mark.parametrize("one", BROKEN, ids=lambda one: str(one.number))
-def test_broken_is_refused_and_mended_is_accepted(one, tmp_path):
-    assert outcome(one, kernel(one), tmp_path, 1000) == "violated"
-    assert outcome(one, kernel(one, solved=True), tmp_path, 20) == "within bounds"
-    assert not any(word in one.hint for word in ("line ", one.change.old.strip())) and one.mutant not in one.title
-    assert any(line.startswith("+") for line in solution(one))
+@pytest.mark.parametrize("exercise", BROKEN, ids=lambda exercise: str(exercise.number))
+def test_broken_is_refused_and_mended_is_accepted(exercise, tmp_path):
+    assert outcome(exercise, kernel(exercise), tmp_path, 1000) == "violated"
+    assert outcome(exercise, kernel(exercise, solved=True), tmp_path, 20) == "within bounds"
+    assert (
+        not any(word in exercise.hint for word in ("line ", exercise.change.old.strip()))
+        and exercise.mutant not in exercise.title
+    )
+    assert any(line.startswith("+") for line in solution(exercise))
 
 
 RIGHT = {
@@ -71,54 +78,54 @@ RIGHT = {
         params, tokens, llama.empty_cache(config), config=config
     )[0],
 }
-OWN = [one for one in ALL.values() if not isinstance(one, Broken)]
+OWN = [exercise for exercise in ALL.values() if not isinstance(exercise, Broken)]
 
 
 @pytest.mark.sampled(2)  # 1 s each
-@pytest.mark.parametrize("one", OWN, ids=function_of)
-def test_an_empty_function_is_refused_and_a_right_one_accepted(one, tmp_path):
-    write(one, tmp_path / name_of(one.number))
-    refused = check(one, tmp_path / name_of(one.number))
+@pytest.mark.parametrize("exercise", OWN, ids=function_of)
+def test_an_empty_function_is_refused_and_a_right_one_accepted(exercise, tmp_path):
+    write(exercise, tmp_path / name_of(exercise.number))
+    refused = check(exercise, tmp_path / name_of(exercise.number))
     assert not refused.solved and "NotImplementedError" in "\n".join(refused.lines)
-    if one.op:
+    if exercise.op:
         right = verify(
-            contract_for(one.op),
-            Direct(RIGHT[one.name], arrays="numpy", name="right"),
+            contract_for(exercise.op),
+            Direct(RIGHT[exercise.name], arrays="numpy", name="right"),
             precision=precision("float32"),
             examples=20,
             seed=0,
-            only=only(one),
+            only=only(exercise),
         )
         assert right.outcome == "within bounds"
     else:
-        assert one.judge is not None and one.judge(RIGHT[one.name]) is None
+        assert exercise.judge is not None and exercise.judge(RIGHT[exercise.name]) is None
 
 
 def test_a_folder_tells_what_is_judged_without_a_look_at_the_solution():
-    texts = {one.name: readme(one) + kernel(one) for one in OWN}
+    texts = {exercise.name: readme(exercise) + kernel(exercise) for exercise in OWN}
     assert "only draws are made in which `name` is Q4_0" in texts["ggml_encode"]
     assert "The judge: Compare ids" in texts["encode"] and "but of an empty text" in texts["encode"]
     assert "The judge: Compare logits" in texts["forward"] and "params.head are arrays" in texts["forward"]
-    assert not any("reference/" in kernel(one) for one in OWN)
+    assert not any("reference/" in kernel(exercise) for exercise in OWN)
 
 
 def test_a_folder_says_what_each_helper_of_its_kernel_does():
-    for one in (one for one in ALL.values() if isinstance(one, Broken)):
-        imported = re.findall(r"^from llamaspec.verify.mutant import (.*)$", kernel(one), re.M)
+    for exercise in (exercise for exercise in ALL.values() if isinstance(exercise, Broken)):
+        imported = re.findall(r"^from llamaspec.verify.mutant import (.*)$", kernel(exercise), re.M)
         for name in ", ".join(imported).split(", ") if imported else []:
-            assert f"\n- `{name}(" in readme(one)
+            assert f"\n- `{name}(" in readme(exercise)
 
 
 def test_a_llama_with_one_slip_is_told_how_far_its_story_came():
-    [one] = [one for one in OWN if one.name == "forward"]
+    [exercise] = [exercise for exercise in OWN if exercise.name == "forward"]
 
     def slip(params, tokens, *, config):
         logits = RIGHT["forward"](params, tokens, config=config)
         logits[5:] += 1e-3
         return logits
 
-    assert one.judge is not None
-    assert "the logits after token 5 are off by" in str(one.judge(slip))
+    assert exercise.judge is not None
+    assert "the logits after token 5 are off by" in str(exercise.judge(slip))
 
 
 @pytest.mark.slow  # 17 s

@@ -71,9 +71,9 @@ def test_code_stands_beside_its_docstring_without_it():
 def test_no_line_of_a_definition_is_lost():
     for path in reading_order(REPOSITORY):
         source = (REPOSITORY / path).read_text()
-        shown = beside.page(source, Path(path).stem, {})
+        html = beside.page(source, Path(path).stem, {})
         code = [line for pair in beside.pairs(source) for line in pair.code.splitlines()]
-        assert all(line in shown for line in code)
+        assert all(line in html for line in code)
         assert {line for line in code if line.lstrip().startswith(("def ", "class "))} == {
             line for line in source.splitlines() if line.lstrip().startswith(("def ", "class "))
         }

@@ -53,15 +53,15 @@ def test_the_x_ray_page_is_a_click_away(opened):
 
 def test_a_derivation_stands_beside_its_code(opened):
     with opened("definition") as page:
-        said, code = (page.locator(f".beside .{part}").first.bounding_box() for part in ("said", "code"))
-        assert said["x"] + said["width"] <= code["x"] and abs(said["y"] - code["y"]) < 5
+        prose, code = (page.locator(f".beside .{part}").first.bounding_box() for part in ("said", "code"))
+        assert prose["x"] + prose["width"] <= code["x"] and abs(prose["y"] - code["y"]) < 5
         definition = page.locator("h2#attention + .beside")
         assert "def attention(" in definition.locator(".code").inner_text()
         assert "Attend" in definition.locator(".said").inner_text()
         assert "softmax_j" in page.locator("pre.formula").first.inner_text()
     with opened("definition", 400) as page:
-        said, code = (page.locator(f".beside .{part}").first.bounding_box() for part in ("said", "code"))
-        assert said["y"] + said["height"] <= code["y"]
+        prose, code = (page.locator(f".beside .{part}").first.bounding_box() for part in ("said", "code"))
+        assert prose["y"] + prose["height"] <= code["y"]
 
 
 def test_the_drawing_that_moves_can_be_stopped_and_stands_still_for_who_asks(opened):
@@ -93,10 +93,10 @@ def test_search_works_from_files_and_by_keyboard_alone(opened):
         page.keyboard.press("/")
         page.wait_for_function(f"{is_open} && {focused}")
         page.locator(".md-search__input").fill("online softma")
-        page.keyboard.press("x")  # the only key that the theme sees, so results are those of the whole text
-        found = page.locator(".md-search-result__link")
-        found.first.wait_for()
-        assert any("reference/softmax.py.html" in found.nth(i).get_attribute("href") for i in range(3))
+        page.keyboard.press("x")  # the only key that the theme sees, so results match the whole text
+        results = page.locator(".md-search-result__link")
+        results.first.wait_for()
+        assert any("reference/softmax.py.html" in results.nth(i).get_attribute("href") for i in range(3))
         picture(page, "site-search")
         page.keyboard.press("ArrowDown")
         page.keyboard.press("Enter")
@@ -105,12 +105,12 @@ def test_search_works_from_files_and_by_keyboard_alone(opened):
 
 
 def test_colors_follow_the_system_and_the_switch(opened):
-    shown = "document.body.dataset.mdColorScheme"
-    for scheme, name, other in (("light", "default", "slate"), ("dark", "slate", "default")):
+    color_scheme = "document.body.dataset.mdColorScheme"
+    for scheme, name, other_name in (("light", "default", "slate"), ("dark", "slate", "default")):
         with opened("front", scheme=scheme) as page:
-            page.wait_for_function(f"{shown} === {name!r}")
+            page.wait_for_function(f"{color_scheme} === {name!r}")
             page.locator("label[for^=__palette]:visible").click()
-            page.wait_for_function(f"{shown} === {other!r}")
+            page.wait_for_function(f"{color_scheme} === {other_name!r}")
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -121,11 +121,11 @@ def test_it_fits_and_axe_finds_nothing_serious(opened, name, width, scheme):
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         picture(page, f"site-{name}-{width}-{scheme}")
         # Without `preload` axe asks for no style sheets, which a page from a file may not read.
-        found = axe.Axe().run(page, options={"preload": False}).response["violations"]
+        problems = axe.Axe().run(page, options={"preload": False}).response["violations"]
         assert [
-            (each["id"], [node["html"][:120] for node in each["nodes"][:3]])
-            for each in found
-            if each["impact"] in SERIOUS
+            (problem["id"], [node["html"][:120] for node in problem["nodes"][:3]])
+            for problem in problems
+            if problem["impact"] in SERIOUS
         ] == []
 
 

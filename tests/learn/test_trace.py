@@ -35,33 +35,33 @@ def tell(config, model, **options) -> Trace:
 @pytest.mark.parametrize("name", [*CONFIGS, *list(BEYOND)[:2]])
 def test_distances_are_those_of_the_walk_and_the_logits_those_of_the_reference(name):
     config, checkpoint, model = model_of(name)
-    told = [tell(config, model, position=i) for i in range(len(TOKENS))]
+    traces = [tell(config, model, position=i) for i in range(len(TOKENS))]
     steps = walk(model, [np.array(TOKENS, np.int32)], config=config, unit=0.0)
     for step in steps:
         shares = [
             output.share
-            for each in told
-            for visit in each.visits
+            for trace_at in traces
+            for visit in trace_at.visits
             if (visit.layer, visit.op) == (step.layer, step.op)
             for output in visit.outputs
             if output.name == step.output
         ]
         assert len(shares) == len(TOKENS) and max(shares) == step.ratio <= 1
     logits, _ = forward(load_reference_params(checkpoint), np.array(TOKENS), empty_cache(config), config=config)
-    for position, each in enumerate(told):
+    for position, trace_at in enumerate(traces):
         p = softmax(logits[position])
-        assert [guess.id for guess in each.next] == np.argsort(-p, kind="stable")[:5].tolist()
-        np.testing.assert_allclose([guess.probability for guess in each.next], np.sort(p)[::-1][:5], rtol=1e-4)
-        last = each.guesses[config.layers - 1]  # a model that ends after its last layer is the model
-        assert [guess.id for guess in last] == [guess.id for guess in each.next]
+        assert [guess.id for guess in trace_at.next] == np.argsort(-p, kind="stable")[:5].tolist()
+        np.testing.assert_allclose([guess.probability for guess in trace_at.next], np.sort(p)[::-1][:5], rtol=1e-4)
+        last = trace_at.guesses[config.layers - 1]  # a model that ends after its last layer is the model
+        assert [guess.id for guess in last] == [guess.id for guess in trace_at.next]
 
 
 def test_heads_look_where_the_mask_lets_them():
     config, _, model = model_of("3 heads to 1, q/k norms, window")
-    told = tell(config, model)
-    assert told.position == 6
+    trace_at = tell(config, model)
+    assert trace_at.position == 6
     for layer, seen in ((0, 3), (1, 7)):  # a window of 3, then none
-        rows = told.attention[layer]
+        rows = trace_at.attention[layer]
         assert rows.shape == (config.heads, len(TOKENS))
         assert (np.count_nonzero(rows, axis=1) == seen).all() and (rows[:, -seen:] > 0).all()
         np.testing.assert_allclose(rows.sum(axis=1), 1, rtol=1e-14)
@@ -71,9 +71,9 @@ def test_heads_look_where_the_mask_lets_them():
 @pytest.mark.parametrize("name", ["biases, scaled RoPE", "experts", "3 heads to 1, q/k norms, window"])
 def test_what_ops_read_and_compute_adds_up_to_the_cost_of_a_token(name):
     config, _, model = model_of(name)
-    told = tell(config, model)
+    trace_at = tell(config, model)
     cost = decode_cost(model.params, config, position=len(TOKENS) - 1, batch=1)
-    assert sum(visit.flops for visit in told.visits) == cost.flops
+    assert sum(visit.flops for visit in trace_at.visits) == cost.flops
     outside = 0.0 if config.tied else config.dim * 4.0  # the row of the embedding
     norms = sum(
         np.asarray(a).nbytes
@@ -81,19 +81,19 @@ def test_what_ops_read_and_compute_adds_up_to_the_cost_of_a_token(name):
         for a in jax_leaves(layer)
         if np.asarray(a).ndim == 1 and not is_bias(layer, a)
     )
-    assert sum(visit.bytes for visit in told.visits) == cost.bytes - outside - norms - config.dim * 4
+    assert sum(visit.bytes for visit in trace_at.visits) == cost.bytes - outside - norms - config.dim * 4
 
 
 def test_an_op_reads_the_weights_of_its_own_layer():
     """A GGUF file may have more bits in some layers than in others."""
     config, _, model = model_of("biases, scaled RoPE")
-    found = record(model, TOKENS, config=config, dtype="float32")
-    first, *others = model.params.layers
+    recording = record(model, TOKENS, config=config, dtype="float32")
+    first, *later_layers = model.params.layers
     wide = first._replace(o=first.o._replace(weight=np.asarray(first.o.weight, np.float64)))
-    mixed = replace(model, params=model.params._replace(layers=[wide, *others]))
+    mixed = replace(model, params=model.params._replace(layers=[wide, *later_layers]))
     before, now = (
-        {(visit.layer, visit.op): visit.bytes for visit in each.at(0).visits}
-        for each in (found, replace(found, model=mixed))
+        {(visit.layer, visit.op): visit.bytes for visit in recorded.at(0).visits}
+        for recorded in (recording, replace(recording, model=mixed))
     )
     more = first.o.weight.nbytes
     assert now == before | {(0, "project_add"): before[0, "project_add"] + more}
@@ -116,8 +116,8 @@ def test_a_wrong_op_is_seen_where_it_is_wrong():
     def wrong(g, layer, x):
         return model.ops.down_add(g, layer, x) * 1.001
 
-    told = tell(config, replace(model, ops=model.ops._replace(down_add=wrong)))
-    seen = {(visit.layer, visit.op) for visit in told.visits for output in visit.outputs if output.share > 1}
+    trace_at = tell(config, replace(model, ops=model.ops._replace(down_add=wrong)))
+    seen = {(visit.layer, visit.op) for visit in trace_at.visits for output in visit.outputs if output.share > 1}
     assert seen == {(0, "down_add"), (1, "down_add")}
 
 
@@ -129,11 +129,11 @@ def test_only_the_layers_that_are_asked_for_are_read_and_computed():
         for name, tensor in checkpoint.tensors.items()
     }
     exact = load_reference_params(replace(checkpoint, tensors=tensors), lazily=True)
-    told = tell(config, replace(model, exact=exact), layers=[1])
-    assert {visit.layer for visit in told.visits} == {1, None} and set(told.guesses) == set(told.attention) == {1}
+    part = tell(config, replace(model, exact=exact), layers=[1])
+    assert {visit.layer for visit in part.visits} == {1, None} and set(part.guesses) == set(part.attention) == {1}
     assert not any(".layers.0." in name for name in read) and any(".layers.1." in name for name in read)
-    whole = tell(config, model)
-    assert [v.outputs for v in told.visits] == [v.outputs for v in whole.visits if v.layer != 0]
+    full = tell(config, model)
+    assert [v.outputs for v in part.visits] == [v.outputs for v in full.visits if v.layer != 0]
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,9 @@ def test_the_definitions_give_the_values_that_the_walk_was_judged_by(walked):
     rerun = Rerun(recording, 3)
     for (layer, op), results in recording.results.items():
         for result in results:
-            due = result.due.value[3]
+            expected = result.due.value[3]
             # The same float64 operations on one token and on all: products of a matrix sum in another order.
-            np.testing.assert_allclose(rerun.values[op, result.output], due, rtol=1e-12, atol=1e-12, err_msg=op)
+            np.testing.assert_allclose(rerun.values[op, result.output], expected, rtol=1e-12, atol=1e-12, err_msg=op)
         assert layer in (LAYER, None)
     made_of = layers_of_ops(recording.config)
     assert rerun.listings.keys() == made_of.keys()
@@ -100,25 +100,25 @@ def test_a_branch_that_is_not_taken_is_not_marked():
 
 def test_a_token_holds_what_its_trace_holds(walked):
     recording, _ = walked
-    told, found = recording.at(3), content.token_content(recording, 3, text_of=str)
-    for visit, drawn in zip(told.visits, found["visits"], strict=True):
+    trace, content_of_token = recording.at(3), content.token_content(recording, 3, text_of=str)
+    for visit, drawn in zip(trace.visits, content_of_token["visits"], strict=True):
         assert (visit.op, visit.layer, visit.bytes, visit.norm) == tuple(
             drawn[k] for k in ("op", "layer", "bytes", "norm")
         )
-        for output, result, shown in zip(
+        for output, result, entry in zip(
             visit.outputs, recording.results[visit.layer, visit.op], drawn["outputs"], strict=True
         ):
-            assert (shown["reference"], shown["running"], shown["share"]) == output[3:5] + output[6:]
-            values, off = (numbers(shown["map"][part]) for part in ("values", "difference"))
+            assert (entry["reference"], entry["running"], entry["share"]) == output[3:5] + output[6:]
+            values, off = (numbers(entry["map"][part]) for part in ("values", "difference"))
             assert (values == result.actual[3].ravel()).all()
             # The difference is rounded once to float32, so the definition's value comes back to 2^-24 of it.
-            due = result.due.value[3].ravel()
-            assert (np.abs(values - off - due) <= 2.0**-24 * np.abs(off) + 2.0**-53 * np.abs(due)).all()
-            assert shown["map"]["share"] is not None and math.prod(shown["map"]["shape"]) == len(values)
-    heads = numbers(found["attention"][LAYER]).reshape(recording.config.heads, -1)
-    assert (heads == told.attention[LAYER].astype(np.float32)).all()
-    assert (numbers(found["logits"]) == recording.results[None, "norm_logits"][0].actual[3]).all()
-    assert [each["id"] for each in found["likely"][:5]] == [guess.id for guess in told.next]
+            expected = result.due.value[3].ravel()
+            assert (np.abs(values - off - expected) <= 2.0**-24 * np.abs(off) + 2.0**-53 * np.abs(expected)).all()
+            assert entry["map"]["share"] is not None and math.prod(entry["map"]["shape"]) == len(values)
+    heads = numbers(content_of_token["attention"][LAYER]).reshape(recording.config.heads, -1)
+    assert (heads == trace.attention[LAYER].astype(np.float32)).all()
+    assert (numbers(content_of_token["logits"]) == recording.results[None, "norm_logits"][0].actual[3]).all()
+    assert [token["id"] for token in content_of_token["likely"][:5]] == [guess.id for guess in trace.next]
 
 
 def test_a_query_is_turned_back(walked):
@@ -181,12 +181,12 @@ def test_a_page_that_a_newer_one_replaces_is_whole_until_then(tmp_path, monkeypa
     assert older["model.js"] == b"a\n" and set(re.findall('"data-1/(.*?)"', index.read_text())) <= set(older)
 
     for step, scripts in enumerate(pages[1:-1], 1):
-        left = step
+        steps_left = step
 
         def dies(call, *arguments, **options):
-            nonlocal left
-            left -= 1
-            if not left:
+            nonlocal steps_left
+            steps_left -= 1
+            if not steps_left:
                 raise KeyboardInterrupt
             return call(*arguments, **options)
 
@@ -234,7 +234,7 @@ def test_formulas_are_mathml_and_name_what_the_definitions_name():
             *("all", "math", "mrow", "mi", "mo", "mn", "mtext", "mspace", "msub", "msup", "mfrac", "msqrt", "munder")
         }
         assert len(root) and all(child.tag == "math" for child in root), name
-    beside = {"rope_halves": ["frequencies"], "attention": ["attention_weights"]}  # whose formula is the same file's
+    beside = {"rope_halves": ["frequencies"], "attention": ["attention_weights"]}  # the same file has their formulas
     for layer in {layer for config in CONFIGS.values() for layers in definitions(config).values() for layer in layers}:
         formulas = "".join(FORMULAS[name] for name in (layer.name, *beside.get(layer.name, [])))
         letters = {element.text for element in ElementTree.fromstring(f"<all>{formulas}</all>").iter("mi")}
@@ -245,10 +245,10 @@ def test_schemes_tell_and_diverge_as_the_models_do():
     config = replace(CONFIGS["7 heads to 1"], layers=1)
     checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=1))
     few = {name: SCHEMES[name] for name in ("q8", "q4", "GGUF Q4_0")}
-    told = list(quantized.tellings(checkpoint, TOKENS, stops=frozenset(), schemes=few))
-    assert [name for name, _, _ in told] == ["", *few] and told[0][2] == 0
-    assert len(told[0][1]) == quantized.TOLD
-    divergence = {name: kl for name, _, kl in told[1:]}
+    tellings = list(quantized.tellings(checkpoint, TOKENS, stops=frozenset(), schemes=few))
+    assert [name for name, _, _ in tellings] == ["", *few] and tellings[0][2] == 0
+    assert len(tellings[0][1]) == quantized.TOLD
+    divergence = {name: kl for name, _, kl in tellings[1:]}
     assert 0 < divergence["q8"] < divergence["q4"] < 1
     coded = load_reference_params(codes.quantized(checkpoint, "q4")).layers[0]
     rounded = load_reference_params(schemes.rounded(checkpoint, SCHEMES["q4"].rounded)).layers[0]
@@ -260,18 +260,18 @@ def test_every_scheme_has_a_row_of_every_matrix(walked):
     recording, _ = walked
     layer, config = recording.model.exact.layers[LAYER], recording.config
     x = quantized.inputs(recording, LAYER)
-    shown = quantized.schemes(layer, config, x=x, text=lambda name: {})
-    assert shown["names"] == [*SCHEMES, *METHODS] and shown["left_out"] == []
+    tables = quantized.schemes(layer, config, x=x, text=lambda name: {})
+    assert tables["names"] == [*SCHEMES, *METHODS] and tables["left_out"] == []
     assert quantized.schemes(layer, config, x=None, text=lambda name: {})["left_out"] == [*METHODS]
     matrices = quantized.rows(layer, config)
-    assert shown["matrices"].keys() == matrices.keys() == x.keys()
+    assert tables["matrices"].keys() == matrices.keys() == x.keys()
     for name, scheme in SCHEMES.items():
         for matrix, w in matrices.items():
-            row = shown["schemes"][name]["rows"][matrix]
+            row = tables["schemes"][name]["rows"][matrix]
             np.testing.assert_array_equal(numbers(row["restored"]), scheme.rounded(w)[0].astype(np.float32))
     for name in METHODS:
         for matrix, w in matrices.items():
-            row = shown["schemes"][name]["rows"][matrix]
+            row = tables["schemes"][name]["rows"][matrix]
             assert len(row["codes"]) == len(w[0]) and (row["guaranteed"] is None) == (name == "gptq")
             if row["guaranteed"]:
                 # Both are rounded to float32.
@@ -282,8 +282,8 @@ def test_inputs_are_what_the_matrices_were_given(walked):
     recording, _ = walked
     layer = recording.model.exact.layers[LAYER]
     x = quantized.inputs(recording, LAYER)
-    due = recording.results[LAYER, "norm_qkv"][2].due.value  # v, which nothing turns
-    np.testing.assert_allclose(linear(x["v"], *layer.v), due.reshape(len(due), -1), rtol=1e-12, atol=1e-12)
+    expected = recording.results[LAYER, "norm_qkv"][2].due.value  # v, which nothing turns
+    np.testing.assert_allclose(linear(x["v"], *layer.v), expected.reshape(len(expected), -1), rtol=1e-12, atol=1e-12)
     assert x["o"].shape == (len(TOKENS), layer.o.weight.shape[1])
 
 

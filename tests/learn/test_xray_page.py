@@ -1,4 +1,4 @@
-"""The X-ray page of the built-in model in a browser, opened from a file: each number beside the definition's."""
+"""The X-ray page of the built-in model in a browser, opened from a file: each number against the definition's."""
 
 import re
 
@@ -35,7 +35,7 @@ from llamaspec import cli; cli.main()
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory, browser):
+def page_folder(tmp_path_factory, browser):
     """Give the folder of a page that the command made; without a browser nothing is made."""
     folder = tmp_path_factory.mktemp("xray") / "page"
     done = run_python(QUICK, "xray", TEXT, "--out", str(folder))
@@ -45,10 +45,10 @@ def made(tmp_path_factory, browser):
 
 
 @pytest.fixture
-def opened(browser, made):
+def opened(browser, page_folder):
     def at(width=1600, scheme="light"):
         options = {"offline": True, "viewport": {"width": width, "height": 1000}, "color_scheme": scheme}
-        return silent_page(browser, (made / "index.html").as_uri(), **options)
+        return silent_page(browser, (page_folder / "index.html").as_uri(), **options)
 
     return at
 
@@ -61,13 +61,13 @@ def page(opened):
 
 
 @pytest.fixture
-def model(made):
-    return script(data_of(made / "index.html") / "model.js")
+def model(page_folder):
+    return script(data_of(page_folder / "index.html") / "model.js")
 
 
 @pytest.fixture
-def token(made):
-    return script(data_of(made / "index.html") / f"token-{LAST}.js")
+def token(page_folder):
+    return script(data_of(page_folder / "index.html") / f"token-{LAST}.js")
 
 
 def text(value: float, digits: int = 4) -> str:
@@ -92,7 +92,7 @@ def test_every_op_of_a_block_opens_with_the_numbers_of_the_walk(page, token):
             choose(page, "op", op)
         page.locator("#op h3", has_text=op).wait_for()
         layer = None if op == "norm_logits" else 9
-        [visit] = [each for each in token["visits"] if (each["op"], each["layer"]) == (op, layer)]
+        [visit] = [entry for entry in token["visits"] if (entry["op"], entry["layer"]) == (op, layer)]
         rows = page.locator("#op tbody tr")
         assert rows.count() == len(visit["outputs"])
         for i, output in enumerate(visit["outputs"]):
@@ -115,9 +115,9 @@ def test_a_heat_map_is_read_with_the_keyboard_alone(page, token):
         page.keyboard.press(key)
     output = token["visits"][0]["outputs"][0]
     value, off, share = (numbers(output["map"][part])[34] for part in ("values", "difference", "share"))
-    said = page.locator("output", has_text="q[1, 2]").inner_text()
-    assert said.startswith(f"q[1, 2] = {text(value, 7)}; definition {text(value - off, 9)}, ")
-    assert float(re.findall(r", ([\d.]+) % of the bound", said)[0]) == pytest.approx(100 * share, abs=0.5)
+    label = page.locator("output", has_text="q[1, 2]").inner_text()
+    assert label.startswith(f"q[1, 2] = {text(value, 7)}; definition {text(value - off, 9)}, ")
+    assert float(re.findall(r", ([\d.]+) % of the bound", label)[0]) == pytest.approx(100 * share, abs=0.5)
 
 
 def test_the_whole_page_is_reached_by_tab_and_arrows(page):
@@ -143,8 +143,8 @@ def test_attention_is_that_of_the_token_and_the_head(page, token):
     choose(page, "floor", 5)
     choose(page, "head", 2)
     weights = numbers(token["attention"]["5"]).reshape(4, -1)[2]
-    shown = [float(each.removesuffix(" %")) for each in page.locator(".attended small").all_inner_texts()]
-    assert len(shown) == LAST + 1 and np.abs(np.array(shown) - 100 * weights).max() <= 0.5
+    percentages = [float(label.removesuffix(" %")) for label in page.locator(".attended small").all_inner_texts()]
+    assert len(percentages) == LAST + 1 and np.abs(np.array(percentages) - 100 * weights).max() <= 0.5
 
 
 def test_sliders_shape_the_distribution_by_the_definition(page, token):
@@ -165,8 +165,8 @@ def test_sliders_shape_the_distribution_by_the_definition(page, token):
         p = distribution(logits, logits > np.inf, repetition_penalty=1.0, **filters)
         rows = page.locator(".odds li").evaluate_all("(all) => all.map(({ dataset }) => [dataset.id, dataset.p])")
         assert len(rows) == 16
-        for id, shown in rows:
-            assert abs(float(shown) - p[int(id)]) <= bound * p[int(id)]
+        for id, printed in rows:
+            assert abs(float(printed) - p[int(id)]) <= bound * p[int(id)]
         assert int(page.locator("#drawn").get_attribute("data-id")) == draw(p, u)
         assert (
             f"{np.count_nonzero(p):,} of {len(p):,} tokens can be drawn" in page.locator("#distribution").inner_text()
@@ -217,9 +217,9 @@ def test_the_cache_costs_what_the_definition_says(page, model):
     config = Config(**{name: model["config"][name] for name in names})
     set_slider(page, "Tokens kept", 1000)
     bars = page.locator("#cache-cost [data-bytes]")
-    shown = [int(bars.nth(i).get_attribute("data-bytes")) for i in range(3)]
-    each = [position_bytes(config, dtype=np.dtype(dtype)) for dtype in ("float32", "float16", "int8")]
-    assert shown == [1000 * bytes for bytes in each]
+    byte_counts = [int(bars.nth(i).get_attribute("data-bytes")) for i in range(3)]
+    position_sizes = [position_bytes(config, dtype=np.dtype(dtype)) for dtype in ("float32", "float16", "int8")]
+    assert byte_counts == [1000 * bytes for bytes in position_sizes]
 
 
 def test_every_scheme_shows_its_row_and_tells(page, model):
@@ -231,17 +231,17 @@ def test_every_scheme_shows_its_row_and_tells(page, model):
         row = quantize["schemes"][name]["rows"]["down"]
         page.get_by_role("img", name=re.compile("^Weights, and what")).focus()
         page.keyboard.press("ArrowRight")
-        said = page.locator("#row output").first.inner_text()
+        output = page.locator("#row output").first.inner_text()
         error, within = numbers(row["error"])[0], row["guaranteed"] and numbers(row["guaranteed"])[0]
         code = "" if row["codes"] is None else f", code {row['codes'][0]}"
-        assert said.startswith("weight 0: ") and code in said
+        assert output.startswith("weight 0: ") and code in output
         if abs(error) > 1e-3:
-            assert f"off {text(error, 3)}" in said
-        assert ("guaranteed" in said) == (within is not None)
-        whole = page.locator("#row").inner_text()
-        [bits] = re.findall(r": ([\d.]+) bits a weight", whole)
+            assert f"off {text(error, 3)}" in output
+        assert ("guaranteed" in output) == (within is not None)
+        row_text = page.locator("#row").inner_text()
+        [bits] = re.findall(r": ([\d.]+) bits a weight", row_text)
         assert float(bits) == pytest.approx(about.bits, rel=5e-4)  # four digits
-        assert about.guarantee in whole and about.page in whole
+        assert about.guarantee in row_text and about.page in row_text
         if name in METHODS:
             assert "calibrated on other texts" in page.locator("#told").inner_text()
         else:
@@ -265,8 +265,11 @@ def test_it_fits_and_axe_finds_nothing(opened, width, scheme):
         ops = page.locator("#block .half .radio")  # each has an arrow before it, unless it is the first
         assert all(ops.nth(i).bounding_box()["x"] >= 16 for i in range(ops.count()))
         # Without `preload` axe asks for no style sheets, which a page from a file may not read.
-        found = axe.Axe().run(page, options={"preload": False}).response["violations"]
-        wrong = [(each["id"], each["impact"], [node["html"][:120] for node in each["nodes"][:3]]) for each in found]
+        problems = axe.Axe().run(page, options={"preload": False}).response["violations"]
+        wrong = [
+            (problem["id"], problem["impact"], [node["html"][:120] for node in problem["nodes"][:3]])
+            for problem in problems
+        ]
         assert wrong == []
         for section in ("text", "tower", "attention", "positions", "cache", "next", "quantization"):
             page.locator(f"#{section}").scroll_into_view_if_needed()

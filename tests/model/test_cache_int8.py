@@ -27,7 +27,7 @@ from tests.support.strategies import Noise, assert_within, attention_bound, nois
 U32 = roundoff(np.float32)
 INT8 = np.dtype(np.int8)
 SMALLEST = 2.0**-126  # below it a float32 may count as 0
-# A quotient of float32 and the scale itself, by which the largest number may be a little more than 127 of them.
+# A float32 quotient by the scale: rounding can make the largest number slightly more than 127 scales.
 STEP = 1 / 2 + 127 * 4 * U32
 
 
@@ -97,24 +97,24 @@ def test_attention_is_within_the_bound_of_the_definition(noise, heads, queries, 
     h = attend(
         jnp.asarray(q[None]), stored, positions, window=window, config=config, spans=SPANS._replace(longest=longest)
     )
-    ours = np.asarray(h).reshape(queries, heads[0], head_dim)
+    actual = np.asarray(h).reshape(queries, heads[0], head_dim)
 
-    held: list[np.ndarray] = []
+    levels: list[np.ndarray] = []
     scales: list[float] = []
     for rows in stored:
         codes, s = (np.asarray(a, np.float64)[0, :, :keys].swapaxes(0, 1) for a in from_int8(rows))
-        held.append(codes * s[..., None])
+        levels.append(codes * s[..., None])
         scales.append(np.max(s))
     mask = causal_mask(queries, keys, offset=keys - queries, window=window)
     # A level is multiplied by its scale after the sum: one rounding more in each score and each output.
-    levels_k, levels_v = held
+    levels_k, levels_v = levels
     rounding = attention_bound(q, levels_k, levels_v, mask, dtype="float32", sums="float32") * (1 + 2 * U32)
-    assert_within(ours, attention(q, levels_k, levels_v, mask), rounding)
+    assert_within(actual, attention(q, levels_k, levels_v, mask), rounding)
 
     largest = np.max(np.sum(np.abs(q.astype(np.float64)), axis=-1))
     e = STEP * scales[0] * largest / np.sqrt(head_dim)
     lost = np.expm1(2 * e) * np.max(np.abs(v)) + STEP * scales[1] + 127 * SMALLEST
-    assert_within(ours, attention(q, k, v, mask), rounding + lost)
+    assert_within(actual, attention(q, k, v, mask), rounding + lost)
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))
@@ -144,8 +144,8 @@ def test_both_backends_tell_the_same_story():
 def test_logits_are_those_of_the_reference_s_cache(run, tmp_path):
     """A few codes near a tie may differ. A cache that keeps every digit differs by all of its roundings."""
     forms = ("--cache", "int8"), ("--cache", "int8", "--backend", "reference"), ("--backend", "reference")
-    ours, exact, plain = written_logits(run, tmp_path, "1,5,9,200,7", forms)
-    assert 2 * np.linalg.norm(ours - exact) < np.linalg.norm(exact - plain) < np.linalg.norm(plain) / 10
+    actual, exact, plain = written_logits(run, tmp_path, "1,5,9,200,7", forms)
+    assert 2 * np.linalg.norm(actual - exact) < np.linalg.norm(exact - plain) < np.linalg.norm(plain) / 10
 
 
 def test_kernels_leave_it_to_the_plain_form():

@@ -67,13 +67,13 @@ def test_filters_are_those_of_the_reference(seed, ties, options):
 @given(
     seed=seeds,
     ties=st.sampled_from([0, 1, 4]),
-    others=st.lists(st.tuples(st.integers(0, VOCAB - 1), st.sampled_from([-np.inf, np.inf, np.nan, 0.0, -0.0]))),
+    ties_at=st.lists(st.tuples(st.integers(0, VOCAB - 1), st.sampled_from([-np.inf, np.inf, np.nan, 0.0, -0.0]))),
 )
-@example(seed=0, ties=1, others=[(i, -np.inf) for i in range(VOCAB)])
-def test_the_largest_in_one_reduction_and_in_two(seed, ties, others):
+@example(seed=0, ties=1, ties_at=[(i, -np.inf) for i in range(VOCAB)])
+def test_the_largest_in_one_reduction_and_in_two(seed, ties, ties_at):
     """A CPU takes two, a GPU one."""
     logits = draw_logits(seed, ties)
-    for i, value in others:
+    for i, value in ties_at:
         logits[i] = value
     for dtype in (np.float32, jnp.bfloat16):
         rounded = logits.astype(dtype)
@@ -87,17 +87,17 @@ def test_the_largest_in_one_reduction_and_in_two(seed, ties, others):
 @example(2, [5, 6, 2**30], 0)
 def test_the_smallest_that_is_enough(ways, bounds, seed):
     """A CPU halves a range and a GPU cuts it into 16, with the same result."""
-    low, wanted, high = sorted(bounds)
-    assume(low < wanted)
-    others = np.random.default_rng(seed).integers(low + 1, high + 1, 3)
-    wanted = jnp.asarray([[wanted], *others[:, None]], jnp.int32)
-    bounds = (jnp.full_like(wanted, bound) for bound in (low, high))
-    np.testing.assert_array_equal(smallest(lambda t: t >= wanted, *bounds, ways=ways), wanted)
+    low, goal, high = sorted(bounds)
+    assume(low < goal)
+    random_goals = np.random.default_rng(seed).integers(low + 1, high + 1, 3)
+    goal = jnp.asarray([[goal], *random_goals[:, None]], jnp.int32)
+    bounds = (jnp.full_like(goal, bound) for bound in (low, high))
+    np.testing.assert_array_equal(smallest(lambda t: t >= goal, *bounds, ways=ways), goal)
 
 
 def near_threshold(logits: np.ndarray, options: SamplingOptions) -> bool:
     """Whether moving a threshold by what float32 rounds changes which tokens the reference keeps."""
-    kept = []
+    survivors = []
     for nudge in (1 - 1e-5, 1 + 1e-5):
         nudged = {"top_p": min(options.top_p * nudge, 1.0), "min_p": min(options.min_p * nudge, 1.0)}
         p = reference.distribution(
@@ -108,8 +108,8 @@ def near_threshold(logits: np.ndarray, options: SamplingOptions) -> bool:
             repetition_penalty=1.0,
             **nudged,
         )
-        kept.append(p > 1e-37)
-    return not np.array_equal(*kept)
+        survivors.append(p > 1e-37)
+    return not np.array_equal(*survivors)
 
 
 @given(seed=seeds, ties=st.sampled_from([0, 1]), penalty=st.sampled_from([0.5, 1.0, 1.3]))
@@ -128,12 +128,12 @@ def test_greedy_takes_the_lowest_id_after_the_penalty(seed, ties, penalty):
     assert int(chosen[0]) == expected
 
 
-@given(seed=seeds, kept=st.integers(1, VOCAB), u=st.floats(0, 1, exclude_max=True, width=32))
-@example(seed=0, kept=1, u=0.0)
-@example(seed=0, kept=VOCAB, u=1 - 2**-24)
-def test_the_draw_inverts_the_cumulative_distribution(seed, kept, u):
+@given(seed=seeds, support=st.integers(1, VOCAB), u=st.floats(0, 1, exclude_max=True, width=32))
+@example(seed=0, support=1, u=0.0)
+@example(seed=0, support=VOCAB, u=1 - 2**-24)
+def test_the_draw_inverts_the_cumulative_distribution(seed, support, u):
     p = np.random.default_rng(seed).exponential(size=VOCAB).astype(np.float32)
-    p[np.argsort(p)[: VOCAB - kept]] = 0
+    p[np.argsort(p)[: VOCAB - support]] = 0
     p /= p.sum()
     token = int(DRAW(p[None], np.array([u], np.float32))[0])
     cumulative = np.cumsum(p.astype(np.float64))
@@ -193,11 +193,11 @@ def test_a_row_has_its_own_options_and_no_neighbor_moves_a_bit_of_it(seed, rows)
     seen = np.zeros((1, VOCAB), bool)
     for i, row in enumerate(rows):
         place = slice(i, i + 1)
-        alone = SAMPLE(logits[place], seen, keys[place], positions[place], as_arrays(row), greedy=row.greedy)
-        assert int(alone[0]) == together[i]
-        others = [SamplingOptions(temperature=0.5, top_k=j, top_p=0.5) for j in range(5)]
-        others[i] = row
-        assert np.asarray(SAMPLE_BY_ROW(logits, keys, positions, by_row(others)))[i] == together[i]
+        single = SAMPLE(logits[place], seen, keys[place], positions[place], as_arrays(row), greedy=row.greedy)
+        assert int(single[0]) == together[i]
+        options_by_row = [SamplingOptions(temperature=0.5, top_k=j, top_p=0.5) for j in range(5)]
+        options_by_row[i] = row
+        assert np.asarray(SAMPLE_BY_ROW(logits, keys, positions, by_row(options_by_row)))[i] == together[i]
 
 
 def test_a_filter_leaves_the_other_rows_as_they_are():
@@ -205,6 +205,6 @@ def test_a_filter_leaves_the_other_rows_as_they_are():
     logits = np.stack([draw_logits(seed, 0) for seed in range(4)])
     rows = [SamplingOptions(temperature=0.8, top_p=1.0)] * 4
     filtered = [rows[0], SamplingOptions(temperature=0.8, top_p=0.5), rows[2], SamplingOptions(top_k=3, top_p=1.0)]
-    plain, mixed = (np.asarray(DISTRIBUTION(logits, by_row(each))) for each in (rows, filtered))
+    plain, mixed = (np.asarray(DISTRIBUTION(logits, by_row(row_options))) for row_options in (rows, filtered))
     np.testing.assert_array_equal(mixed[[0, 2]], plain[[0, 2]])
     assert (mixed[1] > 0).sum() < VOCAB and (mixed[3] > 0).sum() == 3

@@ -70,7 +70,7 @@ few = settings(max_examples=share_of(20, part=10))  # each compiles
 def test_any_split_into_chunks_gives_the_logits_of_one_pass(name, seed, data):
     checkpoint = random_checkpoint(CONFIGS[name], seed=seed)
     tokens = np.random.default_rng(seed).integers(0, CONFIGS[name].vocab, LONGEST)
-    whole, _ = run(checkpoint, tokens[None])
+    full, _ = run(checkpoint, tokens[None])
 
     # Chunks are padded to one of two lengths, with tokens that must not matter: prefill has 5, decoding 1.
     cache, rows, start = None, [], 0
@@ -82,7 +82,7 @@ def test_any_split_into_chunks_gives_the_logits_of_one_pass(name, seed, data):
         rows.append(logits[0, :count])
         start += count
     assert cache is not None and int(cache.lengths[0]) == LONGEST
-    assert_agree(np.concatenate(rows), whole[0])
+    assert_agree(np.concatenate(rows), full[0])
 
 
 @few
@@ -93,9 +93,9 @@ def test_a_row_of_a_batch_is_the_row_alone(name, seed, lengths):
     first, cache = run(checkpoint, tokens, lengths=lengths)
     second, _ = run(checkpoint, tokens[:, :1], cache=cache)
     for row, length in enumerate(lengths):
-        alone, cache = run(checkpoint, tokens[row : row + 1], lengths=[length])
+        single, cache = run(checkpoint, tokens[row : row + 1], lengths=[length])
         after, _ = run(checkpoint, tokens[row : row + 1, :1], cache=cache)
-        assert_agree(first[row, :length], alone[0, :length])
+        assert_agree(first[row, :length], single[0, :length])
         assert_agree(second[row], after[0])
 
 

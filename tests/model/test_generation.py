@@ -144,7 +144,7 @@ def test_a_character_cut_off_at_the_end_is_shown_as_unreadable():
 
 
 class Timed(Script):
-    """A script whose calls take a millisecond, and half of one for each token, by a clock of its own."""
+    """A script with its own clock: a call takes a millisecond, and half of one more for each token."""
 
     burst = 128
     seconds = 0.0
@@ -167,7 +167,7 @@ def test_a_burst_is_what_fits_into_its_time_and_each_text_begins_with_one_token(
 
 
 class Overlapping(Script):
-    """A script whose device takes 3.9 ms for each token, by a clock that goes on while one waits for it."""
+    """A script with a device that takes 3.9 ms for each token, by a clock that goes on during a wait."""
 
     burst = 128
     seconds, done = 0.0, 0.0
@@ -189,7 +189,7 @@ def test_bursts_that_are_asked_for_ahead_are_sized_by_the_time_between_two(monke
     session = Session(backend, vocab=VOCAB)
     for _ in session.bursts([256], max_new_tokens=110, options=GREEDY, seed=0, stops=frozenset({257})):
         backend.seconds += 0.01  # until the next is read, while the device goes on
-    # Twenty fit into 80 ms. The second, alone, is there before it is read, 10 ms after the first.
+    # Twenty fit into 80 ms. Only the second is there before it is read, 10 ms after the first.
     assert backend.steps == [1, 1, 20, 8, 20, 20, 20, 20]
 
 
@@ -199,7 +199,7 @@ def test_a_burst_is_asked_for_before_the_one_before_it_is_read():
         read.append((token.text, sum(backend.steps)))
     assert backend.steps == [1, 1, 4, 4, 2]
     assert read[:4] == [("a", 2), ("b", 6), ("c", 10), ("d", 10)]
-    assert [asked for _, asked in read] == [2, 6, *4 * [10], *6 * [12]]
+    assert [limit for _, limit in read] == [2, 6, *4 * [10], *6 * [12]]
 
 
 @given(
@@ -222,23 +222,23 @@ def test_what_the_cache_holds_is_what_was_drawn_however_a_text_ends(ahead, capac
     """The text does not depend on the bursts that were asked for ahead of it."""
     backend = Script([], capacity, ahead)
     session = Session(backend, vocab=VOCAB)
-    for says, new, shared, n, bursts, left in texts:
+    for says, new, shared, n, bursts, leaves in texts:
         prompt = [*session.ids[:shared], *[99] * new][:capacity]
         backend.says = [*says, *[100] * 100]
-        found, reason, due = [], None, next((i for i, id in enumerate(backend.says) if id == 257), 100) + 1
-        pressed = itertools.chain([False] * bursts, itertools.repeat(not left))
+        text, reason, full_length = [], None, next((i for i, id in enumerate(backend.says) if id == 257), 100) + 1
+        pressed = itertools.chain([False] * bursts, itertools.repeat(not leaves))
         options: dict[str, Any] = {"max_new_tokens": n, "options": GREEDY, "seed": 0, "stops": frozenset({257})}
-        asked = session.bursts(prompt, **options, interrupted=partial(next, pressed))
-        for drawn, why in itertools.islice(asked, bursts if left else None):
-            found, reason = [*found, *drawn], why
-            held: Any = session._cache
-            assert not drawn or len(session.ids) == len(prompt) + len(found) - 1
-            assert held[: len(session.ids)] == session.ids == [*prompt, *found[:-1]][: len(session.ids)]
+        bursts_read = session.bursts(prompt, **options, interrupted=partial(next, pressed))
+        for drawn, why in itertools.islice(bursts_read, bursts if leaves else None):
+            text, reason = [*text, *drawn], why
+            cached: Any = session._cache
+            assert not drawn or len(session.ids) == len(prompt) + len(text) - 1
+            assert cached[: len(session.ids)] == session.ids == [*prompt, *text[:-1]][: len(session.ids)]
         room = capacity - len(prompt) + 1
-        assert found == [*says, *[100] * 100][: len(found)] and len(found) <= min(n, due, room)
+        assert text == [*says, *[100] * 100][: len(text)] and len(text) <= min(n, full_length, room)
         if reason in ("stop", "length", "context"):
-            assert len(found) == min(n, due, room)
-            assert reason == ("stop" if found[-1:] == [257] else "length" if len(found) == n else "context")
+            assert len(text) == min(n, full_length, room)
+            assert reason == ("stop" if text[-1:] == [257] else "length" if len(text) == n else "context")
 
 
 def test_a_new_prompt_computes_only_what_is_new():

@@ -120,10 +120,10 @@ def walk(
             used = start + new.stop
             k, v = (exactly(np.asarray(a)[row, :, :used].swapaxes(0, 1)) for a in layer_cache)
             mask = causal_mask(new.stop, used, offset=start, window=config.window(i))
-            due = bound.attend(
+            attention = bound.attend(
                 exactly(np.asarray(q)[row, new]), k, v, mask, unit=unit, blocks=blocks, weights_unit=weights_unit
             )
-            check(np.asarray(h)[row, new], due)
+            check(np.asarray(h)[row, new], attention)
 
         before, x = x, ops.project_add(h, layer, x)
         for row, new, _ in rows:
@@ -162,7 +162,7 @@ def composed_bound(
 ) -> Approx:
     """Compute the whole model for one sequence, with the errors of all its ops passed on.
 
-    The dtype rounds by `unit`, also the weights of attention, whose online softmax goes over `blocks` blocks.
+    The dtype rounds by `unit`, also the weights of attention; its online softmax goes over `blocks` blocks.
     """
     x, at = exactly(exact.embedding[tokens]), np.arange(len(tokens))
     for i, layer in enumerate(exact.layers):
@@ -194,7 +194,7 @@ def test_the_whole_model_is_within_the_composed_bound(name, table, lengths, seed
             expected.value, value, rtol=1e-12, atol=1e-12
         )  # it bounds the reference's own values
         check(np.asarray(logits)[row, :length], expected)
-        certain = expected.error < 1e6  # unlike those of tokens whose experts hang on rounding
+        certain = expected.error < 1e6  # unlike tokens with experts that depend on rounding
         assert np.median(expected.error[certain]) < 0.1 * np.abs(value).max()  # and it says something
 
 

@@ -97,23 +97,23 @@ def test_nine_more_stories_are_nine_stories(stories):
         return "".join(token.text for token in chat.reply(text, seed=seed, max_new_tokens=512))
 
     reply("Tell me a story.", 100)
-    told = [reply("Tell me another story.", 100 + n) for n in range(1, 10)]
-    assert len(set(told)) == 9
-    assert all(len(text) > 400 and text.endswith((".", '"')) for text in told)
+    stories_told = [reply("Tell me another story.", 100 + n) for n in range(1, 10)]
+    assert len(set(stories_told)) == 9
+    assert all(len(text) > 400 and text.endswith((".", '"')) for text in stories_told)
 
 
 REQUESTS, QUESTIONS = re.sub(r"\s+", " ", SUGGESTED).split("Once it has told one:")
 
 
 @pytest.mark.sampled(2)  # 1 s each
-@pytest.mark.parametrize("wanted", re.findall(r"Tell me a story about [^.]+\.", REQUESTS))
-def test_what_help_suggests_to_ask_is_answered(stories, wanted):
+@pytest.mark.parametrize("first_line", re.findall(r"Tell me a story about [^.]+\.", REQUESTS))
+def test_what_help_suggests_to_ask_is_answered(stories, first_line):
     """After each story that it suggests. Another training answered by "There is no Anna in the story."."""
     chat = Chat(stories)
-    told = "".join(token.text for token in chat.reply(wanted, max_new_tokens=512, sampling=GREEDY))
-    hero = next(name for name in re.findall(r"[A-Z][a-z]+", told) if name in NAMES)
-    for asked in re.findall(r"[A-Z][^?]+\?", QUESTIONS):
-        question = asked.replace("Anna", hero)
+    story = "".join(token.text for token in chat.reply(first_line, max_new_tokens=512, sampling=GREEDY))
+    hero = next(name for name in re.findall(r"[A-Z][a-z]+", story) if name in NAMES)
+    for template in re.findall(r"[A-Z][^?]+\?", QUESTIONS):
+        question = template.replace("Anna", hero)
         answer = "".join(token.text for token in chat.reply(question, max_new_tokens=40, sampling=GREEDY))
         assert not re.match("There is no|The story does not|I do not know|I tell", answer), (question, answer)
-        assert not asked.startswith("Where") or answer.removeprefix("In ").rstrip(".") in told, (question, answer)
+        assert not template.startswith("Where") or answer.removeprefix("In ").rstrip(".") in story, (question, answer)

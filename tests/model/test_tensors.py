@@ -1,4 +1,4 @@
-"""The table of weights: beside the hub's own, by its roles, and in rows that an even cut over devices leaves right."""
+"""The table of weights: against the hub's own, by its roles, and in rows that an even cut over devices leaves right."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def test_roles_are_told_from_names_elsewhere(config):
 def test_every_weight_is_in_one_stack_and_one_layer(config):
     every = list(weights(config))
     assert sorted(w.name for s in stacks(config) for w in (*s.weights, *s.biases)) == sorted(w.name for w in every)
-    grouped = [weight for parts in by_layer(config).values() for each in parts.values() for weight in each]
+    grouped = [weight for parts in by_layer(config).values() for part in parts.values() for weight in part]
     assert set(grouped) == {weight for weight in every if weight.role is not Role.BIAS}
 
 
@@ -77,7 +77,7 @@ def test_an_even_cut_gives_each_device_whole_heads(n, kv, shared, pairs, width, 
         cut = np.split(np.array([rows[i] for i in order[field]], dtype=object), n)
         for device, part in enumerate(cut):
             share = [matrix[device * len(matrix) // n : (device + 1) * len(matrix) // n] for matrix in matrices]
-            assert [tuple(row) for row in part] == [row for one in share for row in one]
+            assert [tuple(row) for row in part] == [row for row_range in share for row in row_range]
         if n == 1:
             assert order[field].tolist() == list(range(len(rows)))
 

@@ -69,12 +69,12 @@ def swapped(spec: dict) -> dict:
 def test_models_that_cut_the_text_differently_are_refused(tmp_path, monkeypatch):
     """Each model has a tokenizer of its own, of one size: what they predict after a token is not the same question."""
     checkpoint = random_checkpoint(replace(SMALL, vocab=256), seed=0)
-    path, (one, other) = tmp_path / "text", (tmp_path / "one.json", tmp_path / "other.json")
+    path, (first, second) = tmp_path / "text", (tmp_path / "one.json", tmp_path / "other.json")
     path.write_text("ab")
     spec = tiny_tokenizers.chatml(())
-    one.write_text(spec)
-    other.write_text(json.dumps(swapped(json.loads(spec))))
-    models = [replace(checkpoint, path=str(each)) for each in (one, other)]
+    first.write_text(spec)
+    second.write_text(json.dumps(swapped(json.loads(spec))))
+    models = [replace(checkpoint, path=str(file)) for file in (first, second)]
     monkeypatch.setattr("llamaspec.model.insight.evaluation.tokenizer_of", lambda model, _: load_tokenizer(model.path))
     with pytest.raises(ValueError, match=r"other tokens, from token 0 on: .*--tokenizer names one for both"):
         text_for(models, path)

@@ -25,9 +25,9 @@ class Case(NamedTuple):
 
 @functools.cache
 def node_cases(op: str) -> list[Case]:
-    """List the cases of an operator, without those that only spell it out in terms of others.
+    """List the cases of an operator, except the ones that only spell it out in terms of others.
 
-    We import the operator's module alone: `collect_testcases` imports all of them, and each computes its cases as it is
+    We import only the operator's module: `collect_testcases` imports all of them, and each computes its cases as it is
     imported, which takes 6 seconds.
     """
     with warnings.catch_warnings():  # casts that overflow, divisions by zero, deprecated NumPy: theirs, not ours

@@ -94,8 +94,8 @@ def test_a_query_that_sees_nothing_gives_0(noise, queries, keys, blind):
 def test_grouped_queries_are_as_many_heads_with_keys_repeated(noise, queries, keys, kv_heads, ratio):
     q, k, v = draw_qkv(noise, queries, keys, kv_heads, ratio)
     mask = np.zeros((queries, keys))
-    each = attention(q, np.repeat(k, ratio, axis=1), np.repeat(v, ratio, axis=1), mask)
-    assert_within(attention(q, k, v, mask), each, 2 * attention_bound(q, k, v, mask))
+    repeated = attention(q, np.repeat(k, ratio, axis=1), np.repeat(v, ratio, axis=1), mask)
+    assert_within(attention(q, k, v, mask), repeated, 2 * attention_bound(q, k, v, mask))
 
 
 @given(noise=noises, queries=lengths, kv_heads=kv_heads, ratio=ratios)

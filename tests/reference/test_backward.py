@@ -33,9 +33,9 @@ CLOSE = 1e-12  # of the largest entry: a few hundred roundings of float64, where
 def assert_is_vjp(function, inputs, dy, slopes):
     """`slopes` are what `jax.vjp` of `function`, written here in jax.numpy, makes of `dy` at the float64 `inputs`."""
     with jax.enable_x64(True):
-        due = [np.asarray(a) for a in jax.vjp(function, *map(jnp.asarray, inputs))[1](jnp.asarray(dy))]
-    assert len(due) == len(slopes)
-    for slope, exact in zip(slopes, due, strict=True):
+        expected = [np.asarray(a) for a in jax.vjp(function, *map(jnp.asarray, inputs))[1](jnp.asarray(dy))]
+    assert len(expected) == len(slopes)
+    for slope, exact in zip(slopes, expected, strict=True):
         assert slope.shape == exact.shape and slope.dtype == np.float64
         assert np.abs(slope - exact).max(initial=0) <= CLOSE * max(1, np.abs(exact).max(initial=0))
 
@@ -218,9 +218,9 @@ def test_the_gradient_of_a_whole_model_is_that_of_its_loss(name):
         return cross_entropy(logits[:-1], tokens[1:], weights[1:])
 
     assert abs(loss - loss_at(0.0)) <= CLOSE * abs(loss)
-    due = sum(float(np.sum(s * d)) for s, d in zip(arrays_of(gradient), arrays_of(direction), strict=True))
-    # Two central differences, whose errors fall as the square of the step, give one that falls as its fourth power.
+    expected = sum(float(np.sum(s * d)) for s, d in zip(arrays_of(gradient), arrays_of(direction), strict=True))
+    # The error of a central difference falls as the square of the step; of two combined, as its fourth power.
     wide, narrow = ((loss_at(h) - loss_at(-h)) / (2 * h) for h in (2e-4, 1e-4))
     measured = (4 * narrow - wide) / 3
-    assert abs(measured - due) <= max(1e-7 * abs(due), 4 * abs(narrow - wide))
-    assert abs(narrow - wide) <= 1e-2 * abs(due)  # or the line above would say nothing
+    assert abs(measured - expected) <= max(1e-7 * abs(expected), 4 * abs(narrow - wide))
+    assert abs(narrow - wide) <= 1e-2 * abs(expected)  # or the line above would say nothing

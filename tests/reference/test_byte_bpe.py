@@ -69,8 +69,8 @@ def train(pattern: str) -> Tokenizer:
 def ranks_of(tokenizer: Tokenizer) -> dict[bytes, int]:
     """The bytes of each token, which the library prints as one character a byte."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    byte = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    byte = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(unprintable)}
     return {bytes(byte[c] for c in token): i for token, i in tokenizer.get_vocab().items()}
 
 

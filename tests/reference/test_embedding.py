@@ -26,10 +26,10 @@ def test_every_row_is_its_own_tokens(noise):
 
 
 @pytest.mark.parametrize("token", [-1, -VOCAB, VOCAB, 2**40, -(2**40)])
-@pytest.mark.parametrize("others", [[], [0, VOCAB - 1]])
-def test_refuses_ids_outside_the_vocabulary(token, others):
+@pytest.mark.parametrize("valid_tokens", [[], [0, VOCAB - 1]])
+def test_refuses_ids_outside_the_vocabulary(token, valid_tokens):
     with pytest.raises(IndexError, match=rf"0\.\.{VOCAB - 1}, got .*{token}"):
-        embedding(np.array([*others, token]), np.zeros((VOCAB, DIM)))
+        embedding(np.array([*valid_tokens, token]), np.zeros((VOCAB, DIM)))
 
 
 def test_no_tokens_are_no_rows():

@@ -54,20 +54,20 @@ def test_a_feed_forward_layer_in_two_ops(noise):
 def test_a_token_of_each_sequence_is_appended_as_in_the_model(noise, past):
     layer, batch, capacity = draw_layer(noise), 2, 7
     assert layer.attention_norm is not None
-    held = noise(2, batch, capacity, CONFIG.kv_heads, CONFIG.head_dim)
+    cached = noise(2, batch, capacity, CONFIG.kv_heads, CONFIG.head_dim)
     x = noise(batch, CONFIG.dim)
     positions = np.array([past, past + 2])
     q, k, v = norm_qkv(
-        x, layer.attention_norm, *stacked(layer.q, layer.k, layer.v), held[0], held[1], positions,
+        x, layer.attention_norm, *stacked(layer.q, layer.k, layer.v), cached[0], cached[1], positions,
         frequencies(CONFIG.head_dim, theta=CONFIG.theta), eps=CONFIG.eps,
     )  # fmt: skip
     for row, position in enumerate(positions.tolist()):
-        before = LayerCache(held[0, row, :position], held[1, row, :position])
+        before = LayerCache(cached[0, row, :position], cached[1, row, :position])
         _, cache = attend(x[row : row + 1], layer, before, window=None, config=CONFIG)
         np.testing.assert_allclose(k[row, : position + 1], cache.k, rtol=1e-12)
         np.testing.assert_allclose(v[row, : position + 1], cache.v, rtol=1e-12)
-        np.testing.assert_array_equal(k[row, position + 1 :], held[0, row, position + 1 :])
-        np.testing.assert_array_equal(v[row, position + 1 :], held[1, row, position + 1 :])
+        np.testing.assert_array_equal(k[row, position + 1 :], cached[0, row, position + 1 :])
+        np.testing.assert_array_equal(v[row, position + 1 :], cached[1, row, position + 1 :])
     assert q.shape == (batch, CONFIG.heads, CONFIG.head_dim)
 
 

@@ -32,9 +32,9 @@ def test_integers_are_exact(seed, rows, cols):
 def test_linear_in_x(noise, rows, cols, power):
     x, y, weight = noise(2, cols), noise(2, cols), noise(rows, cols)
     np.testing.assert_array_equal(linear(x * 2.0**power, weight), linear(x, weight) * 2.0**power)
-    both = linear(x.astype(np.float64) + y, weight)
+    product = linear(x.astype(np.float64) + y, weight)
     size = magnitude(x, weight) + magnitude(y, weight)
-    assert_within(both, linear(x, weight) + linear(y, weight), 2 * (cols + 1) * U * size)
+    assert_within(product, linear(x, weight) + linear(y, weight), 2 * (cols + 1) * U * size)
 
 
 @given(noise=noises, rows=lengths, cols=lengths)

@@ -30,8 +30,8 @@ def drawn(seed: int, rows: int, vocab: int, scale: float = 3.0):
 
 def assert_value_and_gradient(function, logits, value, slope):
     with jax.enable_x64(True):
-        due, exact = jax.value_and_grad(function)(jnp.asarray(logits))
-    assert abs(value - float(due)) <= CLOSE * max(1, abs(float(due)))
+        expected, exact = jax.value_and_grad(function)(jnp.asarray(logits))
+    assert abs(value - float(expected)) <= CLOSE * max(1, abs(float(expected)))
     assert slope.dtype == np.float64
     assert np.abs(slope - np.asarray(exact)).max() <= CLOSE * max(1, np.abs(slope).max())
 
@@ -77,19 +77,19 @@ def test_reverse_kl(seed, rows, vocab):
 
 
 def test_two_divergences_differ():
-    student, teacher, one = np.log([[0.5, 0.5]]), np.log([[0.9, 0.1]]), np.ones(1)
+    student, teacher, weights = np.log([[0.5, 0.5]]), np.log([[0.9, 0.1]]), np.ones(1)
     forward = 0.9 * np.log(0.9 / 0.5) + 0.1 * np.log(0.1 / 0.5)
     backward = 0.5 * np.log(0.5 / 0.9) + 0.5 * np.log(0.5 / 0.1)
-    assert abs(distillation(student, teacher, one, temperature=1.0) - forward) <= CLOSE
-    assert abs(reverse_kl(student, teacher, one) - backward) <= CLOSE
+    assert abs(distillation(student, teacher, weights, temperature=1.0) - forward) <= CLOSE
+    assert abs(reverse_kl(student, teacher, weights) - backward) <= CLOSE
 
 
 @given(seed=seeds, beta=st.sampled_from([0.01, 0.1, 1.0]), scale=st.sampled_from([1.0, 100.0, 1e4]))
 def test_dpo(seed, beta, scale):
     answers = (-scale * np.random.default_rng(seed).uniform(0, 1, 4)).tolist()
 
-    def loss(both):
-        return jax.nn.softplus(-beta * ((both[0] - answers[2]) - (both[1] - answers[3])))
+    def loss(chosen_and_rejected):
+        return jax.nn.softplus(-beta * ((chosen_and_rejected[0] - answers[2]) - (chosen_and_rejected[1] - answers[3])))
 
     value, slopes = dpo(*answers, beta=beta)
     assert_value_and_gradient(loss, np.array(answers[:2]), value, np.array(slopes))
@@ -104,18 +104,18 @@ def test_dpo_falls_as_the_preferred_answer_gains():
 @given(seed=seeds, padding=st.integers(0, 5))
 def test_padding_does_not_change_an_answer(seed, padding):
     logits, _, targets, _ = drawn(seed, 3, 5)
-    due = sum(log_softmax(row)[id] for row, id in zip(logits, targets, strict=True))
+    expected = sum(log_softmax(row)[id] for row, id in zip(logits, targets, strict=True))
     longer = np.concatenate([logits, np.full((padding, 5), 7.0)])
     ids, counted = np.append(targets, np.zeros(padding, np.int64)), np.append(np.ones(3), np.zeros(padding))
-    assert abs(answer_log_probability(longer, ids, counted) - due) <= CLOSE * abs(due)
+    assert abs(answer_log_probability(longer, ids, counted) - expected) <= CLOSE * abs(expected)
 
 
 @given(seed=seeds, rows=st.integers(2, 5), cut=st.integers(1, 4))
 def test_a_batch_is_the_sum_of_its_parts(seed, rows, cut):
     logits, _, targets, weights = drawn(seed, rows, 6)
-    whole = cross_entropy(logits, targets, weights)
+    full = cross_entropy(logits, targets, weights)
     parts = sum(cross_entropy(logits[s], targets[s], weights[s]) for s in (slice(cut), slice(cut, None)))
-    assert abs(whole - parts) <= CLOSE * max(1, whole)
+    assert abs(full - parts) <= CLOSE * max(1, full)
 
 
 def test_large_logits_neither_overflow_nor_lose_what_they_say():

@@ -33,7 +33,7 @@ def opinions(x, gate, up, down):
 
 @given(noise=noises, experts=experts, data=st.data())
 def test_definition(noise, experts, data):
-    """Token by token: a softmax over the logits of the chosen experts alone, and their opinions so weighted."""
+    """Token by token: a softmax over the logits of only the chosen experts weighs their outputs."""
     n = data.draw(st.integers(1, experts))
     x, router, gate, up, down = draw_layer(noise, experts)
     logits = linear(x, router)
@@ -113,7 +113,7 @@ def test_each_token_alone(tokens):
     random = np.random.default_rng(0)
     layer = [random.normal(size=s) for s in [(4, DIM), (4, FFN, DIM), (4, FFN, DIM), (4, DIM, FFN)]]
     x = random.normal(size=(tokens, DIM))
-    alone = [moe(token[None], *layer, experts_per_token=2) for token in x]
+    singles = [moe(token[None], *layer, experts_per_token=2) for token in x]
     together = moe(x, *layer, experts_per_token=2)
     assert together.shape == x.shape
-    assert_within(together, np.concatenate([np.zeros((0, DIM)), *alone]), 1e-13)
+    assert_within(together, np.concatenate([np.zeros((0, DIM)), *singles]), 1e-13)

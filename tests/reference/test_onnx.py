@@ -1,4 +1,4 @@
-"""`reference` against the node tests of ONNX, whose expected outputs other people computed, in float32 and below.
+"""`reference` against the node tests of ONNX: other people computed the outputs, in float32 and below.
 
 An adapter per operator turns a case into calls of `reference` and says, output by output, what these give and how far
 ONNX may be from it: its roundings are counted, one `u` each, where u is the roundoff of the case's dtype. Dot products
@@ -98,16 +98,16 @@ def onnx_attention(case: Case) -> Outputs:
     total = np.zeros((batch, 1, queries, keys)) if mask is None else additive(mask, batch, queries, keys)
     offsets = np.full(batch, past) if lengths is None else lengths - queries  # bottom right
     if get("is_causal") or case.name in CAUSAL_GRAPHS:
-        left = get("left_window_size", -1)
-        window = None if left < 0 else left + 1  # ONNX does not count the position itself
+        left_window = get("left_window_size", -1)
+        window = None if left_window < 0 else left_window + 1  # ONNX does not count the position itself
         seen = [causal_mask(queries, keys, offset=int(offset), window=window) for offset in offsets]
         total = total + np.stack(seen)[:, None]
     if lengths is not None:
         total = total + np.where(np.arange(keys) < lengths[:, None], 0, -np.inf)[:, None, None, :]
 
     scale = get("scale", 1 / np.sqrt(head_dim))
-    asked = q.astype(np.float64) * scale * np.sqrt(head_dim)  # the reference divides by the root of head_dim
-    y = attend(asked, k, v, total)
+    scaled = q.astype(np.float64) * scale * np.sqrt(head_dim)  # the reference divides by the root of head_dim
+    y = attend(scaled, k, v, total)
     sums = np.promote_types(q.dtype, np.float32)
     bound = attention_bound(q, k, v, total, scale=scale, dtype=q.dtype, sums=sums)
     y = y.reshape(batch, queries, -1) if flat else y.swapaxes(1, 2)
@@ -118,7 +118,7 @@ def onnx_attention(case: Case) -> Outputs:
     if get("qk_matmul_output_mode") == 3:  # the probabilities: what attention makes of values that are unit vectors
         units = np.broadcast_to(np.eye(keys)[:, None], (*k.shape[:3], keys))
         bound = attention_bound(q, k, units, total, scale=scale, dtype=q.dtype, sums=sums)
-        outputs[3] = Due(attend(asked, k, units, total).swapaxes(1, 2), bound)
+        outputs[3] = Due(attend(scaled, k, units, total).swapaxes(1, 2), bound)
     return outputs
 
 
@@ -236,7 +236,7 @@ def argmax(case: Case) -> Outputs:
 
 
 def top_k(case: Case) -> Outputs:
-    """The choice of experts, whose logits a router of ones passes on unchanged; the smallest are the largest of -x."""
+    """The choice of experts: a router of ones passes their logits on unchanged; the smallest are the largest of -x."""
     x, k = needed(case, 0), int(needed(case, 1)[0])
     axis = case.attributes.get("axis", -1)
     rows = np.moveaxis(x, axis, -1).astype(np.float64)
@@ -312,10 +312,10 @@ def test_reference_agrees_with_onnx(op):
     cases = cases_to_run(op)
     arrays = 0
     for case in cases:
-        for output, due in zip(case.outputs, OPERATORS[op].adapter(case), strict=False):
-            if output is not None and due is not None:
+        for output, expected in zip(case.outputs, OPERATORS[op].adapter(case), strict=False):
+            if output is not None and expected is not None:
                 try:
-                    assert_within(output, due.value, due.bound)
+                    assert_within(output, expected.value, expected.bound)
                 except AssertionError as error:
                     raise AssertionError(f"{case.name}: {error}") from error
                 arrays += 1

@@ -17,7 +17,7 @@ dims = st.integers(1, 8).map(lambda pairs: 2 * pairs)
 
 @given(m=places, n=places, dim=dims)
 def test_a_turn_back_by_n_is_the_position_n_before(m, n, dim):
-    """Bounded by the roundings of three angles, of which each is u of itself, and of two sums of two products."""
+    """Bounded by the roundings of three angles, each by u of itself, and of two sums of two products."""
     at, turns = sinusoidal(np.array([m]), dim=dim), frequencies(dim, theta=10_000.0)
     turned = rope_interleaved(at[:, None], np.array([n]), turns)[0, 0]
     before = sinusoidal(np.array([m - n]), dim=dim)[0]
@@ -26,11 +26,11 @@ def test_a_turn_back_by_n_is_the_position_n_before(m, n, dim):
 
 @given(m=places, n=places, dim=dims)
 def test_products_know_the_distance_alone(m, n, dim):
-    one, other = sinusoidal(np.array([m, n]), dim=dim)
+    at_m, at_n = sinusoidal(np.array([m, n]), dim=dim)
     turns = frequencies(dim, theta=10_000.0)
     bound = np.sum((m + n + abs(m - n)) * turns + dim + 8) * U
-    assert_within(one @ other, np.sum(np.cos((m - n) * turns)), bound)
-    assert_within(one @ one, dim / 2, (dim + 4) * dim * U)
+    assert_within(at_m @ at_n, np.sum(np.cos((m - n) * turns)), bound)
+    assert_within(at_m @ at_m, dim / 2, (dim + 4) * dim * U)
 
 
 def test_slopes_are_those_of_the_paper_and_of_its_code():
@@ -51,7 +51,7 @@ def test_a_key_weighs_as_much_as_its_distance_says_and_nothing_ahead(heads, quer
     last = p[:, -1]
     ratio = np.exp(-alibi_slopes(heads))[:, None]  # of a key to the one after it
     assert_within(last[:, :-1], last[:, 1:] * ratio, last[:, 1:] * (4 * keys + 8) * U)
-    # Shifting a row changes nothing: a bias a key, whatever the query.
+    # Shifting a row changes nothing: one bias for each key, for every query.
     by_key = alibi_slopes(heads)[:, None, None] * np.arange(keys) + np.where(
         alibi_mask(heads, queries, keys, offset=offset) < -1e300, -np.inf, 0
     )

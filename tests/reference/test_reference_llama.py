@@ -1,4 +1,4 @@
-"""The whole reference: logits against those of transformers, and the laws that any Llama obeys."""
+"""The whole reference: logits against transformers', and the laws that any Llama obeys."""
 
 import dataclasses
 import json
@@ -48,7 +48,7 @@ def test_logits_of_transformers(family, tmp_path):
     logits, _ = forward(params, np.array(golden["tokens"]), empty_cache(config), config=config)
     exact = np.array(golden["logits"])
     assert exact.shape == (5, config.vocab)
-    # The goldens are float32, whose roundings over a few layers come to a millionth of the largest logit.
+    # The goldens are float32: over a few layers its roundings add up to a millionth of the largest logit.
     assert_within(logits[golden["positions"]], exact, 1e-5 * np.abs(exact).max())
 
 
@@ -129,24 +129,24 @@ def full(params: Params, tokens: np.ndarray, config: Config) -> np.ndarray:
 @given(tiny=tinies, tokens=tokens, cuts=st.lists(st.integers(0, 12), max_size=4))
 def test_a_sequence_in_any_parts_as_at_once(tiny, tokens, cuts):
     params, config = tiny.params, tiny.config
-    exact, whole = forward(params, tokens, empty_cache(config), config=config)
+    exact, exact_cache = forward(params, tokens, empty_cache(config), config=config)
     cache, logits = empty_cache(config), []
     for part in np.split(tokens, sorted(min(cut, len(tokens)) for cut in cuts)):  # some of them empty
         some, cache = forward(params, part, cache, config=config)
         logits.append(some)
     assert_within(np.concatenate(logits), exact, NEGLIGIBLE)
-    for layer, exact_layer in zip(cache, whole, strict=True):
+    for layer, exact_layer in zip(cache, exact_cache, strict=True):
         assert_within(layer.k, exact_layer.k, NEGLIGIBLE)
         assert_within(layer.v, exact_layer.v, NEGLIGIBLE)
 
 
-@given(tiny=tinies, tokens=tokens, others=tokens)
-def test_a_cache_can_be_continued_twice(tiny, tokens, others):
+@given(tiny=tinies, tokens=tokens, second_tokens=tokens)
+def test_a_cache_can_be_continued_twice(tiny, tokens, second_tokens):
     params, config = tiny.params, tiny.config
     _, cache = forward(params, tokens, empty_cache(config), config=config)
-    once, _ = forward(params, others, cache, config=config)
-    forward(params, np.flip(others), cache, config=config)
-    again, _ = forward(params, others, cache, config=config)
+    once, _ = forward(params, second_tokens, cache, config=config)
+    forward(params, np.flip(second_tokens), cache, config=config)
+    again, _ = forward(params, second_tokens, cache, config=config)
     np.testing.assert_array_equal(once, again)
 
 
@@ -218,8 +218,8 @@ def test_key_heads_can_be_stored_once_or_for_each_query_head(tiny, tokens):
         return Linear(repeat(linear.weight), None if linear.bias is None else repeat(linear.bias))
 
     layers = [layer._replace(k=repeated(layer.k), v=repeated(layer.v)) for layer in params.layers]
-    each = dataclasses.replace(config, kv_heads=config.heads)
-    assert_within(full(params._replace(layers=layers), tokens, each), full(params, tokens, config), NEGLIGIBLE)
+    all_heads = dataclasses.replace(config, kv_heads=config.heads)
+    assert_within(full(params._replace(layers=layers), tokens, all_heads), full(params, tokens, config), NEGLIGIBLE)
 
 
 @given(seed=seeds, tokens=tokens, experts_per_token=st.integers(1, 3))
@@ -249,7 +249,7 @@ def test_a_norms_weight_is_part_of_what_follows_it(tiny, tokens, power):
         q, k, v = (linear._replace(weight=linear.weight / scale) for linear in (layer.q, layer.k, layer.v))
         return layer._replace(attention_norm=layer.attention_norm * scale, q=q, k=k, v=v)
 
-    other = Params(
+    folded = Params(
         params.embedding, [moved(layer) for layer in params.layers], params.norm * scale, params.head / scale
     )
-    np.testing.assert_array_equal(full(other, tokens, config), full(params, tokens, config))
+    np.testing.assert_array_equal(full(folded, tokens, config), full(params, tokens, config))

@@ -18,21 +18,21 @@ def check_sequence(devices: int, tokens: int, seed: int) -> None:
     down = rng.normal(size=(6, 4 * devices))
 
     def part(device):
-        mine = slice(4 * device, 4 * device + 4)
-        return lambda x: swiglu(x @ gate[mine].T, x @ up[mine].T) @ down[:, mine].T
+        own_rows = slice(4 * device, 4 * device + 4)
+        return lambda x: swiglu(x @ gate[own_rows].T, x @ up[own_rows].T) @ down[:, own_rows].T
 
-    whole = swiglu(x @ gate.T, x @ up.T) @ down.T
-    found = sequence_parallel(np.split(x, devices), [part(device) for device in range(devices)])
-    assert np.allclose(np.concatenate(found), whole, rtol=1e-12, atol=1e-12)
+    expected = swiglu(x @ gate.T, x @ up.T) @ down.T
+    parts = sequence_parallel(np.split(x, devices), [part(device) for device in range(devices)])
+    assert np.allclose(np.concatenate(parts), expected, rtol=1e-12, atol=1e-12)
 
 
 def check_pipeline(stages: int, count: int) -> None:
     """Compare a pipeline with stages one after the other."""
     batches = [np.array([float(i)]) for i in range(count)]
     functions = [lambda x, s=s: 3 * x + s for s in range(stages)]
-    found, ticks = pipeline(batches, functions)
-    assert len(found) == count
-    for x, y in zip(batches, found, strict=True):
+    outputs, ticks = pipeline(batches, functions)
+    assert len(outputs) == count
+    for x, y in zip(batches, outputs, strict=True):
         for function in functions:
             x = function(x)
         assert np.array_equal(x, y)
@@ -45,9 +45,9 @@ def check_experts(devices: int) -> None:
     x = [rng.normal(size=(5, 4)) for _ in range(devices)]
     chosen = [rng.integers(0, devices, 5) for _ in range(devices)]
     matrices = rng.normal(size=(devices, 4, 4))
-    found = expert_parallel(x, chosen, [lambda rows, m=m: rows @ m for m in matrices])
-    for tokens, wanted, said in zip(x, chosen, found, strict=True):
-        assert np.allclose(said, [token @ matrices[e] for token, e in zip(tokens, wanted, strict=True)], atol=1e-12)
+    answers = expert_parallel(x, chosen, [lambda rows, m=m: rows @ m for m in matrices])
+    for tokens, experts, answer in zip(x, chosen, answers, strict=True):
+        assert np.allclose(answer, [token @ matrices[e] for token, e in zip(tokens, experts, strict=True)], atol=1e-12)
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 2**32 - 1))
@@ -66,11 +66,14 @@ def test_each_token_hears_the_expert_that_it_chose(devices):
 
 
 MISTAKES = {
-    "sums that stay partial": ("reduce_scatter", lambda held: [np.split(a, len(held))[i] for i, a in enumerate(held)]),
-    "the parts of others": ("reduce_scatter", lambda held: collectives.reduce_scatter(held)[::-1]),
-    "tokens of one device only": ("all_gather", lambda held: [np.concatenate([a] * len(held)) for a in held]),
-    "answers that do not come back": ("all_to_all", lambda held: list(held)),
-    "parts in the order of the devices after": ("all_to_all", lambda held: collectives.all_to_all(held)[::-1]),
+    "sums that stay partial": (
+        "reduce_scatter",
+        lambda arrays: [np.split(a, len(arrays))[i] for i, a in enumerate(arrays)],
+    ),
+    "the parts of others": ("reduce_scatter", lambda arrays: collectives.reduce_scatter(arrays)[::-1]),
+    "tokens of one device only": ("all_gather", lambda arrays: [np.concatenate([a] * len(arrays)) for a in arrays]),
+    "answers that do not come back": ("all_to_all", lambda arrays: list(arrays)),
+    "parts in the order of the devices after": ("all_to_all", lambda arrays: collectives.all_to_all(arrays)[::-1]),
 }
 
 

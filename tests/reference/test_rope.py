@@ -43,7 +43,7 @@ def pair_lengths(x: np.ndarray, rope) -> np.ndarray:
 
 def turn_bound(x: np.ndarray, rope, *turns: int | np.ndarray) -> np.ndarray:
     """How far a rotated `x` may be off after rotations by `turns`: each angle, at most the position, is rounded, which
-    moves a pair by so much of its length; cos and sin, the products and the sum are rounded too."""
+    moves a pair by the same share of its length; cos and sin, the products and the sum are rounded too."""
     return (sum(np.abs(turn) for turn in turns) + 6 * len(turns)) * U * pair_lengths(x, rope)
 
 
@@ -66,7 +66,7 @@ def test_value(rope, noise, head_dim, theta, position, dtype):
 def test_lengths_are_kept(rope, noise, head_dim, theta, position):
     x = noise(1, 2, head_dim)
     y = rope(x, np.array([position]), frequencies(head_dim, theta=theta))
-    # cos^2 + sin^2 is 1 up to roundings, whatever the angle's
+    # cos^2 + sin^2 is 1 up to roundings, for any angle
     assert_within(pair_lengths(y, rope), pair_lengths(x, rope), 8 * U * pair_lengths(x, rope))
 
 
@@ -145,17 +145,17 @@ def scaling_of(parameters: dict) -> Scaling | None:
 @pytest.mark.parametrize("golden", GOLDENS, ids=lambda g: f"{g['head_dim']} {g['theta']:g} {g['parameters']}")
 def test_frequencies_of_transformers(golden):
     scaling = scaling_of(golden["parameters"])
-    mine = frequencies(golden["head_dim"], theta=golden["theta"], scaling=scaling)
+    actual = frequencies(golden["head_dim"], theta=golden["theta"], scaling=scaling)
     # transformers raises theta to 2i/d in float32: the exponent is rounded, by up to u, which in the power is ln(theta)
     # u; a power, its reciprocal and a division by the factor follow, and here the decimals of the file.
     relative = (np.log(golden["theta"]) + 6) * roundoff(np.float32)
-    bound = mine * relative
+    bound = actual * relative
     if isinstance(scaling, Llama3Scaling):
         # Between low and high the frequency also decides how much is kept: up to high / (high - low) of its error.
         low, high = scaling.low_frequency, scaling.high_frequency
         unscaled = frequencies(golden["head_dim"], theta=golden["theta"])
         bound = bound + unscaled * (relative + 4 * roundoff(np.float32)) * high / (high - low)
-    assert_within(golden["frequencies"], mine, bound)
+    assert_within(golden["frequencies"], actual, bound)
 
 
 @given(head_dim=head_dims, theta=thetas)

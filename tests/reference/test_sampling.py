@@ -18,7 +18,7 @@ GOLDENS = json.loads((Path(__file__).parents[1] / "goldens" / "sampling.json").r
 # Small integers over their sum, so that ties are frequent.
 counts = st.lists(st.integers(0, 6), min_size=1, max_size=12).filter(any)
 distributions = counts.map(lambda ns: np.array(ns) / sum(ns))
-# Sums of sixteenths are exact, so that they are below a threshold or not, in whatever order they are added up.
+# Sums of sixteenths are exact, so the order of adding never decides whether a sum is below a threshold.
 sixteenths = st.lists(st.integers(0, 15), min_size=0, max_size=7).map(lambda cuts: np.diff([0, *sorted(cuts), 16]) / 16)
 logits = st.lists(st.integers(-40, 40).map(lambda n: n / 8), min_size=1, max_size=12).map(np.array)
 fractions = st.floats(0, 1) | st.sampled_from([n / 16 for n in range(17)])
@@ -28,9 +28,9 @@ temperatures = st.sampled_from([0.0, 5e-324, 1e-300, 0.01, 0.5, 1.0, 1.3, 100.0]
 penalties = st.sampled_from([0.5, 1.0, 1.1, 2.0])
 
 
-def renormalized(p, kept):
-    total = sum(x for x, keep in zip(p, kept, strict=True) if keep)
-    return np.array([x / total if keep else 0.0 for x, keep in zip(p, kept, strict=True)])
+def renormalized(p, mask):
+    total = sum(x for x, keep in zip(p, mask, strict=True) if keep)
+    return np.array([x / total if keep else 0.0 for x, keep in zip(p, mask, strict=True)])
 
 
 def close(actual, exact):
@@ -101,12 +101,12 @@ def test_each_filter_gives_a_distribution_without_reordering(p, top_k, top_p, mi
     for q in (keep_top_k(p, k=top_k), keep_top_p(p, top_p=top_p), keep_min_p(p, min_p=min_p)):
         assert q.dtype == np.float64 and np.all(q >= 0)
         assert_within(q.sum(), 1, 2 * len(p) * U)
-        kept = q > 0
-        assert kept[p == p.max()].all()  # something always stays, and the most probable before all
-        assert not kept[p == 0].any()
-        assert all(kept[p == x].all() or not kept[p == x].any() for x in p)  # ties stay or go together
-        assert kept.all() or p[~kept].max() < p[kept].min()
-        assert np.all(q[kept] >= p[kept] * (1 - 4 * len(p) * U))
+        mask = q > 0
+        assert mask[p == p.max()].all()  # something always stays, and the most probable before all
+        assert not mask[p == 0].any()
+        assert all(mask[p == x].all() or not mask[p == x].any() for x in p)  # ties stay or go together
+        assert mask.all() or p[~mask].max() < p[mask].min()
+        assert np.all(q[mask] >= p[mask] * (1 - 4 * len(p) * U))
 
 
 @given(p=distributions, ks=st.tuples(st.integers(1, 14), st.integers(1, 14)), ps=st.tuples(top_ps, top_ps))
@@ -194,7 +194,7 @@ def test_draws_are_as_frequent_as_probable(ns):
 
 @given(p=sixteenths)
 def test_draw_is_the_inverse_of_the_cumulative_distribution(p):
-    """The token at which the sum first exceeds u, in rational numbers, at and beside every step."""
+    """The token at which the sum first exceeds u, in rational numbers, at every step and next to it."""
     upto = [sum(map(Fraction, p[: i + 1].tolist())) for i in range(len(p))]
     for step in np.arange(16) / 16:
         for u in (float(np.nextafter(step, 0)), float(step), float(np.nextafter(step, 1))):

@@ -25,9 +25,9 @@ def spread(x: np.ndarray) -> np.ndarray:
 def online_bound(x: np.ndarray, blocks: int) -> np.ndarray:
     """How far `softmax_online`, or `softmax`, may be from the exact probabilities, relatively.
 
-    Each exponent is rounded by at most u times its size, which is at most the spread; so are those by which the sum
-    is rescaled, but together, since from block to block the maximum only rises. Each rescaling is an exp (2 u), a
-    product and a sum; then there are n terms, their own exp, and a quotient.
+    Each exponent is rounded by at most u times its size, which is at most the spread; the exponents that rescale the
+    sum round likewise, but only once together, since from block to block the maximum only rises. Each rescaling is an
+    exp (2 u), a product and a sum; then there are n terms, their own exp, and a quotient.
     """
     return (3 * spread(x) + 4 * blocks + x.shape[-1] + 6) * U
 
@@ -106,6 +106,10 @@ def test_order_of_the_blocks_does_not_matter(noise, blocks, data):
             running = running_update(running, block)
         return running
 
-    one, other = run(scores), run(order)
-    assert one.maximum == other.maximum == max(block.max() for block in scores)
-    assert_within(one.total, other.total, other.total * 2 * online_bound(np.concatenate(scores), len(blocks)))
+    state, reordered = run(scores), run(order)
+    assert state.maximum == reordered.maximum == max(block.max() for block in scores)
+    assert_within(
+        state.total,
+        reordered.total,
+        reordered.total * 2 * online_bound(np.concatenate(scores), len(blocks)),
+    )

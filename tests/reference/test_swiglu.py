@@ -32,8 +32,8 @@ def test_value(gate, up):
 
 @given(gate=gates)
 def test_silu_of_a_number_less_that_of_its_negative_is_the_number(gate):
-    one, other = swiglu(np.array([gate, -gate]), np.ones(2))
-    assert_within(one - other, gate, bound(gate, one) + bound(gate, other) + abs(gate) * U)
+    positive, negative = swiglu(np.array([gate, -gate]), np.ones(2))
+    assert_within(positive - negative, gate, bound(gate, positive) + bound(gate, negative) + abs(gate) * U)
 
 
 def test_minimum_is_that_of_silu():

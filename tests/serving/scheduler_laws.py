@@ -12,7 +12,7 @@ Made = Callable[[Limits], Watched]
 
 
 def serve(run: Watched, plans: int, arriving: Callable[[int], Request | None] = lambda plan: None) -> None:
-    """Run some plans, before each of which a request may arrive."""
+    """Run some plans; before each a request may arrive."""
     for plan in range(plans):
         if request := arriving(plan):
             run.submit(request)
@@ -22,7 +22,7 @@ def serve(run: Watched, plans: int, arriving: Callable[[int], Request | None] = 
 
 
 def long_answer(prompt: tuple[int, ...], tokens: int, context: int = 1000, **options: Any) -> Request:
-    """A request whose answer has all the tokens that it asks for."""
+    """A request that gets all the tokens that it asks for."""
     requests = (Request(prompt, tokens, seed=seed, **options) for seed in range(10_000))
     return next(request for request in requests if len(alone(request, context)[0]) == tokens)
 
@@ -47,7 +47,7 @@ def nobody_overtakes_an_equal(make: Made) -> None:
 
 
 def nothing_is_computed_twice(make: Made) -> None:
-    """Pages are promised once: requests that do not fit beside each other wait, and nobody gives way."""
+    """Pages are promised once: requests that do not fit together wait, and no request is preempted."""
     run = make(Limits(pages=21, page=1, rows=8, chunk=4, burst=1, context=16))
     for i in range(8):
         run.submit(long_answer((i,) * 12, 4))
@@ -59,7 +59,7 @@ def nothing_is_computed_twice(make: Made) -> None:
     run.finish()
     assert run.fed == 11 + 2
 
-    # The pages of a prompt that is found are not available to whom they are given.
+    # A request that gets cached pages cannot count them as free pages.
     run = make(Limits(pages=11, page=2, rows=2, chunk=8, burst=2, context=16))
     run.submit(long_answer((1,) * 9, 1))
     run.finish()
@@ -70,7 +70,7 @@ def nothing_is_computed_twice(make: Made) -> None:
 
 
 def texts_survive_giving_way(make: Made) -> None:
-    """Whoever gives way, in the middle of a prompt or of an answer, has the text in the end that it has alone."""
+    """A request preempted within its prompt or its answer still produces the text that it has by itself."""
     for page, chunk, burst in ((2, 4, 2), (1, 2, 3), (4, 3, 1)):
         run = make(Limits(pages=-(-19 // page) + 2, page=page, rows=3, chunk=chunk, burst=burst, context=16))
         lengths = (3, 2, 1, 3, 12, 2)
@@ -89,7 +89,7 @@ def texts_survive_giving_way(make: Made) -> None:
 
 
 def a_pool_refuses_what_cannot_be(make: Made) -> None:
-    """A page whose tokens are there already, one that is not full, and one more than there are."""
+    """A page with tokens that are there already, one that is not full, and one more than there are."""
     pool = make(Limits(pages=4, page=2, rows=1, chunk=1, burst=1, context=4)).scheduler.pool
     pages = [pool.take() for _ in range(3)]
     pool.publish(pages[0], before=NOBODY, tokens=(1, 1), tenant="")
@@ -107,7 +107,7 @@ def a_pool_refuses_what_cannot_be(make: Made) -> None:
 
 
 def a_prompt_that_was_read_is_found(make: Made) -> None:
-    """Even while nobody runs, and also by a request that has begun already."""
+    """Even while no request runs, and also by a request that has begun already."""
     run = make(Limits(pages=24, page=2, rows=4, chunk=4, burst=2, context=16))
     prompt = (0, 1, 1, 0, 1, 0, 0, 1, 1)
     run.submit(Request(prompt, 1))
@@ -121,7 +121,7 @@ def a_prompt_that_was_read_is_found(make: Made) -> None:
 
 
 def the_page_used_longest_ago_goes_first(make: Made) -> None:
-    """A prompt that is asked for again and again stays, whatever else passes through."""
+    """A prompt that is asked for again and again stays in the cache, through all other requests."""
     run = make(Limits(pages=15, page=2, rows=1, chunk=8, burst=2, context=12))
     often = (1, 1, 1, 1, 1)
     for seed in range(8):

@@ -22,12 +22,12 @@ PREFILL, DECODE = "prefill", "decode"
 
 
 def next_token(text: Sequence[int], seed: int) -> int:
-    """A model: the next token is a function of the text and the seed alone."""
+    """A model: the next token is a function of only the text and the seed."""
     return hash((tuple(text), seed)) % 9
 
 
 def alone(request: Request, context: int) -> tuple[list[int], FinishReason]:
-    """The answer to a request that nobody else disturbs."""
+    """The answer to a request that runs by itself."""
     text: list[int] = []
     while True:
         if len(text) == request.max_tokens:
@@ -93,7 +93,9 @@ class Watched:
         jobs, waiting = self.scheduler.running, self.scheduler.waiting
         assert all(job.expires is None or job.expires > now for job in [*jobs.values(), *waiting.values()])
         for job in jobs.values():
-            assert job.number in before or all(job.rank < other.rank for other in waiting.values()), "overtaken"
+            assert job.number in before or all(job.rank < waiting_job.rank for waiting_job in waiting.values()), (
+                "overtaken"
+            )
             self.began.setdefault(job.number, self.scheduler.plans)
         assert plan.chunk or plan.rows or plan.ended or not (jobs or self.scheduler.waiting), "nothing moves"
         assert not first or first.number not in before or first.number in {*jobs, *self.ended}, "the first gave way"
@@ -105,8 +107,10 @@ class Watched:
         masked = any(self.requests[row.number].allowed for row in plan.rows)
         for row in plan.rows:
             request, drawn = self.requests[row.number], len(self.texts[row.number])
-            left = len(request.prompt) + request.max_tokens - 1 - row.start  # tokens to feed until the answer is full
-            steps = min(1 if masked or plan.chunk else most, left, self.limits.context - row.start)
+            remaining = (
+                len(request.prompt) + request.max_tokens - 1 - row.start
+            )  # tokens to feed until the answer is full
+            steps = min(1 if masked or plan.chunk else most, remaining, self.limits.context - row.start)
             # A request with a mask or a prompt to read that gives way in this plan may leave the others with one step.
             assert row.steps == steps or (self.gave_way and row.steps == 1), "too many steps or too few"
             assert len(row.fed) == min(len(request.prompt) + drawn - row.start, row.steps)
@@ -169,17 +173,17 @@ class Watched:
             assert token == text[at], "another token is fed than the text's"
             self.fed += 1
             if gone:
-                continue  # nobody reads what a request that was cancelled meanwhile wrote
+                continue  # the request was cancelled meanwhile, so what it wrote is never read
             page = pages[at // size]
             assert page != NOBODY and self.scheduler.pool.holders[page] == 1, "a page is written that others hold"
             assert page not in self.scheduler.pool.nodes, "a page is written that can be found"
             if program == PREFILL:
                 self.read[number].add(at)
-            whole = (request.tenant, *((text[i], PREFILL if i < unread else DECODE) for i in range(at + 1)))
-            self.memory[page, at % size] = whole
+            history = (request.tenant, *((text[i], PREFILL if i < unread else DECODE) for i in range(at + 1)))
+            self.memory[page, at % size] = history
             for before in range(at + 1):
                 place = pages[before // size], before % size
-                assert self.memory.get(place) == whole[: before + 2], "another's keys"
+                assert self.memory.get(place) == history[: before + 2], "another's keys"
 
     def _note(self, end: Ended) -> None:
         assert end.number not in self.ended, "an end is told twice"
@@ -196,13 +200,13 @@ class Watched:
     def check_pages(self) -> None:
         """Count every page in one place."""
         pool = self.scheduler.pool
-        held: dict[int, int] = {}
+        holders: dict[int, int] = {}
         for job in self.scheduler.running.values():
             assert len({*job.pages}) == len(job.pages), "a page twice in a request"
             for page in job.pages:
-                held[page] = held.get(page, 0) + 1
-        assert held == pool.holders, "holders are counted wrong"
-        assert sorted([*pool.free, *pool.idle, *held]) == [*range(1, pool.count)], "a page is lost, or there twice"
+                holders[page] = holders.get(page, 0) + 1
+        assert holders == pool.holders, "holders are counted wrong"
+        assert sorted([*pool.free, *pool.idle, *holders]) == [*range(1, pool.count)], "a page is lost, or there twice"
         assert {page: node for node, page in pool.tree.items()} == pool.nodes
         assert {*pool.idle} <= {*pool.nodes}
         assert all(node[0] == NOBODY or node[0] in pool.nodes for node in pool.tree), "a page without the one before"
@@ -303,6 +307,6 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 def watched(limits: Limits, scheduler: type[Scheduler] = Scheduler, pool: type[PagePool] = PagePool) -> Watched:
-    made = scheduler(limits)
-    made.pool = pool(limits.pages, limits.page)
-    return Watched(made)
+    inner = scheduler(limits)
+    inner.pool = pool(limits.pages, limits.page)
+    return Watched(inner)

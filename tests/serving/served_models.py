@@ -18,10 +18,10 @@ from llamaspec.serving.scheduler import Limits, Scheduler
 from tests.support.random_models import CONFIGS, random_checkpoint
 
 FLOAT32 = np.dtype(np.float32)
-EOS, POISON = 3, 4  # the second is a token whose embedding is NaN
+EOS, POISON = 3, 4  # the second is a token with NaN as its embedding
 WIDTH, CHUNK, BURST, PAGE, CONTEXT = 4, 5, 3, 4, 24
 LIMITS = Limits(pages=12, page=PAGE, rows=WIDTH, chunk=CHUNK, burst=BURST, context=CONTEXT, patience=4, waiting=8)
-# Heads with keys of their own take another form of attention on a CPU than those that share them.
+# On a CPU, heads with their own keys take another form of attention than heads that share keys.
 OWN_KEYS = "1 to 1, wide, window"
 MODELS = CONFIGS | {OWN_KEYS: replace(CONFIGS["2 to 1, wide, tied"], kv_heads=4, windows=(5, None))}
 
@@ -36,7 +36,7 @@ class Served:
     sizes: Sizes
 
     def executor(self) -> JaxExecutor:
-        """Make an executor whose pages hold nothing."""
+        """Make an executor with empty pages."""
         return JaxExecutor(self.params, self.programs, self.config, sizes=self.sizes, eos=frozenset([EOS]))
 
 
@@ -91,9 +91,9 @@ class Server:
         if cancelled is not None:
             self.scheduler.cancel(cancelled)
         if plan.chunk and outcome.prompt:
-            told = self.answers[plan.chunk.number].prompt
+            reports = self.answers[plan.chunk.number].prompt
             for at, report in enumerate(_by_token(outcome.prompt), plan.chunk.start + 1):
-                assert repr(told.setdefault(at, report)) == repr(report)  # NaN is not equal to itself
+                assert repr(reports.setdefault(at, report)) == repr(report)  # NaN is not equal to itself
         for number, tokens, skipped, ended in self.scheduler.done(outcome.draws):
             answer = self.answers[number]
             answer.tokens += tokens

@@ -30,10 +30,10 @@ def served(*, log: Path, port: int = 0, files: int = 0) -> Iterator[Process]:
         process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=out, text=True)
     try:
         assert process.stdout is not None
-        found = re.fullmatch(r"port (\d+)\n", process.stdout.readline())
-        assert found is not None
-        until(lambda: listens(int(found[1])))
-        yield Process(int(found[1]), process, log)
+        match = re.fullmatch(r"port (\d+)\n", process.stdout.readline())
+        assert match is not None
+        until(lambda: listens(int(match[1])))
+        yield Process(int(match[1]), process, log)
     finally:
         process.kill()
         process.communicate()

@@ -47,7 +47,7 @@ Script = Callable[[Request], Sequence[int]]
 
 
 def words_of(request: Request) -> list[int]:
-    """Draw words that depend on the prompt and the seed alone, and end with EOS after 40."""
+    """Draw words that depend only on the prompt and the seed, and end with EOS after 40."""
     draw = random.Random(repr((request.prompt, request.seed)))
     return [*draw.choices(WORDS, k=40), EOS]
 
@@ -75,11 +75,13 @@ class FakeEngine:
         self.vocab = 1024
         self.failed: BaseException | None = None
         self.seconds = seconds  # before each token
-        self.pause: int | None = None  # a request waits after so many tokens, until this is None or it is cancelled
+        self.pause: int | None = (
+            None  # a request waits after this number of tokens, until it is cancelled or this is None
+        )
         self.late = -1.0  # requests with this deadline that wait there expire
         self.requests: list[Request] = []
         self.ends: Counter[FinishReason] = Counter()
-        self.poison: int | None = None  # a token whose request fails
+        self.poison: int | None = None  # a request with this token fails
         self._script = script
         self._most = most  # requests at once
         self._open: set[int] = set()
@@ -268,20 +270,20 @@ def running(engine: Any, **options: Any) -> Iterator[Running]:
     bound = socket.create_server(("127.0.0.1", 0))
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)  # bytes: a reader that stops is seen soon
     ready = threading.Event()
-    kept: list[Any] = []
+    started: list[Any] = []
     result: list[bool] = []
 
     async def main() -> None:
         stop = asyncio.Event()
         site = make_site(engine, **options)
-        kept.extend([site, stop, asyncio.get_running_loop()])
+        started.extend([site, stop, asyncio.get_running_loop()])
         asyncio.get_running_loop().call_soon(ready.set)
-        result.append(await kept[0].run(bound, stop))
+        result.append(await started[0].run(bound, stop))
 
     thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()
     assert ready.wait(PATIENCE)
-    site, event, loop = kept
+    site, event, loop = started
 
     def stop() -> None:
         if thread.is_alive():

@@ -15,7 +15,7 @@ from tests.serving.scheduler_laws import LAWS
 from tests.serving.scheduler_machine import SchedulerMachine, watched
 from tests.serving.scheduler_mutants import PAGES, SCHEDULER
 
-MUTANTS = [(each, mutant) for each in (PAGES, SCHEDULER) for mutant in each.mutants]
+MUTANTS = [(table, mutant) for table in (PAGES, SCHEDULER) for mutant in table.mutants]
 QUICK = settings(
     max_examples=300, stateful_step_count=40, derandomize=True, deadline=None, database=None, phases=[Phase.generate]
 )
@@ -41,7 +41,7 @@ def limit(seconds: int):
 
 
 def check(scheduler: type[Scheduler], pool: type[PagePool]) -> None:
-    """Hold a scheduler to all laws. Whatever it raises tells it from the right one."""
+    """Hold a scheduler to all laws. Any exception tells it from the right one."""
     for law in LAWS:
         law(lambda limits: watched(limits, scheduler, pool))
     machine = type("MutantMachine", (SchedulerMachine,), {"scheduler": scheduler, "pool": pool})

@@ -43,12 +43,12 @@ class Server:
         address = re.compile(r"http://\S+(?=\n)")  # when all of the line is there
         try:
             until(lambda: address.search(log.read_text()) or self.process.poll() is not None)
-            found = address.search(log.read_text())
-            assert found, log.read_text()
+            match = address.search(log.read_text())
+            assert match, log.read_text()
         except BaseException:
             self.process.kill()
             raise
-        self.url = found[0]
+        self.url = match[0]
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
@@ -80,8 +80,8 @@ def test_it_is_ready_when_health_says_so(server):
 
 
 def test_a_request_has_the_same_text_alone_and_in_company(server):
-    alone = [chat(server, seed) for seed in range(3)]
-    assert len({*map(text, alone)}) == 3 and "fox" in text(alone[0])
+    singles = [chat(server, seed) for seed in range(3)]
+    assert len({*map(text, singles)}) == 3 and "fox" in text(singles[0])
     answers: dict[int, dict[str, Any]] = {}
     threads = [
         threading.Thread(target=lambda i=i: answers.update({i: chat(server, i % 3, temperature=1.0)}))
@@ -91,8 +91,8 @@ def test_a_request_has_the_same_text_alone_and_in_company(server):
         thread.start()
     for thread in threads:
         thread.join()
-    assert [text(answers[i]) for i in range(24)] == [text(alone[i % 3]) for i in range(24)]
-    assert all(answers[i]["usage"] == alone[i % 3]["usage"] for i in range(24))
+    assert [text(answers[i]) for i in range(24)] == [text(singles[i % 3]) for i in range(24)]
+    assert all(answers[i]["usage"] == singles[i % 3]["usage"] for i in range(24))
 
 
 def test_logprobs_of_a_prompt_do_not_depend_on_what_follows(server):
@@ -125,7 +125,7 @@ def test_lm_eval_gets_what_it_reads(server):
     options = {"model": "stories", "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
     answer = server.ask("/v1/completions", {"prompt": [[1, *tokens], [1, *tokens[:5]]], **options})
     sums, greedy = [], []
-    for choice, context in zip(sorted(answer["choices"], key=lambda each: each["index"]), (1, 3), strict=True):
+    for choice, context in zip(sorted(answer["choices"], key=lambda item: item["index"]), (1, 3), strict=True):
         known = choice["logprobs"]
         drawn = known["token_logprobs"][context:-1]
         sums.append(sum(drawn))
@@ -134,8 +134,8 @@ def test_lm_eval_gets_what_it_reads(server):
     assert (len(greedy[0]), len(greedy[1])) == (23, 3)
     assert sums[0] == pytest.approx(-107.25116141175114, abs=23 * 1e-3)  # each token's differs as much at most
     assert any(greedy[0]) and not all(greedy[0])
-    alone = server.ask("/v1/completions", {"prompt": [1, *tokens[:5]], **options})["choices"][0]["logprobs"]
-    assert sums[1] == sum(alone["token_logprobs"][3:-1])
+    single = server.ask("/v1/completions", {"prompt": [1, *tokens[:5]], **options})["choices"][0]["logprobs"]
+    assert sums[1] == sum(single["token_logprobs"][3:-1])
 
     stop = {"temperature": 0, "max_tokens": 12, "stop": [".", "</s>"], "seed": 1234, "model": "stories"}
     drawn = server.ask("/v1/completions", {"prompt": [tokens[:9]], **stop})["choices"][0]
@@ -168,18 +168,18 @@ def test_lm_eval_finds_what_our_own_evaluation_finds(server, tmp_path):
     tasks = ["--include_path", str(tmp_path), "--tasks", "story", "--output_path", str(tmp_path / "out")]
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")}
     subprocess.run([str(LM_EVAL), "run", *model, *tasks], check=True, timeout=300, env=os.environ | offline)
-    (found,) = (tmp_path / "out").rglob("results_*.json")
-    theirs = json.loads(found.read_text())["results"]["story"]["bits_per_byte,none"]
-    ours = json.loads(run_llamaspec("eval", "--text", str(tmp_path / "text"), "--json").out)["bits_per_byte"]
+    (result_file,) = (tmp_path / "out").rglob("results_*.json")
+    expected = json.loads(result_file.read_text())["results"]["story"]["bits_per_byte,none"]
+    actual = json.loads(run_llamaspec("eval", "--text", str(tmp_path / "text"), "--json").out)["bits_per_byte"]
     # Each of 23 log-probabilities differs by 1e-3 at most, since programs of other shapes round differently.
-    assert theirs == pytest.approx(ours, abs=23 * 1e-3 / math.log(2) / len(text))
+    assert expected == pytest.approx(actual, abs=23 * 1e-3 / math.log(2) / len(text))
 
 
 @pytest.mark.slow  # 25 s
 def test_sigterm_under_load_lets_everybody_finish(server):
     """Runs last, since it ends the server."""
     long: dict[str, Any] = {"max_tokens": 600, "ignore_eos": True}  # 20 of these take longer than to ask for them
-    whole = text(chat(server, 5, **long))
+    full_text = text(chat(server, 5, **long))
     before = asked(server)
     answers: list[str] = []
     threads = [threading.Thread(target=lambda: answers.append(text(chat(server, 5, **long)))) for _ in range(20)]
@@ -190,7 +190,7 @@ def test_sigterm_under_load_lets_everybody_finish(server):
     until(lambda: turns_away(server))
     for thread in threads:
         thread.join(ANSWERS)
-    assert answers == [whole] * 20
+    assert answers == [full_text] * 20
     assert server.process.wait(ANSWERS) == 0
     assert "Traceback" not in server.log.read_text()
 
@@ -208,7 +208,7 @@ def turns_away(server: Server) -> bool:
 
 
 def asked(server: Server) -> float:
-    """Count the requests that the engine was given so far, those that have ended too."""
+    """Count the requests that the engine got so far, including the ended ones."""
     with urllib.request.urlopen(f"{server.url}/metrics", timeout=PATIENCE) as reply:
         values = re.findall(
             r"^llamaspec_(?:running|waiting|finished_total{.*}) (\S+)", reply.read().decode(), re.MULTILINE

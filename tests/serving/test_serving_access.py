@@ -26,8 +26,8 @@ def test_a_key_is_needed_where_there_is_one():
 def test_pages_elsewhere_are_refused():
     access = Access(origins=frozenset({"https://good.example"}), hosts=frozenset({"127.0.0.1", "localhost"}))
     with running(FakeEngine(), access=access) as site:
-        mine = "Origin: http://127.0.0.1\r\n"
-        assert site.ask("/v1/models", headers=mine).status == 200
+        own_origin = "Origin: http://127.0.0.1\r\n"
+        assert site.ask("/v1/models", headers=own_origin).status == 200
         bad = site.ask("/v1/models", headers="Origin: https://bad.example\r\n")
         assert (bad.status, bad.error["code"]) == (403, "wrong_origin")
         good = site.ask("/v1/models", headers="Origin: https://good.example\r\n")

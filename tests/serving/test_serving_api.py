@@ -46,14 +46,14 @@ def test_models(client):
 
 
 def test_a_stream_is_the_text_of_the_same_seed(client):
-    whole = client.chat.completions.create(model="stories", messages=ASK, seed=7)
+    full = client.chat.completions.create(model="stories", messages=ASK, seed=7)
     chunks = [*client.chat.completions.create(model="stories", messages=ASK, seed=7, stream=True)]
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == full.choices[0].message.content
     assert chunks[0].choices[0].delta.role == "assistant"
-    assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "stop" == whole.choices[0].finish_reason
+    assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "stop" == full.choices[0].finish_reason
     assert {chunk.id for chunk in chunks} == {chunks[0].id} and all(chunk.usage is None for chunk in chunks)
-    other = client.chat.completions.create(model="stories", messages=ASK, seed=8)
-    assert other.choices[0].message.content != whole.choices[0].message.content
+    different = client.chat.completions.create(model="stories", messages=ASK, seed=8)
+    assert different.choices[0].message.content != full.choices[0].message.content
 
 
 def test_usage_comes_last_in_a_stream_where_it_is_asked_for(client, site):
@@ -75,12 +75,12 @@ def test_usage_counts_each_prompt_once_and_every_token(client):
 
 def test_a_choice_is_the_text_of_its_own_seed(client):
     many = client.completions.create(model="stories", prompt="Once", n=3, seed=5)
-    alone = [client.completions.create(model="stories", prompt="Once", seed=5 + i).choices[0].text for i in range(3)]
-    assert [choice.text for choice in many.choices] == alone
+    singles = [client.completions.create(model="stories", prompt="Once", seed=5 + i).choices[0].text for i in range(3)]
+    assert [choice.text for choice in many.choices] == singles
     streamed = ["", "", ""]
     for chunk in client.completions.create(model="stories", prompt="Once", n=3, seed=5, stream=True):
         streamed[chunk.choices[0].index] += chunk.choices[0].text
-    assert streamed == alone
+    assert streamed == singles
 
 
 def test_ids_are_a_prompt_as_texts_are(client):
@@ -191,8 +191,8 @@ def test_an_answer_goes_on_after_tokens_that_are_given():
             spelled = b"".join(bytes(token["bytes"]) for token in choice["logprobs"]["content"])
             begun = len(b"".join(map(TOKENIZER.bytes_of, ids[:cut])).lstrip())
             assert spelled == "a 狐 fox".encode()[begun:]
-            whole = "a 狐 fox".encode()[:begun].decode(errors="ignore") + choice["message"]["content"]
-            assert whole == "a 狐 fox"
+            content = "a 狐 fox".encode()[:begun].decode(errors="ignore") + choice["message"]["content"]
+            assert content == "a 狐 fox"
 
 
 @pytest.mark.parametrize(

@@ -114,8 +114,8 @@ def test_no_program_of_the_server_is_tuned(monkeypatch, model, scheme):
 
 
 def test_a_program_for_several_devices_is_not_tuned(monkeypatch):
-    given: list[dict[str, Any]] = []
-    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda self, options: given.append(options))
+    passed: list[dict[str, Any]] = []
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda self, options: passed.append(options))
     config = CONFIGS["2 to 1, wide, tied"]
     sizes = Sizes(2, 8, 4, 4, 8, 3, np.dtype(np.float32))
     spread: list[Callable[..., Any]] = []
@@ -126,4 +126,4 @@ def test_a_program_for_several_devices_is_not_tuned(monkeypatch):
 
     params = abstract_params(config, dtype=np.dtype(np.float32), positions=24)
     compile_serving(params, config, ops=XLA, sizes=sizes, platform="gpu", spread=over_devices)
-    assert len(spread) == 3 and given == [compiler_options("gpu") | UNTUNED] * 3
+    assert len(spread) == 3 and passed == [compiler_options("gpu") | UNTUNED] * 3

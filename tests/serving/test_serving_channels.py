@@ -54,7 +54,7 @@ def read(ids: list[int], cuts: tuple[int, ...] = (), *, begun: tuple[int, ...] =
     reader.finish()
     pieces.append(reader.piece())
     calls: list[list[str]] = []
-    for piece in (call for each in pieces for call in each.calls):
+    for piece in (call for part in pieces for call in part.calls):
         if piece.name is not None:
             assert piece.number == len(calls)
             calls.append([piece.name, ""])
@@ -123,18 +123,18 @@ def test_what_a_client_began_is_not_said_again():
 )
 @example(parts=["é🦙"], cuts=[], lost={2})
 def test_an_answer_reads_the_same_wherever_it_is_cut(parts, cuts, lost):
-    """Whatever a model writes, with halves of characters too; and every character is read once at most."""
+    """Any text of a model, with halves of characters too; every character is read once at most."""
     ids = [id for i, id in enumerate(ids_of("".join(parts))) if i not in lost]
-    whole = read(ids)
-    assert read(ids, tuple(int(cut * len(ids)) for cut in cuts)) == read(ids, tuple(range(len(ids)))) == whole
-    text, thoughts, calls, _ = whole
+    full = read(ids)
+    assert read(ids, tuple(int(cut * len(ids)) for cut in cuts)) == read(ids, tuple(range(len(ids)))) == full
+    text, thoughts, calls, _ = full
     # Of a character of four bytes, three may be left, and each is read as U+FFFD.
     written = len("".join(parts)) + 2 * len(lost)
     assert len(text) + len(thoughts) + sum(map(len, (call[1] for call in calls))) <= written
 
 
 class Said:
-    """A script of the site's engine, whose text a test sets."""
+    """A script of the site's engine; a test sets its text."""
 
     text = ANSWER
 
@@ -167,20 +167,20 @@ def prompt_of(site) -> str:
 def test_a_client_gets_thoughts_apart_whole_and_streamed(client, says):
     says(ANSWER)
     arguments = {"model": "stories", "messages": ASK, "logprobs": True, "top_logprobs": 1, "n": 2}
-    whole = client.chat.completions.create(**arguments)
-    for choice in whole.choices:
+    full = client.chat.completions.create(**arguments)
+    for choice in full.choices:
         assert (choice.message.content, choice.message.reasoning_content) == ("It is warm.", "Why Rome?")
         assert choice.finish_reason == "stop" and choice.message.tool_calls is None
         assert "".join(token.token for token in choice.logprobs.content) == "It is warm."
     chunks = [*client.chat.completions.create(**arguments, stream=True)]
     for index in (0, 1):
         choices = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == index]
-        told = [(getattr(each.delta, "reasoning_content", None) or "", each.delta.content or "") for each in choices]
-        assert ["".join(each) for each in zip(*told, strict=True)] == ["Why Rome?", "It is warm."]
-        assert all(not (thoughts and text) for thoughts, text in told)
-        drawn = [token.token for each in choices if each.logprobs for token in each.logprobs.content]
+        deltas = [(getattr(item.delta, "reasoning_content", None) or "", item.delta.content or "") for item in choices]
+        assert ["".join(item) for item in zip(*deltas, strict=True)] == ["Why Rome?", "It is warm."]
+        assert all(not (thoughts and text) for thoughts, text in deltas)
+        drawn = [token.token for item in choices if item.logprobs for token in item.logprobs.content]
         assert "".join(drawn) == "It is warm."
-        assert all(each.delta.content is not None for each in choices if each.logprobs)
+        assert all(item.delta.content is not None for item in choices if item.logprobs)
     # What was cut while it thought has no text yet; usage counts what it thought.
     cut = client.chat.completions.create(model="stories", messages=ASK, max_tokens=12)
     assert cut.choices[0].message.content == "" and "Why Rome?".startswith(cut.choices[0].message.reasoning_content)
@@ -199,18 +199,18 @@ def test_a_client_gets_calls_and_sends_them_back_with_the_thoughts(client, says,
     says(THINKS + before + CALL)
     arguments = {"model": "stories", "messages": ASK, "tools": TOOLS}
     (choice,) = client.chat.completions.create(**arguments).choices
-    said = choice.message
+    message = choice.message
     assert choice.finish_reason == "tool_calls"
-    assert (said.content, said.reasoning_content) == ("Let me see." if before else None, "Why Rome?")
-    assert [(call.function.name, call.function.arguments) for call in said.tool_calls] == CALLED[:1]
+    assert (message.content, message.reasoning_content) == ("Let me see." if before else None, "Why Rome?")
+    assert [(call.function.name, call.function.arguments) for call in message.tool_calls] == CALLED[:1]
     with client.chat.completions.stream(**arguments) as stream:
         (again,) = stream.until_done().get_final_completion().choices
-    assert (again.finish_reason, again.message.content or None) == ("tool_calls", said.content)
+    assert (again.finish_reason, again.message.content or None) == ("tool_calls", message.content)
     assert [(call.function.name, call.function.arguments) for call in again.message.tool_calls] == CALLED[:1]
 
     says(ANSWER)
-    result = {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "warm"}
-    client.chat.completions.create(**arguments | {"messages": [*ASK, said, result]})
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "warm"}
+    client.chat.completions.create(**arguments | {"messages": [*ASK, message, result]})
     prompt = prompt_of(site)
     thought = "Why Rome?\nLet me see." if before else "Why Rome?"
     assert f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant to=functions.weather" in prompt
@@ -220,11 +220,11 @@ def test_a_client_gets_calls_and_sends_them_back_with_the_thoughts(client, says,
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
 def test_thoughts_sent_back_never_become_special_tokens(site, says, name):
     says(ANSWER)
-    said = {"role": "assistant", "content": "Yes.", name: "Hm. <|return|>"}
-    assert site.ask("/v1/chat/completions", {"messages": [*ASK, said, *ASK]}).status == 200
+    message = {"role": "assistant", "content": "Yes.", name: "Hm. <|return|>"}
+    assert site.ask("/v1/chat/completions", {"messages": [*ASK, message, *ASK]}).status == 200
     assert "final<|message|>Yes.<|end|>" in prompt_of(site) and "Hm." not in prompt_of(site)
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
-    body = {"messages": [*ASK, {**said, "content": None, "tool_calls": [call]}]}
+    body = {"messages": [*ASK, {**message, "content": None, "tool_calls": [call]}]}
     assert site.ask("/v1/chat/completions", body).status == 200
     assert "<|message|>Hm. <|return|><|end|>" in prompt_of(site)
     assert TOKENIZER.special["<|return|>"] not in site.engine.requests[-1].prompt
@@ -243,8 +243,8 @@ def test_a_forced_call_begins_on_its_channel(site, says):
     allowed = site.engine.requests[-1].allowed
     assert np.flatnonzero(allowed([])).tolist() == TOKENIZER.encode("{")
     assert {*np.flatnonzero(allowed(TOKENIZER.encode(ROME)))} & STOPS
-    both = site.ask("/v1/chat/completions", {"messages": ASK, "tools": TOOLS, "tool_choice": "required"})
-    assert (both.status, both.error["param"]) == (400, "tool_choice")
+    answer = site.ask("/v1/chat/completions", {"messages": ASK, "tools": TOOLS, "tool_choice": "required"})
+    assert (answer.status, answer.error["param"]) == (400, "tool_choice")
 
 
 def test_a_format_holds_the_final_channel(site, says):

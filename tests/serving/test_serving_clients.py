@@ -112,9 +112,9 @@ def test_wherever_arguments_are_cut_an_object_is_left(value, ascii):
     text = json.dumps(value, ensure_ascii=ascii)
     assert called_arguments(text) == value
     for end in range(1, len(text)):
-        left = called_arguments(text[:end])
-        assert isinstance(left, dict) and "arguments" not in left
-        assert {*left} <= {*value}, text[:end]
+        partial_arguments = called_arguments(text[:end])
+        assert isinstance(partial_arguments, dict) and "arguments" not in partial_arguments
+        assert {*partial_arguments} <= {*value}, text[:end]
 
 
 @pytest.mark.parametrize(
@@ -145,24 +145,24 @@ def test_a_scheme_has_any_case(scheme):
 
 
 def test_a_page_may_send_the_headers_that_it_asks_for():
-    asked = "authorization,content-type,x-stainless-arch,x-stainless-retry-count,x-anything"
+    requested = "authorization,content-type,x-stainless-arch,x-stainless-retry-count,x-anything"
     head = f"OPTIONS {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nAccess-Control-Request-Method: POST\r\n"
     with running(FakeEngine(), access=Access(keys=("k",), origins=frozenset({ORIGIN}))) as site:
         replies = {}
         for origin in (ORIGIN, "https://other.example"):
-            raw = f"{head}Origin: {origin}\r\nAccess-Control-Request-Headers: {asked}\r\n\r\n"
+            raw = f"{head}Origin: {origin}\r\nAccess-Control-Request-Headers: {requested}\r\n\r\n"
             with socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE) as connection:
                 connection.sendall(raw.encode())
                 replies[origin] = read_reply(connection)
         good, bad = replies.values()
-        assert (good.status, good.headers["access-control-allow-headers"]) == (204, asked)
+        assert (good.status, good.headers["access-control-allow-headers"]) == (204, requested)
         assert bad.status == 403 and "access-control-allow-headers" not in bad.headers
 
 
 @pytest.mark.parametrize("value", ["100-continue", "100-Continue"])
 def test_a_client_that_waits_for_leave_to_send_its_body_gets_it(site, value):
-    whole = request_bytes(CHAT, {"messages": USER, "max_tokens": 2}, headers=f"Expect: {value}\r\n")
-    head, _, body = whole.partition(b"\r\n\r\n")
+    raw_request = request_bytes(CHAT, {"messages": USER, "max_tokens": 2}, headers=f"Expect: {value}\r\n")
+    head, _, body = raw_request.partition(b"\r\n\r\n")
     with socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE) as connection:
         connection.sendall(head + b"\r\n\r\n")
         assert connection.recv(1 << 16) == b"HTTP/1.1 100 Continue\r\n\r\n"

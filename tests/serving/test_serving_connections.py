@@ -83,12 +83,12 @@ def _ended(connection: socket.socket) -> bool:
 
 def test_idle_connections_cost_others_nothing():
     with running(FakeEngine()) as site:
-        alone = text_of(site)
+        expected = text_of(site)
         idle = [connect(site) for _ in range(200)]
         readers = [connect(site) for _ in range(20)]
         for reader in readers:
             reader.sendall(request_bytes("/v1/completions", FOX | {"stream": True}))
-        assert [text_of(site) for _ in range(5)] == [alone] * 5
+        assert [text_of(site) for _ in range(5)] == [expected] * 5
         for connection in (*idle, *readers):
             connection.close()
         until(lambda: site.engine.open == 0)

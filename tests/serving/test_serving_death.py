@@ -1,4 +1,4 @@
-"""The engine dies, or its device hangs: what clients, probes and whoever started the server learn of it."""
+"""The engine dies, or its device hangs: what clients, probes and the parent process learn of it."""
 
 import asyncio
 import json
@@ -68,22 +68,22 @@ def asked(site: Running, **options: Any) -> socket.socket:
 
 
 def test_everybody_is_told_and_the_server_ends(site):
-    """A stream that has begun ends with an event; whoever has nothing yet gets a 500, and nobody is to ask again."""
+    """A begun stream ends with an event; a client without an answer yet gets a 500; no reply asks for a retry."""
     began = asked(site, stream=True)
     first = began.recv(1 << 16)
-    others = [asked(site, stream=stream) for stream in (True, False) for _ in range(3)]
-    until(lambda: site.engine.stats().waiting == len(others))
+    connections = [asked(site, stream=stream) for stream in (True, False) for _ in range(3)]
+    until(lambda: site.engine.stats().waiting == len(connections))
     site.engine._executor.dies.set()
     assert b"200 OK" in first
-    rest = received(began)
-    assert b"event: error\ndata: " in rest and b"[DONE]" not in rest
-    error = json.loads(rest.split(b"event: error\ndata: ")[1].split(b"\n")[0])["error"]
+    tail = received(began)
+    assert b"event: error\ndata: " in tail and b"[DONE]" not in tail
+    error = json.loads(tail.split(b"event: error\ndata: ")[1].split(b"\n")[0])["error"]
     assert (error["code"], error["message"]) == ("engine_error", FAILED)
-    for connection in others:
+    for connection in connections:
         reply = read_reply(connection)
         assert (reply.status, reply.error["code"], reply.error["message"]) == (500, "engine_error", FAILED)
         assert reply.headers["x-should-retry"] == "false"
-    for connection in (began, *others):
+    for connection in (began, *connections):
         connection.close()
     until(lambda: site.ended() is False)
     assert not site.engine._open
@@ -138,7 +138,7 @@ def test_the_command_ends_with_one_line_and_1(monkeypatch, caplog):
 
 
 def test_a_command_that_is_told_to_end_does_not_wait_for_a_device_for_ever(monkeypatch):
-    hanging, said, statuses = Dying(), [], []
+    hanging, lines, statuses = Dying(), [], []
     engine = BatchingEngine(hanging, LIMITS, vocab=1024, eos=frozenset([EOS]))
 
     def hang(port: int) -> None:
@@ -149,7 +149,7 @@ def test_a_command_that_is_told_to_end_does_not_wait_for_a_device_for_ever(monke
             read_reply(connection)
 
     def say(line: str) -> None:
-        said.append(line)
+        lines.append(line)
         if " is at " in line:
             threading.Thread(target=hang, args=[int(line.rpartition(":")[2])]).start()
 
@@ -163,7 +163,7 @@ def test_a_command_that_is_told_to_end_does_not_wait_for_a_device_for_ever(monke
     monkeypatch.setattr("llamaspec.serving.loading.load_engine", lambda *_, **__: engine)
     click.testing.CliRunner().invoke(serve, ["stories", "--port", "0", "--drain-seconds", "0.01"])
     assert statuses == [(1, None)]
-    assert said[1:] == [
+    assert lines[1:] == [
         "ending: running requests may finish; another signal ends them at once",
         "error: requests were cancelled 0.1 s ago, and the device has not answered",
     ]
@@ -172,10 +172,10 @@ def test_a_command_that_is_told_to_end_does_not_wait_for_a_device_for_ever(monke
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_line_that_begins_with_ctrl_c_is_ended_and_no_other(number, monkeypatch):
     """A terminal shows ^C where it sends SIGINT. Of another signal it shows nothing."""
-    said: list[str] = []
+    lines: list[str] = []
 
     def say(line: str) -> None:
-        said.append(line)
+        lines.append(line)
         if " is at " in line:
             os.kill(os.getpid(), number)
 
@@ -184,12 +184,12 @@ def test_a_line_that_begins_with_ctrl_c_is_ended_and_no_other(number, monkeypatc
     with socket.create_server(("127.0.0.1", 0)) as bound:
         assert _run(make_site(FakeEngine()), bound, "fake")
     after = ["ending: running requests may finish; another signal ends them at once"]
-    assert said[1:] == ([""] if number == signal.SIGINT else []) + after
+    assert lines[1:] == ([""] if number == signal.SIGINT else []) + after
 
 
 @pytest.fixture
 def hung(monkeypatch) -> Iterator[Any]:
-    """An engine whose second step hangs until the end of the test."""
+    """An engine with a second step that hangs until the end of the test."""
     monkeypatch.setattr("llamaspec.serving.engine.LOOK", 0.01)
     hanging = Dying()
     yield BatchingEngine(hanging, LIMITS, vocab=1024, eos=frozenset([EOS]))
@@ -203,7 +203,7 @@ def take_too_long(hung: Any) -> None:
 
 
 def test_a_device_that_hangs_is_noticed(hung, monkeypatch, caplog):
-    """Whoever waits gets an error, probes learn of it, and the server ends by itself."""
+    """Waiting clients get an error, probes learn of it, and the server ends by itself."""
     stays = threading.Event()
     until_failed = Site._until
 
@@ -220,8 +220,8 @@ def test_a_device_that_hangs_is_noticed(hung, monkeypatch, caplog):
         take_too_long(hung)
         reply = read_reply(waiting)
         assert (reply.status, reply.error["code"], reply.error["message"]) == (500, "engine_error", FAILED)
-        rest = received(began)
-        assert b"200 OK" in rest and b"event: error\ndata: " in rest and b"[DONE]" not in rest
+        tail = received(began)
+        assert b"200 OK" in tail and b"event: error\ndata: " in tail and b"[DONE]" not in tail
         for path, body in (("/health", None), ("/ready", None), ("/v1/completions", FOX)):
             reply = site.ask(path, body)
             assert (reply.status, reply.error["code"]) == (503, "engine_failed")
@@ -234,7 +234,7 @@ def test_a_device_that_hangs_is_noticed(hung, monkeypatch, caplog):
 
 
 def test_a_command_whose_device_hangs_ends_with_one_line_and_1(hung, monkeypatch):
-    said, statuses, replies = [], [], []
+    lines, statuses, replies = [], [], []
 
     def ask(port: int) -> None:
         with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
@@ -243,7 +243,7 @@ def test_a_command_whose_device_hangs_ends_with_one_line_and_1(hung, monkeypatch
             replies.append(read_reply(connection).status)
 
     def say(line: str) -> None:
-        said.append(line)
+        lines.append(line)
         if " is at " in line:
             threads.append(threading.Thread(target=ask, args=[int(line.rpartition(":")[2])]))
             threads[0].start()
@@ -262,7 +262,7 @@ def test_a_command_whose_device_hangs_ends_with_one_line_and_1(hung, monkeypatch
     click.testing.CliRunner().invoke(serve, ["stories", "--port", "0", "--step-seconds", "7"])
     threads[0].join(PATIENCE)
     assert (statuses, replies) == ([1], [500])
-    assert said[1:] == ["error: the device hangs: a step has not ended in 0.25 s"]
+    assert lines[1:] == ["error: the device hangs: a step has not ended in 0.25 s"]
     assert asked_for["step_seconds"] == 7
 
 
@@ -272,12 +272,12 @@ def test_a_step_that_ends_late_is_nobodys(hung):
     hung.submit(Request((1, 2), 50), events.append)
     take_too_long(hung)
     until(lambda: not hung._open)  # Everybody has been told.
-    told = [*events]
+    before = [*events]
     hung._executor.goes_on = True
     hung._executor.dies.set()
     hung._thread.join(PATIENCE)
     assert not hung._thread.is_alive()
-    assert isinstance(hung.failed, DeviceHangs) and events == told and events[-1].reason == "error"
+    assert isinstance(hung.failed, DeviceHangs) and events == before and events[-1].reason == "error"
 
 
 def test_a_step_does_not_end_while_it_is_judged(hung, monkeypatch):

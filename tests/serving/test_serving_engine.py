@@ -1,4 +1,4 @@
-"""The engine's thread, before an executor that needs no model: who is told what, in which order, whatever happens."""
+"""The engine's thread, before an executor that needs no model: which client gets which events, and in what order."""
 
 import threading
 from time import sleep
@@ -157,9 +157,9 @@ def test_what_cannot_be_served_is_refused(engine, fake):
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_cancelled_request_ends_and_others_do_not_notice(engine, fake, waits):
     fake.goes_on.clear()
-    others, client = [Client() for _ in range(3 if waits else 2)], Client()
-    for i, other in enumerate(others):
-        engine.submit(endless((1, i)), other)
+    neighbors, client = [Client() for _ in range(3 if waits else 2)], Client()
+    for i, neighbor in enumerate(neighbors):
+        engine.submit(endless((1, i)), neighbor)
 
     def told(event: Event) -> None:
         client(event)
@@ -172,20 +172,20 @@ def test_a_cancelled_request_ends_and_others_do_not_notice(engine, fake, waits):
         engine.cancel(99)
     fake.goes_on.set()
     assert client.wait().reason == "cancelled" and bool(client.ids) != waits
-    for i, other in enumerate(others):
-        assert other.wait().reason == "context" and other.ids == alone(endless((1, i)), CONTEXT)[0]
+    for i, neighbor in enumerate(neighbors):
+        assert neighbor.wait().reason == "context" and neighbor.ids == alone(endless((1, i)), CONTEXT)[0]
     engine.cancel(number)
 
 
 def test_a_deadline_passes(engine, fake):
     fake.goes_on.clear()
-    client, other = Client(), Client()
+    client, neighbor = Client(), Client()
     engine.submit(endless(deadline=0.01), client)
-    engine.submit(endless((1, 2), deadline=PATIENCE), other)
+    engine.submit(endless((1, 2), deadline=PATIENCE), neighbor)
     sleep(0.02)
     fake.goes_on.set()
     assert client.wait().reason == "expired"
-    assert other.wait().reason == "context"
+    assert neighbor.wait().reason == "context"
 
 
 def test_a_mask_is_asked_for_every_token(engine):
@@ -210,23 +210,23 @@ def test_a_mask_that_is_wrong_fails_its_request_alone(engine, wrong, caplog):
             raise RuntimeError("no such rule")
         return np.zeros(VOCAB if wrong == "allows nothing" else VOCAB + 1, bool)
 
-    client, other = Client(), Client()
+    client, neighbor = Client(), Client()
     engine.submit(Request((1, 2), 10, allowed=allowed), client)
-    engine.submit(endless(), other)
+    engine.submit(endless(), neighbor)
     end = client.wait()
     assert end[0::4] == ("error", NO_RULE)
     assert ("RuntimeError: no such rule" if wrong == "raises" else "ValueError: no token of the 9") in caplog.text
-    assert other.wait().reason == "context"
+    assert neighbor.wait().reason == "context"
 
 
 def test_a_client_that_raises_is_dropped_alone(engine):
     def broken(event):
         raise RuntimeError("gone")
 
-    other = Client()
+    neighbor = Client()
     engine.submit(endless(), broken)
-    engine.submit(endless((1, 2)), other)
-    assert other.wait().reason == "context"
+    engine.submit(endless((1, 2)), neighbor)
+    assert neighbor.wait().reason == "context"
     until(lambda: engine.stats().running == 0)
     assert engine.failed is None
 
@@ -273,7 +273,7 @@ def test_a_failure_is_told_to_all_and_its_reason_to_the_log(engine, fake, caplog
 
 @pytest.mark.parametrize("what", ["plan", "done", "ended"])
 def test_a_scheduler_that_fails_keeps_nobody_waiting(engine, fake, what, monkeypatch):
-    """Also where it has dropped requests whose ends it did not tell."""
+    """Also after it dropped requests without reporting their ends."""
     fake.goes_on.clear()
     clients = [Client() for _ in range(6)]
     with engine._changed:  # the first plan is made when all of them are there

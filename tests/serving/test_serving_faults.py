@@ -1,4 +1,4 @@
-"""Clients that leave, stall or send nonsense, engines that fail, and the way out: what each gets, and nobody else."""
+"""Clients that leave, stall or send nonsense, engines that fail, and shutdown: no other client notices."""
 
 import asyncio
 import json
@@ -168,7 +168,7 @@ def test_a_full_queue_is_429_with_a_time_to_come_back():
             assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (429, "queue_full", "1")
             assert reply.error["type"] == "rate_limit_error"
         until(lambda: engine.open == 0)
-        # Of several texts in one request all are refused, and those that had begun are cancelled.
+        # If one of several texts in a request is refused, all are, and the begun ones are cancelled.
         assert site.ask("/v1/completions", FOX | {"n": 3}).status == 429
         until(lambda: engine.open == 0)
         assert text_of(site)
@@ -197,18 +197,18 @@ def test_prompts_that_wait_to_be_read_have_a_limit_too(monkeypatch):
 def test_a_poisoned_request_fails_alone(stream):
     engine = FakeEngine(seconds=0.005)
     with running(engine) as site:
-        alone = text_of(site)
+        expected = text_of(site)
         engine.poison = TOKENIZER.encode("kite")[0]
         texts: list[str] = []
-        others = [threading.Thread(target=lambda: texts.append(text_of(site))) for _ in range(4)]
-        for other in others:
-            other.start()
+        threads = [threading.Thread(target=lambda: texts.append(text_of(site))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
         reply = site.ask("/v1/completions", {"prompt": "a kite", "stream": stream})
-        for other in others:
-            other.join()
+        for thread in threads:
+            thread.join()
         assert (reply.status, reply.error["type"]) == (500, "server_error")
         assert "not finite" in reply.error["message"] and reply.headers["x-should-retry"] == "false"
-        assert texts == [alone] * 4
+        assert texts == [expected] * 4
 
 
 def test_a_template_that_takes_too_much_is_refused_and_other_chats_do_not_notice():
@@ -225,31 +225,31 @@ def test_a_request_that_takes_too_long_ends_alone(stream):
     """The smaller counts, of what the server allows and of what the request asks for."""
     engine = FakeEngine()
     with running(engine, limits=ClientLimits(request_seconds=60.0)) as site:
-        alone = text_of(site)
+        expected = text_of(site)
         assert engine.requests[-1].deadline == 60
         site.ask("/v1/completions", FOX | {"max_seconds": 90})
         assert engine.requests[-1].deadline == 60
         engine.pause = 4
-        with connect(site) as other:
-            other.sendall(request_bytes("/v1/completions", FOX))
+        with connect(site) as neighbor:
+            neighbor.sendall(request_bytes("/v1/completions", FOX))
             with connect(site) as connection:
                 connection.sendall(request_bytes("/v1/completions", FOX | {"max_seconds": 5, "stream": stream}))
                 until(lambda: engine.open == 2)
                 first = connection.recv(1) if stream else b""
                 engine.late = 5.0
-                rest = first + received(connection)
+                tail = first + received(connection)
             assert engine.ends["expired"] == 1
             if stream:
-                assert b"[DONE]" not in rest
-                error = json.loads(rest.rpartition(b"event: error\ndata: ")[2].splitlines()[0])["error"]
+                assert b"[DONE]" not in tail
+                error = json.loads(tail.rpartition(b"event: error\ndata: ")[2].splitlines()[0])["error"]
             else:
-                reply = parse_reply(rest)
+                reply = parse_reply(tail)
                 assert (reply.status, reply.headers["retry-after"]) == (503, "5")
                 assert reply.headers["x-should-retry"] == "false"
                 error = reply.error
             assert (error["code"], error["type"]) == ("expired", "server_error")
             engine.pause = None
-            assert read_reply(other).json["choices"][0]["text"] == alone
+            assert read_reply(neighbor).json["choices"][0]["text"] == expected
 
 
 def test_an_error_after_the_first_piece_is_an_event():
@@ -261,9 +261,9 @@ def test_an_error_after_the_first_piece_is_an_event():
             connection.sendall(request_bytes("/v1/completions", FOX | {"stream": True}))
             assert connection.recv(1)
             site.stop()
-            rest = received(connection)
-        events = rest.split(b"\n\n")
-        assert b"[DONE]" not in rest
+            tail = received(connection)
+        events = tail.split(b"\n\n")
+        assert b"[DONE]" not in tail
         last = next(event for event in reversed(events) if b"error" in event)
         error = json.loads(last.partition(b"data: ")[2])["error"]
         assert (error["code"], error["type"]) == ("shutting_down", "server_error")
@@ -293,8 +293,8 @@ def test_told_to_stop_it_finishes_what_runs_and_takes_nothing_new():
             assert read_reply(probe).status == 503
             assert site.ended() is None
             engine.pause = None
-            whole = read_reply(connection)
-            assert whole.status == 200 and whole.json["usage"]["completion_tokens"] == 20
+            finished = read_reply(connection)
+            assert finished.status == 200 and finished.json["usage"]["completion_tokens"] == 20
         until(lambda: site.ended() is True)
 
 

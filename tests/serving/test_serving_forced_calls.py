@@ -20,7 +20,7 @@ ADD = {"type": "function", "function": {"name": "add"}}
 
 @pytest.fixture(scope="module", params=FORMS)
 def served(request):
-    """A form's name, and a site whose answers are what they must be, and else anything."""
+    """A form's name, and a site that draws any text its grammar allows."""
     with running(FakeEngine(obedient, context=4000), template=TEMPLATES[request.param]) as site:
         yield request.param, site
 
@@ -28,7 +28,7 @@ def served(request):
 def calls_of(site: Any, **options: Any) -> list[list[str]]:
     """The names that eight answers call. Their arguments keep to their schemas."""
     body = {"messages": ASK, "tools": TOOLS, "n": 8, "seed": 1, **options}
-    found = []
+    names = []
     for answer in site.ask("/v1/chat/completions", body).json["choices"]:
         assert answer["finish_reason"] == "tool_calls" and answer["message"]["content"] is None
         calls = [call["function"] for call in answer["message"]["tool_calls"]]
@@ -38,8 +38,8 @@ def calls_of(site: Any, **options: Any) -> list[list[str]]:
                 assert arguments["a"] in range(1, 10) and len(arguments) == 1
             else:
                 assert [*arguments] == ["city", "unit"] and arguments["unit"] in ("C", "F")
-        found.append([call["name"] for call in calls])
-    return found
+        names.append([call["name"] for call in calls])
+    return names
 
 
 def test_calls_keep_to_their_schemas_one_or_several(served):
@@ -57,7 +57,7 @@ def test_several_calls_stream_as_they_are(served):
     """The pieces put together are the calls of the whole answer."""
     _, site = served
     body = {"messages": ASK, "tools": TOOLS, "tool_choice": "required", "seed": 3}
-    whole = site.ask("/v1/chat/completions", body).json["choices"][0]["message"]["tool_calls"]
+    full = site.ask("/v1/chat/completions", body).json["choices"][0]["message"]["tool_calls"]
     calls: list[dict[str, str]] = []
     for line in site.ask("/v1/chat/completions", body | {"stream": True}).body.decode().split("\n\n"):
         if line.startswith("data: {"):
@@ -67,7 +67,7 @@ def test_several_calls_stream_as_they_are(served):
                     assert piece["index"] == len(calls)
                     calls.append({"name": piece["function"]["name"], "arguments": ""})
                 calls[piece["index"]]["arguments"] += piece["function"]["arguments"]
-    assert calls == [call["function"] for call in whole]
+    assert calls == [call["function"] for call in full]
 
 
 @pytest.mark.parametrize("parameters", [{}, {"properties": {"a": {"type": "integer"}}}])
@@ -92,14 +92,14 @@ def test_values_have_a_most_and_between_them_control_tokens_are_drawn_as_such(se
     eos = TOKENIZER.special["</s>"]
     grammars = Grammars(TOKENIZER, vocab=1024, stops=frozenset({eos}))
     rule = grammars.of_schema({"const": 1}, param="tools", most=3, separator=separator)()
-    one = TOKENIZER.encode("1", start=False)
+    digit = TOKENIZER.encode("1", start=False)
     between: list[int] = []
     for part in separator.partition("<|user|>"):
         between += [TOKENIZER.special[part]] if part in TOKENIZER.special else TOKENIZER.encode(part, start=False)
-    drawn = list(one)
+    drawn = list(digit)
     for _ in range(2):
         assert rule(drawn)[eos]
-        for token in (*between, *one):
+        for token in (*between, *digit):
             assert rule(drawn)[token]
             drawn.append(token)
     assert rule(drawn).nonzero()[0].tolist() == [eos]

@@ -1,4 +1,4 @@
-"""Answers in JSON: whatever is drawn keeps to its schema, whole or cut short."""
+"""Answers in JSON: every drawn answer keeps to its schema, whole or cut short."""
 
 import json
 

@@ -1,7 +1,7 @@
-"""The law of the engine: a request's answer is the same, to the last bit, alone and in any company.
+"""The law of the engine: a request's answer is the same, to the last bit, by itself and in any company.
 
-A machine sends requests of every kind to a small model, cancels some, and lets few pages force others to give way.
-Every answer must be the one that the request has alone, on an executor that never served anybody.
+A machine sends requests of every kind to a small model, cancels some, and has so few pages that requests are preempted.
+Every answer must equal the answer to the same request by itself, on a fresh executor.
 """
 
 import threading
@@ -40,7 +40,7 @@ def even_only(drawn: Sequence[int]) -> np.ndarray:
 
 
 prompts = st.builds(
-    lambda beginning, length, rest: (*beginning[:length], *rest),
+    lambda beginning, length, later: (*beginning[:length], *later),
     st.sampled_from(BEGINNINGS),
     st.integers(0, 9),
     st.lists(st.sampled_from([1, 5, 12, 13]), min_size=1, max_size=10),
@@ -116,16 +116,16 @@ def test_in_any_company_as_alone():
 
 def company(server: Server, request: Request) -> Answer:
     """The answer to a request among others that come before and after it, on few pages."""
-    others = [
+    neighbors = [
         Request((*BEGINNINGS[i % 2][: 2 + i], 5), 14, temperature=1.0, seed=i, logprobs=1, ignore_eos=True)
         for i in range(7)
     ]
-    for other in others[:3]:
-        server.submit(other)
+    for neighbor in neighbors[:3]:
+        server.submit(neighbor)
     server.turn()
     number = server.submit(request)
-    for other in others[3:]:
-        server.submit(other)
+    for neighbor in neighbors[3:]:
+        server.submit(neighbor)
         server.turn()
     return server.finish()[number]
 
@@ -140,9 +140,9 @@ def test_in_company_as_alone(name, dtype):
     for seed in range(6):
         options = {"temperature": 0.9 * (seed % 2), "seed": seed, "logprobs": 2, "priority": seed % 3}
         request = Request((*BEGINNINGS[0], 13, 5), 12, **options)
-        alone, together = Server(model), Server(model)
-        alone.submit(request)
-        assert company(together, request) == alone.finish()[0]
+        single, together = Server(model), Server(model)
+        single.submit(request)
+        assert company(together, request) == single.finish()[0]
         preempted += together.scheduler.preemptions
     assert preempted >= 6
 
@@ -155,13 +155,13 @@ def test_a_rule_is_not_asked_about_tokens_that_are_fed_again():
             (1, 2, 5, 6, 9, 9, 9, 9, 5), 9, temperature=0.8, seed=seed, repetition_penalty=1.3, priority=2,
             **{"presence_penalty": 0.5, "ignore_eos": True, "allowed": even_only},
         )  # fmt: skip
-        alone, together = Server(model), Server(model)
-        alone.submit(request)
+        single, together = Server(model), Server(model)
+        single.submit(request)
         together.submit(request)
         for _ in range(7):
             together.turn()
         assert len(together.answers[0].tokens) > 3
-        assert company(together, request) == alone.finish()[0] == together.answers[0]
+        assert company(together, request) == single.finish()[0] == together.answers[0]
         preempted += together.scheduler.preemptions
     assert preempted >= 12
 
@@ -185,8 +185,8 @@ def test_a_poisoned_request_fails_alone():
     """Its pages, full of NaN, then serve others."""
     model = served(MODELS[0])
     request = Request((1, 5, 6), 6, temperature=0.0, logprobs=2)
-    alone, together = Server(model), Server(model)
-    alone.submit(request)
+    single, together = Server(model), Server(model)
+    single.submit(request)
     number = together.submit(request)
     poisoned = [together.submit(Request((POISON, 5, 6, 7, 8, 9, *range(10, 10 + i)), 6)) for i in range(3)]
     for _ in range(4):
@@ -194,7 +194,7 @@ def test_a_poisoned_request_fails_alone():
     again = together.submit(request)
     answers = together.finish()
     assert [answers[number].reason for number in poisoned] == ["error"] * 3
-    assert answers[number] == answers[again] == alone.finish()[0]
+    assert answers[number] == answers[again] == single.finish()[0]
 
 
 @pytest.fixture(scope="module")
@@ -209,10 +209,10 @@ def answers(engine: BatchingEngine, requests: Sequence[Request]) -> list[list[Ev
     """Everything that requests are told that come at once."""
     events: list[list[Event]] = [[] for _ in requests]
     ends = [threading.Event() for _ in requests]
-    for request, told, end in zip(requests, events, ends, strict=True):
+    for request, received, end in zip(requests, events, ends, strict=True):
 
-        def take(event: Event, told: list[Event] = told, end: threading.Event = end) -> None:
-            told.append(event)
+        def take(event: Event, received: list[Event] = received, end: threading.Event = end) -> None:
+            received.append(event)
             if isinstance(event, Finished):
                 end.set()
 
@@ -223,22 +223,25 @@ def answers(engine: BatchingEngine, requests: Sequence[Request]) -> list[list[Ev
 
 @pytest.mark.slow  # 13 s
 def test_a_text_is_that_of_one_sequence(stories):
-    """Served at a width, a small model's text is that of `Session`: no two of its logits nearly tie."""
+    """Served at a width, a small model gives the text of `Session`: no two of its logits nearly tie."""
     checkpoint = open_checkpoint("stories")
     backend: Any = load_backend(checkpoint, RunOptions(context=128))
     session = Session(backend, vocab=checkpoint.config.vocab)
     prompts = ((1, 400, 500), (1, 300), (1, 854, 469, 385, 291))
-    given = [
+    options_by_request = [
         {"temperature": 0.9 * (i % 2), "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.1}
         for i in range(len(prompts))
     ]
-    told = answers(stories, [Request(prompts[i], 30, **each, seed=i) for i, each in enumerate(given)])
+    events = answers(
+        stories,
+        [Request(prompts[i], 30, **options_of_one, seed=i) for i, options_of_one in enumerate(options_by_request)],
+    )
     for i, prompt in enumerate(prompts):
-        options = SamplingOptions(**given[i])
+        options = SamplingOptions(**options_by_request[i])
         bursts = session.bursts(prompt, max_new_tokens=30, options=options, seed=i, stops=checkpoint.stops)
         expected = [token for tokens, _ in bursts for token in tokens]
-        assert [token for event in told[i] if isinstance(event, Tokens) for token in event.ids] == expected
-        end = told[i][-1]
+        assert [token for event in events[i] if isinstance(event, Tokens) for token in event.ids] == expected
+        end = events[i][-1]
         assert isinstance(end, Finished) and end.completion_tokens == len(expected)
 
 
@@ -260,7 +263,7 @@ OPTIONS = {
 @given(options=st.lists(st.fixed_dictionaries(OPTIONS), min_size=1, max_size=4))
 def test_log_probabilities_of_any_requests_add_up(stories, options):
     """The built-in model's engine lives, and reports as many tokens as were asked for, the likeliest first."""
-    requests = [Request(**each) for each in options]
+    requests = [Request(**fields) for fields in options]
     for request, events in zip(requests, answers(stories, requests), strict=True):
         end = events[-1]
         assert isinstance(end, Finished) and end.reason in ("stop", "length", "context")

@@ -42,7 +42,7 @@ def test_logprobs_of_a_chat(site):
     assert b"".join(bytes(token.bytes) for token in answer.logprobs.content).decode() == answer.message.content
     assert [token.logprob for token in answer.logprobs.content] == [-(i + 1) / 16 for i in range(6)]
     assert all(len(token.top_logprobs) == 4 for token in answer.logprobs.content)
-    streamed = [token for chunk in chunks if (found := chunk.choices[0].logprobs) for token in found.content]
+    streamed = [token for chunk in chunks if (logprobs := chunk.choices[0].logprobs) for token in logprobs.content]
     assert streamed == answer.logprobs.content
 
 
@@ -64,15 +64,15 @@ def test_echo_with_logprobs_of_the_prompt(site, stream):
     logprobs = joined(choices, "token_logprobs")
     tops = joined(choices, "top_logprobs")
     offsets = joined(choices, "text_offset")
-    whole = "".join(choice["text"] for choice in choices)
+    full_text = "".join(choice["text"] for choice in choices)
     ids = [1, *TOKENIZER.encode(text)]
-    assert whole.startswith(text) and len(tokens) == len(ids) + 2 == len(logprobs) == len(tops)
+    assert full_text.startswith(text) and len(tokens) == len(ids) + 2 == len(logprobs) == len(tops)
     assert logprobs[0] is None and tops[0] is None
     assert logprobs[1 : len(ids)] == [-i / 8 for i in range(len(ids) - 1)]
     assert logprobs[len(ids) :] == [-1 / 16, -2 / 16]
     assert all(len(top) == 2 for top in tops[1:])
-    assert "".join(tokens[1:]) == whole
-    assert all(whole[start:].startswith(token) for start, token in zip(offsets[1:], tokens[1:], strict=True))
+    assert "".join(tokens[1:]) == full_text
+    assert all(full_text[start:].startswith(token) for start, token in zip(offsets[1:], tokens[1:], strict=True))
 
 
 def test_echo_alone(site):
@@ -82,7 +82,7 @@ def test_echo_alone(site):
 
 
 def test_a_prompt_of_one_token_is_echoed(site):
-    """The engine reports on tokens after the first alone, and said nothing here: the prompt was left out."""
+    """The engine reports only on tokens after the first, and reported nothing here: the prompt was left out."""
     body = {"prompt": TOKENIZER.encode("fox")[:1], "echo": True, "logprobs": 1, "max_tokens": 1}
     choice = site.ask("/v1/completions", body).json["choices"][0]
     assert site.engine.requests[-1].prompt_logprobs is None
@@ -96,7 +96,7 @@ def test_a_prompt_of_one_token_is_echoed(site):
 def test_a_completion_has_an_entry_for_the_token_that_ends_it(drawn, echo, stream):
     """Hold what lm-eval reads: it asks for one token, and drops the last entry as the one that was drawn.
 
-    Where that was the end of the text, no entry stood for it, and the prompt's last token was lost. vLLM gives one.
+    At the end of the text, no entry stood for it, and the prompt's last token was lost. vLLM gives one.
     """
     with running(FakeEngine(lambda request: [*drawn, EOS])) as site:
         body = {"prompt": "the bird", "echo": echo, "logprobs": 2, "max_tokens": 40, "stream": stream}

@@ -167,13 +167,13 @@ def test_old_turns_make_room_for_an_answer_and_that_is_said(browser):
     engine = FakeEngine(spelling(ANSWER), context=192)
     with running(engine) as site, silent_page(browser, site.url) as page:
         page.get_by_role("heading", name="stories").wait_for()
-        for asked in range(1, 5):
-            ask(page, f"The fox sang {'and slept ' * asked}.")
-            until(lambda asked=asked: len(engine.requests) == asked)
+        for count in range(1, 5):
+            ask(page, f"The fox sang {'and slept ' * count}.")
+            until(lambda count=count: len(engine.requests) == count)
             finished(page)
         prompts = [decode(TOKENIZER, request.prompt) for request in engine.requests]
         assert "sang and slept ." in prompts[1] and "sang and slept ." not in prompts[3]
-        assert all(f"sang {'and slept ' * asked}." in prompt for asked, prompt in enumerate(prompts, 1))
+        assert all(f"sang {'and slept ' * count}." in prompt for count, prompt in enumerate(prompts, 1))
         assert all(len(request.prompt) <= engine.context * 3 / 4 for request in engine.requests)
         assert page.locator(".turn").count() == 8
         assert page.get_by_text("What is above was forgotten: the context of 192 tokens was nearly full.").count() == 1
@@ -187,7 +187,7 @@ def test_old_turns_make_room_for_an_answer_and_that_is_said(browser):
 
 
 def test_what_no_room_helps_forgets_nothing(browser, engine, site):
-    with opened_page(browser, site.url) as page:  # whose console names the failed request
+    with opened_page(browser, site.url) as page:  # its console names the failed request
         page.get_by_role("heading", name="stories").wait_for()
         ask(page, "Who sang?")
         finished(page)
@@ -201,7 +201,7 @@ def test_what_no_room_helps_forgets_nothing(browser, engine, site):
 
 
 def test_an_error_is_shown_in_place_of_an_answer(browser, site):
-    with opened_page(browser, site.url) as page:  # whose console names the failed request
+    with opened_page(browser, site.url) as page:  # its console names the failed request
         page.get_by_role("heading", name="stories").wait_for()
         ask(page, "fox " * 300)
         page.get_by_text("more than the context").wait_for()

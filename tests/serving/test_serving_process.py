@@ -42,13 +42,13 @@ def text_of(port: int) -> str:
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory) -> Iterator[Process]:
-    """A server of 168 files, of which 40 are for connections."""
+    """A server that may open 168 files, 40 of them for connections."""
     with served(files=168, log=tmp_path_factory.mktemp("serving") / "log") as server:
         yield server
 
 
 def test_connections_never_use_up_the_files_of_a_process(few):
-    """Answer up to 64 of those that do not fit, and close the others."""
+    """Answer up to 64 of the connections that do not fit, and close the others."""
     text = text_of(few.port)
     with ExitStack() as stack:
         connections = [stack.enter_context(connect(few.port)) for _ in range(300)]
@@ -74,13 +74,13 @@ def test_killed_and_started_again_at_the_same_port(few):
     text = text_of(few.port)
     with connect(few.port) as connection:
         connection.sendall(request_bytes("/v1/completions", LONG))
-        rest = connection.recv(1 << 16)
-        assert rest.startswith(b"HTTP/1.1 200")
+        tail = connection.recv(1 << 16)
+        assert tail.startswith(b"HTTP/1.1 200")
         few.process.kill()
         with suppress(ConnectionResetError):
             while received := connection.recv(1 << 16):
-                rest += received
-        assert b"[DONE]" not in rest and not rest.endswith(b"0\r\n\r\n")  # nobody takes it for whole
+                tail += received
+        assert b"[DONE]" not in tail and not tail.endswith(b"0\r\n\r\n")  # no client takes it for complete
     with served(port=few.port, log=Path("/dev/full")) as second:
         assert text_of(second.port) == text
         second.process.send_signal(signal.SIGTERM)
@@ -90,7 +90,7 @@ def test_killed_and_started_again_at_the_same_port(few):
 def test_a_second_signal_ends_at_once_what_the_first_lets_run(tmp_path):
     with served(log=tmp_path / "log") as server, connect(server.port) as connection:
         connection.sendall(request_bytes("/v1/completions", LONG))
-        rest = connection.recv(1 << 16)
+        tail = connection.recv(1 << 16)
         server.process.send_signal(signal.SIGTERM)
         until(lambda: "another signal ends them at once" in server.log.read_text())
         with connect(server.port) as probe:
@@ -100,6 +100,6 @@ def test_a_second_signal_ends_at_once_what_the_first_lets_run(tmp_path):
         assert server.process.wait(PATIENCE) == 128 + signal.SIGTERM
         with suppress(ConnectionResetError):
             while received := connection.recv(1 << 16):
-                rest += received
-        assert rest.startswith(b"HTTP/1.1 200") and b"[DONE]" not in rest and not rest.endswith(b"0\r\n\r\n")
+                tail += received
+        assert tail.startswith(b"HTTP/1.1 200") and b"[DONE]" not in tail and not tail.endswith(b"0\r\n\r\n")
     assert "Traceback" not in server.log.read_text()

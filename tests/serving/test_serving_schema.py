@@ -28,7 +28,7 @@ CHECKS = [
 ]
 SCHEMA = schemathesis.openapi.from_dict(openapi("stories"))
 FOUND = [*map(methodcaller("ok"), SCHEMA.get_all_operations())]
-OPERATIONS = {f"{each.method.upper()} {each.path}": each for each in FOUND}
+OPERATIONS = {f"{operation.method.upper()} {operation.path}": operation for operation in FOUND}
 
 
 @pytest.fixture(scope="module")

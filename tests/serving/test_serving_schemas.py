@@ -52,8 +52,8 @@ def is_taken(grammars: Grammars, schema: dict[str, Any], text: str) -> bool:
 
 def answers(grammars: Grammars, schema: dict[str, Any], count: int) -> list[Any]:
     """Draw answers. Half of the draws are among the tokens that are the likeliest to end a value."""
-    made = grammars.of_schema(schema, param="response_format")
-    drawn = [drawn_by(made(), random.Random(seed)) for seed in range(count)]
+    new_grammar = grammars.of_schema(schema, param="response_format")
+    drawn = [drawn_by(new_grammar(), random.Random(seed)) for seed in range(count)]
     return [json.loads(b"".join(map(TOKENIZER.bytes_of, tokens))) for tokens in drawn]
 
 

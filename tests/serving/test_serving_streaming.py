@@ -30,15 +30,15 @@ def read(ids: Sequence[int], *, cut: int, stop_texts: Sequence[str] = (), begins
 @given(IDS, st.integers(0, 40), STOPS, st.booleans())
 def test_pieces_are_the_text_up_to_the_first_stop_text(ids, cut, stop_texts, begins):
     reader, pieces = read(ids, cut=cut, stop_texts=stop_texts, begins=begins)
-    whole = decode(TOKENIZER, ids, start=begins)
+    full = decode(TOKENIZER, ids, start=begins)
     text = "".join(piece.text for piece in pieces)
-    ends = [at + len(stop) for stop in stop_texts if (at := whole.find(stop)) >= 0]
+    ends = [at + len(stop) for stop in stop_texts if (at := full.find(stop)) >= 0]
     assert reader.stopped == bool(ends)
     if ends:
         first = min(ends)
-        assert text == whole[: min(first - len(stop) for stop in stop_texts if whole[:first].endswith(stop))]
+        assert text == full[: min(first - len(stop) for stop in stop_texts if full[:first].endswith(stop))]
     else:
-        assert text == whole
+        assert text == full
         assert reader.count == len(ids)
     assert reader.length == len(text)
 
@@ -47,13 +47,13 @@ def test_pieces_are_the_text_up_to_the_first_stop_text(ids, cut, stop_texts, beg
 def test_tokens_come_out_with_their_text(ids, cut, stop_texts):
     reader, pieces = read(ids, cut=cut, stop_texts=stop_texts)
     placed = [token for piece in pieces for token in piece.tokens]
-    kept = [token for token in ids if token != EOS]
-    assert [token.token.id for token in placed] == kept[: len(placed)]
+    text_tokens = [token for token in ids if token != EOS]
+    assert [token.token.id for token in placed] == text_tokens[: len(placed)]
     assert all(token.start <= reader.length for token in placed)
     if not reader.stopped:
-        assert len(placed) == len(kept)
+        assert len(placed) == len(text_tokens)
     out = 0
-    for piece in pieces:  # No token comes before the text in which its own begins.
+    for piece in pieces:  # No token comes before the piece of text that it begins in.
         out += len(piece.text)
         assert all(token.start <= out for token in piece.tokens)
 

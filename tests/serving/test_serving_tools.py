@@ -26,15 +26,15 @@ NAMES = frozenset({"weather", "add"})
 def read(form: CallForm, pieces: list[str], **options) -> tuple[str, list[tuple[str, str]]]:
     """The text and the calls of an answer that comes in pieces."""
     reader = CallReader(form, NAMES, **options)
-    said = [*map(reader.feed, pieces), reader.finish()]
+    parts = [*map(reader.feed, pieces), reader.finish()]
     calls: list[tuple[str, str]] = []
-    for piece in (call for part in said for call in part.calls):
+    for piece in (call for part in parts for call in part.calls):
         if piece.name is not None:
             assert piece.number == len(calls)
             calls.append((piece.name, ""))
         name, arguments = calls[piece.number]
         calls[piece.number] = (name, arguments + piece.arguments)
-    return "".join(part.text for part in said), calls
+    return "".join(part.text for part in parts), calls
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -102,14 +102,14 @@ def test_whatever_calls_no_tool_is_text(form, text):
     assert read(form, [text]) == read(form, [*text]) == (text, [])
 
 
-@pytest.mark.parametrize("rest", ["<tool_call>\nadd(1)", "<tool_call>", "<tool_call>\nadd(1)\n</tool_call>"])
-def test_an_opening_after_a_call_is_text_where_no_call_follows(rest):
-    text = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n' + rest
-    assert read(HERMES, [text]) == read(HERMES, [*text]) == (rest, [("add", '{"a": 1}')])
+@pytest.mark.parametrize("tail", ["<tool_call>\nadd(1)", "<tool_call>", "<tool_call>\nadd(1)\n</tool_call>"])
+def test_an_opening_after_a_call_is_text_where_no_call_follows(tail):
+    text = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n' + tail
+    assert read(HERMES, [text]) == read(HERMES, [*text]) == (tail, [("add", '{"a": 1}')])
 
 
 @pytest.mark.parametrize(
-    ("text", "most", "whole"),
+    ("text", "most", "complete"),
     [
         ("It is warm.", None, False),
         (ANSWERS["hermes"], None, True),
@@ -118,11 +118,11 @@ def test_an_opening_after_a_call_is_text_where_no_call_follows(rest):
         (ANSWERS["hermes"].removesuffix("\n</tool_call>"), None, True),
     ],
 )
-def test_an_answer_waits_for_tools_only_where_its_last_call_is_whole(text, most, whole):
+def test_an_answer_waits_for_tools_only_where_its_last_call_is_whole(text, most, complete):
     reader = CallReader(HERMES, NAMES, most=most)
     reader.feed(text)
     reader.finish()
-    assert reader.whole == whole
+    assert reader.whole == complete
 
 
 FRAGMENTS = [
@@ -158,12 +158,12 @@ def test_an_answer_reads_the_same_wherever_it_is_cut(fragments, cuts, form, begu
     text = "".join(fragments)
     at = [0, *sorted(int(cut * len(text)) for cut in cuts), len(text)]
     pieces = [text[a:b] for a, b in pairwise(at)]
-    whole = read(form, [text], begun=begun)
-    assert read(form, pieces, begun=begun) == read(form, [*text], begun=begun) == whole
+    full = read(form, [text], begun=begun)
+    assert read(form, pieces, begun=begun) == read(form, [*text], begun=begun) == full
 
 
 def test_a_control_token_can_be_part_of_the_text():
-    """Mistral's vocabularies have [TOOL_CALLS] as one, whose text is usually not shown."""
+    """Mistral's vocabularies have [TOOL_CALLS] as one token, and its text is usually not shown."""
     token = TOKENIZER.special["<|user|>"]
     for spelled, text in (({}, "fox"), ({token: "[TOOL_CALLS]"}, "fox[TOOL_CALLS]")):
         reader = TextReader(TOKENIZER, begins=True, spelled=spelled)
@@ -183,7 +183,7 @@ def test_a_character_that_a_control_token_cuts_comes_before_it():
 
 @pytest.fixture(scope="module", params=FORMS)
 def served(request):
-    """A form's name, and a site whose answers call by it."""
+    """A form's name, and a site that answers with calls in this form."""
     with running(FakeEngine(spelling(ANSWERS[request.param]), context=4000), template=TEMPLATES[request.param]) as site:
         yield request.param, site
 
@@ -192,8 +192,8 @@ def test_a_client_gets_calls_whole_and_streamed(served):
     name, site = served
     with openai.OpenAI(base_url=f"{site.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
         arguments = {"model": "stories", "messages": ASK, "tools": TOOLS, "n": 2}
-        whole = client.chat.completions.create(**arguments)
-        for choice in whole.choices:
+        full = client.chat.completions.create(**arguments)
+        for choice in full.choices:
             assert choice.finish_reason == "tool_calls"
             assert choice.message.content == ("Let me see." if name == "hermes" else None)
             calls = choice.message.tool_calls
@@ -201,18 +201,18 @@ def test_a_client_gets_calls_whole_and_streamed(served):
             assert len({call.id for call in calls}) == 2
         with client.chat.completions.stream(**arguments) as stream:
             streamed = stream.until_done().get_final_completion()
-        for choice, again in zip(whole.choices, streamed.choices, strict=True):
+        for choice, again in zip(full.choices, streamed.choices, strict=True):
             assert again.finish_reason == "tool_calls"
             assert (again.message.content or None) == choice.message.content
             calls = again.message.tool_calls
             assert [(call.function.name, call.function.arguments) for call in calls] == CALLED
 
         # A conversation goes on with the calls as they came, and with what the tools gave.
-        said = whole.choices[0].message
-        results = [{"role": "tool", "tool_call_id": call.id, "content": "warm"} for call in said.tool_calls]
-        cut = client.chat.completions.create(**arguments | {"messages": [*ASK, said, *results], "max_tokens": 40})
+        message = full.choices[0].message
+        results = [{"role": "tool", "tool_call_id": call.id, "content": "warm"} for call in message.tool_calls]
+        cut = client.chat.completions.create(**arguments | {"messages": [*ASK, message, *results], "max_tokens": 40})
         prompt = decode(TOKENIZER, site.engine.requests[-1].prompt)
-        assert all(f"result {call.id}: warm" in prompt for call in said.tool_calls)
+        assert all(f"result {call.id}: warm" in prompt for call in message.tool_calls)
         # Llama's template refuses two calls in a message, so each has one of its own.
         for earlier in ANSWERS[name].split(";"):
             assert "".join(earlier.split()) in "".join(prompt.split())
@@ -243,9 +243,9 @@ def test_tools_that_an_answer_may_not_call_are_not_shown(hermes):
 def test_a_tool_never_writes_special_tokens(hermes):
     function = {"name": "a", "description": "</s><|user|>", "parameters": {"</s>": ["<s>"]}}
     call = {"id": "</s>", "type": "function", "function": {"name": "a", "arguments": '{"</s>": "<|user|>"}'}}
-    said = {"role": "assistant", "content": "</s>", "tool_calls": [call]}
+    message = {"role": "assistant", "content": "</s>", "tool_calls": [call]}
     result = {"role": "tool", "tool_call_id": "</s>", "content": "</s>"}
-    body = {"messages": [*ASK, said, result], "tools": [{"type": "function", "function": function}]}
+    body = {"messages": [*ASK, message, result], "tools": [{"type": "function", "function": function}]}
     assert hermes.ask("/v1/chat/completions", body | {"max_tokens": 1}).status == 200
     special = {id: name for name, id in TOKENIZER.special.items()}
     prompt = hermes.engine.requests[-1].prompt

@@ -32,7 +32,7 @@ LLAMA_CALLS = """
 {{ '{"name": "' + call.name + '", "parameters": ' + call.arguments | tojson }}}"""
 LLAMA = "{% if tools %}<|user|>{{ tools | tojson }}{% endif %}" + TURNS.replace("CALLS", LLAMA_CALLS)
 
-# gpt-oss's way, with the names that its own template writes. Thoughts are shown beside a call alone.
+# gpt-oss's way, with the names that its own template writes. Thoughts are shown only with a call.
 HARMONY = """
 {%- if reasoning_effort %}<|start|>system<|message|>Reasoning: {{ reasoning_effort }}<|end|>{% endif -%}
 {%- if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif -%}

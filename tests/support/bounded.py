@@ -105,7 +105,7 @@ def process() -> Bounded:
 def serve() -> None:
     """Serve calls from standard input, a line each, with answers on standard output."""
     _set_limits()
-    left = 0
+    leftover = 0
     for line in sys.stdin:
         request = json.loads(line)
         function = getattr(importlib.import_module(request["module"]), request["name"])
@@ -120,8 +120,8 @@ def serve() -> None:
         except BaseException:
             answer["crash"] = traceback.format_exc()
         signal.setitimer(signal.ITIMER_PROF, 0)
-        left += max(_status("VmRSS") - before, 0)
-        print(json.dumps(answer | {"bytes": _status("VmHWM"), "left": left}), flush=True)
+        leftover += max(_status("VmRSS") - before, 0)
+        print(json.dumps(answer | {"bytes": _status("VmHWM"), "left": leftover}), flush=True)
 
 
 def _set_limits() -> None:
@@ -131,9 +131,9 @@ def _set_limits() -> None:
 
 
 def _status(key: str) -> int:
-    found = re.search(rf"{key}:\s+(\d+) kB", STATUS.read_text())
-    assert found, f"{STATUS} has no {key}"
-    return int(found[1]) * 1024
+    match = re.search(rf"{key}:\s+(\d+) kB", STATUS.read_text())
+    assert match, f"{STATUS} has no {key}"
+    return int(match[1]) * 1024
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Debian's Chromium, driven by Playwright; whoever has none skips."""
+"""Debian's Chromium, driven by Playwright; without it, tests skip."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ def started_browser() -> Iterator[Any]:
 
 @contextmanager
 def opened_page(browser: Any, url: str, **options: Any) -> Iterator[Any]:
-    """Open a page in a context with `options`, in which Playwright waits as long as other tests do."""
+    """Open a page in a context with `options`; Playwright waits as long as other tests do."""
     context = browser.new_context(**options)
     context.set_default_timeout(1000 * PATIENCE)
     page = context.new_page()
@@ -41,13 +41,13 @@ def opened_page(browser: Any, url: str, **options: Any) -> Iterator[Any]:
 @contextmanager
 def silent_page(browser: Any, url: str, **options: Any) -> Iterator[Any]:
     """Open a page as `opened_page` does. It must say nothing on its console."""
-    said: list[str] = []
+    messages: list[str] = []
     with opened_page(browser, "about:blank", **options) as page:
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
         page.goto(url)
         yield page
-    assert said == []
+    assert messages == []
 
 
 def let_timers_run(page: Any) -> None:
@@ -56,6 +56,6 @@ def let_timers_run(page: Any) -> None:
 
 
 def picture(page: Any, name: str) -> None:
-    """Keep a screenshot for whoever looks, in the folder that SCREENSHOTS names."""
+    """Keep a screenshot for people to look at, in the folder that SCREENSHOTS names."""
     if folder := os.environ.get("SCREENSHOTS"):
         page.screenshot(path=Path(folder) / f"{name}.png")

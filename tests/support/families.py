@@ -1,7 +1,7 @@
 """Tiny models of every family that is read, as the hub spells them, and random checkpoints of them.
 
 Each configuration is a whole `config.json`: half in the spelling that most of the hub still carries (`rope_theta`,
-`rope_scaling` with `rope_type` or the older `type`, `torch_dtype`), half in that of transformers 5 (`rope_parameters`,
+`rope_scaling` with `rope_type` or the older `type`, `torch_dtype`), half in transformers 5's (`rope_parameters`,
 `dtype`). Widths and contexts are shrunk; all switches are kept. This file imports nothing of this repository, so that
 an interpreter with transformers can write the same files: see `tests.goldens.make_logits`.
 """
@@ -499,15 +499,15 @@ def is_matrix(name: str) -> bool:
 
 def by_our_names(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Rename tensors as in a `Checkpoint`, which names experts and routers as Mixtral does."""
-    ours = {"mlp.experts.": "block_sparse_moe.experts.", "mlp.gate.": "block_sparse_moe.gate."}
+    own_parts = {"mlp.experts.": "block_sparse_moe.experts.", "mlp.gate.": "block_sparse_moe.gate."}
     matrices = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
-    def name(theirs: str) -> str:
-        for old, new in (ours | matrices if ".experts." in theirs else ours).items():
-            theirs = theirs.replace(old, new)
-        return theirs
+    def name(hf_name: str) -> str:
+        for old, new in (own_parts | matrices if ".experts." in hf_name else own_parts).items():
+            hf_name = hf_name.replace(old, new)
+        return hf_name
 
-    return {name(theirs): array for theirs, array in tensors.items()}
+    return {name(hf_name): array for hf_name, array in tensors.items()}
 
 
 def random_tensors(config: dict, *, seed: int = 0, dtype: str = "float32") -> dict[str, np.ndarray]:

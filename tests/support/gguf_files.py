@@ -147,11 +147,11 @@ def tensors_of(config: dict, tensors: dict[str, np.ndarray], *, type: str = "F32
         if part in ("q_proj", "k_proj") and not config["model_type"].startswith("qwen"):
             array = interleaved(array, head_dim)
         arrays[f"{layer}{NAMES[part]}.{kind}"] = array
-    made = {}
+    stored_tensors = {}
     for name, array in arrays.items():
         stored = type if array.ndim > 1 else "F32"
-        made[name] = Tensor(array.shape, array.astype(DTYPES[stored]).tobytes(), CODES[stored])
-    return made
+        stored_tensors[name] = Tensor(array.shape, array.astype(DTYPES[stored]).tobytes(), CODES[stored])
+    return stored_tensors
 
 
 def rope_factors(config: dict) -> np.ndarray | None:

@@ -46,7 +46,7 @@ class Sizes:
 
 
 def random_weights(sizes: Sizes, *, tied: bool, seed: int = 0) -> dict[str, np.ndarray]:
-    """Weights as Meta's model holds them, pairs interleaved; those of a layer stacked, [layers, ...]."""
+    """Weights as Meta's model holds them, pairs interleaved; layers are stacked, [layers, ...]."""
     random = np.random.default_rng(seed)
     kv = sizes.dim // sizes.heads * sizes.kv_heads
     shapes = {

@@ -36,7 +36,7 @@ def random_checkpoint(
 ) -> Checkpoint:
     """Weights drawn so that activations stay near 1, norms differ from 1, and logits reach several units.
 
-    With `few`, so many weights of each row are not 0, and their magnitudes add up to about 1: no product then makes
+    With `few`, only `few` weights of each row are not 0, and their magnitudes add up to about 1: no product then makes
     the errors that come in larger, and a bound that is composed over a whole model says something.
     """
     rng = np.random.default_rng(seed)
@@ -47,8 +47,8 @@ def random_checkpoint(
         if name.endswith(".bias"):
             return rng.normal(0, 0.5, shape).astype(dtype)
         if few and "embed" not in name:
-            kept = np.argsort(rng.random(shape), axis=1) < few
-            return np.where(kept, rng.normal(0, 1 / few, shape), 0).astype(dtype)
+            chosen = np.argsort(rng.random(shape), axis=1) < few
+            return np.where(chosen, rng.normal(0, 1 / few, shape), 0).astype(dtype)
         size = 1.0 if "embed" in name else 1 / np.sqrt(shape[1])
         return rng.normal(0, size, shape).astype(dtype)
 

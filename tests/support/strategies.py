@@ -70,12 +70,12 @@ noises = st.builds(
 DENORMAL = -124  # an exponent at which a fifth of the numbers are smaller than any normal one of float32
 
 
-def at_extremes[Test: Callable[..., None]](**others: Any) -> Callable[[Test], Test]:
+def at_extremes[Test: Callable[..., None]](**arguments: Any) -> Callable[[Test], Test]:
     """Examples of a test of `noise`: denormals, and one outlier. `others` are the test's other arguments."""
 
     def decorated(test: Test) -> Test:
         for extreme in (Noise(seed=0, exponent=DENORMAL), Noise(seed=1, peak=True)):
-            test = example(noise=extreme, **others)(test)
+            test = example(noise=extreme, **arguments)(test)
         return test
 
     return decorated
@@ -100,7 +100,7 @@ def roundoff(dtype: DTypeLike) -> float:
     return float(ml_dtypes.finfo(dtype).eps) / 2
 
 
-U = roundoff(np.float64)  # that of the reference's own arithmetic
+U = roundoff(np.float64)  # the reference's own arithmetic
 
 
 def assert_within(actual, exact, bound):

@@ -18,12 +18,12 @@ PATIENCE = 240.0  # seconds until what a test waits for counts as never coming
 TICKS = os.sysconf("SC_CLK_TCK")  # a second
 
 
-def until(condition: Callable[[], object], *, each: float = 0.01) -> None:
+def until(condition: Callable[[], object], *, pause: float = 0.01) -> None:
     """Wait until something holds; look every `each` seconds."""
     end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end, "it did not come to that"
-        time.sleep(each)
+        time.sleep(pause)
 
 
 def wait_for_end(process: subprocess.Popen[Any]) -> float:
@@ -47,32 +47,32 @@ def main_thread_seconds(process: int) -> float:
 
 def session_seconds(leader: int) -> float:
     """Give the processor seconds that the processes of a session have taken, with the children they have waited for."""
-    return sum(sum(map(int, found[11:15])) for found in _session(leader)) / TICKS
+    return sum(sum(map(int, fields[11:15])) for fields in _session(leader)) / TICKS
 
 
 def session_lives(leader: int) -> bool:
     """Tell whether a process of a session runs."""
-    return any(found[0] not in "ZX" for found in _session(leader))
+    return any(fields[0] not in "ZX" for fields in _session(leader))
 
 
 def processes_in(folder: Path) -> list[int]:
     """List the processes that have this folder as their current one."""
-    found = []
+    ids = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):  # it has ended meanwhile, or is not ours
             if Path("/proc", name, "cwd").readlink() == folder:
-                found.append(int(name))
-    return found
+                ids.append(int(name))
+    return ids
 
 
 def _session(leader: int) -> Iterator[list[str]]:
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
-            found = _stat(name)
+            fields = _stat(name)
         except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
             continue
-        if int(found[3]) == leader:
-            yield found
+        if int(fields[3]) == leader:
+            yield fields
 
 
 def _stat(place: str) -> list[str]:

@@ -70,13 +70,13 @@ def slips(text: str) -> list[str]:
     """
     wrong = r"\b[Aa] [aeiou]|\b[Aa]n [^aeiou]|  |[{}<>_]|\b(\w+) \1\b|\bNone\b|[.!?,] ?[.,]|[.!?]\"? [a-z]"
     plain = re.sub(r'[?!]" [a-z]', '" x', text)  # a question or a cry ends within what is said: "Why?" asked Mia.
-    found = [match[0] for match in re.finditer(wrong, plain)]
-    return found + ["no end"] * (not re.search(r'[.!?]"?$', text)) + ["quotes"] * (text.count('"') % 2)
+    matches = [match[0] for match in re.finditer(wrong, plain)]
+    return matches + ["no end"] * (not re.search(r'[.!?]"?$', text)) + ["quotes"] * (text.count('"') % 2)
 
 
 def test_every_text_is_grammatical(stories, conversations):
-    said = [message.content for talk in conversations for message in talk if message.role == "assistant"]
-    assert [(text, slips(text)) for text in said + [tale.text for tale in stories] if slips(text)] == []
+    answers = [message.content for talk in conversations for message in talk if message.role == "assistant"]
+    assert [(text, slips(text)) for text in answers + [tale.text for tale in stories] if slips(text)] == []
 
 
 def test_stories_are_short_and_their_words_few(stories):
@@ -89,12 +89,12 @@ def test_a_pronoun_means_the_hero_or_the_friend(stories):
     for tale in stories:
         words = {word.lower() for word in WORD.findall(tale.text)}
         she = tale.facts["they"] == "she"
-        theirs, others = ({"she", "her", "hers"}, {"he", "him", "his"})[:: 1 if she else -1]
-        assert words & theirs
+        right_pronouns, wrong_pronouns = ({"she", "her", "hers"}, {"he", "him", "his"})[:: 1 if she else -1]
+        assert words & right_pronouns
         if "m" in tale.facts:  # of the other kind, so that each pronoun means one of them
             assert tale.facts["m_they"] != tale.facts["they"]
         else:
-            assert not words & others, tale.text
+            assert not words & wrong_pronouns, tale.text
 
 
 def test_names_say_whether_it_is_he_or_she(stories):
@@ -121,15 +121,15 @@ def test_answers_can_be_read_in_the_story(stories):
         """.split()
     )
     for tale in stories:
-        for asked, answer in tale.questions:
+        for question, answer in tale.questions:
             text = tale.text.lower()
-            said = r"^((he|she) (felt|planted it|found an?)|it was|some|to the|to|the|for|they|he|she|an|a) "
-            core = re.sub(said, "", answer.removesuffix(".").lower())
+            opening = r"^((he|she) (felt|planted it|found an?)|it was|some|to the|to|the|for|they|he|she|an|a) "
+            core = re.sub(opening, "", answer.removesuffix(".").lower())
             done = re.search(r"^(made a soft bed|brought fresh water|pushed the stone away|sang a song)$", core)
-            lesson = asked[0].startswith("What is the moral")
+            lesson = question[0].startswith("What is the moral")
             known = set(WORD.findall(text)) | told_again
-            assert done or lesson or set(WORD.findall(core)) <= known, (asked, answer, text)
-            match asked[0].split():
+            assert done or lesson or set(WORD.findall(core)) <= known, (question, answer, text)
+            match question[0].split():
                 case ["How", "did", _, "feel", "at", "the", "end?"]:
                     assert re.findall(FEELINGS, tale.text)[-1] == core
                 case ["What", "color", "was", "the", noun]:
@@ -143,20 +143,20 @@ def test_answers_can_be_read_in_the_story(stories):
 
 def test_a_question_has_one_answer(stories):
     for tale in stories:
-        asked = [way for question in tale.questions for way in question.wordings]
-        assert len(asked) == len(set(asked)) >= 6
+        questions = [way for question in tale.questions for way in question.wordings]
+        assert len(questions) == len(set(questions)) >= 6
 
 
 @given(seeds)
 def test_what_is_asked_for_is_told(seed):
     choices = Choices(random.Random(seed))
-    plan, asked = request(choices)
+    plan, prompt = request(choices)
     text = tell_story(choices, plan).text
     about = None if plan.subject is None else getattr(plan.subject, "noun", getattr(plan.subject, "verb", None))
     for word in filter(None, (plan.kind, plan.name, plan.color, about)):
-        assert word in asked or (word == plan.kind and f"about {plan.name}" in asked)
+        assert word in prompt or (word == plan.kind and f"about {plan.name}" in prompt)
         assert word.split()[0] in text
-    assert bool(asked) == (plan != OPEN)
+    assert bool(prompt) == (plan != OPEN)
 
 
 def test_a_conversation_takes_turns(conversations):
@@ -180,8 +180,8 @@ def test_another_story_has_another_hero_and_another_plot():
 
 def test_nothing_outside_is_in_a_story(stories):
     words = {word.lower() for tale in stories for word in WORD.findall(tale.text)}
-    others = (*outside.NOUNS, *outside.PEOPLE, *outside.PLACES)
-    assert not words & {word.lower() for word in others} and len(set(others)) == len(others)
+    outsiders = (*outside.NOUNS, *outside.PEOPLE, *outside.PLACES)
+    assert not words & {word.lower() for word in outsiders} and len(set(outsiders)) == len(outsiders)
 
 
 def test_what_no_story_answers_is_declined_in_words(conversations):
@@ -189,11 +189,11 @@ def test_what_no_story_answers_is_declined_in_words(conversations):
     declined = Counter()
     for talk in conversations:
         tale = ""
-        for asked, answer in zip(talk[::2], talk[1::2], strict=True):
+        for question, answer in zip(talk[::2], talk[1::2], strict=True):
             if len(answer.content) > 300:
                 tale += answer.content
             elif absent := re.fullmatch(r"There is no (\w+) in the story\.", answer.content):
-                assert absent[1].lower() in asked.content.lower() and absent[1] not in tale
+                assert absent[1].lower() in question.content.lower() and absent[1] not in tale
                 declined["absent"] += 1
             elif answer.content == "The story does not say.":
                 assert tale and answer.of_story
@@ -209,16 +209,16 @@ def test_what_no_story_answers_is_declined_in_words(conversations):
 
 def test_a_question_that_the_story_answers_is_never_declined(stories):
     """Neither as one that no story answers, nor as one of another plot."""
-    others: list[tuple[str, ...]] = []
+    other_plots: list[tuple[str, ...]] = []
     for seed, tale in enumerate(stories[:60]):
-        asked = {way.lower() for question in tale.questions for way in question.wordings}
-        others = [ways for plot, ways in phrases.OTHER_PLOTS.items() if not tells_of(tale.plot, plot)]
+        questions = {way.lower() for question in tale.questions for way in question.wordings}
+        other_plots = [ways for plot, ways in phrases.OTHER_PLOTS.items() if not tells_of(tale.plot, plot)]
         words = tale.facts | {"noun": "robot", "someone": "the judge", "own": "the judge"}
-        for template in itertools.chain(phrases.NOT_TOLD, *others):
+        for template in itertools.chain(phrases.NOT_TOLD, *other_plots):
             spelled = outside.Words(Choices(random.Random(seed)), words)
-            assert not asked & {way.format_map(spelled).lower() for way in unnamed(template)}
+            assert not questions & {way.format_map(spelled).lower() for way in unnamed(template)}
     known = {word.lower() for tale in stories for word in WORD.findall(tale.text)}
-    assert not known & set(phrases.HOW) and len(others) == 5
+    assert not known & set(phrases.HOW) and len(other_plots) == 5
 
 
 def test_the_questions_of_the_card_are_in_no_conversation(conversations):
@@ -230,21 +230,21 @@ def test_the_questions_of_the_card_are_in_no_conversation(conversations):
     lists = [make_story.BEFORE, *make_story.AFTER.values(), make_story.MORE_BEFORE, *make_story.MORE_AFTER.values()]
     held_out = {plain(question) for text in lists for question in text.splitlines()}
     assert len(held_out) == 60
-    said = {plain(message.content) for talk in conversations for message in talk if message.role == "user"}
-    assert len(said) > 1000 and not said & held_out
+    questions = {plain(message.content) for talk in conversations for message in talk if message.role == "user"}
+    assert len(questions) > 1000 and not questions & held_out
     # Templates without a brace are few enough to look at all.
     fixed = [*outside.QUESTIONS, *phrases.ABOUT_IT, *phrases.MORE, *phrases.REMARKS, *phrases.ABILITIES]
     assert not {plain(template) for template in fixed} & held_out
 
 
 def test_no_two_stories_of_many_are_the_same():
-    # Where nobody checks every call's types, ten times as fast.
+    # Ten times as fast without the check of every call's types.
     tell = "import random; from llamaspec.training.stories.corpus import story"
     count = "print(len({story(random.Random(seed)).text for seed in range(20_000)}))"
-    told = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", f"{tell}; {count}"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert told.stdout == "20000\n"
+    assert process.stdout == "20000\n"
 
 
 def test_no_two_stories_are_alike(stories):
@@ -252,8 +252,8 @@ def test_no_two_stories_are_alike(stories):
     openings = Counter(" ".join(text.split()[:12]) for text in texts)
     assert openings.most_common(1)[0][1] <= 25
     grams = [{tuple(words[i : i + 5]) for i in range(len(words) - 4)} for words in map(str.split, texts[:300])]
-    alike = [len(one & other) / len(one | other) for i, one in enumerate(grams) for other in grams[:i]]
-    assert sum(alike) / len(alike) < 0.05 and max(alike) < 0.6
+    overlaps = [len(gram & earlier) / len(gram | earlier) for i, gram in enumerate(grams) for earlier in grams[:i]]
+    assert sum(overlaps) / len(overlaps) < 0.05 and max(overlaps) < 0.6
 
 
 def test_held_out_stories_are_new():
@@ -280,13 +280,13 @@ def test_nats_are_those_of_the_choices(seed):
 
 @given(seeds, st.data())
 def test_another_choice_makes_another_text(seed, data):
-    """So that the probability of a text is that of its choices."""
+    """Then the probability of a text is the probability of its choices."""
     once = story(random.Random(seed))
     replay = Replay(once.trail)
     tell_story(replay, OPEN)
     i = data.draw(st.integers(0, len(once.trail) - 1), label="choice")
-    other = data.draw(st.integers(0, len(replay.weights[i]) - 1).filter(lambda other: other != once.trail[i]))
-    assert tell_story(Replay((*once.trail[:i], other)), OPEN).text != once.text
+    choice = data.draw(st.integers(0, len(replay.weights[i]) - 1).filter(lambda choice: choice != once.trail[i]))
+    assert tell_story(Replay((*once.trail[:i], choice)), OPEN).text != once.text
 
 
 def derivations(tell: Callable[[Choices], str], start: tuple[int, ...] = ()) -> Iterator[tuple[str, float]]:
@@ -300,7 +300,7 @@ def derivations(tell: Callable[[Choices], str], start: tuple[int, ...] = ()) -> 
         yield text, math.prod(weights[chosen] / sum(weights) for weights, chosen in list(odds)[len(start) :])
         # The first option was taken wherever the trail had ended: the others there are still to come.
         for i in range(len(trail), len(replay.trail)):
-            trails += [(*replay.trail[:i], other) for other in range(1, len(replay.weights[i]))]
+            trails += [(*replay.trail[:i], choice) for choice in range(1, len(replay.weights[i]))]
 
 
 def introduction(choices: Choices) -> str:
@@ -317,8 +317,8 @@ def test_probabilities_sum_to_one_and_no_text_is_made_twice():
 
 
 @given(seeds, st.integers(1, 5))
-def test_so_it_is_for_every_rest_of_a_story(seed, left):
-    start = story(random.Random(seed)).trail[:-left]
+def test_so_it_is_for_every_rest_of_a_story(seed, open_choices):
+    start = story(random.Random(seed)).trail[:-open_choices]
     texts, probabilities = zip(*derivations(lambda choices: tell_story(choices, OPEN).text, start), strict=True)
     assert len(set(texts)) == len(texts) > 1
     assert math.isclose(sum(probabilities), 1)
@@ -360,11 +360,11 @@ def test_the_longest_stories_end_before_the_commands_stop(stories):
 
 def test_the_loss_counts_what_the_model_says(tokenizer):
     for seed in range(1, 200, 2):
-        said = vocabulary.messages(seed)
-        document = vocabulary.encode(said, tokenizer)
+        messages = vocabulary.messages(seed)
+        document = vocabulary.encode(messages, tokenizer)
         assert len(document.ids) == len(document.counted)
         counted = [token for token, counts in zip(document.ids, document.counted, strict=True) if counts]
-        answers = [message for message in said if message.role != "user"]
+        answers = [message for message in messages if message.role != "user"]
         assert counted.count(vocabulary.EOS) == len(answers) and counted[-1] == vocabulary.EOS
         assert decode(tokenizer, counted).replace(" ", "") == "".join(m.content for m in answers).replace(" ", "")
         assert math.isclose(document.nats, sum(message.nats for message in answers), rel_tol=1e-12)
@@ -381,10 +381,10 @@ def test_documents_are_of_stories_and_conversations_in_training_and_held_out(tok
 
 @pytest.mark.parametrize("seed", [2, 3, 7])
 def test_the_chat_template_writes_what_was_trained(tokenizer, seed):
-    said = vocabulary.messages(seed)
-    messages = [{"role": message.role, "content": message.content} for message in said]
+    dialog = vocabulary.messages(seed)
+    messages = [{"role": message.role, "content": message.content} for message in dialog]
     special = SpecialTokens(tokenizer)
-    document = vocabulary.encode(said, tokenizer)
+    document = vocabulary.encode(dialog, tokenizer)
     rendered = TEMPLATE.render(messages, add_generation_prompt=False)
     assert special.encode(rendered) == document.ids
 

@@ -84,9 +84,9 @@ def llamaspec(*arguments: str) -> tuple[int, str, str]:
     return int(end.value.code or 0), out.buffer.getvalue().decode(), err.buffer.getvalue().decode()
 
 
-def evaluations(said: str) -> list[tuple[str, str, str]]:
+def evaluations(log: str) -> list[tuple[str, str, str]]:
     """Step, loss and held-out loss, wherever lines are wrapped."""
-    return EVALUATED.findall(" ".join(said.split()))
+    return EVALUATED.findall(" ".join(log.split()))
 
 
 def refusal(*arguments: str) -> str:
@@ -106,7 +106,7 @@ def weights(out: Path) -> bytes:
 
 
 class Killed(BaseException):
-    """Nobody catches it."""
+    """No handler catches it."""
 
 
 @pytest.fixture(scope="module")
@@ -127,12 +127,12 @@ def command(alphabet) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def whole(command, tmp_path_factory) -> tuple[Path, str]:
+def full_run(command, tmp_path_factory) -> tuple[Path, str]:
     """Train from end to end; gives the folder and the output."""
     out = tmp_path_factory.mktemp("whole") / "out"
-    code, printed, said = llamaspec(*command, "--eval-every=10", "--save-every=20", "--out", str(out))
-    assert (code, printed) == (0, ""), said
-    return out, said
+    code, printed, log = llamaspec(*command, "--eval-every=10", "--save-every=20", "--out", str(out))
+    assert (code, printed) == (0, ""), log
+    return out, log
 
 
 KILLED_AS_IT_WRITES_STEP_30 = """
@@ -152,7 +152,7 @@ cli.main()
 
 
 @pytest.fixture(scope="module")
-def killed(command, whole, tmp_path_factory) -> Path:
+def killed(command, full_run, tmp_path_factory) -> Path:
     """Run the same training, killed between step 25 and step 30."""
     out = tmp_path_factory.mktemp("killed") / "out"
     arguments = [*command, "--save-every=5", "--out", str(out)]
@@ -181,9 +181,9 @@ def stories() -> Iterator[Stories]:
         yield stories
 
 
-def test_the_loss_falls(whole):
-    """The loss ends at half of that of a uniform guess."""
-    steps, losses, held_out = zip(*evaluations(whole[1]), strict=True)
+def test_the_loss_falls(full_run):
+    """The loss ends at half the loss of a uniform guess."""
+    steps, losses, held_out = zip(*evaluations(full_run[1]), strict=True)
     assert steps == ("10", "20", "30", "40", "50")
     for falling in (losses, held_out):
         falling = [float(loss) for loss in falling]
@@ -191,25 +191,25 @@ def test_the_loss_falls(whole):
         assert falling[-1] < np.log(TINY.vocab) / 2
 
 
-def test_a_killed_run_goes_on_to_the_same_weights(whole, stopped, command):
+def test_a_killed_run_goes_on_to_the_same_weights(full_run, stopped, command):
     assert [path.name for path in saving.checkpoints(stopped)] == [
         "step-00000020.safetensors",
         "step-00000025.safetensors",
     ]
     assert len(list(stopped.glob(".step-00000030.safetensors.*.partial"))) == 1
-    code, _, said = llamaspec(*command, "--eval-every=10", "--resume", "--out", str(stopped))
-    assert code == 0, said
-    assert evaluations(said) == evaluations(whole[1])[2:]  # steps 30, 40, 50
-    assert weights(stopped) == weights(whole[0])
+    code, _, log = llamaspec(*command, "--eval-every=10", "--resume", "--out", str(stopped))
+    assert code == 0, log
+    assert evaluations(log) == evaluations(full_run[1])[2:]  # steps 30, 40, 50
+    assert weights(stopped) == weights(full_run[0])
 
 
-def test_a_host_that_is_ahead_of_its_device_trains_the_same_weights(whole, command, monkeypatch, tmp_path):
+def test_a_host_that_is_ahead_of_its_device_trains_the_same_weights(full_run, command, monkeypatch, tmp_path):
     """As with a GPU: the loss of a step is read when the next one has begun."""
     monkeypatch.setattr(loop, "steps_ahead", lambda platform: 1)
-    code, _, said = llamaspec(*command, "--eval-every=10", "--save-every=20", "--out", str(tmp_path / "out"))
-    assert code == 0, said
-    assert evaluations(said) == evaluations(whole[1])
-    assert weights(tmp_path / "out") == weights(whole[0])
+    code, _, log = llamaspec(*command, "--eval-every=10", "--save-every=20", "--out", str(tmp_path / "out"))
+    assert code == 0, log
+    assert evaluations(log) == evaluations(full_run[1])
+    assert weights(tmp_path / "out") == weights(full_run[0])
 
 
 @pytest.mark.parametrize(("platform", "ahead"), [("cpu", 0), ("gpu", 1)])
@@ -236,7 +236,7 @@ def test_the_host_is_ahead_of_a_gpu_by_a_step_and_reports_each_in_its_turn(
 
     train(replace(RECIPE, steps=5), source, tmp_path / "out", eval_every=3, save_every=5, report=report)
     begun, done = ([number for word, number in seen if word == which] for which in ("begun", "done"))
-    assert (begun, done) == ([1, 2, 3, 4, 5], [1, 2, 3, 3, 4, 5, 5])  # those that were evaluated are reported twice
+    assert (begun, done) == ([1, 2, 3, 4, 5], [1, 2, 3, 3, 4, 5, 5])  # evaluated steps are reported twice
     order = {(word, number): place for place, (word, number) in reversed([*enumerate(seen)])}
     for number in (1, 2, 4):  # after which nothing is evaluated or saved
         assert (order["begun", number + 1] < order["done", number]) == bool(ahead)
@@ -252,66 +252,66 @@ def test_processes_that_would_go_on_from_other_steps_are_refused(stopped, alphab
         loop.train(RECIPE, source, stopped, eval_every=10, save_every=5, resume=True)
 
 
-def test_a_run_killed_behind_its_last_step_writes_the_model(whole, command, tmp_path):
-    out = Path(shutil.copytree(whole[0], tmp_path / "out"))
+def test_a_run_killed_behind_its_last_step_writes_the_model(full_run, command, tmp_path):
+    out = Path(shutil.copytree(full_run[0], tmp_path / "out"))
     shutil.rmtree(out / "model")
-    code, _, said = llamaspec(*command, "--resume", "--out", str(out))
-    assert (code, files(out)) == (0, files(whole[0])), said
+    code, _, log = llamaspec(*command, "--resume", "--out", str(out))
+    assert (code, files(out)) == (0, files(full_run[0])), log
 
 
-def test_the_written_weights_are_the_trained_ones_rounded_once(whole):
+def test_the_written_weights_are_the_trained_ones_rounded_once(full_run):
     tensors = initial_tensors(TINY, seed=0)
     state = optimizer(lr=RECIPE.lr, steps=RECIPE.steps, warm_up=RECIPE.warm_up, decay=RECIPE.decay).init(tensors)
-    trained, _, step, _ = saving.load_state(saving.checkpoints(whole[0])[-1], RECIPE, tensors, state)
+    trained, _, step, _ = saving.load_state(saving.checkpoints(full_run[0])[-1], RECIPE, tensors, state)
     assert step == RECIPE.steps
-    written = open_checkpoint(whole[0] / "model")
+    written = open_checkpoint(full_run[0] / "model")
     assert (written.config, written.stops) == (TINY, {EOS})
     for name, tensor in written.tensors.items():
         assert np.array_equal(tensor.read(), np.asarray(trained[name]).astype(ml_dtypes.bfloat16)), name
 
 
-def test_the_written_model_continues_the_alphabet(whole):
-    asked = ("--temperature=0", "--max-new-tokens=8", "--backend=reference")
-    code, out, said = llamaspec("generate", "fghij", "--model", str(whole[0] / "model"), *asked)
-    assert (code, out) == (0, "fghijklmnopqr\n"), said
+def test_the_written_model_continues_the_alphabet(full_run):
+    options = ("--temperature=0", "--max-new-tokens=8", "--backend=reference")
+    code, out, log = llamaspec("generate", "fghij", "--model", str(full_run[0] / "model"), *options)
+    assert (code, out) == (0, "fghijklmnopqr\n"), log
 
 
 @pytest.mark.parametrize("damage", [b"", b"rubbish" * 9, None])
-def test_an_unreadable_checkpoint_is_named_and_nothing_is_lost(whole, stopped, command, damage):
+def test_an_unreadable_checkpoint_is_named_and_nothing_is_lost(full_run, stopped, command, damage):
     _, last = saving.checkpoints(stopped)
     last.write_bytes(last.read_bytes()[:-100] if damage is None else damage)
     before = files(stopped)
-    said = refusal(*command, "--resume", "--out", str(stopped))
-    assert f"{last.name}: is not a training checkpoint, or is damaged: try the one before it" in said
+    message = refusal(*command, "--resume", "--out", str(stopped))
+    assert f"{last.name}: is not a training checkpoint, or is damaged: try the one before it" in message
     assert files(stopped) == before
 
 
-def test_the_checkpoint_before_an_unreadable_one_serves(whole, stopped, command):
+def test_the_checkpoint_before_an_unreadable_one_serves(full_run, stopped, command):
     saving.checkpoints(stopped)[-1].unlink()
-    code, _, said = llamaspec(*command, "--resume", "--out", str(stopped))
-    assert (code, weights(stopped)) == (0, weights(whole[0])), said
+    code, _, log = llamaspec(*command, "--resume", "--out", str(stopped))
+    assert (code, weights(stopped)) == (0, weights(full_run[0])), log
 
 
-def test_a_full_disk_loses_no_checkpoint(whole, stopped, command):
-    """Simulated by a limit on the size of a file, below that of a checkpoint."""
+def test_a_full_disk_loses_no_checkpoint(full_run, stopped, command):
+    """Simulated by a limit on the size of a file, below a checkpoint's size."""
     # The next write removes the files that an earlier kill left half-written.
     before = {name: data for name, data in files(stopped).items() if not name.endswith(".partial")}
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
     try:
-        said = refusal(*command, "--resume", "--save-every=10", "--out", str(stopped))
+        message = refusal(*command, "--resume", "--save-every=10", "--out", str(stopped))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
-    assert re.search("(?i)too large|no space|I/O error", said)
+    assert re.search("(?i)too large|no space|I/O error", message)
     assert files(stopped) == before
 
 
-def test_a_started_training_is_not_overwritten(whole, stopped, command):
+def test_a_started_training_is_not_overwritten(full_run, stopped, command):
     for out, arguments, words in (
         (stopped, (), "contains a training already: --resume continues it"),
         (stopped, ("--resume", "--lr=0.5", "--seed=2"), "was made with another lr, seed"),
-        (whole[0], ("--resume",), "model: exists already: this training is done"),
+        (full_run[0], ("--resume",), "model: exists already: this training is done"),
     ):
         before = files(out)
         assert words in refusal(*command, *arguments, "--out", str(out))
@@ -357,10 +357,10 @@ def test_documents_cut_before_anything_to_learn_are_one_line(stories, monkeypatc
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_a_loss_that_is_no_number_ends_the_run(whole, command, monkeypatch, tmp_path, ahead):
+def test_a_loss_that_is_no_number_ends_the_run(full_run, command, monkeypatch, tmp_path, ahead):
     monkeypatch.setattr(loop, "steps_ahead", lambda platform: ahead)
-    said = refusal(*command, "--lr=1e30", "--out", str(tmp_path / "out"))
-    assert re.search(r"the loss of step \d+ is (nan|inf): try a smaller --lr", said)
+    message = refusal(*command, "--lr=1e30", "--out", str(tmp_path / "out"))
+    assert re.search(r"the loss of step \d+ is (nan|inf): try a smaller --lr", message)
 
 
 @pytest.mark.slow  # 4 s
@@ -411,9 +411,9 @@ def test_evaluation_counts_whole_answers(stories, monkeypatch):
     """The score is scripted: right everywhere, except for an id of the first answer, the </s> of the second,
     and one before the third."""
     monkeypatch.setattr(source, "QUESTIONS", 6)
-    asked = [tuple(example.ids) for example in questions(stories.tokenizer, 6)]
+    prompts = [tuple(example.ids) for example in questions(stories.tokenizer, 6)]
     starts = [example.weights.index(1.0) for example in questions(stories.tokenizer, 6)]
-    slips = {asked[0]: starts[0], asked[1]: len(asked[1]) - 1, asked[2]: starts[2] - 1}
+    slips = {prompts[0]: starts[0], prompts[1]: len(prompts[1]) - 1, prompts[2]: starts[2] - 1}
 
     def score(tensors, ids, importance):
         likeliest = ids[:, 1:].copy()
@@ -424,9 +424,9 @@ def test_evaluation_counts_whole_answers(stories, monkeypatch):
 
     shares: list[float] = []
     how = {"score": score, "rows": 1, "progress": lambda _, share: shares.append(share)}
-    whole = evaluate({}, replace(TINY, context=1024), stories, **how)
-    assert shares == [done / len(shares) for done in range(len(shares))] and len(shares) > len(asked)
-    assert whole == (3.0, stories.floor, 4, 6)
+    result = evaluate({}, replace(TINY, context=1024), stories, **how)
+    assert shares == [done / len(shares) for done in range(len(shares))] and len(shares) > len(prompts)
+    assert result == (3.0, stories.floor, 4, 6)
     assert evaluate({}, replace(TINY, context=64), stories, score=score, rows=1)[2:] == (0, 6)  # no answer is seen
 
 
@@ -445,8 +445,8 @@ def test_attention_over_whole_sequences_is_within_the_bound_of_attention(shared,
         h = op(q, LayerCache(k, v), unused)
         for row in range(2):
             keys, values = (exactly(a[row].swapaxes(0, 1)) for a in (k, v))
-            due = bound.attend(exactly(q[row]), keys, values, causal_mask(5, 5, window=window), unit=0.0)
-            assert_within(h[row], due.value, due.error)
+            expected = bound.attend(exactly(q[row]), keys, values, causal_mask(5, 5, window=window), unit=0.0)
+            assert_within(h[row], expected.value, expected.error)
 
     check()
 
@@ -505,14 +505,14 @@ def test_padding_and_what_predicts_nothing_do_not_count(loss):
     padded, first = ids.copy(), importance.copy()
     padded[0, 5:], padded[1] = 0, 0
     first[0, 0] = 9  # nothing predicts the first id
-    due = loss(tensors, ids, importance)
-    for other in (loss(tensors, padded, importance), loss(tensors, ids, first)):
-        assert (other[0], other[1][0]) == (due[0], due[1][0])
+    expected = loss(tensors, ids, importance)
+    for actual in (loss(tensors, padded, importance), loss(tensors, ids, first)):
+        assert (actual[0], actual[1][0]) == (expected[0], expected[1][0])
 
 
 @pytest.mark.parametrize(("tied", "ops"), [(True, WHOLE), (False, remat(WHOLE))], ids=["tied", "untied, remat"])
 def test_a_step_goes_down_the_references_gradient(tied, ops):
-    """Summed over batches, in a random direction of each tensor, beside central differences."""
+    """Summed over batches, in a random direction of each tensor, against central differences."""
     config = replace(TINY, tied=tied, vocab=40)
     tensors = random_tensors(config, seed=2)
     rng = np.random.default_rng(3)
@@ -560,14 +560,14 @@ def test_remat_keeps_less_for_the_gradient():
 @given(lengths=st.lists(st.integers(1, 70), min_size=1, max_size=9), rows=st.integers(1, 4))
 def test_batches_hold_every_example_once(lengths, rows):
     examples = [Example([i + 1] * length, [1.0] * length) for i, length in enumerate(lengths)]
-    found = {}
+    lengths_by_id = {}
     for batch in batches(examples, rows=rows, context=64):
         assert batch.ids.shape[0] == rows
         for ids, importance in zip(batch.ids, batch.weights, strict=True):
             if ids[0]:
                 assert np.array_equal(ids > 0, importance > 0)
-                found[int(ids[0])] = int(np.sum(ids > 0))
-    assert found == {i + 1: min(length, 64) for i, length in enumerate(lengths)}
+                lengths_by_id[int(ids[0])] = int(np.sum(ids > 0))
+    assert lengths_by_id == {i + 1: min(length, 64) for i, length in enumerate(lengths)}
 
 
 def test_only_matrices_decay():
@@ -626,8 +626,8 @@ def test_a_text_comes_round_whole_and_in_another_order(alphabet, tmp_path):
     rounds = [text.training(step, replace(RECIPE, batch=23)) for step in (0, 1)] + [
         text.training(0, replace(RECIPE, batch=23, seed=1))
     ]
-    ids = [[tuple(example.ids) for example in one] for one in rounds]
-    assert all(set(one) == set(ids[0]) and len(set(one)) == 23 for one in ids)
+    ids = [[tuple(example.ids) for example in ids_of_round] for ids_of_round in rounds]
+    assert all(set(ids_of_round) == set(ids[0]) and len(set(ids_of_round)) == 23 for ids_of_round in ids)
     assert ids[0] != ids[1] and ids[0] != ids[2]
 
 
@@ -651,8 +651,8 @@ def test_attention_over_whole_sequences_knows_the_scale_and_the_cap(changes):
     at = jnp.broadcast_to(jnp.arange(5), (2, 5))
     positions = Positions(at, jnp.zeros((2, 5, 2)), jnp.zeros((2, 5, 2)))
     expected = XLA.attend(q, cache, positions, window=3, config=config)
-    found = attend_whole(q, cache, positions, window=3, config=config)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    actual = attend_whole(q, cache, positions, window=3, config=config)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_model_gets_the_named_templates_beside_its_tokenizer(tmp_path):

@@ -1,4 +1,4 @@
-"""The text of a module whose functions do all that a candidate can do wrong."""
+"""The text of a module of functions that do all that a candidate can do wrong."""
 
 from pathlib import Path
 
@@ -130,5 +130,5 @@ number = 3
 
 def daemons(folder: Path) -> list[int]:
     """Give the processes that candidates have left behind, which run for longer than any test."""
-    told = folder / "daemons"
-    return [int(line) for line in told.read_text().split()] if told.exists() else []
+    pid_file = folder / "daemons"
+    return [int(line) for line in pid_file.read_text().split()] if pid_file.exists() else []

@@ -45,9 +45,9 @@ def test_the_formula_that_is_printed_is_the_bound(op: str):
     contract, (text, arguments, formula) = CONTRACTS[op], PRINTED[op]
     assert text in contract.bound
     positional, named = contract.split(arguments)
-    due = contract.expect(*positional.values(), **named)
-    assert isinstance(due, Expected)
-    np.testing.assert_allclose(due.hard, U * formula(due.value), rtol=1e-3)
+    expected = contract.expect(*positional.values(), **named)
+    assert isinstance(expected, Expected)
+    np.testing.assert_allclose(expected.hard, U * formula(expected.value), rtol=1e-3)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.95, 1.0])

@@ -61,10 +61,10 @@ def run(function, *, examples=50, seed=0, **options):
     return verify(RMSNORM, Direct(function), precision=FLOAT32, examples=examples, seed=seed, **options)
 
 
-@given(value=values(), shape=st.sampled_from([(0,), (1,), (3,), (2, 5)]), wanted=precisions)
-def test_values_are_finite_and_named(value, shape, wanted):
-    array = value.array("x", *shape, precision=wanted)
-    assert array.shape == shape and array.dtype == wanted.dtype
+@given(value=values(), shape=st.sampled_from([(0,), (1,), (3,), (2, 5)]), array_precision=precisions)
+def test_values_are_finite_and_named(value, shape, array_precision):
+    array = value.array("x", *shape, precision=array_precision)
+    assert array.shape == shape and array.dtype == array_precision.dtype
     assert np.all(np.isfinite(array.astype(np.float64)))
     assert Values.parse(str(value)) == value
 
@@ -234,8 +234,8 @@ def test_draws_can_be_narrowed():
 
 
 def test_values_are_narrowed_as_they_are_printed():
-    found = run(eps_outside, only={"x": ["positive(3) * 2**-8"], "eps": [1e-5]}, shrink=False)
-    assert found.worst.draw["x"] == Values("positive", 3, -8)
+    report = run(eps_outside, only={"x": ["positive(3) * 2**-8"], "eps": [1e-5]}, shrink=False)
+    assert report.worst.draw["x"] == Values("positive", 3, -8)
 
 
 def test_shapes_can_be_few():
@@ -290,12 +290,12 @@ def test_a_replay_is_the_same_call(tmp_path):
     report = run(eps_outside)
     draw = {**report.worst.draw, "several": (1, 2), "none": None}
     inputs = replay.digest(RMSNORM, "float32", report.worst.draw)
-    told = Replay("rmsnorm", "m:f", "numpy", "float32", draw, inputs, "value: wrong")
-    path = replay.save(told, tmp_path)
-    assert replay.load(path) == told
-    another = replay.save(dataclasses.replace(told, candidate="m:g"), tmp_path)  # wrong for the same inputs
-    assert another != path and replay.load(path) == told
-    assert replay.save(told, tmp_path) == path
+    original = Replay("rmsnorm", "m:f", "numpy", "float32", draw, inputs, "value: wrong")
+    path = replay.save(original, tmp_path)
+    assert replay.load(path) == original
+    another = replay.save(dataclasses.replace(original, candidate="m:g"), tmp_path)  # wrong for the same inputs
+    assert another != path and replay.load(path) == original
+    assert replay.save(original, tmp_path) == path
     assert {"python", "llamaspec", "numpy"} <= set(json.loads(path.read_text())["versions"])
 
 

@@ -1,4 +1,4 @@
-"""Contracts of backward passes accept JAX's automatic differentiation, which nobody here wrote."""
+"""Contracts of backward passes accept JAX's automatic differentiation, which is not our code."""
 
 import jax
 import jax.numpy as jnp

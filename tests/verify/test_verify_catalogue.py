@@ -80,13 +80,13 @@ def drop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 def test_a_module_in_contracts_is_found(drop):
     drop(contracts, "halve", HALVE)
-    names = by_op((one.name, one) for one in found(contracts, Contract))
+    names = by_op((contract.name, contract) for contract in found(contracts, Contract))
     assert set(names) == {*CONTRACTS, "halve"}
 
 
 def test_a_module_in_mutants_is_found(drop):
     drop(mutants, "halve", MUTANTS)
-    names = [one.function.__name__ for one in found(mutants, Implementation)]
+    names = [implementation.function.__name__ for implementation in found(mutants, Implementation)]
     assert sorted(names) == sorted([*IMPLEMENTATIONS, "halve"])
 
 
@@ -104,7 +104,9 @@ def test_two_definitions_of_one_op_are_an_error():
 
 def test_definitions_are_pages_of_the_reference():
     outside = [
-        name for name, one in CONTRACTS.items() if not one.definition.__module__.startswith("llamaspec.reference.")
+        name
+        for name, contract in CONTRACTS.items()
+        if not contract.definition.__module__.startswith("llamaspec.reference.")
     ]
     assert outside == []
 
@@ -169,19 +171,19 @@ def test_a_router_that_tells_zeros_apart_passes_where_their_signs_differ(zero):
 
 
 def test_a_parameter_that_a_contract_does_not_draw_keeps_its_default():
-    given = {"x": np.ones((1, 1)), "router": np.ones((1, 1)), "experts_per_token": 1}
-    positional, by_name = contract_for("route").split(given)
+    arguments = {"x": np.ones((1, 1)), "router": np.ones((1, 1)), "experts_per_token": 1}
+    positional, by_name = contract_for("route").split(arguments)
     assert [*positional] == ["x", "router"] and by_name == {"experts_per_token": 1}
     with pytest.raises(KeyError, match="router"):
-        contract_for("route").split({"x": given["x"], "experts_per_token": 1})
+        contract_for("route").split({"x": arguments["x"], "experts_per_token": 1})
 
 
 def test_the_printed_bound_of_softmax_is_the_one_in_force():
     """Equal scores have a = 0, so the bound is ((1 + s) / (1 - s) - 1) p with s = (n + 10 b) u."""
     n = 64
-    [due] = contract_for("softmax").expected({"x": np.zeros((1, n), np.float32)})
+    [expected] = contract_for("softmax").expected({"x": np.zeros((1, n), np.float32)})
     s = (n + 10 * 64) * U
-    np.testing.assert_allclose(due.hard, ((1 + s) / (1 - s) - 1) / n, rtol=1e-4)
+    np.testing.assert_allclose(expected.hard, ((1 + s) / (1 - s) - 1) / n, rtol=1e-4)
 
 
 def test_a_negative_zero_is_no_smaller_than_zero():

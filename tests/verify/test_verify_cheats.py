@@ -1,6 +1,6 @@
 """Ways to pass without being right, each refused, and the table of docs/cheats.md, which names them all.
 
-The patterns are those of published catalogues of reward hacks in generated kernels. Those of timing are in
+The patterns come from published catalogues of reward hacks in generated kernels. Timing hacks are in
 tests/verify/test_verify_timing.py.
 """
 
@@ -284,10 +284,10 @@ def test_every_pattern_of_timing_is_shown_or_out_of_scope():
         "| pattern | shown by | what becomes of it |\n|---|---|---|\n"
     )
     rows = [[cell.strip(" `") for cell in row.split("|")[1:4]] for row in table.partition("\n\n")[0].splitlines()]
-    shown = {name: outcome for _, name, outcome in rows if name}
+    outcomes = {name: outcome for _, name, outcome in rows if name}
     assert all(outcome.startswith("out of scope: not seen") for _, name, outcome in rows if not name)
-    assert {name for name, outcome in shown.items() if outcome.startswith("no time")} == {
+    assert {name for name, outcome in outcomes.items() if outcome.startswith("no time")} == {
         name for name, why in test_verify_timing.UNTIMED if name != "raises_if_large"
     }
-    others = [name for name, outcome in shown.items() if not outcome.startswith("no time")]
-    assert others and all(hasattr(test_verify_timing, name) for name in others)
+    timed_names = [name for name, outcome in outcomes.items() if not outcome.startswith("no time")]
+    assert timed_names and all(hasattr(test_verify_timing, name) for name in timed_names)

@@ -78,7 +78,7 @@ def test_nothing_is_left_in_the_folder(verify, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("has_cache", [True, False])
 def test_what_hypothesis_keeps_is_in_the_cache(tmp_path, monkeypatch, has_cache):
-    """A contract of one's own may draw texts, of which it keeps tables."""
+    """A contract of one's own may draw texts, and look them up in tables."""
     cache = tmp_path / "caches"
     if not has_cache:
         cache.write_text("a file, where no folder can be made")
@@ -86,9 +86,9 @@ def test_what_hypothesis_keeps_is_in_the_cache(tmp_path, monkeypatch, has_cache)
     monkeypatch.setenv("HYPOTHESIS_STORAGE_DIRECTORY", "")  # so that it is taken back afterwards
     monkeypatch.delenv("HYPOTHESIS_STORAGE_DIRECTORY")
     import_module("llamaspec.commands.verify")._store_in_the_cache()
-    kept = Path(os.environ["HYPOTHESIS_STORAGE_DIRECTORY"])
-    assert kept.is_relative_to(cache) == has_cache
-    assert kept.parent.is_dir() or not has_cache
+    storage = Path(os.environ["HYPOTHESIS_STORAGE_DIRECTORY"])
+    assert storage.is_relative_to(cache) == has_cache
+    assert storage.parent.is_dir() or not has_cache
 
 
 NUMPY = ("--arrays", "numpy", "--examples", "40", "--seed", "1", "--dtype", "float32")
@@ -339,8 +339,10 @@ def test_the_list_of_contracts(verify):
     assert {"layers", "attention", "fused", "quantized", "backward"} == set(names)
     assert "rmsnorm" in names["layers"] and "attention_paged" in names["attention"]
     assert how.startswith("llamaspec verify --list OP prints")
-    listed = {one["op"]: one for one in json.loads(verify("--list", "--json").stdout)}
-    assert {op: one["group"] for op, one in listed.items()} == {op: name for name, ops in names.items() for op in ops}
+    listed = {entry["op"]: entry for entry in json.loads(verify("--list", "--json").stdout)}
+    assert {op: entry["group"] for op, entry in listed.items()} == {
+        op: name for name, ops in names.items() for op in ops
+    }
     assert listed["add"]["draws"]["rows"] == "1, 2, 3, 5, or any whole number from 1 to 1048576"
     assert "maximum starts at 0" in listed["softmax"]["mutants"]
     text = verify("--list", "rmsnorm", "add").stdout
@@ -409,8 +411,8 @@ def test_without_a_candidate_our_own_ops_are_verified(verify):
 
 def test_mutants_of_an_op(verify):
     done = verify("--mutants", "add", "--seed", "0")
-    found, _, table = done.stdout.partition("\n\n")
-    count = len(found.splitlines())
+    verdicts, _, table = done.stdout.partition("\n\n")
+    count = len(verdicts.splitlines())
     assert done.stderr == f"seed 0\n{count} of {count} mutants killed\n"
     *_, op, everything = table.splitlines()
     assert op.startswith(f"| add | {count} | {count} |") and everything.startswith(f"| all | {count} | {count} |")
@@ -444,9 +446,9 @@ def test_the_guide_shows_what_is_printed(verify, tmp_path):
         (source,) = re.findall(rf"```python\n(# {name}.py\nimport (?:jax|numpy)[^`]*)```", GUIDE)
         (tmp_path / f"{name}.py").write_text(source)
     assert len(TRANSCRIPTS) == 6
-    for arguments, shown in TRANSCRIPTS:
-        done = verify(*arguments.split(), status=int(shown.startswith("violated")), patient=True)
-        assert without_times(done.stdout) == without_times(shown)
+    for arguments, transcript in TRANSCRIPTS:
+        done = verify(*arguments.split(), status=int(transcript.startswith("violated")), patient=True)
+        assert without_times(done.stdout) == without_times(transcript)
 
 
 def without_times(text: str) -> str:

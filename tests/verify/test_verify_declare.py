@@ -27,9 +27,9 @@ EXAMPLES = ("layernorm", "gelu_gated_linear", "fused_cross_entropy")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_finds_its_mutants(name):
     contracts, implementations = in_file(str(FOLDER / f"{name}.py"))
-    found = list(trials(contracts[name], implementations[name], seed=0))
-    assert len(found) >= 8
-    assert [trial.mutant for trial in found if not trial.killed or trial.report.examples > 200] == []
+    mutant_trials = list(trials(contracts[name], implementations[name], seed=0))
+    assert len(mutant_trials) >= 8
+    assert [trial.mutant for trial in mutant_trials if not trial.killed or trial.report.examples > 200] == []
 
 
 @pytest.mark.sampled(5)  # 9 cases, 6 s
@@ -63,9 +63,9 @@ def bound(formula: Callable[..., Any], **options: Any) -> Callable[..., Expected
     """`derived` of a formula with one result."""
 
     def expect(*arguments: np.ndarray) -> Expected:
-        due = derived(formula, **options)(*arguments)
-        assert isinstance(due, Expected)
-        return due
+        expected = derived(formula, **options)(*arguments)
+        assert isinstance(expected, Expected)
+        return expected
 
     return expect
 
@@ -77,26 +77,26 @@ def test_a_derived_bound_holds_in_float32(name, scale):
     formula, rng = FORMULAS[name], np.random.default_rng(0)
     for _ in range(8):
         x, y = (rng.normal(size=(3, 50)).astype(np.float32) * np.float32(scale) for _ in range(2))
-        due = bound(formula)(x, y)
+        expected = bound(formula)(x, y)
         with np.errstate(all="ignore"):
             exact = formula(x.astype(np.float64), y.astype(np.float64))
             computed = formula(x, y)
-        np.testing.assert_allclose(due.value, exact, rtol=1e-12, atol=1e-300)
-        assert np.all(np.abs(computed - exact) <= due.hard)
+        np.testing.assert_allclose(expected.value, exact, rtol=1e-12, atol=1e-300)
+        assert np.all(np.abs(computed - exact) <= expected.hard)
 
 
 def test_a_derived_bound_is_a_few_roundings():
     x, y = (np.full((1, 4), value, np.float32) for value in (3.0, 5.0))
-    due = bound(lambda x, y: x * y + y)(x, y)
-    hard, _ = with_rounding(due, precision("float32"))
+    expected = bound(lambda x, y: x * y + y)(x, y)
+    hard, _ = with_rounding(expected, precision("float32"))
     assert np.all(hard <= 2 * U * 20.1 + 20 * TINY) and np.all(hard >= U * 20)
 
 
 def test_where_a_rounding_decides_both_choices_are_within_the_bound():
     x = np.array([[1.0, 1.1, 1.2]], np.float32)
-    due = bound(lambda x: np.where(x * x > np.float32(1.1) ** 2, x, 0.0))(x)
-    assert np.all(due.hard[0, [0, 2]] == 0)  # sure: 1 is below, 1.2 above
-    assert due.hard[0, 1] >= x[0, 1]
+    expected = bound(lambda x: np.where(x * x > np.float32(1.1) ** 2, x, 0.0))(x)
+    assert np.all(expected.hard[0, [0, 2]] == 0)  # sure: 1 is below, 1.2 above
+    assert expected.hard[0, 1] >= x[0, 1]
     assert bound(lambda x: np.where(x * x > np.float32(1.1) ** 2, 1.0, 3.0))(x).hard[0, 1] >= 2
     equal = bound(lambda x: np.where(np.sum(np.exp(x), axis=-1) == 0, 1.0, np.sum(x, axis=-1)))(x)
     assert equal.value[0] == np.sum(x.astype(np.float64)) and equal.hard[0] < 1e-5
@@ -115,9 +115,9 @@ def test_a_narrower_rounding_is_declared():
 )
 def test_sums_products_of_matrices_and_constants_are_rounded_too(formula):
     """256 + 1 and 257 become 256 in bfloat16, which is nearly all that its roundings allow."""
-    due = bound(formula, rounding=Rounding.of(precision("bfloat16")))(np.array([[256.0, 1.0]], np.float32))
-    assert due.value.ravel().tolist() == [257]
-    assert 1 <= due.hard.max() < 3
+    expected = bound(formula, rounding=Rounding.of(precision("bfloat16")))(np.array([[256.0, 1.0]], np.float32))
+    assert expected.value.ravel().tolist() == [257]
+    assert 1 <= expected.hard.max() < 3
 
 
 @pytest.mark.parametrize(

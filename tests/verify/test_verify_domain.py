@@ -122,13 +122,13 @@ def test_a_value_that_means_nothing_is_refused_in_one_line(text, message):
     ],
 )
 def test_a_value_is_read_as_its_draw_has_it(op, text, value):
-    [(found,)] = narrowed(CONTRACTS[op], choices([text])).values()
-    assert found == value and type(found) is type(value)
+    [(actual,)] = narrowed(CONTRACTS[op], choices([text])).values()
+    assert actual == value and type(actual) is type(value)
 
 
 def test_padding_may_be_nan():
-    [(found,)] = narrowed(CONTRACTS["attention_decode"], choices(["padding=nan"])).values()
-    assert np.isnan(found)
+    [(actual,)] = narrowed(CONTRACTS["attention_decode"], choices(["padding=nan"])).values()
+    assert np.isnan(actual)
 
 
 @pytest.mark.parametrize("value", ["none", []])
@@ -140,8 +140,8 @@ def test_python_is_told_that_a_draw_takes_a_list(value):
 def test_a_list_that_is_too_long_is_told_how_long_it_may_be():
     longest = [3] * LONGEST
     decode = CONTRACTS["attention_decode"]
-    [(found,)] = narrowed(decode, choices([f"lengths={longest}"])).values()
-    assert found == tuple(longest)
+    [(actual,)] = narrowed(decode, choices([f"lengths={longest}"])).values()
+    assert actual == tuple(longest)
     with pytest.raises(ValueError, match=r"of at most 1,024 whole numbers .*, 1,025 entries$") as refused:
         narrowed(decode, choices([f"lengths={[*longest, 3]}"]))
     assert len(str(refused.value)) < 500
@@ -195,9 +195,9 @@ def test_a_wrong_candidate_never_passes_by_what_was_typed(candidate, texts):
 
 def test_a_verdict_needs_a_number_that_was_compared():
     def any_value_will_do(x):
-        due = SOFTMAX.expect(x)
-        assert isinstance(due, Expected)
-        return due._replace(hard=np.full(x.shape, 1e30), alarm=np.full(x.shape, 1e30))
+        expected = SOFTMAX.expect(x)
+        assert isinstance(expected, Expected)
+        return expected._replace(hard=np.full(x.shape, 1e30), alarm=np.full(x.shape, 1e30))
 
     with pytest.raises(NoVerdict, match=r"softmax float32: no number was compared in 60 examples.*rows=1"):
         run(right, contract=replace(SOFTMAX, expect=any_value_will_do, laws=()))

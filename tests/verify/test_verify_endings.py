@@ -67,13 +67,13 @@ def folder(tmp_path, monkeypatch):
 
 
 def run(op: str, candidate: Callable[..., Any], **options: Any):
-    """Verify `candidate` without laws: a fault is then found by the values that are due, whatever draw it comes at."""
+    """Verify `candidate` without laws: the expected values then find a fault at any draw."""
     options = {"examples": 60, "seed": 0, "precision": precision("float32"), **options}
     return verify(replace(CONTRACTS[op], laws=()), Direct(candidate), **options)
 
 
 def at_the_fifth(op: str, change: Callable[[Any], Any]) -> Callable[..., Any]:
-    """A right function whose fifth result is another."""
+    """A right function with a wrong fifth result."""
     right, calls = IMPLEMENTATIONS[op].function, []
 
     def candidate(*arguments: Any, **named: Any) -> Any:
@@ -196,7 +196,7 @@ def test_what_ends_the_program_passes_through_hypothesis(monkeypatch, ending):
 
 
 @contextmanager
-def started(folder: Path, *arguments: str, told: str) -> Iterator[subprocess.Popen[str]]:
+def started(folder: Path, *arguments: str, line: str) -> Iterator[subprocess.Popen[str]]:
     """Run a command, once it has written `told` to stderr; it and its processes are killed on the way out."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
@@ -208,7 +208,7 @@ def started(folder: Path, *arguments: str, told: str) -> Iterator[subprocess.Pop
     )  # fmt: skip
     try:
         assert process.stderr is not None
-        while told not in process.stderr.readline():
+        while line not in process.stderr.readline():
             assert process.poll() is None
         yield process
     finally:
@@ -223,7 +223,7 @@ def started(folder: Path, *arguments: str, told: str) -> Iterator[subprocess.Pop
 def test_a_signal_ends_a_run_without_a_verdict(folder, number, status, calls):
     """Before the candidate is called, and between two of 10,000 calls."""
     slow = ("add", "--candidate", "candidates:slow", "--arrays", "numpy", "--examples", "10000")
-    with started(folder, *slow, told="seed") as process:
+    with started(folder, *slow, line="seed") as process:
         if calls:
             until(lambda: (folder / "calls").exists() and (folder / "calls").stat().st_size >= calls)
         process.send_signal(number)
@@ -235,7 +235,7 @@ def test_a_signal_ends_a_run_without_a_verdict(folder, number, status, calls):
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_mutants_without_a_score(folder, number, status):
-    with started(folder, "--mutants", "--seed", "0", told="seed") as process:
+    with started(folder, "--mutants", "--seed", "0", line="seed") as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(number)
@@ -245,7 +245,7 @@ def test_a_signal_ends_mutants_without_a_score(folder, number, status):
 
 
 def test_a_signal_ends_what_runs_side_by_side(folder):
-    with started(folder, "add", "rmsnorm", "softmax", "--examples", "100000", told="seed") as process:
+    with started(folder, "add", "rmsnorm", "softmax", "--examples", "100000", line="seed") as process:
         until(lambda: session_seconds(process.pid) > 6)  # by then all of them judge
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=PATIENCE)
@@ -254,21 +254,21 @@ def test_a_signal_ends_what_runs_side_by_side(folder):
 
 
 def test_a_judge_that_ends_at_once_leaves_no_candidate_of_a_process_of_its_own(folder):
-    """The judge is killed with nobody to kill the candidate, unless it is told to end and does that itself."""
-    told, left = folder / "process", None
+    """The judge is killed, and no process kills the candidate unless the judge gets a signal and does so itself."""
+    pid_file, pid = folder / "process", None
     campaign = Campaign(seed=1, arrays="numpy", dtypes=("float32",), examples=5, seconds=np.inf, timeout=np.inf)
     try:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_end_when_told) as pool:
             pool.submit(_run_all, Job("add", "candidates:hangs"), campaign)
-            until(lambda: told.exists() and told.read_text().endswith("\n"))
-            left = int(told.read_text())
+            until(lambda: pid_file.exists() and pid_file.read_text().endswith("\n"))
+            pid = int(pid_file.read_text())
             remove_what_is_unfinished()
-        until(lambda: not Path("/proc", str(left)).exists())
-        left = None
+        until(lambda: not Path("/proc", str(pid)).exists())
+        pid = None
     finally:
-        if left:
+        if pid:
             with suppress(ProcessLookupError):
-                os.kill(left, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_a_candidate_that_hangs_in_a_dtype_is_waited_for_once():
@@ -289,7 +289,7 @@ def test_a_candidate_that_hangs_in_a_dtype_is_waited_for_once():
 
 def test_a_file_that_changed_within_a_second_at_the_same_size_is_read_again(tmp_path):
     file = tmp_path / "kernel.py"
-    for text, due in (("def add(a, b): return a - b\n", -1.0), ("def add(a, b): return a + b\n", 3.0)):
+    for text, expected in (("def add(a, b): return a - b\n", -1.0), ("def add(a, b): return a + b\n", 3.0)):
         file.write_text(text, encoding="utf-8")
         os.utime(file, (1e9, 1e9))  # one second of change for both
-        assert load_file(str(file)).add(1.0, 2.0) == due
+        assert load_file(str(file)).add(1.0, 2.0) == expected

@@ -81,9 +81,9 @@ def run(tmp_path, monkeypatch, capsys):
 
 
 def test_a_product_in_float16_is_found_out(run):
-    said = run(PRODUCT, status=1)
-    assert said.err.startswith("problem.py: Model is gemm\n")
-    first, *_, last = said.out.splitlines()
+    result = run(PRODUCT, status=1)
+    assert result.err.startswith("problem.py: Model is gemm\n")
+    first, *_, last = result.out.splitlines()
     assert first.startswith("violated      gemm float32  kernelbench:product:problem.py:ModelNew")
     with pytest.raises(SystemExit):
         llamaspec.main([*last.split()[1:]], standalone_mode=False)
@@ -93,9 +93,9 @@ def test_a_product_in_float16_is_found_out(run):
 @pytest.mark.parametrize(("source", "op"), [(NORM, "rmsnorm"), (ATTENTION, "attention")])
 def test_a_right_one_is_within_bounds(run, source, op):
     """The attention has no mask: laws that change it are left out. The norm is over channels, and has no weight."""
-    said = run(source)
-    assert said.err.startswith(f"problem.py: Model is {op}\n")
-    assert said.out.startswith(f"within bounds {op} float32  kernelbench:")
+    result = run(source)
+    assert result.err.startswith(f"problem.py: Model is {op}\n")
+    assert result.out.startswith(f"within bounds {op} float32  kernelbench:")
 
 
 def test_a_row_of_minus_infinity_is_a_convention(run):
@@ -115,9 +115,9 @@ class ModelNew(Model):
     def forward(self, x):
         return super().forward(x)[:, ::-1]
 """
-    said = run(source, status=1)
-    assert said.err.startswith("problem.py: Model is softmax\n")
-    assert said.out.startswith("violated      softmax float32  kernelbench:as_defined:problem.py:ModelNew")
+    result = run(source, status=1)
+    assert result.err.startswith("problem.py: Model is softmax\n")
+    assert result.out.startswith("violated      softmax float32  kernelbench:as_defined:problem.py:ModelNew")
 
 
 def test_what_no_contract_knows_is_no_verdict(run):

@@ -74,8 +74,10 @@ def wrong(x):
 
 
 def judged(op: str, candidate, dtype: str, *, weaker: bool, examples: int = 60) -> Report:
-    held = loosened(CONTRACTS[op], dtype) if weaker else CONTRACTS[op]
-    return verify(held, Direct(candidate), precision=PRECISIONS[dtype], examples=examples, seed=0, shrink=False)
+    judging_contract = loosened(CONTRACTS[op], dtype) if weaker else CONTRACTS[op]
+    return verify(
+        judging_contract, Direct(candidate), precision=PRECISIONS[dtype], examples=examples, seed=0, shrink=False
+    )
 
 
 @pytest.mark.sampled(2)  # 1 s each
@@ -114,26 +116,26 @@ def test_a_wrong_function_is_wrong_by_the_weaker_contract_too():
 
 @pytest.mark.parametrize("tolerance", [0.0, 1e-9])
 def test_a_law_has_room_for_both_results_unless_bits_are_to_be_equal(tolerance):
-    due = np.ones((1, 2))
-    law = Law("it is what it was", lambda trial: Claim(trial.again()[0], due, tolerance))
-    held = loosened(replace(CONTRACTS["add"], laws=[law]), "bfloat16")
+    value = np.ones((1, 2))
+    law = Law("it is what it was", lambda trial: Claim(trial.again()[0], value, tolerance))
+    looser = loosened(replace(CONTRACTS["add"], laws=[law]), "bfloat16")
     arguments = {name: np.ones((1, 2), np.float32) for name in "xy"}
-    (expected,) = held.expected(arguments)
-    claim = held.laws[0].check(Trial(arguments, (due,), (expected.hard,), lambda **_: (due,)))
+    (expected,) = looser.expected(arguments)
+    claim = looser.laws[0].check(Trial(arguments, (value,), (expected.hard,), lambda **_: (value,)))
     assert claim is not None and claim.tolerance == tolerance + 2 * expected.hard.max() * (tolerance > 0)
 
 
 @pytest.mark.sampled(1)  # 2 to 3 s each
 @pytest.mark.parametrize("op", CLAIM_LESS)
 def test_the_mutants_that_live_are_those_that_claim_less(op):
-    held, checked = loosened(CONTRACTS[op], "bfloat16"), IMPLEMENTATIONS[op]
+    looser, checked = loosened(CONTRACTS[op], "bfloat16"), IMPLEMENTATIONS[op]
     implementation = replace(checked, function=inspect.unwrap(checked.function))  # a mutant is the function's own text
     options = {"precision": PRECISIONS["bfloat16"], "examples": 40, "seed": 0, "shrink": False}
-    found = {
-        mutant.name: verify(held, Direct(implementation.mutated(mutant)), **options)
+    report_by_mutant = {
+        mutant.name: verify(looser, Direct(implementation.mutated(mutant)), **options)
         for mutant in implementation.mutants
     }
-    assert {name for name, report in found.items() if report.outcome == "within bounds"} <= CLAIM_LESS[op]
+    assert {name for name, report in report_by_mutant.items() if report.outcome == "within bounds"} <= CLAIM_LESS[op]
 
 
 def run(*arguments: str) -> None:
@@ -141,12 +143,12 @@ def run(*arguments: str) -> None:
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch):
+def own_file(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_command_says_that_the_contract_is_a_weaker_one(mine, capsys):
+def test_the_command_says_that_the_contract_is_a_weaker_one(own_file, capsys):
     few = ("softmax", "--arrays", "numpy", "--examples", "20", "--seed", "1", "--loose", "u=bfloat16")
     run(*few, "--candidate", "mine.py")
     first, second, *_ = capsys.readouterr().out.splitlines()
@@ -168,12 +170,12 @@ def test_the_command_says_that_the_contract_is_a_weaker_one(mine, capsys):
         (("--loose", "u=bfloat16", "--dtype", "float32"), "in bfloat16 is for arrays of bfloat16; got float32"),
     ],
 )
-def test_what_is_no_weaker_contract_is_refused(mine, arguments, error):
+def test_what_is_no_weaker_contract_is_refused(own_file, arguments, error):
     with pytest.raises(click.UsageError, match=error):
         run("softmax", "--candidate", "mine.py", *arguments)
 
 
-def test_an_op_that_no_weaker_contract_is_derived_for(mine):
+def test_an_op_that_no_weaker_contract_is_derived_for(own_file):
     with pytest.raises(click.UsageError, match=r"can be derived for argmax: no bound is derived for np\.argmax"):
         run("argmax", "--candidate", "mine.py:softmax", "--loose", "u=float16")
     with pytest.raises(click.UsageError, match="--loose is for your own function"):

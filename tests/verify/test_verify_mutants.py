@@ -57,7 +57,7 @@ def answer(*command: str):
 def test_every_mutant_is_found_out(ops: list[str]):
     rows = answer("-m", "llamaspec.cli", "verify", *ops, "--mutants", "--seed", "0", "--json")
     assert [(row["op"], row["mutant"]) for row in rows] == [
-        (op, mutant) for asked in ops for op, mutant in MUTANTS if op == asked
+        (op, mutant) for mutant_op in ops for op, mutant in MUTANTS if op == mutant_op
     ]
     assert [(row["op"], row["mutant"]) for row in rows if row["found by"] == "lives"] == []
 

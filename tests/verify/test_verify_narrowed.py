@@ -47,20 +47,22 @@ def judged(tmp_path):
 
 @pytest.mark.slow
 def test_a_causal_kernel_is_right_where_the_mask_is_causal_and_wrong_elsewhere(judged):
-    report, said = judged("attention", "attention", mask=["causal"])
-    assert report.outcome == "within bounds", said
-    assert "laws that draw otherwise are left out: the order of the keys is of no account; a key alone" in said
+    report, output = judged("attention", "attention", mask=["causal"])
+    assert report.outcome == "within bounds", output
+    assert "laws that draw otherwise are left out: the order of the keys is of no account; a key alone" in output
     assert judged("attention", "attention")[0].outcome == "violated"
     assert judged("attention", "scaled", mask=["causal"])[0].outcome == "violated"
 
 
 def test_an_epsilon_that_is_built_in_is_right_where_it_is_meant(judged):
-    report, said = judged("rmsnorm", "rmsnorm", eps=[1e-5])
-    assert report.outcome == "within bounds" and "laws that draw otherwise are left out: " in said, said
+    report, output = judged("rmsnorm", "rmsnorm", eps=[1e-5])
+    assert report.outcome == "within bounds" and "laws that draw otherwise are left out: " in output, output
     assert judged("rmsnorm", "rmsnorm")[0].outcome == "violated"
 
 
 def test_laws_set_draws_that_there_are():
-    found = {(op, name) for op, held in CONTRACTS.items() for law in held.laws for name in law.sets}
-    assert {("attention", "mask"), ("rmsnorm", "eps")} <= found
-    assert all(name in CONTRACTS[op].draws for op, name in found)
+    fixed_draws = {
+        (op, name) for op, contract_of_op in CONTRACTS.items() for law in contract_of_op.laws for name in law.sets
+    }
+    assert {("attention", "mask"), ("rmsnorm", "eps")} <= fixed_draws
+    assert all(name in CONTRACTS[op].draws for op, name in fixed_draws)

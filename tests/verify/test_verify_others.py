@@ -1,7 +1,7 @@
 """Contracts on other projects' code: it passes, or docs/found.md describes the difference.
 
-jax's own functions, and the Triton kernels that it ships, run here. What is no dependency runs in the first Python that
-has it of those that LLAMASPEC_OTHER_PYTHON names, separated as in PATH; a clone is found through PYTHONPATH.
+jax's own functions, and the Triton kernels that it ships, run here. Other libraries run in the first Python that
+has them, from the list in LLAMASPEC_OTHER_PYTHON, separated as in PATH; a clone is found through PYTHONPATH.
 """
 
 import warnings
@@ -52,7 +52,7 @@ def assert_accepted(job: Job, dtype: str, candidate: Candidate, *, examples: int
 def other(monkeypatch):
     """A candidate in another Python."""
     workers = []
-    monkeypatch.chdir(ROOT)  # where that Python finds the candidates
+    monkeypatch.chdir(ROOT)  # the other Python finds the candidates there
 
     def start(function: str, arrays: str) -> Worker:
         library, _ = library_of(function)
@@ -80,19 +80,19 @@ def test_triton_kernels_of_jax(job, dtype):
 
 
 @pytest.mark.parametrize(("job", "dtype"), each([*ONNXRUNTIME, *GGUF, *ACCEPTED]))
-def test_other_libraries(other, job, dtype):
-    assert_accepted(job, dtype, other(job.candidate, job.arrays), examples=60, shapes=None)
+def test_other_libraries(library, job, dtype):
+    assert_accepted(job, dtype, library(job.candidate, job.arrays), examples=60, shapes=None)
 
 
 def test_an_op_whose_result_is_one_number_is_judged_in_this_process():
     """The bound of a sum is an array too, as the types say, which are checked here."""
-    candidate = Direct(lambda *given: np.float32(cross_entropy(*given)), arrays="numpy")
+    candidate = Direct(lambda *arguments: np.float32(cross_entropy(*arguments)), arrays="numpy")
     report = verify(contract_for("cross_entropy"), candidate, precision=precision("float32"), examples=3, seed=1)
     assert report.outcome == "within bounds"
 
 
 @pytest.mark.parametrize("path", FOUND, ids=[path.stem for path in FOUND])
-def test_what_was_found_is_found_again(path, other):
+def test_what_was_found_is_found_again(path, library):
     """Each by the replay file that docs/found.md names. Numbers may differ a little from machine to machine."""
     saved = replays.load(path)
     contract = contract_for(saved.op)
@@ -100,7 +100,7 @@ def test_what_was_found_is_found_again(path, other):
     if "jax_ops" in saved.candidate:
         candidate: Candidate = Direct(load(saved.candidate), arrays="jax")
     else:
-        candidate = other(saved.candidate, saved.arrays)
+        candidate = library(saved.candidate, saved.arrays)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # the Triton backend's
         finding = examine(contract, candidate, precision(saved.dtype), saved.draw).finding
@@ -122,7 +122,7 @@ def test_every_function_that_was_judged_has_a_row_and_every_refusal_a_replay():
         library, _, function = name.partition(":")
         assert called(library)[function]
         (row, *_) = [line for line in text.splitlines() if f"`{library}_ops:{function}`" in line]
-        told = f"{REFUSED[name][1]} ([replay]({replay_of(library, function)}))" if name in REFUSED else "|  |"
-        assert told in row
+        cell = f"{REFUSED[name][1]} ([replay]({replay_of(library, function)}))" if name in REFUSED else "|  |"
+        assert cell in row
         assert (ROOT / "docs" / "found" / replay_of(library, function)).exists() == (name in REFUSED)
     assert len(there) >= 60

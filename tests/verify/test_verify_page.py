@@ -1,4 +1,4 @@
-"""`verify --html`: a page that needs no other file, whose dots lie where the errors are."""
+"""`verify --html`: a page that needs no other file, with dots where the errors are."""
 
 import re
 from pathlib import Path
@@ -37,13 +37,13 @@ def report(candidate) -> Report:
 
 
 def page_of(*reports: Report) -> str:
-    return page(reports, CONTRACTS, [counterexample(one, CONTRACTS["add"]) for one in reports])
+    return page(reports, CONTRACTS, [counterexample(report, CONTRACTS["add"]) for report in reports])
 
 
 def charts(text: str) -> dict[str, ElementTree.Element]:
     """Charts of a page, by title."""
-    found = [ElementTree.fromstring(one) for one in re.findall(r"<svg.*?</svg>", text, re.DOTALL)]
-    return {str(one.findtext(f"{SVG}text")): one for one in found}
+    drawings = [ElementTree.fromstring(drawing) for drawing in re.findall(r"<svg.*?</svg>", text, re.DOTALL)]
+    return {str(drawing.findtext(f"{SVG}text")): drawing for drawing in drawings}
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_every_plot_is_there(pages):
 def test_errors_beyond_the_bound_have_a_color_of_their_own(pages):
     within, violated = (charts(text)["Share of the bound by position"] for text in pages)
     colors = [{dot.get("fill") for dot in chart.iter(f"{SVG}circle")} for chart in (within, violated)]
-    assert colors == [{svg.COLOURS[0]}, {svg.COLOURS[1]}]  # beside what is 0.25 off, nothing is off at all
+    assert colors == [{svg.COLOURS[0]}, {svg.COLOURS[1]}]  # compared with an error of 0.25, all others vanish
 
 
 def test_a_page_says_what_the_lines_say(pages):
@@ -101,8 +101,8 @@ def test_the_command_writes_a_page(tmp_path, monkeypatch, capsys):
 
 def test_what_a_candidate_is_called_is_no_markup():
     named = Direct(added, name="<b>:f&g")
-    one = verify(CONTRACTS["add"], named, precision=precision("float32"), examples=2, seed=0)
-    assert "&lt;b&gt;:f&amp;g" in page_of(one) and "<b>" not in page_of(one)
+    report = verify(CONTRACTS["add"], named, precision=precision("float32"), examples=2, seed=0)
+    assert "&lt;b&gt;:f&amp;g" in page_of(report) and "<b>" not in page_of(report)
 
 
 def test_a_result_without_an_error_has_no_plot_of_it():

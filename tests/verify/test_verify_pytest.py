@@ -19,7 +19,7 @@ from tests.support.processes import REPOSITORY
 
 @contract("softmax", examples=30, shapes=4)
 def test_softmax_of_jax(x):
-    """Rows of -inf alone, which jax makes NaN, are left out."""
+    """Rows with only -inf, which jax makes NaN, are left out."""
     seen = jnp.any(jnp.isfinite(x), axis=-1, keepdims=True)
     return jnp.where(seen, jax.nn.softmax(x, axis=-1), 0)
 
@@ -78,8 +78,8 @@ def test_a_contract_of_ones_own_in_several_dtypes(x, weight, bias, *, eps):
 
 
 def test_every_dtype_that_is_violated_is_shown():
-    held, _ = in_file(LAYERNORM)
-    test = contract(held["layernorm"], arrays="numpy", dtype=["float32", "float16"], examples=20, seed=0)(
+    contracts_of_file, _ = in_file(LAYERNORM)
+    test = contract(contracts_of_file["layernorm"], arrays="numpy", dtype=["float32", "float16"], examples=20, seed=0)(
         lambda x, weight, bias, *, eps: x * weight + bias
     )
     with pytest.raises(AssertionError, match=r"violated      layernorm float32[\s\S]*violated      layernorm float16"):
@@ -167,7 +167,7 @@ def test_a_violation_fails_with_its_counterexample():
 
 
 def test_what_is_only_suspicious_fails_where_strict():
-    """An error of 200 u |W| |x| is within gamma_513, but larger than that of sums of 513 numbers."""
+    """An error of 200 u |W| |x| is within gamma_513, but larger than the bound of sums of 513 numbers."""
 
     def sums_badly(x, weight):
         off = 200 * 2.0**-24 * np.abs(weight) @ np.abs(x) * (np.count_nonzero(x) > 1)

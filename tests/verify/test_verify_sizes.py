@@ -25,14 +25,14 @@ from tests.goldens.make_sizes import PAGE, with_table
 
 def early(contract: Contract) -> list[str]:
     """Dimensions that end before `FAR` without a reason, or have a reason and do not end."""
-    return [one.dimension for one in reaches(contract) if (one.most <= FAR) != bool(one.why)]
+    return [reach.dimension for reach in reaches(contract) if (reach.most <= FAR) != bool(reach.why)]
 
 
 @pytest.mark.parametrize("op", CONTRACTS)
 def test_every_dimension_is_drawn_far_or_ends_for_a_reason(op: str):
     contract = CONTRACTS[op]
     assert early(contract) == []
-    assert set(contract.large.ends) <= {one.dimension for one in reaches(contract)}
+    assert set(contract.large.ends) <= {reach.dimension for reach in reaches(contract)}
     assert {name for names in contract.large.closer.values() for name in names} <= set(contract.draws)
     assert set(contract.large.closer) <= set(contract.large.sizes)
 
@@ -60,7 +60,7 @@ def test_the_page_has_the_table():
 @pytest.mark.sampled(2)  # 1 to 2 s each
 @pytest.mark.parametrize("op", ["add", "rmsnorm", "linear", "rope_halves"])
 def test_rows_beyond_4096_are_found_at_default_settings(op: str):
-    """`rows` are whatever the first axis of the first argument is called."""
+    """`rows` stands for the first axis of the first argument, under any name."""
     contract = CONTRACTS[op]
 
     def within(*arguments, **options):
@@ -80,7 +80,7 @@ def test_rows_beyond_4096_are_found_at_default_settings(op: str):
     ("op", "name"), [("attention_decode", "lengths"), ("norm_qkv", "positions"), ("moe", "chosen")]
 )
 def test_a_large_counterexample_can_be_replayed(op: str, name: str, tmp_path: Path):
-    """Its list may be longer than one that is typed, and numbers beside it smaller than most draws have."""
+    """Its list may be longer than a typed one, and its other numbers smaller than in most draws."""
     contract = CONTRACTS[op]
     largest = max(contract.large.sizes[name], key=lambda size: len(size) if isinstance(size, tuple) else size)
     only = {**contract.large.beside, **contract.large.closer.get(name, {}), name: [largest]}
@@ -99,18 +99,18 @@ def test_sizes_of_a_contract_of_ones_own_have_a_reach(rows):
         return np.sum(x, axis=-1)
 
     contract = declare(total, arrays={"x": "rows n"}, sizes={"rows": rows, "n": sizes(8, most=17)}, large={"n": [99]})
-    assert [one[:3] for one in reaches(contract)] == [("rows", 4, 4), ("n", 17, 99)]
+    assert [reach[:3] for reach in reaches(contract)] == [("rows", 4, 4), ("n", 17, 99)]
     assert "  large   one at a time: n to 99" in describe(contract, [])
 
 
 @pytest.mark.parametrize(
-    ("strategy", "due"),
+    ("strategy", "expected"),
     [
         (st.sampled_from([(1, 7), (2,)]), [("lengths", 7, 7), ("lengths, how many", 2, 2)]),
         (st.lists(st.integers(1, 9), min_size=1).map(tuple), [("lengths", 9, 9), ("lengths, how many", 1024, 1024)]),
         (st.sampled_from(["rows", "columns"]), []),
     ],
 )
-def test_other_draws_of_ones_own_have_a_reach(strategy, due):
+def test_other_draws_of_ones_own_have_a_reach(strategy, expected):
     contract = replace(CONTRACTS["add"], shapes={"lengths": strategy}, large=Large())
-    assert [one[:3] for one in reaches(contract)] == due
+    assert [reach[:3] for reach in reaches(contract)] == expected

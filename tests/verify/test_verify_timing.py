@@ -1,4 +1,4 @@
-"""`verify --time`: for a candidate that is within its bounds, beside another, in turn. No test asks how fast."""
+"""`verify --time`: for a candidate that is within its bounds, in turn with another. No test asks how fast."""
 
 import itertools
 import json
@@ -172,12 +172,12 @@ def test_no_round_starts_when_the_time_is_up(monkeypatch):
     """Each look at the clock takes 4 s here, of 10."""
     monkeypatch.setattr("llamaspec.verify.judging.timing.ROUNDS", 11)
     monkeypatch.setattr("llamaspec.verify.judging.timing.monotonic", itertools.count(0, 4).__next__)
-    told = []
+    rounds = []
     with Worker("mine.py:counted", arrays="numpy") as worker:
         timing = timed(
-            CONTRACTS["add"], [worker], precision("float32"), only=LARGE, seed=0, limit=10.0, progress=told.append
+            CONTRACTS["add"], [worker], precision("float32"), only=LARGE, seed=0, limit=10.0, progress=rounds.append
         )
-    assert told == [1, 2, 3, 4] and len(timing.seconds[worker.name]) == 4
+    assert rounds == [1, 2, 3, 4] and len(timing.seconds[worker.name]) == 4
     assert "4 of 11 rounds: the time was up)" in timing.lines()[0]
 
 

@@ -52,26 +52,26 @@ def in_numpy(name: str):
 
 
 @pytest.mark.sampled(1)  # 2 s each
-@pytest.mark.parametrize(("line", "shown"), TRANSCRIPTS, ids=KERNELS)
-def test_what_is_drawn_and_found_is_what_the_guide_shows(line: str, shown: str):
+@pytest.mark.parametrize(("line", "transcript"), TRANSCRIPTS, ids=KERNELS)
+def test_what_is_drawn_and_found_is_what_the_guide_shows(line: str, transcript: str):
     (name,) = re.findall(r"--candidate (\w+).py", line)
     contract = contract_for("rmsnorm")
-    for dtype, told in zip(re.findall(r"--dtype (\w+)", line), VERDICT.split(shown)[1:], strict=True):
+    for dtype, verdict in zip(re.findall(r"--dtype (\w+)", line), VERDICT.split(transcript)[1:], strict=True):
         candidate = Direct(in_numpy(name), arrays="numpy")
         report = verify(contract, candidate, precision=precision(dtype), examples=200, seed=1, only={"rows": (1, 2, 3)})
-        lines = told.splitlines()
+        lines = verdict.splitlines()
         assert lines[0].startswith(report.outcome) and f" {dtype} " in lines[0]
-        assert what_stays(told) == what_stays("\n".join(counterexample(report, contract)))
+        assert what_stays(verdict) == what_stays("\n".join(counterexample(report, contract)))
         if report.outcome == "within bounds":
             assert f"({report.examples} examples, {report.compared:,} numbers compared, " in lines[0]
 
 
-def what_stays(told: str) -> list[str]:
-    """The lines of a verdict that are the same whatever adds up a sum.
+def what_stays(verdict: str) -> list[str]:
+    """The lines of a verdict that do not depend on how a sum is added up.
 
     A sum in another order changes the share of a bound that is used, and the distance of a counterexample.
     """
-    lines = told.splitlines()
+    lines = verdict.splitlines()
     return [re.sub(r": off by .*", "", line) for line in lines[1 : 4 if lines[0].startswith("violated") else 2]]
 
 
@@ -89,13 +89,13 @@ def triton() -> str:
     return python
 
 
-@pytest.mark.parametrize(("line", "shown"), TRANSCRIPTS, ids=KERNELS)
-def test_the_guide_shows_what_triton_gives(line: str, shown: str, triton: str, tmp_path: Path):
+@pytest.mark.parametrize(("line", "transcript"), TRANSCRIPTS, ids=KERNELS)
+def test_the_guide_shows_what_triton_gives(line: str, transcript: str, triton: str, tmp_path: Path):
     done = on_triton(triton, tmp_path, sys.executable, "-m", "llamaspec.cli", *line.split(), "--python", triton)
-    assert done.returncode == int("violated" in shown), done.stderr
-    for told, due in zip(VERDICT.split(done.stdout)[1:], VERDICT.split(shown)[1:], strict=True):
-        assert told.split("  ")[0] == due.split("  ")[0]  # the verdict, the op and the dtype
-        assert what_stays(told) == what_stays(due)
+    assert done.returncode == int("violated" in transcript), done.stderr
+    for actual, expected in zip(VERDICT.split(done.stdout)[1:], VERDICT.split(transcript)[1:], strict=True):
+        assert actual.split("  ")[0] == expected.split("  ")[0]  # the verdict, the op and the dtype
+        assert what_stays(actual) == what_stays(expected)
 
 
 def test_the_usual_test_passes(triton: str, tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Walking through a model: the first op that is wrong is named, whatever comes of it later."""
+"""Walking through a model: the first wrong op is named, and not what follows from it."""
 
 import inspect
 from dataclasses import replace
@@ -96,8 +96,8 @@ def test_sinks_and_biased_experts_are_walked_through():
         return model.ops.attend(*arguments, **named)
 
     def wrong(model):
-        found = first_wrong(list(walk(model, TOKENS, config=config, unit=0.0)))
-        return found and found.op
+        wrong_step = first_wrong(list(walk(model, TOKENS, config=config, unit=0.0)))
+        return wrong_step and wrong_step.op
 
     assert wrong(model) is None
     assert wrong(replace(model, ops=model.ops._replace(attend=forgets))) == "attend"

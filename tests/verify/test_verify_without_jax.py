@@ -32,10 +32,10 @@ def installed(tmp_path_factory) -> Path:
     """A folder that holds the distributions in `NEEDED`, and no other."""
     folder = tmp_path_factory.mktemp("site")
     for name in NEEDED:
-        found = distribution(name)
-        for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+        package = distribution(name)
+        for top in {file.parts[0] for file in package.files or ()} - {"..", "__pycache__"}:
             if not (folder / top).exists():
-                (folder / top).symlink_to(Path(str(found.locate_file(top))))
+                (folder / top).symlink_to(Path(str(package.locate_file(top))))
     return folder
 
 

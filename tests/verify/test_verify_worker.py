@@ -30,10 +30,10 @@ def worker(tmp_path, monkeypatch):
         return workers[-1]
 
     yield start
-    for one in workers:
-        one.stop()
-    for left in daemons(tmp_path):
-        os.kill(left, signal.SIGKILL)
+    for started_worker in workers:
+        started_worker.stop()
+    for pid in daemons(tmp_path):
+        os.kill(pid, signal.SIGKILL)
 
 
 def call(worker, x: Any = X, factor=2.0) -> Any:
@@ -43,9 +43,9 @@ def call(worker, x: Any = X, factor=2.0) -> Any:
 @pytest.mark.parametrize("name", ["right", "Namespace.right", "prints", "two", "reads_stdin"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
 def test_results_come_back(worker, name, dtype):
-    one = worker(name)
+    candidate = worker(name)
     for _ in range(2):
-        outcome = call(one, X.astype(dtype), factor=1)
+        outcome = call(candidate, X.astype(dtype), factor=1)
         assert isinstance(outcome, Outputs)
         np.testing.assert_array_equal(outcome.arrays[0], X.astype(dtype), strict=True)
         assert outcome.changed == ()
@@ -74,26 +74,26 @@ def test_bfloat16_and_jax(worker):
     ],
 )
 def test_a_failure_is_told_as_it_is_and_the_next_call_works(worker, name, failure):
-    one = worker(name)
-    assert call(one) == failure
-    assert call(one) == failure
+    candidate = worker(name)
+    assert call(candidate) == failure
+    assert call(candidate) == failure
 
 
 def test_what_hangs_is_killed(worker):
-    one = worker("hangs", timeout=0.5)
-    one.start()
-    process = one._process._popen
-    assert call(one) == Failure("hung", "no answer within 0.5 s")
+    candidate = worker("hangs", timeout=0.5)
+    candidate.start()
+    process = candidate._process._popen
+    assert call(candidate) == Failure("hung", "no answer within 0.5 s")
     assert process.returncode == -signal.SIGKILL
-    assert one._process is None  # and the next call starts another
+    assert candidate._process is None  # and the next call starts another
 
 
 def test_a_judge_that_ends_at_once_leaves_no_process(worker):
     """A candidate that hangs reads no more requests, so it would never notice."""
-    one = worker("hangs")
-    one.start()
+    candidate = worker("hangs")
+    candidate.start()
     remove_what_is_unfinished()
-    assert one._process._popen.wait(PATIENCE) == -signal.SIGKILL
+    assert candidate._process._popen.wait(PATIENCE) == -signal.SIGKILL
 
 
 def test_a_signal_within_the_import_of_what_ends_processes_is_acted_on(monkeypatch):
@@ -104,47 +104,47 @@ def test_a_signal_within_the_import_of_what_ends_processes_is_acted_on(monkeypat
 
 def test_a_daemon_that_is_left_behind_delays_nothing(worker, tmp_path):
     """It holds the pipes open, and runs on."""
-    one = worker("leaves_a_daemon")
-    assert isinstance(call(one), Outputs)
-    one.stop()
+    candidate = worker("leaves_a_daemon")
+    assert isinstance(call(candidate), Outputs)
+    candidate.stop()
     assert call(worker("daemon")).kind == "crashed"
-    left = daemons(tmp_path)
-    assert len(left) == 2 and all(Path("/proc", str(each)).exists() for each in left)
+    pids = daemons(tmp_path)
+    assert len(pids) == 2 and all(Path("/proc", str(pid)).exists() for pid in pids)
 
 
 def test_a_candidate_that_answers_and_reads_no_more(worker):
-    one = worker("answers_first_and_hangs")
+    candidate = worker("answers_first_and_hangs")
     large = np.zeros((1000, 1000), np.float32)
-    assert isinstance(call(one, large), Outputs)
-    one.timeout = 0.5  # from here on it reads nothing, however long it is given
-    assert call(one, large) == Failure("hung", "no answer within 0.5 s")
+    assert isinstance(call(candidate, large), Outputs)
+    candidate.timeout = 0.5  # from here on it reads nothing, however long it is given
+    assert call(candidate, large) == Failure("hung", "no answer within 0.5 s")
 
 
 def test_a_second_reply_is_not_taken_for_that_of_the_next_call(worker):
-    one = worker("forges_and_answers")
-    assert isinstance(call(one), Outputs)
-    until(one._process.said_too_much)
-    assert call(one) == Failure("reply", "wrote something else than its result to the pipe that the judge reads")
+    candidate = worker("forges_and_answers")
+    assert isinstance(call(candidate), Outputs)
+    until(candidate._process.said_too_much)
+    assert call(candidate) == Failure("reply", "wrote something else than its result to the pipe that the judge reads")
 
 
 def test_numbers_of_the_other_byte_order_are_read(worker):
-    for one in (worker("swapped"), Direct(lambda x, *, factor: (x * factor).astype(">f4"))):
-        np.testing.assert_array_equal(call(one).arrays[0], 2 * X, strict=True)
+    for candidate in (worker("swapped"), Direct(lambda x, *, factor: (x * factor).astype(">f4"))):
+        np.testing.assert_array_equal(call(candidate).arrays[0], 2 * X, strict=True)
 
 
 def test_prints_are_kept_and_cannot_command_a_terminal(worker):
-    one = worker("prints_escapes")
-    call(one)
-    call(one)
-    assert one.said == ["\\x1b[31mfirst", "second\\ttab"] * 2
-    one.stop()
-    assert len(one.said) == 4
+    candidate = worker("prints_escapes")
+    call(candidate)
+    call(candidate)
+    assert candidate.said == ["\\x1b[31mfirst", "second\\ttab"] * 2
+    candidate.stop()
+    assert len(candidate.said) == 4
 
 
 def test_a_library_that_the_candidate_lacks_is_no_verdict(worker):
-    for one in (worker("imports"), Direct(lambda x, *, factor: __import__("no_such_library_here"))):
+    for candidate in (worker("imports"), Direct(lambda x, *, factor: __import__("no_such_library_here"))):
         with pytest.raises(NoVerdict, match="ModuleNotFoundError: No module named 'no_such_library_here'"):
-            call(one)
+            call(candidate)
 
 
 def test_a_device_that_is_not_here_is_no_verdict(worker):
@@ -169,8 +169,8 @@ def test_a_candidate_in_a_file(tmp_path, monkeypatch):
     (folder / "mine.py").write_text("import neighbor\ndef f(x, *, factor):\n    return x * neighbor.factor\n")
     monkeypatch.chdir(tmp_path)
     for name in ("some kernels/mine.py:f", f"{folder}/mine.py:f"):
-        with Worker(name, arrays="numpy") as one:
-            np.testing.assert_array_equal(call(one).arrays[0], 3 * X)
+        with Worker(name, arrays="numpy") as candidate:
+            np.testing.assert_array_equal(call(candidate).arrays[0], 3 * X)
     with pytest.raises(ImportError, match=r"none.py:f cannot be imported: FileNotFoundError: there is no file none.py"):
         Worker("none.py:f", arrays="numpy").start()
 
@@ -220,9 +220,9 @@ def test_a_worker_needs_nothing_of_this_project(worker, tmp_path):
         "    return np.array(len(ours & set(sys.modules)))\n"
     )
     worker("right")
-    one = Worker("spies:spy", arrays="numpy")
-    assert call(one).arrays[0] == 0
-    one.stop()
+    candidate = Worker("spies:spy", arrays="numpy")
+    assert call(candidate).arrays[0] == 0
+    candidate.stop()
 
 
 def test_a_function_of_this_process():
@@ -242,8 +242,8 @@ def test_a_function_of_this_process():
 @pytest.mark.skipif("TORCH_PYTHON" not in os.environ, reason="needs a Python with torch, named by TORCH_PYTHON")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_torch_in_a_python_of_its_own(worker, dtype):
-    one = worker("right", arrays="torch", python=os.environ["TORCH_PYTHON"])
+    candidate = worker("right", arrays="torch", python=os.environ["TORCH_PYTHON"])
     assert os.environ["TORCH_PYTHON"] != sys.executable
-    outcome = call(one, X.astype(getattr(ml_dtypes, dtype, dtype)))
+    outcome = call(candidate, X.astype(getattr(ml_dtypes, dtype, dtype)))
     np.testing.assert_array_equal(outcome.arrays[0].astype(np.float32), 2 * X)
     assert outcome.arrays[0].dtype.name == dtype

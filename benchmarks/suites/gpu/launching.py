@@ -8,13 +8,13 @@ from llamaspec.benchmarks.common.report import Row, skipped
 from llamaspec.benchmarks.suites.gpu.clock import Clock
 from llamaspec.benchmarks.suites.gpu.models import by_kernels, decoding, params_of, programs_of
 from llamaspec.benchmarks.suites.gpu.scale import Scale
-from llamaspec.model.running.compile import IN_GRAPHS, LOOPS_IN_GRAPHS
+from llamaspec.model.running.compile import IN_GRAPHS, LOOPS_IN_GRAPHS, NO_GRAPHS
 from llamaspec.pallas_kernels.parts.compat import Target, use_target
 
 IN_A_GRAPH: dict[str, dict[str, Any]] = {  # options of the compiler, by their names in the report
     "everything": LOOPS_IN_GRAPHS,
     "a step": {"xla_gpu_enable_command_buffer": IN_GRAPHS},
-    "nothing": {"xla_gpu_enable_command_buffer": ""},
+    "nothing": NO_GRAPHS,
 }
 
 

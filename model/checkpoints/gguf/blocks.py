@@ -8,7 +8,7 @@ from jaxtyping import Float16, Float32, Integer, UInt8
 
 from llamaspec.model.checkpoints.checkpoint import Codes, Form, Part, Shifted
 from llamaspec.model.checkpoints.codes import WITH_MINIMA
-from llamaspec.model.checkpoints.gguf.file import Entry
+from llamaspec.model.checkpoints.gguf.file import GGUFEntry
 from llamaspec.model.checkpoints.mapped import MappedFile
 from llamaspec.reference.quantizers import ggml
 from llamaspec.reference.quantizers.blocks import Quantized
@@ -52,7 +52,7 @@ FORMS = {
 }
 
 
-def dequantized(file: MappedFile, entry: Entry) -> Float32[np.ndarray, "..."]:
+def dequantized(file: MappedFile, entry: GGUFEntry) -> Float32[np.ndarray, "..."]:
     """Decode all weights exactly, rounded once to float32 as in ggml; NaN and infinity are kept."""
     array = np.empty(entry.shape, np.float32)
     rows, packed = array.reshape(-1, entry.shape[-1]), _packed(file, entry)
@@ -63,7 +63,7 @@ def dequantized(file: MappedFile, entry: Entry) -> Float32[np.ndarray, "..."]:
     return array
 
 
-def codes_of(file: MappedFile, entry: Entry, *, heads: int) -> Codes | None:
+def codes_of(file: MappedFile, entry: GGUFEntry, *, heads: int) -> Codes | None:
     """Return the codes of a quantized matrix, None for a matrix of floats.
 
     Its rows are `heads` heads of interleaved pairs, which become halves; with 0 heads rows keep their order.
@@ -87,7 +87,7 @@ def codes_of(file: MappedFile, entry: Entry, *, heads: int) -> Codes | None:
     return Codes(form, group, zeros=False, bytes=entry.bytes, parts=parts)
 
 
-def _packed(file: MappedFile, entry: Entry) -> UInt8[np.ndarray, "rows bytes"]:
+def _packed(file: MappedFile, entry: GGUFEntry) -> UInt8[np.ndarray, "rows bytes"]:
     rows = int(np.prod(entry.shape[:-1], dtype=np.int64))
     return file.array(np.dtype("u1"), (rows, entry.bytes // rows), entry.offset)
 

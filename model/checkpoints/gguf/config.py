@@ -85,30 +85,36 @@ def read_config(
     heads = metadata.integer(key(architecture.keys["heads"]))
     optional = {field.name: field.default for field in fields(Config) if field.default is not MISSING}
     defaults = {"kv_heads": heads, **optional}
-    given: dict[str, Any] = {}
+    config_values: dict[str, Any] = {}
     for name, its_key in architecture.keys.items():
         if name == "head_dim":
-            given[name] = _head_dim(metadata, architecture, given["dim"], heads)
+            config_values[name] = _head_dim(metadata, architecture, config_values["dim"], heads)
         elif Config.__annotations__[name] in (float, float | None):
             absent = optional.get(name, 10_000.0 if name == "theta" else None)
             stated = key(its_key) in metadata or name == "eps"
-            given[name] = shortest(metadata.number(key(its_key))) if stated else absent
+            config_values[name] = shortest(metadata.number(key(its_key))) if stated else absent
         else:
-            given[name] = metadata.integer(key(its_key), defaults.get(name))
-    if not given["experts"]:
-        given["experts_per_token"] = 0
+            config_values[name] = metadata.integer(key(its_key), defaults.get(name))
+    if not config_values["experts"]:
+        config_values["experts_per_token"] = 0
 
     def holds(part: str, kind: str = "weight") -> bool:
         name = architecture.names.get(part)
         return name is not None and f"{name.format(layer=0)}.{kind}" in tensors
 
-    given |= architecture.switches
-    given |= {"vocab": vocab, "tied": not holds("head"), "qkv_bias": holds("q", "bias"), "o_bias": holds("o", "bias")}
-    given |= {"ffn_bias": holds("up", "bias"), "qk_norm": holds("q_norm"), "head_qk_norm": holds("head_q_norm")}
-    given["parallel_residual"] = "parallel_residual" in architecture.has and not holds("ffn_norm")  # as in llama.cpp
-    turned = metadata.integer(key("rope.dimension_count"), given["head_dim"])
-    given["rotary_dim"] = None if turned == given["head_dim"] else turned
-    config = Config(**given)
+    config_values |= architecture.switches
+    config_values |= {
+        "vocab": vocab,
+        "tied": not holds("head"),
+        "qkv_bias": holds("q", "bias"),
+        "o_bias": holds("o", "bias"),
+    }
+    config_values |= {"ffn_bias": holds("up", "bias"), "qk_norm": holds("q_norm"), "head_qk_norm": holds("head_q_norm")}
+    parallel = "parallel_residual" in architecture.has
+    config_values["parallel_residual"] = parallel and not holds("ffn_norm")  # as in llama.cpp
+    turned = metadata.integer(key("rope.dimension_count"), config_values["head_dim"])
+    config_values["rotary_dim"] = None if turned == config_values["head_dim"] else turned
+    config = Config(**config_values)
     check_model(metadata.path, config, bos=None, stops=frozenset())
     config = replace(config, **architecture.read(Keys(metadata, architecture.name), vars(config)))
     check_model(metadata.path, config, bos=None, stops=frozenset())
@@ -120,7 +126,7 @@ def read_config(
 def read_tokens(metadata: Metadata, *, vocab: int) -> tuple[int | None, frozenset[int]]:
     """Read the id that begins a text, or None, and the ids that end one. Raises `CheckpointError`.
 
-    As in llama.cpp, texts also end at tokens whose names say so (`control_tokens`), whatever the keys name.
+    As in llama.cpp, texts also end at tokens with certain names (`control_tokens`), even if no key names them.
     """
     ids = {key: metadata.integer(key) for key in (BOS, *STOPS) if key in metadata}
     for key, id in ids.items():
@@ -161,8 +167,8 @@ def _head_dim(metadata: Metadata, architecture: Architecture, dim: int, heads: i
         raise metadata.refused(f"{dim_key} is {short(dim)}, no multiple of {short(heads)} heads")
     head_dim = metadata.integer(key) if key in metadata else dim // heads
     partial = "rotary_dim" in architecture.has
-    for other in ("attention.value_length",) if partial else ("attention.value_length", "rope.dimension_count"):
-        other_key = f"{architecture.name}.{other}"
+    for suffix in ("attention.value_length",) if partial else ("attention.value_length", "rope.dimension_count"):
+        other_key = f"{architecture.name}.{suffix}"
         if (size := metadata.integer(other_key, head_dim)) != head_dim:
             raise metadata.refused(f"{other_key} is {short(size)}, but heads are {short(head_dim)} wide")
     return head_dim
@@ -183,8 +189,8 @@ def _scaling(
     if long_factors is not None:
         return _long_rope(metadata, architecture, config, long_factors, original or config.context)
     if name == "yarn" and factors is None:
-        length, whole = yarn_magnitude(factor), architecture.whole_yarn
-        return YarnScaling(factor, original or config.context, length, whole=whole) if factor != 1 else None
+        length, whole_yarn = yarn_magnitude(factor), architecture.whole_yarn
+        return YarnScaling(factor, original or config.context, length, whole=whole_yarn) if factor != 1 else None
     if name not in ("none", "linear"):
         raise metadata.refused(f"{key}.type {short(name)} is not supported (only none, linear and yarn)")
     linear = LinearScaling(factor) if name == "linear" else None
@@ -210,9 +216,9 @@ def _long_rope(
 ) -> LongRopeScaling:
     if not architecture.long_rope:
         raise metadata.refused("holds the factors of LongRoPE, which its architecture has not")
-    if any(each.shape != (config.rotary_features // 2,) or not np.all(each > 0) for each in factors):
+    if any(array.shape != (config.rotary_features // 2,) or not np.all(array > 0) for array in factors):
         raise metadata.refused(f"rope_factors are not {config.rotary_features // 2} positive numbers each")
-    few, many = (tuple(shortest(factor) for factor in each.tolist()) for each in factors)
+    few, many = (tuple(shortest(factor) for factor in array.tolist()) for array in factors)
     stated = f"{architecture.name}.rope.scaling.attn_factor"
     magnitude = shortest(metadata.number(stated, 1.0))
     return LongRopeScaling(few, many, original, magnitude, is_long=config.context > original)

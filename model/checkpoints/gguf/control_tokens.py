@@ -4,12 +4,12 @@ Converters have typed the markers of chats as normal or as user-defined tokens, 
 therefore knows many of them by name (src/llama-vocab.cpp, `llama_vocab::impl::load`, commit 00ad355), and its converter
 knows others by how they look (conversion/base.py, `does_token_look_special`). The rules here, in order:
 
-    1. A token with a name in `ENDS` or `FILL_IN` is a control token, whatever its type says. As in llama.cpp.
+    1. A token with a name in `ENDS` or `FILL_IN` is a control token, even if its type says otherwise. As in llama.cpp.
     2. A user-defined token that looks like a marker is one, and so is a normal token that no merge can make. A file of
        llama.cpp's present converter has these types already. llama.cpp itself leaves them, and so takes `<|im_start|>`
        in a person's text for the marker. We promise that such text stays text.
     3. An id that the file names as the begin or the end of texts is a control token, if its name is in brackets.
-    4. The tokens with a name in `ENDS`, and those that the file's keys name, end a text. `<|end|>` does not where
+    4. The tokens with a name in `ENDS`, and the tokens that the file's keys name, end a text. `<|end|>` does not where
        `<|return|>` and `<|call|>` do (gpt-oss, where it ends one message), nor where `<|calls|>` and `<|flush|>` do.
        `</s>` is normal where `<|tool_response>` is there (Gemma 4). As in llama.cpp.
 

@@ -65,7 +65,7 @@ class Metadata:
         return value
 
 
-class Entry(NamedTuple):
+class GGUFEntry(NamedTuple):
     """The location of a tensor in its file."""
 
     shape: tuple[int, ...]
@@ -83,7 +83,7 @@ class Header(NamedTuple):
 
     version: int
     metadata: Metadata
-    tensors: dict[str, Entry]
+    tensors: dict[str, GGUFEntry]
 
 
 def read_header(file: MappedFile) -> Header:
@@ -216,8 +216,8 @@ def _read_metadata(cursor: _Cursor, keys: int) -> dict[str, Value]:
     return values
 
 
-def _read_table(cursor: _Cursor, tensors: int, alignment: int, size: int) -> dict[str, Entry]:
-    entries: dict[str, Entry] = {}
+def _read_table(cursor: _Cursor, tensors: int, alignment: int, size: int) -> dict[str, GGUFEntry]:
+    entries: dict[str, GGUFEntry] = {}
     end = 0  # of the tensors so far, from the start of the data
     for i in range(tensors):
         name = cursor.string(f"the name of tensor {i}")
@@ -238,7 +238,7 @@ def _read_table(cursor: _Cursor, tensors: int, alignment: int, size: int) -> dic
     return {name: entry._replace(offset=start + entry.offset) for name, entry in entries.items()}
 
 
-def _read_entry(cursor: _Cursor, title: str, end: int, alignment: int) -> tuple[Entry, int]:
+def _read_entry(cursor: _Cursor, title: str, end: int, alignment: int) -> tuple[GGUFEntry, int]:
     """Read the entry of a tensor that must begin at `end`, and where the next must begin, counted from the data."""
     axes = cursor.unsigned(4, title)
     if not 1 <= axes <= layout.MOST_AXES:
@@ -247,6 +247,9 @@ def _read_entry(cursor: _Cursor, title: str, end: int, alignment: int) -> tuple[
     if not 1 <= math.prod(shape) < 2**63:
         raise cursor.refused(f"{title} has the shape {list(shape)}, which no tensor has")
     code, offset = cursor.unsigned(4, title), cursor.unsigned(8, title)
+    if code in layout.DROPPED_TYPES:
+        old, new = layout.DROPPED_TYPES[code]
+        raise cursor.refused(f"{title} has type {old}, which ggml has dropped: take a {new} file of the model")
     name = layout.TYPE_NAMES.get(code, str(code))
     if name not in layout.BLOCKS:
         raise cursor.refused(f"{title} has type {name}, which is not read (only {', '.join(layout.BLOCKS)})")
@@ -255,5 +258,5 @@ def _read_entry(cursor: _Cursor, title: str, end: int, alignment: int) -> tuple[
     if offset != end:
         what = "overlaps the tensor before it" if offset < end else "leaves a hole before it"
         raise cursor.refused(f"{title} {what}: it begins at {offset}, not at {end}")
-    entry = Entry(shape, name, offset)
+    entry = GGUFEntry(shape, name, offset)
     return entry, end + -(-entry.bytes // alignment) * alignment

@@ -33,6 +33,7 @@ NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", UINT32: "<u4", INT32: "<i4", 
 LENGTH = struct.Struct("<Q")
 
 EMBEDDING, ROPE_FACTORS = "token_embd.weight", "rope_freqs.weight"
+FIRST_EXPERT = "blk.0.ffn_gate.0"  # One tensor has held all experts of a layer since April 2024.
 LONG_ROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 
 
@@ -50,6 +51,12 @@ TYPE_NAMES = {
     12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
     20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
     29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+}  # fmt: skip
+# Types that ggml has dropped, each with the one that a file of the same weights has now (ggml/include/ggml.h). Those
+# with two numbers at the end were rearranged for one kind of processor, which programs now do as they load a file.
+DROPPED_TYPES = {
+    4: ("Q4_2", "Q4_0"), 5: ("Q4_3", "Q4_1"), 31: ("Q4_0_4_4", "Q4_0"), 32: ("Q4_0_4_8", "Q4_0"),
+    33: ("Q4_0_8_8", "Q4_0"), 36: ("IQ4_NL_4_4", "IQ4_NL"), 37: ("IQ4_NL_4_8", "IQ4_NL"), 38: ("IQ4_NL_8_8", "IQ4_NL"),
 }  # fmt: skip
 TYPE_CODES = {name: code for code, name in TYPE_NAMES.items()}
 

@@ -12,7 +12,7 @@ from llamaspec.model.checkpoints.checks import check_model
 from llamaspec.model.checkpoints.fused import taken_apart
 from llamaspec.model.checkpoints.gguf import blocks, layout
 from llamaspec.model.checkpoints.gguf.config import architecture_of, read_config, read_tokens
-from llamaspec.model.checkpoints.gguf.file import Entry, Metadata, read_header
+from llamaspec.model.checkpoints.gguf.file import GGUFEntry, Metadata, read_header
 from llamaspec.model.checkpoints.gguf.split import Located, locate
 from llamaspec.model.checkpoints.mapped import MappedFile, release_all, scattered_in_all
 from llamaspec.model.family import Architecture
@@ -22,7 +22,7 @@ from llamaspec.reference.rope import interleaved_to_halves
 
 DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
 
-Entries = dict[str, Entry]
+Entries = dict[str, GGUFEntry]
 
 
 def open_gguf(file: MappedFile) -> Checkpoint:
@@ -83,21 +83,24 @@ def _places(path: str, config: Config, architecture: Architecture, entries: Entr
     """Locate each weight. Raises `CheckpointError` unless the file has exactly the tensors of `config`."""
     if config.layers > len(entries):  # before a name is made for each
         raise refused(path, f"{len(entries)} tensors, too few for {config.layers} layers")
+    if config.experts and (old := f"{layout.FIRST_EXPERT}.weight") in entries:
+        what = f"has a tensor for each expert ({old}), as files had before April 2024"
+        raise refused(path, f"{what}: take a newer file, or convert the model's safetensors with --to gguf")
     gates = f"{architecture.names['expert_gate'].format(layer=0)}.weight"
-    if config.experts and gates in entries and (held := entries[gates].shape[0]) != config.experts:
-        raise refused(path, f"{config.experts} experts, but {gates} holds {held}")
+    if config.experts and gates in entries and (count := entries[gates].shape[0]) != config.experts:
+        raise refused(path, f"{config.experts} experts, but {gates} holds {count}")
     for part, heads in (("head_q_norm", config.heads), ("head_k_norm", config.kv_heads)) if config.head_qk_norm else ():
         norms = f"{architecture.names[part].format(layer=0)}.weight"
-        if (held := entries[norms].shape[0] if norms in entries else 0) != heads:
-            raise refused(path, f"{heads} heads, but {norms} holds the norms of {held}")
+        if (count := entries[norms].shape[0] if norms in entries else 0) != heads:
+            raise refused(path, f"{heads} heads, but {norms} holds the norms of {count}")
     places = layout.places(config, architecture)
     counts = Counter(place.name for place in places.values())
     for weight, place in places.items():
         if place.name not in entries:
             raise refused(path, f"lacks tensor {place.name}")
         expected = layout.stored_shape(weight) if place.at is None else (counts[place.name], *weight.shape)
-        if (found := entries[place.name].shape) != expected:
-            raise refused(path, f"{place.name} has shape {list(found)}, but its keys make it {list(expected)}")
+        if (shape := entries[place.name].shape) != expected:
+            raise refused(path, f"{place.name} has shape {list(shape)}, but its keys make it {list(expected)}")
     known = {place.name for place in places.values()} | {layout.ROPE_FACTORS, *layout.LONG_ROPE_FACTORS}
     for name in entries:
         if name not in known:
@@ -105,7 +108,7 @@ def _places(path: str, config: Config, architecture: Architecture, entries: Entr
     return places
 
 
-def _tensor(file: MappedFile, entry: Entry, weight: Weight, place: layout.Place) -> Tensor:
+def _tensor(file: MappedFile, entry: GGUFEntry, weight: Weight, place: layout.Place) -> Tensor:
     if weight.axes[0] == "one":  # llama.cpp stores a matrix of one row as a vector
         entry = entry._replace(shape=weight.shape)
     if place.at is not None:
@@ -117,7 +120,7 @@ def _tensor(file: MappedFile, entry: Entry, weight: Weight, place: layout.Place)
     return Tensor(weight.shape, DTYPES.get(entry.type, DTYPES["F32"]), read, codes, entry.type)
 
 
-def _read(file: MappedFile, entry: Entry, *, heads: int) -> Shaped[np.ndarray, "..."]:
+def _read(file: MappedFile, entry: GGUFEntry, *, heads: int) -> Shaped[np.ndarray, "..."]:
     if entry.type in DTYPES:
         array = file.array(DTYPES[entry.type], entry.shape, entry.offset)
     else:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llamaspec.model.checkpoints.checkpoint import quoted, refused
-from llamaspec.model.checkpoints.gguf.file import Entry, Header, Metadata, read_header
+from llamaspec.model.checkpoints.gguf.file import GGUFEntry, Header, Metadata, read_header
 from llamaspec.model.checkpoints.mapped import MappedFile
 from llamaspec.model.checkpoints.recognize import leads_out
 
@@ -22,11 +22,11 @@ class Located(NamedTuple):
     """The location of a tensor, in one of the parts."""
 
     file: MappedFile
-    entry: Entry
+    entry: GGUFEntry
 
 
 def locate(file: MappedFile, header: Header) -> dict[str, Located]:
-    """Locate the tensors of a file, and of the other parts beside it where it is the first of several.
+    """Locate the tensors of a file, and of the other parts next to it if it is the first of several.
 
     Raises `CheckpointError` for another part than the first, for one that is missing or of another model, and where the
     parts have not exactly the tensors that the first one counts.
@@ -40,9 +40,9 @@ def locate(file: MappedFile, header: Header) -> dict[str, Located]:
         if outside := leads_out(path):
             raise refused(path, f"is a link to {outside}, outside the model's folder")
         part = MappedFile(path)
-        theirs = read_header(part)
-        _check_number(theirs.metadata, number, count)
-        for name, entry in theirs.tensors.items():
+        part_header = read_header(part)
+        _check_number(part_header.metadata, number, count)
+        for name, entry in part_header.tensors.items():
             if name in located:
                 raise refused(path, f"tensor {quoted(name)} is in {Path(located[name].file.path).name}, too")
             located[name] = Located(part, entry)
@@ -68,7 +68,8 @@ def _paths(metadata: Metadata, count: int) -> list[Path]:
 
 def _check_number(metadata: Metadata, number: int, count: int) -> None:
     """Check that a file says of itself what its name says."""
-    said = metadata.integer(NUMBER), metadata.integer(COUNT)
-    if said != (number, count):
-        what = f"{NUMBER} {said[0]} and {COUNT} {said[1]} are not those of its name, {number} and {count}"
+    number_and_count = metadata.integer(NUMBER), metadata.integer(COUNT)
+    if number_and_count != (number, count):
+        actual = f"{NUMBER} {number_and_count[0]} and {COUNT} {number_and_count[1]}"
+        what = f"{actual} are not those of its name, {number} and {count}"
         raise metadata.refused(what)

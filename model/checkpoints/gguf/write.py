@@ -2,7 +2,7 @@
 
 The chosen type holds for matrices only. Vectors and routers are float32, as llama.cpp computes with them. With four
 bits per weight, the output matrix (or a tied embedding) is Q8_0, since every logit depends on it; llama.cpp also spends
-more on it (Q6_K). A matrix whose rows are not whole blocks keeps its stored type.
+more on it (Q6_K). A matrix keeps its stored type if its rows are not whole blocks.
 """
 
 import struct
@@ -36,7 +36,7 @@ QUANTIZATION = 2  # general.quantization_version, of the blocks' layouts
 AT_ONCE = 1 << 20  # weights encoded at a time
 
 
-class Stored(NamedTuple):
+class GGUFTensor(NamedTuple):
     """A tensor of the file, and the weights in it: several if it holds all experts of a layer."""
 
     name: str
@@ -72,8 +72,8 @@ def write_gguf(
     factors = _factors(config)
     with new_file(path) as staged, open(staged, "wb") as file:
         _write_header(file, keys, stored, factors)
-        for each in factors.values():
-            _write_padded(file, each.tobytes())
+        for array in factors.values():
+            _write_padded(file, array.tobytes())
         for tensor in stored:
             written = 0
             for weight in tensor.weights:
@@ -84,8 +84,8 @@ def write_gguf(
                 if progress:
                     progress(weight.name, checkpoint.tensors[weight.name].bytes)
             file.write(bytes(-written % layout.ALIGNMENT))
-    wanted = _type(to)
-    return [t.name for t in stored if wanted in ggml.TYPES and _may_have_type(t.weights[0]) and t.type in DTYPES]
+    chosen = _type(to)
+    return [t.name for t in stored if chosen in ggml.TYPES and _may_have_type(t.weights[0]) and t.type in DTYPES]
 
 
 def architecture_for(checkpoint: Checkpoint) -> Architecture:
@@ -109,29 +109,29 @@ def _may_have_type(weight: Weight) -> bool:
     return weight.role in (*QUANTIZABLE, Role.EMBEDDING)
 
 
-def _stored(checkpoint: Checkpoint, architecture: Architecture, to: str | None) -> Iterator[Stored]:
+def _stored(checkpoint: Checkpoint, architecture: Architecture, to: str | None) -> Iterator[GGUFTensor]:
     """Yield the tensors of the file, in its order."""
-    held: dict[str, list[Weight]] = {}
+    weights_by_name: dict[str, list[Weight]] = {}
     places = layout.places(checkpoint.config, architecture)
     fused = fused_rows(checkpoint.config, architecture.fused, architecture.names)
     together = {f"{part}.weight": f"{name}.weight" for name, parts, _ in fused for part in parts}
     for weight, place in places.items():
-        held.setdefault(together.get(place.name, place.name), []).append(weight)
+        weights_by_name.setdefault(together.get(place.name, place.name), []).append(weight)
     head = Role.EMBEDDING if checkpoint.config.tied else Role.HEAD
-    for name, weights in held.items():
+    for name, weights in weights_by_name.items():
         first, place = weights[0], places[weights[0]]
         shape = layout.stored_shape(first) if place.at is None else (len(weights), *first.shape)
         if fused := [weight for weight in weights if place.at is None]:
             shape = (sum(layout.stored_shape(weight)[0] for weight in fused), *shape[1:])
         as_stored = FLOATS[checkpoint.tensors[first.name].dtype.name]
-        wanted = _type(to) or as_stored
-        if wanted in FOUR_BITS and first.role is head:
-            wanted = "Q8_0"
+        chosen = _type(to) or as_stored
+        if chosen in FOUR_BITS and first.role is head:
+            chosen = "Q8_0"
         if not _may_have_type(first):
-            wanted = "F32"
-        elif shape[-1] % layout.BLOCKS[wanted].weights:
-            wanted = as_stored
-        yield Stored(name, shape, wanted, tuple(weights), place.heads)
+            chosen = "F32"
+        elif shape[-1] % layout.BLOCKS[chosen].weights:
+            chosen = as_stored
+        yield GGUFTensor(name, shape, chosen, tuple(weights), place.heads)
 
 
 def _file_type(checkpoint: Checkpoint, to: str | None) -> int:
@@ -175,18 +175,18 @@ def _factors(config: Config) -> dict[str, np.ndarray]:
     """Return the tensors that hold factors of RoPE."""
     match config.scaling:
         case Llama3Scaling():
-            found = {layout.ROPE_FACTORS: to_factors(config.scaling, head_dim=config.head_dim, theta=config.theta)}
+            tables = {layout.ROPE_FACTORS: to_factors(config.scaling, head_dim=config.head_dim, theta=config.theta)}
         case LongRopeScaling(few, many):
-            found = dict(zip(layout.LONG_ROPE_FACTORS, (np.array(few), np.array(many)), strict=True))
+            tables = dict(zip(layout.LONG_ROPE_FACTORS, (np.array(few), np.array(many)), strict=True))
         case _:
-            found = {}
-    return {name: factors.astype("<f4") for name, factors in found.items()}
+            tables = {}
+    return {name: factors.astype("<f4") for name, factors in tables.items()}
 
 
 def _write_header(
-    file: BinaryIO, keys: Mapping[str, Value], stored: list[Stored], factors: Mapping[str, np.ndarray]
+    file: BinaryIO, keys: Mapping[str, Value], stored: list[GGUFTensor], factors: Mapping[str, np.ndarray]
 ) -> None:
-    table = [(name, each.shape, "F32", each.nbytes) for name, each in factors.items()]
+    table = [(name, array.shape, "F32", array.nbytes) for name, array in factors.items()]
     table += [(tensor.name, tensor.shape, tensor.type, tensor.bytes) for tensor in stored]
     parts = [GGUF, struct.pack("<IQQ", 3, len(table), len(keys))]
     parts += [_text(key) + _value(value) for key, value in keys.items()]
@@ -225,7 +225,7 @@ def _value(value: Value) -> bytes:
             return struct.pack("<IIQ", layout.ARRAY, kind, len(value)) + value.astype(dtype).tobytes()
 
 
-def _encoded(checkpoint: Checkpoint, name: str, stored: Stored) -> Iterator[UInt8[np.ndarray, " bytes"]]:
+def _encoded(checkpoint: Checkpoint, name: str, stored: GGUFTensor) -> Iterator[UInt8[np.ndarray, " bytes"]]:
     """Yield the bytes of a weight in the type of `stored`, some rows at a time."""
     array = checkpoint.tensors[name].read()
     check_finite(name, array, path=checkpoint.path)

@@ -15,7 +15,7 @@ from llamaspec.model.checkpoints.huggingface.rule import (
     ROWS,
     Arrays,
     Rule,
-    Stored,
+    StoredArray,
     check_groups,
     group_size,
     in_order,
@@ -37,12 +37,12 @@ class AWQ(Rule):
     def group_of(self, cols: int) -> int:
         return self.group or cols
 
-    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
+    def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
         groups = -(-cols // self.group_of(cols))
         return {
-            "qweight": Stored((cols, rows // 8), INT32),
-            "qzeros": Stored((groups, rows // 8), INT32),
-            "scales": Stored((groups, rows), FLOATS),
+            "qweight": StoredArray((cols, rows // 8), INT32),
+            "qzeros": StoredArray((groups, rows // 8), INT32),
+            "scales": StoredArray((groups, rows), FLOATS),
         }
 
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:
@@ -61,7 +61,7 @@ class AWQ(Rule):
 
 
 class GPTQ(Rule):
-    """The layout of AutoGPTQ, whose version 1 stores zero points minus one."""
+    """The layout of AutoGPTQ. Its version 1 stores zero points minus one."""
 
     zeros = True
 
@@ -72,13 +72,13 @@ class GPTQ(Rule):
     def group_of(self, cols: int) -> int:
         return self.group or cols
 
-    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
+    def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
         groups = -(-cols // self.group_of(cols))
         return {
-            "qweight": Stored((cols * self.bits // 32, rows), INT32),
-            "qzeros": Stored((groups, rows * self.bits // 32), INT32),
-            "scales": Stored((groups, rows), FLOATS),
-            "g_idx": Stored((cols,), INT32, optional=True),
+            "qweight": StoredArray((cols * self.bits // 32, rows), INT32),
+            "qzeros": StoredArray((groups, rows * self.bits // 32), INT32),
+            "scales": StoredArray((groups, rows), FLOATS),
+            "g_idx": StoredArray((cols,), INT32, optional=True),
         }
 
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:

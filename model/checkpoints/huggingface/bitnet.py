@@ -8,7 +8,7 @@ import numpy as np
 
 from llamaspec.model.checkpoints.checkpoint import refused
 from llamaspec.model.checkpoints.huggingface.config import Fields
-from llamaspec.model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, Stored
+from llamaspec.model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, StoredArray
 from llamaspec.model.checkpoints.strict_json import short
 from llamaspec.reference.quantizers.blocks import Quantized
 
@@ -21,8 +21,8 @@ class BitNet(Rule):
     def group_of(self, cols: int) -> int:
         return cols
 
-    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
-        return {"weight": Stored((-(-rows // 4), cols), ("uint8",)), "weight_scale": Stored((1,), FLOATS)}
+    def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
+        return {"weight": StoredArray((-(-rows // 4), cols), ("uint8",)), "weight_scale": StoredArray((1,), FLOATS)}
 
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:
         if rows % 4:

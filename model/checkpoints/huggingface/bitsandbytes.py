@@ -6,8 +6,8 @@
     weight.quant_state.bitsandbytes__nf4   JSON: the block size, the matrix's shape (or bitsandbytes__fp4)
 
 If scales are quantized again, `absmax` holds their codes, weight.nested_absmax is b and weight.nested_quant_map the
-levels of `reference.quantizers.double_quantization`, and the JSON holds o. Blocks continue from row to row; they are
-those of `reference.quantizers.nf4` only if rows are whole blocks.
+levels of `reference.quantizers.double_quantization`, and the JSON holds o. Blocks continue from row to row; they
+equal the blocks of `reference.quantizers.nf4` only if rows are whole blocks.
 
 LLM.int8 (see `reference.quantizers.llm_int8`) has int8 codes in weight, and each row's largest magnitude in SCB. The
 columns of activations that it multiplies in float16 are found as it runs, so that all columns are in the codes.
@@ -20,7 +20,7 @@ import numpy as np
 
 from llamaspec.model.checkpoints.checkpoint import Form, Part, refused
 from llamaspec.model.checkpoints.huggingface.config import Fields
-from llamaspec.model.checkpoints.huggingface.rule import Arrays, Rule, Stored
+from llamaspec.model.checkpoints.huggingface.rule import Arrays, Rule, StoredArray
 from llamaspec.model.checkpoints.strict_json import parse_object, short
 from llamaspec.reference.quantizers import double_quantization, nf4
 from llamaspec.reference.quantizers.blocks import Quantized
@@ -43,42 +43,42 @@ class BitsAndBytes(Rule):
     def group_of(self, cols: int) -> int:
         return GROUP
 
-    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
+    def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
         groups = -(-rows * cols // GROUP)
-        found = {
-            "weight": Stored((-(-rows * cols // 2), 1), ("uint8",)),
-            "weight.absmax": Stored((groups,), ("uint8" if self.double else "float32",)),
-            "weight.quant_map": Stored(self.levels.shape, ("float32",)),
-            self.state: Stored(state(self.form, rows, cols).shape, ("uint8",), any_length=True),
+        stored = {
+            "weight": StoredArray((-(-rows * cols // 2), 1), ("uint8",)),
+            "weight.absmax": StoredArray((groups,), ("uint8" if self.double else "float32",)),
+            "weight.quant_map": StoredArray(self.levels.shape, ("float32",)),
+            self.state: StoredArray(state(self.form, rows, cols).shape, ("uint8",), any_length=True),
         }
         if self.double:
             blocks = -(-groups // double_quantization.BLOCK)
-            found["weight.nested_absmax"] = Stored((blocks,), ("float32",))
-            found["weight.nested_quant_map"] = Stored((256,), ("float32",))
-        return found
+            stored["weight.nested_absmax"] = StoredArray((blocks,), ("float32",))
+            stored["weight.nested_quant_map"] = StoredArray((256,), ("float32",))
+        return stored
 
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:
         check_rows(cols)
-        due: dict[str, Any] = {"quant_type": self.form, "blocksize": GROUP}
+        expected: dict[str, Any] = {"quant_type": self.form, "blocksize": GROUP}
         if self.double:
-            due["nested_blocksize"] = double_quantization.BLOCK
-        given = self._parsed(arrays)
-        for key, value in due.items():
-            if given.get(key) != value:
-                raise ValueError(f"{key} is {short(given.get(key))} in quant_state, where {short(value)} is due")
-        if given.get("shape") != [rows, cols]:
+            expected["nested_blocksize"] = double_quantization.BLOCK
+        settings = self._parsed(arrays)
+        for key, value in expected.items():
+            if settings.get(key) != value:
+                raise ValueError(f"{key} is {short(settings.get(key))} in quant_state, where {short(value)} is due")
+        if settings.get("shape") != [rows, cols]:
             raise ValueError(f"shape is another than [{rows}, {cols}] in quant_state")
         if not np.array_equal(arrays["weight.quant_map"], self.levels):
             raise ValueError(f"quant_map holds other levels than {self.form.upper()}'s")
         if self.double:
-            _offset(given)
+            _offset(settings)
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized:
         codes = nf4.unpack(arrays["weight"].reshape(-1, cols // 2)[start:stop])
-        each = slice(start * cols // GROUP, stop * cols // GROUP)
-        scales = arrays["weight.absmax"][each]
+        span = slice(start * cols // GROUP, stop * cols // GROUP)
+        scales = arrays["weight.absmax"][span]
         if self.double:
-            blocks = np.arange(each.start, each.stop) // double_quantization.BLOCK
+            blocks = np.arange(span.start, span.stop) // double_quantization.BLOCK
             with np.errstate(over="ignore", invalid="ignore"):  # readers refuse scales that are not finite
                 scales = arrays["weight.nested_quant_map"][scales] * arrays["weight.nested_absmax"][blocks]
                 scales = scales + _offset(self._parsed(arrays))
@@ -106,11 +106,11 @@ class Int8Rows(Rule):
     def group_of(self, cols: int) -> int:
         return cols
 
-    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
+    def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
         return {
-            "weight": Stored((rows, cols), ("int8",)),
-            "SCB": Stored((rows,), ("float32",)),
-            "weight_format": Stored((1,), ("uint8",), optional=True),
+            "weight": StoredArray((rows, cols), ("int8",)),
+            "SCB": StoredArray((rows,), ("float32",)),
+            "weight_format": StoredArray((1,), ("uint8",), optional=True),
         }
 
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:
@@ -143,8 +143,8 @@ def state(kind: Form, rows: int, cols: int) -> np.ndarray:
     return np.frombuffer(json.dumps(what).encode(), np.uint8)
 
 
-def _offset(given: dict[str, Any]) -> np.float32:
-    value = given.get("nested_offset")
+def _offset(settings: dict[str, Any]) -> np.float32:
+    value = settings.get("nested_offset")
     if not isinstance(value, float) or not abs(value) <= float(np.finfo(np.float32).max):
         raise ValueError(f"nested_offset is {short(value)} in quant_state, not a number of float32")
     return np.float32(value)

@@ -1,4 +1,4 @@
-"""The files beside a model's weights that define how it reads and writes text."""
+"""The files next to a model's weights that define how it reads and writes text."""
 
 from pathlib import Path
 
@@ -17,9 +17,9 @@ def companions(folder: Path) -> tuple[list[str], list[str]]:
     A link that leads out of the folder is left out: it could publish any file of this machine.
     """
     copied, notes = [], []
-    found = [folder / name for name in NAMES]
-    found += [path for pattern in PATTERNS for path in sorted(folder.glob(pattern))]
-    for path in found:
+    files = [folder / name for name in NAMES]
+    files += [path for pattern in PATTERNS for path in sorted(folder.glob(pattern))]
+    for path in files:
         if not path.is_file():
             continue
         if outside := leads_out(path) or (leads_out(path.parent) if path.parent != folder else None):

@@ -1,6 +1,6 @@
 """Matrices in the layouts of compressed-tensors (https://github.com/vllm-project/compressed-tensors).
 
-    format                tensors beside a module's name              codes
+    format                tensors under a module's name               codes
     pack-quantized        weight_packed, weight_scale, weight_shape   integers of 4 or 8 bits
     int-quantized         weight, weight_scale                        int8
     float-quantized       weight, weight_scale                        e4m3
@@ -26,7 +26,7 @@ from llamaspec.model.checkpoints.huggingface.rule import (
     INT32,
     Arrays,
     Rule,
-    Stored,
+    StoredArray,
     check_groups,
     group_size,
     in_order,
@@ -64,14 +64,14 @@ class CompressedTensors(Rule):
             return (1,)
         return (-(-rows // self.rows_alike), -(-cols // self.group_of(cols)))
 
-    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
-        found = {
-            "weight": Stored((rows, cols), ("int8" if self.form == "int8" else E4M3.name,)),
-            "weight_scale": Stored(self.scales(rows, cols), FLOATS),
+    def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
+        stored = {
+            "weight": StoredArray((rows, cols), ("int8" if self.form == "int8" else E4M3.name,)),
+            "weight_scale": StoredArray(self.scales(rows, cols), FLOATS),
         }
         if self.zeros:
-            found["weight_zero_point"] = Stored(self.scales(rows, cols), ("int8",))
-        return found
+            stored["weight_zero_point"] = StoredArray(self.scales(rows, cols), ("int8",))
+        return stored
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized | Affine:
         codes = arrays["weight"][start:stop]
@@ -112,17 +112,17 @@ class PackedIntegers(CompressedTensors):
     def _words(self, count: int) -> int:
         return -(-count * self.bits // 32)
 
-    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
+    def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
         grid = self.scales(rows, cols)
-        found = {
-            "weight_packed": Stored((rows, self._words(cols)), INT32),
-            "weight_scale": Stored(grid, FLOATS),
-            "weight_shape": Stored((2,), ("int64", "int32")),
-            G_IDX: Stored((cols,), INT32, optional=True),
+        stored = {
+            "weight_packed": StoredArray((rows, self._words(cols)), INT32),
+            "weight_scale": StoredArray(grid, FLOATS),
+            "weight_shape": StoredArray((2,), ("int64", "int32")),
+            G_IDX: StoredArray((cols,), INT32, optional=True),
         }
         if self.zeros:
-            found["weight_zero_point"] = Stored((self._words(grid[0]), *grid[1:]), INT32)
-        return found
+            stored["weight_zero_point"] = StoredArray((self._words(grid[0]), *grid[1:]), INT32)
+        return stored
 
     def in_groups(self, arrays: Arrays, cols: int) -> bool:
         return G_IDX not in arrays or in_order(arrays[G_IDX], self.group_of(cols))
@@ -165,10 +165,10 @@ class PackedMX(CompressedTensors):
     def format(self) -> str:
         return "mxfp4-pack-quantized"
 
-    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
+    def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
         return {
-            "weight_packed": Stored((rows, -(-cols // 2)), ("uint8",)),
-            "weight_scale": Stored(self.scales(rows, cols), ("uint8",)),
+            "weight_packed": StoredArray((rows, -(-cols // 2)), ("uint8",)),
+            "weight_scale": StoredArray(self.scales(rows, cols), ("uint8",)),
         }
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized:
@@ -193,8 +193,8 @@ def read_compressed_tensors(fields: Fields) -> Rule:
     groups = [group for group in groups if group.object("weights")]  # others are about activations
     if not groups:
         raise refuse("no config_groups with weights")
-    alike = [(group.values.get("format"), group.object("weights")) for group in groups]
-    if all(one == alike[0] for one in alike):
+    schemes = [(group.values.get("format"), group.object("weights")) for group in groups]
+    if all(item == schemes[0] for item in schemes):
         return _read_group(groups[0], fields)
     return ByTarget([(read_targets(group), _read_group(group, fields)) for group in groups])
 

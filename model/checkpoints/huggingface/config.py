@@ -28,23 +28,28 @@ def read_config(values: dict[str, Any], path: str | Path, family: Family | None 
     """
     family = checked(family, Fields(values, path)) if family else family_of(Fields(values, path))
     fields = fields_within(values, path, family)
-    given = dict(family.switches)
+    config_values = dict(family.switches)
     for name, keys in family.keys.items():
-        given[name] = _value(fields, name, keys, family)
-    if "experts" in family.keys and not given["experts"]:
+        config_values[name] = _value(fields, name, keys, family)
+    if "experts" in family.keys and not config_values["experts"]:
         raise refused(path, f"{family.keys['experts'][0]} is 0")
-    if not 1 <= given["layers"] <= MOST_LAYERS:  # checked before a window is made for each layer
-        raise refused(path, f"{family.keys['layers'][0]} is {short(given['layers'])}, outside 1 to {MOST_LAYERS}")
-    if given["kv_heads"] is None:
-        given["kv_heads"] = given["heads"]
-    if given["head_dim"] is None:
-        if given["heads"] < 1 or given["dim"] % given["heads"]:
-            what = f"{family.keys['dim'][0]} {short(given['dim'])} is no multiple of {short(given['heads'])} heads"
+    if not 1 <= config_values["layers"] <= MOST_LAYERS:  # checked before a window is made for each layer
+        raise refused(
+            path, f"{family.keys['layers'][0]} is {short(config_values['layers'])}, outside 1 to {MOST_LAYERS}"
+        )
+    if config_values["kv_heads"] is None:
+        config_values["kv_heads"] = config_values["heads"]
+    if config_values["head_dim"] is None:
+        if config_values["heads"] < 1 or config_values["dim"] % config_values["heads"]:
+            dim, heads = short(config_values["dim"]), short(config_values["heads"])
+            what = f"{family.keys['dim'][0]} {dim} is no multiple of {heads} heads"
             raise refused(path, what)
-        given["head_dim"] = given["dim"] // given["heads"]
-    given["windows"] = _windows(fields, family, given["layers"])
-    given |= read_rope(fields, family.rope, context=given["context"], head_dim=given["head_dim"])
-    config = Config(**given)
+        config_values["head_dim"] = config_values["dim"] // config_values["heads"]
+    config_values["windows"] = _windows(fields, family, config_values["layers"])
+    config_values |= read_rope(
+        fields, family.rope, context=config_values["context"], head_dim=config_values["head_dim"]
+    )
+    config = Config(**config_values)
     check_model(str(path), config, bos=None, stops=frozenset())
     config = replace(config, **family.read(fields, vars(config)))
     check_model(str(path), config, bos=None, stops=frozenset())
@@ -60,7 +65,7 @@ def read_tokens(
     vocab: int,
     family: Family | None = None,
 ) -> tuple[int | None, frozenset[int]]:
-    """Read the id that begins a text and those that end one: from generation_config.json, else from config.json.
+    """Read the id that begins a text and the ids that end one, from generation_config.json, else from config.json.
 
     Raises `CheckpointError` for an id outside `vocab`. A null in generation_config.json counts as absent.
     """
@@ -104,7 +109,7 @@ def checked(family: Family, fields: Fields) -> Family:
 
 
 def fields_within(values: dict[str, Any], path: str | Path, family: Family) -> Fields:
-    """Return the keys of a text model: those of config.json, or of the object in it that `family` names."""
+    """Return the keys of a text model: all of config.json, or the object in it that `family` names."""
     return Fields(Fields(values, path).object(family.within) if family.within else values, path)
 
 

@@ -1,4 +1,4 @@
-"""A parsed config.json whose values are fetched by key and type."""
+"""A parsed config.json, to fetch values from by key and type."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from llamaspec.model.checkpoints.strict_json import short
 
 
 class Fields:
-    """A JSON object whose values are fetched by key and type; a `CheckpointError` names the key of a wrong value."""
+    """A JSON object to fetch values from by key and type; a `CheckpointError` names the key of a wrong value."""
 
     def __init__(self, values: dict[str, Any], path: str | Path):
         self.values, self.path = values, path
@@ -59,8 +59,8 @@ class Fields:
     def numbers(self, key: str) -> tuple[float, ...]:
         """A list of numbers. Raises `CheckpointError` if it is absent."""
         value: Any = self.values.get(key)
-        valid = isinstance(value, list) and all(type(each) in (int, float) for each in value)
-        return tuple(float(each) for each in self._typed(key, value, "a list of numbers", valid))
+        valid = isinstance(value, list) and all(type(number) in (int, float) for number in value)
+        return tuple(float(number) for number in self._typed(key, value, "a list of numbers", valid))
 
     def refused(self, what: str) -> CheckpointError:
         """Make the error to raise about the file."""

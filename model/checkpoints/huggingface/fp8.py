@@ -5,7 +5,7 @@
     fbgemm_fp8                           weight, weight_scale: one for each row
     modelopt FP8                         weight, weight_scale: one for the matrix
 
-A weight is its code times its scale, whatever the scale is called. Scales of inputs and of the KV cache, which are for
+A weight is its code times its scale, under any of these names. Scales of inputs and of the KV cache, which are for
 products in e4m3, change no weight. Model Optimizer's NVFP4 is in `nvfp4`.
 """
 
@@ -13,7 +13,7 @@ from llamaspec.model.checkpoints.checkpoint import refused
 from llamaspec.model.checkpoints.huggingface.compressed import CompressedTensors
 from llamaspec.model.checkpoints.huggingface.config import Fields
 from llamaspec.model.checkpoints.huggingface.nvfp4 import NVFP4
-from llamaspec.model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, Stored
+from llamaspec.model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, StoredArray
 from llamaspec.model.checkpoints.strict_json import short
 from llamaspec.reference.quantizers.affine import Affine
 from llamaspec.reference.quantizers.blocks import Quantized
@@ -27,10 +27,10 @@ class FP8(CompressedTensors):
     def __init__(self, *, rows_alike: int, group: int | None = None):
         super().__init__("fp8", bits=8, group=group, zeros=False, rows_alike=rows_alike)
 
-    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
-        found = super().stored(rows, cols)
-        return {"weight": found["weight"]} | {
-            name: Stored(self.scales(rows, cols), FLOATS, optional=True) for name in SCALES
+    def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
+        stored = super().stored(rows, cols)
+        return {"weight": stored["weight"]} | {
+            name: StoredArray(self.scales(rows, cols), FLOATS, optional=True) for name in SCALES
         }
 
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:

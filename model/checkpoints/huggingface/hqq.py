@@ -8,7 +8,7 @@
 A matrix is cut into groups as it lies in memory, row after row. With axis 1 a group is `group_size` neighbors, and the
 groups are the rows of what is packed. With axis 0 they are its columns, so that neighbors are in different groups; such
 matrices run in float32. Packing lays equal parts of these rows on each other, the first in the highest bits: halves for
-4 bits, quarters for 2, and tenths in int32 for 3, the last of which may be filled up. What hqq calls 1.58 bits are
+4 bits, quarters for 2, and tenths in int32 for 3, the last one perhaps padded. What hqq calls 1.58 bits are
 codes from 0 to 2, packed as 2 bits are. hqq itself saves no scales or zero points that are quantized in turn.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from llamaspec.model.checkpoints.checkpoint import Form, Shifted, refused
 from llamaspec.model.checkpoints.huggingface.config import Fields
-from llamaspec.model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, Stored
+from llamaspec.model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, StoredArray
 from llamaspec.model.checkpoints.strict_json import short
 
 TERNARY = 1.58
@@ -50,18 +50,18 @@ class HQQ(Rule):
         groups = rows * cols // group
         return (group, groups) if self.axis == 0 else (groups, group)
 
-    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
+    def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
         length, width = self._grid(rows, cols)
         scales = (1, width) if self.axis == 0 else (length, 1)
-        found = {
-            "W_q": Stored((-(-length // PARTS[self.bits]), width), ("int32" if self.bits == 3 else "uint8",)),
-            "scale": Stored(scales, FLOATS),
-            "zero": Stored(scales, FLOATS),
-            "shape": Stored((2,), ("int64", "int32")),
+        stored = {
+            "W_q": StoredArray((-(-length // PARTS[self.bits]), width), ("int32" if self.bits == 3 else "uint8",)),
+            "scale": StoredArray(scales, FLOATS),
+            "zero": StoredArray(scales, FLOATS),
+            "shape": StoredArray((2,), ("int64", "int32")),
         }
-        found |= {name: Stored((1,), ("int32", "float32"), optional=True) for name in NUMBERS}
-        found |= {name: Stored((1,), ("uint8",), optional=True) for name in (*FLAGS, *UNUSED)}
-        return found | {name: Stored((1,), ("uint8",), optional=True, any_length=True) for name in TEXTS}
+        stored |= {name: StoredArray((1,), ("int32", "float32"), optional=True) for name in NUMBERS}
+        stored |= {name: StoredArray((1,), ("uint8",), optional=True) for name in (*FLAGS, *UNUSED)}
+        return stored | {name: StoredArray((1,), ("uint8",), optional=True, any_length=True) for name in TEXTS}
 
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:
         length, width = self._grid(rows, cols)
@@ -71,12 +71,12 @@ class HQQ(Rule):
             raise ValueError(f"{length} rows of codes of {self.bits} bits do not fill bytes")
         if arrays["shape"].tolist() != [rows, cols]:
             raise ValueError(f"shape is {arrays['shape'].tolist()}")
-        due: dict[str, int | float] = {"nbits": self.stated, "axis": self.axis, **FLAGS}
+        expected: dict[str, int | float] = {"nbits": self.stated, "axis": self.axis, **FLAGS}
         if self.group:
-            due["group_size"] = self.group
-        for name, value in due.items():
-            if name in arrays and (given := arrays[name].reshape(())) != given.dtype.type(value):
-                raise ValueError(f"{name} is {given}, where {value:g} is due")
+            expected["group_size"] = self.group
+        for name, value in expected.items():
+            if name in arrays and (actual := arrays[name].reshape(())) != actual.dtype.type(value):
+                raise ValueError(f"{name} is {actual}, where {value:g} is due")
 
     def in_groups(self, arrays: Arrays, cols: int) -> bool:
         """Return False if neighbors are in different groups."""
@@ -85,9 +85,9 @@ class HQQ(Rule):
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Shifted:
         packed, parts = arrays["W_q"], PARTS[self.bits]
-        each, width = packed.shape
+        share, width = packed.shape
         first, end = start * cols // width, -(-stop * cols // width)  # rows of what was packed
-        place, row = np.divmod(np.arange(first, end), each)
+        place, row = np.divmod(np.arange(first, end), share)
         bits = packed[row] >> (self.bits * (parts - 1 - place)).astype(packed.dtype)[:, None]
         codes = (bits & ((1 << self.bits) - 1)).astype(np.uint8).reshape(-1)[start * cols - first * width :]
         codes = codes[: (stop - start) * cols].reshape(stop - start, cols)
@@ -132,10 +132,16 @@ def read_hqq(fields: Fields) -> Rule:
 def _read_one(settings: dict[str, Any], fields: Fields) -> HQQ:
     weights = Fields(Fields(settings, fields.path).object("weight_quant_params"), fields.path)
     bits, axis = weights.values.get("nbits"), weights.integer("axis", 1)
-    other = [name for name in ("scale_quant_params", "zero_quant_params") if settings.get(name)]
-    other += [name for name, due in FLAGS.items() if weights.boolean(name, due) != due]
-    if isinstance(bits, bool) or not isinstance(bits, int | float) or bits not in PARTS or axis not in (0, 1) or other:
-        what = f"hqq with {short(bits)} bits by axis {axis}{''.join(f', {name}' for name in other)}"
+    unsupported = [name for name in ("scale_quant_params", "zero_quant_params") if settings.get(name)]
+    unsupported += [name for name, expected in FLAGS.items() if weights.boolean(name, expected) != expected]
+    if (
+        isinstance(bits, bool)
+        or not isinstance(bits, int | float)
+        or bits not in PARTS
+        or axis not in (0, 1)
+        or unsupported
+    ):
+        what = f"hqq with {short(bits)} bits by axis {axis}{''.join(f', {name}' for name in unsupported)}"
         what = f"{what} is not read (only {', '.join(map(str, sorted(PARTS)))} by axis 0 or 1); {DEQUANTIZE}"
         raise refused(fields.path, f"quantization_config: {what}")
     size = weights.integer_or_none("group_size", 64)

@@ -4,14 +4,15 @@
     s           scales [groups, rows]
     workspace   for the kernel
 
-Tiles have 16 columns and 16 rows of the matrix. Four neighbors, of 64 rows, are stored together, in the order in which
-the threads of a warp multiply them: a thread has a row of each half of a tile, and two neighbors of each half of its
-columns. Scales of groups are those of 64 rows as an 8 x 8 square, transposed; those of whole rows move 32 at a time.
+Tiles have 16 columns and 16 rows of the matrix. Four neighbors, of 64 rows, are stored together, in the order that the
+threads of a warp multiply them in: a thread has a row of each half of a tile, and two neighbors of each half of its
+columns. Scales of groups are the scales of 64 rows as an 8 x 8 square, transposed; scales of whole rows move 32 at a
+time.
 """
 
 import numpy as np
 
-from llamaspec.model.checkpoints.huggingface.rule import FLOATS, INT32, Arrays, Rule, Stored, unpack_words
+from llamaspec.model.checkpoints.huggingface.rule import FLOATS, INT32, Arrays, Rule, StoredArray, unpack_words
 from llamaspec.reference.quantizers.blocks import Quantized
 
 TILE, TOGETHER = 16, 64  # columns, and rows, that are stored together
@@ -28,11 +29,11 @@ class Marlin(Rule):
     def group_of(self, cols: int) -> int:
         return self.group or cols
 
-    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
+    def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
         return {
-            "B": Stored((cols // TILE, rows * TILE // 8), INT32),
-            "s": Stored((-(-cols // self.group_of(cols)), rows), FLOATS),
-            "workspace": Stored((1,), INT32, optional=True, any_length=True),
+            "B": StoredArray((cols // TILE, rows * TILE // 8), INT32),
+            "s": StoredArray((-(-cols // self.group_of(cols)), rows), FLOATS),
+            "workspace": StoredArray((1,), INT32, optional=True, any_length=True),
         }
 
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:
@@ -48,8 +49,8 @@ class Marlin(Rule):
         words = np.ascontiguousarray(arrays["B"][:, first * width : end * width])
         # A tile's rows are (row, half), and its columns are (pair, number within, half).
         codes = unpack_words(words, 4).reshape(len(words), end - first, 8, 4, 4, 2, 2, 2)
-        blocks, row, pair, tile, within, half, other = range(1, 8)
-        codes = codes.transpose(blocks, tile, half, row, 0, other, pair, within).reshape(-1, cols)
+        blocks, row, pair, tile, within, half, second_half = range(1, 8)
+        codes = codes.transpose(blocks, tile, half, row, 0, second_half, pair, within).reshape(-1, cols)
         scales = arrays["s"][:, first * TOGETHER : end * TOGETHER].astype(np.float32)
         square = (8, 8, 1) if self.group_of(cols) < cols else (4, 4, 2)
         scales = scales.reshape(len(scales), -1, *square).swapaxes(2, 3).reshape(len(scales), -1)

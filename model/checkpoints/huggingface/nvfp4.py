@@ -10,7 +10,7 @@ half the scale. The product (or quotient) of the two scales is rounded to float3
 import ml_dtypes
 import numpy as np
 
-from llamaspec.model.checkpoints.huggingface.rule import Arrays, Rule, Stored, nibbles
+from llamaspec.model.checkpoints.huggingface.rule import Arrays, Rule, StoredArray, nibbles
 from llamaspec.reference.quantizers.blocks import Quantized
 from llamaspec.reference.quantizers.minifloat import E2M1
 from llamaspec.reference.quantizers.nvfp4 import BLOCK
@@ -20,28 +20,28 @@ TWICE = (2 * E2M1.decode(np.arange(16, dtype=np.uint8))).astype(np.int8)  # the 
 
 
 class NVFP4(Rule):
-    """The layout whose codes are in `packed` and whose scale of the whole matrix is in `scale`."""
+    """The layout with codes in `packed` and the scale of the whole matrix in `scale`."""
 
     form, zeros = "int8", False
 
     def __init__(self, *, packed: str, scale: str, divided: bool):
         self.packed, self.scale = packed, scale
-        self.divided = divided  # whether the scale of the matrix divides those of groups
+        self.divided = divided  # whether the scale of the matrix divides the groups' scales
 
     def group_of(self, cols: int) -> int:
         del cols
         return BLOCK
 
-    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
+    def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
         return {
-            self.packed: Stored((rows, -(-cols // 2)), ("uint8",)),
-            "weight_scale": Stored((rows, -(-cols // BLOCK)), (E4M3.name,)),
-            self.scale: Stored((1,), ("float32",)),
+            self.packed: StoredArray((rows, -(-cols // 2)), ("uint8",)),
+            "weight_scale": StoredArray((rows, -(-cols // BLOCK)), (E4M3.name,)),
+            self.scale: StoredArray((1,), ("float32",)),
         }
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized:
-        whole = arrays[self.scale].reshape(()).astype(np.float32)
+        matrix_scale = arrays[self.scale].reshape(()).astype(np.float32)
         scales = arrays["weight_scale"][start:stop].astype(np.float32)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # readers refuse what is not finite
-            scales = (scales / whole if self.divided else scales * whole) / 2
+            scales = (scales / matrix_scale if self.divided else scales * matrix_scale) / 2
         return Quantized(TWICE[nibbles(arrays[self.packed][start:stop])[:, :cols]], scales)

@@ -20,16 +20,16 @@ from llamaspec.model.checkpoints.huggingface.compressed import read_compressed_t
 from llamaspec.model.checkpoints.huggingface.config import Fields
 from llamaspec.model.checkpoints.huggingface.fp8 import read_fbgemm, read_fp8, read_modelopt
 from llamaspec.model.checkpoints.huggingface.hqq import read_hqq
-from llamaspec.model.checkpoints.huggingface.rule import FLOATS, ROWS, Arrays, Rule, Stored
+from llamaspec.model.checkpoints.huggingface.rule import FLOATS, ROWS, Arrays, Rule, StoredArray
 from llamaspec.model.checkpoints.huggingface.stacked_experts import METHOD
 from llamaspec.model.checkpoints.huggingface.torchao import read_torchao
 from llamaspec.model.checkpoints.mapped import MappedFile
-from llamaspec.model.checkpoints.safetensors_header import Entry
+from llamaspec.model.checkpoints.safetensors_header import HeaderEntry
 from llamaspec.model.checkpoints.strict_json import read_object, short
 from llamaspec.model.tensors import QUANTIZABLE, Weight
 
 INSTEAD = "take the original and quantize it by `llamaspec convert --quantize`, or a release as GGUF, AWQ, GPTQ or FP8"
-# The software that loads a model whose layout is not read, by its quant_method.
+# The software that loads a model with a layout we do not read, by its quant_method.
 OWNERS = {
     **{name: f"transformers with {name}" for name in ("aqlm", "vptq", "eetq")},
     "spqr": "transformers with spqr_quant",
@@ -38,17 +38,17 @@ OWNERS = {
 }
 # Files of AutoGPTQ, autoawq and Model Optimizer that say what quantization_config says, and its quant_method.
 BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
-# Scales of products and of a KV cache in e4m3, which change no weight: beside a module, and beside an attention layer.
+# Scales of products and of a KV cache in e4m3, which change no weight: of a module, and of an attention layer.
 OF_ACTIVATIONS = (
     *("input_scale", "input_zero_point", "output_scale", "activation_scale", "input_scale_ub", "input_global_scale"),
     *("k_scale", "v_scale", "q_scale"),
 )
 OF_CACHES = re.compile(r"\.self_attn\.(attn\.)?([kvq]|prob)_scale$")
-Located = dict[str, tuple[MappedFile, Entry]]
+Located = dict[str, tuple[MappedFile, HeaderEntry]]
 
 
 def read_rule_beside(directory: Path) -> Rule | None:
-    """Read the rule in a file beside a config.json that has none, as older releases have it; None if there is none.
+    """Read the rule from a file next to a config.json without one, as in older releases; None if there is none.
 
     Raises `CheckpointError`.
     """
@@ -104,7 +104,7 @@ def take_quantized(rule: Rule, expected: Mapping[str, Weight], located: Located,
 
     Raises `CheckpointError` for a module that lacks a tensor, or has one of another shape or dtype.
     """
-    taken = {}
+    tensors = {}
     for name, weight in expected.items():
         module = name.removesuffix(".weight")
         own = rule.of(module) if weight.role in QUANTIZABLE else None
@@ -114,17 +114,17 @@ def take_quantized(rule: Rule, expected: Mapping[str, Weight], located: Located,
             first = next(iter(stored))
             entry = located.get(f"{module}.{first}")
             if entry and entry[1].dtype.name in stored[first].dtypes:
-                taken[name] = _take(own, module, stored, (rows, cols), located, path)
-                _drop_extras(module, located, wanted=f"{module}.bias" in expected, path=path)
+                tensors[name] = _take(own, module, stored, (rows, cols), located, path)
+                _drop_extras(module, located, keep_bias=f"{module}.bias" in expected, path=path)
     for name in [name for name in located if OF_CACHES.search(name)]:
         del located[name]
-    if not taken:
+    if not tensors:
         raise refused(path, "no tensor is quantized, but config.json has a quantization_config")
-    return taken
+    return tensors
 
 
 def _take(
-    rule: Rule, module: str, stored: dict[str, Stored], shape: tuple[int, int], located: Located, path: str
+    rule: Rule, module: str, stored: dict[str, StoredArray], shape: tuple[int, int], located: Located, path: str
 ) -> Tensor:
     rows, cols = shape
     arrays: dict[str, np.ndarray] = {}
@@ -139,11 +139,9 @@ def _take(
         fits = entry.shape == expected.shape or (expected.shape == (1,) and entry.shape == ())
         fits = fits or (expected.any_length and len(entry.shape) == 1)
         if not fits or entry.dtype.name not in expected.dtypes:
-            given, due = (
-                f"{entry.dtype} {list(entry.shape)}",
-                f"{' or '.join(sorted(expected.dtypes))} {list(expected.shape)}",
-            )
-            raise refused(path, f"{name} is {given}, but config.json makes it {due}")
+            actual = f"{entry.dtype} {list(entry.shape)}"
+            due_form = f"{' or '.join(sorted(expected.dtypes))} {list(expected.shape)}"
+            raise refused(path, f"{name} is {actual}, but config.json makes it {due_form}")
         arrays[part] = file.array(entry.dtype, entry.shape, entry.offset)
         size += entry.bytes
     try:
@@ -162,12 +160,12 @@ def _parts(rule: Rule, arrays: Arrays, shape: tuple[int, int]) -> Iterator[Part]
         yield rule.part(arrays, start, min(rows, start + step), cols)
 
 
-def _drop_extras(module: str, located: Located, *, wanted: bool, path: str) -> None:
+def _drop_extras(module: str, located: Located, *, keep_bias: bool, path: str) -> None:
     """Drop tensors of quantizers that change no number: scales of inputs, biases of 0."""
     for part in OF_ACTIVATIONS:
         located.pop(f"{module}.{part}", None)
     bias = f"{module}.bias"
-    if not wanted and bias in located:
+    if not keep_bias and bias in located:
         file, entry = located[bias]
         if entry.dtype.name in FLOATS and not np.any(file.array(entry.dtype, entry.shape, entry.offset)):
             del located[bias]

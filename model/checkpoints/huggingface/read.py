@@ -20,7 +20,7 @@ from llamaspec.model.checkpoints.huggingface.rule import FLOATS
 from llamaspec.model.checkpoints.huggingface.stacked_experts import check_experts, take_experts
 from llamaspec.model.checkpoints.mapped import MappedFile, release_all, scattered_in_all
 from llamaspec.model.checkpoints.recognize import TO_SAFETENSORS, weights_file
-from llamaspec.model.checkpoints.safetensors_header import Entry, read_header
+from llamaspec.model.checkpoints.safetensors_header import HeaderEntry, read_header
 from llamaspec.model.checkpoints.strict_json import read_object, short
 from llamaspec.model.family import Family
 from llamaspec.model.tensors import Role, Weight, fused_rows, rotated_heads
@@ -33,7 +33,7 @@ COMPARED = 4 << 20  # bytes of two tensors compared at a time
 
 
 class Description(NamedTuple):
-    """A model as a file beside its weights describes it."""
+    """A model as described by a file next to its weights."""
 
     path: Path  # of the file
     values: dict[str, Any]
@@ -87,12 +87,12 @@ def open_described(directory: Path, weights: MappedFile | None, description: Des
         weight.name: quantized[name] if name in quantized else _tensor(located[name], weight, family, config)
         for name, weight in every
     }
-    each = list(files.values())
-    reading = {"release": partial(release_all, each), "scattered": partial(scattered_in_all, each)}
+    mapped = list(files.values())
+    reading = {"release": partial(release_all, mapped), "scattered": partial(scattered_in_all, mapped)}
     return Checkpoint(path, form, config, tensors, bos=bos, stops=stops, **reading)
 
 
-def _tensor(place: tuple[MappedFile, Entry], weight: Weight, family: Family, config: Config) -> Tensor:
+def _tensor(place: tuple[MappedFile, HeaderEntry], weight: Weight, family: Family, config: Config) -> Tensor:
     (file, entry), shape = place, weight.shape
     read, dtype = partial(file.array, entry.dtype, shape, entry.offset), entry.dtype
     if dtype == np.float64:
@@ -136,15 +136,15 @@ def _locate_all(directory: Path, stem: str) -> Located:
             if shards := sorted(path.name for path in directory.glob(f"{stem}-*-of-*.safetensors"))[:2]:
                 here = f"shards are here, such as {shards[0]}, but not {index_path.name}, which says what is in them"
                 raise refused(directory, f"{here}: copy it from where the shards came from")
-            others = any(directory.glob("*.bin")) or any(directory.glob("*.pth"))
-            hint = f"; .bin and .pth files, Python pickles, are never read: {TO_SAFETENSORS}" if others else ""
+            has_pickles = any(directory.glob("*.bin")) or any(directory.glob("*.pth"))
+            hint = f"; .bin and .pth files, Python pickles, are never read: {TO_SAFETENSORS}" if has_pickles else ""
             raise refused(directory, f"no {single.name} and no {index_path.name}{hint}")
 
     weight_map = read_object(index_path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise refused(index_path, "lacks a weight_map")
     located: Located = {}
-    shards = dict.fromkeys(_shard_name(index_path, *each) for each in weight_map.items())
+    shards = dict.fromkeys(_shard_name(index_path, *entry) for entry in weight_map.items())
     paths = {shard: _shard_path(directory, index_path, shard) for shard in shards}  # before any is read
     for shard, path in paths.items():
         for name, place in _locate(weights_file(path)).items():
@@ -178,10 +178,10 @@ def _shard_path(directory: Path, index_path: Path, name: str) -> Path:
 
 
 def _check_number(path: str, config: Config, located: Located) -> None:
-    heads = config.heads if config.head_qk_norm else 0  # each of which has a norm
+    heads = config.heads if config.head_qk_norm else 0  # each has a norm
     if config.layers * max(1, config.experts, heads) > len(located):  # checked before a name is made for each tensor
-        each = f"{heads} heads with norms" if heads else f"{config.experts} experts"
-        raise refused(path, f"{len(located)} tensors, too few for {config.layers} layers ({each})")
+        per_layer = f"{heads} heads with norms" if heads else f"{config.experts} experts"
+        raise refused(path, f"{len(located)} tensors, too few for {config.layers} layers ({per_layer})")
 
 
 def _check_tensors(
@@ -223,13 +223,15 @@ def _hint(missing: str, head: str, located: Located) -> str:
     return ""
 
 
-def _equal(a: tuple[MappedFile, Entry], b: tuple[MappedFile, Entry]) -> bool:
+def _equal(a: tuple[MappedFile, HeaderEntry], b: tuple[MappedFile, HeaderEntry]) -> bool:
     if a[1].dtype != b[1].dtype or a[1].shape != b[1].shape:
         return False
     for begin in range(0, a[1].bytes, COMPARED):
         size = min(COMPARED, a[1].bytes - begin)
-        left, right = (file.array(np.dtype("u1"), (size,), entry.offset + begin) for file, entry in (a, b))
-        if not np.array_equal(left, right):
+        first_bytes, second_bytes = (
+            file.array(np.dtype("u1"), (size,), entry.offset + begin) for file, entry in (a, b)
+        )
+        if not np.array_equal(first_bytes, second_bytes):
             return False
         a[0].release()
         b[0].release()

@@ -30,31 +30,31 @@ def read_rope(fields: Fields, keys: RopeKeys, *, context: int, head_dim: int) ->
     """Read the fields of `Config` that RoPE has. Raises `CheckpointError`."""
     key = "rope_scaling" if fields.object("rope_scaling") else "rope_parameters"
     rope = Fields(fields.object(key), fields.path)
-    given: dict[str, Any] = {}
+    config_values: dict[str, Any] = {}
     if keys.local_theta is not None:
         local_key, default = keys.local_theta
         local = Fields(rope.object(LOCAL), fields.path)
         if (kind := local.values.get("rope_type", "default")) != "default":
             raise fields.refused(f"{key}.{LOCAL} has rope_type {short(kind)}, which is not supported")
         stated = local if "rope_theta" in local.values else fields
-        given["local_theta"] = stated.number("rope_theta" if stated is local else local_key, default)
+        config_values["local_theta"] = stated.number("rope_theta" if stated is local else local_key, default)
         rope = Fields(rope.object(FULL), fields.path) if FULL in rope.values else rope
     elif any(isinstance(value, dict) for value in rope.values.values()):
         raise fields.refused(f"{key} that differ from layer to layer are not supported")
     stated = rope if "rope_theta" in rope.values else fields
-    given["theta"] = stated.number("rope_theta", keys.theta)
-    given |= _rotary_dim(fields, rope, keys, head_dim)
+    config_values["theta"] = stated.number("rope_theta", keys.theta)
+    config_values |= _rotary_dim(fields, rope, keys, head_dim)
     scaling = _scaling(fields, rope, keys, key, context)
     stretched = scaling.factor * scaling.original_context if isinstance(scaling, YarnScaling) else 0.0
     if context < stretched <= LARGEST:  # cards add YaRN to a config.json and leave max_position_embeddings
-        given["context"] = int(stretched)
-    return given | {"scaling": scaling}
+        config_values["context"] = int(stretched)
+    return config_values | {"scaling": scaling}
 
 
 def _rotary_dim(fields: Fields, rope: Fields, keys: RopeKeys, head_dim: int) -> dict[str, Any]:
     stated = rope if rope.values.get("partial_rotary_factor") is not None else fields
-    given = stated.values.get("partial_rotary_factor") is not None
-    fraction = stated.number("partial_rotary_factor") if given else keys.fraction
+    is_stated = stated.values.get("partial_rotary_factor") is not None
+    fraction = stated.number("partial_rotary_factor") if is_stated else keys.fraction
     if fraction == 1:
         return {}
     turned = int(head_dim * fraction) if 0 < fraction < 1 and 0 < head_dim <= LARGEST else 0
@@ -124,8 +124,8 @@ def _yarn(rope: Fields, original: int, context: int) -> YarnScaling:
 def format_rope(config: Config, keys: RopeKeys) -> dict[str, Any]:
     """Format the keys that `read_rope` reads, so that transformers 4 and 5 read them alike."""
     scaling = _format_scaling(config.scaling)
-    whole = config.rotary_dim is None and keys.fraction == 1
-    fraction = {} if whole else {"partial_rotary_factor": config.rotary_features / config.head_dim}
+    full = config.rotary_dim is None and keys.fraction == 1
+    fraction = {} if full else {"partial_rotary_factor": config.rotary_features / config.head_dim}
     # transformers 4 reads these two, 5 the one after
     written: dict[str, Any] = {"rope_theta": config.theta, "rope_scaling": scaling, **fraction}
     if isinstance(config.scaling, LongRopeScaling):

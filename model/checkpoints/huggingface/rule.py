@@ -12,16 +12,16 @@ Arrays = Mapping[str, np.ndarray]
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 INT32 = ("int32",)
-ROWS = 32  # the zero points of so many rows fill whole int32 words, for any number of bits
+ROWS = 32  # rows: their zero points fill whole int32 words, for any number of bits
 
 
-class Stored(NamedTuple):
+class StoredArray(NamedTuple):
     """A required or optional tensor of a quantized module."""
 
     shape: tuple[int, ...]
     dtypes: tuple[str, ...]  # we write the first
     optional: bool = False
-    any_length: bool = False  # a vector whose length only the file knows
+    any_length: bool = False  # a vector of any length
 
 
 class Rule(ABC):
@@ -35,7 +35,7 @@ class Rule(ABC):
         """Return the columns that share a scale, in a matrix with `cols` columns."""
 
     @abstractmethod
-    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
+    def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
         """Return the tensors of a module; no plain module has the first of them."""
 
     def in_groups(self, arrays: Arrays, cols: int) -> bool:

@@ -18,7 +18,7 @@ from llamaspec.model.checkpoints.checkpoint import Checkpoint, Codes, Tensor, re
 from llamaspec.model.checkpoints.codes import dequantized
 from llamaspec.model.checkpoints.huggingface.rule import FLOATS, nibbles, pack_nibbles
 from llamaspec.model.checkpoints.mapped import MappedFile
-from llamaspec.model.checkpoints.safetensors_header import Entry
+from llamaspec.model.checkpoints.safetensors_header import HeaderEntry
 from llamaspec.model.family import Family
 from llamaspec.model.tensors import Role, Weight, by_layer
 from llamaspec.model.tensors import weights as weights_of
@@ -26,9 +26,9 @@ from llamaspec.reference.config import Config
 from llamaspec.reference.quantizers.blocks import Quantized
 from llamaspec.reference.quantizers.mx import BLOCK
 
-METHOD = "mxfp4"  # the quant_method of a config.json whose experts have blocks and scales
+METHOD = "mxfp4"  # the quant_method of a config.json for experts with blocks and scales
 BYTE = np.dtype(np.uint8)
-Located = dict[str, tuple[MappedFile, Entry]]
+Located = dict[str, tuple[MappedFile, HeaderEntry]]
 
 
 class Rows(NamedTuple):
@@ -51,12 +51,12 @@ PARTS = {
 
 
 def check_experts(path: str, config: Config, family: Family, located: Located) -> None:
-    """Raise `CheckpointError` unless every layer has so many experts: before a name is made for each."""
+    """Raise `CheckpointError` unless every layer has all experts, before we make a name for each."""
     for layer in range(config.layers):
         name = f"{family.stacked_experts.format(layer=layer)}.down_proj_bias"
-        held = located[name][1].shape if name in located else (0,)
-        if held != (config.experts, config.dim):
-            raise refused(path, f"{config.experts} experts of {config.dim}, but {name} is {list(held)}")
+        shape = located[name][1].shape if name in located else (0,)
+        if shape != (config.experts, config.dim):
+            raise refused(path, f"{config.experts} experts of {config.dim}, but {name} is {list(shape)}")
 
 
 def take_experts(expected: dict[str, Weight], located: Located, config: Config, family: Family, path: str):
@@ -66,14 +66,16 @@ def take_experts(expected: dict[str, Weight], located: Located, config: Config, 
     """
     source = _Source(located, config.experts, path)
     experts = {name: weight for name, weight in expected.items() if weight.expert is not None}
-    taken = {}
+    tensors = {}
     for name, weight in experts.items():
         rows = PARTS[weight.part]
-        taken[name] = source.tensor(f"{family.stacked_experts.format(layer=weight.layer)}.{rows.matrix}", weight, rows)
+        tensors[name] = source.tensor(
+            f"{family.stacked_experts.format(layer=weight.layer)}.{rows.matrix}", weight, rows
+        )
         del expected[name]
     for name in source.used:
         del located[name]
-    return taken
+    return tensors
 
 
 class _Source:
@@ -84,7 +86,7 @@ class _Source:
         self._located, self._experts, self._path = located, experts, path
 
     def tensor(self, stem: str, weight: Weight, rows: Rows) -> Tensor:
-        """Make the tensor of one expert, which is part of those whose names begin with `stem`."""
+        """Make the tensor of one expert, a part of the tensors with names that begin with `stem`."""
         assert weight.expert is not None
         count = rows.step * weight.shape[0]
         if weight.role is Role.BIAS:
@@ -116,10 +118,10 @@ class _Source:
             raise refused(self._path, f"lacks tensor {name}")
         file, entry = self._located[name]
         if name not in self.used:
-            due = (self._experts, *shape)
-            if entry.shape != due or entry.dtype.name not in dtypes:
-                given, made = f"{entry.dtype} {list(entry.shape)}", f"{' or '.join(dtypes)} {list(due)}"
-                raise refused(self._path, f"{name} is {given}, but config.json makes it {made}")
+            expected = (self._experts, *shape)
+            if entry.shape != expected or entry.dtype.name not in dtypes:
+                actual, wanted_form = f"{entry.dtype} {list(entry.shape)}", f"{' or '.join(dtypes)} {list(expected)}"
+                raise refused(self._path, f"{name} is {actual}, but config.json makes it {wanted_form}")
             self.used[name] = None
         part = entry._replace(shape=shape)
         return entry.dtype, partial(file.array, entry.dtype, shape, entry.offset + expert * part.bytes)
@@ -130,13 +132,13 @@ def with_stacked_experts(checkpoint: Checkpoint, family: Family) -> tuple[dict[s
 
     MXFP4 is kept where all experts have it. Raises `CheckpointError` where an exponent is a NaN.
     """
-    ours = {weight.name for weight in weights_of(checkpoint.config) if weight.expert is not None}
+    expert_names = {weight.name for weight in weights_of(checkpoint.config) if weight.expert is not None}
     in_mxfp4 = all(
         (codes := checkpoint.tensors[weight.name].codes) and (codes.form, codes.group) == ("mxfp4", BLOCK)
         for weight in weights_of(checkpoint.config)
         if weight.role is Role.EXPERT
     )
-    tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if name not in ours}
+    tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if name not in expert_names}
     for layer, parts in by_layer(checkpoint.config).items():
         for matrix in dict.fromkeys(rows.matrix for rows in PARTS.values()) if layer is not None else ():
             stem = f"{family.stacked_experts.format(layer=layer)}.{matrix}"
@@ -156,13 +158,15 @@ class _Stack:
 
     def tensors(self, *, in_mxfp4: bool) -> dict[str, Tensor]:
         """Return the tensors by the ends of their names."""
-        each, cols = (self._experts, self._rows), self._cols
-        bias = Tensor(each, self._dtype(_bias), partial(self._filled, each, self._dtype(_bias), _bias, self._read))
+        stack_shape, cols = (self._experts, self._rows), self._cols
+        bias = Tensor(
+            stack_shape, self._dtype(_bias), partial(self._filled, stack_shape, self._dtype(_bias), _bias, self._read)
+        )
         if not in_mxfp4:
             shape, dtype = (self._experts, cols, self._rows), self._dtype(_matrix)
-            dense = partial(self._filled, (*each, cols), dtype, _matrix, self._read)
+            dense = partial(self._filled, (*stack_shape, cols), dtype, _matrix, self._read)
             return {"": Tensor(shape, dtype, lambda: np.ascontiguousarray(dense().swapaxes(1, 2))), "_bias": bias}
-        blocks, scales = (*each, cols // BLOCK, BLOCK // 2), (*each, cols // BLOCK)
+        blocks, scales = (*stack_shape, cols // BLOCK, BLOCK // 2), (*stack_shape, cols // BLOCK)
         return {
             "_blocks": Tensor(blocks, BYTE, partial(self._filled, blocks, BYTE, _matrix, self._blocks)),
             "_scales": Tensor(scales, BYTE, partial(self._filled, scales, BYTE, _matrix, self._scales)),

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 
 from llamaspec.model.checkpoints.huggingface.config import Fields
-from llamaspec.model.checkpoints.huggingface.rule import Arrays, Part, Rule, Stored
+from llamaspec.model.checkpoints.huggingface.rule import Arrays, Part, Rule, StoredArray
 from llamaspec.model.checkpoints.strict_json import short
 
 EVERY, PREFIX = "Linear", "re:"
@@ -33,7 +33,7 @@ class ByTarget(Rule):
     def group_of(self, cols: int) -> int:
         return self.rules[0][1].group_of(cols)
 
-    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
+    def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
         return self.rules[0][1].stored(rows, cols)
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Part:

@@ -1,6 +1,6 @@
 """Matrices in the layouts of torchao (https://github.com/pytorch/ao), as transformers 5 saves them in safetensors.
 
-    quant_type (without Config)          tensors beside a module's name             a weight
+    quant_type (without Config)          tensors under a module's name              a weight
     Int8WeightOnly, Float8WeightOnly,    _weight_qdata, _weight_scale, and of       (code - zero point) * scale
     and with dynamic activations         integers _weight_zero_point
     IntxWeightOnly, and with dynamic     the same, a byte a code                    (code - zero point) * scale
@@ -9,7 +9,8 @@
                                          the low half; scales and zero points are
                                          transposed
 
-Older ones, and those whose quant_type is a string, are pickles. Scales are for a row, a group of a row or the matrix.
+Older layouts, and layouts with a string as quant_type, are pickles. Scales are for a row, a group of a row or the
+matrix.
 """
 
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 from llamaspec.model.checkpoints.checkpoint import Form, Shifted, refused
 from llamaspec.model.checkpoints.huggingface.compressed import E4M3, CompressedTensors
 from llamaspec.model.checkpoints.huggingface.config import Fields
-from llamaspec.model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, Stored, nibbles
+from llamaspec.model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, StoredArray, nibbles
 from llamaspec.model.checkpoints.strict_json import short
 from llamaspec.reference.quantizers.affine import Affine
 from llamaspec.reference.quantizers.blocks import Quantized
@@ -41,21 +42,23 @@ INSTEAD = "load it by transformers with torchao, and dequantize() and save its w
 class ByteCodes(CompressedTensors):
     """The layout with a byte a code."""
 
-    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
+    def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
         grid = self.scales(rows, cols) if self.rows_alike else (1, 1)
-        found = {
-            CODES: Stored((rows, cols), ("int8" if self.form == "int8" else E4M3.name,)),
-            SCALE: Stored(grid, FLOATS),
+        stored = {
+            CODES: StoredArray((rows, cols), ("int8" if self.form == "int8" else E4M3.name,)),
+            SCALE: StoredArray(grid, FLOATS),
         }
-        return found | ({ZERO: Stored(grid, ("int8",), optional=not self.zeros)} if self.form == "int8" else {})
+        return stored | ({ZERO: StoredArray(grid, ("int8",), optional=not self.zeros)} if self.form == "int8" else {})
 
     def check(self, arrays: Arrays, rows: int, cols: int) -> None:
         if not self.zeros and ZERO in arrays and np.any(arrays[ZERO]):
             raise ValueError(f"{ZERO} is not 0, but config.json makes the codes symmetric")
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Quantized | Affine:
-        theirs = {"weight": CODES, "weight_scale": SCALE, "weight_zero_point": ZERO}
-        return super().part({ours: arrays[name] for ours, name in theirs.items() if name in arrays}, start, stop, cols)
+        names = {"weight": CODES, "weight_scale": SCALE, "weight_zero_point": ZERO}
+        return super().part(
+            {own_name: arrays[name] for own_name, name in names.items() if name in arrays}, start, stop, cols
+        )
 
 
 class PlainInt4(Rule):
@@ -70,9 +73,9 @@ class PlainInt4(Rule):
         del cols
         return self.group
 
-    def stored(self, rows: int, cols: int) -> dict[str, Stored]:
-        grid = Stored((-(-cols // self.group), rows), FLOATS)
-        return {CODES: Stored((rows, -(-cols // 2)), ("int8", "uint8")), SCALE: grid, ZERO: grid}
+    def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
+        grid = StoredArray((-(-cols // self.group), rows), FLOATS)
+        return {CODES: StoredArray((rows, -(-cols // 2)), ("int8", "uint8")), SCALE: grid, ZERO: grid}
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Shifted:
         codes = nibbles(arrays[CODES][start:stop].view(np.uint8))[:, :cols] ^ np.uint8(8)  # from -8 to 7, less -8
@@ -110,12 +113,12 @@ def read_torchao(fields: Fields) -> Rule:
 def _granularity(settings: Fields, kind: str, fields: Fields) -> dict[str, Any]:
     """Read which columns and rows share a scale."""
     name = "weight_granularity" if "weight_granularity" in settings.values else "granularity"
-    given = settings.values.get(name)
-    if isinstance(given, list) and given:  # for activations and weights
-        given = given[-1]
-    if given is None:
+    setting = settings.values.get(name)
+    if isinstance(setting, list) and setting:  # for activations and weights
+        setting = setting[-1]
+    if setting is None:
         return {"group": None}
-    granularity = Fields(given if isinstance(given, dict) else {}, fields.path)
+    granularity = Fields(setting if isinstance(setting, dict) else {}, fields.path)
     match granularity.values.get("_type"), granularity.object("_data"):
         case ("PerRow", _) | ("PerAxis", {"axis": 0}):
             return {"group": None}

@@ -43,11 +43,11 @@ def write_huggingface(
 ) -> list[str]:
     """Write `checkpoint` to a new directory, tensor by tensor, each in its own dtype, bit for bit.
 
-    Quantized matrices are written in the layouts of compressed-tensors, NF4 and FP4 in that of bitsandbytes, all
-    with scales in float32 unless they are exponents. Those of a GGUF file are written in float32 if no layout fits all.
+    Quantized matrices are written in the layouts of compressed-tensors, NF4 and FP4 in the layout of bitsandbytes, all
+    with scales in float32 unless they are exponents. Matrices of a GGUF file become float32 if no layout fits them all.
     Experts of gpt-oss in MXFP4 have the layout of its release.
     `int8_activations` tells readers to multiply int8 matrices by int8 activations (SmoothQuant). The tokenizer files
-    and chat template in or beside the source are copied, unless `files` replaces them. A link that leads out of the
+    and chat template in or next to the source are copied, unless `files` replaces them. A link that leads out of the
     source's folder is not followed: it could publish any file of this machine. `progress` is called with each tensor's
     name and bytes. Returns a line for each file that was left out. Raises `CheckpointError`, and leaves nothing behind,
     if the directory exists, the disk is full, a weight is not finite, or no family of transformers or no layout fits
@@ -64,7 +64,7 @@ def write_huggingface(
     fused = fused_rows(checkpoint.config, family.fused, family.names)
     together = {f"{part}.weight": f"{name}.weight" for name, parts, _ in fused for part in parts}
     named = {weight.name: weight.named(family.names) for weight in weights(checkpoint.config)}
-    names = {name: together.get(theirs, theirs) for name, theirs in named.items()}
+    names = {name: together.get(released_name, released_name) for name, released_name in named.items()}
     names |= {name: name for name in checkpoint.tensors if name not in names}  # stacked experts
     norms = {weight.name for weight in weights(checkpoint.config) if weight.role is Role.NORM}
     entries = [entry for name, tensor in checkpoint.tensors.items() for entry in _entries(names[name], tensor, rule)]
@@ -111,7 +111,7 @@ def write_huggingface(
 def _joined(
     entries: list[tuple[str, tuple[np.dtype, tuple[int, ...]]]], path: str
 ) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-    """Make one entry of those with the same name, whose rows lie one below the other."""
+    """Join the entries with the same name: their rows lie one below the other."""
     joined: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
     for name, (dtype, shape) in entries:
         if name in joined:
@@ -137,13 +137,13 @@ def _held(checkpoint: Checkpoint) -> Checkpoint:
         for name, tensor in checkpoint.tensors.items()
     }
     stored_so = [tensor for name, tensor in tensors.items() if name in matrices and tensor.type]
-    theirs = {(tensor.codes.form, tensor.codes.group) for tensor in stored_so if tensor.codes}
-    keep = len(theirs) < 2 and all(form in FORMS for form, _ in theirs)
+    forms = {(tensor.codes.form, tensor.codes.group) for tensor in stored_so if tensor.codes}
+    keep = len(forms) < 2 and all(form in FORMS for form, _ in forms)
 
     def tensor(name: str, stored: Tensor) -> Tensor:
-        held = keep if stored.type else not stored.codes or stored.codes.form not in WITH_MINIMA
-        kept = name in matrices and held and (not stored.codes or stored.codes.group > 1)
-        return stored if kept else stored._replace(codes=None)
+        writable = keep if stored.type else not stored.codes or stored.codes.form not in WITH_MINIMA
+        in_codes = name in matrices and writable and (not stored.codes or stored.codes.group > 1)
+        return stored if in_codes else stored._replace(codes=None)
 
     return replace(checkpoint, tensors={name: tensor(name, stored) for name, stored in tensors.items()})
 
@@ -151,27 +151,31 @@ def _held(checkpoint: Checkpoint) -> Checkpoint:
 def _rule(checkpoint: Checkpoint, *, int8_activations: bool) -> Written | None:
     """Choose one layout for all quantized matrices; None if there are none."""
     matrices = {name: tensor for name, tensor in checkpoint.tensors.items() if tensor.codes}
-    each = [tensor.codes for tensor in matrices.values() if tensor.codes]
-    if not each:
+    all_codes = [tensor.codes for tensor in matrices.values() if tensor.codes]
+    if not all_codes:
         return None
-    layout = "bitsandbytes" if each[0].form in CODEBOOKS else "compressed-tensors"
+    layout = "bitsandbytes" if all_codes[0].form in CODEBOOKS else "compressed-tensors"
     # bitsandbytes continues blocks from row to row.
     grouped = any(
-        one.codes.group < one.shape[1] or one.codes.form in CODEBOOKS for one in matrices.values() if one.codes
+        matrix.codes.group < matrix.shape[1] or matrix.codes.form in CODEBOOKS
+        for matrix in matrices.values()
+        if matrix.codes
     )
     for name, tensor in matrices.items():
         codes = tensor.codes
         assert codes
-        if (codes.form, codes.zeros) != (each[0].form, each[0].zeros) or (grouped and codes.group != each[0].group):
+        if (codes.form, codes.zeros) != (all_codes[0].form, all_codes[0].zeros) or (
+            grouped and codes.group != all_codes[0].group
+        ):
             what = f"{name} is quantized in another way than the matrices before it, which no standard layout allows"
             raise refused(checkpoint.path, what)
         if grouped and tensor.shape[1] % codes.group:
             what = f"{name} has rows of {tensor.shape[1]} weights, which are no whole groups of {codes.group}"
             raise refused(checkpoint.path, f"{what}: {layout} cannot hold it (q8_row and fp8 have no groups)")
-    if each[0].form in CODEBOOKS:
-        return BitsAndBytes(each[0].form)
+    if all_codes[0].form in CODEBOOKS:
+        return BitsAndBytes(all_codes[0].form)
     try:
-        return rule_for(each[0], rows_grouped=grouped, int8_activations=int8_activations)
+        return rule_for(all_codes[0], rows_grouped=grouped, int8_activations=int8_activations)
     except ValueError as error:
         raise refused(checkpoint.path, str(error)) from error
 

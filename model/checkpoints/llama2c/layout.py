@@ -46,7 +46,7 @@ _KUIPER_ORDER = (*_MATRICES, "head", "embedding", "attention_norm", "ffn_norm", 
 ORDER = {0: _LEGACY_ORDER, 1: _ORDER, 2: _ORDER, KUIPER: _KUIPER_ORDER}
 
 
-class Stored(NamedTuple):
+class StoredBlock(NamedTuple):
     """A tensor in a file of one of the versions."""
 
     weight: Weight | None  # None: the RoPE tables
@@ -59,17 +59,17 @@ class Stored(NamedTuple):
         return size + 4 * (size // self.group) if self.group else 4 * size
 
 
-def stored_tensors(config: Config, *, version: int, group: int = 0) -> Iterator[Stored]:
+def stored_tensors(config: Config, *, version: int, group: int = 0) -> Iterator[StoredBlock]:
     """Yield the tensors behind the header, in the file's order."""
     by_part: dict[str, list[Weight]] = {}
     for weight in weights(config):
         by_part.setdefault(weight.part, []).append(weight)
     for part in ORDER[version]:
         if part == ROPE_TABLES:
-            yield Stored(None, (2 * config.context, config.head_dim // 2), 0)
+            yield StoredBlock(None, (2 * config.context, config.head_dim // 2), 0)
         for weight in by_part.get(part, []):  # a tied model has no head
             plain = weight.role is Role.NORM or (version == KUIPER and weight.role is Role.EMBEDDING)
-            yield Stored(weight, weight.shape, 0 if plain else group)
+            yield StoredBlock(weight, weight.shape, 0 if plain else group)
 
 
 def file_bytes(config: Config, *, version: int, group: int = 0) -> int:

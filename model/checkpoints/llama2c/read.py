@@ -126,7 +126,7 @@ def _dequantized(
         return np.multiply(codes, scales, dtype=np.float32).reshape(shape)
 
 
-def _codes(file: MappedFile, stored: layout.Stored, offset: int, *, heads: int) -> Codes | None:
+def _codes(file: MappedFile, stored: layout.StoredBlock, offset: int, *, heads: int) -> Codes | None:
     """Return the int8 codes of a matrix, with pairs as halves; None if there are none, or groups span rows."""
     rows, cols = stored.shape
     if not stored.group or cols % stored.group:

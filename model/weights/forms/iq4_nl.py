@@ -11,7 +11,7 @@ from llamaspec.reference.quantizers.ggml_codebooks import IQ4_NL_LEVELS
 
 
 class IQ4NL(QuantizedMatrix):
-    """The 16 levels of ggml's IQ4_NL, bytes of four words: two bits of a code choose the word, two the byte."""
+    """The 16 levels of ggml's IQ4_NL as bytes of four words: two bits of a code choose a word, two a byte of it."""
 
     __slots__ = ()
     form = "iq4_nl"

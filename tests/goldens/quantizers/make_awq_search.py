@@ -7,7 +7,7 @@ from the root of the repository, in an environment of its own (Python 3.11):
     pip install torch transformers accelerate datasets
     pip install --no-deps autoawq
 
-autoawq searches one linear layer at a time, in float32 here, by the norm of the inputs alone as the paper has it
+autoawq searches one linear layer at a time, in float32 here, and uses only the norm of the inputs, as in the paper
 (`duo_scaling` off; on, which is its default, it divides by the weights' means too).
 """
 
@@ -47,8 +47,8 @@ def search(w: np.ndarray, x: np.ndarray) -> dict[str, Any]:
             self.group_size, self.zero_point, self.w_bit = GROUP, True, 4
             self.duo_scaling, self.max_chunk_memory, self.n_parallel_calib_samples = False, 1 << 30, None
 
-        def _compute_loss(self, *given: Any) -> float:
-            losses.append(super()._compute_loss(*given))
+        def _compute_loss(self, *arguments: Any) -> float:
+            losses.append(super()._compute_loss(*arguments))
             return losses[-1]
 
     before, linear = torch.nn.Identity(), torch.nn.Linear(w.shape[1], w.shape[0], bias=False)
@@ -61,10 +61,10 @@ def search(w: np.ndarray, x: np.ndarray) -> dict[str, Any]:
 
 
 def main() -> None:
-    made = {"command": COMMAND, "python": platform.python_version(), "numpy": np.__version__}
-    made |= {package: metadata.version(package) for package in ("torch", "transformers", "autoawq")}
+    versions = {"command": COMMAND, "python": platform.python_version(), "numpy": np.__version__}
+    versions |= {package: metadata.version(package) for package in ("torch", "transformers", "autoawq")}
     cases = {key(w, *shape): search(w(*shape[:2]), inputs(shape[2], shape[1])) for w, *shape in CASES}
-    lines = json.dumps({"made": made, "group": GROUP, "cases": cases}, indent=1).replace(",\n    ", ", ")
+    lines = json.dumps({"made": versions, "group": GROUP, "cases": cases}, indent=1).replace(",\n    ", ", ")
     (Path(__file__).parent / "awq_search.json").write_text(lines + "\n")
 
 

@@ -73,15 +73,15 @@ def twice(scales: np.ndarray) -> dict[str, str]:
 
 
 def main() -> None:
-    made = {"command": COMMAND, "python": platform.python_version(), "numpy": np.__version__}
-    made |= {package: metadata.version(package) for package in ("torch", "bitsandbytes")}
+    versions = {"command": COMMAND, "python": platform.python_version(), "numpy": np.__version__}
+    versions |= {package: metadata.version(package) for package in ("torch", "bitsandbytes")}
     tensors = {}
     for weights in CASES:
         w = weights(*SHAPE)
         tensors[key(weights)] = {"nf4": four_bits(w, "nf4"), "fp4": four_bits(w, "fp4")}
-        if weights.kind != "denormal":  # whose 127 / max is infinite
+        if weights.kind != "denormal":  # 127 / max is infinite
             tensors[key(weights)]["int8"] = rows(w)
-    goldens = {"made": made, "shape": SHAPE, "group": GROUP, "tensors": tensors}
+    goldens = {"made": versions, "shape": SHAPE, "group": GROUP, "tensors": tensors}
     goldens["scales"] = {"shape": SCALES_SHAPE, **twice(np.abs(SCALES(*SCALES_SHAPE)))}
     (Path(__file__).parent / "bitsandbytes.json").write_text(json.dumps(goldens, indent=1) + "\n")
 

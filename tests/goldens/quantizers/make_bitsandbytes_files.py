@@ -82,14 +82,14 @@ def saved(kind: str, *, double: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    made = {"command": COMMAND, "python": platform.python_version(), "numpy": np.__version__}
-    made |= {package: metadata.version(package) for package in ("torch", "transformers", "bitsandbytes")}
+    versions = {"command": COMMAND, "python": platform.python_version(), "numpy": np.__version__}
+    versions |= {package: metadata.version(package) for package in ("torch", "transformers", "bitsandbytes")}
     cases = {
         f"{kind}, {'twice' if double else 'once'}": saved(kind, double=double)
         for kind in ("nf4", "fp4")
         for double in (False, True)
     }
-    goldens = {"made": made, "shape": SHAPE, "cases": cases}
+    goldens = {"made": versions, "shape": SHAPE, "cases": cases}
     (Path(__file__).parent / "bitsandbytes_files.json").write_text(json.dumps(goldens, indent=1) + "\n")
 
 

@@ -129,8 +129,8 @@ def main() -> None:
         dequantized[name] = {"blocks": text(blocks.tobytes()), "weights": text(read.astype("<f4").tobytes())}
     exponents, ones = np.arange(256, dtype=np.uint8)[:, None], np.full((256, 16), 0x22, np.uint8)
     powers = ggml.dequantize(np.concatenate([exponents, ones], axis=-1), "MXFP4")[::32]
-    made = {"command": COMMAND, "python": platform.python_version(), "numpy": np.__version__, **ggml.versions}
-    goldens = {"made": made, "cols": COLS, "quantized": quantized, "dequantized": dequantized}
+    versions = {"command": COMMAND, "python": platform.python_version(), "numpy": np.__version__, **ggml.versions}
+    goldens = {"made": versions, "cols": COLS, "quantized": quantized, "dequantized": dequantized}
     goldens["e8m0"] = text(powers.astype("<f4").tobytes())  # what blocks of MXFP4 stand for, if their codes are ones
     (Path(__file__).parent / "ggml.json").write_text(json.dumps(goldens, indent=1) + "\n")
 

@@ -26,7 +26,7 @@ def blocks(name: str) -> np.ndarray:
 
 
 def checksum(weights: np.ndarray) -> str:
-    """Return a checksum of float32 weights; those that are not finite count as 0, since NaNs have many spellings."""
+    """Return a checksum of float32 weights. Weights that are not finite count as 0: NaN has many bit patterns."""
     finite = np.where(np.isfinite(weights), weights, 0).astype("<f4") + np.float32(0)  # no -0
     return hashlib.sha256(finite.tobytes()).hexdigest()
 
@@ -35,13 +35,13 @@ def main() -> None:
     """Write the file."""
     import gguf  # pyright: ignore[reportMissingImports]
 
-    found = {}
+    checksums = {}
     with np.errstate(all="ignore"):
         for name in BYTES:
             kind = gguf.GGMLQuantizationType[name]
             assert gguf.GGML_QUANT_SIZES[kind] == (256, BYTES[name])
-            found[name] = checksum(gguf.quants.dequantize(blocks(name), kind))
-    about = {"made by": COMMAND, "gguf": metadata.version("gguf"), "sha256": found}
+            checksums[name] = checksum(gguf.quants.dequantize(blocks(name), kind))
+    about = {"made by": COMMAND, "gguf": metadata.version("gguf"), "sha256": checksums}
     Path(__file__).with_name("ggml_lattices.json").write_text(json.dumps(about, indent=2) + "\n")
 
 

@@ -62,12 +62,12 @@ def saved(bits: float, group: int | None, axis: int, dtype: str) -> dict[str, An
 
 
 def main() -> None:
-    made = {"command": COMMAND, "python": platform.python_version(), "numpy": np.__version__}
-    made |= {package: metadata.version(package) for package in ("torch", "hqq")}
+    versions = {"command": COMMAND, "python": platform.python_version(), "numpy": np.__version__}
+    versions |= {package: metadata.version(package) for package in ("torch", "hqq")}
     cases = {
         f"{bits} bits, {group}, axis {axis}": saved(bits, group, axis, dtype) for bits, group, axis, dtype in CASES
     }
-    goldens = {"made": made, "shape": SHAPE, "cases": cases}
+    goldens = {"made": versions, "shape": SHAPE, "cases": cases}
     (Path(__file__).parent / "hqq_files.json").write_text(json.dumps(goldens, indent=1) + "\n")
 
 

@@ -45,11 +45,11 @@ def main() -> None:
     tensors = {}
     for weights in CASES:
         codes, scales, _ = names["quantize_q80"](torch.from_numpy(weights(*SHAPE)), GROUP)
-        made = {"codes": text(codes.numpy().astype(np.int8)), "scales": text(scales.numpy().astype("<f4"))}
-        tensors[f"{weights.kind}, {weights.seed}, {weights.exponent}"] = made
-    made = {"command": COMMAND, "python": platform.python_version(), "torch": torch.__version__}
-    made["export.py"] = hashlib.sha256(source.encode()).hexdigest()
-    goldens = {"made": made, "shape": SHAPE, "group": GROUP, "tensors": tensors}
+        about = {"codes": text(codes.numpy().astype(np.int8)), "scales": text(scales.numpy().astype("<f4"))}
+        tensors[f"{weights.kind}, {weights.seed}, {weights.exponent}"] = about
+    about = {"command": COMMAND, "python": platform.python_version(), "torch": torch.__version__}
+    about["export.py"] = hashlib.sha256(source.encode()).hexdigest()
+    goldens = {"made": about, "shape": SHAPE, "group": GROUP, "tensors": tensors}
     (Path(__file__).parent / "llama2c.json").write_text(json.dumps(goldens, indent=1) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""Write marlin.json: codes and scales of small matrices, in the order in which AutoGPTQ packs them for Marlin.
+"""Write marlin.json: codes and scales of small matrices, in AutoGPTQ's order for Marlin.
 
     python -m tests.goldens.quantizers.make_marlin
 
@@ -36,9 +36,9 @@ def packed(groups: int) -> dict[str, Any]:
     import torch  # pyright: ignore[reportMissingImports]
 
     # We load the file by its path, because the package around it imports what transformers 5 no longer has.
-    found = importlib.util.find_spec("auto_gptq")
-    assert found and found.submodule_search_locations
-    path = Path(found.submodule_search_locations[0]) / "nn_modules" / "qlinear" / "qlinear_marlin.py"
+    package = importlib.util.find_spec("auto_gptq")
+    assert package and package.submodule_search_locations
+    path = Path(package.submodule_search_locations[0]) / "nn_modules" / "qlinear" / "qlinear_marlin.py"
     spec = importlib.util.spec_from_file_location("qlinear_marlin", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -57,9 +57,9 @@ def packed(groups: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    made = {"command": COMMAND, "python": platform.python_version(), "numpy": np.__version__}
-    made |= {package: metadata.version(package) for package in ("torch", "auto-gptq")}
-    goldens = {"made": made} | {str(groups): packed(groups) for groups in (1, 2)}
+    versions = {"command": COMMAND, "python": platform.python_version(), "numpy": np.__version__}
+    versions |= {package: metadata.version(package) for package in ("torch", "auto-gptq")}
+    goldens = {"made": versions} | {str(groups): packed(groups) for groups in (1, 2)}
     text = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in goldens.items())
     (Path(__file__).parent / "marlin.json").write_text("{" + text + "}\n")
 

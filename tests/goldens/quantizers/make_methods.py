@@ -174,9 +174,9 @@ def gptq_words() -> dict[str, Any]:
     import torch  # pyright: ignore[reportMissingImports]
 
     # We load the file by its path, because the package around it imports what transformers 5 no longer has.
-    found = importlib.util.find_spec("auto_gptq")
-    assert found and found.submodule_search_locations
-    path = Path(found.submodule_search_locations[0]) / "nn_modules" / "qlinear" / "qlinear_cuda_old.py"
+    package = importlib.util.find_spec("auto_gptq")
+    assert package and package.submodule_search_locations
+    path = Path(package.submodule_search_locations[0]) / "nn_modules" / "qlinear" / "qlinear_cuda_old.py"
     spec = importlib.util.spec_from_file_location("qlinear_cuda_old", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -258,9 +258,9 @@ def main() -> None:
     makers: list[Callable[[], dict[str, Any]]] = [
         compressed_tensors, fake_quantize, smoothquant, awq, gptq, gptq_words, hqq, kmeans, bitnet,
     ]  # fmt: skip
-    made = {"command": COMMAND, "python": platform.python_version(), "numpy": np.__version__}
-    made |= {package: metadata.version(package) for package in PACKAGES}
-    goldens = {"made": made} | {maker.__name__: maker() for maker in makers}
+    versions = {"command": COMMAND, "python": platform.python_version(), "numpy": np.__version__}
+    versions |= {package: metadata.version(package) for package in PACKAGES}
+    goldens = {"made": versions} | {maker.__name__: maker() for maker in makers}
     text = ",\n".join(f"{json.dumps(name)}: {json.dumps(shortened(value))}" for name, value in goldens.items())
     (Path(__file__).parent / "methods.json").write_text("{" + text + "}\n")
 

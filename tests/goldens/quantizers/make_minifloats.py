@@ -44,8 +44,8 @@ def every_code() -> dict[str, list[float | str]]:
     from gfloat import formats  # pyright: ignore[reportMissingImports]
 
     values = {}
-    for name, theirs in (FORMATS | POWERS).items():
-        info = getattr(formats, f"format_info_{theirs}")
+    for name, gfloat_name in (FORMATS | POWERS).items():
+        info = getattr(formats, f"format_info_{gfloat_name}")
         decoded = [gfloat.decode_float(info, code).fval for code in range(1 << info.k)]
         values[name] = [x if np.isfinite(x) else str(x) for x in decoded]
     return values
@@ -70,13 +70,13 @@ def microscaled(w: np.ndarray) -> dict[str, dict[str, str]]:
         "e3m2": mx_tensor.DTYPE_FP6_E3M2,
         "e2m1": torch.float4_e2m1fn_x2,
     }
-    made = {}
+    tensors = {}
     for name, dtype in dtypes.items():
         for mode in ("FLOOR", "RCEIL"):
             scales, data = mx_tensor.to_mx(torch.from_numpy(w), dtype, 32, ScaleCalculationMode[mode])
             codes = unpacked(data, 4 if name == "e2m1" else 8)
-            made[f"{name} {mode}"] = {"codes": text(codes), "scales": text(scales.view(torch.uint8).numpy())}
-    return made
+            tensors[f"{name} {mode}"] = {"codes": text(codes), "scales": text(scales.view(torch.uint8).numpy())}
+    return tensors
 
 
 def nvfp4(w: np.ndarray) -> dict[str, str | float]:
@@ -95,9 +95,9 @@ def main() -> None:
     for weights in CASES:
         w = weights(*SHAPE)
         tensors[key(weights)] = {"mx": microscaled(w), "nvfp4": nvfp4(w)}
-    made = {"command": COMMAND, "python": platform.python_version(), "numpy": np.__version__}
-    made |= {package: metadata.version(package) for package in ("torch", "torchao", "gfloat")}
-    goldens = {"made": made, "shape": SHAPE, "values": every_code(), "tensors": tensors}
+    versions = {"command": COMMAND, "python": platform.python_version(), "numpy": np.__version__}
+    versions |= {package: metadata.version(package) for package in ("torch", "torchao", "gfloat")}
+    goldens = {"made": versions, "shape": SHAPE, "values": every_code(), "tensors": tensors}
     lines = json.dumps(goldens, indent=1).replace(",\n   ", ", ")  # the values of a format on few lines
     (Path(__file__).parent / "minifloats.json").write_text(lines + "\n")
 

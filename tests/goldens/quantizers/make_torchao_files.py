@@ -6,8 +6,8 @@ from the root of the repository, in an environment of its own (Python 3.11):
 
     pip install torch torchao safetensors
 
-SHUFFLE is mslk/quantize/shuffle.py of https://github.com/meta-pytorch/MSLK, whose packing of 4 bits is plain PyTorch
-but whose package is for GPUs only. Tensors are in base64; of what torchao reads again, in float32, the SHA-256. It
+SHUFFLE is mslk/quantize/shuffle.py of https://github.com/meta-pytorch/MSLK: it packs 4 bits in plain PyTorch,
+but its package is for GPUs only. Tensors are in base64; of what torchao reads again, in float32, the SHA-256. It
 reads an Int4Tensor only in a GPU's product, so there the weights that were quantized are kept. What is read is
 within half a step of them, and what rounding scales and zero points to bfloat16 adds.
 """
@@ -82,23 +82,23 @@ def saved(config: Any) -> dict[str, Any]:
     quantize_(module, config)
     tensors = {}
     for name, tensor in flatten_tensor_state_dict(module.state_dict())[0].items():
-        whole = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8}.get(tensor.dtype, tensor.dtype)
-        stored = tensor.contiguous().view(whole).numpy()
+        integer_type = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8}.get(tensor.dtype, tensor.dtype)
+        stored = tensor.contiguous().view(integer_type).numpy()
         tensors[name.removeprefix("m.")] = {
             "dtype": str(tensor.dtype).removeprefix("torch."),
             "shape": list(tensor.shape),
             "data": base64.b64encode(stored.astype(stored.dtype.newbyteorder("<")).tobytes()).decode(),
         }
-    found = {
+    stored_arrays = {
         "config": {"quant_method": "torchao", "quant_type": {"default": config_to_dict(config)}},
         "tensors": tensors,
     }
     weight = module["m"].weight
     if type(weight).__name__ == "Int4Tensor":
-        return {**found, "original": [[float(w) for w in row] for row in original]}
+        return {**stored_arrays, "original": [[float(w) for w in row] for row in original]}
     weight.scale = weight.scale.float()  # so that products are rounded once, to float32
     read = _read(weight).numpy().astype("<f4")
-    return {**found, "read": hashlib.sha256(read.tobytes()).hexdigest()}
+    return {**stored_arrays, "read": hashlib.sha256(read.tobytes()).hexdigest()}
 
 
 def _read(weight: Any) -> Any:
@@ -117,9 +117,9 @@ def main(path: str) -> None:
 
     functions = shuffle(path)
     int4_tensor.int4_row_quantize_zp, int4_tensor.pack_int4 = functions.int4_row_quantize_zp, functions.pack_int4
-    made = {"command": COMMAND, "python": platform.python_version(), "numpy": np.__version__}
-    made |= {package: metadata.version(package) for package in ("torch", "torchao")}
-    goldens = {"made": made, "shape": SHAPE, "cases": {name: saved(config) for name, config in configs().items()}}
+    versions = {"command": COMMAND, "python": platform.python_version(), "numpy": np.__version__}
+    versions |= {package: metadata.version(package) for package in ("torch", "torchao")}
+    goldens = {"made": versions, "shape": SHAPE, "cases": {name: saved(config) for name, config in configs().items()}}
     (Path(__file__).parent / "torchao_files.json").write_text(json.dumps(goldens, indent=1) + "\n")
 
 

@@ -40,7 +40,7 @@ GREEDY = SamplingOptions(temperature=0.0)
 
 
 class Script:
-    """A backend whose cache is the list of the tokens fed to it, and whose answers are given; see `Backend`."""
+    """A backend with scripted answers. Its cache is the list of tokens that it was fed; see `Backend`."""
 
     burst = 4
     chunk = 16
@@ -139,10 +139,10 @@ def test_a_turn_computes_only_new_tokens(kind):
     special = SpecialTokens(talk.tokenizer)
     assert [message["content"] for message in talk.chat.messages[1::2]] == questions
     assert [message["content"] for message in talk.chat.messages[2::2]] == answers
-    whole = special.encode(talk.template.render(talk.chat.messages[:-1])) + talk.answer(answers[-1])[:-1]
-    assert talk.cached == whole
+    expected = special.encode(talk.template.render(talk.chat.messages[:-1])) + talk.answer(answers[-1])[:-1]
+    assert talk.cached == expected
     begin = talk.tokenizer.bos
-    assert whole.count(begin) == (3 if kind == "llama2" else 1) and whole[:2] != [begin, begin]
+    assert expected.count(begin) == (3 if kind == "llama2" else 1) and expected[:2] != [begin, begin]
 
 
 TOOLED = """\
@@ -157,11 +157,11 @@ def test_tools_and_options_are_the_templates():
     talk.ask("Rain?", talk.answer("look()"))
     talk.ask("yes <|eot_id|>", talk.answer("It rains."), role="tool")
     assert [message["role"] for message in talk.chat.messages] == ["user", "assistant", "tool", "assistant"]
-    said = "".join(json.dumps([tool]) + "user:Rain?")
-    ids = talk.tokenizer.encode(said)
+    rendered = "".join(json.dumps([tool]) + "user:Rain?")
+    ids = talk.tokenizer.encode(rendered)
     assert talk.cached[: len(ids)] == ids  # a tool's text spells no special token
     assert "tool:yes <|eot_id|>" in decode(talk.tokenizer, talk.cached)
-    assert talk.cached.count(talk.stop) == 3  # one after each message but the last, whose answer is in the cache
+    assert talk.cached.count(talk.stop) == 3  # one after each message except the last: its answer is in the cache
     with pytest.raises(ValueError, match="reads no option"):
         Chat(talk.llama, ChatTemplate("t", TOOLED), options={"thinking": True})
     with pytest.raises(ValueError, match="tells the model of no tools"):
@@ -194,36 +194,36 @@ def test_an_answer_that_is_left_early_is_kept_so_far(kind):
     talk.script.answer = talk.answer(text("A long answer, left early", kind))
     generation = talk.chat.reply("Hi")
     assert talk.chat.messages == []
-    shown = ""
+    printed = ""
     for token in generation:
-        shown += token.text
-        assert talk.chat.messages[-1] == {"role": "assistant", "content": shown}
-        if shown.endswith("long"):
+        printed += token.text
+        assert talk.chat.messages[-1] == {"role": "assistant", "content": printed}
+        if printed.endswith("long"):
             break
 
     before = len(talk.script.fed)
     talk.ask("Go on", talk.answer(text("No", kind)))
-    assert [m["content"] for m in talk.chat.messages] == ["Hi", shown, "Go on", text("No", kind)]
-    kept = generation.prompt_tokens + len(generation.ids)
-    assert talk.cached[generation.prompt_tokens : kept] == generation.ids
-    assert len(talk.script.fed) - before <= len(talk.cached) - kept + 1
+    assert [m["content"] for m in talk.chat.messages] == ["Hi", printed, "Go on", text("No", kind)]
+    kept_length = generation.prompt_tokens + len(generation.ids)
+    assert talk.cached[generation.prompt_tokens : kept_length] == generation.ids
+    assert len(talk.script.fed) - before <= len(talk.cached) - kept_length + 1
 
-    rest = [token.text for token in generation]  # of the burst that it was left in; nothing is drawn any more
-    assert len(rest) < talk.script.burst and generation.finish_reason == "interrupted"
-    assert [m["content"] for m in talk.chat.messages] == ["Hi", shown, "Go on", text("No", kind)]
+    unread = [token.text for token in generation]  # of the burst that it was left in; nothing is drawn any more
+    assert len(unread) < talk.script.burst and generation.finish_reason == "interrupted"
+    assert [m["content"] for m in talk.chat.messages] == ["Hi", printed, "Go on", text("No", kind)]
 
 
 def test_an_interrupted_answer_is_kept(kind):
     talk = Talk(kind)
     answer = text("Another", kind)
     talk.script.answer = talk.answer(answer)
-    shown: list[str] = []
-    generation = talk.chat.reply("Well?", interrupted=lambda: len(shown) > 2)
+    printed: list[str] = []
+    generation = talk.chat.reply("Well?", interrupted=lambda: len(printed) > 2)
     for token in generation:
-        shown.append(token.text)
+        printed.append(token.text)
     assert generation.finish_reason == "interrupted"
-    assert talk.chat.messages[-1]["content"] == "".join(shown) != answer
-    assert answer.startswith("".join(shown))
+    assert talk.chat.messages[-1]["content"] == "".join(printed) != answer
+    assert answer.startswith("".join(printed))
     talk.ask("And", talk.answer(text("b", kind)))
     assert talk.script.fed == talk.cached
 
@@ -249,15 +249,15 @@ def test_an_answer_cut_within_a_character_is_kept_as_it_was_shown(kind, length):
     generation = talk.ask("Hi", drawn, max_new_tokens=length)
     assert generation.completion == (f"{begin}🦙" if length == 5 else begin + end)
     talk.ask("And", talk.answer(text("b", kind)))
-    kept = drawn if length == 5 else [drawn[0], *talk.tokenizer.encode(end, start=False)]
-    assert talk.cached[generation.prompt_tokens :][: len(kept)] == kept
+    expected = drawn if length == 5 else [drawn[0], *talk.tokenizer.encode(end, start=False)]
+    assert talk.cached[generation.prompt_tokens :][: len(expected)] == expected
     assert talk.chat.messages[1]["content"] == generation.completion
 
 
 def test_what_is_shown_for_half_a_character_is_not_taken_for_its_bytes(kind):
     talk = Talk(kind)
-    begin, *rest = talk.tokenizer.encode(text("！", kind), start=False)[-3:]
-    assert talk.tokenizer.bytes_of(begin) == "\ufffd".encode()[:1] and len(rest) == 2
+    begin, *later_bytes = talk.tokenizer.encode(text("！", kind), start=False)[-3:]
+    assert talk.tokenizer.bytes_of(begin) == "\ufffd".encode()[:1] and len(later_bytes) == 2
     generation = talk.ask("Hi", [begin], max_new_tokens=1)
     assert generation.completion == "\ufffd"
     talk.ask("And", talk.answer(text("b", kind)))
@@ -297,8 +297,8 @@ def test_a_stop_text_may_be_the_name_of_a_control_token(kind):
     assert (generation.completion, generation.finish_reason) == (answer, "stop")
     talk.ask("And", talk.answer(text("b", kind)))
     special = SpecialTokens(talk.tokenizer)
-    disguised = [m | {"content": special.disguise(m["content"])} for m in talk.chat.messages[:-1]]
-    assert talk.cached[: -len(talk.answer(text("b", kind))) + 1] == special.encode(talk.template.render(disguised))
+    rendered = talk.template.render(talk.chat.messages[:-1])
+    assert talk.cached[: -len(talk.answer(text("b", kind))) + 1] == special.encode(rendered)
 
 
 def test_every_end_of_turn_ends_an_answer(tmp_path):
@@ -401,8 +401,8 @@ def test_an_answer_that_the_template_trims_is_computed_as_the_template_has_it(ki
     talk = Talk(kind)
     talk.ask("Hi", talk.answer("  Yes.\n\n"))
     talk.ask("And", talk.answer(text("b", kind)))
-    whole = SpecialTokens(talk.tokenizer).encode(talk.template.render(talk.chat.messages[:-1]))
-    assert talk.cached == [*whole, *talk.answer(text("b", kind))[:-1]]
+    rendered = SpecialTokens(talk.tokenizer).encode(talk.template.render(talk.chat.messages[:-1]))
+    assert talk.cached == [*rendered, *talk.answer(text("b", kind))[:-1]]
 
 
 THOUGHTLESS = """\
@@ -416,10 +416,10 @@ def test_a_template_that_rewrites_the_past_has_the_rest_computed_anew():
     first = talk.ask("Hi", talk.answer("<think>Hm.</think>Yes"))
     before = len(talk.script.fed)
     second = talk.ask("And?", talk.answer("No"))
-    whole = SpecialTokens(talk.tokenizer).encode(talk.template.render(talk.chat.messages[:-1]))
-    assert talk.cached == [*whole, *talk.answer("No")[:-1]]
+    rendered = SpecialTokens(talk.tokenizer).encode(talk.template.render(talk.chat.messages[:-1]))
+    assert talk.cached == [*rendered, *talk.answer("No")[:-1]]
     assert len(talk.script.fed) - before == len(talk.cached) - first.prompt_tokens
-    assert second.prompt_tokens == len(whole)
+    assert second.prompt_tokens == len(rendered)
     assert talk.chat.messages[1]["content"] == "<think>Hm.</think>Yes"
 
 
@@ -484,13 +484,13 @@ def test_what_a_conversation_left_in_the_cache_is_what_its_tokens_make_one_by_on
     cache = running.start()
     for id in ids:
         cache = running.extend(cache, [id])
-    for left, right in zip(arrays(chat._session._cache, len(ids)), arrays(cache, len(ids)), strict=True):
-        np.testing.assert_allclose(left, right, rtol=0, atol=1e-9 if backend == "reference" else 1e-4)
+    for actual, expected in zip(arrays(chat._session._cache, len(ids)), arrays(cache, len(ids)), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-9 if backend == "reference" else 1e-4)
 
     # The same keys and values give the same logits, which the next draws show.
     again = list(llama.continue_ids(chat._session, [*ids, generation.ids[-1]], sampling=GREEDY, max_new_tokens=4))
-    alone = list(llama.continue_ids(llama.session(), [*ids, generation.ids[-1]], sampling=GREEDY, max_new_tokens=4))
-    assert again == alone
+    fresh = list(llama.continue_ids(llama.session(), [*ids, generation.ids[-1]], sampling=GREEDY, max_new_tokens=4))
+    assert again == fresh
     row = llama.logits([*ids, generation.ids[-1]])[-1]
     assert again[0].id == int(np.argmax(row))
 

@@ -74,22 +74,22 @@ def test_later_turns_read_the_answer_without_the_thoughts(talk):
     talk.ask("Who?", ids_of(THINKS))
     talk.ask("Is it?", ids_of("<|channel|>final<|message|>Yes.<|return|>"))
     before = "<|start|>user<|message|>Who?<|end|><|start|>assistant<|channel|>final<|message|>The fox.<|end|>"
-    asked = f"{before}<|start|>user<|message|>Is it?<|end|><|start|>assistant"
+    prompt = f"{before}<|start|>user<|message|>Is it?<|end|><|start|>assistant"
     drawn = ids_of("<|channel|>final<|message|>Yes.<|return|>")
-    assert talk.cached == [*ids_of(asked), *drawn][: len(talk.cached)] and len(talk.cached) >= len(ids_of(asked))
+    assert talk.cached == [*ids_of(prompt), *drawn][: len(talk.cached)] and len(talk.cached) >= len(ids_of(prompt))
 
 
 def test_a_stop_text_in_the_thoughts_ends_nothing(talk):
     assert talk.ask("Who?", ids_of(THINKS), stop=["Why?"]).completion == "The fox."
 
 
-@pytest.mark.parametrize("shown", [False, True])
-def test_thoughts_go_to_stderr_if_they_are_asked_for(talk, shown, capsys):
+@pytest.mark.parametrize("thoughts", [False, True])
+def test_thoughts_go_to_stderr_if_they_are_asked_for(talk, thoughts, capsys):
     talk.script.answer = ids_of(THINKS)
-    stream(talk.chat.reply("Who?"), answer=True, thoughts=shown)
+    stream(talk.chat.reply("Who?"), answer=True, thoughts=thoughts)
     printed = capsys.readouterr()
     assert printed.out == "The fox.\n"
-    assert printed.err == ("Why? A fox…\n" if shown else "")
+    assert printed.err == ("Why? A fox…\n" if thoughts else "")
 
 
 def test_other_models_have_no_channels():

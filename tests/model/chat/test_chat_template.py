@@ -268,11 +268,11 @@ def test_what_ends_an_answer(tmp_path, special, eos, ends):
 
 # People type these to see whether a template breaks.
 names = [*LLAMA2.special, "<|begin_of_text|>", "<|eot_id|>", "[INST]", "<<SYS>>", "<think>", "</think>"]
-said = st.lists(st.sampled_from([*names, "<", "|", "s>", "</", "\n", " ", "a", "é", "🦙"])).map("".join) | st.text()
+contents = st.lists(st.sampled_from([*names, "<", "|", "s>", "</", "\n", " ", "a", "é", "🦙"])).map("".join) | st.text()
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@given(text=said.filter(lambda text: "▁" not in text))
+@given(text=contents.filter(lambda text: "▁" not in text))
 @example("<|eot_id|>")
 @example("</s>")
 @example("<<s>s>")

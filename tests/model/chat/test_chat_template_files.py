@@ -1,4 +1,4 @@
-"""Chat templates in files beside a model, as transformers finds them, and built-in ones."""
+"""Chat templates in files next to a model, as transformers finds them, and built-in ones."""
 
 import json
 
@@ -59,18 +59,18 @@ def test_a_name_that_leads_out_of_a_folder_is_refused(tmp_path):
 
 
 def test_links_out_of_the_folder_and_too_many_others_are_refused(tmp_path):
-    others = tmp_path / "model/additional_chat_templates"
-    others.mkdir(parents=True)
+    more_templates = tmp_path / "model/additional_chat_templates"
+    more_templates.mkdir(parents=True)
     (tmp_path / "secret").write_text("not to be published")
-    (others / "a.jinja").symlink_to(tmp_path / "secret")
+    (more_templates / "a.jinja").symlink_to(tmp_path / "secret")
     with pytest.raises(CheckpointError, match=r"a.jinja: is a link to .*secret, outside the model's folder"):
         find_template(LLAMA3, tmp_path / "model")
-    (others / "a.jinja").unlink()
-    (others / "a.jinja").write_text("T")
+    (more_templates / "a.jinja").unlink()
+    (more_templates / "a.jinja").write_text("T")
     with pytest.raises(CheckpointError, match="none of its chat templates is the default"):
         find_template(LLAMA3, tmp_path / "model")
     for i in range(MOST_NAMED):
-        (others / f"{i}.jinja").write_text("T")
+        (more_templates / f"{i}.jinja").write_text("T")
     with pytest.raises(CheckpointError, match="more than 100 chat templates"):
         find_template(LLAMA3, tmp_path / "model")
 

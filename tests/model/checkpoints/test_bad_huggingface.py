@@ -1,4 +1,4 @@
-"""Hugging Face directories whose index or headers lie: each is refused in one line that names the file."""
+"""Hugging Face directories with a false index or header: each is refused in one line that names the file."""
 
 import json
 from pathlib import Path
@@ -226,11 +226,11 @@ def test_shards_that_are_no_file_of_the_directory(sharded, name):
     (sharded.parent / SHARD).write_bytes((sharded / SHARD).read_bytes())
     (sharded / "a").mkdir()
     index = change_index(sharded, **{NORM: name.format(SHARD) if isinstance(name, str) else name})
-    said = refusal(sharded, named=index)
+    message = refusal(sharded, named=index)
     if name is None:
-        assert said.endswith(f"puts tensor '{NORM}' in null, not in a file of this directory")
+        assert message.endswith(f"puts tensor '{NORM}' in null, not in a file of this directory")
     elif name == "nothing":
-        assert said.endswith('names a shard "nothing", which is missing')
+        assert message.endswith('names a shard "nothing", which is missing')
 
 
 def test_shards_that_link_out_of_the_directory(sharded):
@@ -267,8 +267,8 @@ def test_a_tensor_in_two_shards(sharded, where):
     shard = f"model-0000{where}-of-00003.safetensors"
     assert shard != right
     tensors = families.random_tensors(CONFIG)
-    kept = [*header_of(sharded / shard)[0]][1:]  # all but the metadata
-    families.write_safetensors(sharded / shard, {key: tensors[key] for key in [*kept, name]})
+    names = [*header_of(sharded / shard)[0]][1:]  # all but the metadata
+    families.write_safetensors(sharded / shard, {key: tensors[key] for key in [*names, name]})
     assert refusal(sharded, named=str(index)).endswith(f"""puts tensor '{name}' in "{right}", not {shard}""")
 
 

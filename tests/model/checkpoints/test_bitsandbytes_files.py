@@ -68,18 +68,18 @@ def test_what_bitsandbytes_stores_is_read_as_it_reads(case):
 def test_what_is_written_is_what_bitsandbytes_stores(kind):
     rule, arrays = BitsAndBytes(kind), arrays_of(GOLDENS[f"{kind}, once"]["tensors"])
     codes = CODEBOOKS[kind].quantize(WEIGHTS(ROWS, COLS), group=64)
-    ours = rule.pack(codes) | rule.constants(ROWS, COLS)
-    assert ours.keys() == arrays.keys()
-    for name, array in ours.items():
+    actual = rule.pack(codes) | rule.constants(ROWS, COLS)
+    assert actual.keys() == arrays.keys()
+    for name, array in actual.items():
         if kind == "fp4" and name == "weight":  # bitsandbytes writes some zeros as -0
-            theirs, array = (CODEBOOKS[kind].levels[nf4.unpack(packed)] for packed in (arrays[name], array))
-            np.testing.assert_array_equal(array, theirs)
+            expected, array = (CODEBOOKS[kind].levels[nf4.unpack(packed)] for packed in (arrays[name], array))
+            np.testing.assert_array_equal(array, expected)
             continue
         np.testing.assert_array_equal(array, arrays[name])
         assert array.dtype == arrays[name].dtype
-    theirs = GOLDENS[f"{kind}, once"]["config"]
+    expected = GOLDENS[f"{kind}, once"]["config"]
     for key, value in format_bitsandbytes(kind, plain=[]).items():
-        assert key == "llm_int8_skip_modules" or theirs[key] == value
+        assert key == "llm_int8_skip_modules" or expected[key] == value
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -93,9 +93,9 @@ def test_what_is_written_is_read_again(tied, tmp_path):
         assert bool(tensor.codes) == bool(again.codes) == is_matrix(name)
         if tensor.codes and again.codes:
             assert (again.codes.form, again.codes.group) == ("nf4", 64)
-            for ours, theirs in zip(tensor.codes.parts(), again.codes.parts(), strict=True):
-                np.testing.assert_array_equal(ours.codes, theirs.codes)
-                np.testing.assert_array_equal(ours.scales, theirs.scales)
+            for expected, actual in zip(tensor.codes.parts(), again.codes.parts(), strict=True):
+                np.testing.assert_array_equal(expected.codes, actual.codes)
+                np.testing.assert_array_equal(expected.scales, actual.scales)
         np.testing.assert_array_equal(tensor.read(), again.read())
     settings = json.loads((tmp_path / "hf" / "config.json").read_text())["quantization_config"]
     assert settings["llm_int8_skip_modules"] == (["lm_head"] if tied else [])
@@ -110,7 +110,7 @@ def test_what_is_written_is_read_again(tied, tmp_path):
 def write(
     folder: Path, kind: Form = "nf4", *, double: bool = False, **changes: np.ndarray | None
 ) -> dict[str, np.ndarray]:
-    """Write a checkpoint whose matrices are in NF4 or FP4, with other tensors in `UP`, and return its weights."""
+    """Write a checkpoint with matrices in NF4 or FP4, with other tensors in `UP`, and return its weights."""
     tensors, exact = {}, {}
     rule, codebook = BitsAndBytes(kind), CODEBOOKS[kind]
     for name, w in families.random_tensors(CONFIG).items():
@@ -162,8 +162,8 @@ def test_a_checkpoint_of_theirs_stays_in_codes(kind, double, tmp_path):
         bound = 4 * 2.0**-24 * np.max(np.abs(weights)) if double else 0.0
         np.testing.assert_allclose(read, weights, rtol=0, atol=bound)
     params = load_params(checkpoint, dtype=np.dtype(np.float32), positions=1)
-    held = params.layers[1].qkv.weight
-    assert isinstance(held, QuantizedMatrix) and held.form == kind
+    weight = params.layers[1].qkv.weight
+    assert isinstance(weight, QuantizedMatrix) and weight.form == kind
     write_huggingface(checkpoint, tmp_path / "ours")
     again = open_checkpoint(tmp_path / "ours")
     for name in exact:

@@ -86,11 +86,11 @@ def test_llama2c_goes_to_hugging_face_and_back(tmp_path_factory, kv_heads, share
     assert (folder / "again.bin").read_bytes() == (folder / "ours.bin").read_bytes()
     assert contents(open_checkpoint(folder / "hf")) == contents(source)
     # The other writer of this format agrees on every byte but the RoPE tables, which it fills with nonsense.
-    theirs, ours = ((folder / name).read_bytes() for name in ("source.bin", "ours.bin"))
+    original, copy = ((folder / name).read_bytes() for name in ("source.bin", "ours.bin"))
     classifier = 0 if tied else 4 * sizes.vocab * sizes.dim
-    end = len(ours) - classifier
+    end = len(copy) - classifier
     begin = end - 4 * sizes.context * 2 * pairs
-    assert ours[:begin] + ours[end:] == theirs[:begin] + theirs[end:]
+    assert copy[:begin] + copy[end:] == original[:begin] + original[end:]
 
 
 @pytest.mark.parametrize("family", ["llama-2", "tinyllama"])
@@ -120,8 +120,8 @@ def test_a_quantized_file_is_written_as_it_is_read(tmp_path):
 def test_the_safetensors_library_reads_what_is_written(tmp_path):
     source = llama2c_checkpoint(tmp_path)
     write_huggingface(source, tmp_path / "hf")
-    theirs = safetensors.numpy.load_file(tmp_path / "hf" / "model.safetensors")
-    assert {name: array.tobytes() for name, array in theirs.items()} == contents(source)
+    arrays = safetensors.numpy.load_file(tmp_path / "hf" / "model.safetensors")
+    assert {name: array.tobytes() for name, array in arrays.items()} == contents(source)
     with safetensors.safe_open(tmp_path / "hf" / "model.safetensors", framework="numpy") as file:
         assert file.metadata() == {"format": "pt"}
 
@@ -156,10 +156,12 @@ def test_rope_tables_are_those_of_export(tmp_path):
 def test_rope_tables_are_those_of_stories260k(tmp_path, data):
     path = data / "stories260K" / "stories260K.bin"
     write_llama2c(open_checkpoint(path), tmp_path / "model.bin")
-    ours, theirs = np.fromfile(tmp_path / "model.bin", "<f4"), np.fromfile(path, "<f4")
+    actual, expected = np.fromfile(tmp_path / "model.bin", "<f4"), np.fromfile(path, "<f4")
     tables = 512 * 8
-    np.testing.assert_array_equal(ours[:-tables].view(np.uint32), theirs[:-tables].view(np.uint32))
-    np.testing.assert_allclose(ours[-tables:], theirs[-tables:], rtol=0, atol=2.0**-24)  # torch's cosine errs by an ulp
+    np.testing.assert_array_equal(actual[:-tables].view(np.uint32), expected[:-tables].view(np.uint32))
+    np.testing.assert_allclose(
+        actual[-tables:], expected[-tables:], rtol=0, atol=2.0**-24
+    )  # torch's cosine errs by an ulp
 
 
 def test_progress_adds_up(tmp_path):

@@ -176,7 +176,7 @@ def test_a_config_goes_there_and_back(config, bos, stops):
     values = format_config(checkpoint_of(config, bos, stops), dtype="float32")
     assert read_config(values, "config.json") == config
     assert read_tokens(values, "config.json", {}, "generation_config.json", vocab=3) == (bos, stops)
-    # The keys of transformers 4 and those of 5 say the same.
+    # The keys of transformers 4 and of transformers 5 say the same.
     four = {key: value for key, value in values.items() if key not in ("rope_parameters", "layer_types")}
     five = {key: value for key, value in values.items() if key not in ("rope_theta", "rope_scaling")}
     assert read_config(five, "config.json") == config

@@ -122,16 +122,16 @@ class Change:
 
     how: str
     place: int
-    other: int
+    second_place: int
     size: int
     number: int
 
     def apply(self, raw: bytearray, header: int) -> None:
-        at, other = (place % max(1, min(header, len(raw))) for place in (self.place, self.other))
+        at, second = (place % max(1, min(header, len(raw))) for place in (self.place, self.second_place))
         end, size = self.place % max(1, len(raw)), self.size
         match self.how:
             case "flip":
-                raw[at : at + 1] = bytes(byte ^ (1 + self.other % 255) for byte in raw[at : at + 1])
+                raw[at : at + 1] = bytes(byte ^ (1 + self.second_place % 255) for byte in raw[at : at + 1])
             case "number":
                 raw[at : at + size] = (self.number % 256**size).to_bytes(size, "little")
             case "cut":
@@ -143,9 +143,9 @@ class Change:
             case "repeat":
                 raw[at:at] = raw[at : at + size]
             case "swap":
-                raw[at : at + size], raw[other : other + size] = raw[other : other + size], raw[at : at + size]
+                raw[at : at + size], raw[second : second + size] = raw[second : second + size], raw[at : at + size]
             case "float":
-                value = (np.nan, np.inf, -np.inf, 3e38)[self.other % 4]
+                value = (np.nan, np.inf, -np.inf, 3e38)[self.second_place % 4]
                 raw[end : end + 4] = np.float32(value).tobytes()
 
 
@@ -174,8 +174,8 @@ def put(kind: str, raw: bytes, folder: Path) -> Path:
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("hostile")
     for kind in DIRECTORIES:
-        made = tmp_path_factory.mktemp("made")
-        write_directory(kind, made).rename(folder / kind)
+        models = tmp_path_factory.mktemp("made")
+        write_directory(kind, models).rename(folder / kind)
     return folder
 
 
@@ -202,10 +202,10 @@ def test_good_files_load(folder, kind):
 
 def places(values: dict, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """The paths of all values in an object, and in the objects inside."""
-    found = []
+    paths = []
     for key, value in values.items():
-        found += [(*path, key), *(places(value, (*path, key)) if isinstance(value, dict) else [])]
-    return found
+        paths += [(*path, key), *(places(value, (*path, key)) if isinstance(value, dict) else [])]
+    return paths
 
 
 STRANGE = [None, True, 0, -1, 3, 7, 33, 2**31, 2**64, 0.5, 1e308, "", "4", "int", "channel", [], [[]], {}, {"a": {}}]
@@ -217,7 +217,7 @@ STRANGE = [None, True, 0, -1, 3, 7, 33, 2**31, 2**64, 0.5, 1e308, "", "4", "int"
 def test_a_changed_quantization_config_loads_or_is_refused(layouts, layout, place, value):
     folder, good = layouts[layout]
     config = json.loads(good)
-    *path, key = (found := places(config["quantization_config"]))[place % len(found)]
+    *path, key = (paths := places(config["quantization_config"]))[place % len(paths)]
     inside = config["quantization_config"]
     for step in path:
         inside = inside[step]
@@ -234,9 +234,9 @@ def test_a_changed_quantization_config_loads_or_is_refused(layouts, layout, plac
 @pytest.fixture(scope="module")
 def layouts(tmp_path_factory) -> dict[str, tuple[Path, str]]:
     """A directory of each layout, and its config.json."""
-    made = {}
+    stored = {}
     for layout in test_quantized_checkpoints.LAYOUTS:
         folder = tmp_path_factory.mktemp("layout")
         test_quantized_checkpoints.write_layout(folder, layout)
-        made[layout] = folder, (folder / "config.json").read_text()
-    return made
+        stored[layout] = folder, (folder / "config.json").read_text()
+    return stored

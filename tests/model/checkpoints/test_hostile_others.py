@@ -158,7 +158,7 @@ def test_scales_of_zero_are_weights_of_zero(tmp_path):
 
 
 def test_the_corpora_are_large_enough():
-    """There are at least 30 files of each format, without those that Hypothesis makes (`test_hostile_mutations`)."""
+    """There are at least 30 files of each format, not counting Hypothesis's own (`test_hostile_mutations`)."""
     safetensors = (HEADERS, SHAPES, test_bad_huggingface.ENTRIES, test_bad_huggingface.JSONS)
     assert sum(map(len, safetensors)) >= 60
     assert len(LLAMA2C) + sum(map(len, test_bad_checkpoints.LLAMA2C_CUTS.values())) >= 45

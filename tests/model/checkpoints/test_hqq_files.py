@@ -58,7 +58,7 @@ def packed(w: np.ndarray, *, axis: int, group: int = 32) -> tuple[dict[str, np.n
 
 
 def write(folder: Path, changes: dict[str, Any], *, axis: int = 1, tag: str | None = None) -> dict[str, np.ndarray]:
-    """Write a checkpoint with other tensors in one module, whose matrices or those of a `tag` are quantized."""
+    """Write a checkpoint with quantized matrices (all, or the ones of a `tag`), and other tensors in one module."""
     tensors, exact = {}, {}
     for name, w in families.random_tensors(CONFIG).items():
         if not is_matrix(name) or name == "lm_head.weight" or (tag and tag not in name):
@@ -68,8 +68,8 @@ def write(folder: Path, changes: dict[str, Any], *, axis: int = 1, tag: str | No
         for part, array in {**stored, **(changes if "layers.1.mlp.up_proj" in name else {})}.items():
             if array is not None:
                 tensors[f"{name.removesuffix('.weight')}.{part}"] = array
-    one = {"weight_quant_params": {"nbits": 4, "group_size": 32, "axis": axis}, "scale_quant_params": None}
-    settings = {"quant_method": "hqq", "quant_config": {tag: one} if tag else one, "skip_modules": ["lm_head"]}
+    options = {"weight_quant_params": {"nbits": 4, "group_size": 32, "axis": axis}, "scale_quant_params": None}
+    settings = {"quant_method": "hqq", "quant_config": {tag: options} if tag else options, "skip_modules": ["lm_head"]}
     (folder / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": settings}))
     families.write_safetensors(folder / "model.safetensors", tensors)
     return exact
@@ -115,7 +115,7 @@ def test_tensors_that_cannot_be_meant_are_refused(part, value, what, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("weights", "other", "what"),
+    ("weights", "change", "what"),
     [
         ({"nbits": 7}, {}, "hqq with 7 bits by axis 1 is not read (only 1, 1.58, 2, 3, 4, 5, 6, 8 by axis"),
         ({"nbits": 1.5}, {}, "hqq with 1.5 bits"),
@@ -133,12 +133,12 @@ def test_tensors_that_cannot_be_meant_are_refused(part, value, what, tmp_path):
         ({}, {"weight_quant_params": 7}, "weight_quant_params is 7, not an object"),
     ],
 )
-def test_a_configuration_that_is_not_read_is_refused(weights, other, what, tmp_path):
+def test_a_configuration_that_is_not_read_is_refused(weights, change, what, tmp_path):
     write(tmp_path, {})
     config = json.loads((tmp_path / "config.json").read_text())
     settings = config["quantization_config"]["quant_config"]
     settings["weight_quant_params"] |= weights
-    settings |= other
+    settings |= change
     (tmp_path / "config.json").write_text(json.dumps(config))
     message = refusal(tmp_path, named=str(tmp_path))
     assert any(part in message for part in what.split("|")), message

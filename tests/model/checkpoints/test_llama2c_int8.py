@@ -77,8 +77,8 @@ def test_groups_that_span_rows_are_read_as_floats(tmp_path):
 def test_int8_is_written_as_export_writes_it(tmp_path, tied):
     source = open_checkpoint(llama2c_files.write(tmp_path / "source.bin", 0, tied=tied))
     write_llama2c(source, tmp_path / "ours.bin", int8=True)
-    theirs = llama2c_files.file_bytes(2, tied=tied, group=8)  # the largest that divides 16 and 24
-    assert (tmp_path / "ours.bin").read_bytes() == theirs
+    expected = llama2c_files.file_bytes(2, tied=tied, group=8)  # the largest that divides 16 and 24
+    assert (tmp_path / "ours.bin").read_bytes() == expected
     load(tmp_path / "ours.bin")
 
 

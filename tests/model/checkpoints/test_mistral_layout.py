@@ -31,10 +31,10 @@ NAMES = {
 }
 # Names of tensors in transformers, and there.
 OWN = {
-    f"{theirs}.weight".replace("N", str(layer)).replace("M", str(expert)): f"{ours}.weight".replace(
+    f"{mistral_name}.weight".replace("N", str(layer)).replace("M", str(expert)): f"{name}.weight".replace(
         "N", str(layer)
     ).replace("M", str(expert))
-    for ours, theirs in NAMES.items()
+    for name, mistral_name in NAMES.items()
     for layer in range(4)
     for expert in range(4)
 }
@@ -90,7 +90,7 @@ CASES: dict[str, tuple[dict, dict]] = {
 
 
 def neighbors(matrix: np.ndarray, heads: int) -> np.ndarray:
-    """Put the rows that RoPE turns together, i and i + half of a head, beside each other."""
+    """Put the rows that RoPE turns together, i and i + half of a head, next to each other."""
     size = len(matrix) // heads
     order = [head * size + i + half for head in range(heads) for i in range(size // 2) for half in (0, size // 2)]
     return matrix[order]
@@ -111,13 +111,13 @@ def write(folder: Path, changes: dict, tensors: dict[str, np.ndarray]) -> Path:
     return folder
 
 
-def assert_equal(ours: Checkpoint, other: Checkpoint) -> None:
-    assert (ours.config, ours.bos, ours.stops) == (other.config, other.bos, other.stops)
-    assert list(ours.tensors) == list(other.tensors)
-    for name, tensor in ours.tensors.items():
-        one, two = tensor.read(), other.tensors[name].read()
-        assert (tensor.shape, tensor.dtype) == (one.shape, one.dtype) == (two.shape, two.dtype), name
-        assert one.tobytes() == two.tobytes(), name
+def assert_equal(actual: Checkpoint, expected: Checkpoint) -> None:
+    assert (actual.config, actual.bos, actual.stops) == (expected.config, expected.bos, expected.stops)
+    assert list(actual.tensors) == list(expected.tensors)
+    for name, tensor in actual.tensors.items():
+        value, two = tensor.read(), expected.tensors[name].read()
+        assert (tensor.shape, tensor.dtype) == (value.shape, value.dtype) == (two.shape, two.dtype), name
+        assert value.tobytes() == two.tobytes(), name
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -126,10 +126,10 @@ def test_it_is_the_model_of_hugging_faces_layout_bit_for_bit(case, tmp_path):
     (tmp_path / "other").mkdir()
     families.write_checkpoint(tmp_path / "other", config, dtype="bfloat16")
     own = write(tmp_path / "own", changes, own_tensors(config))
-    ours = open_checkpoint(own)
-    assert ours.format == "mistral"
-    assert_equal(ours, open_checkpoint(tmp_path / "other"))
-    assert_equal(open_checkpoint(own / "consolidated.safetensors"), ours)  # named itself
+    actual = open_checkpoint(own)
+    assert actual.format == "mistral"
+    assert_equal(actual, open_checkpoint(tmp_path / "other"))
+    assert_equal(open_checkpoint(own / "consolidated.safetensors"), actual)  # named itself
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def test_weights_may_be_in_shards_and_beside_those_of_an_encoder_of_images(tenso
 def test_hugging_faces_layout_counts_where_both_are_there_whole(tensors, tmp_path):
     folder = write(tmp_path / "both", {}, tensors)
     (folder / "config.json").write_text(json.dumps(MISTRAL))
-    assert open_checkpoint(folder).format == "mistral"  # whose weights are the only ones
+    assert open_checkpoint(folder).format == "mistral"  # no other weights are there
     families.write_checkpoint(folder, MISTRAL)
     assert open_checkpoint(folder).format == "safetensors"
 

@@ -55,13 +55,13 @@ def test_a_misspelt_name_is_answered_by_the_one_that_it_may_mean(tmp_path, monke
     (tmp_path / "Llama-3.2-1B.txt").touch()  # is no model
     (tmp_path / "tinyllama").mkdir()
     monkeypatch.chdir(tmp_path)
-    said = "No such file or directory. Did you mean"
+    hint = "No such file or directory. Did you mean"
     for name, meant in {
         "storis": "stories",
         "tinylama": "tinyllama",
         f"{tmp_path}/lama-3.2-1B.guf": f"{tmp_path}/Llama-3.2-1B.gguf",
     }.items():
-        with pytest.raises(CheckpointError, match=f"^{name}: {said} {meant}\\?$"):
+        with pytest.raises(CheckpointError, match=f"^{name}: {hint} {meant}\\?$"):
             open_checkpoint(name)
     for name in ("fox", "Llama.txt", "none/storis", "storis/storis"):
         with pytest.raises(CheckpointError) as caught:
@@ -70,7 +70,7 @@ def test_a_misspelt_name_is_answered_by_the_one_that_it_may_mean(tmp_path, monke
 
 
 def cached(folder: Path) -> tuple[Path, Path]:
-    """A model in Hugging Face's cache: its folder, and its snapshot, whose files are links to blobs."""
+    """A model in Hugging Face's cache: its folder, and its snapshot with links to blobs."""
     model = folder / "models--owner--name"
     snapshot, blobs = model / "snapshots" / "abc", model / "blobs"
     snapshot.mkdir(parents=True)
@@ -176,7 +176,7 @@ def test_what_a_kill_left_is_removed_at_the_next_write(maker, written, tmp_path)
         assert len(partials(tmp_path)) == 2  # of another place
         with make(tmp_path / "there") as staged:
             (staged if maker == "new_file" else staged / "x").write_text("whole")
-            assert len(partials(tmp_path)) == 2  # this one, and that of the living
+            assert len(partials(tmp_path)) == 2  # this one, and the living process's
         assert len(partials(tmp_path)) == 1
     finally:
         for process in (killed, living):

@@ -73,8 +73,8 @@ def test_words_are_those_of_autoawq():
     words = {name: np.array(GOLDENS["awq"]["words"][name], dtype) for name, dtype in dtypes.items()}
     rows, cols = GOLDENS["awq"]["shape"]
     part = AWQ(GOLDENS["awq"]["group"]).part(words, 0, rows, cols)
-    for ours, theirs in zip(part, awq.unpack(awq.Packed(**words)), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    for actual, expected in zip(part, awq.unpack(awq.Packed(**words)), strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("case", GOLDENS["gptq_words"]["cases"], ids=lambda case: str(case["bits"]))
@@ -110,7 +110,9 @@ def test_words_hold_every_code(seed, bits, codes):
     np.testing.assert_array_equal(unpack_words(pack_words(drawn, bits), bits)[:, :codes], drawn)
 
 
-Layout = tuple[dict[str, np.ndarray], np.ndarray]  # what is stored beside a module's name, and the weights meant
+Layout = tuple[
+    dict[str, np.ndarray], np.ndarray
+]  # what is stored under a module's name, and the weights that it stands for
 
 
 def _awq(w: np.ndarray) -> Layout:
@@ -293,7 +295,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Any]] = {
 
 
 def write_layout(folder: Path, layout: str) -> dict[str, np.ndarray]:
-    """Write a checkpoint whose matrices, except the head, are in a layout, and return their weights."""
+    """Write a checkpoint with all matrices except the head in a layout, and return their weights."""
     settings, store = LAYOUTS[layout]
     return write_stored(folder, settings, lambda name, w: store(w))
 
@@ -301,7 +303,7 @@ def write_layout(folder: Path, layout: str) -> dict[str, np.ndarray]:
 def write_stored(
     folder: Path, settings: dict[str, Any], store: Callable[[str, np.ndarray], Any], *, config: dict[str, Any] = CONFIG
 ) -> dict[str, np.ndarray]:
-    """Write a checkpoint whose matrices, except the head, are as `store` stores them, and return their weights.
+    """Write a checkpoint with all matrices except the head as `store` stores them, and return their weights.
 
     `store` is given a matrix with its name, and gives its parts by name, and its weights.
     """
@@ -454,7 +456,7 @@ def test_a_file_beside_config_json_says_how_matrices_are_quantized(layout, file,
     (tmp_path / file).write_text(json.dumps(keys))
     for name, weights in meant.items():
         np.testing.assert_array_equal(exact(open_checkpoint(tmp_path).tensors[name]), weights)
-    families.write_checkpoint(tmp_path, CONFIG)  # beside plain weights the file means nothing
+    families.write_checkpoint(tmp_path, CONFIG)  # with plain weights the file means nothing
     assert not any(tensor.codes for tensor in open_checkpoint(tmp_path).tensors.values())
 
 
@@ -633,9 +635,9 @@ def test_what_is_written_is_read_again(scheme, config, tmp_path):
         assert bool(tensor.codes) == bool(again.codes)
         if tensor.codes and again.codes:
             assert tensor.codes.form == again.codes.form
-            for ours, theirs in zip(tensor.codes.parts(), again.codes.parts(), strict=True):
-                np.testing.assert_array_equal(ours.codes, theirs.codes)
-                np.testing.assert_array_equal(ours.scales, theirs.scales)
+            for expected, actual in zip(tensor.codes.parts(), again.codes.parts(), strict=True):
+                np.testing.assert_array_equal(expected.codes, actual.codes)
+                np.testing.assert_array_equal(expected.scales, actual.scales)
         else:
             np.testing.assert_array_equal(tensor.read(), again.read())
     settings = json.loads((tmp_path / "hf" / "config.json").read_text())["quantization_config"]
@@ -654,8 +656,8 @@ def test_what_no_layout_holds_is_refused(tmp_path):
     plain = random_checkpoint(CONFIGS["experts"], seed=0)
     nf4 = refuses(quantized(plain, "nf4"), tmp_path / "a")
     assert "which are no whole groups of 64: bitsandbytes cannot hold it (q8_row and fp8 have no groups)" in nf4
-    said = refuses(quantized(random_checkpoint(replace(WIDE, ffn=40), seed=0), "q4"), tmp_path / "b")
-    assert "rows of 40 weights, which are no whole groups of 64" in said
+    message = refuses(quantized(random_checkpoint(replace(WIDE, ffn=40), seed=0), "q4"), tmp_path / "b")
+    assert "rows of 40 weights, which are no whole groups of 64" in message
     row, fp8 = quantized(plain, "q8_row"), quantized(plain, "fp8")
     name = "model.layers.1.self_attn.o_proj.weight"
     mixed = replace(row, tensors={**row.tensors, name: fp8.tensors[name]})

@@ -72,7 +72,7 @@ def test_weights_are_within_half_a_step(weights):
 
 
 def write(folder: Path, changes: dict[str, Any], kind: str = "Int4WeightOnlyConfig") -> dict[str, np.ndarray]:
-    """Write a checkpoint whose matrices are quantized, with other tensors in one module."""
+    """Write a checkpoint with quantized matrices, and with other tensors in one module."""
     tensors, exact = {}, {}
     for name, w in families.random_tensors(CONFIG).items():
         if not is_matrix(name) or name == "lm_head.weight":

@@ -53,7 +53,7 @@ def test_yarn_whose_magnitude_is_not_the_papers_is_no_gguf(length):
     assert families()["llama"].gguf.lacks(usual) is None
 
 
-# Those of other families: tests/model/families/test_family_goldens.py.
+# Switches of other families: tests/model/families/test_family_goldens.py.
 @pytest.mark.parametrize("name", ["llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"])
 def test_a_family_is_nearest_to_its_own_models(name):
     family = families()[name]
@@ -79,14 +79,14 @@ def test_the_chosen_experts_may_keep_the_probabilities_of_the_router(seed):
         exact = load_reference_params(checkpoint).layers[0]
         x = np.random.default_rng(seed).normal(size=(3, config.dim)).astype(np.float32)
         together = XLA.moe_add(jnp.asarray(x[None]), layer, config=config)[0]
-        alone = XLA.moe_add(jnp.asarray(x[None, :1]), layer, config=config)[0]
-        found = moe_add(exactly(x), exact, config=config, unit=0.0)
+        single = XLA.moe_add(jnp.asarray(x[None, :1]), layer, config=config)[0]
+        exact_sum = moe_add(exactly(x), exact, config=config, unit=0.0)
         # Both are sums in float64, in two orders: each is within the bound of float32, times the ratio of roundings.
-        twice = np.abs(found.value - feed_forward(x, exact, config=config))
-        assert (twice <= 2 * 2.0**-29 * found.error).all()
-        assert (np.abs(np.asarray(together) - found.value) <= found.error).all()
-        assert (np.abs(np.asarray(alone) - found.value[:1]) <= found.error[:1]).all()
-        return found.value, found.error
+        twice = np.abs(exact_sum.value - feed_forward(x, exact, config=config))
+        assert (twice <= 2 * 2.0**-29 * exact_sum.error).all()
+        assert (np.abs(np.asarray(together) - exact_sum.value) <= exact_sum.error).all()
+        assert (np.abs(np.asarray(single) - exact_sum.value[:1]) <= exact_sum.error[:1]).all()
+        return exact_sum.value, exact_sum.error
 
     value, error = computed(PLAIN)
     renormalized, _ = computed(replace(PLAIN, renormalize_experts=True))
@@ -96,7 +96,7 @@ def test_the_chosen_experts_may_keep_the_probabilities_of_the_router(seed):
 
 def test_without_renormalization_weights_are_probabilities():
     x, router = np.array([[1.0]]), np.log([[1.0], [6.0], [3.0]])
-    _, kept = route(x, router, experts_per_token=2, renormalized=False)
+    _, probabilities = route(x, router, experts_per_token=2, renormalized=False)
     _, divided = route(x, router, experts_per_token=2)
-    np.testing.assert_allclose(kept, [[0.6, 0.3]])
+    np.testing.assert_allclose(probabilities, [[0.6, 0.3]])
     np.testing.assert_allclose(divided, [[2 / 3, 1 / 3]])

@@ -103,10 +103,10 @@ def test_jax_has_the_logits_and_the_text_of_transformers(name, written):
 
     empty = empty_cache(config, batch=1, capacity=32, dtype=FLOAT32)
     assert_golden(np.asarray(run(golden["tokens"], empty)[0])[0], golden)
-    tokens, held = golden["tokens"][:8], empty
+    tokens, kv_cache = golden["tokens"][:8], empty
     for step in range(7 if name not in DECODED else 0, 7 + len(golden["greedy"])):
         if name in DECODED:  # token by token
-            logits, held = run([tokens[step]], held)
+            logits, kv_cache = run([tokens[step]], kv_cache)
         else:  # by the program that is compiled already: what follows a token does not matter to it
             logits = run([*tokens, *[0] * (SEQ - len(tokens))], empty)[0][:, step]
         if step >= 7:
@@ -137,14 +137,14 @@ def test_gguf_holds_the_same_model_or_the_switch_is_named(name, written, tmp_pat
     assert replace(again.config, scaling=None) == replace(checkpoint.config, scaling=None)
     logits = exact_logits(again, GOLDENS[name])
     assert_golden(logits, GOLDENS[name])
-    theirs = np.array(GOLDENS[name]["llama_cpp"])
+    expected = np.array(GOLDENS[name]["llama_cpp"])
     if isinstance(again.config.scaling, YarnScaling) and not again.config.scaling.whole:
         # llama.cpp rounds the two indices of YaRN in every model.
         rounded = replace(again.config, scaling=replace(again.config.scaling, whole=True))
         logits = exact_logits(replace(again, config=rounded), GOLDENS[name])
     # llama.cpp is float32, with GELU from a table of float16.
     limit = 2.0**-8 if again.config.activation == "gelu_tanh" else AGREE * np.abs(logits[-1]).max()
-    assert np.abs(logits[-1] - logsumexp(logits[-1:]) - theirs).max() <= limit
+    assert np.abs(logits[-1] - logsumexp(logits[-1:]) - expected).max() <= limit
 
 
 def test_the_context_decides_which_form_longrope_has(tmp_path):

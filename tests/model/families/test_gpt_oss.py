@@ -59,7 +59,7 @@ def in_pages(cache: LayerCache) -> LayerPages:
         (partial(attend, spans=SPANS._replace(longest=5)), 5, 2),  # in blocks
         (cpu_attend, 1, 2),
         (cpu_attend, 1, 4),  # keys where they lie
-        (lambda q, cache, *rest, **fixed: attend(q, in_pages(cache), *rest, **fixed), 3, 2),
+        (lambda q, cache, *arguments, **fixed: attend(q, in_pages(cache), *arguments, **fixed), 3, 2),
     ],
     ids=["spans", "blocks", "one", "one in place", "pages"],
 )
@@ -76,11 +76,11 @@ def test_sinks_are_within_the_bound_in_every_form(form, seq: int, kv_heads: int,
     positions = Positions(start + jnp.arange(seq, dtype=jnp.int32)[None], nowhere, nowhere)
     h = jax.jit(partial(form, window=window, config=config))(jnp.asarray(q[None]), cache, positions, sinks=sinks)
     mask = causal_mask(seq, used, offset=start, window=window)
-    keys, held = (exactly(a[:used]) for a in (k, v))
-    due = bound.attend(exactly(q), keys, held, mask, unit=0.0, blocks=3, sinks=sinks.astype(np.float64))
-    assert (np.abs(np.asarray(h)[0] - due.value) <= due.error).all()
-    without = bound.attend(exactly(q), keys, held, mask, unit=0.0)
-    assert (np.abs(without.value - due.value).max(axis=1) > 1e-3).all()
+    keys, values = (exactly(a[:used]) for a in (k, v))
+    expected = bound.attend(exactly(q), keys, values, mask, unit=0.0, blocks=3, sinks=sinks.astype(np.float64))
+    assert (np.abs(np.asarray(h)[0] - expected.value) <= expected.error).all()
+    without = bound.attend(exactly(q), keys, values, mask, unit=0.0)
+    assert (np.abs(without.value - expected.value).max(axis=1) > 1e-3).all()
 
 
 def opened(directory: Path, golden: dict, changes: dict[str, np.ndarray | None]):
@@ -98,18 +98,18 @@ def stored(path: Path) -> dict[str, np.ndarray]:
 
 def test_mxfp4_experts_run_from_codes_and_are_written_as_they_were(tmp_path):
     write_checkpoint(tmp_path, GOLDEN)
-    checkpoint, held = open_checkpoint(tmp_path), stored(tmp_path / "model.safetensors")
-    codes = mx.unpack(held[f"{EXPERTS}.gate_up_proj_blocks"].reshape(3, 64, -1), to=E2M1)
-    both = mx.dequantize(Quantized(codes, held[f"{EXPERTS}.gate_up_proj_scales"]), to=E2M1)
+    checkpoint, arrays = open_checkpoint(tmp_path), stored(tmp_path / "model.safetensors")
+    codes = mx.unpack(arrays[f"{EXPERTS}.gate_up_proj_blocks"].reshape(3, 64, -1), to=E2M1)
+    gate_and_up = mx.dequantize(Quantized(codes, arrays[f"{EXPERTS}.gate_up_proj_scales"]), to=E2M1)
     for name, first in (("w1", 0), ("w3", 1)):  # gate and up, by turns
         tensor = checkpoint.tensors[f"model.layers.1.block_sparse_moe.experts.2.{name}.weight"]
         assert tensor.codes and tensor.codes.form == "mxfp4"
-        np.testing.assert_array_equal(tensor.read(), both[2, first::2])
+        np.testing.assert_array_equal(tensor.read(), gate_and_up[2, first::2])
 
     write_huggingface(checkpoint, tmp_path / "again")
     again = stored(tmp_path / "again" / "model.safetensors")
-    assert again.keys() == held.keys()
-    assert all(np.array_equal(again[name], held[name]) for name in held)
+    assert again.keys() == arrays.keys()
+    assert all(np.array_equal(again[name], arrays[name]) for name in arrays)
     written = json.loads((tmp_path / "again" / "config.json").read_text())
     assert written["quantization_config"] == GOLDEN["config"]["quantization_config"]
 
@@ -128,11 +128,11 @@ def test_what_is_not_as_config_json_says_is_named(tmp_path):
     assert refusal("down_proj_bias", byte[:, :, 0]).startswith(f"{EXPERTS}.down_proj_bias is uint8 [3, 64]")
     assert refusal("down_proj", byte.astype(np.float32)).startswith(f"tensor '{EXPERTS}.down_proj' is not part of")
     assert refusal("gate_up_proj", None, DENSE) == f"lacks tensor {EXPERTS}.gate_up_proj"
-    other = DENSE | {"config": DENSE["config"] | {"num_local_experts": 9}}
+    changed = DENSE | {"config": DENSE["config"] | {"num_local_experts": 9}}
     first = "model.layers.0.mlp.experts.down_proj_bias"
-    assert refusal("gate_up_proj", None, other) == f"9 experts of 64, but {first} is [5, 64]"
-    other = DENSE | {"config": DENSE["config"] | {"swiglu_limit": 6.0}}
-    assert refusal("gate_up_proj", None, other).endswith("swiglu_limit 6.0 is not supported (only 7.0)")
+    assert refusal("gate_up_proj", None, changed) == f"9 experts of 64, but {first} is [5, 64]"
+    changed = DENSE | {"config": DENSE["config"] | {"swiglu_limit": 6.0}}
+    assert refusal("gate_up_proj", None, changed).endswith("swiglu_limit 6.0 is not supported (only 7.0)")
 
 
 def test_other_matrices_in_codes_are_not_written(tmp_path):
@@ -144,9 +144,9 @@ def test_other_matrices_in_codes_are_not_written(tmp_path):
 
 def test_a_config_json_without_rope_has_that_of_the_release(tmp_path):
     config = {key: value for key, value in DENSE["config"].items() if key != "rope_scaling"}
-    found = opened(tmp_path, DENSE | {"config": config}, {}).config.scaling
-    assert isinstance(found, YarnScaling)
-    assert (found.factor, found.original_context, found.whole) == (32.0, 4096, False)
+    scaling = opened(tmp_path, DENSE | {"config": config}, {}).config.scaling
+    assert isinstance(scaling, YarnScaling)
+    assert (scaling.factor, scaling.original_context, scaling.whole) == (32.0, 4096, False)
 
 
 def model_of(config: Config):

@@ -30,12 +30,12 @@ WIDE = replace(SMALL, head_dim=SMALL.dim // SMALL.heads, layer_norm=True, tied=F
 def test_layernorm_is_rmsnorm_of_what_is_centred_wherever_it_was(noise, shift):
     x, weight, bias = noise(3, 16), noise(16), noise(16)
     centred = x - np.mean(x.astype(np.float64), axis=-1, keepdims=True)
-    due = rmsnorm(centred, weight, eps=0.5) + bias
+    expected = rmsnorm(centred, weight, eps=0.5) + bias
     moved = layernorm(x.astype(np.float64) + shift, weight, bias, eps=0.5)
     # float64 rounds x + shift, and the mean of what was moved, by 2^-53 of their size, times 1 / sqrt(eps).
     size = np.max(np.abs(x)) + abs(shift)
-    limit = 64 * 2.0**-53 * (np.abs(weight) * (size + 1) * np.sqrt(2) + np.abs(due) + np.abs(bias))
-    assert (np.abs(moved - due) <= limit).all()
+    limit = 64 * 2.0**-53 * (np.abs(weight) * (size + 1) * np.sqrt(2) + np.abs(expected) + np.abs(bias))
+    assert (np.abs(moved - expected) <= limit).all()
 
 
 def test_heads_have_weights_of_their_own():

@@ -16,7 +16,7 @@ from llamaspec.model.checkpoints.huggingface.write import write_huggingface
 from llamaspec.model.checkpoints.open import BUILT_IN, open_checkpoint
 from llamaspec.model.insight.checkup import Checkup, check_up
 from llamaspec.model.insight.evaluation import EvalText
-from llamaspec.model.insight.text_faults import text_faults
+from llamaspec.model.insight.text_faults import open_tokenizer, text_faults
 from llamaspec.model.insight.trials import TEXT, try_changes
 from llamaspec.model.insight.weight_faults import Fault
 from llamaspec.model.tokenizers.of_model import tokenizer_of
@@ -94,14 +94,14 @@ DAMAGES = {
 @pytest.mark.sampled(1)  # 8 to 15 s each
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damage_that_a_text_shows_is_named_and_nothing_else(tmp_path, damage):
-    given, kind, words = DAMAGES[damage]
+    changes, kind, words = DAMAGES[damage]
     text = story(tmp_path, characters=280 if damage == "theta" else 200)  # theta shows at a distance
-    found = check_up(damaged(tmp_path / "model", **given), text=text)
-    assert [fault.fault for fault in found.faults] == [kind], found
-    [fault] = found.faults
+    checkup = check_up(damaged(tmp_path / "model", **changes), text=text)
+    assert [fault.fault for fault in checkup.faults] == [kind], checkup
+    [fault] = checkup.faults
     assert words in fault.mend
     assert "perplexity" in fault.measured
-    assert found.trials and found.trials.judged
+    assert checkup.trials and checkup.trials.judged
 
 
 def test_a_change_is_named_by_the_keys_of_its_own_file():
@@ -117,23 +117,23 @@ def test_a_change_is_named_by_the_keys_of_its_own_file():
 @pytest.mark.slow  # 13 s
 def test_a_tied_flag_against_the_weights(tmp_path):
     contradicted = damaged(tmp_path / "noise", weights=other_head)
-    found = check_up(contradicted, text=story(tmp_path))
-    assert [fault.fault for fault in found.faults] == ["head", "head"]
-    assert "lm_head.weight differs" in found.faults[0].measured
-    assert "does better" in found.faults[1].what  # and so the flag is right, and the head is what is wrong
+    checkup = check_up(contradicted, text=story(tmp_path))
+    assert [fault.fault for fault in checkup.faults] == ["head", "head"]
+    assert "lm_head.weight differs" in checkup.faults[0].measured
+    assert "does better" in checkup.faults[1].what  # and so the flag is right, and the head is what is wrong
 
 
 def test_a_head_that_is_missing_or_there_twice(tmp_path):
     [missing] = check_up(silent(damaged(tmp_path / "missing", tie_word_embeddings=False))).faults
     assert ("lacks tensor lm_head" in missing.measured, "true" in missing.mend) == (True, True)
-    [same] = check_up(silent(damaged(tmp_path / "same", tie_word_embeddings=False, weights=same_head))).faults
-    assert "number for number" in same.measured
+    [fault] = check_up(silent(damaged(tmp_path / "same", tie_word_embeddings=False, weights=same_head))).faults
+    assert "number for number" in fault.measured
 
 
 def changed(name: str, at: tuple[int, ...], value: float, dtype: type, tensors: Tensors) -> Tensors:
-    found = tensors[name].astype(dtype)
-    found[at] = value
-    return {**tensors, name: found}
+    values = tensors[name].astype(dtype)
+    values[at] = value
+    return {**tensors, name: values}
 
 
 DOWN = "model.layers.3.mlp.down_proj.weight"
@@ -149,10 +149,10 @@ DOWN = "model.layers.3.mlp.down_proj.weight"
     ],
 )
 def test_a_number_that_is_none(tmp_path, value, dtype, kind, words):
-    found = check_up(damaged(tmp_path, weights=partial(changed, DOWN, (5, 7), value, dtype)))
-    assert [fault.fault for fault in found.faults] == [kind]
-    assert f"{words}, in {DOWN} (1)" in found.faults[0].measured
-    assert (found.trials, "not finite" in found.note) == (None, True)
+    checkup = check_up(damaged(tmp_path, weights=partial(changed, DOWN, (5, 7), value, dtype)))
+    assert [fault.fault for fault in checkup.faults] == [kind]
+    assert f"{words}, in {DOWN} (1)" in checkup.faults[0].measured
+    assert (checkup.trials, "not finite" in checkup.note) == (None, True)
 
 
 def test_scales_of_zero(tmp_path):
@@ -191,16 +191,27 @@ def test_a_tokenizer_of_another_vocabulary(tmp_path):
     folder = damaged(tmp_path)
     (folder / "tokenizer.json").write_text(tiny_tokenizers.chatml())
     (folder / "tokenizer_config.json").unlink()
-    found = check_up(folder)
-    assert [fault.fault for fault in found.faults] == ["tokenizer"]
-    assert "a vocabulary of 259 tokens" in found.faults[0].measured
-    assert "no tokenizer" in found.note
+    checkup = check_up(folder)
+    assert [fault.fault for fault in checkup.faults] == ["tokenizer"]
+    assert "a vocabulary of 259 tokens" in checkup.faults[0].measured
+    assert "no tokenizer" in checkup.note
 
 
 def faults_of_text(folder: Path) -> list[Fault]:
-    """The faults of tokenizer and template alone, since every run on a text costs seconds."""
+    """Only the faults of tokenizer and template, since every run on a text costs seconds."""
     checkpoint = open_checkpoint(folder)
     return text_faults(checkpoint, tokenizer_of(checkpoint, None), folder)
+
+
+def test_a_tokenizer_that_cannot_be_read_is_not_called_another_models(tmp_path):
+    checkpoint = open_checkpoint(damaged(tmp_path))
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "tokenizer.json").write_text("[]")
+    tokenizer, (fault,) = open_tokenizer(checkpoint, tmp_path / "tokenizer.json")
+    assert (tokenizer, fault.what) == (None, "the tokenizer cannot be read")
+    (tmp_path / "tokenizer.json").write_text(tiny_tokenizers.chatml())
+    tokenizer, (fault,) = open_tokenizer(checkpoint, tmp_path / "tokenizer.json")
+    assert (tokenizer, fault.what) == (None, "the tokenizer cannot be this model's")
 
 
 def test_ids_that_are_not_the_tokenizers(tmp_path):
@@ -262,7 +273,7 @@ def test_rows_of_zeros_are_no_fault(tmp_path, type):
 
 
 def test_a_scale_of_a_superblock_may_be_0_but_not_all(tmp_path):
-    """ggml leaves the codes of a group whose scale it rounds to 0 as they were."""
+    """ggml leaves the codes of a group as they were if it rounds the group's scale to 0."""
 
     def one_scale(packed: np.ndarray) -> None:
         packed[5, 192] = 0
@@ -293,8 +304,8 @@ def test_norms_of_a_model_without_a_tokenizer(tmp_path):
 def test_a_text_in_another_language_names_nothing(tmp_path):
     path = tmp_path / "text"
     path.write_text("In der Mitte der Stadt stand ein altes Haus.")
-    found: Checkup = check_up("stories", text=path)
-    assert (found.faults, "shows nothing" in found.note) == ([], True)
+    checkup: Checkup = check_up("stories", text=path)
+    assert (checkup.faults, "shows nothing" in checkup.note) == ([], True)
 
 
 def test_the_command(run, tmp_path):
@@ -305,8 +316,8 @@ def test_the_command(run, tmp_path):
     assert '"rope_theta": 500000 in config.json' in out
     bad = silent(damaged(tmp_path / "bad", weights=partial(changed, DOWN, (0, 0), np.nan, np.float16)))
     status, out, _ = run("doctor", str(bad), "--json")
-    found = json.loads(out)
-    assert (status, [fault["fault"] for fault in found["faults"]], found["loss"]) == (1, ["nan"], None)
+    report = json.loads(out)
+    assert (status, [fault["fault"] for fault in report["faults"]], report["loss"]) == (1, ["nan"], None)
     assert run("doctor", "--text", text)[0] == 2
     status, out, err = run("doctor", str(tmp_path / "none"))
     assert (status, out, "No such file" in err) == (1, "", True)

@@ -1,4 +1,4 @@
-"""Perplexity and divergences: by hand, by laws, and beside transformers' (goldens/eval.json)."""
+"""Perplexity and divergences: by hand, by laws, and against transformers' (goldens/eval.json)."""
 
 import itertools
 import json
@@ -33,7 +33,7 @@ GOLDEN = json.loads((Path(__file__).parents[2] / "goldens" / "eval.json").read_t
 
 
 class Bigrams:
-    """A model whose next-token logits depend only on the last token, by a table."""
+    """A model that looks the next token's logits up in a table, by the last token."""
 
     def __init__(self, logits: np.ndarray, *, part: int = 3):
         self.table, self.part = logits, part
@@ -77,16 +77,16 @@ def test_where_only_the_last_token_counts_windows_do_not(seed, tokens, context, 
         assert evaluation.perplexity == pytest.approx(2 ** (bits / len(pairs)))
         assert evaluation.bits_per_byte == pytest.approx(bits / (2 * tokens))
     a, b = probabilities(p)[ids[:-1]], probabilities(q)[ids[:-1]]
-    each = (a * np.log(a / b)).sum(axis=-1)
-    assert result.divergence.mean == pytest.approx(each.mean())
-    assert result.divergence.median == pytest.approx(np.median(each))
-    assert result.divergence.p99 == pytest.approx(np.quantile(each, 0.99))
-    assert result.divergence.most == pytest.approx(each.max())
+    divergences = (a * np.log(a / b)).sum(axis=-1)
+    assert result.divergence.mean == pytest.approx(divergences.mean())
+    assert result.divergence.median == pytest.approx(np.median(divergences))
+    assert result.divergence.p99 == pytest.approx(np.quantile(divergences, 0.99))
+    assert result.divergence.most == pytest.approx(divergences.max())
     assert result.divergence.same_top == np.mean(a.argmax(axis=-1) == b.argmax(axis=-1))
 
 
 class Counting:
-    """A model whose predictions depend on how many tokens it has read, and on nothing else."""
+    """A model that predicts by the number of tokens that it has read, and by nothing else."""
 
     def __init__(self, logits: np.ndarray):
         self.table = logits
@@ -106,9 +106,9 @@ def test_a_token_is_predicted_from_all_before_it_in_its_window(seed, tokens, con
     log_p = model.table - np.log(np.exp(model.table).sum(axis=-1, keepdims=True))
     read = [t - w.begin for w in windows(tokens, context=context, stride=stride) for t in range(w.scored, w.end)]
     losses = [-log_p[count - 1, id] for count, id in zip(read, ids[1:], strict=True)]
-    found = evaluate(model, EvalText(ids, tokens), context=context, stride=stride)
-    assert found.loss == pytest.approx(np.mean(losses))
-    assert found.tokens == tokens - 1
+    result = evaluate(model, EvalText(ids, tokens), context=context, stride=stride)
+    assert result.loss == pytest.approx(np.mean(losses))
+    assert result.tokens == tokens - 1
 
 
 def test_a_model_is_no_distance_from_itself():
@@ -122,11 +122,11 @@ def test_what_all_logits_of_a_position_share_does_not_matter():
     rng = np.random.default_rng(0)
     table, text = rng.normal(size=(5, 5)), EvalText([0, 1, 2, 3, 4], 5)
     moved = table + 1e4 * rng.normal(size=(5, 1))
-    found = compare(Bigrams(moved), Bigrams(table), text, context=4)
+    comparison = compare(Bigrams(moved), Bigrams(table), text, context=4)
     # Each logit is rounded as it is moved, and so is the largest, which is taken from it.
     bound = 2 * roundoff(np.float64) * np.abs(moved).max()
-    assert abs(found.model.loss - found.base.loss) <= 2 * bound
-    assert found.divergence.most <= 2 * bound
+    assert abs(comparison.model.loss - comparison.base.loss) <= 2 * bound
+    assert comparison.divergence.most <= 2 * bound
 
 
 def test_weights_that_overflow_are_reported():
@@ -155,10 +155,10 @@ def test_perplexity_and_divergence_are_those_of_transformers(run, data, tmp_path
     bound = loss_bound(GOLDEN)
     assert abs(report["base"]["loss"] - GOLDEN["losses"][0]["model"]) <= bound
     assert abs(report["loss"] - GOLDEN["losses"][0]["q4"]) <= bound
-    expected, found = GOLDEN["divergence"], report["divergence"]
+    expected, actual = GOLDEN["divergence"], report["divergence"]
     for name in ("mean", "median", "p99", "most"):
-        assert abs(found[name] - expected[name]) <= 2 * bound + math.expm1(bound) * (expected["most"] + 2 / math.e)
-    assert found["same_top"] == pytest.approx(expected["same_top"])
+        assert abs(actual[name] - expected[name]) <= 2 * bound + math.expm1(bound) * (expected["most"] + 2 / math.e)
+    assert actual["same_top"] == pytest.approx(expected["same_top"])
 
 
 def test_windows_are_those_of_transformers(data):
@@ -169,36 +169,36 @@ def test_windows_are_those_of_transformers(data):
     )
     for golden in GOLDEN["losses"]:
         if golden["stride"] > 1:  # hundreds of windows
-            found = evaluate(model, text, context=golden["context"], stride=golden["stride"])
-            assert abs(found.loss - golden["model"]) <= loss_bound(GOLDEN)
+            result = evaluate(model, text, context=golden["context"], stride=golden["stride"])
+            assert abs(result.loss - golden["model"]) <= loss_bound(GOLDEN)
 
 
 def test_each_tensor_alone():
-    """Each tensor that differs is named, and its cost is that of a model with this tensor alone."""
+    """Each tensor that differs is named, and its cost is the cost of changing only this tensor."""
     base = random_checkpoint(SMALL, seed=1)
     model = quantized(base, "q4")
     running = load_backend(decoded(base), RunOptions(backend="reference"))
     text = EvalText(np.random.default_rng(2).integers(0, SMALL.vocab, 30).tolist(), 30)
-    whole, costs = compare_by_tensor(
+    total, costs = compare_by_tensor(
         load_backend(model, RunOptions(backend="reference")), running, model, base, text, context=16
     )
-    assert whole == compare(load_backend(model, RunOptions(backend="reference")), running, text, context=16)
+    assert total == compare(load_backend(model, RunOptions(backend="reference")), running, text, context=16)
     assert [cost.name for cost in costs] == [name for name, tensor in model.tensors.items() if tensor.codes]
     assert all(0 < cost.relative_error < 1 and cost.divergence.mean > 0 for cost in costs)
-    one = {**base.tensors, costs[3].name: model.tensors[costs[3].name]._replace(codes=None)}
-    alone = load_backend(replace(base, tensors=one), RunOptions(backend="reference"))
-    assert compare(alone, running, text, context=16).divergence == costs[3].divergence
+    tensors = {**base.tensors, costs[3].name: model.tensors[costs[3].name]._replace(codes=None)}
+    exchanged = load_backend(replace(base, tensors=tensors), RunOptions(backend="reference"))
+    assert compare(exchanged, running, text, context=16).divergence == costs[3].divergence
     assert compare_by_tensor(running, running, base, base, text, context=16)[1] == []
 
 
 def test_the_base_is_computed_once_for_all_tensors(monkeypatch):
     base = random_checkpoint(SMALL, seed=1)
     running = load_backend(decoded(base), RunOptions(backend="reference"))
-    text, asked = EvalText([1, 2, 3, 4, 5], 5), []
+    text, models = EvalText([1, 2, 3, 4, 5], 5), []
     computed = ReferenceBackend.logits_in_parts
 
     def counted(model, ids, *, after=0):
-        asked.append(model)
+        models.append(model)
         return computed(model, ids, after=after)
 
     monkeypatch.setattr(ReferenceBackend, "logits_in_parts", counted)
@@ -206,7 +206,7 @@ def test_the_base_is_computed_once_for_all_tensors(monkeypatch):
     costs = compare_by_tensor(
         load_backend(model, RunOptions(backend="reference")), running, model, base, text, context=8
     )[1]
-    assert (asked.count(running), len(asked)) == (1, len(costs) + 2)
+    assert (models.count(running), len(models)) == (1, len(costs) + 2)
 
 
 @pytest.mark.parametrize("in_memory", [0, 1, 1 << 20])
@@ -214,33 +214,33 @@ def test_what_is_recorded_is_read_again_bit_for_bit(monkeypatch, in_memory):
     monkeypatch.setattr("llamaspec.model.insight.evaluation.IN_MEMORY", in_memory)
     rng = np.random.default_rng(0)
     parts = [rng.normal(size=(rows, 7)).astype(dtype) for rows, dtype in ((3, np.float32), (1, np.float64))]
-    with recorded(iter(parts)) as kept:
-        for each in zip(kept, kept, parts, strict=True):  # by two at once
-            assert all(np.array_equal(part, each[2]) and part.dtype == each[2].dtype for part in each)
+    with recorded(iter(parts)) as record:
+        for triple in zip(record, record, parts, strict=True):  # by two at once
+            assert all(np.array_equal(part, triple[2]) and part.dtype == triple[2].dtype for part in triple)
 
 
 def test_a_full_disk_is_one_line(monkeypatch):
     monkeypatch.setattr("tempfile.SpooledTemporaryFile", lambda max_size: open("/dev/full", "w+b"))
     with (
         pytest.raises(CheckpointError, match=r"^[^\n]*: No space left on device$"),
-        recorded([np.zeros((1, 1))]) as kept,
+        recorded([np.zeros((1, 1))]) as record,
     ):
-        list(kept)
+        list(record)
 
 
 @pytest.mark.slow  # 9 s each
 @pytest.mark.parametrize("config", ["1 to 1, biases, scaled, tied", "experts"])
 def test_one_tensor_is_exchanged_and_no_other_is_read_again(config):
     """Such as `beside`, read from another object that says the same."""
-    base, other = (random_checkpoint(CONFIGS[config], seed=seed) for seed in (1, 2))
+    base, second = (random_checkpoint(CONFIGS[config], seed=seed) for seed in (1, 2))
     model = load_backend(decoded(base))
     assert isinstance(model, JaxBackend)
     base, ids = decoded(base), list(range(40))
     for name in base.tensors:
-        changed = replace(base, tensors={**base.tensors, name: other.tensors[name]})
-        one = model.with_weights(changed, read_from=base)
-        np.testing.assert_array_equal(one.logits(ids), model.with_weights(changed).logits(ids), err_msg=name)
-        arrays = [jax.tree.leaves(each._params._replace(rope=None)) for each in (model, one)]
+        changed = replace(base, tensors={**base.tensors, name: second.tensors[name]})
+        exchanged = model.with_weights(changed, read_from=base)
+        np.testing.assert_array_equal(exchanged.logits(ids), model.with_weights(changed).logits(ids), err_msg=name)
+        arrays = [jax.tree.leaves(backend_now._params._replace(rope=None)) for backend_now in (model, exchanged)]
         own = [b for a, b in zip(*arrays, strict=True) if a is not b]
         assert len({id(array) for array in own}) == 1, name
 
@@ -252,14 +252,14 @@ def test_logits_in_parts_are_the_logits(backend):
     model = load_backend(checkpoint, RunOptions(backend=backend))
     assert isinstance(model, JaxBackend | ReferenceBackend)
     ids = np.random.default_rng(4).integers(0, 50, 64).tolist()
-    whole = model.logits(ids)
-    rest = np.concatenate(list(model.logits_in_parts(ids, after=40)))
-    np.testing.assert_allclose(rest, whole[40:], atol=1e-5 * np.abs(whole).max())
-    other = random_checkpoint(checkpoint.config, seed=5)
+    full = model.logits(ids)
+    later_rows = np.concatenate(list(model.logits_in_parts(ids, after=40)))
+    np.testing.assert_allclose(later_rows, full[40:], atol=1e-5 * np.abs(full).max())
+    second = random_checkpoint(checkpoint.config, seed=5)
     assert np.array_equal(
-        model.with_weights(other).logits(ids), load_backend(other, RunOptions(backend=backend)).logits(ids)
+        model.with_weights(second).logits(ids), load_backend(second, RunOptions(backend=backend)).logits(ids)
     )
-    assert np.array_equal(model.logits(ids), whole)
+    assert np.array_equal(model.logits(ids), full)
 
 
 def test_text_for_a_person(run, tmp_path):

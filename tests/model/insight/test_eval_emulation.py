@@ -57,12 +57,12 @@ CHANGED = {"Q4_1": range(3, 10)}
 @pytest.fixture(scope="module")
 def file(tmp_path_factory) -> Callable[[str], Path]:
     """The very files that llama.cpp read, by type: each made once."""
-    folder, found = tmp_path_factory.mktemp("gguf"), {}
+    folder, paths = tmp_path_factory.mktemp("gguf"), {}
 
     def path(name: str) -> Path:
-        if name not in found:
-            found[name] = made(folder, name, GOLDENS["logits"][name]["sha256"])
-        return found[name]
+        if name not in paths:
+            paths[name] = made(folder, name, GOLDENS["logits"][name]["sha256"])
+        return paths[name]
 
     return path
 
@@ -76,10 +76,10 @@ def emulated_logits(path: Path, ids: np.ndarray) -> np.ndarray:
 @pytest.mark.sampled(6)  # 15 cases, 8 s
 @pytest.mark.parametrize("name", [name for name in GOLDENS["logits"] if name not in ("float32", "float16")])
 def test_logits_are_those_of_llama_cpp(file, name):
-    ours = emulated_logits(file(name), IDS)
+    actual = emulated_logits(file(name), IDS)
     apart = CHANGED.get(name, [FLIPPED.get(name)])
-    kept = [position for position in range(len(IDS)) if position not in apart]
-    assert distance(ours[kept], theirs(name)[kept]) < 1e-5
+    compared = [position for position in range(len(IDS)) if position not in apart]
+    assert distance(actual[compared], theirs(name)[compared]) < 1e-5
 
 
 def ties(x: np.ndarray, to: str) -> tuple[np.ndarray, np.ndarray]:
@@ -133,23 +133,23 @@ def test_the_tie_of_q5_0(file, monkeypatch):
     """
     type, name, position = make_gguf.TIE
     assert (type, name, position) == ("Q5_0", "blk.1.ffn_gate", FLIPPED["Q5_0"])
-    theirs, product = (np.frombuffer(base64.b64decode(GOLDENS["tie"][part]), "<f4") for part in "xy")
+    golden_input, product = (np.frombuffer(base64.b64decode(GOLDENS["tie"][part]), "<f4") for part in "xy")
     seen: list[np.ndarray] = []
     plain = ggml_activations.q8_0
     monkeypatch.setitem(ggml_activations.ROUNDINGS, "q8_0", lambda x: (seen.append(x), plain(x))[1])
     checkpoint = open_checkpoint(file(type))
     params = load_reference_params(checkpoint, roundings(checkpoint, "ggml"))
     forward(params, IDS[: position + 1], empty_cache(checkpoint.config), config=checkpoint.config)
-    ours = seen[7 + 4][position].astype(np.float32)  # after the first layer's seven: q, k, v, o
-    codes, steps = zip(*(in_steps(x) for x in (ours, theirs)), strict=True)
+    own_input = seen[7 + 4][position].astype(np.float32)  # after the first layer's seven: q, k, v, o
+    codes, steps = zip(*(in_steps(x) for x in (own_input, golden_input)), strict=True)
     assert np.flatnonzero(codes[0] != codes[1]).tolist() == [96]
-    assert [round(float(each[96]), 6) for each in steps] == [-19.500002, -19.499998]
+    assert [round(float(row[96]), 6) for row in steps] == [-19.500002, -19.499998]
     ffn = params.layers[1].ffn
     assert isinstance(ffn, llamaspec.reference.llama.FeedForward) and ffn.gate is not None
     w = np.asarray(ffn.gate.weight)
-    bound = running_error.gamma(len(theirs)) * np.abs(plain(theirs)) @ np.abs(w).T
-    assert_within(product.astype(np.float64), linear(plain(theirs), w), bound)
-    assert np.any(np.abs(product - linear(plain(ours), w)) > bound)
+    bound = running_error.gamma(len(golden_input)) * np.abs(plain(golden_input)) @ np.abs(w).T
+    assert_within(product.astype(np.float64), linear(plain(golden_input), w), bound)
+    assert np.any(np.abs(product - linear(plain(own_input), w)) > bound)
 
 
 def in_steps(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -182,8 +182,10 @@ def test_no_number_moves_by_more_than_half_a_step(noise):
     assert_within(ggml_activations.q8_k(x), x, (1 / 2 + 2**-15) * most / 127)
 
 
-def jax_logits(checkpoint: Checkpoint, found: dict[str, str]) -> np.ndarray:
-    params = with_roundings(load_params(checkpoint, dtype=FLOAT32, positions=16), found, config=checkpoint.config)
+def jax_logits(checkpoint: Checkpoint, roundings_by_name: dict[str, str]) -> np.ndarray:
+    params = with_roundings(
+        load_params(checkpoint, dtype=FLOAT32, positions=16), roundings_by_name, config=checkpoint.config
+    )
     cache = llamaspec.model.cache.empty_cache(checkpoint.config, batch=1, capacity=16, dtype=FLOAT32)
     logits, _ = FORWARD(params, IDS[None].astype(np.int32), cache, config=checkpoint.config, ops=EMULATED[XLA])
     return np.asarray(logits[0], np.float64)
@@ -195,10 +197,10 @@ def test_jax_emulates_too(file, name):
     """Positions may differ where roundings move a number across a tie, as llama.cpp's do elsewhere."""
     path = file(name)
     checkpoint = open_checkpoint(path)
-    ours = jax_logits(checkpoint, roundings(checkpoint, "ggml"))
-    each = [distance(row, expected) for row, expected in zip(ours, emulated_logits(path, IDS), strict=True)]
-    assert min(each) < 1e-5
-    assert max(each) < 0.06
+    actual = jax_logits(checkpoint, roundings(checkpoint, "ggml"))
+    distances = [distance(row, expected) for row, expected in zip(actual, emulated_logits(path, IDS), strict=True)]
+    assert min(distances) < 1e-5
+    assert max(distances) < 0.06
 
 
 @given(noise=noises)
@@ -239,7 +241,7 @@ def test_an_array_multiplies_its_minima_by_what_sums_are_off_by():
 @pytest.mark.slow  # 7 and 10 s
 @pytest.mark.parametrize("name", ["experts", "2 to 1, wide, tied"])
 def test_q8_0_is_for_all_that_is_quantized(name):
-    """Whatever quantized it; on both backends, experts included."""
+    """For every quantizer, on both backends, experts included."""
     checkpoint = quantized(random_checkpoint(replace(CONFIGS[name], layers=1), seed=7), "q8")
     assert roundings(checkpoint, "q8_0") == {n: "q8_0" for n, tensor in checkpoint.tensors.items() if tensor.codes}
     rows = [

@@ -86,7 +86,7 @@ def test_the_reference_takes_the_memory_that_loading_checks(tmp_path: Path):
 
 
 def run_takes(planned: Memory, *arguments: str):
-    """A process takes so much memory: within 5 % and 50 MB. Compiles that overlap took 70 MB more at times."""
+    """A process takes the planned memory within 5 % and 50 MB. Compiles that overlap took 70 MB more at times."""
     peak = np.inf
     for _ in range(3):
         done = run_python(RUN, *arguments)
@@ -140,16 +140,16 @@ def test_a_plan_for_a_device_reads_nothing_and_says_what_bounds_it(run):
 
 def test_a_plan_for_several_devices_is_that_of_a_share_and_of_the_sums_between_them(run):
     shape = ("inspect", "--plan", "--shape", "llama-3.1-70b", "--device", "h200", "--json")
-    alone, eight = (json.loads(run(*shape, "--devices", n)[1]) for n in ("1", "8"))
-    assert (alone["devices"], eight["devices"]) == (1, 8)
-    assert not alone["memory"]["fits"] and eight["memory"]["fits"]
+    single, eight = (json.loads(run(*shape, "--devices", n)[1]) for n in ("1", "8"))
+    assert (single["devices"], eight["devices"]) == (1, 8)
+    assert not single["memory"]["fits"] and eight["memory"]["fits"]
     embedding = 2 * 128_256 * 8192  # every device has all of it
-    shared = alone["memory"]["weights"] - embedding
+    shared = single["memory"]["weights"] - embedding
     norms = 2 * (2 * 80 + 1) * 8192
     assert eight["memory"]["weights"] == embedding + norms + (shared - norms) // 8
-    for one, each in zip(alone["work"], eight["work"], strict=True):
-        assert one["seconds_of_sums"] == 0 < each["seconds_of_sums"]
-        assert each["tokens_per_second"] < 8 * one["tokens_per_second"]
+    for single_work, eight_work in zip(single["work"], eight["work"], strict=True):
+        assert single_work["seconds_of_sums"] == 0 < eight_work["seconds_of_sums"]
+        assert eight_work["tokens_per_second"] < 8 * single_work["tokens_per_second"]
     step = eight["work"][1]
     assert step["seconds_of_sums"] == pytest.approx(2 * 80 * 6 * (10e-6 + 4 * 8192 / 140e9))  # a tree of 8
 
@@ -169,16 +169,16 @@ def test_a_plan_over_the_memory_at_hand_says_so(run):
 def test_several_sequences_share_the_weights_and_nothing_else():
     config = SHAPES["tinyllama-1.1b"]
     shapes = abstract_params(config, dtype=FLOAT32, positions=1)
-    one, four = (
+    single, four = (
         make_plan("m", shapes, config, DEVICES["h200"], context=128, batch=batch, quantize=None) for batch in (1, 4)
     )
-    assert one.memory.weights == four.memory.weights == weight_bytes(shapes) == 4 * 1_100_048_384
-    assert four.memory.logits == 4 * one.memory.logits
-    assert four.memory.activations == 4 * one.memory.activations
-    for alone, together in zip(one.work, four.work, strict=True):
-        assert together.tokens == 4 * alone.tokens
-        assert together.as_json()["flops_per_token"] == alone.as_json()["flops_per_token"]
-        assert together.cost.intensity >= alone.cost.intensity
+    assert single.memory.weights == four.memory.weights == weight_bytes(shapes) == 4 * 1_100_048_384
+    assert four.memory.logits == 4 * single.memory.logits
+    assert four.memory.activations == 4 * single.memory.activations
+    for single_work, together in zip(single.work, four.work, strict=True):
+        assert together.tokens == 4 * single_work.tokens
+        assert together.as_json()["flops_per_token"] == single_work.as_json()["flops_per_token"]
+        assert together.cost.intensity >= single_work.cost.intensity
 
 
 def test_experts_that_tokens_choose_are_read_and_how_many_is_told():
@@ -240,9 +240,9 @@ def test_a_plan_fits_where_loading_would_go_on():
         device = DEVICES["l4"]._replace(platform=platform, memory=free)
         return make_plan("m", shapes, config, device, context=64, batch=1, quantize=None)
 
-    for platform, held in (("cpu", PROCESS), ("gpu", 0)):
+    for platform, baseline in (("cpu", PROCESS), ("gpu", 0)):
         memory = plan(0, platform).memory
-        enough = memory.peak - held
+        enough = memory.peak - baseline
         for free in (enough, enough - 1):
             fits = plan(free, platform).fits
             assert fits == (free == enough)
@@ -250,17 +250,17 @@ def test_a_plan_fits_where_loading_would_go_on():
                 check_fits(memory, context=64, available=free)
 
 
-def stored(checkpoint: Checkpoint, *, matrices: type, others: type) -> Checkpoint:
+def stored(checkpoint: Checkpoint, *, matrices: type, vectors: type) -> Checkpoint:
     """`checkpoint` with its matrices stored in one dtype, and norms and the embedding in another."""
     tensors = {
-        name: tensor._replace(dtype=np.dtype(matrices if name in quantizable(checkpoint.config) else others))
+        name: tensor._replace(dtype=np.dtype(matrices if name in quantizable(checkpoint.config) else vectors))
         for name, tensor in checkpoint.tensors.items()
     }
     return replace(checkpoint, tensors=tensors)
 
 
 @pytest.mark.parametrize(
-    ("matrices", "others", "scheme", "on_a_gpu"),
+    ("matrices", "vectors", "scheme", "on_a_gpu"),
     [
         (ml_dtypes.bfloat16, ml_dtypes.bfloat16, None, "bfloat16"),
         (ml_dtypes.bfloat16, np.float32, None, "bfloat16"),
@@ -272,14 +272,14 @@ def stored(checkpoint: Checkpoint, *, matrices: type, others: type) -> Checkpoin
         (np.float32, np.float32, "q4", "bfloat16"),
     ],
 )
-def test_the_matrices_decide_which_dtype_a_gpu_runs(matrices, others, scheme, on_a_gpu):
-    """A GGUF file stores its norms in float32 whatever its matrices are stored as."""
-    checkpoint = stored(random_checkpoint(SMALL, seed=0), matrices=matrices, others=others)
+def test_the_matrices_decide_which_dtype_a_gpu_runs(matrices, vectors, scheme, on_a_gpu):
+    """A GGUF file stores its norms in float32, with matrices of any type."""
+    checkpoint = stored(random_checkpoint(SMALL, seed=0), matrices=matrices, vectors=vectors)
     run = quantized(checkpoint, scheme) if scheme else checkpoint
     assert choose_dtype(None, run, platform="gpu") == on_a_gpu
     assert choose_dtype(None, run, platform="cpu") == "float32"
-    for asked in ("float32", "bfloat16"):
-        assert choose_dtype(asked, run, platform="gpu") == choose_dtype(asked, run, platform="cpu") == asked
+    for dtype in ("float32", "bfloat16"):
+        assert choose_dtype(dtype, run, platform="gpu") == choose_dtype(dtype, run, platform="cpu") == dtype
 
 
 @pytest.mark.parametrize(("scheme", "on_a_gpu"), [("q8", "bfloat16"), (None, "float32")])

@@ -2,14 +2,17 @@
 
 import gzip
 import json
+from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from llamaspec.benchmarks.suites.model_profile import IDLE, profiled
 from llamaspec.benchmarks.suites.timed_model import choose_model
-from llamaspec.model.insight.profile import REST, Event, events_of, parts_of, seconds_by
+from llamaspec.model.insight.profile import REST, Event, events_of, parts_of, seconds_by, seconds_in_graphs
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.reference.config import Config
 
@@ -41,6 +44,76 @@ def test_a_model_is_profiled(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert {event["args"]["hlo_module"] for event in inside} & set(programs.values()) == {program}
 
 
+def test_parts_come_from_a_second_run_if_the_first_ran_in_graphs(monkeypatch: pytest.MonkeyPatch):
+    """A CPU has no graphs: here the same programs run twice."""
+    monkeypatch.setitem(SHAPES, "tiny", TINY)
+    subject = choose_model(model="", shape="tiny", dtype="float32", quantize=None)
+    programs, shapes = subject.compiled(longest=40, batch=1)
+    assert subject.without_graphs(programs, shapes) is None
+    rows, _ = profiled(programs, subject.load(shapes), context=40, without_graphs=programs)
+    for span in ("prefill", "decode"):
+        parts = {row["part"] for row in rows[span]}
+        assert parts >= PRODUCTS | {"attend", IDLE}
+        assert sum(row["share"] for row in rows[span]) == pytest.approx(1)
+
+
+@pytest.fixture(scope="module")
+def h200() -> dict[str, Any]:
+    """Traces of TinyLlama in q8 on an H200, with CUDA graphs and without: a chunk of 256 tokens, and two steps.
+
+    `parts` are those of the instructions that ran. Recorded with jax 0.11.2; two of 128 steps are kept.
+    """
+    return json.loads(gzip.decompress((Path(__file__).parents[2] / "goldens/profile_h200.json.gz").read_bytes()))
+
+
+def test_kernels_in_a_graph_carry_no_instruction_and_a_loop_shows_one_round(h200: dict[str, Any]):
+    for span, parts in h200["parts"].items():
+        ran, start, end = events_of(h200["graphs"], f"{span} 0")
+        assert seconds_by(ran, parts, start=start, end=end)[None] * 1e6 > 0.99 * (end - start)
+    kernels = Counter(event.kernel for event in events_of(h200["graphs"], "decode 0")[0])
+    named = Counter(event.kernel for event in events_of(h200["named"], "decode 0")[0])
+    assert (kernels["gemv_mosaic_gpu_kernel"], named["gemv_mosaic_gpu_kernel"]) == (45, 90)
+
+
+def test_the_time_of_kernels_in_graphs_is_divided_by_part(h200: dict[str, Any]):
+    """Milliseconds of a part are the sums of its kernels, found by hand in the trace."""
+
+    def microseconds(span: str) -> tuple[dict[str | None, float], float]:
+        ran, start, end = events_of(h200["graphs"], f"{span} 0")
+        named, _, _ = events_of(h200["named"], f"{span} 0")
+        spent = seconds_in_graphs(ran, named, h200["parts"][span], start=start, end=end)
+        assert sum(spent.values()) * 1e6 == pytest.approx(end - start)
+        return {part: seconds * 1e6 for part, seconds in spent.items()}, end - start
+
+    ran, _, _ = events_of(h200["graphs"], "decode 0")
+    of_kernel: dict[str, list[float]] = defaultdict(list)
+    for event in ran:
+        of_kernel[event.kernel].append(event.end - event.start)
+    products = of_kernel["gemv_mosaic_gpu_kernel"]  # of a layer: the attention's, the feed-forward's; then the head's
+    step, length = microseconds("decode")
+    expected = {
+        "norm_gate_up": sum(of_kernel["norm_gate_up_mosaic_gpu_kernel"]),
+        "project_add": sum(products[:44:2]),
+        "down_add": sum(products[1:44:2]),
+        "norm_logits": products[44],
+        "attend": sum(
+            of_kernel["attention_decode_mosaic_gpu_kernel"] + of_kernel["attention_combine_mosaic_gpu_kernel"]
+        ),
+    }
+    assert {part: step[part] / 2 for part in expected} == pytest.approx(expected, rel=0.02)  # and fusions around them
+    assert step[None] < 0.1 * length and {"norm_qkv", "sample"} < step.keys()
+    prompt, length = microseconds("prefill")
+    assert prompt["norm_gate_up"] > prompt["down_add"] > prompt["project_add"] > prompt["attend"] > 100
+
+
+def test_kernels_that_no_graph_recorded_take_the_time_of_the_other_run():
+    named = [Event(1, 0.0, 2.0, "a", "gemv"), Event(1, 2.0, 3.0, "b", "add"), Event(1, 3.0, 9.0, "x", "unknown")]
+    ran = [Event(1, 20.0, 21.0, "command_buffer", "gemv")]
+    spent = seconds_in_graphs(ran, named, {"a": "A", "b": "B"}, start=20.0, end=30.0)
+    assert {part: seconds * 1e6 for part, seconds in spent.items()} == pytest.approx({"A": 1, "B": 1, None: 8})
+    assert seconds_in_graphs([], [], {}, start=0.0, end=1e6) == {None: 1.0}
+
+
 def test_what_runs_has_a_name(monkeypatch: pytest.MonkeyPatch):
     """Copies that XLA adds do not count. We count instructions: times of a small model are noise."""
     monkeypatch.setitem(SHAPES, "tiny", TINY)
@@ -63,7 +136,7 @@ def test_a_shape_and_a_model_are_one_too_many(run):
 
 
 def test_a_span_that_was_not_recorded_is_missed():
-    with pytest.raises(ValueError, match="no span decode"):
+    with pytest.raises(ValueError, match="no span named decode"):
         events_of({"traceEvents": [{"ph": "M", "name": "decode"}]}, "decode")
 
 
@@ -81,10 +154,10 @@ def test_shares_are_the_whole_span(ran: list[Event], last: float):
     spent = seconds_by(ran, {"a": "A", "b": "B", "c": "A"}, start=0.0, end=last)
     assert all(seconds > 0 for seconds in spent.values())
     assert sum(spent.values()) * 1e6 == pytest.approx(last)  # sums of at most 50 terms, rounded
-    alone = [event for event in ran if event.instruction in ("a", "c")]
+    unshared = [event for event in ran if event.instruction in ("a", "c")]
     if not any(event.instruction == "b" for event in ran) and len({event.thread for event in ran}) == 1:
         covered, reached = 0.0, 0.0
-        for event in alone:
+        for event in unshared:
             covered += max(0.0, min(event.end, last) - max(event.start, reached))
             reached = max(reached, min(event.end, last))
         assert spent.get("A", 0.0) * 1e6 == pytest.approx(covered)
@@ -111,6 +184,6 @@ ENTRY %main (x: f32[8]) -> f32[8] {
   ROOT %bare = f32[8]{0} copy(%wrapped)
 }
 """  # noqa: E501
-    found = parts_of(hlo)
-    assert (found["wrapped"], found["copy.1"], found["bare"]) == ("down_add", "attend", "rest")
-    assert "cond.1" not in found and "x" not in found
+    parts = parts_of(hlo)
+    assert (parts["wrapped"], parts["copy.1"], parts["bare"]) == ("down_add", "attend", "rest")
+    assert "cond.1" not in parts and "x" not in parts

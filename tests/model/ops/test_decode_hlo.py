@@ -57,7 +57,7 @@ def lowered(dtype: str, scheme: str | None, *, greedy: bool, burst: int = 4):
 def written(hlo: str) -> list[tuple[str, str, int]]:
     """List name, kind and numbers of what each instruction writes to memory; those inside a fusion write nothing."""
     fused = set(re.findall(r"fusion\(.*?calls=%([\w.\-]+)", hlo))
-    found, inside = [], ""
+    writes, inside = [], ""
     for line in hlo.splitlines():
         if header := re.match(r"(?:ENTRY )?%?([\w.\-]+) .*\{$", line):
             inside = header[1]
@@ -66,8 +66,8 @@ def written(hlo: str) -> list[tuple[str, str, int]]:
         ):
             name, type, kind = instruction.groups()
             numbers = max((prod(map(int, dims.split(","))) for dims in re.findall(r"\[([\d,]+)\]", type)), default=1)
-            found.append((name, kind, numbers))
-    return found
+            writes.append((name, kind, numbers))
+    return writes
 
 
 @pytest.mark.sampled(1)  # 4 to 9 s each
@@ -88,7 +88,7 @@ def test_products_run_on_all_cores_and_copy_no_weight(dtype: str, scheme: str | 
     assert sorted(blocks) == ([8] * 4 + [22] if scheme == "nf4" else [1] * 4 + [2])
     # A weight that is converted, decoded or copied, in the loop or before it, would be as large as a matrix.
     large = [(name, kind) for name, kind, numbers in written(hlo) if numbers >= SMALLEST and kind not in PASSED_ON]
-    assert [one for one in large if one[0] not in products] == []
+    assert [entry for entry in large if entry[0] not in products] == []
 
 
 @pytest.mark.parametrize("greedy", [True, False])
@@ -123,8 +123,8 @@ def test_attention_reads_the_used_part_of_the_cache_alone():
         cache = random_cache(CONFIG, dtype=np.dtype("float32"), capacity=CAPACITY)
         layers = [LayerCache(*(rows.at[:, :, span:].set(past) for rows in layer)) for layer in cache.layers]
         cache = cache._replace(layers=layers, lengths=cache.lengths + 10)
-        ids, taken, _, _ = program(params, *_decoding(CONFIG, cache, 1, 4, GREEDY))
-        assert int(taken) == 4
+        ids, count, _, _ = program(params, *_decoding(CONFIG, cache, 1, 4, GREEDY))
+        assert int(count) == 4
         drawn.append(np.asarray(ids).tolist())
     assert drawn[0] == drawn[1]
     assert max(map(max, drawn[1])) < CONFIG.vocab  # `vocab` is what logits that are NaN draw

@@ -149,7 +149,7 @@ UNSEEN = (
 
 @pytest.fixture(scope="module")
 def unchanged() -> dict[str, str]:
-    """The plain form of each call of the model whose fields are changed."""
+    """The plain form of each call, for a model with changed fields."""
     return {call.name: lowered(call) for call in calls(TINY, shapes(TINY), batch=1, capacity=CAPACITY)}
 
 
@@ -214,7 +214,7 @@ def test_a_new_field_at_its_default_leaves_the_kernels():
 
 
 def test_a_table_for_silu_computes_no_gelu():
-    """Its forms are those of one config; another is an error, not a kernel."""
+    """A table's forms belong to one config; another config is an error, not a kernel."""
     ops, _ = pallas_ops(newer(), shapes(TINY), capacity=CAPACITY)
     gelu = newer(nonlinearity="gelu")
     x = jax.ShapeDtypeStruct((1, 1, TINY.dim), BFLOAT16)
@@ -244,12 +244,12 @@ def test_layers_of_different_forms_are_routed_apart():
     assert choice.plain == {"norm_gate_up": reason, "down_add": reason}
     assert choice.kernels == tuple(KERNELS)
     assert describe(choice) == f"kernels: {' '.join(KERNELS)}; plain: norm_gate_up down_add ({reason})"
-    found = {True: set(), False: set()}
+    has_wait = {True: set(), False: set()}
     for layer, by_kernel in zip(params.layers, (True, False), strict=True):
         for call in calls(WIDE, params._replace(layers=[layer]), batch=1, capacity=CAPACITY):
             if call.op in ("norm_gate_up", "down_add"):
-                found[by_kernel].add("griddepcontrol_wait" in program(choice.ops, call))
-    assert found == {True: {True}, False: {False}}
+                has_wait[by_kernel].add("griddepcontrol_wait" in program(choice.ops, call))
+    assert has_wait == {True: {True}, False: {False}}
 
 
 @pytest.mark.sampled(4)  # 10 cases, 2 s
@@ -306,10 +306,10 @@ def test_emulated_activations_have_no_kernels_and_say_so(monkeypatch):
 
 def test_tables_are_values():
     """Programs that are compiled for one serve the other."""
-    one, other = (pallas_ops(TINY, shapes(TINY), capacity=CAPACITY)[0] for _ in range(2))
-    assert one == other and hash(one) == hash(other)
-    assert one != pallas_ops(TINY, shapes(TINY), capacity=2 * CAPACITY)[0]
-    assert all(isinstance(getattr(one, name), Routed) for name in KERNELS)
+    table, again = (pallas_ops(TINY, shapes(TINY), capacity=CAPACITY)[0] for _ in range(2))
+    assert table == again and hash(table) == hash(again)
+    assert table != pallas_ops(TINY, shapes(TINY), capacity=2 * CAPACITY)[0]
+    assert all(isinstance(getattr(table, name), Routed) for name in KERNELS)
 
 
 def odd_models() -> Iterator[tuple[Config, Params, int]]:
@@ -337,7 +337,7 @@ def odd_models() -> Iterator[tuple[Config, Params, int]]:
 
 @pytest.mark.slow  # 10 s
 def test_kernels_say_unsupported_of_all_that_they_do_not_take():
-    """Whatever else they raise would end a command on a GPU where the plain form runs."""
+    """Any other exception would end a command on a GPU where the plain form runs."""
     refused = 0
     for config, params, batch in odd_models():
         _, reasons = pallas_ops(config, params, batch=batch, capacity=CAPACITY - batch // 2)

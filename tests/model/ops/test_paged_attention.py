@@ -37,7 +37,7 @@ FORMS = pytest.mark.parametrize(("attend", "heads"), [(ATTEND, HEADS), (attend_l
 
 
 def draw_pages(seed: int, *, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pages whose unused places hold NaN, and a table in no order."""
+    """Pages with NaN in unused places, and a table in no order."""
     rng = np.random.default_rng(seed)
     shape = (1 + rows * BLOCKS, KV_HEADS, PAGE, WIDTH)
     k, v = rng.normal(size=shape).astype(np.float32), rng.normal(size=shape).astype(np.float32)
@@ -97,13 +97,13 @@ def test_a_row_has_the_bits_that_it_has_alone_in_any_place_and_pages(attend, hea
         new[renumbered] = old
     for row in range(BATCH):
         place = int(rng.integers(BATCH))
-        alone = np.full_like(at, -1)
-        alone[place] = at[row]
-        other = np.zeros_like(table)
-        other[place] = renumbered[table[row]]
+        own_positions = np.full_like(at, -1)
+        own_positions[place] = at[row]
+        own_table = np.zeros_like(table)
+        own_table[place] = renumbered[table[row]]
         queries = rng.normal(size=q.shape).astype(np.float32)
         queries[place] = q[row]
-        h = np.asarray(attend(queries, LayerPages(*map(jnp.asarray, (*moved, other))), alone, window=None))
+        h = np.asarray(attend(queries, LayerPages(*map(jnp.asarray, (*moved, own_table))), own_positions, window=None))
         np.testing.assert_array_equal(h[place], together[row])
 
 

@@ -100,7 +100,7 @@ def placed(tensor: Tensor) -> QuantizedMatrix:
 
 @given(matrix=matrices, shape=shapes, form=st.sampled_from(sorted(FORMS)), noise=noises, dtype=dtypes)
 def test_a_product_is_within_its_bound(matrix, shape, form, noise, dtype):
-    """A sum of cols products, in any order, in which a scale is multiplied once more; minima are summed apart."""
+    """A sum of cols products, in any order, with one more product by a scale; minima are summed apart."""
     product, tokens = FORMS[form]
     tensor, part = matrix(*shape)
     x = noise(1, tokens, shape[1], dtype=dtype)
@@ -123,8 +123,8 @@ def assert_product(y: jax.Array, x: np.ndarray, tensor: Tensor, part: Part):
     assert y.dtype == FLOAT32
     size = np.abs(exact)
     if isinstance(part, Shifted):  # |code x scale| and |minimum| in its place
-        alone = (part._replace(minima=0 * part.minima), part._replace(scales=0 * part.scales))
-        size = np.sum([np.abs(exact_weights(tensor.codes, one)) for one in alone], axis=0)
+        halves = (part._replace(minima=0 * part.minima), part._replace(scales=0 * part.scales))
+        size = np.sum([np.abs(exact_weights(tensor.codes, half)) for half in halves], axis=0)
     bound = gamma(cols + 1 + isinstance(part, Shifted)) * (wide @ size.T)
     largest = np.max(size)  # of a level and of a weight: scales may be less or more than 1
     bound = bound + np.sum(flushed(wide, 480.0, 16.0 + largest), axis=-1, keepdims=True) + cols * TINY
@@ -171,7 +171,7 @@ def test_groups_that_cannot_run_are_dequantized():
 
 def test_matrices_that_are_stacked_stay_quantized_only_together():
     dim, ffn = SMALL.dim, SMALL.ffn
-    gate, up, other = (Matrix(form, False, 0, seed=1)(ffn, dim)[0] for form in ("int8", "int8", "fp8"))
+    gate, up, third = (Matrix(form, False, 0, seed=1)(ffn, dim)[0] for form in ("int8", "int8", "fp8"))
     checkpoint = random_checkpoint(replace(SMALL, layers=1), seed=0)
 
     def gate_up(first: Tensor, second: Tensor) -> Linear:
@@ -188,7 +188,7 @@ def test_matrices_that_are_stacked_stay_quantized_only_together():
         return feed_forward.gate_up
 
     assert isinstance(gate_up(gate, up).weight, QuantizedMatrix)
-    np.testing.assert_array_equal(gate_up(gate, other).weight, np.concatenate([gate.read(), other.read()]))
+    np.testing.assert_array_equal(gate_up(gate, third).weight, np.concatenate([gate.read(), third.read()]))
 
 
 @pytest.mark.parametrize(("name", "at_once"), [("dot", 16), ("cpu", 24)])
@@ -211,28 +211,31 @@ GROUPED: list[tuple[Form | None, int]] = [
 ]
 
 
-@pytest.mark.parametrize("kept", [products.MOST_KEPT, 64 * 512], ids=["one block", "blocks"])
-def test_a_few_vectors_have_the_bits_that_each_has_beside_others(monkeypatch, kept):
-    """In one block also those that it has alone; XLA compiles a loop over blocks as one kernel, with sums of its own.
+@pytest.mark.parametrize("limit", [products.MOST_KEPT, 64 * 512], ids=["one block", "blocks"])
+def test_a_few_vectors_have_the_bits_that_each_has_beside_others(monkeypatch, limit):
+    """In one block a vector also has the bits of a single one; XLA compiles a loop over blocks as one kernel.
 
     And their program decodes no codes ahead: it needs the memory of one vector's product, and a block's codes.
     """
-    monkeypatch.setattr(products, "MOST_KEPT", kept)
+    monkeypatch.setattr(products, "MOST_KEPT", limit)
     tensor, _ = Matrix("int8", False, 64, seed=7)(256, 512)
     matrix, x = placed(tensor), Noise(seed=8)(products.MOST_ONE_BY_ONE, 1, 512)
     product = jax.jit(partial(cpu_product)).lower(x, matrix).compile(compiler_options("cpu"))
-    alone = jax.jit(cpu_product).lower(x[:1], matrix).compile(compiler_options("cpu"))
-    found = np.asarray(product(x, matrix))
+    single = jax.jit(cpu_product).lower(x[:1], matrix).compile(compiler_options("cpu"))
+    actual = np.asarray(product(x, matrix))
     for i in range(len(x)):
-        others = np.array(Noise(seed=9)(*x.shape))
-        others[i] = x[i]
-        np.testing.assert_array_equal(product(others, matrix)[i], found[i])
-        if kept >= 256 * 512:
-            np.testing.assert_array_equal(alone(x[i : i + 1], matrix)[0], found[i])
-    few, one = product.memory_analysis(), alone.memory_analysis()
-    assert few and one
-    block = kept if kept < 256 * 512 else 0  # bytes of its codes
-    assert few.temp_size_in_bytes <= one.temp_size_in_bytes + 4 * 2 * x.size + 4 * 2 * len(x) * 256 + 1024 + block
+        neighbors = np.array(Noise(seed=9)(*x.shape))
+        neighbors[i] = x[i]
+        np.testing.assert_array_equal(product(neighbors, matrix)[i], actual[i])
+        if limit >= 256 * 512:
+            np.testing.assert_array_equal(single(x[i : i + 1], matrix)[0], actual[i])
+    few, single_memory = product.memory_analysis(), single.memory_analysis()
+    assert few and single_memory
+    block = limit if limit < 256 * 512 else 0  # bytes of its codes
+    assert (
+        few.temp_size_in_bytes
+        <= single_memory.temp_size_in_bytes + 4 * 2 * x.size + 4 * 2 * len(x) * 256 + 1024 + block
+    )
 
 
 @pytest.mark.parametrize("count", [2, 8, 20])
@@ -245,9 +248,9 @@ def test_each_of_many_vectors_has_its_bits_in_any_place_among_any_others(form: F
     product = jax.jit(partial(cpu_product)).lower(x, weight).compile(compiler_options("cpu"))
     y = np.asarray(product(x, weight))
     for place in range(1, count, 3):
-        others = Noise(seed=11)(count, 1, 512)
-        others[place] = x[0]
-        np.testing.assert_array_equal(product(others, weight)[place], y[0])
+        neighbors = Noise(seed=11)(count, 1, 512)
+        neighbors[place] = x[0]
+        np.testing.assert_array_equal(product(neighbors, weight)[place], y[0])
     if count > products.MOST_ONE_BY_ONE or not form:
         assert re.search(rf"= f32\[\d+,{count}\]\S* dot\(", product.as_text() or "")
 
@@ -264,11 +267,11 @@ def test_each_of_many_vectors_in_bfloat16_is_within_its_bound_and_has_its_bits_a
     subnormal = np.sum(flushed(np.abs(wide), np.max(np.abs(exact))), axis=-1, keepdims=True)
     assert_within(y, wide @ exact.T, gamma(512) * size + subnormal)
     for place in range(1, count, 6):
-        others = Noise(seed=11)(count, 1, 512, dtype=bfloat16)
-        others[place] = x[0]
-        np.testing.assert_array_equal(product(others, weight)[place], y[0])
-    found = re.search(r"= f32\[([\d,]+)\]\S* dot\(", product.as_text() or "")
-    assert found and found[1] == ("96,32" if count in products.NARROW_BY_ROWS else f"{count},96")
+        neighbors = Noise(seed=11)(count, 1, 512, dtype=bfloat16)
+        neighbors[place] = x[0]
+        np.testing.assert_array_equal(product(neighbors, weight)[place], y[0])
+    dot_shape = re.search(r"= f32\[([\d,]+)\]\S* dot\(", product.as_text() or "")
+    assert dot_shape and dot_shape[1] == ("96,32" if count in products.NARROW_BY_ROWS else f"{count},96")
 
 
 @pytest.mark.sampled(8)  # 24 cases, 9 s
@@ -289,6 +292,6 @@ def test_a_product_on_a_cpu_leaves_partial_sums_in_memory_and_no_copy(form: Form
     compiled = jax.jit(cpu_product).lower(x, weight).compile(compiler_options("cpu"))
     analysis = compiled.memory_analysis()
     assert analysis
-    kept = analysis.temp_size_in_bytes
-    assert abs(kept - 4 * partial_sums(weight)) <= 4 * 2 * (rows + cols)  # beside them: x, and the sums of rows
-    assert kept <= rows * cols / (2 if shape[0] < 10_000 else 4) + 8 * (rows + cols)
+    temporary = analysis.temp_size_in_bytes
+    assert abs(temporary - 4 * partial_sums(weight)) <= 4 * 2 * (rows + cols)  # plus x, and the sums of rows
+    assert temporary <= rows * cols / (2 if shape[0] < 10_000 else 4) + 8 * (rows + cols)

@@ -1,6 +1,6 @@
 """Mistakes that people make when they share a model among devices, each a walk that must find it.
 
-A mistake is in a table of ops, in weights whose right cut gives each device what a wrong cut would, or in a function of
+A mistake is in a table of ops, in weights that a right cut shares out as a wrong cut would, or in a function of
 `model.parallel` that is replaced. `python -m tests.model.parallel.device_mutants` runs all of them: one JSON line each
 on stdout, in a process that has eight devices (`tests.model.parallel.on_devices.results`).
 """
@@ -27,7 +27,7 @@ DEALT = Walk("broad", 4, way="context")
 
 
 class Mutant(NamedTuple):
-    """A walk with a mistake, of which at most one part is changed."""
+    """A walk with a mistake: at most one part of it is changed."""
 
     walk: Walk
     least: float = 1000  # that the first wrong op is out of bounds by
@@ -36,11 +36,11 @@ class Mutant(NamedTuple):
     replaced: tuple[Any, str, Any] | None = None  # an attribute of a module
 
 
-def with_total(other: Callable) -> Callable:
+def with_total(wrong_total: Callable) -> Callable:
     """Sum over devices in another way."""
 
     def make(ops: Any) -> Any:
-        added = {op: partial(getattr(ops, op), total=other) for op in ("project_add", "down_add", "moe_add")}
+        added = {op: partial(getattr(ops, op), total=wrong_total) for op in ("project_add", "down_add", "moe_add")}
         return tensor_parallel(ops)._replace(**added)
 
     return make
@@ -48,8 +48,8 @@ def with_total(other: Callable) -> Callable:
 
 def bias_inside(ops: Any) -> Any:
     def project_add(h, layer, x):
-        alone = ops.project_add(h, layer, jnp.zeros(x.shape, jnp.float32))  # with the bias
-        return (x.astype(jnp.float32) + total(alone)).astype(x.dtype)
+        product = ops.project_add(h, layer, jnp.zeros(x.shape, jnp.float32))  # with the bias
+        return (x.astype(jnp.float32) + total(product)).astype(x.dtype)
 
     return tensor_parallel(ops)._replace(project_add=project_add)
 
@@ -93,7 +93,7 @@ def backwards(ops: Any) -> Any:
 
 
 def even_cut(arrays: Any, config: Any, devices: int) -> Any:
-    """Give weights whose right cut gives each device what an even cut of the right [q; k; v] would."""
+    """Give weights that a right cut shares out as an even cut of the right [q; k; v] would."""
     return _stacks_cut_evenly(arrays, config, devices, "qkv", "qkv")
 
 
@@ -112,13 +112,13 @@ def _stacks_cut_evenly(arrays: Any, config: Any, devices: int, parts: Any, field
 
 
 def other_head(arrays: Any, config: Any, devices: int) -> Any:
-    """Give weights whose kv heads lie on each other's devices."""
+    """Give weights with each kv head on another head's device."""
     names = [NAMES["k"].format(layer=i) + ".weight" for i in range(config.layers)]
     return arrays | {name: np.roll(arrays[name], len(arrays[name]) // 2, axis=0) for name in names}
 
 
 def dealt_heads(weight: Any, config: Any, *, device: int, devices: int) -> Any:
-    """Deal kv heads one by one, where each is that of devices side by side."""
+    """Deal kv heads one by one; a right cut gives each to neighboring devices."""
     part = share.cut(weight, config, device=device, devices=devices)
     if part is None or weight.axes[part.axis] != "kv_heads":
         return part
@@ -154,8 +154,8 @@ def first_scales(codes: Any, cols: int, part: Any, fraction: float) -> Any:
         return right
 
     def parts() -> Iterator[Any]:
-        for whole, mine in zip(codes.parts(), right.parts(), strict=True):
-            yield mine._replace(scales=whole.scales[:, : mine.scales.shape[1]])
+        for full, own in zip(codes.parts(), right.parts(), strict=True):
+            yield own._replace(scales=full.scales[:, : own.scales.shape[1]])
 
     return right._replace(parts=parts)
 
@@ -168,12 +168,12 @@ def everyone_writes(rows: Any, new: Any, at: Any) -> Any:
     return rows.at[sequence, :, index].set(new.astype(rows.dtype).swapaxes(1, 2), mode="drop")
 
 
-def attending(name: str, other: Callable) -> Callable:
+def attending(name: str, replacement: Callable) -> Callable:
     """Attend over devices with another collective of `lax` in the place of `name`."""
 
     def make(ops: Any) -> Any:
         def attend(*arguments, **static):
-            with patch.object(lax, name, other):
+            with patch.object(lax, name, replacement):
                 return context.attend_across(*arguments, **static)
 
         return context.context_parallel(ops)._replace(attend=attend)

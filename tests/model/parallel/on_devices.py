@@ -10,7 +10,7 @@ Run it as `python -m tests.model.parallel.on_devices KIND`, with one of these ki
     families    every case of `FAMILIES`
     drawn       tokens that four devices draw, and again with a key for each device
     trained     a training on two devices, killed and resumed, for each kind of `TRAINED`
-    served      answers of engines on so many devices as `SERVED` says
+    served      answers of engines, on the numbers of devices in `SERVED`
     stories     the texts of the built-in model, by each way of `SHARED_BY`
     commands    code, stdout and stderr of every command of `COMMANDS`
     shown       likewise, of `shown`
@@ -37,7 +37,7 @@ COMPILED_FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive
 
 
 class Walk(NamedTuple):
-    """A walk of `verify.judging.walk` over a model that so many devices share."""
+    """A walk of `verify.judging.walk` over a model shared by several devices."""
 
     model: str  # of `configs()`
     devices: int
@@ -48,7 +48,7 @@ class Walk(NamedTuple):
     stored: bool = False  # codes are cut as a file has them, not made by each device from its share of the weights
 
 
-# Models of `verify.judging.walk.BEYOND`, by whose switches they have.
+# Models of `verify.judging.walk.BEYOND`, by the family that has their switches.
 STARCODER_2, STABLELM_2 = "LayerNorm, GELU without a gate", "parallel halves, LayerNorm of each head"
 NEMOTRON, GPT_OSS = "squared ReLU, RoPE of a part", "sinks, experts with biases"
 WALKS = [
@@ -100,7 +100,7 @@ EVERY = [
     )
 ]
 SHARED_BY = (("tensor", 1), ("tensor", 2), ("tensor", 4), ("context", 4))
-GRADIENTS = {  # whether the gradient is that of one device
+GRADIENTS = {  # whether the gradient equals one device's
     "data parallel": True,
     "FSDP": True,
     "FSDP, computed again": True,
@@ -109,13 +109,13 @@ GRADIENTS = {  # whether the gradient is that of one device
     "data parallel, differentiated inside with checks": False,
     "tensor parallel, differentiated inside": False,
 }
-FAMILIES = (  # models for whose switches no bound is derived: of `switched`, how they are shared, and devices
+FAMILIES = (  # models with switches that have no derived bound: of `switched`, how they are shared, and devices
     ("Gemma, Granite, SmolLM3", "tensor", 4),
     ("Qwen2-MoE", "tensor", 4),
     ("OLMo 2", "tensor", 4),
     ("OLMo 2", "context", 4),
 )
-SPREAD = {  # caches on four devices, by whether logits are those of one device
+SPREAD = {  # caches on four devices, by whether logits equal one device's
     "float32": True,
     "int8": True,
     "bfloat16": True,
@@ -162,7 +162,7 @@ def results(*arguments: str, module: str = "on_devices") -> list[dict[str, Any]]
 
 
 def configs() -> Mapping[str, Any]:
-    """Models whose shapes make mistakes show."""
+    """Models with shapes that make mistakes show."""
     from llamaspec.verify.judging.walk import BEYOND, CONFIGS
 
     small = replace(CONFIGS["biases, scaled RoPE"], layers=1)
@@ -206,15 +206,18 @@ def way_of(case: Walk, config: Any) -> Any:
                 if named[name] == P():
                     return tensor
                 rows = tensor.shape[0] // devices
-                mine = slice(device * rows, (device + 1) * rows)
-                return tensor._replace(shape=(rows, *tensor.shape[1:]), read=lambda: tensor.read()[mine])
+                own_rows = slice(device * rows, (device + 1) * rows)
+                return tensor._replace(shape=(rows, *tensor.shape[1:]), read=lambda: tensor.read()[own_rows])
 
-            return replace(checkpoint, tensors={name: cut(name, one) for name, one in checkpoint.tensors.items()})
+            return replace(
+                checkpoint,
+                tensors={name: cut(name, tensor_of_name) for name, tensor_of_name in checkpoint.tensors.items()},
+            )
 
         def weights(self, params: Any, config: Any) -> Any:
-            def layout(place: Any, held: Any) -> Any:
+            def layout(place: Any, tree: Any) -> Any:
                 spec = named[place.names[0]] if isinstance(place, Names) else P()
-                return jax.tree.map(lambda _: spec, held)
+                return jax.tree.map(lambda _: spec, tree)
 
             return jax.tree.map(layout, array_names(config, params.rope), params)
 
@@ -255,12 +258,12 @@ def walked(case: Walk, parallel: Callable | None = None, change: Callable | None
             return walkable_on(stored(quantized(checkpoint, case.quantize)), table, **options)
         return walkable_on(checkpoint, table, **options, quantize=case.quantize)
 
-    made = model(change(arrays, config, case.devices) if change else arrays)
+    walkable = model(change(arrays, config, case.devices) if change else arrays)
     if change:
-        made = replace(made, exact=model(arrays).exact)
+        walkable = replace(walkable, exact=model(arrays).exact)
     tokens = [np.array([3, 1, 4, 1, 5], np.int32), np.array([9], np.int32)]
     ratios = []
-    for step in walk(made, tokens, config=config, unit=kind.unit):
+    for step in walk(walkable, tokens, config=config, unit=kind.unit):
         if not step.ratio <= 1:
             return {"wrong": step.op, "ratio": step.ratio, "steps": len(ratios)}
         ratios.append(step.ratio)
@@ -336,24 +339,24 @@ def gradient(name: str) -> dict[str, Any]:
 
     match name:
         case "data parallel":
-            found = jax.jit(jax.grad(loss_of(WHOLE, False)))(tensors)
+            actual = jax.jit(jax.grad(loss_of(WHOLE, False)))(tensors)
         case "FSDP" | "FSDP with experts":
-            found = jax.jit(jax.grad(loss_of(WHOLE, True)))(tensors)
+            actual = jax.jit(jax.grad(loss_of(WHOLE, True)))(tensors)
         case "FSDP, computed again":
-            found = jax.jit(jax.grad(loss_of(remat(WHOLE), True)))(tensors)
+            actual = jax.jit(jax.grad(loss_of(remat(WHOLE), True)))(tensors)
         case "tensor parallel":
-            found = jax.jit(jax.grad(tensor_loss))(tensors)
+            actual = jax.jit(jax.grad(tensor_loss))(tensors)
         case "tensor parallel, differentiated inside":
-            found = inside(lambda t, ids, counted: shared(t, ids, counted)[0], layout, check=False)
+            actual = inside(lambda t, ids, counted: shared(t, ids, counted)[0], layout, check=False)
         case _:
-            whole = dict.fromkeys(tensors, P())
+            replicated = dict.fromkeys(tensors, P())
 
             def of_mine(t, ids, counted):
                 return summed_loss(t, ids, counted, config=config, ops=WHOLE, **static)[0]
 
-            found = inside(of_mine, whole, check=True)
-    due = _of_one_device(config, tensors, alone)
-    off = max(float(jnp.max(jnp.abs(found[n] - due[n])) / jnp.max(jnp.abs(due[n]))) for n in due)
+            actual = inside(of_mine, replicated, check=True)
+    expected = _of_one_device(config, tensors, alone)
+    off = max(float(jnp.max(jnp.abs(actual[n] - expected[n])) / jnp.max(jnp.abs(expected[n]))) for n in expected)
     return {"error": off}
 
 
@@ -383,9 +386,9 @@ def served(devices: int) -> dict[str, Any]:
     ]
 
     def answers(some: list[Request]) -> list[Any]:
-        told, ends = [[] for _ in some], [threading.Event() for _ in some]
+        events_by_request, ends = [[] for _ in some], [threading.Event() for _ in some]
         with engine._changed:  # no plan is made before all are there
-            for request, events, end in zip(some, told, ends, strict=True):
+            for request, events, end in zip(some, events_by_request, ends, strict=True):
 
                 def take(event: Any, events: list[Any] = events, end: threading.Event = end) -> None:
                     if isinstance(event, Finished):
@@ -396,17 +399,17 @@ def served(devices: int) -> dict[str, Any]:
 
                 engine.submit(request, take)
         assert all(end.wait(120) for end in ends) and engine.failed is None
-        return told
+        return events_by_request
 
-    alone = [told for request in requests for told in answers([request])]
+    singles = [events_by_request for request in requests for events_by_request in answers([request])]
     together = answers(requests)
     stats = engine.stats()
     engine.close()
     paged = stats.preemptions > 0 and stats.cached_tokens > 0
     return {
-        "same": alone == together,
+        "same": singles == together,
         "paged": paged,
-        "texts": [[token[0] for token in told[:-1]] for told in together],
+        "texts": [[token[0] for token in events_by_request[:-1]] for events_by_request in together],
     }
 
 
@@ -422,7 +425,7 @@ def _of_one_device(config: Any, tensors: Any, loss: Callable) -> Any:
 
 
 def spread_cache(name: str) -> dict[str, Any]:
-    """Compare logits of a prompt and two more tokens, with the cache's rows on four devices, with those of one."""
+    """Compare logits of a prompt and two more tokens with one device's, with the cache's rows on four devices."""
     from unittest.mock import patch
 
     import jax
@@ -443,8 +446,8 @@ def spread_cache(name: str) -> dict[str, Any]:
     from llamaspec.verify.judging.walk import weights
 
     def others_wrap(rows: Any, new: Any, at: Any) -> Any:
-        devices, mine = lax.axis_size(AXIS), lax.axis_index(AXIS)
-        index, sequence = jnp.where(at % devices == mine, at // devices, -1), jnp.arange(len(rows))[:, None]
+        devices, device = lax.axis_size(AXIS), lax.axis_index(AXIS)
+        index, sequence = jnp.where(at % devices == device, at // devices, -1), jnp.arange(len(rows))[:, None]
         return rows.at[sequence, :, index].set(new.astype(rows.dtype).swapaxes(1, 2), mode="drop")
 
     # The last row of a device is in use, but where each device keeps all positions.
@@ -468,23 +471,23 @@ def spread_cache(name: str) -> dict[str, Any]:
         ops = ops._replace(norm_qkv=norm_qkv)
     elif name == "largest scores of each device":
         lax.pmax = lambda x, _: x  # the last case of this process
-    whole = partial(forward, config=config, ops=XLA)
+    run_forward = partial(forward, config=config, ops=XLA)
     spread: Any = P(None, None, "devices")
-    kept: Any = Cache([LayerCache(spread, spread)] * config.layers, P())  # type: ignore[arg-type]
+    cache_specs: Any = Cache([LayerCache(spread, spread)] * config.layers, P())  # type: ignore[arg-type]
     run = jax.shard_map(
         partial(forward, config=config, ops=ops),
         mesh=mesh(devices),
-        in_specs=(P(), P(), kept),
-        out_specs=(P(), kept),
+        in_specs=(P(), P(), cache_specs),
+        out_specs=(P(), cache_specs),
         check_vma=False,
     )
-    one = many = empty_cache(config, batch=2, capacity=rows, dtype=stored)
+    single_cache = many = empty_cache(config, batch=2, capacity=rows, dtype=stored)
     off, largest = 0.0, 0.0
     for tokens in np.split(np.random.default_rng(0).integers(0, config.vocab, (2, 7)).astype(np.int32), [5, 6], axis=1):
-        due, one = jax.jit(whole)(params, tokens, one)
-        found, many = jax.jit(run)(params, tokens, many)
-        wrong = jnp.nan_to_num(jnp.abs(found - due), nan=jnp.inf)
-        off, largest = max(off, float(jnp.max(wrong))), max(largest, float(jnp.max(jnp.abs(due))))
+        expected, single_cache = jax.jit(run_forward)(params, tokens, single_cache)
+        actual, many = jax.jit(run)(params, tokens, many)
+        wrong = jnp.nan_to_num(jnp.abs(actual - expected), nan=jnp.inf)
+        off, largest = max(off, float(jnp.max(wrong))), max(largest, float(jnp.max(jnp.abs(expected))))
     return {"error": off / largest}
 
 
@@ -515,7 +518,7 @@ def switched() -> Mapping[str, Any]:
 
 
 def family_logits(name: str, kind: str, devices: int) -> dict[str, Any]:
-    """Compare logits of a prompt on several devices with those of the definition."""
+    """Compare logits of a prompt on several devices with the definition's."""
     import numpy as np
 
     from llamaspec.model.candidates.walking import random_checkpoint
@@ -527,10 +530,10 @@ def family_logits(name: str, kind: str, devices: int) -> dict[str, Any]:
     config = switched()[name]
     checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
     tokens = np.array([3, 1, 4, 1, 5, 9], np.int32)
-    found = logits_on(checkpoint, kind, devices, tokens)
+    actual = logits_on(checkpoint, kind, devices, tokens)
     exact = load_reference_params(checkpoint)
-    due, _ = reference.forward(exact, tokens, reference.empty_cache(config), config=config)
-    return {"error": float(np.abs(found - due).max() / np.abs(due).max())}
+    expected, _ = reference.forward(exact, tokens, reference.empty_cache(config), config=config)
+    return {"error": float(np.abs(actual - expected).max() / np.abs(expected).max())}
 
 
 def logits_on(checkpoint: Any, kind: str, devices: int, tokens: Any) -> Any:
@@ -589,10 +592,10 @@ def drawn(*, own_key: bool) -> dict[str, Any]:
         tokens, drawing, _ = backend.decode(backend.start(), drawing, steps=8)
         return tokens(), [np.asarray(shard.data) for shard in drawing.text.seen.addressable_shards]
 
-    alone, _ = text(1)
+    single, _ = text(1)
     with patch.object(sampling, "uniform", uniform) if own_key else nullcontext():
         tokens, seen = text(4)
-    return {"alone": alone, "drawn": tokens, "same": all(np.array_equal(one, seen[0]) for one in seen)}
+    return {"alone": single, "drawn": tokens, "same": all(np.array_equal(draws, seen[0]) for draws in seen)}
 
 
 _alone: list[Any] = []
@@ -644,10 +647,10 @@ def trained(kind: str) -> dict[str, Any]:
         return load_file(sorted(out.glob("step-*.safetensors"))[-1])
 
     with tempfile.TemporaryDirectory() as folder:
-        alone, straight, killed = (Path(folder) / name for name in ("alone", "straight", "killed"))
+        single, straight, killed = (Path(folder) / name for name in ("alone", "straight", "killed"))
         options: dict[str, Any] = {"devices": 2, "fsdp": kind == "FSDP"}
         if not _alone:  # a training on one device, with which both kinds are compared
-            _alone.extend((run(alone), weights(alone)))
+            _alone.extend((run(single), weights(single)))
         (expected, a), losses = _alone, run(straight, **options)
         run(killed, die=True, **options)
         run(killed, resume=True, **options)

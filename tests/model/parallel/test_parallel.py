@@ -39,8 +39,8 @@ def test_every_op_of_more_models_is_within_the_bound():
 
 @pytest.mark.slow  # 4 s
 def test_a_family_without_bounds_has_the_logits_of_its_definition():
-    for case, found in zip(FAMILIES, results("families"), strict=True):
-        assert found["error"] < 1e-5, case
+    for case, result in zip(FAMILIES, results("families"), strict=True):
+        assert result["error"] < 1e-5, case
 
 
 @pytest.mark.slow  # 16 s
@@ -51,29 +51,29 @@ def test_a_mistake_is_found():
 
 @pytest.mark.slow  # 31 s
 def test_a_story_does_not_depend_on_the_number_of_devices():
-    alone, *shared = results("stories")
-    for (way, devices), told in zip(SHARED_BY[1:], shared, strict=True):
-        assert (told["drawn"], told["greedy"]) == (alone["drawn"], alone["greedy"])
-        assert np.allclose(told["logits"], alone["logits"], rtol=0, atol=1e-4)
+    single, *shared = results("stories")
+    for (way, devices), story in zip(SHARED_BY[1:], shared, strict=True):
+        assert (story["drawn"], story["greedy"]) == (single["drawn"], single["greedy"])
+        assert np.allclose(story["logits"], single["logits"], rtol=0, atol=1e-4)
         dealt = ", each with every n-th position" * (way == "context")
-        assert told["run"] == f"{alone['run']}, {devices} devices{dealt}"
-    assert len(alone["drawn"]) > 40 and alone["drawn"] != alone["greedy"]
+        assert story["run"] == f"{single['run']}, {devices} devices{dealt}"
+    assert len(single["drawn"]) > 40 and single["drawn"] != single["greedy"]
 
 
 @pytest.mark.slow  # 8 s
 def test_an_answer_of_the_engine_is_the_same_alone_and_in_company_on_several_devices():
     """Tokens and log-probabilities, to the last bit; and the tokens of one device."""
-    one, *several = results("served")
+    single, *several = results("served")
     for devices, served in zip(SERVED[1:], several, strict=True):
-        assert served["same"] and served["paged"] and served["texts"] == one["texts"], devices
-    assert one["same"] and one["paged"] and len(set(map(tuple, one["texts"]))) == 5
+        assert served["same"] and served["paged"] and served["texts"] == single["texts"], devices
+    assert single["same"] and single["paged"] and len(set(map(tuple, single["texts"]))) == 5
 
 
 @pytest.mark.parametrize("devices", [2, 4])
 @pytest.mark.parametrize("name", ["1 to 1, biases, scaled, tied", "experts"])
 def test_shares_are_the_rows_and_columns_of_the_whole(name, devices):
     checkpoint = random_checkpoint(replace(CONFIGS[name], kv_heads=4), seed=1)
-    config, whole = checkpoint.config, {n: t.read() for n, t in checkpoint.tensors.items()}
+    config, full = checkpoint.config, {n: t.read() for n, t in checkpoint.tensors.items()}
     shares = [share_of(checkpoint, device=i, devices=devices) for i in range(devices)]
     orders = row_order(config, devices)
     for stack in stacks(share(config, devices)):
@@ -82,15 +82,15 @@ def test_shares_are_the_rows_and_columns_of_the_whole(name, devices):
             if not names or names == [HEAD]:
                 continue
             parts = [np.concatenate([part.tensors[n].read() for n in names]) for part in shares]
-            one = np.concatenate([whole[n] for n in names])
+            joined = np.concatenate([full[n] for n in names])
             if stack.field in orders:
-                assert np.array_equal(np.concatenate(parts), one[orders[stack.field]])
+                assert np.array_equal(np.concatenate(parts), joined[orders[stack.field]])
             elif "ffn" in weights[0].axes or "heads" in weights[0].axes:
-                assert np.array_equal(np.concatenate(parts, axis=1), one)
+                assert np.array_equal(np.concatenate(parts, axis=1), joined)
             else:
-                assert all(np.array_equal(part, one) for part in parts)
+                assert all(np.array_equal(part, joined) for part in parts)
     head = np.concatenate([part.tensors[HEAD].read() for part in shares])
-    tied = whole[EMBEDDING if config.tied else HEAD]
+    tied = full[EMBEDDING if config.tied else HEAD]
     assert np.array_equal(head[: config.vocab], tied) and not head[config.vocab :].any()
 
 
@@ -124,8 +124,8 @@ def test_numbers_that_are_named_can_share_the_model():
 
 @pytest.mark.slow  # 24 s
 def test_a_gradient_is_that_of_one_device():
-    for (name, right), found in zip(GRADIENTS.items(), results("gradients"), strict=True):
-        assert found["error"] < 1e-5 if right else found["error"] > 0.5, name
+    for (name, right), result in zip(GRADIENTS.items(), results("gradients"), strict=True):
+        assert result["error"] < 1e-5 if right else result["error"] > 0.5, name
 
 
 @pytest.mark.slow  # 18 s
@@ -137,9 +137,9 @@ def test_a_training_that_was_killed_ends_with_the_same_bits():
 
 @pytest.mark.slow  # 15 s
 def test_a_cache_on_several_devices_gives_the_logits_of_one():
-    for (name, right), found in zip(SPREAD.items(), results("caches"), strict=True):
+    for (name, right), result in zip(SPREAD.items(), results("caches"), strict=True):
         most = 2e-2 if name == "bfloat16" else 1e-5
-        assert found["error"] < most if right else found["error"] > 0.1, name
+        assert result["error"] < most if right else result["error"] > 0.1, name
 
 
 @pytest.mark.slow  # 8 s

@@ -1,4 +1,4 @@
-"""Commands on several devices: those that the page shows, and what bench measures for inspect --plan."""
+"""Commands on several devices: the page's own, and what bench measures for inspect --plan."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from tests.model.parallel.on_devices import COMMANDS, EARLY, results, shown
 @pytest.mark.slow  # 24 s
 def test_the_commands_of_the_page_do_what_it_says(run):
     ran = dict(zip(shown(), results("shown"), strict=True))
-    assert {verb: one["code"] for verb, one in ran.items()} == dict.fromkeys(ran, 0), ran
+    assert {verb: result["code"] for verb, result in ran.items()} == dict.fromkeys(ran, 0), ran
     code, out, _ = run("generate", "Once upon a time", "--seed", "7", *EARLY)
     assert (code, ran["generate"]["out"]) == (0, out)
     assert "float32 on CPU, 2 devices" in ran["generate"]["err"]
@@ -33,10 +33,10 @@ def test_the_commands_of_the_page_do_what_it_says(run):
 def test_what_is_measured_is_planned_with_and_what_cannot_be_is_refused():
     ran = dict(zip(COMMANDS, results("commands"), strict=True))
     out = ran["bench of one and two"]["out"]
-    one, two = (float(mb) for mb in re.findall(r"after 20, ([\d.]+) MB read", out))
+    single, two = (float(mb) for mb in re.findall(r"after 20, ([\d.]+) MB read", out))
     assert "tiny, random weights q8, 1 device: float32 on CPU\n" in out
     assert "tiny, random weights q8, 2 devices: float32 on CPU, 2 devices\n" in out
-    assert 1.5 < one / two <= 2.1  # norms are on both devices; rounded as printed
+    assert 1.5 < single / two <= 2.1  # norms are on both devices; rounded as printed
 
     before, after = (json.loads(ran[name]["out"]) for name in ("plan before", "plan"))
     assert before["link"]["alpha"] == 0 < after["link"]["alpha"]

@@ -44,7 +44,7 @@ def start(
     peaks: Path | None = None,
     first: str = "",
 ):
-    """Start so many processes of one command, or those `which` are named, which meet at a port.
+    """Start `processes` processes of one command, or only the ones in `which`; they meet at a port.
 
     Each runs the Python code `first` before, and writes the peak of its memory, in KB, to a file in the folder `peaks`.
     """
@@ -66,7 +66,7 @@ def start(
 
 @pytest.fixture
 def started():
-    """`start` at a port that nobody else has; whatever still runs at the end is killed."""
+    """`start` at a port of its own; a process that still runs at the end is killed."""
     all = []
 
     def begin(*arguments, **options):
@@ -89,26 +89,26 @@ def errors(process: subprocess.Popen) -> list[str]:
 def test_two_processes_tell_the_text_of_one(started, run):
     """The likeliest text: a conversation, below, is drawn."""
     request = (*STORY, "--max-new-tokens", "32", "--temperature", "0")
-    both = started(*request)
-    told = [process.communicate(timeout=PATIENCE) for process in both]
-    assert [process.returncode for process in both] == [0, 0], told
+    processes = started(*request)
+    outputs = [process.communicate(timeout=PATIENCE) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
     code, out, _ = run(*request)
-    assert (code, told[0][0], told[1][0]) == (0, out, "")
-    assert "2 devices in 2 processes" in told[0][1]
+    assert (code, outputs[0][0], outputs[1][0]) == (0, out, "")
+    assert "2 devices in 2 processes" in outputs[0][1]
 
 
 @pytest.mark.slow  # 30 s
 def test_a_conversation_and_an_evaluation_are_those_of_one_process(started, run, tmp_path):
     """In a chat, process 0 has the questions, and the only file that is written is its own."""
-    asked, saved = "Tell me a story about a fox.\nWho was the story about?\n", tmp_path / "both.json"
+    questions, saved = "Tell me a story about a fox.\nWho was the story about?\n", tmp_path / "both.json"
     answers = ("--seed", "7", "--max-new-tokens", "24", "--context", "128")
-    both = started("chat", *answers)
+    processes = started("chat", *answers)
     first, second = (
         process.communicate(text, timeout=PATIENCE)
-        for process, text in zip(both, (f"{asked}/save {saved}\n", "Never asked.\n"), strict=True)
+        for process, text in zip(processes, (f"{questions}/save {saved}\n", "Never asked.\n"), strict=True)
     )
-    assert [process.returncode for process in both] == [0, 0], (first, second)
-    done = run_llamaspec("chat", *answers, stdin=asked)
+    assert [process.returncode for process in processes] == [0, 0], (first, second)
+    done = run_llamaspec("chat", *answers, stdin=questions)
     assert (first[0], second[0]) == (done.out, "") and len(done.out) > 40
     assert len(json.loads(saved.read_text())) == 4
     assert f"{saved}: 4 messages" in first[1] and str(saved) not in second[1]
@@ -116,12 +116,12 @@ def test_a_conversation_and_an_evaluation_are_those_of_one_process(started, run,
     text = tmp_path / "text.txt"
     text.write_text("Once upon a time, there was a little fox. She had a red kite.")
     request = ("eval", "stories", "--text", str(text), "--context", "16", "--json")
-    both = started(*request)
-    found = [process.communicate(timeout=PATIENCE) for process in both]
-    assert [process.returncode for process in both] == [0, 0], found
-    one, two = json.loads(run(*request)[1]), json.loads(found[0][0])
-    assert not found[1][0] and two["tokens"] == one["tokens"]
-    assert two["perplexity"] == pytest.approx(one["perplexity"], rel=1e-5)
+    processes = started(*request)
+    outputs = [process.communicate(timeout=PATIENCE) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    single, two = json.loads(run(*request)[1]), json.loads(outputs[0][0])
+    assert not outputs[1][0] and two["tokens"] == single["tokens"]
+    assert two["perplexity"] == pytest.approx(single["perplexity"], rel=1e-5)
 
 
 @pytest.mark.slow  # 20 s
@@ -132,20 +132,22 @@ def test_two_processes_train_the_weights_that_two_devices_train(started, tmp_pat
     tokenizer.write_bytes(tiny_tokenizers.llama2c())
     sizes = "--dim 16 --layers 1 --heads 2 --kv-heads 2 --head-dim 8 --ffn 32 --context 64 --steps 2 --batch 3"
     request = ("train", *sizes.split(), "--text", str(text), "--tokenizer", str(tokenizer), "--fsdp", "--devices", "2")
-    both = started(*request, "--out", str(tmp_path / "both"))
-    told = [process.communicate(timeout=PATIENCE) for process in both]
-    assert [process.returncode for process in both] == [0, 0], told
-    assert "both/model: " in told[0][1] and not told[1][1]
-    (alone,) = started(*request, "--out", str(tmp_path / "alone"), processes=1)
-    _, err = alone.communicate(timeout=PATIENCE)
-    assert alone.returncode == 0, err
+    processes = started(*request, "--out", str(tmp_path / "both"))
+    outputs = [process.communicate(timeout=PATIENCE) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert "both/model: " in outputs[0][1] and not outputs[1][1]
+    (single,) = started(*request, "--out", str(tmp_path / "alone"), processes=1)
+    _, err = single.communicate(timeout=PATIENCE)
+    assert single.returncode == 0, err
     for name in ("step-00000002.safetensors", "model/model.safetensors"):
-        one, two = (load_file(tmp_path / place / name) for place in ("alone", "both"))
-        assert one.keys() == two.keys() and all(np.array_equal(one[key], two[key]) for key in one), name
+        single_file, two = (load_file(tmp_path / place / name) for place in ("alone", "both"))
+        assert single_file.keys() == two.keys() and all(
+            np.array_equal(single_file[key], two[key]) for key in single_file
+        ), name
 
 
 def held(process: int) -> str:
-    """Code by which one process stays in the midst of a text, for which the others wait, however long a test takes."""
+    """Code that stops one process in the middle of a text; the others wait for it, however long a test takes."""
     return f"""
 import sys, threading
 from llamaspec.model.running import session
@@ -164,16 +166,16 @@ session.perf_counter = held
 @pytest.mark.sampled(1)  # 15 s each
 @pytest.mark.parametrize("victim", [1, 0])
 def test_the_end_of_one_process_ends_the_other_with_one_line(started, victim):
-    both = started(*STORY, "--max-new-tokens", "100", first=held(victim))
-    assert both[0].stdout.read(6) == "Once u"  # text is being drawn
-    both[victim].kill()
-    told = errors(both[1 - victim])  # that it is gone, which no time had to pass for
+    processes = started(*STORY, "--max-new-tokens", "100", first=held(victim))
+    assert processes[0].stdout.read(6) == "Once u"  # text is being drawn
+    processes[victim].kill()
+    lines = errors(processes[1 - victim])  # that it is gone, which no time had to pass for
     gone = f"error: process {victim} of 2 is gone"
-    if victim == 0 and len(told) > 1:  # on a busy machine JAX misses its coordinator, too, and may be first
-        others = [line for line in told if not re.match(r"[IWEF]\d{4} ", line)]  # than JAX's log
-        assert others == [gone] or any("detected fatal errors" in line for line in told), told
+    if victim == 0 and len(lines) > 1:  # on a busy machine JAX misses its coordinator, too, and may be first
+        own_lines = [line for line in lines if not re.match(r"[IWEF]\d{4} ", line)]  # than JAX's log
+        assert own_lines == [gone] or any("detected fatal errors" in line for line in lines), lines
     else:
-        assert (told, both[1 - victim].returncode) == ([gone], 1)
+        assert (lines, processes[1 - victim].returncode) == ([gone], 1)
 
 
 # A line on standard input is the timeout from then on: until the other process hangs, a busy machine may take any time.
@@ -197,15 +199,17 @@ processes.Watch = Told
 @pytest.mark.slow  # 20 s each
 @pytest.mark.parametrize("victim", [1, 0])
 def test_a_process_that_hangs_is_noticed(started, victim):
-    both = started(*STORY, "--max-new-tokens", "100", first=held(victim) + TIMEOUT_IS_TOLD)
-    assert both[0].stdout.read(6) == "Once u"
-    both[victim].send_signal(signal.SIGSTOP)
-    both[1 - victim].stdin.write("4\n")
-    both[1 - victim].stdin.flush()
-    assert errors(both[1 - victim]) == [f"error: process {victim} of 2 has not answered for 4 s"]
-    assert both[1 - victim].returncode == 1
-    both[victim].send_signal(signal.SIGCONT)
-    assert errors(both[victim]) and both[victim].returncode  # in JAX's words, if it is the first to miss the other
+    processes = started(*STORY, "--max-new-tokens", "100", first=held(victim) + TIMEOUT_IS_TOLD)
+    assert processes[0].stdout.read(6) == "Once u"
+    processes[victim].send_signal(signal.SIGSTOP)
+    processes[1 - victim].stdin.write("4\n")
+    processes[1 - victim].stdin.flush()
+    assert errors(processes[1 - victim]) == [f"error: process {victim} of 2 has not answered for 4 s"]
+    assert processes[1 - victim].returncode == 1
+    processes[victim].send_signal(signal.SIGCONT)
+    assert (
+        errors(processes[victim]) and processes[victim].returncode
+    )  # in JAX's words, if it is the first to miss the other
 
 
 def ask_as_a_stranger(port: int) -> None:
@@ -218,19 +222,19 @@ def ask_as_a_stranger(port: int) -> None:
 
 def test_processes_with_other_options_end_with_the_difference():
     """Processes that are threads here, and that end before anything watches them. A probe of ports is none of them."""
-    same, other = {"the command": "story", "--seed": "7"}, {"the command": "story", "--seed": "8"}
+    equal, different = {"the command": "story", "--seed": "7"}, {"the command": "story", "--seed": "8"}
 
-    def refusal(port: int, process: int, asked: dict[str, str]) -> str:
+    def refusal(port: int, process: int, options: dict[str, str]) -> str:
         with pytest.raises(ValueError) as refused:
-            Watch(Group(f"127.0.0.1:{port}", 3, process, PATIENCE, asked))
+            Watch(Group(f"127.0.0.1:{port}", 3, process, PATIENCE, options))
         return str(refused.value)
 
     with held_port() as port, ThreadPoolExecutor(3) as pool:
-        first = pool.submit(refusal, port, 0, same)
+        first = pool.submit(refusal, port, 0, equal)
         ask_as_a_stranger(port)
-        found = [first, pool.submit(refusal, port, 1, same), pool.submit(refusal, port, 2, other)]
+        futures = [first, pool.submit(refusal, port, 1, equal), pool.submit(refusal, port, 2, different)]
     words = "the processes differ: --seed is 7 in process 0 and 8 in process 2"
-    assert [each.result() for each in found] == [words] * 3
+    assert [future.result() for future in futures] == [words] * 3
 
 
 def test_a_command_is_told_from_others_by_its_options(run, monkeypatch, tmp_path):
@@ -238,10 +242,10 @@ def test_a_command_is_told_from_others_by_its_options(run, monkeypatch, tmp_path
 
     What a process writes may differ, but for what a training that goes on would read there.
     """
-    asked = []
+    options_by_command = []
 
     def joined(group: Group):
-        asked.append(group.settings)
+        options_by_command.append(group.settings)
         raise ValueError("enough")
 
     monkeypatch.setattr("llamaspec.model.parallel.processes.joined", joined)
@@ -259,11 +263,11 @@ def test_a_command_is_told_from_others_by_its_options(run, monkeypatch, tmp_path
         ("train", "--out", "a", *place, "h:1"),
     ):
         assert run(*options)[0] == 1
-    one, same, other_model, other_verb, logits, same_logits, train = asked
-    assert one == same and one["the command"] == "generate" and one["--temperature"] == "0.0"
-    assert one["the version of jax"] == jax.__version__ and other_model["--model"] == tmp_path.name
+    first, second, other_model, other_verb, logits, same_logits, train = options_by_command
+    assert first == second and first["the command"] == "generate" and first["--temperature"] == "0.0"
+    assert first["the version of jax"] == jax.__version__ and other_model["--model"] == tmp_path.name
     assert logits == same_logits and train["--out"] == "a"
-    assert {name for name in one if one[name] != other_model[name]} == {"--model"}
+    assert {name for name in first if first[name] != other_model[name]} == {"--model"}
     assert other_verb["the command"] == "story"
 
 
@@ -311,8 +315,8 @@ print(json.dumps(read() - before))
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory) -> Path:
-    """A model whose second half could not hide in 400 MB."""
-    # A device's part of a row of o or down is a page of 4 KB at least: less than a page cannot be read alone.
+    """A model with a second half that could not hide in 400 MB."""
+    # A device's part of a row of o or down is a page of 4 KB at least: the system reads whole pages.
     config = replace(SMALL, dim=1024, layers=2, heads=64, kv_heads=8, head_dim=128, ffn=28672, vocab=64, context=64)
     folder = tmp_path_factory.mktemp("large") / "model"
     write_huggingface(random_checkpoint(config, seed=0, dtype=ml_dtypes.bfloat16), folder)
@@ -342,12 +346,12 @@ def test_a_process_reads_its_part_of_a_file(large):
 
 @pytest.mark.slow  # 20 s
 def test_a_process_takes_the_memory_of_its_share(started, large, tmp_path):
-    """Peak memory of a device that is a process of its own: its weights and 400 MB, in which its cache is, too."""
+    """Peak memory of a device with its own process: its weights, and 400 MB for the rest, its cache included."""
     share = share_of(open_checkpoint(large), device=0, devices=2)
     weights = 4 * sum(prod(tensor.shape) for tensor in share.tensors.values())
     request = ("logits", "--model", str(large), "--dtype", "float32", "--tokens", "1,2,3")
-    both = started(*request, "--out", str(tmp_path / "logits.npy"), peaks=tmp_path)
-    told = [process.communicate(timeout=PATIENCE) for process in both]
-    assert [process.returncode for process in both] == [0, 0], told
+    processes = started(*request, "--out", str(tmp_path / "logits.npy"), peaks=tmp_path)
+    outputs = [process.communicate(timeout=PATIENCE) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
     for i in range(2):
         assert 1024 * int((tmp_path / str(i)).read_text()) < weights + 400e6 < 2 * weights

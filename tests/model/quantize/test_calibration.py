@@ -78,15 +78,15 @@ def sums(x: np.ndarray) -> Inputs:
 def test_sums_over_parts_are_those_over_all(noise, split):
     """Each part's products are summed in float32."""
     x = noise(5, 6)
-    found = observe(map(jnp.asarray, np.split(x, [split])), gram=True)
+    observed = observe(map(jnp.asarray, np.split(x, [split])), gram=True)
     wide = x.astype(np.float64)
     exact, magnitudes = sums(wide), np.abs(wide)
     gamma = 5 * 2.0**-24 / (1 - 5 * 2.0**-24)
     tiny = 5 * 2.0**-126  # products below which float32 counts as 0
-    assert found.gram is not None
-    assert (np.abs(found.gram - exact.gram) <= gamma * (magnitudes.T @ magnitudes) + tiny).all()
-    assert (np.abs(found.means - exact.means) <= gamma * exact.means + tiny).all()
-    np.testing.assert_array_equal(found.tops, exact.tops)
+    assert observed.gram is not None
+    assert (np.abs(observed.gram - exact.gram) <= gamma * (magnitudes.T @ magnitudes) + tiny).all()
+    assert (np.abs(observed.means - exact.means) <= gamma * exact.means + tiny).all()
+    np.testing.assert_array_equal(observed.tops, exact.tops)
 
 
 @given(seed=seeds, rows=st.integers(1, 6), cols=st.sampled_from([5, 64, 130]))
@@ -106,11 +106,11 @@ def test_gptq_in_blocks_of_columns_is_gptq(seed, rows, cols):
     """Codes differ only where a weight is within float64's rounding of a tie, which no seed here has."""
     w, x = Noise(seed)(rows, cols, dtype=np.float64), correlated(seed, 2 * cols, cols)
     plain = gptq.quantize(w, x, bits=4, group=64, even=True)
-    ours = gptq_codes(w, sums(x))
+    actual = gptq_codes(w, sums(x))
     better = errors(w, affine.dequantize(plain), x.T @ x) <= errors(w, nearest(w), x.T @ x)
     assert better.any()
-    np.testing.assert_array_equal(ours.codes[better], plain.codes[better] - np.int16(8))
-    np.testing.assert_array_equal(ours.scales, plain.scales)
+    np.testing.assert_array_equal(actual.codes[better], plain.codes[better] - np.int16(8))
+    np.testing.assert_array_equal(actual.scales, plain.scales)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -123,8 +123,8 @@ def test_the_search_from_sums_is_that_over_inputs(seed):
 def test_no_row_is_worse_than_the_nearest_codes(noise, seed, cols):
     w, inputs = noise(4, cols).astype(np.float64), sums(correlated(seed, 12, cols))
     assert inputs.gram is not None
-    ours = errors(w, Q4.dequantize(gptq_codes(w, inputs)), inputs.gram)
-    assert (ours <= errors(w, nearest(w), inputs.gram)).all()
+    gptq_errors = errors(w, Q4.dequantize(gptq_codes(w, inputs)), inputs.gram)
+    assert (gptq_errors <= errors(w, nearest(w), inputs.gram)).all()
 
 
 @given(noise=noises, seed=seeds, cols=st.sampled_from([1, 33, 64, 100]))
@@ -210,22 +210,22 @@ def test_what_is_multiplied_here_is_divided_there(config, into_matrices, monkeyp
     changed = [not np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (before, after)), strict=True)]
     assert sum(changed) > len(changed) / (2 if into_matrices else 4)
     tokens = np.arange(9)
-    whole, folded = (
+    plain, folded = (
         reference.forward(params, tokens, reference.empty_cache(checkpoint.config), config=checkpoint.config)[0]
         for params in (before, after)
     )
-    np.testing.assert_array_equal(whole, folded)
+    np.testing.assert_array_equal(plain, folded)
 
 
 @pytest.mark.sampled(1)  # 3 s each
 @pytest.mark.parametrize("name", CALIBRATED)
 def test_tensors_are_the_same_whenever_they_are_read(name):
     checkpoint = random_checkpoint(CONFIGS["2 to 1, wide, tied"], seed=1)
-    found = calibrated(checkpoint, random_windows(checkpoint, 2), method=name)
-    forwards = read_all(found)
+    model = calibrated(checkpoint, random_windows(checkpoint, 2), method=name)
+    forwards = read_all(model)
     for tensor in ("model.layers.1.mlp.down_proj.weight", "model.layers.0.input_layernorm.weight"):
-        np.testing.assert_array_equal(found.tensors[tensor].read(), forwards[tensor])
-    for name, tensor in found.tensors.items():
+        np.testing.assert_array_equal(model.tensors[tensor].read(), forwards[tensor])
+    for name, tensor in model.tensors.items():
         assert (tensor.codes is not None) == is_matrix(name)
         assert forwards[name].shape == tensor.shape and forwards[name].dtype == tensor.dtype
 
@@ -271,12 +271,12 @@ def test_four_bits_cost_stories260k_less(data):
 @pytest.mark.parametrize("name", CALIBRATED)
 def test_a_calibrated_model_is_written_and_read(name, tmp_path):
     checkpoint = random_checkpoint(replace(CONFIGS["2 to 1, wide, tied"], tied=False), seed=3)
-    found = calibrated(checkpoint, random_windows(checkpoint, 4), method=name)
-    write_huggingface(found, tmp_path / "there", int8_activations=name == "smoothquant")
+    model = calibrated(checkpoint, random_windows(checkpoint, 4), method=name)
+    write_huggingface(model, tmp_path / "there", int8_activations=name == "smoothquant")
     again = open_checkpoint(tmp_path / "there")
-    for tensor in found.tensors:
-        ours, theirs = (np.concatenate(list(exact_parts(one.tensors[tensor]))) for one in (found, again))
-        np.testing.assert_array_equal(ours, theirs)
+    for tensor in model.tensors:
+        expected, actual = (np.concatenate(list(exact_parts(source.tensors[tensor]))) for source in (model, again))
+        np.testing.assert_array_equal(expected, actual)
     settings = json.loads((tmp_path / "there" / "config.json").read_text())["quantization_config"]
     group = settings["config_groups"]["group_0"]
     assert settings["ignore"] == ["lm_head"]
@@ -327,8 +327,10 @@ def test_the_activations_of_one_layer_are_in_memory_at_a_time(name):
 
     def count(stage: str, share: float) -> None:
         shapes = [array.shape for array in jax.live_arrays()]
-        held = [shape for shape in shapes if len(shape) == 3 and shape[1] == SEQ and shape[2] >= checkpoint.config.dim]
-        counts.append(len(held))
+        activations = [
+            shape for shape in shapes if len(shape) == 3 and shape[1] == SEQ and shape[2] >= checkpoint.config.dim
+        ]
+        counts.append(len(activations))
 
     read_all(calibrated(checkpoint, windows, method=name, progress=count))
     kinds = 3 + checkpoint.config.experts  # q, k and v; o; gates and ups; each expert's down
@@ -370,11 +372,11 @@ def test_a_terminal_shows_a_bar_a_layer(run, tmp_path, stories_text, monkeypatch
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     code, out, err = run("convert", "stories", str(tmp_path / "b"), *request)
-    shown = re.findall(r"(layer \d of 2|writing \S+) .*? +(\d+)%", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", err))
+    bars = re.findall(r"(layer \d of 2|writing \S+) .*? +(\d+)%", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", err))
     assert (code, out) == (0, "")
-    layers = [line for line in dict.fromkeys(shown) if line[0].startswith("layer")]
+    layers = [line for line in dict.fromkeys(bars) if line[0].startswith("layer")]
     assert layers == [("layer 1 of 2", "25"), ("layer 1 of 2", "75"), ("layer 2 of 2", "25"), ("layer 2 of 2", "75")]
-    assert shown[-1] == ("writing model.norm.weight", "100")
+    assert bars[-1] == ("writing model.norm.weight", "100")
 
 
 # What is refused.
@@ -452,9 +454,9 @@ def test_inputs_beyond_float32_are_refused():
     name = "model.layers.0.mlp.up_proj.weight"
     huge = checkpoint.tensors[name]._replace(read=lambda: np.full((320, 128), 1e38, np.float32))
     broken = replace(checkpoint, tensors={**checkpoint.tensors, name: huge})
-    found = calibrated(broken, random_windows(checkpoint, 2), method="smoothquant")
+    model = calibrated(broken, random_windows(checkpoint, 2), method="smoothquant")
     with pytest.raises(CheckpointError, match=r"model\.layers\.0\.mlp\.down_proj.weight gets inputs that overflow"):
-        read_all(found)
+        read_all(model)
 
 
 def test_windows_begin_texts_and_are_whole(tmp_path, monkeypatch):

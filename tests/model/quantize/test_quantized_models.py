@@ -37,7 +37,7 @@ NARROW = sorted(name for name, config in CONFIGS.items() if config.dim < 64)
 @settings(max_examples=share_of(8))  # each compiles two programs
 @given(name=st.sampled_from(NARROW), scheme=st.sampled_from(sorted(SCHEMES)), table=st.booleans(), seed=seeds)
 def test_logits_are_within_the_composed_bound(name, scheme, table, seed):
-    """The bound is that of the plain model, with one more rounding in each product: the scale's."""
+    """The bound is the plain model's, with one more rounding in each product: the scale's."""
     config = one_layer(CONFIGS[name])
     checkpoint = quantized(random_checkpoint(config, seed=seed), scheme)
     params, exact = load_params(checkpoint, dtype=FLOAT32, positions=8), load_reference_params(checkpoint)
@@ -121,13 +121,13 @@ def test_options_that_mean_nothing_are_refused(run, tmp_path):
 
 def written_logits(run: Callable, folder: Path, ids: str, forms: Iterable[Sequence[str]]) -> list[np.ndarray]:
     """Write logits of the built-in model with `llamaspec logits`, with the options of each form."""
-    found = []
+    logits = []
     for options in forms:
-        file = folder / f"{len(found)}.npy"
+        file = folder / f"{len(logits)}.npy"
         code, _, err = run("logits", "--tokens", ids, "--out", str(file), "--context", "64", *options)
         assert code == 0, err
-        found.append(np.load(file))
-    return found
+        logits.append(np.load(file))
+    return logits
 
 
 @pytest.mark.slow  # 9 s

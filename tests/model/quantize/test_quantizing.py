@@ -14,13 +14,13 @@ from tests.support.random_models import SMALL, random_checkpoint
 
 
 def codes_of(weights: np.ndarray, scheme: str):
-    """Make the codes of a matrix as `--quantize` makes those of a checkpoint."""
+    """Make the codes of a matrix as `--quantize` makes a checkpoint's codes."""
     checkpoint = random_checkpoint(SMALL, seed=0)
     name = "model.layers.0.mlp.down_proj.weight"
     checkpoint.tensors[name] = Tensor(weights.shape, weights.dtype, lambda: weights)  # type: ignore
-    found = quantized(checkpoint, scheme).tensors[name].codes
-    assert found and found.source is checkpoint.tensors[name]
-    return found
+    codes = quantized(checkpoint, scheme).tensors[name].codes
+    assert codes and codes.source is checkpoint.tensors[name]
+    return codes
 
 
 def awkward(rows: int, cols: int) -> np.ndarray:
@@ -48,13 +48,13 @@ def test_codes_and_scales_are_the_references(scheme, dtype, cols):
         weights = np.clip(weights, -60000, 60000)
     weights = weights.astype(dtype)
     codes = codes_of(weights, scheme)
-    found, are_exact = quantized_on_device(weights, codes)
+    actual, are_exact = quantized_on_device(weights, codes)
     assert are_exact
     exact = CLASS_OF_FORM[codes.form].stored(SCHEMES[scheme].quantize(weights), codes)
-    assert jax.tree.structure(found) == jax.tree.structure(exact)
-    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(exact), strict=True):
-        assert ours.dtype == theirs.dtype
-        assert np.asarray(ours).tobytes() == theirs.tobytes()
+    assert jax.tree.structure(actual) == jax.tree.structure(exact)
+    for leaf, exact_leaf in zip(jax.tree.leaves(actual), jax.tree.leaves(exact), strict=True):
+        assert leaf.dtype == exact_leaf.dtype
+        assert np.asarray(leaf).tobytes() == exact_leaf.tobytes()
 
 
 def test_matrices_of_one_shape_share_a_program():

@@ -1,4 +1,4 @@
-"""XLA's options for programs of one sequence: products are not tuned where that was measured to cost no speed."""
+"""XLA's options for programs of one sequence: products stay untuned if measurements showed no loss of speed."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -61,27 +61,27 @@ def test_one_sequence_is_not_tuned_whatever_its_weights_are(by_kernels, form, gr
 def test_programs_of_one_sequence_are_compiled_by_these_options(monkeypatch, by_kernels, batch):
     """By what `generate` and its benchmarks compile. Several sequences have the platform's own options."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    given: list[dict[str, Any]] = []
+    passed: list[dict[str, Any]] = []
     real_jit, real_compile = jax.jit, jax.stages.Lowered.compile
 
     def jit(program: Callable[..., Any], **_: Any) -> Any:
         return real_jit(lambda *_: 0)  # what the program is does not matter, and kernels are not lowered for a CPU
 
     def compile(self: jax.stages.Lowered, options: dict[str, Any]) -> jax.stages.Compiled:
-        given.append(options)
+        passed.append(options)
         return real_compile(self)
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", compile)
     params, expected = CODED, compiler_options("gpu") | (UNTUNED if batch == 1 else {})
     layout = Layout(batch, CAPACITY - 8, 8, 4, BFLOAT16, wide=(16,))
-    made = {"ops": by_kernels, "layout": layout, "platform": "gpu", "greedy": True}
-    programs.compile_programs(params, WIDE, **made, jit=jit)  # as for several devices
-    assert given == [compiler_options("gpu")] * 2
-    given.clear()
+    arguments = {"ops": by_kernels, "layout": layout, "platform": "gpu", "greedy": True}
+    programs.compile_programs(params, WIDE, **arguments, jit=jit)  # as for several devices
+    assert passed == [compiler_options("gpu")] * 2
+    passed.clear()
     monkeypatch.setattr(jax, "jit", jit)
-    compiled = programs.compile_programs(params, WIDE, **made)
+    compiled = programs.compile_programs(params, WIDE, **arguments)
     compiled.prefill(16)
     compiled.decode(False)
-    assert given == [expected] * 4
+    assert passed == [expected] * 4
     benchmarked(params, WIDE, ops=by_kernels, capacity=CAPACITY, chunk=8, burst=4, batch=batch)
-    assert given == [expected] * 6
+    assert passed == [expected] * 6

@@ -43,7 +43,7 @@ def test_large_blocks_are_given_back_when_they_are_freed(returned):
 
 
 # A program, and what it gives, before and after the library is forgotten; and one that is compiled after that. Files
-# whose names are not text are mapped, too, as checkpoints may be.
+# with names that are not text are mapped, too, as checkpoints may be.
 CODE = """
 import mmap, os, tempfile
 import jax, jax.numpy as jnp, jaxlib

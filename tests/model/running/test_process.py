@@ -17,7 +17,7 @@ SETTINGS = (*MEMORY, "TF_CPP_MIN_LOG_LEVEL", "TF_CPP_MAX_VLOG_LEVEL")
 def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """An environment without the settings, which is put back."""
     for name in SETTINGS:
-        monkeypatch.setenv(name, "")  # so that it is put back whatever is set after this
+        monkeypatch.setenv(name, "")  # so that monkeypatch restores it later
         monkeypatch.delenv(name)
     return monkeypatch
 
@@ -25,18 +25,20 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 @pytest.mark.parametrize("debug", [False, True])
 def test_memory_is_taken_on_demand_and_xla_is_quiet(bare, debug):
     prepare_process(debug=debug)
-    found = {name: os.environ.get(name) for name in SETTINGS}
+    environment = {name: os.environ.get(name) for name in SETTINGS}
     quiet = {"TF_CPP_MIN_LOG_LEVEL": None if debug else "3", "TF_CPP_MAX_VLOG_LEVEL": None if debug else "0"}
     memory = dict(zip(MEMORY, ("false", "0.92", None), strict=True))  # the last name is the old one of the second
-    assert found == memory | quiet
+    assert environment == memory | quiet
 
 
 @pytest.mark.parametrize("ahead", [None, "", "false", "False", "0", "true", "1", "no"])
 @pytest.mark.parametrize("fraction", [None, *FRACTIONS])
-@pytest.mark.parametrize("other", [None, ""])
-def test_a_limit_of_memory_is_set_where_it_is_taken_on_demand_and_the_user_set_none(bare, ahead, fraction, other):
+@pytest.mark.parametrize("other_fraction", [None, ""])
+def test_a_limit_of_memory_is_set_where_it_is_taken_on_demand_and_the_user_set_none(
+    bare, ahead, fraction, other_fraction
+):
     """JAX itself is asked what it makes of it: it refuses two fractions, and preallocates for any other word."""
-    for name in FRACTIONS if other == "" else ():
+    for name in FRACTIONS if other_fraction == "" else ():
         bare.setenv(name, "")
     if ahead is not None:
         bare.setenv(MEMORY[0], ahead)
@@ -114,17 +116,17 @@ def entries(folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.sampled(1)  # 2 s each
-@pytest.mark.parametrize("kept", [0, 100, -1])
-def test_a_program_that_was_cut_short_is_replaced_in_silence(tmp_path: Path, kept: int):
+@pytest.mark.parametrize("length", [0, 100, -1])
+def test_a_program_that_was_cut_short_is_replaced_in_silence(tmp_path: Path, length: int):
     first = run_python(COMPILE, str(tmp_path))
-    whole = entries(tmp_path)
-    assert (first.code, first.err, len(whole)) == (0, "", 1), first
+    complete = entries(tmp_path)
+    assert (first.code, first.err, len(complete)) == (0, "", 1), first
     (entry,) = tmp_path.glob("jit_program-*")
-    entry.write_bytes(entry.read_bytes()[:kept])
+    entry.write_bytes(entry.read_bytes()[:length])
     again = run_python(COMPILE, str(tmp_path))
     assert (again.code, again.out, again.err) == (0, first.out, ""), again
-    assert entries(tmp_path).keys() == whole.keys()
-    assert abs(entry.stat().st_size - sum(whole.values())) < 100  # as long as before, but for the time that it took
+    assert entries(tmp_path).keys() == complete.keys()
+    assert abs(entry.stat().st_size - sum(complete.values())) < 100  # as long as before, but for the time that it took
 
 
 def test_other_warnings_are_shown(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Memory that a process takes beside its arrays: plans agree with the measurements, which can be repeated."""
+"""Memory that a process takes in addition to its arrays: plans agree with the measurements, which can be repeated."""
 
 import json
 from dataclasses import replace
@@ -55,10 +55,10 @@ def test_plans_are_made_with_what_was_measured(
 @pytest.mark.slow  # 6 s
 def test_it_can_be_measured_again(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(process_memory, "MEASURED_SCHEMES", (None,))
-    kept = tmp_path / "kept.json"
-    main(["--layers", "1", "2", "--json", str(kept)])
+    report_file = tmp_path / "kept.json"
+    main(["--layers", "1", "2", "--json", str(report_file)])
     out = capsys.readouterr().out
     assert "| layers | started, MB |" in out and "running float32: " in out
-    rows = json.loads(kept.read_text())["rows"]
+    rows = json.loads(report_file.read_text())["rows"]
     assert [row["layers"] for row in rows] == [1, 2]
     assert all(row[key] > 0 for row in rows for key in ("started", "compiling", "running"))

@@ -185,11 +185,11 @@ def test_what_a_text_has_seen_and_that_it_ended_is_passed_on_from_call_to_call(t
 
     seen = np.isin(np.arange(VOCAB), prompt)
     cache = backend.extend(backend.start(), prompt[:-1])
-    drawing, found = backend.begin(prompt[-1], seen=seen, seed=3, options=options, stops=[stop]), []
+    drawing, draws = backend.begin(prompt[-1], seen=seen, seed=3, options=options, stops=[stop]), []
     for _ in range(len(ended) // 3 + 3):
         read, drawing, cache = backend.decode(cache, drawing, steps=3)
-        found.append(read())
-    assert list(itertools.chain(*found)) == ended and found[-2:] == [[], []]
+        draws.append(read())
+    assert list(itertools.chain(*draws)) == ended and draws[-2:] == [[], []]
 
 
 @pytest.fixture(scope="module")
@@ -279,7 +279,7 @@ def test_weights_are_in_memory_once(tmp_path):
 
 
 def overflowing(largest: float) -> Checkpoint:
-    """A model whose logits overflow: a normal embedding, and a head of finite weights that are too large."""
+    """A model with logits that overflow: a normal embedding, and a head of finite weights that are too large."""
     checkpoint = random_checkpoint(CONFIG, seed=0)
     head = checkpoint.tensors["lm_head.weight"]
     huge = head._replace(read=lambda: np.full(head.shape, largest, np.float32))

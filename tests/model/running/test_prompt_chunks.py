@@ -40,9 +40,9 @@ def test_only_a_gpu_with_room_for_them_has_wide_chunks(codes):
 
 def test_codes_of_medium_prompts_are_decoded_once_for_a_thousand_tokens():
     layout = Layout(1, 8192, 256, 1, np.dtype(np.float32), wide=wide_chunks("gpu", 8192, codes=True))
-    due = {1023: [1024], 1535: [1024, 512], 1792: [1024, 512, 256], 1793: [2048], 4095: [2048, 2048]}
-    due |= {512: [512], 768: [512, 256], 769: [1024]}
-    assert {tokens: [width for width, _ in layout.parts(tokens)] for tokens in due} == due
+    expected = {1023: [1024], 1535: [1024, 512], 1792: [1024, 512, 256], 1793: [2048], 4095: [2048, 2048]}
+    expected |= {512: [512], 768: [512, 256], 769: [1024]}
+    assert {tokens: [width for width, _ in layout.parts(tokens)] for tokens in expected} == expected
 
 
 @pytest.fixture
@@ -110,22 +110,22 @@ def test_several_devices_read_by_the_widest_chunks_that_have_room(
 @example(768, 256, {256, 768})
 @example(1793, 256, {256, 1792})
 def test_a_prompt_is_cut_into_full_chunks_and_a_last_one_that_the_cache_has_room_for(count, chunk, more):
-    layout = Layout(1, 5000, chunk, 1, np.dtype(np.float32), wide=tuple(chunk + each for each in sorted(more)))
+    layout = Layout(1, 5000, chunk, 1, np.dtype(np.float32), wide=tuple(chunk + extra for extra in sorted(more)))
     parts = [*layout.parts(count)]
     assert sum(tokens for _, tokens in parts) == count
     assert all(width == tokens for width, tokens in parts[:-1])
     assert sum(width for width, _ in parts) < count + chunk  # so `Layout.rows` are enough
     assert [width for width, _ in parts] == sorted((width for width, _ in parts), reverse=True)
-    # A session hands over so many tokens at a time, and they are read as they would be together.
+    # A session hands over parts of a prompt, and they are read as the whole prompt would be.
     pieces = range(0, count, layout.widest)
     assert [part for start in pieces for part in layout.parts(min(layout.widest, count - start))] == parts
 
 
 def test_programs_for_the_first_prompt_are_compiled_at_once():
     layout = Layout(1, 4096, 256, 1, np.dtype(np.float32), wide=(512, 1024))
-    due = {None: ["prefill_256"], 0: [], 1: [], 2: ["prefill_256"], 257: ["prefill_256"], 258: ["prefill_512"]}
-    due |= {600: ["prefill_512", "prefill_256"], 2049: ["prefill_1024"]}
-    for tokens, names in due.items():
+    expected = {None: ["prefill_256"], 0: [], 1: [], 2: ["prefill_256"], 257: ["prefill_256"], 258: ["prefill_512"]}
+    expected |= {600: ["prefill_512", "prefill_256"], 2049: ["prefill_1024"]}
+    for tokens, names in expected.items():
         assert first_programs(layout, greedy=True, prompt=tokens) == ["decode_greedy", *names]
 
 
@@ -174,11 +174,11 @@ def test_several_readers_read_what_one_reads(monkeypatch, scheme):
     checkpoint = random_checkpoint(replace(CONFIG, tied=scheme == "q8"), seed=0)
     run = quantized(checkpoint, scheme) if scheme else checkpoint
     load = partial(load_params, run, dtype=np.dtype(np.float32), positions=8)
-    one = bits(load())
-    assert bits(load(readers=3, checked=False)) == one
+    expected = bits(load())
+    assert bits(load(readers=3, checked=False)) == expected
     monkeypatch.setattr(quantizing, "FEW", 0)
-    assert bits(load()) == one
-    assert bits(load(readers=3, device=Device("gpu", "a GPU", "8.0"))) == one
+    assert bits(load()) == expected
+    assert bits(load(readers=3, device=Device("gpu", "a GPU", "8.0"))) == expected
 
 
 def test_a_weight_that_is_no_number_is_found_while_it_is_read():
@@ -189,8 +189,8 @@ def test_a_weight_that_is_no_number_is_found_while_it_is_read():
     tensors = {**checkpoint.tensors, name: checkpoint.tensors[name]._replace(read=lambda: broken)}
     for readers in (1, 3):
         for scheme in (None, "q8"):
-            whole = replace(checkpoint, tensors=tensors)
-            run = quantized(whole, scheme) if scheme else whole
+            full = replace(checkpoint, tensors=tensors)
+            run = quantized(full, scheme) if scheme else full
             with pytest.raises(CheckpointError, match=r"down_proj\.weight\[3, 5\] is nan"):
                 load_params(run, dtype=np.dtype(np.float32), positions=8, checked=False, readers=readers)
 

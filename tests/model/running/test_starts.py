@@ -66,7 +66,7 @@ def test_a_process_knows_its_age():
     assert process_age() > 0
 
 
-# The time before the first import is of the start, too: here so much that it shows.
+# The time before the first import counts as part of the start: here it is long enough to show.
 OLD = "from llamaspec import cli; from llamaspec.model import system; system.process_age = lambda: 1000.0; cli.main()"
 
 
@@ -79,19 +79,19 @@ def test_a_command_says_its_phases_and_the_second_start_compiles_nothing(tmp_pat
         done = run_python(OLD, *request, "--json")
         wall = time.perf_counter() - began
         assert done.code == 0, done.err
-        told = json.loads(done.out)
-        start = told["start"]
+        answer = json.loads(done.out)
+        start = answer["start"]
         assert list(start) == [*PHASES, "total", "parallel"]
         assert start["total"] == pytest.approx(sum(start[phase] for phase in PHASES))
         assert start["import"] >= 1000 and start["total"] <= 1000 + wall
         assert all(start[phase] > 0 for phase in PHASES)
         assert f"first token after {start['total']:.2f} s: import {start['import']:.2f}, " in done.err
         starts.append(start)
-        texts.append(told["text"])
+        texts.append(answer["text"])
     assert texts[0] == texts[1]
     assert starts[0]["parallel"] == {} and starts[1]["parallel"].keys() == {"compile"}
-    kept = sorted(path.name.partition("-")[0] for path in (tmp_path / "llamaspec" / "compiled").iterdir())
-    assert kept == ["decode"]  # and nothing of JAX's cache; a text of its own needs no program for prompts
+    entries = sorted(path.name.partition("-")[0] for path in (tmp_path / "llamaspec" / "compiled").iterdir())
+    assert entries == ["decode"]  # and nothing of JAX's cache; a text of its own needs no program for prompts
 
 
 @pytest.mark.slow  # 5 s
@@ -140,7 +140,7 @@ def test_load_keeps_programs_in_the_folder_that_it_is_given(tmp_path: Path, monk
     for _ in range(2):
         llama = load("stories", context=32, compile_cache=tmp_path)
         texts.append("".join(token.text for token in llama.generate("Once", seed=1, max_new_tokens=4)))
-        assert len(traced) == 2, traced  # by the first alone
+        assert len(traced) == 2, traced  # only by the first
     assert jaxs == [tmp_path, tmp_path] and texts[0] == texts[1] and list(tmp_path.iterdir())
 
 
@@ -169,11 +169,11 @@ def test_other_shapes_settings_and_environments_are_other_programs(tmp_path: Pat
 
 
 @pytest.mark.slow  # 5 s each
-@pytest.mark.parametrize("kept", [0, 40, -1])
-def test_a_program_that_was_cut_short_is_compiled_anew(tmp_path: Path, traced: list[str], kept: int):
+@pytest.mark.parametrize("length", [0, 40, -1])
+def test_a_program_that_was_cut_short_is_compiled_anew(tmp_path: Path, traced: list[str], length: int):
     first = numbers(loaded(tmp_path))
     for path in (files := list(tmp_path.iterdir())):
-        path.write_bytes(path.read_bytes()[:kept])
+        path.write_bytes(path.read_bytes()[:length])
     traced.clear()
     assert numbers(loaded(tmp_path)) == first
     assert len(traced) == 2 and sorted(tmp_path.iterdir()) == sorted(files)

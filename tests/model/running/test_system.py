@@ -46,15 +46,17 @@ def test_on_linux_there_is_more_to_say():
     assert system.available_bytes() < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-@pytest.mark.parametrize(("limit", "used", "left"), [("1000", "400", 600), ("1000", "1400", 0), ("max", "400", None)])
-def test_a_control_groups_limit_counts(limit: str, used: str, left: int | None, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("limit", "used", "expected"), [("1000", "400", 600), ("1000", "1400", 0), ("max", "400", None)]
+)
+def test_a_control_groups_limit_counts(limit: str, used: str, expected: int | None, monkeypatch, tmp_path):
     (tmp_path / "max").write_text(f"{limit}\n")
     (tmp_path / "current").write_text(f"{used}\n")
     monkeypatch.setattr(system, "CGROUPS", ())
     unlimited = system.available_bytes()
     monkeypatch.setattr(system, "CGROUPS", ((tmp_path / "max", tmp_path / "current"),))
-    found = system.available_bytes()
-    assert found == left if left is not None else found > unlimited / 2
+    actual = system.available_bytes()
+    assert actual == expected if expected is not None else actual > unlimited / 2
 
 
 def test_a_driver_is_read_from_its_own_words(monkeypatch, tmp_path):
@@ -114,8 +116,8 @@ LIBRARY = ("reference", "verify", "pallas_kernels", "model", "serving", "trainin
 
 def test_what_depends_on_linux_is_in_one_file():
     files = [*(path for folder in LIBRARY for path in (REPOSITORY / folder).rglob("*.py")), *REPOSITORY.glob("*.py")]
-    found = {path.relative_to(REPOSITORY).as_posix() for path in files if ONLY_LINUX.search(path.read_text())}
-    assert found == {"model/system.py"}
+    matches = {path.relative_to(REPOSITORY).as_posix() for path in files if ONLY_LINUX.search(path.read_text())}
+    assert matches == {"model/system.py"}
 
 
 SHRINKS = """

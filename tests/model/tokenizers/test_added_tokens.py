@@ -109,8 +109,8 @@ def folder_with(folder: Path, names: list[str], **config: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
-    made = {kind: gguf(tmp_path_factory.mktemp("gguf"), keys) for kind, keys in GGUF.items()}
-    return made | {
+    paths = {kind: gguf(tmp_path_factory.mktemp("gguf"), keys) for kind, keys in GGUF.items()}
+    return paths | {
         kind: folder_with(tmp_path_factory.mktemp("folder"), NAMES, legacy=legacy) for kind, legacy in LEGACY.items()
     }
 
@@ -158,8 +158,8 @@ def brute_force(text: str, names: dict[str, Added]) -> list[str | int]:
     """Split a text as llama.cpp does: name after name."""
     parts: list[str | int] = [text]
     for name in sorted(names, key=lambda name: -len(name.encode())):
-        rest, parts = parts, []
-        for part in rest:
+        unsplit, parts = parts, []
+        for part in unsplit:
             pieces = part.split(name) if isinstance(part, str) else [part]
             for piece in pieces[:-1]:
                 parts += [piece, names[name].id]
@@ -184,8 +184,8 @@ def test_names_are_found_as_the_tokenizers_library_finds_them(text, names, flags
     library = Tokenizer(models.BPE({}, []))
     library.add_tokens([AddedToken(n, lstrip=lstrip, rstrip=rstrip, single_word=single_word) for n in sorted(names)])
     added = {name: Added(id, False, lstrip, rstrip, False, single_word) for id, name in enumerate(sorted(names))}
-    found = [part for part in Leftmost(added).split(text) if isinstance(part, int)]
-    assert found == library.encode(text).ids
+    ids = [part for part in Leftmost(added).split(text) if isinstance(part, int)]
+    assert ids == library.encode(text).ids
 
 
 HOSTILE = {
@@ -198,7 +198,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_many_names_take_no_longer(kind):
-    """A hundred thousand characters, within the two seconds and the memory that `tests.bounded` allows."""
+    """A hundred thousand characters, within the two seconds and the memory that `tests.support.bounded` allows."""
     assert bounded.process().refusal(split_both, kind) is None
 
 
@@ -334,11 +334,11 @@ def unigram_json(raw: bytes) -> dict[str, Any]:
 def test_a_unigram_tokenizer_json_is_read(tmp_path):
     spec = unigram_json(unigram())
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
-    ours, library = load_tokenizer(tmp_path), Tokenizer.from_str(json.dumps(spec))
+    tokenizer, library = load_tokenizer(tmp_path), Tokenizer.from_str(json.dumps(spec))
     for text in ["She loved to play outside", "she said, she sat", "好 she"]:
-        assert ours.encode(text) == library.encode(text, add_special_tokens=False).ids
-    assert decode(ours, ours.encode("She loved to play")) == "She loved to play"
-    assert ours.special == {"<s>": 1, "</s>": 2}
+        assert tokenizer.encode(text) == library.encode(text, add_special_tokens=False).ids
+    assert decode(tokenizer, tokenizer.encode("She loved to play")) == "She loved to play"
+    assert tokenizer.special == {"<s>": 1, "</s>": 2}
 
 
 UNIGRAM: dict[str, tuple[dict[str, Any], str]] = {
@@ -409,5 +409,5 @@ def test_ids_of_a_rendered_conversation_are_those_of_llama_cpp(llama_cpp, folder
 @given(text=texts.filter(lambda text: text[:1] not in (" ", "▁")))
 @example("<tool><tool>  \n\n  <tool>")
 def test_ids_are_those_of_transformers(transformers, folders, tokenizer, kind, text):
-    """At the start of a text, transformers 5 alone puts no space in front of a space."""
+    """At the start of a text, only transformers 5 puts no space in front of a space."""
     assert SpecialTokens(tokenizer(kind)).encode(text) == transformers.transformers(folders[kind], text)[0]

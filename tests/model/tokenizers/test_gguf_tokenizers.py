@@ -1,4 +1,4 @@
-"""The tokenizer and chat template inside a GGUF file, beside the same tokenizer in a file of its own."""
+"""The tokenizer and chat template inside a GGUF file, against the same tokenizer in a separate file."""
 
 import json
 from functools import cache
@@ -68,7 +68,7 @@ KINDS = {
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def both(request, tmp_path_factory) -> tuple[AnyTokenizer, AnyTokenizer]:
+def tokenizer_pair(request, tmp_path_factory) -> tuple[AnyTokenizer, AnyTokenizer]:
     """Load one tokenizer from a GGUF file, and from a file of its own."""
     folder = tmp_path_factory.mktemp("tokenizer")
     name, make = KINDS[request.param]
@@ -80,15 +80,15 @@ def both(request, tmp_path_factory) -> tuple[AnyTokenizer, AnyTokenizer]:
 @given(text=texts, start=st.booleans())
 @example("  a\n\n 12345  ", True)
 @example("", True)
-def test_the_ids_are_the_same(both, text, start):
-    inside, beside = both
+def test_the_ids_are_the_same(tokenizer_pair, text, start):
+    inside, beside = tokenizer_pair
     ids = inside.encode(text, start=start)
     assert ids == beside.encode(text, start=start)
     assert decode(inside, ids, start=start) == text
 
 
-def test_the_tokens_are_the_same(both):
-    inside, beside = both
+def test_the_tokens_are_the_same(tokenizer_pair):
+    inside, beside = tokenizer_pair
     assert (inside.vocab, inside.special, inside.dummy_prefix) == (beside.vocab, beside.special, beside.dummy_prefix)
     for token in range(inside.vocab):
         assert (inside.piece(token), inside.bytes_of(token)) == (beside.piece(token), beside.bytes_of(token))
@@ -133,15 +133,15 @@ def test_the_unknown_token_may_be_a_control_token(tmp_path, stated):
 def test_what_a_gguf_file_cannot_say_of_a_tokenizer_is_told():
     proto = ModelProto()
     proto.ParseFromString(trained_pieces())
-    kept = read_sentencepiece(proto.SerializeToString(), path="t")
+    plain = read_sentencepiece(proto.SerializeToString(), path="t")
     proto.normalizer_spec.remove_extra_whitespaces = True
     squeezing = read_sentencepiece(proto.SerializeToString(), path="t")
-    assert squeezing.encode("a  b") == kept.encode("a b") != kept.encode("a  b")
-    assert unkept(kept) == [] and "joins spaces in a row" in "".join(unkept(squeezing))
+    assert squeezing.encode("a  b") == plain.encode("a b") != plain.encode("a  b")
+    assert unkept(plain) == [] and "joins spaces in a row" in "".join(unkept(squeezing))
 
 
 def model_with(tmp_path: Path, keys: Keys) -> Path:
-    """A model whose vocabulary is as large as the tokenizer's."""
+    """A model with a vocabulary as large as the tokenizer's."""
     vocab = len(keys["tokenizer.ggml.tokens"][1][1])
     config = {**families.FAMILIES["llama-2"], "vocab_size": vocab}
     file = gguf_files.file_of(config, families.random_tensors(config))
@@ -224,8 +224,8 @@ def test_a_tokenizer_that_cannot_be_used(tmp_path, key, value, what):
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"tokenizer.ggml.pre": (STRING, "default")}, "pre 'default' is not supported"),
-        ({"tokenizer.ggml.pre": None}, "lacks tokenizer.ggml.pre"),
+        ({"tokenizer.ggml.pre": (STRING, "unheard-of")}, "pre 'unheard-of' is not supported"),
+        ({"tokenizer.ggml.pre": (U32, 3)}, "is 3, not a text"),
         ({"tokenizer.ggml.merges": None}, "lacks tokenizer.ggml.merges"),
         ({"tokenizer.ggml.merges": (ARRAY, (STRING, ["a", "b"]))}, "merge 0, 'a', is not of two tokens"),
         ({"tokenizer.ggml.merges": (ARRAY, (STRING, ["a zz"]))}, "merge 0, 'a zz', is not of two tokens"),

@@ -33,8 +33,8 @@ def test_ids_and_pieces_are_those_of_mistrals_library(version, tmp_path):
     tokenizer = load_tokenizer(tmp_path)
     assert (tokenizer.vocab, tokenizer.bos) == (golden["vocab"], golden["bos"])
     # The library shows a token that is no whole character as U+FFFD.
-    shown = [name if id in tokenizer.special.values() else decode(tokenizer, [id]) for id, name in named(tokenizer)]
-    assert shown == golden["pieces"]
+    pieces = [name if id in tokenizer.special.values() else decode(tokenizer, [id]) for id, name in named(tokenizer)]
+    assert pieces == golden["pieces"]
     for case in golden["texts"]:
         assert tokenizer.encode(case["text"]) == case["ids"]
         assert decode(tokenizer, case["ids"]) == case["text"]
@@ -51,20 +51,23 @@ def test_a_model_of_mistrals_has_the_same_text_in_every_format(tmp_path):
     checkpoint = open_checkpoint(folder)
     assert tokenizer_if_any(checkpoint, None) is None
     (folder / "tekken.json").write_text(json.dumps(CASES["v3"]["file"]))
-    ours = tokenizer_of(checkpoint, None)
+    own_tokenizer = tokenizer_of(checkpoint, None)
     for name, to in (("there", "safetensors"), ("there.gguf", "gguf")):
         assert convert(checkpoint, tmp_path / name, to=to) == []
-        other = tokenizer_of(open_checkpoint(tmp_path / name), None)
-        assert other.bos == ours.bos == 1 and other.special["[INST]"] == ours.special["[INST]"] == 3
+        converted = tokenizer_of(open_checkpoint(tmp_path / name), None)
+        assert (
+            converted.bos == own_tokenizer.bos == 1
+            and converted.special["[INST]"] == own_tokenizer.special["[INST]"] == 3
+        )
         for case in CASES["v3"]["texts"]:
-            assert other.encode(case["text"]) == case["ids"]
+            assert converted.encode(case["text"]) == case["ids"]
 
 
 def test_a_chat_without_a_template_is_what_mistrals_library_renders(tmp_path):
     """The text is of InstructTokenizerV7 of mistral-common 1.13.1."""
     template = find_template(read(tekken([*BYTES, b"she"], LLAMA3, controls=120)), tmp_path)
-    said = [("system", "Be brief."), ("user", " Hi there\n"), ("assistant", " Yes. "), ("user", "Why?")]
-    assert template.render([{"role": role, "content": content} for role, content in said]) == (
+    turns = [("system", "Be brief."), ("user", " Hi there\n"), ("assistant", " Yes. "), ("user", "Why?")]
+    assert template.render([{"role": role, "content": content} for role, content in turns]) == (
         "<s>[SYSTEM_PROMPT]Be brief.[/SYSTEM_PROMPT][INST] Hi there\n[/INST] Yes.</s>[INST]Why?[/INST]"
     )
 

@@ -22,7 +22,7 @@ TEXTS = ["", " ", "she said", "  two spaces", "Ünïcode 12345 \U0001f600\n\n", 
 
 
 def keys_of(kind: str, *, begins: bool) -> dict:
-    """GGUF keys of a tokenizer whose texts begin with BOS, or not."""
+    """GGUF keys of a tokenizer that begins texts with BOS, or not."""
     _, keys = KINDS[kind][1]()
     name = "<s>" if kind == "sentencepiece" else "<|begin_of_text|>"
     bos = keys["tokenizer.ggml.tokens"][1][1].index(name)
@@ -43,25 +43,28 @@ def written(folder: Path, kind: str, *, begins: bool) -> tuple[Path, Path]:
 @pytest.mark.parametrize("begins", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_tokenizer_stays_the_same(kind, begins, tmp_path):
-    ours, theirs = map(load_tokenizer, written(tmp_path, kind, begins=begins))
-    assert (ours.vocab, ours.bos, ours.special) == (theirs.vocab, theirs.bos, theirs.special)
-    assert (ours.bos is not None) == begins
-    assert ours.dummy_prefix == theirs.dummy_prefix
+    copy, source = map(load_tokenizer, written(tmp_path, kind, begins=begins))
+    assert (copy.vocab, copy.bos, copy.special) == (source.vocab, source.bos, source.special)
+    assert (copy.bos is not None) == begins
+    assert copy.dummy_prefix == source.dummy_prefix
     for text in TEXTS:
         for start in (True, False):
-            assert ours.encode(text, start=start) == theirs.encode(text, start=start)
-    assert [ours.bytes_of(id) for id in range(ours.vocab)] == [theirs.bytes_of(id) for id in range(ours.vocab)]
+            assert copy.encode(text, start=start) == source.encode(text, start=start)
+    assert [copy.bytes_of(id) for id in range(copy.vocab)] == [source.bytes_of(id) for id in range(copy.vocab)]
 
 
 def test_the_library_begins_texts_with_bos(tmp_path):
     _, there = written(tmp_path, "llama-bpe", begins=True)
-    ours = load_tokenizer(there)
-    assert Tokenizer.from_file(str(there / "tokenizer.json")).encode("she").ids == [ours.bos, *ours.encode("she")]
+    tokenizer = load_tokenizer(there)
+    assert Tokenizer.from_file(str(there / "tokenizer.json")).encode("she").ids == [
+        tokenizer.bos,
+        *tokenizer.encode("she"),
+    ]
 
 
 @pytest.mark.parametrize("beside", [True, False])
 def test_a_directory_gets_what_is_inside(beside, tmp_path):
-    """Files that lie beside the GGUF file are not taken."""
+    """Files next to the GGUF file are not taken."""
     keys = keys_of("llama-bpe", begins=True)
     vocab = len(keys["tokenizer.ggml.tokens"][1][1])
     config = {**families.FAMILIES["llama-3.1"], "vocab_size": vocab, "bos_token_id": 0, "eos_token_id": 1}
@@ -90,13 +93,13 @@ def test_a_directory_gets_what_is_inside(beside, tmp_path):
 def test_named_templates_are_copied_but_for_links_out_of_the_folder(tmp_path):
     config = families.FAMILIES["llama-3.1"]
     folder = tmp_path / "snapshots/1"
-    others = folder / "additional_chat_templates"
-    others.mkdir(parents=True)
+    more_templates = folder / "additional_chat_templates"
+    more_templates.mkdir(parents=True)
     families.write_checkpoint(folder, config)
     for name, place in (("cached", "blobs/a"), ("secret", "secret")):
         (tmp_path / place).parent.mkdir(exist_ok=True)
         (tmp_path / place).write_text(name)
-        (others / f"{name}.jinja").symlink_to(tmp_path / place)
+        (more_templates / f"{name}.jinja").symlink_to(tmp_path / place)
     notes = convert(open_checkpoint(folder), tmp_path / "there", to="safetensors")
     assert [path.read_text() for path in (tmp_path / "there/additional_chat_templates").iterdir()] == ["cached"]
     assert any("secret.jinja is not copied: it is a link to" in note for note in notes)
@@ -117,7 +120,7 @@ def test_a_tokenizer_of_another_kind_is_not_written(tmp_path):
 
 
 def test_a_model_without_a_tokenizer_is_named(tmp_path, monkeypatch):
-    """The model's file where it is one, also one of the current folder: of `.` nobody would know what it means."""
+    """Print the model's file if it is one, also in the current folder: `.` would not tell which file is meant."""
     llama2c_files.write(tmp_path / "a.bin")
     (tmp_path / "tok512.bin").write_bytes(b"")
     monkeypatch.chdir(tmp_path)

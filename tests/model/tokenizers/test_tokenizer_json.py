@@ -104,14 +104,14 @@ variants = st.builds(
     file_of,
     decoder=st.sampled_from(DECODERS),
     normalizer=st.sampled_from(NORMALIZERS),
-    before=st.sampled_from([None, [SPLIT], *([one] for one in METASPACES), [METASPACES[0], SPLIT]]),
+    before=st.sampled_from([None, [SPLIT], *([metaspace] for metaspace in METASPACES), [METASPACES[0], SPLIT]]),
 )
 pieces = ["she", " saw", "  ", "   ", " ", "\n", "é", "👋", "<tool>", "▁", "_", "a", "    x", "A"]
 texts = st.lists(st.sampled_from(pieces), max_size=8).map("".join)
 
 
 @settings(max_examples=share_of(150), deadline=None)
-@given(data=variants, text=texts, shown=st.lists(st.integers(0, 452), max_size=8))
+@given(data=variants, text=texts, ids_to_decode=st.lists(st.integers(0, 452), max_size=8))
 @example(file_of(before=[METASPACES[1]]), " she", [])
 @example(file_of(before=[METASPACES[1]]), "  two", [])
 @example(file_of(before=[METASPACES[1]]), "   ", [])
@@ -119,15 +119,15 @@ texts = st.lists(st.sampled_from(pieces), max_size=8).map("".join)
 @example(file_of([SPACE, FALLBACK, FUSE], [UNDERLINE], [SPLIT]), "a    b", [450])
 @example(file_of([OTHERS_SPACE, FALLBACK, FUSE, STRIP], None, [OTHER]), " she saw", [])
 @example(file_of([OTHER], None, [OTHER]), "she saw", [])
-def test_ids_and_text_equal_the_librarys(data, text, shown):
-    ours, library = read(data), Tokenizer.from_buffer(data)
+def test_ids_and_text_equal_the_librarys(data, text, ids_to_decode):
+    tokenizer, library = read(data), Tokenizer.from_buffer(data)
     library.encode_special_tokens = True
-    assert ours.encode(text) == library.encode(text, add_special_tokens=False).ids
-    assert encode_text(ours, text) == library.encode(text, add_special_tokens=True).ids
-    for ids in (shown, ours.encode(text)):
-        theirs = library.decode(ids, skip_special_tokens=True)
-        # The library also marks valid bytes beside bytes that are no character, and must know the next ones to decode.
-        assert decode(ours, ids) == theirs or ("\ufffd" in theirs and "\ufffd" in decode(ours, ids))
+    assert tokenizer.encode(text) == library.encode(text, add_special_tokens=False).ids
+    assert encode_text(tokenizer, text) == library.encode(text, add_special_tokens=True).ids
+    for ids in (ids_to_decode, tokenizer.encode(text)):
+        expected = library.decode(ids, skip_special_tokens=True)
+        # The library also marks valid bytes next to invalid ones, and must know the next bytes to decode.
+        assert decode(tokenizer, ids) == expected or ("\ufffd" in expected and "\ufffd" in decode(tokenizer, ids))
 
 
 STRANGE = [
@@ -138,7 +138,7 @@ STRANGE = [
 
 
 def places(value: Any) -> list[tuple[dict[str, Any] | list[Any], Any]]:
-    """All values in an object and inside of it, without those of the vocabulary, each by its owner and key."""
+    """All values in an object and inside of it, except the vocabulary's, each by its owner and key."""
     items = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else [])
     inside = [place for key, inner in items if key not in ("vocab", "merges") for place in places(inner)]
     return [*((value, key) for key, _ in items), *inside]
@@ -152,12 +152,12 @@ def places(value: Any) -> list[tuple[dict[str, Any] | list[Any], Any]]:
 def test_a_changed_file_is_refused_or_read_as_the_library_reads_it(data, changes):
     spec = json.loads(data)
     for place, value in changes:
-        owner, key = (found := places(spec))[place % len(found)]
+        owner, key = (paths := places(spec))[place % len(paths)]
         owner[key] = copy.deepcopy(value)
     changed = json.dumps(spec).encode()
     try:
-        ours = read(changed)
-        ids = [ours.encode(text) for text in CHANGED]
+        tokenizer = read(changed)
+        ids = [tokenizer.encode(text) for text in CHANGED]
     except CheckpointError as error:
         assert str(error).isprintable()
         return
@@ -166,7 +166,7 @@ def test_a_changed_file_is_refused_or_read_as_the_library_reads_it(data, changes
     library.no_padding()
     library.encode_special_tokens = True
     assert ids == [library.encode(text, add_special_tokens=False).ids for text in CHANGED]
-    assert [decode(ours, each) for each in ids] == [library.decode(each) for each in ids]
+    assert [decode(tokenizer, row) for row in ids] == [library.decode(row) for row in ids]
 
 
 CHANGED = ["she saw", " she", "  two", "a_b▁c\n", "é👋 <tool>x"]
@@ -177,7 +177,7 @@ CHANGED = ["she saw", " she", "  two", "a_b▁c\n", "é👋 <tool>x"]
 @example(file_of(before=[METASPACES[1]]), [" Hello", " Hi"], ["<s>"])
 @example(file_of(), ["a", "\n b"], ["<end>"])
 def test_conversations_equal_the_librarys(data, parts, ends):
-    """A chat template's text, whose control tokens the library finds by itself."""
+    """A chat template's text; the library finds its control tokens by itself."""
     rendered = "".join(part + end for part, end in zip(parts, [*ends, *["</s>"] * 4], strict=False))
     library = Tokenizer.from_buffer(data)
     assert SpecialTokens(read(data)).encode(rendered) == library.encode(rendered, add_special_tokens=False).ids
@@ -309,7 +309,7 @@ def test_a_part_that_cannot_be_followed_is_refused(kind, tmp_path):
 
 
 def test_a_panic_of_the_library_is_one_line():
-    """Our check does not foresee this expression, whose group repeats nothing."""
+    """Our check does not foresee this expression with a group that repeats nothing."""
     pattern = {"Regex": "(a|aa)+$"}
     tokenizer = read(file_of(normalizer=[{"type": "Replace", "pattern": pattern, "content": ""}]))
     with pytest.raises(CheckpointError, match="cannot encode this text: Onig"):

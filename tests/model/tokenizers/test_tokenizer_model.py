@@ -1,4 +1,4 @@
-"""tokenizer.model with the files that lie beside it: added tokens, BOS, and text after control tokens."""
+"""tokenizer.model with the files next to it: added tokens, BOS, and text after control tokens."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def write(folder: Path, raw: bytes, **files: object) -> Path:
 
 
 def test_added_tokens_are_tokens(trained, tmp_path):
-    """OpenHermes 2.5 has its <|im_start|> in added_tokens.json alone."""
+    """OpenHermes 2.5 has its <|im_start|> only in added_tokens.json."""
     before = load_tokenizer(write(tmp_path, trained))
     added = {"<|im_end|>": 450, "<|im_start|>": 451, "<s>": 1}
     tokenizer = load_tokenizer(write(tmp_path, trained, added_tokens=added))

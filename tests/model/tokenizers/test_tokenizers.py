@@ -43,7 +43,7 @@ def sentencepiece_json(proto, *, metaspace: bool) -> str:
     """Write the tokenizer.json that transformers makes of a Llama's tokenizer.model, merges ordered by their scores."""
     pieces = {piece.piece: i for i, piece in enumerate(proto.pieces)}
     scores = {piece.piece: piece.score for piece in proto.pieces if piece.type == piece.NORMAL}
-    splits = [(a, b) for made in sorted(scores, key=lambda s: -scores[s]) for a, b in halves(made, scores)]
+    splits = [(a, b) for merged in sorted(scores, key=lambda s: -scores[s]) for a, b in halves(merged, scores)]
     tokenizer = Tokenizer(models.BPE(pieces, splits, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     if metaspace:
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
@@ -80,7 +80,7 @@ def folder(tmp_path_factory) -> Path:
 
     trained = byte_level.train(LLAMA3)
     ranks = sorted(byte_level.ranks_of(trained).items(), key=lambda item: item[1])
-    # Llama 3's ranks are also its ids, and those of the single bytes come first.
+    # Llama 3's ranks are also its ids, and single bytes come first.
     write("llama3/tokenizer.model", b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks))
     write("tekken/tekken.json", json.dumps(tiny_tokenizers.tekken([token for token, _ in ranks], LLAMA3)).encode())
     trained.add_special_tokens(["<|begin_of_text|>", "<|eot_id|>"])
@@ -135,25 +135,25 @@ def test_what_is_not_unicode_is_refused(tokenizer, text, lone):
     """Python reads a byte of stdin that is not UTF-8 as half of a pair."""
     with pytest.raises(ValueError, match=f"character {len(text)} is a lone surrogate, U\\+{ord(lone):X}") as caught:
         tokenizer.encode(text + lone)
-    said = f" (the byte {ord(lone) - 0xDC00:02X}, which is not UTF-8)" if "\udc80" <= lone <= "\udcff" else ""
-    assert str(caught.value).partition(f"U+{ord(lone):X}")[2] == said
+    hint = f" (the byte {ord(lone) - 0xDC00:02X}, which is not UTF-8)" if "\udc80" <= lone <= "\udcff" else ""
+    assert str(caught.value).partition(f"U+{ord(lone):X}")[2] == hint
 
 
 @given(text=texts)
 @example("👋👩‍👩‍👧 好")
 def test_a_stream_never_breaks_a_character(tokenizer, text):
     decoder = Decoder(tokenizer)
-    shown = [decoder.feed(token) for token in tokenizer.encode(text)]
-    assert all("\ufffd" not in part for part in shown) or "\ufffd" in text
-    assert "".join(shown) == kept(tokenizer, text)
+    parts = [decoder.feed(token) for token in tokenizer.encode(text)]
+    assert all("\ufffd" not in part for part in parts) or "\ufffd" in text
+    assert "".join(parts) == kept(tokenizer, text)
     assert decoder.finish() == ""
 
 
 @given(text=texts, cut=st.integers(0, 200))
 def test_a_text_may_be_decoded_in_two_parts(tokenizer, text, cut):
     ids = tokenizer.encode(text)
-    first, rest = b"".join(map(tokenizer.bytes_of, ids[:cut])), b"".join(map(tokenizer.bytes_of, ids[cut:]))
-    assert (first + rest).decode() == " " * (tokenizer.dummy_prefix and text != "") + kept(tokenizer, text)
+    first, second = b"".join(map(tokenizer.bytes_of, ids[:cut])), b"".join(map(tokenizer.bytes_of, ids[cut:]))
+    assert (first + second).decode() == " " * (tokenizer.dummy_prefix and text != "") + kept(tokenizer, text)
 
 
 @given(first=texts, second=texts)
@@ -378,9 +378,9 @@ def test_bad_files_are_refused_in_one_line(tmp_path, data, why):
 
 
 def test_json_that_the_library_takes_and_trips_over_is_refused(folder, tmp_path):
-    whole = (folder / "prepend" / "tokenizer.json").read_text()
+    text = (folder / "prepend" / "tokenizer.json").read_text()
     path = tmp_path / "tokenizer.json"
-    path.write_text(whole.replace('"SpecialToken":{"id":"<s>"', '"SpecialToken":{"id":"<t>"'))
+    path.write_text(text.replace('"SpecialToken":{"id":"<s>"', '"SpecialToken":{"id":"<t>"'))
     assert 'its template names a token that it does not define, "<t>"' in refused(path)
 
 
@@ -417,18 +417,18 @@ def test_places_without_a_tokenizer_are_refused(tmp_path):
 @pytest.mark.parametrize(("kind", "name"), KINDS.items())
 @given(fraction=st.floats(0, 1, exclude_max=True))
 def test_a_file_cut_short_is_refused_or_is_a_smaller_vocabulary(folder, tmp_path_factory, kind, name, fraction):
-    whole = (folder / kind / name).read_bytes()
+    content = (folder / kind / name).read_bytes()
     path = tmp_path_factory.mktemp("cut") / name
-    path.write_bytes(whole[: int(fraction * len(whole))])
+    path.write_bytes(content[: int(fraction * len(content))])
     try:
         tokenizer = load_tokenizer(path)
     except CheckpointError as error:
         assert str(path) in str(error) and "\n" not in str(error)
     else:
         # Only these two do not say how many tokens they have, so that a cut between two cannot be seen in them.
-        whole = load_tokenizer(folder / kind)
-        smaller = kind in ("llama2c", "llama3") and tokenizer.vocab < whole.vocab
-        assert smaller or [tokenizer.piece(i) for i in range(450)] == [whole.piece(i) for i in range(450)]
+        content = load_tokenizer(folder / kind)
+        smaller = kind in ("llama2c", "llama3") and tokenizer.vocab < content.vocab
+        assert smaller or [tokenizer.piece(i) for i in range(450)] == [content.piece(i) for i in range(450)]
 
 
 @pytest.mark.parametrize(("kind", "name"), KINDS.items())

@@ -50,7 +50,7 @@ def test_the_error_is_bounded(weights, shape_and_block, bits):
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_the_error_is_bounded_for_every_small_denormal(bits):
-    """The corner where drawn examples miss the worst: the largest weight of a block is so many denormal steps."""
+    """The corner where drawn examples miss the worst: the largest weight of a block is a few denormal steps."""
     tops = np.arange(1, 4097)[:, None] * 2.0**-149
     fractions = np.array([1, -1, 0.5, 0.25, -0.7, 0.99])
     w = (np.floor(tops / 2.0**-149 * fractions) * 2.0**-149).astype(np.float32)
@@ -117,11 +117,11 @@ def test_a_float32_quotient_gives_the_same_codes_but_for_near_ties(weights, bits
         scales = spread(q.scales, w.shape)
         alive = scales >= 2.0**-126  # else a quotient may be a large number of steps
         divisors = np.where(alive, scales, np.float32(np.inf))
-        theirs = np.clip(np.rint(w / divisors) + zeros, lowest, highest)
+        float32_codes = np.clip(np.rint(w / divisors) + zeros, lowest, highest)
         exact = w.astype(np.float64) / divisors
         near = np.abs(np.abs(exact - np.trunc(exact)) - 0.5) <= U32 * np.abs(exact)
-        np.testing.assert_array_equal(theirs[alive & ~near], q.codes[alive & ~near])
-        assert np.all(np.abs(theirs - q.codes)[alive] <= 1)
+        np.testing.assert_array_equal(float32_codes[alive & ~near], q.codes[alive & ~near])
+        assert np.all(np.abs(float32_codes - q.codes)[alive] <= 1)
 
 
 @given(weights=weights, shape_and_block=shapes_and_blocks, bits=bits)
@@ -165,10 +165,10 @@ def test_powers_of_two_pass_into_the_scale(kind, seed, power, shape_and_block, b
 def test_blocks_do_not_know_of_each_other(weights, bits):
     w = weights(4, 6)
     for scheme in (symmetric, affine):
-        whole = scheme.quantize(w, bits=bits, block=(2, 3))
-        alone = scheme.quantize(w[2:, 3:], bits=bits, block=(2, 3))
-        np.testing.assert_array_equal(whole.codes[2:, 3:], alone.codes)
-        np.testing.assert_array_equal(whole.scales[1:, 1:], alone.scales)
+        full = scheme.quantize(w, bits=bits, block=(2, 3))
+        part = scheme.quantize(w[2:, 3:], bits=bits, block=(2, 3))
+        np.testing.assert_array_equal(full.codes[2:, 3:], part.codes)
+        np.testing.assert_array_equal(full.scales[1:, 1:], part.scales)
 
 
 @given(shape_and_block=shapes_and_blocks)

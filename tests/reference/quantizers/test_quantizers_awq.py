@@ -50,13 +50,13 @@ def test_the_search_ends_where_autoawqs_does(case):
     assert_within(np.array(golden["scales"]), s, roundings * U32 * s)
     assert int(np.argmin(golden["losses"])) > 0
     means, exact = np.mean(np.abs(x.astype(np.float64)), axis=0), linear(x, w)
-    for alpha, theirs in zip(awq.ALPHAS, golden["losses"], strict=True):
+    for alpha, golden_loss in zip(awq.ALPHAS, golden["losses"], strict=True):
         factors = awq.scales(means, alpha=alpha)
         q = rounded(w * factors) / factors
         loss = np.mean((linear(x, q) - exact) ** 2)
         noise = running_error.gamma(2 * (cols + roundings)) * linear(np.abs(x), np.abs(w) + np.abs(q))
         off = np.sqrt(np.mean(noise**2))
-        assert_within(theirs, loss, 2 * np.sqrt(loss) * off + off**2)
+        assert_within(golden_loss, loss, 2 * np.sqrt(loss) * off + off**2)
 
 
 def test_words_are_read_as_autoawq_does():

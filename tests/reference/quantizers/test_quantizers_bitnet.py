@@ -86,8 +86,8 @@ def test_no_sign_and_no_scale_is_better_than_xnor(weights):
     rounding = n * (U32 * a + 2.0**-150) ** 2 + 8 * n * U * exact
     assert_within(loss, exact - n * a**2, 2 * n * a * (U32 * a + 2.0**-150) + rounding)
     for factor in (0.5, 0.99, 1.01, 2.0):
-        other = np.sum((factor * binary.dequantize(q) - w) ** 2, axis=-1)
-        assert np.all(loss <= other + rounding)
+        other_loss = np.sum((factor * binary.dequantize(q) - w) ** 2, axis=-1)
+        assert np.all(loss <= other_loss + rounding)
     flipped = q.codes.copy()
     flipped[:, 0] *= -1
     assert np.all(loss <= np.sum((binary.dequantize(q._replace(codes=flipped)) - w) ** 2, axis=-1) + rounding)

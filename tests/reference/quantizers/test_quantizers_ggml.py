@@ -92,14 +92,14 @@ def test_every_power_of_mxfp4():
 @pytest.mark.parametrize("name", SUPERBLOCKS)
 def test_the_search_is_no_worse_than_ggmls(name):
     """The sum over all cases counts, since two searches that minimize different sums each win some cases."""
-    ours = theirs = 0.0
+    own_error = ggml_error = 0.0
     for key, text in GOLDENS["quantized"][name].items():
         if key in too_large(name):
             continue
         w = golden_weights(key)
-        ours += np.mean((ggml.decode(ggml.encode(w, name), name) - w) ** 2) / np.mean(w**2)
-        theirs += np.mean((ggml.decode(read(text)[None], name) - w) ** 2) / np.mean(w**2)
-    assert 0 < ours <= theirs
+        own_error += np.mean((ggml.decode(ggml.encode(w, name), name) - w) ** 2) / np.mean(w**2)
+        ggml_error += np.mean((ggml.decode(read(text)[None], name) - w) ** 2) / np.mean(w**2)
+    assert 0 < own_error <= ggml_error
 
 
 @pytest.mark.parametrize("name", sorted(TYPES))
@@ -228,8 +228,8 @@ def test_superblocks_take_the_nearest_codes(name, weights):
     distance = np.abs(kind.dequantize(q) - w)
     least = np.full(w.shape, np.inf)
     for code in range(kind.lowest, kind.highest + 1):
-        other = kind.dequantize(q._replace(codes=np.full_like(q.codes, code)))
-        least = np.minimum(least, np.abs(other - w))
+        decoded = kind.dequantize(q._replace(codes=np.full_like(q.codes, code)))
+        least = np.minimum(least, np.abs(decoded - w))
     # float64 rounds w + b, the quotient, the product and the difference.
     rounding = 8 * U * (np.abs(w) + np.abs(kind.dequantize(q)) + largest_floor(q))
     assert np.all(distance <= least + rounding)
@@ -253,7 +253,7 @@ def largest_floor(q: Superblocks) -> float:
 def test_superblocks_get_better_with_bits(kind, seed):
     """No theorem, as they differ in more than their codes: each has half of the error before it, and mostly a third.
 
-    With outliers the largest weights alone may count, for which Q4_K is hardly better than Q3_K of smaller groups.
+    With outliers only the largest weights may count. For them Q4_K is little better than Q3_K with smaller groups.
     """
     w = Weights(kind, seed)(8, 512)
     errors = [np.mean((ggml.decode(ggml.encode(w, name), name) - w) ** 2) for name in SUPERBLOCKS]

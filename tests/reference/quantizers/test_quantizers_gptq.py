@@ -42,14 +42,14 @@ def test_the_output_is_that_of_llm_compressor(case):
     w, x = Weights("normal", seed=20)(golden["rows"], golden["cols"]), inputs(golden["tokens"], golden["cols"])
     q = gptq.quantize(w, x, bits=case["bits"], group=case["group"])
     steps = spread(q.scales.astype(np.float64), w.shape)
-    theirs = np.rint(np.array(case["weights"]) / steps) + spread(q.zeros.astype(np.float64), w.shape)
-    np.testing.assert_array_equal(theirs, q.codes)
-    ours, other = (
+    golden_codes = np.rint(np.array(case["weights"]) / steps) + spread(q.zeros.astype(np.float64), w.shape)
+    np.testing.assert_array_equal(golden_codes, q.codes)
+    own_loss, golden_loss = (
         np.sum((linear(x, a) - linear(x, w)) ** 2) for a in (affine.dequantize(q), np.array(case["weights"]))
     )
-    assert ours == pytest.approx(other, rel=1e-6)
+    assert own_loss == pytest.approx(golden_loss, rel=1e-6)
     plain = affine.dequantize(affine.quantize(w, bits=case["bits"], block=(1, case["group"])))
-    assert ours < np.sum((linear(x, plain) - linear(x, w)) ** 2)
+    assert own_loss < np.sum((linear(x, plain) - linear(x, w)) ** 2)
 
 
 @given(weights=weights, seed=st.integers(0, 2**32 - 1), bits=st.integers(2, 8), damp=st.sampled_from([0.01, 0.1]))
@@ -83,8 +83,8 @@ def test_without_correlation_it_rounds(weights, bits, seed):
     w = weights(3, COLS)
     x = np.diag(np.random.RandomState(seed).uniform(0.5, 2, COLS))
     q = gptq.quantize(w, x, bits=bits, group=8)
-    for ours, plain in zip(q, affine.quantize(w, bits=bits, block=(1, 8)), strict=True):
-        np.testing.assert_array_equal(ours, plain)
+    for actual, plain in zip(q, affine.quantize(w, bits=bits, block=(1, 8)), strict=True):
+        np.testing.assert_array_equal(actual, plain)
 
 
 def test_it_nearly_always_gains():
@@ -92,9 +92,9 @@ def test_it_nearly_always_gains():
     for seed in range(20):
         w, x = Weights("normal", seed)(4, COLS), correlated(seed, 64)
         q, plain = gptq.quantize(w, x, bits=3, group=COLS), affine.quantize(w, bits=3, block=(1, COLS))
-        ours, theirs = (np.sum((linear(x, affine.dequantize(a)) - linear(x, w)) ** 2) for a in (q, plain))
-        gains.append(ours < theirs)
-        sums += [ours, theirs]
+        gptq_loss, plain_loss = (np.sum((linear(x, affine.dequantize(a)) - linear(x, w)) ** 2) for a in (q, plain))
+        gains.append(gptq_loss < plain_loss)
+        sums += [gptq_loss, plain_loss]
     assert np.mean(gains) >= 0.9 and sums[0] < sums[1]
 
 
@@ -124,7 +124,7 @@ def test_packing_keeps_everything_but_digits_of_the_scales(weights, bits, versio
 
 @given(seed=st.integers(0, 2**32 - 1), bits=st.sampled_from([2, 3, 4, 8]), version=st.sampled_from([1, 2]))
 def test_inputs_in_another_order_have_the_scales_of_their_groups(seed, bits, version):
-    """Scales are those of the plain order, permuted: as with desc_act, which sorts inputs before grouping."""
+    """Scales equal the plain order's, permuted: as with desc_act, which sorts inputs before grouping."""
     random = np.random.RandomState(seed)
     order = random.permutation(64)
     q = affine.quantize(Weights("normal", seed)(32, 64), bits=bits, block=(1, 16))

@@ -35,8 +35,8 @@ def sums(w: np.ndarray, q: hqq.Hqq, group: int) -> np.ndarray:
 
 def test_the_sum_is_no_larger_than_hqqs():
     w = Weights("student", seed=21)(*GOLDENS["shape"])
-    ours = np.sum(sums(w, hqq.quantize(w, bits=GOLDENS["bits"], group=GOLDENS["group"]), GOLDENS["group"]))
-    assert ours <= GOLDENS["fitted"] < GOLDENS["plain"]
+    own_sum = np.sum(sums(w, hqq.quantize(w, bits=GOLDENS["bits"], group=GOLDENS["group"]), GOLDENS["group"]))
+    assert own_sum <= GOLDENS["fitted"] < GOLDENS["plain"]
 
 
 def test_a_step_is_hqqs():
@@ -66,12 +66,12 @@ def test_codes_are_nearest(weights, bits):
     w = weights(2, 32)
     q = hqq.quantize(w, bits=bits, group=16)
     distances = [np.abs(w - hqq.dequantize(q._replace(codes=np.full_like(q.codes, code)))) for code in range(2**bits)]
-    ours = np.abs(w - hqq.dequantize(q))
+    errors = np.abs(w - hqq.dequantize(q))
     scales, zeros = (spread(a.astype(np.float64), w.shape) for a in (q.scales, q.zeros))
-    assert_within(ours, np.min(distances, axis=0), 8 * U * (np.abs(w) + scales * (np.abs(zeros) + 2**bits)))
+    assert_within(errors, np.min(distances, axis=0), 8 * U * (np.abs(w) + scales * (np.abs(zeros) + 2**bits)))
     first, last = scales * (0 - zeros), scales * (2**bits - 1 - zeros)
     inside = (first <= w) & (w <= last)
-    assert np.all(ours[inside] <= (scales / 2 + 8 * U * (np.abs(w) + scales * np.abs(zeros)))[inside])
+    assert np.all(errors[inside] <= (scales / 2 + 8 * U * (np.abs(w) + scales * np.abs(zeros)))[inside])
 
 
 @given(weights=weights)

@@ -46,23 +46,23 @@ def test_no_partition_is_better_than_the_optimum(weights, h, n, k):
         pieces = list(itertools.pairwise([0, *cuts, n]))
         means = [np.sum(h[i:j] * w[i:j]) / np.sum(h[i:j]) if np.any(h[i:j]) else 0.0 for i, j in pieces]
         least = min(least, sum(np.sum(h[i:j] * (w[i:j] - m) ** 2) for (i, j), m in zip(pieces, means, strict=True)))
-    found = loss(w, h, optimal(w, h, k))
+    actual = loss(w, h, optimal(w, h, k))
     # Differences of cumulative sums: n roundings of the sum of squares around the mean of all, each way.
     slack = 16 * n * U * np.sum(h * (w - np.mean(w)) ** 2) + n * U**2 * np.sum(h * w**2)
-    assert least - slack <= found <= least + slack
+    assert least - slack <= actual <= least + slack
 
 
 @given(weights=weights, h=importances, n=st.sampled_from([1, 2, 17, 64]), bits=st.integers(1, 4))
 def test_lloyd_is_no_better_than_the_optimum_and_improves_on_its_start(weights, h, n, bits):
     w, h = weights(n).astype(np.float64), importance_of(h, (n,))
     k = 1 << bits
-    ours, least = loss(w, h, lloyd(w, h, k)), loss(w, h, optimal(w, h, k))
+    actual, least = loss(w, h, lloyd(w, h, k)), loss(w, h, optimal(w, h, k))
     slack = 16 * n * U * np.sum(h * (w - np.mean(w)) ** 2) + n * U**2 * np.sum(h * w**2)
-    assert least <= ours + slack
+    assert least <= actual + slack
     order = np.argsort(w, kind="stable")
     shares = np.cumsum(h[order]) / np.sum(h)
     start = w[order][np.minimum(np.searchsorted(shares, (np.arange(k) + 0.5) / k), n - 1)]
-    assert ours <= loss(w, h, start) + slack
+    assert actual <= loss(w, h, start) + slack
 
 
 @given(weights=weights, h=importances, levels=st.sampled_from([lloyd, optimal]), bits=st.integers(1, 4))
@@ -72,11 +72,11 @@ def test_codes_are_nearest_and_levels_means(weights, h, levels, bits):
     q = kmeans.quantize(w, bits=bits, levels=levels, importance=importance)
     assert q.levels.shape == (2, 1 << bits) and np.all(np.diff(q.levels, axis=-1) >= 0)
     distances = np.abs(w[..., None].astype(np.float64) - q.levels[:, None].astype(np.float64))
-    ours = np.take_along_axis(distances, q.codes[..., None].astype(int), axis=-1)[..., 0]
-    np.testing.assert_array_equal(ours, np.min(distances, axis=-1))
+    chosen = np.take_along_axis(distances, q.codes[..., None].astype(int), axis=-1)[..., 0]
+    np.testing.assert_array_equal(chosen, np.min(distances, axis=-1))
     np.testing.assert_array_equal(kmeans.dequantize(q), np.take_along_axis(q.levels, q.codes.astype(int), axis=-1))
     if levels is lloyd:
-        return  # whose last levels may be the means of other codes, with the same sum
+        return  # its last levels may be the means of other codes, with the same sum
     for row in range(2):
         exact = optimal(w[row].astype(np.float64), importance[row], 1 << bits)
         np.testing.assert_array_equal(q.levels[row], exact.astype(np.float32))

@@ -52,7 +52,7 @@ def test_an_unknown_type_and_a_type_that_is_not_written():
 
 @pytest.mark.parametrize("name", BYTES)
 def test_a_model_runs_from_its_codes(tmp_path, name):
-    """Codes, those of permuted matrices included, stand for the weights that are read."""
+    """Codes, also of permuted matrices, stand for the weights that are read."""
     config = {**families.FAMILIES["llama-2"], "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
     file = gguf_files.file_of(config, families.random_tensors(config))
     packed = finite_blocks(name, 256)
@@ -69,7 +69,7 @@ def test_a_model_runs_from_its_codes(tmp_path, name):
 
 
 def finite_blocks(name: str, count: int) -> np.ndarray:
-    """Draw blocks whose scale d is a small number of float16."""
+    """Draw blocks with a small float16 number as their scale d."""
     packed = blocks(name)[:count]
     if name == "IQ1_M":
         packed[:, 49::2] &= 0x0F  # bits 12 to 15 of four words are d

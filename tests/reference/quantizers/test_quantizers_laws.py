@@ -245,7 +245,7 @@ def test_the_table_denies_no_law_that_holds():
             denormal = Weights("denormal", seed)(ROWS, family.cols) * np.float32(2.0**-4)
             for w in (plain, wide(seed, family.cols), tied(seed, family.cols)):
                 missing -= broken(family.read, w)
-            missing -= broken(family.read, denormal) - {"powers"}  # whose scales are not normal
+            missing -= broken(family.read, denormal) - {"powers"}  # the scales are not normal numbers
         assert not missing, (name, missing)
 
 
@@ -256,7 +256,7 @@ def broken(read: Callable[[np.ndarray], np.ndarray], w: np.ndarray) -> set[str]:
         "odd": np.array_equal(read(-w), -q),
         "fixed": np.array_equal(read(q), q),
     }
-    return {law for law, held in holds.items() if not held}
+    return {law for law, holds_here in holds.items() if not holds_here}
 
 
 @given(kind=kinds, seed=seeds)

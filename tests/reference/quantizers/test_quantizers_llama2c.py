@@ -64,12 +64,12 @@ def test_laws(weights, group):
 @given(weights=weights)
 def test_like_symmetric_but_for_near_ties(weights):
     w = weights(2, 64)
-    ours, theirs = symmetric.quantize(w, bits=8, block=(1, 64)), llama2c.quantize(w, group=64)
-    np.testing.assert_array_equal(theirs.scales, ours.scales.ravel())
-    x = w / np.where(ours.scales == 0, 1, ours.scales).astype(np.float64)
+    expected, actual = symmetric.quantize(w, bits=8, block=(1, 64)), llama2c.quantize(w, group=64)
+    np.testing.assert_array_equal(actual.scales, expected.scales.ravel())
+    x = w / np.where(expected.scales == 0, 1, expected.scales).astype(np.float64)
     near = np.abs(np.abs(x - np.trunc(x)) - 0.5) <= U32 * np.abs(x)
-    np.testing.assert_array_equal(theirs.codes[~near], ours.codes[~near])
-    assert np.all(np.abs(theirs.codes.astype(int) - ours.codes)[near] <= 1)
+    np.testing.assert_array_equal(actual.codes[~near], expected.codes[~near])
+    assert np.all(np.abs(actual.codes.astype(int) - expected.codes)[near] <= 1)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ weights = st.builds(
 moderate = st.builds(Weights, kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32 - 1), exponent=st.integers(-10, 4))
 
 
-@pytest.mark.parametrize("case", sorted(name for name, made in GOLDENS["tensors"].items() if "int8" in made))
+@pytest.mark.parametrize("case", sorted(name for name, tensor in GOLDENS["tensors"].items() if "int8" in tensor))
 def test_rows_are_those_of_bitsandbytes(case):
     kind, seed, exponent = case.split()
     w = Weights(kind, int(seed), int(exponent))(*GOLDENS["shape"])
@@ -60,8 +60,8 @@ def test_the_error_of_a_product_is_bounded(w, x, threshold):
     w, x = w(3, 32), x(2, 32)
     q = llm_int8.quantize(w)
     outliers = np.any(np.abs(x) >= threshold, axis=0)
-    kept = np.where(outliers, 0, x).astype(np.float32)
-    tokens = np.where(outliers, x, llm_int8.dequantize(llm_int8.quantize(kept)))
+    inliers = np.where(outliers, 0, x).astype(np.float32)
+    tokens = np.where(outliers, x, llm_int8.dequantize(llm_int8.quantize(inliers)))
     weights = llm_int8.dequantize(q)
     exact, size = linear(x, w.astype(np.float64)), linear(np.abs(x), np.abs(weights))
     moved = linear(np.abs(x), np.abs(weights - w)) + linear(np.abs(tokens - x), np.abs(weights))

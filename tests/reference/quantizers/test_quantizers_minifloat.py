@@ -92,8 +92,8 @@ def test_rounding_is_that_of_ml_dtypes(name, seed, exponent):
     to = FORMATS[name]
     x = Weights("normal", seed, exponent)(64)
     clipped = np.clip(x, -to.largest, to.largest).astype(np.float32)
-    theirs = clipped.astype(DTYPES[name]).view(np.uint8) & np.uint8((1 << to.bits) - 1)
-    np.testing.assert_array_equal(to.encode(x.astype(np.float64)), theirs)
+    expected = clipped.astype(DTYPES[name]).view(np.uint8) & np.uint8((1 << to.bits) - 1)
+    np.testing.assert_array_equal(to.encode(x.astype(np.float64)), expected)
 
 
 @pytest.mark.parametrize("to", FORMATS.values())
@@ -207,17 +207,17 @@ def test_mx_is_torchaos(name, mode, case):
     golden = GOLDENS["tensors"][case]["mx"][f"{name} {mode}"]
     # torchao has no exponents below -126 for blocks of zeros.
     values = FORMATS[name].decode(read(golden["codes"]).reshape(q.codes.shape))
-    ours = FORMATS[name].decode(q.codes)
+    decoded = FORMATS[name].decode(q.codes)
     zero = np.repeat(~np.any(golden_weights(case).reshape(2, 2, 32), axis=-1), 32, axis=-1)
-    np.testing.assert_array_equal(ours[~zero], values[~zero])
-    np.testing.assert_array_equal(ours[zero], 0)
+    np.testing.assert_array_equal(decoded[~zero], values[~zero])
+    np.testing.assert_array_equal(decoded[zero], 0)
     present = np.any(golden_weights(case).reshape(2, 2, 32), axis=-1)
     np.testing.assert_array_equal(q.scales[present], read(golden["scales"]).reshape(q.scales.shape)[present])
 
 
 @pytest.mark.parametrize("case", sorted(GOLDENS["tensors"]))
 def test_nvfp4_is_torchaos(case):
-    """Blocks whose scale would be below 2^-6 differ, since torchao goes no lower."""
+    """Blocks with a scale below 2^-6 differ, since torchao goes no lower."""
     w = golden_weights(case)
     golden = GOLDENS["tensors"][case]["nvfp4"]
     q = nvfp4.quantize(w)
@@ -230,9 +230,9 @@ def test_nvfp4_is_torchaos(case):
     halves = np.abs(exact) * np.where(np.abs(exact) < 2, 4, np.where(np.abs(exact) < 4, 2, 1))
     odd = np.rint(halves) % 2 == 1  # in halves of a step, where ties are
     tie = odd & (np.abs(halves - np.rint(halves)) < 4 * U32 * halves)
-    same = spread(compared, w.shape) & ~tie
-    assert np.mean(same) > 0.9 or case.startswith("lonely")
-    np.testing.assert_array_equal(E2M1.decode(q.codes)[same], values[same])
+    comparable = spread(compared, w.shape) & ~tie
+    assert np.mean(comparable) > 0.9 or case.startswith("lonely")
+    np.testing.assert_array_equal(E2M1.decode(q.codes)[comparable], values[comparable])
 
 
 @given(weights=weights)
@@ -241,12 +241,10 @@ def test_the_error_of_nvfp4_is_bounded(weights):
     q = nvfp4.quantize(w)
     g = np.float64(q.scale)
     tops = np.max(np.abs(w.astype(np.float64)).reshape(2, 4, 16), axis=-1)
-    wanted = tops / (6 * g) if g else np.zeros_like(tops)
+    ideal = tops / (6 * g) if g else np.zeros_like(tops)
     stored = E4M3.decode(q.scales)
-    short = np.abs(stored - wanted)
-    assert np.all(
-        short <= np.maximum(2.0**-4 * wanted, 2.0**-10) + 448 * (2.0**-23 + HALF_DENORMAL / max(g, 2.0**-149))
-    )
+    short = np.abs(stored - ideal)
+    assert np.all(short <= np.maximum(2.0**-4 * ideal, 2.0**-10) + 448 * (2.0**-23 + HALF_DENORMAL / max(g, 2.0**-149)))
     assert not g or q.scales.max() == 0x7E or g < 2.0**-126
     step = np.maximum(np.abs(w.astype(np.float64)) / 5, spread(g * stored / 4, w.shape))
     assert_within(nvfp4.dequantize(q), w, step + spread(6 * g * short, w.shape) + 2688 * HALF_DENORMAL)

@@ -8,7 +8,7 @@ Of one weight it is not: 3 bits hold the weights of a grid of 3 bits exactly, 4 
 -   of the sum over a row, where it is the least that there is (`kmeans`).
 
 A distribution that falls away from zero is a mixture of uniform ones that begin there (Khinchine). Here they are
-lattices of so many points that a sum over them is no farther from the integral than the two sides are apart.
+lattices with enough points that the sum over them is closer to the integral than the two sides are to each other.
 """
 
 import itertools
@@ -26,7 +26,7 @@ from tests.support.strategies import U
 POINTS = 2048
 seeds = st.integers(0, 2**32 - 1)
 weights = st.builds(Weights, kind=st.sampled_from(KINDS), seed=seeds, exponent=st.integers(-20, 20))
-halves = st.floats(1e-3, 1)  # of an interval, beside the largest weight
+halves = st.floats(1e-3, 1)  # of an interval, next to the largest weight
 tops = st.floats(2.0**-60, 2.0**60, width=32)
 
 
@@ -44,7 +44,7 @@ def falls(errors: list[float], *, ends: float = 0.0) -> None:
 
 @given(top=tops, reaches=st.lists(halves, min_size=1, max_size=3), negative=st.booleans())
 def test_symmetric_integers(top, reaches, negative):
-    r"""Weights beside the largest, m, that are uniform on [-a, a], for one or more a <= m.
+    r"""Weights other than the largest, m, that are uniform on [-a, a], for one or more a <= m.
 
     G_s(a), the integral of the squared error from 0 to a, is a^3 / 3 for a <= s / 2, and then within s^3 / (36 sqrt 3)
     of a s^2 / 12. With s' <= s / 2 for a bit more, G_s(a) - G_s'(a) >= 0.026 a s^2 if a >= s / 2. A sum over parts of
@@ -60,7 +60,7 @@ def test_symmetric_integers(top, reaches, negative):
 @example(top=1.0, below=1.0, reaches=[(1.0, False), (1.0, True)])
 @given(top=tops, below=st.floats(0, 1), reaches=st.lists(st.tuples(halves, st.booleans()), min_size=1, max_size=4))
 def test_affine_integers(top, below, reaches):
-    """Weights beside the smallest and the largest, uniform from zero to somewhere between these.
+    """Weights other than the smallest and the largest, uniform from zero to somewhere between these.
 
     As above, on either side of zero: z is an integer, so zero is on the grid, and what a rounded z leaves out at an
     end is within half a step of it. s' < s / 2 again.

@@ -108,7 +108,7 @@ def test_powers_of_two_pass_into_the_scale(codebook, seed, power):
 
 
 def test_of_two_levels_the_lower():
-    """Try the levels whose midpoint is a number of float32."""
+    """Try the levels with a midpoint that float32 can hold."""
     for codebook in (NF4, FP4):
         levels = np.unique(codebook.levels)
         middle = (levels[1:] + levels[:-1]) / np.float32(2)
@@ -160,9 +160,9 @@ def test_scales_are_those_of_bitsandbytes():
     codes = read(golden["codes"], "u1")
     near = np.abs(codes.astype(int) - q.codes) <= 1
     assert np.all(near) and np.mean(codes == q.codes) > 0.95
-    same = codes == q.codes
+    equal = codes == q.codes
     bound = 4 * moved + 4 * U32 * (np.abs(scales) + q.offset + np.repeat(q.tops, 256)[: len(scales)])
-    assert_within(read(golden["scales"])[same], double_quantization.dequantize(q)[same], bound[same])
+    assert_within(read(golden["scales"])[equal], double_quantization.dequantize(q)[equal], bound[equal])
 
 
 @given(weights=weights, count=st.sampled_from([1, 2, 255, 256, 257, 600]))

@@ -1,4 +1,4 @@
-"""Quantizers against the node tests of ONNX, whose expected outputs other people computed.
+"""Quantizers against the node tests of ONNX: other people computed the expected outputs.
 
 An adapter per operator says what `reference` makes of a case. ONNX gives a scale to a tensor, to each
 index of an axis, or to blocks along one: the grids of `blocks.spread`. Codes must be equal, but where
@@ -65,31 +65,31 @@ def everywhere(case: Case, parameter: np.ndarray, shape: tuple[int, ...]) -> np.
 
 
 def zeros_of(case: Case, index: int, shape: tuple[int, ...]) -> np.ndarray:
-    given = case.input(index)
-    return np.zeros(shape) if given is None else everywhere(case, array(given).astype(np.float64), shape)
+    zeros = case.input(index)
+    return np.zeros(shape) if zeros is None else everywhere(case, array(zeros).astype(np.float64), shape)
 
 
 def quantize_linear(case: Case) -> None:
-    x, due = needed(case, 0), output(case)
+    x, expected = needed(case, 0), output(case)
     scales = everywhere(case, needed(case, 1), x.shape).astype(np.float64)
-    if due.dtype in MINIFLOATS:
-        to = MINIFLOATS[due.dtype]  # ONNX adds a zero point of 0, which makes 0 of -0
-        np.testing.assert_array_equal(to.decode(to.encode(x / scales)), to.decode(codes_of(due)))
+    if expected.dtype in MINIFLOATS:
+        to = MINIFLOATS[expected.dtype]  # ONNX adds a zero point of 0, which makes 0 of -0
+        np.testing.assert_array_equal(to.decode(to.encode(x / scales)), to.decode(codes_of(expected)))
         return
-    lowest, highest = ends(due.dtype)
+    lowest, highest = ends(expected.dtype)
     codes = affine.encode(x.astype(np.float64), scales, zeros_of(case, 2, x.shape), lowest=lowest, highest=highest)
-    np.testing.assert_array_equal(codes, due.astype(np.float64))
+    np.testing.assert_array_equal(codes, expected.astype(np.float64))
 
 
 def dequantize_linear(case: Case) -> None:
-    x, due = needed(case, 0), output(case)
+    x, expected = needed(case, 0), output(case)
     scales = everywhere(case, needed(case, 1), x.shape).astype(np.float64)
     if x.dtype in MINIFLOATS:
         exact = MINIFLOATS[x.dtype].decode(codes_of(x)) * scales
     else:
         zeros = zeros_of(case, 2, x.shape)
-        exact = affine.dequantize(affine.Affine(x.astype(np.int64), scales, zeros))  # codes wider than those of files
-    assert_within(due, exact, roundoff(due.dtype) * np.abs(exact))
+        exact = affine.dequantize(affine.Affine(x.astype(np.int64), scales, zeros))  # codes wider than in files
+    assert_within(expected, exact, roundoff(expected.dtype) * np.abs(exact))
 
 
 def dynamic_quantize_linear(case: Case) -> None:
@@ -120,13 +120,13 @@ def quantized_product(case: Case) -> None:
 
 def cast(case: Case) -> None:
     """Compare saturating casts of numbers that are not NaN."""
-    x, due = needed(case, 0), output(case)
-    if due.dtype in MINIFLOATS:
+    x, expected = needed(case, 0), output(case)
+    if expected.dtype in MINIFLOATS:
         number = ~np.isnan(x)
-        codes = MINIFLOATS[due.dtype].encode(x[number].astype(np.float64))
-        np.testing.assert_array_equal(codes, codes_of(due)[number])
+        codes = MINIFLOATS[expected.dtype].encode(x[number].astype(np.float64))
+        np.testing.assert_array_equal(codes, codes_of(expected)[number])
     else:
-        np.testing.assert_array_equal(MINIFLOATS[x.dtype].decode(codes_of(x)), due.astype(np.float64))
+        np.testing.assert_array_equal(MINIFLOATS[x.dtype].decode(codes_of(x)), expected.astype(np.float64))
 
 
 def casts() -> list[Case]:

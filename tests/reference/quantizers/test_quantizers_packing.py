@@ -1,4 +1,4 @@
-"""Whatever bytes a file holds are codes that are written as the same bytes: every byte, at every place."""
+"""Any bytes of a file are codes that are written as the same bytes: every byte, at every place."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -112,7 +112,7 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def every_byte(count: int) -> np.ndarray:
-    """[256, count]: at each place each byte once, and beside another in each row."""
+    """[256, count]: at each place each byte once, and in each row next to another byte."""
     return (np.arange(256)[:, None] + np.arange(count) * 37).astype(np.uint8)
 
 

@@ -38,9 +38,9 @@ def test_the_smallest_of_every_group_go(weights, pattern):
     n, m = pattern
     w = weights(2, 16)
     mask = pruning.n_of_m(w, n=n, m=m)
-    groups, kept = np.abs(w).reshape(-1, m), mask.reshape(-1, m)
-    assert np.all(kept.sum(axis=-1) == n)
-    for size, stays in zip(groups.astype(np.float64), kept, strict=True):
+    groups, kept_rows = np.abs(w).reshape(-1, m), mask.reshape(-1, m)
+    assert np.all(kept_rows.sum(axis=-1) == n)
+    for size, stays in zip(groups.astype(np.float64), kept_rows, strict=True):
         best = max((np.sum(size[list(chosen)]) for chosen in itertools.combinations(range(m), n)), default=0)
         assert np.sum(size[stays]) >= best * (1 - 2.0**-50)
 

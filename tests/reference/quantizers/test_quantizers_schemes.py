@@ -58,10 +58,10 @@ def test_a_row_of_any_length(name, weights, rows, cols):
     assert_within(s.dequantize(q), w, WORST[name] * tops * (1 + 2.0**-20) + 2.0**-128)
 
     for start in range(0, cols, group):  # a group depends neither on other groups nor on the padding of a short one
-        alone = s.quantize(w[:, start : start + group])
-        np.testing.assert_array_equal(alone.codes, q.codes[:, start : start + group])
-        np.testing.assert_array_equal(alone.scales[:, 0], q.scales[:, start // group])
-        np.testing.assert_array_equal(s.dequantize(alone), s.dequantize(q)[:, start : start + group])
+        part = s.quantize(w[:, start : start + group])
+        np.testing.assert_array_equal(part.codes, q.codes[:, start : start + group])
+        np.testing.assert_array_equal(part.scales[:, 0], q.scales[:, start // group])
+        np.testing.assert_array_equal(s.dequantize(part), s.dequantize(q)[:, start : start + group])
 
 
 @given(name=names, weights=weights)
@@ -80,9 +80,9 @@ def test_rows_may_be_stacked(name, weights, experts):
     w = weights(experts, 2, 80)
     q = s.quantize(w)
     for expert in range(experts):
-        alone = s.quantize(w[expert])
-        np.testing.assert_array_equal(alone.codes, q.codes[expert])
-        np.testing.assert_array_equal(alone.scales, q.scales[expert])
+        single = s.quantize(w[expert])
+        np.testing.assert_array_equal(single.codes, q.codes[expert])
+        np.testing.assert_array_equal(single.scales, q.scales[expert])
 
 
 @given(name=names, weights=weights)
@@ -130,12 +130,12 @@ def test_attention_over_a_quantized_cache(query, key, value, keys):
     assert k8.scales.shape == (keys, kv_heads, 1)
     mask = causal_mask(1, keys, offset=keys - 1)
     exact = attention(q, k, v, mask)
-    ours = attention(q, kv_cache.dequantize(k8), kv_cache.dequantize(v8), mask)
+    actual = attention(q, kv_cache.dequantize(k8), kv_cache.dequantize(v8), mask)
     e = step(k8) * np.sum(np.abs(q.astype(np.float64)), axis=-1, keepdims=True) / np.sqrt(head_dim)
     e = e + 64 * U * (1 + np.max(np.abs(k)) * np.sum(np.abs(q), axis=-1, keepdims=True))  # float64's own roundings
     with np.errstate(over="ignore"):
         bound = np.expm1(2 * e) * np.max(np.abs(v.astype(np.float64))) + step(v8)
-    assert_within(ours, exact, np.minimum(bound, 1e300))
+    assert_within(actual, exact, np.minimum(bound, 1e300))
 
 
 @given(query=draws(-10, 10), key=draws(-100, 100), keys=st.integers(1, 9))
@@ -144,18 +144,18 @@ def test_scores_over_a_quantized_cache(query, key, keys):
     head_dim = 8
     q, k = query(1, head_dim).astype(np.float64)[0], key(keys, head_dim)
     stored = kv_cache.quantize(k)
-    scores, ours = (linear(a.astype(np.float64), q[None])[:, 0] for a in (k, kv_cache.dequantize(stored)))
+    scores, quantized_scores = (linear(a.astype(np.float64), q[None])[:, 0] for a in (k, kv_cache.dequantize(stored)))
     e = step(stored) * np.sum(np.abs(q)) / np.sqrt(head_dim)
     rounding = 2 * (head_dim + 1) * U * np.max(np.abs(k.astype(np.float64))) * np.sum(np.abs(q))
-    assert_within(ours / np.sqrt(head_dim), scores / np.sqrt(head_dim), e + rounding)
+    assert_within(quantized_scores / np.sqrt(head_dim), scores / np.sqrt(head_dim), e + rounding)
 
 
 @given(weights=weights, tokens=st.integers(2, 4))
 def test_a_token_changes_nothing_of_the_others(weights, tokens):
     x = weights(tokens, 2, 8)
-    whole, before = kv_cache.quantize(x), kv_cache.quantize(x[:-1])
-    np.testing.assert_array_equal(whole.codes[:-1], before.codes)
-    np.testing.assert_array_equal(whole.scales[:-1], before.scales)
+    after, before = kv_cache.quantize(x), kv_cache.quantize(x[:-1])
+    np.testing.assert_array_equal(after.codes[:-1], before.codes)
+    np.testing.assert_array_equal(after.scales[:-1], before.scales)
 
 
 def test_a_cache_refuses_what_is_not_finite():

@@ -8,7 +8,7 @@ from the root of the repository answers requests, a line of JSON each, with {"da
     {"dequantize": TYPE, "data": BASE64}                of blocks: float32
     {"logits": FILE, "ids": [...]}                      float32
     {"products": FILE, "ids": [...]}                    for each matrix, what it multiplies and what it gets: float32
-    {"greedy": FILE, "text": TEXT, "count": COUNT}      ids, those of the text and as many more
+    {"greedy": FILE, "text": TEXT, "count": COUNT}      ids of the text, and COUNT more
     {"quantize_file": FILE, "to": FILE, "type": TYPE}  nothing; the second file is the first, all matrices of that type
 """
 
@@ -48,15 +48,15 @@ class Libggml:
 
     def products(self, file: Path, ids: list[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Return, by matrix, the vectors that llama.cpp multiplies it by and the products, float32 [seq, features]."""
-        found, seq = self._ask(products=str(file), ids=ids), len(ids)
-        return {name: (_floats(x).reshape(seq, -1), _floats(y).reshape(seq, -1)) for name, (x, y) in found.items()}
+        products, seq = self._ask(products=str(file), ids=ids), len(ids)
+        return {name: (_floats(x).reshape(seq, -1), _floats(y).reshape(seq, -1)) for name, (x, y) in products.items()}
 
     def greedy(self, file: Path, text: str, count: int) -> list[int]:
         """The tokens of the text, and as many more, each the likeliest."""
         return self._ask(greedy=str(file), text=text, count=count)
 
     def quantize_file(self, file: Path, to: Path, type: str) -> None:
-        """Write a file whose matrices are all of one type, as llama.cpp's own quantizer makes them."""
+        """Write a file with all matrices in one type, as llama.cpp's own quantizer makes them."""
         self._ask(quantize_file=str(file), to=str(to), type=type)
 
     def _ask(self, **request: Any) -> Any:
@@ -112,8 +112,8 @@ def main() -> None:
             case {"logits": file, "ids": ids}:
                 return _text(Model(Path(file)).logits(ids).astype("<f4").tobytes())
             case {"products": file, "ids": ids}:
-                found = Model(Path(file)).products(ids)
-                return {name: [_text(part.tobytes()) for part in pair] for name, pair in found.items()}
+                products = Model(Path(file)).products(ids)
+                return {name: [_text(part.tobytes()) for part in pair] for name, pair in products.items()}
             case {"greedy": file, "text": text, "count": count}:
                 return Model(Path(file)).greedy(text, count)[0]
             case {"quantize_file": file, "to": to, "type": type}:

@@ -70,9 +70,9 @@ def test_quantized_weights_are_read_as_ggml_reads_them(tmp_path, type):
             packed[name] = ggml.encode(drawn, type)
             file.tensors[name] = Tensor(tensor.shape, packed[name].tobytes(), CODES[type])
     tensors = load(file.write(tmp_path / "x.gguf")).tensors
-    for ours, theirs in (("model.layers.0.mlp.up_proj", "blk.0.ffn_up"), ("lm_head", "output")):
-        expected = ggml.decode(packed[f"{theirs}.weight"], type).astype(np.float32)
-        np.testing.assert_array_equal(tensors[f"{ours}.weight"].read(), expected)
+    for own_name, gguf_name in (("model.layers.0.mlp.up_proj", "blk.0.ffn_up"), ("lm_head", "output")):
+        expected = ggml.decode(packed[f"{gguf_name}.weight"], type).astype(np.float32)
+        np.testing.assert_array_equal(tensors[f"{own_name}.weight"].read(), expected)
     back = gguf_files.interleaved(tensors["model.layers.0.self_attn.q_proj.weight"].read(), 64)
     np.testing.assert_array_equal(back, ggml.decode(packed["blk.0.attn_q.weight"], type).astype(np.float32))
     assert kind.bytes == packed["output.weight"].shape[1] // (256 // kind.weights)
@@ -136,11 +136,11 @@ def test_rope_factors_go_there_and_back(scaling, head_dim, theta):
     exact = frequencies(head_dim, theta=theta, scaling=scaling)
     slowest = frequencies(head_dim, theta=theta)[-1] * scaling.original_context / (2 * np.pi)
     try:
-        found = from_factors(factors, head_dim=head_dim, theta=theta, path="x.gguf")
+        recovered = from_factors(factors, head_dim=head_dim, theta=theta, path="x.gguf")
     except CheckpointError:
         assert slowest > scaling.low_frequency
         return
-    again = frequencies(head_dim, theta=theta, scaling=found)
+    again = frequencies(head_dim, theta=theta, scaling=recovered)
     np.testing.assert_allclose(again, exact, rtol=64 * 32 * 2.0**-24, atol=0)
 
 
@@ -151,8 +151,8 @@ def test_the_published_llamas_are_recognized(factor, head_dim):
     rope = {**stated, "original_max_position_embeddings": 8192, "rope_theta": 500_000.0}
     factors = gguf_files.rope_factors({"rope_parameters": rope, "head_dim": head_dim})
     assert factors is not None
-    found = from_factors(factors, head_dim=head_dim, theta=500_000.0, path="x.gguf")
-    assert found == Llama3Scaling(factor, 1.0, 4.0, 8192)
+    scaling = from_factors(factors, head_dim=head_dim, theta=500_000.0, path="x.gguf")
+    assert scaling == Llama3Scaling(factor, 1.0, 4.0, 8192)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ Made = Callable[[str, str], Path]
 
 
 @pytest.fixture(scope="module")
-def made(request, tmp_path_factory) -> Made:
+def model_file(request, tmp_path_factory) -> Made:
     """Make the file of a model and a type once, with the codes that llama.cpp found."""
     folder = tmp_path_factory.mktemp("gguf")
 
@@ -69,14 +69,14 @@ def test_every_type_that_is_read_is_there():
 
 @pytest.mark.sampled(6)  # 23 cases, 6 s
 @pytest.mark.parametrize(("model", "type"), FILES)
-def test_logits_are_those_of_llama_cpp(made, model, type):
+def test_logits_are_those_of_llama_cpp(model_file, model, type):
     """Logits agree at every position. Without rounded activations they are a hundredth apart, except for floats."""
     rows = load_backend(
-        open_checkpoint(made(model, type)), RunOptions(backend="reference", emulate_activations="ggml")
+        open_checkpoint(model_file(model, type)), RunOptions(backend="reference", emulate_activations="ggml")
     ).logits(IDS)
-    each = [distance(a, b) for a, b in zip(shown(rows), theirs(model, type), strict=True)]
+    distances = [distance(a, b) for a, b in zip(shown(rows), theirs(model, type), strict=True)]
     apart, most = APART.get((model, type), ((), 0.0))
-    assert all(found < (most if i in apart else 1e-5) for i, found in enumerate(each)), each
+    assert all(distance_at < (most if i in apart else 1e-5) for i, distance_at in enumerate(distances)), distances
 
 
 @pytest.fixture(scope="module")
@@ -90,12 +90,12 @@ def unused(*arguments: Any) -> Any:
 
 
 def in_jax(checkpoint: Checkpoint, compiled: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
-    """Compute logits by `load_backend`, whose programs are compiled once for all files with the same shapes."""
+    """Compute logits by `load_backend`; files with the same shapes share compiled programs."""
     arrays = abstract_params(checkpoint.config, dtype=np.dtype(np.float32), positions=1, tensors=checkpoint.tensors)
     if (shapes := repr(jax.tree.flatten(arrays))) in compiled:
         return compiled[shapes].with_weights(checkpoint).logits(IDS)
     monkeypatch.setattr(
-        "llamaspec.model.running.load.compile_programs", lambda *given, **options: Programs(unused, unused)
+        "llamaspec.model.running.load.compile_programs", lambda *arguments, **options: Programs(unused, unused)
     )
     compiled[shapes] = load_backend(checkpoint, RunOptions(context=16, dtype="float32"))
     return compiled[shapes].logits(IDS)
@@ -103,9 +103,9 @@ def in_jax(checkpoint: Checkpoint, compiled: dict[str, Any], monkeypatch: pytest
 
 @pytest.mark.sampled(1)  # 4 s each
 @pytest.mark.parametrize(("model", "type"), FILES)
-def test_jax_computes_what_the_reference_does(made, compiled, monkeypatch, model, type):
+def test_jax_computes_what_the_reference_does(model_file, compiled, monkeypatch, model, type):
     """Both agree at every position, in float32 on the decoded weights."""
-    checkpoint = open_checkpoint(made(model, type))
+    checkpoint = open_checkpoint(model_file(model, type))
     expected = load_backend(checkpoint, RunOptions(backend="reference")).logits(IDS)
     actual = in_jax(checkpoint, compiled, monkeypatch).astype(np.float64)
     assert max(distance(a, b) for a, b in zip(actual, expected, strict=True)) < 1e-5
@@ -113,9 +113,9 @@ def test_jax_computes_what_the_reference_does(made, compiled, monkeypatch, model
 
 @pytest.mark.parametrize("type", MULTIPLIED)
 @pytest.mark.parametrize("model", ["random", "stories260K"])
-def test_the_command_line_has_the_logits_of_llama_cpp(run, made, tmp_path, model, type):
+def test_the_command_line_has_the_logits_of_llama_cpp(run, model_file, tmp_path, model, type):
     ids, out = ",".join(map(str, IDS)), str(tmp_path / "x.npy")
-    arguments = ["--model", str(made(model, type)), "--tokens", ids, "--out", out, "--backend", "reference"]
+    arguments = ["--model", str(model_file(model, type)), "--tokens", ids, "--out", out, "--backend", "reference"]
     assert run("logits", *arguments, "--emulate-activations", "q8_0")[0] == 0
     emulated = shown(np.load(out))
     assert run("logits", *arguments)[0] == 0

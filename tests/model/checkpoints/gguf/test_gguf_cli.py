@@ -27,17 +27,17 @@ def test_a_model_in_one_file_tells_the_same_story(run, tmp_path):
 def test_quantized_files(run, tmp_path):
     path, again, int8 = (str(tmp_path / name) for name in ("q8_0.gguf", "again", "int8.bin"))
     assert run("convert", "stories", path, "--to", "gguf", "--quantize", "q8_0")[0] == 0
-    shown = json.loads(run("inspect", path, "--json")[1])
-    assert shown["format"] == "gguf-v3"
-    kinds = {tensor["name"]: tensor["dtype"] for tensor in shown["tensors"]}
+    description = json.loads(run("inspect", path, "--json")[1])
+    assert description["format"] == "gguf-v3"
+    kinds = {tensor["name"]: tensor["dtype"] for tensor in description["tensors"]}
     assert kinds["model.layers.0.mlp.up_proj.weight"] == "int8"
     assert run("generate", "Once", "--model", path, *GREEDY)[0] == 0
     code, _, err = run("convert", path, again, "--to", "safetensors")
     assert (code, err) == (0, f"{again}: {len(kinds)} tensors\n")
     assert run("tokens", "Once", "--model", again) == run("tokens", "Once", "--model", path)
     assert run("convert", "stories", int8, "--to", "llama2c", "--quantize", "q8_0")[0] == 0
-    shown = json.loads(run("inspect", int8, "--json")[1])
-    assert shown["format"] == "llama2c-v2"
+    description = json.loads(run("inspect", int8, "--json")[1])
+    assert description["format"] == "llama2c-v2"
 
 
 @pytest.mark.slow  # 5 s each

@@ -63,7 +63,7 @@ def random_blocks(type: str, shape: tuple[int, ...], *, seed: int) -> bytes:
     for at in FLOATS[type]:
         blocks[:, at : at + 2] = rng.choice(SPECIAL, (len(blocks), 1)).astype("<f2").view(np.uint8)
     if type == "MXFP4":
-        blocks[:, 0] = rng.integers(3, 253, len(blocks))  # of the exponents those whose weights float32 holds
+        blocks[:, 0] = rng.integers(3, 253, len(blocks))  # only exponents that float32 can hold as weights
     return blocks.tobytes()
 
 
@@ -74,15 +74,15 @@ def normal_blocks(type: str, shape: tuple[int, ...], *, seed: int) -> bytes:
 
 
 def file_in(types: Types, *, blocks: Callable[..., bytes] = random_blocks, seed: int = 0, **fields: Any):
-    """Make a model whose matrices are `blocks`, each of the type that `types` gives."""
+    """Make a model with matrices of `blocks`, each in the type that `types` gives."""
     config = {**CONFIG, **fields}
     tensors = families.random_tensors(config, seed=seed)
     file = gguf_files.file_of(config, tensors)
     for i, name in enumerate(name for name in tensors if is_matrix(name) or name == EMBEDDING):
         *_, part, kind = name.split(".")
-        theirs = f"blk.{name.split('.')[2]}.{NAMES[part]}.{kind}" if ".layers." in name else f"{NAMES[part]}.{kind}"
-        shape, type = file.tensors[theirs].shape, types(name)
-        file.tensors[theirs] = Tensor(shape, blocks(type, shape, seed=seed + i), CODES[type])
+        gguf_name = f"blk.{name.split('.')[2]}.{NAMES[part]}.{kind}" if ".layers." in name else f"{NAMES[part]}.{kind}"
+        shape, type = file.tensors[gguf_name].shape, types(name)
+        file.tensors[gguf_name] = Tensor(shape, blocks(type, shape, seed=seed + i), CODES[type])
     return file
 
 
@@ -179,11 +179,11 @@ def test_no_matrix_is_float32_on_the_device(tmp_path, type):
 
 def test_a_file_of_several_types_stays_in_codes(tmp_path):
     """Q4_K_M stores q, k and v in several types; we load them as one matrix of int8."""
-    found = matrices(open_checkpoint(file_in(mixed).write(tmp_path / "x.gguf")))
-    kinds = {name: (type(weight).form, weight.group) for name, (weight, _) in found.items()}
+    weights = matrices(open_checkpoint(file_in(mixed).write(tmp_path / "x.gguf")))
+    kinds = {name: (type(weight).form, weight.group) for name, (weight, _) in weights.items()}
     expected = {"qkv": ("int8_min", 16), "o": ("int4_min", 32), "gate_up": ("int4_min", 32)}
     assert kinds == {**expected, "down": ("int6", 16), "head": ("int6", 16), "embedding": ("int4_min", 32)}
-    weight, exact = found["qkv"]
+    weight, exact = weights["qkv"]
     assert isinstance(weight, Int8Min)
     np.testing.assert_array_equal(np.asarray(WEIGHTS(weight)), exact)
 
@@ -256,8 +256,8 @@ def test_kernels_leave_rows_that_are_too_short_to_the_plain_form(tmp_path, types
     table, reasons = pallas_ops(checkpoint.config, params, capacity=64)
     assert all(reason for op, reason in reasons.items() if op not in ("attend", PROMPT)), reasons
     x = jax.device_put(np.random.default_rng(0).normal(size=(1, checkpoint.config.dim)).astype(np.float32))
-    ours, plain = (np.asarray(ops.norm_logits(x, params, config=checkpoint.config)) for ops in (table, XLA))
-    np.testing.assert_array_equal(ours, plain)
+    routed, plain = (np.asarray(ops.norm_logits(x, params, config=checkpoint.config)) for ops in (table, XLA))
+    np.testing.assert_array_equal(routed, plain)
 
 
 @pytest.mark.slow  # 5 s each
@@ -266,7 +266,7 @@ def test_the_text_is_that_of_the_weights_in_float32(tmp_path, types):
     checkpoint = normal_model(tmp_path / "x.gguf", ALL[types], seed=2, num_hidden_layers=2)
     plain = {name: tensor._replace(codes=None) for name, tensor in checkpoint.tensors.items()}
     assert checkpoint.tensors[EMBEDDING].codes
-    texts = [greedy(each, tokens=24) for each in (checkpoint, replace(checkpoint, tensors=plain))]
+    texts = [greedy(model, tokens=24) for model in (checkpoint, replace(checkpoint, tensors=plain))]
     assert texts[0] == texts[1]
     assert len(set(texts[0])) > 2  # not a token over and over
 
@@ -304,9 +304,9 @@ def test_other_formats_get_the_weights(tmp_path, types):
     write_llama2c(checkpoint, tmp_path / "x.bin")
     again = open_checkpoint(tmp_path / "theirs")
     assert {bool(again.tensors[name].codes) for name in again.tensors if is_matrix(name)} == {types == "Q6_K"}
-    for other in (again, open_checkpoint(tmp_path / "x.bin")):
+    for copy in (again, open_checkpoint(tmp_path / "x.bin")):
         for name, tensor in checkpoint.tensors.items():
-            np.testing.assert_array_equal(other.tensors[name].read(), tensor.read())
+            np.testing.assert_array_equal(copy.tensors[name].read(), tensor.read())
 
 
 def test_every_type_has_a_form():

@@ -1,4 +1,4 @@
-"""llama.cpp's logits, ids and stories from our GGUF files (goldens/gguf.json), beside ours."""
+"""llama.cpp's logits, ids and stories from our GGUF files (goldens/gguf.json), compared with ours."""
 
 import base64
 import hashlib

@@ -16,37 +16,37 @@ CONFIG = families.FAMILIES["llama-3.1"]  # with rope_freqs.weight
 
 
 def split(folder: Path, count: int = 3, *, twice: str | None = None) -> list[Path]:
-    """Write a model whole, and in parts, the first of which has the keys and no tensor.
+    """Write a model as one file, and in parts; the first part has the keys and no tensor.
 
     The tensor `twice` is in the last one as well.
     """
-    whole = gguf_files.file_of(CONFIG, families.random_tensors(CONFIG))
-    whole.write(folder / "whole.gguf")
-    names = np.array_split(list(whole.tensors), count - 1)
+    full = gguf_files.file_of(CONFIG, families.random_tensors(CONFIG))
+    full.write(folder / "whole.gguf")
+    names = np.array_split(list(full.tensors), count - 1)
     paths = []
     for number in range(count):
         of_split: dict[str | bytes, tuple[int, Any]] = {
             "split.no": (U16, number),
             "split.count": (U16, count),
-            "split.tensors.count": (I32, len(whole.tensors)),
+            "split.tensors.count": (I32, len(full.tensors)),
         }
-        held: dict[str | bytes, gguf_files.Tensor] = {}
+        tensors: dict[str | bytes, gguf_files.Tensor] = {}
         if number:
-            held |= {str(name): whole.tensors[str(name)] for name in names[number - 1]}
+            tensors |= {str(name): full.tensors[str(name)] for name in names[number - 1]}
         if twice and number == count - 1:
-            held[twice] = whole.tensors[twice]
-        stated = {**of_split, **(whole.keys if not number else {})}
-        paths.append(File(stated, held).write(folder / f"model-{number + 1:05}-of-{count:05}.gguf"))
+            tensors[twice] = full.tensors[twice]
+        stated = {**of_split, **(full.keys if not number else {})}
+        paths.append(File(stated, tensors).write(folder / f"model-{number + 1:05}-of-{count:05}.gguf"))
     return paths
 
 
 def test_parts_are_the_whole(tmp_path):
     first, *_ = split(tmp_path)
-    whole, parts = open_checkpoint(tmp_path / "whole.gguf"), open_checkpoint(first)
-    assert (parts.config, parts.bos, parts.stops) == (whole.config, whole.bos, whole.stops)
+    full, parts = open_checkpoint(tmp_path / "whole.gguf"), open_checkpoint(first)
+    assert (parts.config, parts.bos, parts.stops) == (full.config, full.bos, full.stops)
     assert parts.config.scaling is not None
-    assert list(parts.tensors) == list(whole.tensors)
-    for name, tensor in whole.tensors.items():
+    assert list(parts.tensors) == list(full.tensors)
+    for name, tensor in full.tensors.items():
         np.testing.assert_array_equal(parts.tensors[name].read(), tensor.read())
     with parts.scattered() as read_at_once:
         read_at_once(parts.tensors["model.norm.weight"].read())
@@ -77,8 +77,8 @@ def test_a_part_of_another_model(tmp_path):
 
 def test_a_tensor_in_two_parts(tmp_path):
     first, _, last = split(tmp_path, twice="token_embd.weight")
-    said = refusal(first, named=str(last))
-    assert "tensor 'token_embd.weight' is in model-00002-of-00003.gguf, too" in said
+    message = refusal(first, named=str(last))
+    assert "tensor 'token_embd.weight' is in model-00002-of-00003.gguf, too" in message
 
 
 def test_a_count_of_tensors_that_is_wrong(tmp_path):

@@ -64,17 +64,17 @@ def test_the_tensors_are_those_of_another_writer(tmp_path, family):
     write_gguf(checkpoint, tmp_path / "ours.gguf")
     tensors = {name: tensor.read() for name, tensor in checkpoint.tensors.items()}
     gguf_files.file_of(families.FAMILIES[family], tensors).write(tmp_path / "theirs.gguf")
-    ours, theirs = raw_tensors(tmp_path / "ours.gguf"), raw_tensors(tmp_path / "theirs.gguf")
-    for raw in (ours, theirs):  # computed in float64 here, in float32 there
+    actual, expected = raw_tensors(tmp_path / "ours.gguf"), raw_tensors(tmp_path / "theirs.gguf")
+    for raw in (actual, expected):  # computed in float64 here, in float32 there
         raw.pop("rope_freqs.weight", None)
-    assert ours == theirs
+    assert actual == expected
 
 
 def written(checkpoint: Checkpoint, path: Path, to: str) -> dict[str, str]:
-    """Write a file as `to`, and return its tensors' types; `left` names those that `to` cannot divide into blocks."""
-    left = write_gguf(checkpoint, path, to=to)
+    """Write a file as `to`, and return its tensors' types; `left` names tensors that `to` cannot divide into blocks."""
+    leftover = write_gguf(checkpoint, path, to=to)
     types = {name: kind for name, (_, kind, _) in raw_tensors(path).items()}
-    return types | {"left": " ".join(left)}
+    return types | {"left": " ".join(leftover)}
 
 
 KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0", "mxfp4": "MXFP4"}
@@ -88,8 +88,8 @@ def test_matrices_become_what_was_asked_for(tmp_path, to, kind, tied):
     head = "token_embd.weight" if tied else "output.weight"
     assert types.pop(head) == ("Q8_0" if kind in ("Q4_0", "MXFP4") else kind)
     assert types.pop("left") == ""
-    for name, found in types.items():
-        assert found == ("F32" if "norm" in name else kind), name
+    for name, actual in types.items():
+        assert actual == ("F32" if "norm" in name else kind), name
     up, stored = "model.layers.1.mlp.up_proj.weight", open_checkpoint(tmp_path / "x.gguf").tensors
     weights = checkpoint.tensors[up].read()
     if kind in ggml.TYPES:
@@ -183,22 +183,22 @@ TOKENIZERS = ["sentencepiece", "llama2c", "prepend", "metaspace", "llama3", "byt
 
 
 @pytest.fixture(scope="module", params=TOKENIZERS)
-def both(request, folder, tmp_path_factory) -> tuple[Tokenizer, Tokenizer]:  # noqa: F811
+def tokenizer_pair(request, folder, tmp_path_factory) -> tuple[Tokenizer, Tokenizer]:  # noqa: F811
     before = load_tokenizer(folder / request.param)
     path = with_tokenizer(tmp_path_factory.mktemp("written") / "x.gguf", before, more=3)
     return before, load_tokenizer(path)
 
 
 @given(text=texts, start=st.booleans())
-def test_a_tokenizer_goes_there_and_back(both, text, start):
-    before, after = both
+def test_a_tokenizer_goes_there_and_back(tokenizer_pair, text, start):
+    before, after = tokenizer_pair
     if start and before.encode(" a") == before.encode("a"):  # as Metaspace has it, which GGUF cannot say
         text = text.lstrip(" ")
     assert after.encode(text, start=start) == before.encode(text, start=start)
 
 
-def test_its_tokens_do_too(both):
-    before, after = both
+def test_its_tokens_do_too(tokenizer_pair):
+    before, after = tokenizer_pair
     assert (after.vocab, after.special, after.bos) == (before.vocab + 3, before.special, before.bos)
     assert after.dummy_prefix == before.dummy_prefix
     for token in range(before.vocab):

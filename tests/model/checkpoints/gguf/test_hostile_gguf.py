@@ -1,6 +1,6 @@
 """False GGUF files, each with one change to a good one: all are refused in one line, soon, in little memory.
 
-The classes are those of the reports about other readers: lengths and counts without end, arithmetic that overflows,
+The classes come from reports about other readers: lengths and counts without end, arithmetic that overflows,
 offsets that leave the file, types that do not exist, keys of another type, tensors that are not the model's.
 """
 
@@ -41,9 +41,9 @@ def tensor(name: str, **changes: object) -> Callable[[File], None]:
     return change
 
 
-def renamed(name: str, other: str | bytes) -> Callable[[File], None]:
+def renamed(name: str, new_name: str | bytes) -> Callable[[File], None]:
     def change(file: File):
-        file.tensors = {other if key == name else key: value for key, value in file.tensors.items()}
+        file.tensors = {new_name if key == name else key: value for key, value in file.tensors.items()}
 
     return change
 
@@ -134,6 +134,13 @@ CASES: dict[str, tuple[Callable[[File], object], str]] = {
     "a list as a switch": (keyed(L + "logit_scale", ARRAY, (F32, [1.0])), "is a list, which is not supported"),
     "a window": (keyed(L + "attention.sliding_window", U32, 64), "sliding_window is 64, which is not"),
     "experts without tensors": (keyed(L + "expert_count", U32, 8), "experts per token of 8"),
+    "a tensor for each expert": (
+        lambda f: (
+            f.keys.update({L + "expert_count": (U32, 2), L + "expert_used_count": (U32, 1)}),
+            renamed("blk.0.ffn_gate.weight", "blk.0.ffn_gate.0.weight")(f),
+        ),
+        "has a tensor for each expert (blk.0.ffn_gate.0.weight), as files had before April 2024: take a newer file",
+    ),
     "2^32 - 1 experts": (keyed(L + "expert_count", U32, 2**32 - 1), "experts, outside"),
     "a BOS outside": (keyed("tokenizer.ggml.bos_token_id", U32, 48), "outside a vocabulary of 48"),
     "an EOS outside": (keyed("tokenizer.ggml.eos_token_id", I32, -1), "is -1, outside a vocabulary"),
@@ -154,7 +161,8 @@ CASES: dict[str, tuple[Callable[[File], object], str]] = {
     "a transposed matrix": (lambda f: tensor(UP, shape=f.tensors[UP].shape[::-1])(f), "its keys make it"),
     "a vector as a matrix": (tensor(NORM, shape=(32, 1)), "has shape [32, 1], but its keys make it [32]"),
     "a type that there is not": (tensor(NORM, code=99), "has type 99, which is not read"),
-    "a type that was removed": (tensor(NORM, code=4), "has type 4, which is not read"),
+    "a type that was dropped": (tensor(NORM, code=4), "has type Q4_2, which ggml has dropped: take a Q4_0 file"),
+    "a type for one processor": (tensor(UP, code=32), "has type Q4_0_4_8, which ggml has dropped: take a Q4_0 file"),
     "a type that is not read": (tensor(NORM, code=9), "has type Q8_1, which is not read"),
     "rows of no whole blocks": (tensor(NORM, code=8, shape=(31,)), "rows of 31, which are no whole blocks of Q8_0"),
     "another type, so another size": (tensor(UP, code=1), "hole"),
@@ -204,8 +212,8 @@ def test_the_good_file_is_good(tmp_path):
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "mixtral", "llama-3.2"])
 def test_tensors_of_another_family(tmp_path, kind):
-    file, other = good("llama-2"), good(kind)
-    file.tensors = other.tensors
+    file, stranger = good("llama-2"), good(kind)
+    file.tensors = stranger.tensors
     refusal(file.write(tmp_path / "x.gguf"))
 
 

@@ -1,4 +1,4 @@
-"""libggml itself, and llama.cpp on it, beside their definition here, on weights and files that no golden has.
+"""libggml itself, and llama.cpp on it, against their definition here, on weights and files that no golden has.
 
 libggml runs in the first Python with llama_cpp and gguf that LLAMASPEC_OTHER_PYTHON names.
 """
@@ -53,15 +53,15 @@ def test_bytes_are_those_of_ggml(live, name, weights, rows, blocks):
     if (name, weights.kind) in UNDEFINED:
         return
     w = weights(rows, 256 * blocks)
-    theirs = live.quantize(w, name)
+    expected = live.quantize(w, name)
     try:
-        ours = ggml.encode(w, name)
+        actual = ggml.encode(w, name)
     except ValueError as error:
         assert "float16 ends at 65504" in str(error)
         with np.errstate(invalid="ignore"):
-            assert not np.isfinite(ggml.decode(theirs, name)).all()
+            assert not np.isfinite(ggml.decode(expected, name)).all()
         return
-    np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(actual, expected)
 
 
 @given(name=st.sampled_from([*EXACT, *SUPERBLOCKS, *BYTES]), seed=st.integers(0, 2**32 - 1))
@@ -80,9 +80,11 @@ def test_the_built_in_model_computes_the_same_in_llama_cpp(live, tmp_path, form)
     path, ids = tmp_path / "stories.gguf", [1, *range(300, 324)]
     quantize, dtype, emulate = (None, form, None) if form == "float32" else (form, None, "ggml")
     convert(open_checkpoint("stories"), path, to="gguf", quantize=quantize, dtype=dtype)
-    ours = load_backend(open_checkpoint(path), RunOptions(backend="reference", emulate_activations=emulate)).logits(ids)
-    each = [distance(a, b) for a, b in zip(ours, live.logits(path, ids), strict=True)]
-    assert max(each if form == "float32" else each[:1]) < 1e-5
+    own_logits = load_backend(
+        open_checkpoint(path), RunOptions(backend="reference", emulate_activations=emulate)
+    ).logits(ids)
+    distances = [distance(a, b) for a, b in zip(own_logits, live.logits(path, ids), strict=True)]
+    assert max(distances if form == "float32" else distances[:1]) < 1e-5
 
 
 @pytest.mark.parametrize("type", make_gguf.WRITTEN)

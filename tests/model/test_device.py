@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from llamaspec.commands.output import one_line
-from llamaspec.model.running import device
+from llamaspec.model import device
 from tests.support.processes import run_python
 
 FULL_CARD = "RESOURCE_EXHAUSTED: Failed to allocate 2.00GiB"
