@@ -81,7 +81,7 @@ def _template_keys(templates: Mapping[str, str]) -> dict[str, Value]:
 def _named_ids(tokenizer: Tokenizer | None, named: Mapping[str, str | None]) -> dict[str, int]:
     """The ids of named control tokens."""
     special = tokenizer.special if tokenizer else {}
-    return {key: special[name] for key, name in named.items() if name in special}
+    return {key: special[name] for key, name in named.items() if name is not None and name in special}
 
 
 def _stop_keys(
