@@ -1,4 +1,4 @@
-"""The texts of one HTTP request: what the engine is asked for, and its events as pieces of text."""
+"""The texts of one HTTP request: submits requests to the engine, and turns its events into pieces of text."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -29,25 +29,25 @@ NO_RETRY = {"x-should-retry": "false"}
 
 
 class Choice:
-    """One text. Its piece begins with the prompt where that is echoed."""
+    """One text of an answer. If the prompt is echoed, the first piece begins with it."""
 
     def __init__(self, index: int, request: Request, prompt: Prompt, reader: TextReader, *, echo: TextReader | None):
-        """Prepare for the events of `request`; `echo` reads the prompt where it is part of the text."""
+        """Prepare for the events of `request`. `echo` decodes the prompt if the text begins with it."""
         self.index = index
         self.request = request
         self.prompt = prompt
-        self.number: int | None = None  # the engine's
+        self.number: int | None = None  # given by the engine
         self.finish_reason: FinishReason | None = None
-        self.refusal: Refusal | None = None  # why the text ends too early
+        self.refusal: Refusal | None = None  # the error that ended the text early
         self._reader = reader
         self._echo = echo
-        self._before = 0  # characters of the prompt, where it is echoed
+        self._before = 0  # characters of the echoed prompt
         if echo and request.prompt_logprobs is None:
             self._echo_prompt(None)
 
     @property
     def count(self) -> int:
-        """The number of tokens that were drawn for the text, a stopping one included."""
+        """The number of tokens drawn for this text, including one that stopped it."""
         return self._reader.count
 
     @property
@@ -56,7 +56,7 @@ class Choice:
         return self.finish_reason is not None or self.refusal is not None
 
     def take(self, event: Event) -> None:
-        """Take an event. Those after the end of the text are ignored."""
+        """Handle an event. Events after the end of the text are ignored."""
         if self.ended:
             return
         match event:
@@ -73,7 +73,7 @@ class Choice:
                 self.refusal = _refusal(event)
 
     def piece(self) -> Piece:
-        """Give the text that has come since the last call."""
+        """Return the text that is new since the last call."""
         piece = self._reader.piece()
         tokens = [placed._replace(start=placed.start + self._before) for placed in piece.tokens]
         if self._echo is None:
@@ -112,13 +112,13 @@ class Answering:
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far. A prompt counts once, whatever number of choices it has."""
+        """Tokens so far. A prompt with several choices counts once."""
         read = sum({id(choice.prompt): len(choice.prompt.ids) for choice in self.choices}.values())
         drawn = sum(choice.count for choice in self.choices)
         return Usage(prompt_tokens=read, completion_tokens=drawn, total_tokens=read + drawn)
 
     def start(self) -> None:
-        """Hand all requests to the engine. Raises Refusal, and then none of them runs."""
+        """Submit all requests to the engine. If one is refused, cancels the others and raises Refusal."""
         try:
             for choice in self.choices:
                 self._submit(choice)
@@ -127,7 +127,7 @@ class Answering:
             raise
 
     async def news(self) -> list[Choice]:
-        """Wait for events, and give the texts that have grown or ended."""
+        """Wait for events, and return the texts that have grown or ended."""
         changed: dict[int, Choice] = {}
         for index, event in await self._inbox.take():
             choice = self.choices[index]
@@ -138,11 +138,11 @@ class Answering:
             self._time(choice.count - before, first=before == 0)
             changed[index] = choice
             if choice.ended and isinstance(event, Tokens) and choice.number is not None:
-                self._engine.cancel(choice.number)  # A stop text has ended it, which the engine cannot know.
+                self._engine.cancel(choice.number)  # A stop text has ended it; the engine knows only stop tokens.
         return list(changed.values())
 
     def cancel(self) -> None:
-        """End what is unfinished. Does nothing the second time."""
+        """Cancel all unfinished requests. A second call does nothing."""
         for choice in self.choices:
             if choice.number is not None and not choice.ended:
                 self._engine.cancel(choice.number)
@@ -173,12 +173,12 @@ class Answering:
 
 
 def queue_full(message: str) -> Refusal:
-    """Make the error of a request that finds too many others."""
+    """Make the error for a request that does not fit in the queue."""
     return Refusal(message, status=429, code="queue_full", headers={"Retry-After": "1"})
 
 
 def shutting_down() -> Refusal:
-    """Make the error of a request that comes too late, or takes too long, for a server that ends."""
+    """Make the error for a request that the server drops because it is shutting down."""
     headers = {"Retry-After": "5"}  # seconds
     return Refusal("the server is shutting down", status=503, code="shutting_down", headers=headers)
 
@@ -195,13 +195,13 @@ def _pairs(top: Likeliest) -> tuple[tuple[int, float], ...]:
 
 
 def _refusal(event: Finished) -> Refusal:
-    """Make the error of a request that the engine has ended."""
+    """Make the error for a request that the engine has ended."""
     match event.reason:
-        case "cancelled":  # Clients that leave are not there to read this.
+        case "cancelled":  # Clients that disconnect do not read this.
             return shutting_down()
         case "expired":
             headers = {"Retry-After": "5"} | NO_RETRY
-            return Refusal("the request took longer than it may", status=503, code="expired", headers=headers)
+            return Refusal("the request exceeded its time limit", status=503, code="expired", headers=headers)
     if event.message == NO_WAY_ON:
         return Refusal(event.message, code="invalid_schema")
     return Refusal(event.message or "the engine failed", status=500, code="engine_error", headers=NO_RETRY)

@@ -31,7 +31,7 @@ from llamaspec.serving.openai_answers import Model
 from llamaspec.serving.prompts import EFFORT, Prompt, Prompts
 from llamaspec.serving.request import Engine, Request
 from llamaspec.serving.streaming import TextReader
-from llamaspec.serving.tools import CallForm, CallReader, wanted_tools
+from llamaspec.serving.tools import CallForm, CallReader, offered_tools
 
 DEFAULT_COMPLETION = 16  # tokens, as OpenAI has it
 MOST_PROMPTS = 32  # in one request
@@ -41,12 +41,12 @@ MOST_PREPARED = 256  # prompts that are encoded or wait for it
 
 @dataclass(frozen=True)
 class Answer:
-    """A request on its way: its texts, how they are written, and whether it wants them piece by piece."""
+    """An accepted request: its texts, their wire format, and whether they are streamed."""
 
     answering: Answering
     form: Form
     stream: bool
-    usage: bool  # whether a stream ends with the number of tokens
+    usage: bool  # whether a stream ends with token counts
 
 
 class Api:
@@ -62,14 +62,14 @@ class Api:
         fingerprint: str,
         request_seconds: float,
     ):
-        """Serve `engine`; `fingerprint` names the weights and programs that a text depends on.
+        """Serve `engine`. `fingerprint` identifies the weights and programs that determine a text.
 
-        A request ends as expired after `request_seconds`, or sooner where it says so.
+        A request expires after `request_seconds`, or earlier if it sets `max_seconds`.
         """
         self.engine = engine
         self.model = model
         self.metrics = metrics
-        self.draining = False  # whether the engine has been told to take nothing new
+        self.draining = False  # whether the server is shutting down
         self._prompts = prompts
         self._fingerprint = fingerprint
         self._request_seconds = request_seconds
@@ -80,15 +80,15 @@ class Api:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prompts")
 
     def close(self) -> None:
-        """Let go of the threads that encode prompts, and of the processes that render templates."""
+        """Stop the threads that encode prompts and the processes that render templates."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._prompts.close()
 
     async def complete(self, body: CompletionRequest, *, tenant: str) -> Answer:
-        """Begin completions. Raises Refusal."""
+        """Start completions. Raises Refusal."""
         self.check_model(body.model)
         if body.best_of not in (None, body.n or 1):
-            raise Refusal("best_of is not supported, but for as many as n", param="best_of")
+            raise Refusal("best_of must equal n", param="best_of")
         logprobs = body.logprobs
         prompts = await self._prompts_of(body)
         rules = await self._rules(self._for_texts, body)
@@ -100,17 +100,17 @@ class Api:
         return Answer(answering, form, bool(body.stream), usage)
 
     async def chat(self, body: ChatRequest, *, tenant: str) -> Answer:
-        """Begin answers to a conversation. Raises Refusal."""
+        """Start answers to a conversation. Raises Refusal."""
         self.check_model(body.model)
         top = body.top_logprobs
         if top is not None and not body.logprobs:
             raise Refusal("top_logprobs needs logprobs to be true", param="top_logprobs")
         if None not in (body.max_tokens, body.max_completion_tokens):
             raise Refusal("give either max_tokens or max_completion_tokens", param="max_tokens")
-        tools, forced, most_calls = wanted_tools(body)
+        tools, forced, most_calls = offered_tools(body)
         formatted = not isinstance(body.response_format, TextFormat | None)
-        if formatted and body.answer_ids:  # A grammar begins with the answer, not in its middle.
-            raise Refusal("answer_ids: not together with response_format", param="answer_ids")
+        if formatted and body.answer_ids:  # a grammar must see an answer from its start
+            raise Refusal("answer_ids cannot be combined with response_format", param="answer_ids")
         read = partial(self._prompts.from_messages, body.messages, tools=tools, forced=forced, formatted=formatted)
         prompt = await self._in_thread(partial(read, begun=body.answer_ids or (), options=_template_options(body)))
         most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
@@ -139,16 +139,16 @@ class Api:
             raise Refusal("give either prompt or messages", param="prompt")
         for name in ("tools", EFFORT, "chat_template_kwargs") if body.prompt is not None else ():
             if getattr(body, name) is not None:
-                raise Refusal(f"{name} goes with messages", param=name)
+                raise Refusal(f"{name} needs messages", param=name)
         if body.messages is not None:
             read = partial(self._prompts.from_messages, body.messages, tools=body.tools or ())
-            found = await self._in_thread(partial(read, options=_template_options(body)))
+            encoded = await self._in_thread(partial(read, options=_template_options(body)))
         else:
             encode = partial(self._prompts.from_text, body.prompt or "", bos=body.add_special_tokens)
-            found = await self._in_thread(encode)
-        pieces = [spell(self._prompts.tokenizer, token) for token in found.ids]
+            encoded = await self._in_thread(encode)
+        pieces = [spell(self._prompts.tokenizer, token) for token in encoded.ids]
         length = self.engine.context
-        return {"count": len(found.ids), "max_model_len": length, "tokens": found.ids, "token_strs": pieces}
+        return {"count": len(encoded.ids), "max_model_len": length, "tokens": encoded.ids, "token_strs": pieces}
 
     async def detokenize(self, body: DetokenizeRequest) -> dict[str, Any]:
         """Decode ids. Raises Refusal."""
@@ -157,7 +157,7 @@ class Api:
         return {"prompt": await self._in_thread(partial(self._prompts.text_of, ids))}
 
     def tokenizer_info(self) -> dict[str, Any]:
-        """Describe the tokenizer, as clients ask that tokenize at a distance."""
+        """Describe the tokenizer for clients that tokenize over HTTP."""
         tokenizer, template = self._prompts.tokenizer, self._prompts.template
         return {
             "vocab_size": tokenizer.vocab,
@@ -167,52 +167,52 @@ class Api:
         }
 
     def check_model(self, name: str | None) -> None:
-        """Raise Refusal where a request names another model."""
+        """Raise Refusal if a request names another model."""
         if name not in (None, self.model.id):
             message = f"no model named {name[:100]}: this server has {self.model.id}"
             raise Refusal(message, status=404, param="model", code="model_not_found")
 
     async def _prompts_of(self, body: CompletionRequest) -> list[Prompt]:
-        """Encode the prompt of a completion, or its prompts."""
-        given = body.prompt or ""
-        if isinstance(given, str):
-            return [await self._in_thread(partial(self._prompts.from_text, given))]
-        if ids := [token for token in given if isinstance(token, int)]:
-            if len(ids) < len(given):
-                raise Refusal("prompt: a list has texts alone, or ids alone", param="prompt")
+        """Encode one or several prompts of a completion."""
+        prompt = body.prompt or ""
+        if isinstance(prompt, str):
+            return [await self._in_thread(partial(self._prompts.from_text, prompt))]
+        if ids := [token for token in prompt if isinstance(token, int)]:
+            if len(ids) < len(prompt):
+                raise Refusal("prompt: a list must contain only texts or only token ids", param="prompt")
             return [self._prompts.from_ids(ids)]
-        if len(given) > MOST_PROMPTS:
-            raise Refusal(f"prompt: {len(given)} texts are more than {MOST_PROMPTS}", param="prompt")
+        if len(prompt) > MOST_PROMPTS:
+            raise Refusal(f"prompt: at most {MOST_PROMPTS} prompts, got {len(prompt)}", param="prompt")
         prompts = []
-        for each in given:
-            if isinstance(each, str):
-                prompts.append(await self._in_thread(partial(self._prompts.from_text, each)))
-            elif isinstance(each, list):
-                prompts.append(self._prompts.from_ids(each))
+        for item in prompt:
+            if isinstance(item, str):
+                prompts.append(await self._in_thread(partial(self._prompts.from_text, item)))
+            elif isinstance(item, list):
+                prompts.append(self._prompts.from_ids(item))
         return prompts
 
     async def _rules(self, grammars: Grammars, body: SampledRequest) -> Rules:
-        """Compile what the answers must keep to, which may take a second."""
+        """Compile the grammar of the answers. This may take a second."""
         if isinstance(body.response_format, TextFormat | None):
             return lambda: None
         _check_ends(body, "response_format")
         return await self._in_thread(partial(grammars.allowed_by, body.response_format))
 
     def _rules_of_calls(self, form: CallForm, tools: Sequence[Tool], most: int) -> Rules:
-        """Compile the rule of answers that have from one to `most` calls."""
+        """Compile the grammar of answers with one to `most` calls."""
         schema = form.schema(tools, most=most)
         if form.listed or form.on_channel:
             return self._for_turns.of_schema(schema, param="tools")
         return self._for_turns.of_schema(schema, param="tools", most=most, separator=form.separator())
 
     async def _in_thread[T](self, work: partial[T]) -> T:
-        """Run what takes long beside the event loop, so that other requests do not wait for it.
+        """Run slow work in a thread, so that the event loop can serve other requests.
 
-        Raises Refusal where too many wait already: a template may take a tenth of a second.
+        Raises Refusal if too much work is already queued: rendering a template may take a tenth of a second.
         """
         if self._preparing >= MOST_PREPARED:
             self.metrics.refused.labels("queue").inc()
-            raise queue_full(f"{self._preparing} requests wait for their prompts to be read")
+            raise queue_full(f"{self._preparing} requests are waiting for their prompts to be encoded")
         self._preparing += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -232,10 +232,10 @@ class Api:
         shows_end: bool = False,
         channels: Callable[[], Channels | None] = lambda: None,
     ) -> Answering:
-        """Make and start the engine's requests: for each prompt `n`, whose seeds follow each other.
+        """Make and submit `n` requests for each prompt, with consecutive seeds.
 
-        The token that ends a text is among its tokens if `shows_end`. `channels` makes what tells the thoughts of an
-        answer from its text.
+        If `shows_end`, the tokens of a text include the one that ends it. `channels` makes the parser that separates
+        the thoughts of an answer from its text.
         """
         if body.stream_options is not None and not body.stream:
             raise Refusal("stream_options needs stream to be true", param="stream_options")
@@ -244,7 +244,9 @@ class Api:
         choices: list[Choice] = []
         for prompt in prompts:
             if not prompt.ids:
-                raise Refusal("prompt: an empty text needs a model that begins texts with BOS", param="prompt")
+                raise Refusal(
+                    "prompt: the text is empty, and this model has no BOS token to start from", param="prompt"
+                )
             requests = self._requests(body, prompt, most, logprobs, rules, tenant, echo=echo)
             for request in requests:
                 ends = {"stop_texts": texts, "stops": request.stop_ids, "shows_end": shows_end}
@@ -272,14 +274,14 @@ class Api:
         echo: bool,
     ) -> list[Request]:
         names = (*SAMPLING, "presence_penalty", "frequency_penalty", "priority")
-        given = {name: value for name in names if (value := getattr(body, name)) is not None}
+        options = {name: value for name in names if (value := getattr(body, name)) is not None}
         try:
             named = named_tokens(self._prompts.tokenizer, _stop_texts(body))
             seed = check_seed(body.seed if body.seed is None or body.seed >= 0 else body.seed & MAX_SEED)
-            if given.get("top_k", 0) < 0:
-                given["top_k"] = 0
-            if given.get("top_p") == 0:  # only the likeliest token is left
-                given |= {"top_p": 1.0, "temperature": 0.0}
+            if options.get("top_k", 0) < 0:
+                options["top_k"] = 0
+            if options.get("top_p") == 0:  # keeps only the likeliest token
+                options |= {"top_p": 1.0, "temperature": 0.0}
             return [
                 Request(
                     prompt=tuple(prompt.ids),
@@ -289,23 +291,23 @@ class Api:
                     ignore_eos=bool(body.ignore_eos),
                     logit_bias=self._biases(body.logit_bias or {}),
                     logprobs=logprobs,
-                    # The first token has none, so the engine has nothing to tell about a prompt of one.
+                    # The first token has no log-probability, so a prompt of one token has none.
                     prompt_logprobs=logprobs if echo and len(prompt.ids) > 1 else None,
                     allowed=rules(),
                     tenant=f"{tenant}/{body.cache_salt or ''}",
                     deadline=min(body.max_seconds or self._request_seconds, self._request_seconds),
-                    **given,
+                    **options,
                 )
                 for i in range(body.n or 1)
             ]
         except ValueError as error:
             raise _out_of_range(str(error)) from None
 
-    def _biases(self, given: dict[str, float]) -> dict[int, float]:
+    def _biases(self, by_token: dict[str, float]) -> dict[int, float]:
         biases = {}
-        for token, bias in given.items():
+        for token, bias in by_token.items():
             if not (token.isascii() and token.isdigit() and len(token) < 10 and int(token) < self.engine.vocab):
-                raise Refusal(f"logit_bias: {token[:20]!r} is no token id", param="logit_bias")
+                raise Refusal(f"logit_bias: {token[:20]!r} is not a token id", param="logit_bias")
             biases[int(token)] = bias
         return biases
 
@@ -319,13 +321,13 @@ def _stop_texts(body: SampledRequest) -> list[str]:
 
 
 def _check_ends(body: SampledRequest, param: str) -> None:
-    """Refuse an answer that a grammar ends and that is to go on after its end."""
+    """Refuse `ignore_eos` together with a grammar, which ends the answer."""
     if body.ignore_eos:
-        raise Refusal(f"ignore_eos: not together with {param}", param="ignore_eos")
+        raise Refusal(f"ignore_eos cannot be combined with {param}", param="ignore_eos")
 
 
 def _template_options(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
-    """Gather what a chat template reads beside messages and tools."""
+    """Collect the chat template's variables other than messages and tools."""
     effort = {} if body.reasoning_effort is None else {EFFORT: body.reasoning_effort}
     return (body.chat_template_kwargs or {}) | effort
 
@@ -335,7 +337,7 @@ def _wants_usage(body: SampledRequest) -> bool:
 
 
 def _out_of_range(message: str) -> Refusal:
-    """Name the field that a ValueError of the options is about: its first word."""
+    """Turn a ValueError about an option into a Refusal. The first word of the message names the field."""
     name = message.split(" ", 1)[0].replace("-", "_")
     param = {"max_new_tokens": "max_tokens"}.get(name, name)
     known = {*chain.from_iterable(kind.__struct_fields__ for kind in (CompletionRequest, ChatRequest))}

@@ -1,4 +1,4 @@
-"""Connections, what they may take, and who may use them."""
+"""HTTP connections: their limits, and access control."""
 
 import asyncio
 import hashlib
@@ -17,13 +17,13 @@ from aiohttp import web
 from llamaspec.serving.metrics import Metrics
 from llamaspec.serving.openai import Refusal
 
-RETRY_AFTER = {"Retry-After": "5"}  # seconds, for a client that comes while the server drains
+RETRY_AFTER = {"Retry-After": "5"}  # seconds, for a client that connects while the server drains
 LONGEST_LINE = 8190  # bytes of a request's first line, and of a header
 MOST_HEADERS = 64
 KEPT_OPEN = 75.0  # seconds that a connection may be silent between two requests, or before the first
 REFUSED_OPEN = 2.0  # seconds that a connection beyond the limit has to send its request
-MOST_REFUSED = 64  # connections beyond the limit that get an answer at one time; the others are just closed
-OTHER_FILES = 64 + MOST_REFUSED  # besides connections
+MOST_REFUSED = 64  # connections beyond the limit that get an answer at the same time; more are closed without one
+OTHER_FILES = 64 + MOST_REFUSED  # files that are not connections
 LINGER = 2.0  # seconds for the rest of a body that was refused
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -31,11 +31,11 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True)
 class ClientLimits:
-    """Limits on what clients take. Each has a flag of `llamaspec serve`."""
+    """Limits on what clients may use. Each has a flag of `llamaspec serve`."""
 
     body_bytes: int = 4 << 20
     body_seconds: float = 60.0  # for a client to send its body
-    write_seconds: float = 30.0  # for a client that does not read to read on
+    write_seconds: float = 30.0  # for a client that stops reading to continue
     request_seconds: float = 600.0  # for a request, from its arrival at the engine to its end
     connections: int = 1000
     drain_seconds: float = 30.0  # for requests that run when the server is told to stop
@@ -43,31 +43,31 @@ class ClientLimits:
 
 @dataclass(frozen=True)
 class Access:
-    """Who may ask."""
+    """Keys, origins and host names that may use the server."""
 
-    keys: tuple[str, ...] = ()  # any of which a request must have; empty: none is needed
-    origins: frozenset[str] = frozenset()  # of pages elsewhere that may ask, by CORS
-    hosts: frozenset[str] | None = None  # names that a request may call this server; None: any
+    keys: tuple[str, ...] = ()  # a request needs one of these; empty: no key is needed
+    origins: frozenset[str] = frozenset()  # origins of other sites that may send requests, by CORS
+    hosts: frozenset[str] | None = None  # names that the Host header may have; None: any
 
     def tenant(self, header: str) -> str | None:
-        """Find whose key an Authorization header has; None for nobody's."""
+        """Return the number of the key in an Authorization header; None for an unknown key."""
         if not self.keys:
             return ""
-        scheme, _, rest = header.strip().partition(" ")
-        given = (rest if scheme.lower() == "bearer" else header).strip().encode()  # RFC 9110: a scheme has any case
-        found = [hmac.compare_digest(hashlib.sha256(given).digest(), _digest(key)) for key in self.keys]
-        return str(found.index(True)) if any(found) else None
+        scheme, _, token = header.strip().partition(" ")
+        key = (token if scheme.lower() == "bearer" else header).strip()  # RFC 9110: a scheme has any case
+        matches = [hmac.compare_digest(_digest(key), _digest(known)) for known in self.keys]
+        return str(matches.index(True)) if any(matches) else None
 
 
 def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
+    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()  # a header may hold any bytes
 
 
 def loopback_hosts(host: str) -> frozenset[str] | None:
-    """List the names of a server that only this machine reaches; None where others do.
+    """List the host names of a server that only this machine can reach; None for other servers.
 
-    A page elsewhere could give its own name the address 127.0.0.1, and then read answers as its own. The browser then
-    sends that name as the host, which is not in the list.
+    This stops DNS rebinding: another site can point its own name to 127.0.0.1 and then read our answers as its own. Its
+    requests carry that name as the host, which is not in the list.
     """
     with suppress(ValueError):
         if ip_address(host).is_loopback:
@@ -76,10 +76,10 @@ def loopback_hosts(host: str) -> frozenset[str] | None:
 
 
 class Connections(web.Server):
-    """The factory of connections, which refuses those beyond a limit."""
+    """Makes a protocol for each connection, and refuses connections beyond a limit."""
 
     def __init__(self, handler: Handler, limits: ClientLimits, metrics: Metrics):
-        """Answer by `handler`, within `limits`."""
+        """Answer requests with `handler`, within `limits`."""
         super().__init__(handler, handler_cancellation=True, request_factory=self._request)
         self._limits = limits
         self._metrics = metrics
@@ -107,7 +107,7 @@ class Connections(web.Server):
 
 
 class Connection(web.RequestHandler):
-    """A connection whose malformed requests get an error of our shape, and no line in a log."""
+    """A connection that answers malformed requests with our JSON error, and does not log them."""
 
     def handle_error(
         self,
@@ -116,31 +116,31 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer what is not HTTP."""
-        message = "this is not HTTP, its headers are too long, or its body's encoding is unknown"
+        """Answer something that is not HTTP."""
+        message = "not a valid HTTP request, or its headers are too long, or its body has an unknown encoding"
         response = error(Refusal(message, status=status))
         response.force_close()
         return response
 
 
 class TooMany(asyncio.Protocol):
-    """A connection beyond the limit: one answer, whatever is asked."""
+    """A connection beyond the limit: answers any request with 503, then closes."""
 
-    def __init__(self, others: set["TooMany"]):
-        """Join `others`, those that are open."""
-        self._others = others
+    def __init__(self, refused: set["TooMany"]):
+        """Join the open connections that are `refused`, too."""
+        self._refused = refused
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the request: a connection that is closed before it is read looks broken to its client."""
+        """Wait for the request. If we closed at once, the client would see a broken connection instead of an answer."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        if len(self._others) >= MOST_REFUSED:
+        if len(self._refused) >= MOST_REFUSED:
             transport.abort()
-        self._others.add(self)
+        self._refused.add(self)
         self._timer = asyncio.get_running_loop().call_later(REFUSED_OPEN, transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        """Refuse and close."""
+        """Send 503 and close."""
         if self._transport.is_closing():
             return
         refusal = Refusal("too many connections", status=503, code="too_many_connections", headers=RETRY_AFTER)
@@ -151,18 +151,18 @@ class TooMany(asyncio.Protocol):
         self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go of the timer, and make room for another."""
+        """Stop the timer, and make room for another connection."""
         self._timer.cancel()
-        self._others.discard(self)
+        self._refused.discard(self)
 
 
 class DoesNotRead(ConnectionError):
-    """A client that has not read for too long, and is disconnected."""
+    """Raised when a client has not read for too long and is disconnected."""
 
 
 @asynccontextmanager
 async def reading(request: web.BaseRequest, limits: ClientLimits) -> AsyncIterator[None]:
-    """Give a client time to read. A client that takes longer is disconnected. Raises DoesNotRead."""
+    """Limit the time that a client may take to read. A slower client is disconnected: raises DoesNotRead."""
     try:
         async with asyncio.timeout(limits.write_seconds):
             yield
@@ -173,15 +173,15 @@ async def reading(request: web.BaseRequest, limits: ClientLimits) -> AsyncIterat
 
 
 def allow_files(connections: int) -> int:
-    """Raise this process's limit of open files, so that all connections fit; returns how many the system allows.
+    """Raise this process's limit of open files so that all connections fit. Returns how many the system allows.
 
-    Beyond that limit nothing could be accepted, and nobody would get an answer.
+    A process at that limit cannot accept a connection, not even to refuse it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (sys.maxsize if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard))
-    wanted = connections + OTHER_FILES
-    if soft < wanted:
-        soft = min(wanted, hard)
+    needed = connections + OTHER_FILES
+    if soft < needed:
+        soft = min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     return max(1, min(connections, soft - OTHER_FILES))
 
@@ -195,6 +195,6 @@ def in_json(value: Any, *, status: int = 200, headers: Mapping[str, str] | None 
 def error(refusal: Refusal) -> web.Response:
     """Answer with an error."""
     response = in_json(refusal.body, status=refusal.status, headers=refusal.headers)
-    if refusal.status in (408, 413):  # The rest of the body may be on its way.
+    if refusal.status in (408, 413):  # the client may still be sending the body
         response.force_close()
     return response

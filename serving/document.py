@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the wire types."""
+"""Builds the OpenAPI document from the wire types."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ ERROR = {
         }
     },
 }
-EVENT = {  # of a stream: a chunk as JSON, "[DONE]", or an error
+EVENT = {  # an event of a stream: a chunk as JSON, "[DONE]", or an error
     "type": "object",
     "required": ["data"],
     "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
@@ -37,8 +37,8 @@ POSTS: dict[str, tuple[str, type, type | None]] = {
 GETS = {
     "/v1/models": "List the model.",
     "/tokenizer_info": "Describe the tokenizer.",
-    "/health": "Say that the process lives.",
-    "/ready": "Say whether requests are welcome.",
+    "/health": "Say that the process is alive.",
+    "/ready": "Say whether the server accepts requests.",
 }
 
 
@@ -69,16 +69,16 @@ def openapi(model: str) -> dict[str, Any]:
 
 
 def reference(name: str) -> dict[str, str]:
-    """Point at a schema."""
+    """Make a reference to a schema."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def responses(schema: dict[str, Any]) -> dict[str, Any]:
-    """List the answers of an endpoint: the good one, and errors of one shape."""
+    """List the responses of an endpoint: success, and errors in one format."""
     wrong = {"description": "An error.", "content": in_content(reference("Error"))}
     return {"200": {"description": "Done.", "content": in_content(schema)}, "4XX": wrong, "5XX": wrong}
 
 
 def in_content(schema: dict[str, Any]) -> dict[str, Any]:
-    """Say that a body is JSON."""
+    """Describe a JSON body."""
     return {"application/json": {"schema": schema}}

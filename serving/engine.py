@@ -31,27 +31,27 @@ from llamaspec.serving.scheduler import Ended, Limits, Plan, Scheduler
 from llamaspec.serving.watchdog import LOOK, STEP_SECONDS, DeviceHangs, Watchdog
 
 NOT_NUMBERS = "the logits are not numbers"
-# Clients are told no more, since errors name what is inside.
+# Clients get no details: messages of exceptions may name paths and internals.
 FAILED = "the engine failed: the server's log says why"
-NO_RULE = "the rule for the tokens that may follow failed: the server's log says why"
+NO_RULE = "the grammar of this answer failed: the server's log says why"
 
 log = logging.getLogger("llamaspec.serving")
 
 
 @dataclass
 class Open:
-    """A request that has not ended, and whom to tell."""
+    """An unfinished request, and the function that delivers its events."""
 
     request: Request
     deliver: Deliver
-    prompt: list[Reports] = field(default_factory=list)  # log-probabilities of the prompt that are not delivered yet
-    read: int = 0  # tokens that they reach to
-    drawn: int = 0  # tokens that were delivered
+    prompt: list[Reports] = field(default_factory=list)  # log-probabilities of the prompt that are not yet delivered
+    read: int = 0  # tokens of the prompt that they cover
+    drawn: int = 0  # tokens delivered
     message: str | None = None  # of its error
 
 
 class BatchingEngine:
-    """An `Engine` over an executor. A lock guards everything but the executor, which the thread alone uses."""
+    """An `Engine` that runs an executor in its own thread. A lock guards all other state."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class BatchingEngine:
         eos: frozenset[int],
         step_seconds: float = STEP_SECONDS,
     ):
-        """Start the thread. `vocab` and `eos` are those of the executor's model.
+        """Start the thread. `vocab` and `eos` belong to the executor's model.
 
-        A step that takes more than `step_seconds` fails the engine, since its device hangs.
+        If a step takes more than `step_seconds`, the device hangs and the engine fails.
         """
         self.context, self.vocab = limits.context, vocab
         self.failed: BaseException | None = None
@@ -77,7 +77,7 @@ class BatchingEngine:
         self._step_seconds = float("inf")
         self._accepts, self._closing = True, False
         self._changed = threading.Condition()
-        self._step, self._steps = None, 0  # the number of the step under way, and how many began
+        self._step, self._steps = None, 0  # number of the current step, and how many have begun
         self._watchdog = Watchdog(step_seconds)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -121,7 +121,7 @@ class BatchingEngine:
             self._accepts, self._closing = False, True
             self._cancel_all()
             self._changed.notify_all()
-        # A thread whose device hangs never ends.
+        # If the device hangs, the thread never ends.
         if threading.current_thread() is not self._thread and not isinstance(self.failed, DeviceHangs):
             self._thread.join()
 
@@ -160,9 +160,9 @@ class BatchingEngine:
             self._ended.set()
 
     def _watch(self) -> None:
-        """Fail the engine where a step does not end."""
+        """Fail the engine if a step does not end."""
         while not self._ended.wait(LOOK):
-            with self._changed:  # or the step might end between the look and the failure
+            with self._changed:  # or the step might end between the check and the failure
                 if not self._watchdog.look(step=self._step, now=monotonic()):
                     continue
                 error = DeviceHangs(f"a step has not ended in {self._watchdog.seconds:g} s")
@@ -171,7 +171,7 @@ class BatchingEngine:
             return self._tell_all()
 
     def _fail_all(self, error: BaseException) -> None:
-        """Fail the engine, unless the watchdog has done so."""
+        """Fail the engine, unless the watchdog already has."""
         with self._changed:
             if self.failed is not None:
                 return
@@ -179,19 +179,19 @@ class BatchingEngine:
         self._tell_all()
 
     def _tell_all(self) -> None:
-        """Tell everybody whom no end was told. The scheduler is not asked, since it may be what has failed."""
+        """End all open requests with an error. This does not use the scheduler, which may have failed itself."""
         with self._changed:
-            left = [*self._open.values()]
-        for each in left:
+            unfinished = [*self._open.values()]
+        for job in unfinished:
             with suppress(Exception):
-                each.deliver(Finished("error", len(each.request.prompt), each.drawn, 0, FAILED))
+                job.deliver(Finished("error", len(job.request.prompt), job.drawn, 0, FAILED))
         with self._changed:
-            self._finished["error"] += len(left)
+            self._finished["error"] += len(unfinished)
             self._open.clear()
             self._changed.notify_all()
 
     def _turn(self) -> bool:
-        """Carry out one plan. False once the engine is closed and everybody has been told."""
+        """Carry out one plan. Returns False once the engine is closed and no request is open."""
         with self._changed:
             self._changed.wait_for(lambda: self._closing or not self._scheduler.idle)
             if self._closing and self._scheduler.idle:
@@ -201,7 +201,7 @@ class BatchingEngine:
             if not works:
                 self._scheduler.done({})
             jobs = {number: list(job.drawn) for number, job in self._scheduler.running.items()}
-            requests = {number: each.request for number, each in self._open.items()}
+            requests = {number: job.request for number, job in self._open.items()}
         self._tell(plan.ended)
         if not works:
             return True
@@ -215,7 +215,7 @@ class BatchingEngine:
         outcome = self._executor.run(plan, requests, masks)
         with self._changed:
             self._step = None
-            if self.failed is not None:  # The step has ended after all, but everybody was told.
+            if self.failed is not None:  # the step ended after all, but the engine has already failed
                 return False
         if plan.rows and not plan.chunk:
             self._step_seconds = (monotonic() - began) / max(row.steps for row in plan.rows)
@@ -232,40 +232,40 @@ class BatchingEngine:
         return True
 
     def _mask(self, number: int, drawn: list[int]) -> Bool[np.ndarray, " vocab"]:
-        """Ask a request for the tokens that may follow. One that cannot say ends with an error."""
-        each = self._open[number]
-        assert each.request.allowed is not None
+        """Ask a request which tokens may follow. If its `allowed` fails, the request ends with an error."""
+        job = self._open[number]
+        assert job.request.allowed is not None
         try:
-            mask = np.asarray(each.request.allowed(drawn), bool)
+            mask = np.asarray(job.request.allowed(drawn), bool)
             if mask.shape != (self.vocab,) or not mask.any():
                 raise ValueError(f"no token of the {self.vocab} may follow")
         except DeadEnd:
             self._fail(number, NO_WAY_ON)
             return np.ones(self.vocab, bool)
         except Exception:
-            log.exception("the tokens that may follow, of a request")
+            log.exception("a request could not say which tokens may follow")
             self._fail(number, NO_RULE)
             return np.ones(self.vocab, bool)
         return mask
 
     def _fail(self, number: int, message: str) -> None:
-        """End one request with an error. What the plan under way computes for it is dropped."""
+        """End one request with an error, and drop what the current plan computes for it."""
         with self._changed:
             self._open[number].message = message
             self._scheduler.cancel(number, "error")
 
     def _report_prompt(self, plan: Plan, outcome: Outcome) -> None:
-        """Gather log-probabilities of a prompt, and deliver them once the prompt is read."""
-        if plan.chunk is None or outcome.prompt is None or (each := self._open.get(plan.chunk.number)) is None:
+        """Collect log-probabilities of a prompt, and deliver them once the whole prompt is prefilled."""
+        if plan.chunk is None or outcome.prompt is None or (job := self._open.get(plan.chunk.number)) is None:
             return
-        if plan.chunk.start < each.read or each.read == len(each.request.prompt) - 1:
-            return  # the prompt is read again, by a request that gave way
-        each.prompt.append(outcome.prompt)
-        each.read += len(plan.chunk.tokens)
-        if each.read == len(each.request.prompt) - 1:
-            logprobs = tuple(value for part in each.prompt for value in part.logprobs)
-            top = tuple(value for part in each.prompt for value in part.top)
-            each.prompt = []
+        if plan.chunk.start < job.read or job.read == len(job.request.prompt) - 1:
+            return  # the request was preempted, and its prompt is prefilled again
+        job.prompt.append(outcome.prompt)
+        job.read += len(plan.chunk.tokens)
+        if job.read == len(job.request.prompt) - 1:
+            logprobs = tuple(value for part in job.prompt for value in part.logprobs)
+            top = tuple(value for part in job.prompt for value in part.top)
+            job.prompt = []
             if np.isfinite(logprobs).all():
                 self._deliver(plan.chunk.number, PromptLogprobs(logprobs, top))
             else:
@@ -290,7 +290,7 @@ class BatchingEngine:
                 self._changed.notify_all()
 
     def _deliver(self, number: int, event: PromptLogprobs | Tokens | Finished) -> None:
-        """Tell a request's news. Whoever raises is cancelled, so that the others do not notice."""
+        """Deliver an event of a request. If its `deliver` raises, only that request is cancelled."""
         try:
             self._open[number].deliver(event)
         except Exception:

@@ -1,4 +1,4 @@
-"""Plans carried out on a device: a plan as arrays, the two programs, and what they drew."""
+"""Runs plans on a device: turns a plan into arrays, runs the two programs, and reads the tokens that they drew."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -11,42 +11,42 @@ from llamaspec.model.options import SamplingOptions
 from llamaspec.model.sampling import Sampling, as_arrays, random_key
 from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
-from llamaspec.serving.programs import Drawn, Logprobs, Rows, ServingPrograms, Sizes, State, empty_state
+from llamaspec.serving.programs import Decoded, Logprobs, Rows, ServingPrograms, Sizes, State, empty_state
 from llamaspec.serving.request import MOST_LOGPROBS, MOST_STOPS, FinishReason, Request, TopLogprobs
 from llamaspec.serving.scheduler import Chunk, Draws, Plan, Row
 
 
 class Reports(NamedTuple):
-    """Log-probabilities of some tokens, and of the likeliest in their places."""
+    """Log-probabilities of some tokens, and of the likeliest tokens at the same positions."""
 
     logprobs: tuple[float, ...]
     top: tuple[TopLogprobs, ...]
 
 
 class Outcome(NamedTuple):
-    """Everything that a plan gave, by request."""
+    """The results of a plan, by request."""
 
     draws: dict[int, Draws]
-    reports: dict[int, Reports]  # of drawn tokens, where log-probabilities are wanted
-    prompt: Reports | None  # of the tokens after those of the chunk
+    reports: dict[int, Reports]  # of drawn tokens, for requests that want log-probabilities
+    prompt: Reports | None  # of the tokens after each token of the chunk
 
 
 @runtime_checkable
 class Executor(Protocol):
-    """A device with a model: all that an engine needs of it."""
+    """A model on a device, as an engine uses it."""
 
     def run(
         self, plan: Plan, requests: Mapping[int, Request], masks: Mapping[int, Bool[np.ndarray, " vocab"]]
     ) -> Outcome:
-        """Carry out a plan, and wait for what it draws.
+        """Run a plan, and wait for its results.
 
-        `masks` has the tokens that may follow, for rows that draw after their last step and whose requests have a rule.
+        `masks` gives the tokens that may follow, for each row that draws a token under a grammar.
         """
         ...
 
 
 class JaxExecutor:
-    """An `Executor` of compiled programs."""
+    """An `Executor` that runs compiled programs."""
 
     def __init__(
         self,
@@ -60,17 +60,17 @@ class JaxExecutor:
     ):
         """Run `programs`, compiled for `sizes`, on `params`. `eos` are the model's own ids that end a text.
 
-        `state` is an empty one, if it lies on several devices.
+        `state` is an empty state that is already on several devices; None makes one on the default device.
         """
         self._params, self._programs, self._config = params, programs, config
         self._sizes, self._eos = sizes, eos
         self._state = empty_state(config, sizes) if state is None else state
-        self._set: set[int] = set()  # rows whose bias or prompt is set
+        self._set: set[int] = set()  # rows with a bias or a prompt set on the device
 
     def run(
         self, plan: Plan, requests: Mapping[int, Request], masks: Mapping[int, Bool[np.ndarray, " vocab"]]
     ) -> Outcome:
-        """See `Executor.run`. The chunk comes first, so that rows may read in this plan what it writes."""
+        """See `Executor.run`. The chunk runs first, so that rows of the same plan can read what it writes."""
         prompt = self._read(plan.chunk, requests[plan.chunk.number]) if plan.chunk else None
         if not plan.rows:
             return Outcome({}, {}, prompt)
@@ -96,22 +96,22 @@ class JaxExecutor:
         table = np.zeros((1, self._sizes.blocks), np.int32)
         table[0, : len(chunk.pages)] = chunk.pages
         most = request.prompt_logprobs
-        self._state, found = self._programs.prefill(
+        self._state, logprobs = self._programs.prefill(
             *(self._params, self._state, tokens[None], np.array([chunk.start], np.int32), np.array([count], np.int32)),
             *(table, targets, np.bool_(most is not None)),
         )
-        return None if most is None else _reports(jax.tree.map(lambda a: np.asarray(a)[:count], found), most)
+        return None if most is None else _reports(jax.tree.map(lambda a: np.asarray(a)[:count], logprobs), most)
 
     def _mask(
         self, row: Row, request: Request, masks: Mapping[int, Bool[np.ndarray, " vocab"]]
     ) -> Bool[np.ndarray, " vocab"] | None:
-        """Find the tokens that may follow a row's last step: where a rule's answer is fed again, the one that did."""
+        """Find the tokens that may follow a row's last step. If the next token is already known, only that one may."""
         if request.allowed is None or row.after is None:
             return masks.get(row.number)
         return np.arange(self._config.vocab) == row.after
 
     def _prepare(self, row: Row, request: Request, mask: Bool[np.ndarray, " vocab"] | None) -> None:
-        """Set penalties and masks of a row, where it or the request before it has any."""
+        """Set penalties and mask of a row, if this request or the previous one in the row has any."""
         begins = row.start == len(request.prompt) - 1
         penalized = request.repetition_penalty != 1 or request.presence_penalty or request.frequency_penalty
         special = bool(penalized or request.logit_bias or request.allowed)
@@ -155,11 +155,11 @@ class JaxExecutor:
         arrays: Any = (table, starts, steps, fed, known, keys, sampling, presence, frequency, stops, reports)
         return Rows(*arrays)
 
-    def _draws(self, row: Row, request: Request, drawn: Drawn) -> Draws:
-        """Take what a row drew, up to the first token that ends its text."""
+    def _draws(self, row: Row, request: Request, drawn: Decoded) -> Draws:
+        """Read the tokens that a row drew, up to the first that ends its text."""
         tokens = drawn.tokens[: row.steps, row.row].tolist()
         ends = ending_ids(request, self._eos)
-        for step in range(len(row.fed) - 1, row.steps):  # tokens before those are known
+        for step in range(len(row.fed) - 1, row.steps):  # earlier tokens were known before
             reason: FinishReason | None = "stop" if tokens[step] in ends else None
             if tokens[step] == self._config.vocab:
                 return Draws(tokens[:step], "error")
@@ -173,12 +173,12 @@ def ending_ids(request: Request, eos: frozenset[int]) -> list[int]:
     return sorted(request.stop_ids | (frozenset() if request.ignore_eos else eos))
 
 
-def _reports(found: Logprobs, most: int) -> Reports:
-    """Turn arrays of some tokens into what a request is told; `most` is at most `MOST_LOGPROBS`."""
+def _reports(arrays: Logprobs, most: int) -> Reports:
+    """Turn arrays into `Reports` with the `most` likeliest tokens at each position."""
     assert most <= MOST_LOGPROBS
     top = [
         TopLogprobs(tuple(ids[:most].tolist()), tuple(values[:most].tolist()))
-        for ids, values in zip(found.top_ids, found.top, strict=True)
+        for ids, values in zip(arrays.top_ids, arrays.top, strict=True)
     ]
-    logprobs: Float[np.ndarray, " tokens"] = np.asarray(found.tokens)
+    logprobs: Float[np.ndarray, " tokens"] = np.asarray(arrays.tokens)
     return Reports(tuple(logprobs.tolist()), tuple(top))

@@ -1,4 +1,4 @@
-"""Answers in OpenAI's two forms, whole and in chunks: completions and chat."""
+"""Writes answers in OpenAI's two formats, completions and chat, whole or in chunks."""
 
 import math
 import uuid
@@ -30,14 +30,14 @@ from llamaspec.serving.openai_answers import (
     Usage,
 )
 from llamaspec.serving.streaming import CallPiece, Drawn, Piece, Placed
-from llamaspec.serving.tools import CallReader, Said
+from llamaspec.serving.tools import CallReader, TextAndCalls
 
-LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON lacks, as OpenAI's does
+LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot write; OpenAI uses the same number
 
 
 @dataclass(frozen=True)
 class Head:
-    """Fields that an answer and each of its chunks begin with."""
+    """Fields at the beginning of an answer and of each of its chunks."""
 
     id: str
     created: int
@@ -47,14 +47,14 @@ class Head:
 
 @runtime_checkable
 class Form(Protocol):
-    """A way to write answers."""
+    """A wire format of answers."""
 
     def whole(self, choices: list[tuple[Choice, Piece]], usage: Usage) -> Struct:
         """Write an answer at once."""
         ...
 
     def chunks(self, choice: Choice, piece: Piece) -> list[Struct]:
-        """Write a piece of one text, and its end where it has ended."""
+        """Write a piece of one text, and its end if it has ended."""
         ...
 
     def last(self, usage: Usage) -> Struct:
@@ -63,10 +63,10 @@ class Form(Protocol):
 
 
 class CompletionForm:
-    """Completions: a text continues a prompt."""
+    """The format of completions: texts that continue a prompt."""
 
     def __init__(self, head: Head, tokenizer: Tokenizer, *, logprobs: int | None, usage: bool):
-        """Write `logprobs` likeliest tokens for each position, and in chunks a place for the usage if `usage`."""
+        """Write the `logprobs` likeliest tokens of each position. If `usage`, every chunk has the field `usage`."""
         self._head = vars(head)
         self._tokenizer = tokenizer
         self._logprobs = logprobs
@@ -81,7 +81,7 @@ class CompletionForm:
         return Completion(**self._head, choices=written, usage=usage)
 
     def chunks(self, choice: Choice, piece: Piece) -> list[Struct]:
-        """Write a piece of one text, and its end where it has ended."""
+        """Write a piece of one text, and its end if it has ended."""
         written: list[Struct] = []
         if piece.text or piece.tokens:
             written.append(self._chunk(CompletionChoice(choice.index, piece.text, None, self._of(piece))))
@@ -108,7 +108,7 @@ class CompletionForm:
         )
 
     def _likeliest(self, placed: Placed) -> dict[str, float] | None:
-        """Write the likeliest tokens by their spelling. Of two that are spelled alike, the likelier one counts."""
+        """Write the likeliest tokens by their spelling. If two have the same spelling, the likelier one is kept."""
         if placed.token.logprob is None:
             return None
         written: dict[str, float] = {}
@@ -118,7 +118,7 @@ class CompletionForm:
 
 
 class ChatForm:
-    """Chat: an answer to a conversation."""
+    """The format of chat: answers to a conversation."""
 
     def __init__(
         self,
@@ -130,15 +130,15 @@ class ChatForm:
         count: int = 1,
         reader: Callable[[], CallReader] | None = None,
     ):
-        """Write log-probabilities if asked for, and in chunks a place for the usage if `usage`.
+        """Write log-probabilities if `logprobs`. If `usage`, every chunk has the field `usage`.
 
-        An answer has `count` choices. `reader` makes what tells calls of tools from text, for each.
+        An answer has `count` choices. `reader` makes a parser for each choice that separates tool calls from text.
         """
-        self._to_begin = range(count)  # choices that no chunk has begun
+        self._to_begin = range(count)  # choices without a chunk so far
         self._head = vars(head)
         self._reader = reader
         self._readers: dict[int, CallReader] = {}  # by choice
-        self._called: set[int] = set()  # choices whose calls came apart from their text
+        self._called: set[int] = set()  # choices with calls that came separately from their text
         self._tokenizer = tokenizer
         self._logprobs = logprobs
         self._usage: UnsetType | None = None if usage else UNSET
@@ -147,10 +147,10 @@ class ChatForm:
         """Write an answer at once."""
         written = []
         for choice, piece in choices:
-            said = self._told_apart(choice, piece)
-            calls = _whole_calls(said.calls)
+            parsed = self._parse(choice, piece)
+            calls = _whole_calls(parsed.calls)
             message = AssistantMessage(
-                None if calls and not said.text else said.text,
+                None if calls and not parsed.text else parsed.text,
                 reasoning_content=piece.thoughts or UNSET,
                 tool_calls=calls or UNSET,
             )
@@ -158,16 +158,16 @@ class ChatForm:
         return ChatCompletion(**self._head, choices=written, usage=usage)
 
     def chunks(self, choice: Choice, piece: Piece) -> list[Struct]:
-        """Write a piece of one answer, and its end where it has ended.
+        """Write a piece of one answer, and its end if it has ended.
 
-        The roles of all come first, in order: OpenAI's own client fails over a stream that begins with another choice.
+        A stream begins with the roles of all choices, in order. OpenAI's client fails if another choice comes first.
         """
-        said = self._told_apart(choice, piece)
+        parsed = self._parse(choice, piece)
         deltas = [Delta(reasoning_content=piece.thoughts)] if piece.thoughts else []
-        about = len(deltas)  # the delta that the tokens belong to
-        if said.text or (self._logprobs and piece.tokens and not said.calls):
-            deltas.append(Delta(content=said.text))
-        deltas += [Delta(tool_calls=[_delta(call)]) for call in said.calls]
+        about = len(deltas)  # index of the delta that gets the tokens' log-probabilities
+        if parsed.text or (self._logprobs and piece.tokens and not parsed.calls):
+            deltas.append(Delta(content=parsed.text))
+        deltas += [Delta(tool_calls=[_delta(call)]) for call in parsed.calls]
         first = [ChatChunkChoice(index, Delta(content="", role="assistant")) for index in self._to_begin]
         self._to_begin = range(0)
         written: list[Struct] = [*map(self._chunk, first)]
@@ -182,23 +182,23 @@ class ChatForm:
         """Write the chunk that says how many tokens there were."""
         return ChatChunk(**self._head, choices=[], usage=usage)
 
-    def _told_apart(self, choice: Choice, piece: Piece) -> Said:
-        """Tell calls of tools from text."""
+    def _parse(self, choice: Choice, piece: Piece) -> TextAndCalls:
+        """Separate tool calls from text."""
         if piece.calls:
             self._called.add(choice.index)
         if self._reader is None:
-            return Said(piece.text, [*piece.calls])
+            return TextAndCalls(piece.text, [*piece.calls])
         if choice.index not in self._readers:
             self._readers[choice.index] = self._reader()
         reader = self._readers[choice.index]
-        said = reader.feed(piece.text)
+        parsed = reader.feed(piece.text)
         if not choice.finish_reason:
-            return said
-        rest = reader.finish()
-        return Said(said.text + rest.text, said.calls + rest.calls)
+            return parsed
+        end = reader.finish()
+        return TextAndCalls(parsed.text + end.text, parsed.calls + end.calls)
 
     def _reason(self, choice: Choice) -> FinishReason | None:
-        """Say why an answer ends: one that came to its own end with whole calls waits for what they give."""
+        """Return the finish reason: `tool_calls` if the answer stopped by itself after complete calls."""
         reader = self._readers.get(choice.index)
         waits = reader.whole if reader else choice.index in self._called
         return "tool_calls" if choice.finish_reason == "stop" and waits else choice.finish_reason
@@ -212,8 +212,8 @@ class ChatForm:
     def _token(self, placed: Placed) -> TokenLogprob:
         token = placed.token
         likeliest = [self._candidate(Drawn(id, logprob), placed.first) for id, logprob in token.likeliest]
-        mine = self._candidate(token, placed.first)
-        return TokenLogprob(mine.token, mine.logprob, mine.bytes, mine.id, likeliest)
+        drawn = self._candidate(token, placed.first)
+        return TokenLogprob(drawn.token, drawn.logprob, drawn.bytes, drawn.id, likeliest)
 
     def _candidate(self, token: Drawn, first: bool) -> Candidate:
         name = spell(self._tokenizer, token.id, first=first)
@@ -237,14 +237,14 @@ def _whole_calls(pieces: list[CallPiece]) -> list[Call]:
 
 
 def _call_id() -> str:
-    """Name a call, in nine letters or digits, as Mistral's templates demand."""
+    """Make the id of a call: nine letters or digits, as Mistral's templates demand."""
     return uuid.uuid4().hex[:9]
 
 
 def spell(tokenizer: Tokenizer, token: int, *, first: bool = False) -> str:
-    """Name a token: its text, a special token's own name, or as OpenAI does the bytes of a part of a character.
+    """Spell a token: its text, the name of a special token, or, like OpenAI, the bytes of an incomplete character.
 
-    `first` says that the token begins a text, and so has no space in front.
+    `first` says that the token begins a text, so that it has no space in front.
     """
     raw = _bytes_of(tokenizer, token, first=first)
     if not raw:

@@ -1,4 +1,4 @@
-"""Answers that are JSON: the tokens that may follow, by llguidance, an optional package."""
+"""Grammars for JSON answers: which tokens may follow. Uses llguidance, an optional package."""
 
 import json
 import random
@@ -18,26 +18,26 @@ from llamaspec.serving.schemas import prepared
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-Rules = Callable[[], Allowed | None]  # makes the rule of one answer; None: all tokens may follow
+Rules = Callable[[], Allowed | None]  # makes the rule of one answer; None: no restriction
 LARGEST_SCHEMA = 1 << 16  # bytes
-MOST_COMPILED = 32  # schemas that are kept for requests that send them again
-TRIALS = 6  # answers that are drawn to try a schema
-TRIAL_TOKENS = 96
-END = 256  # the token that ends a text of bytes
+MOST_COMPILED = 32  # compiled schemas kept for later requests
+TRIALS = 4  # answers drawn at random to test a schema
+TRIAL_TOKENS = 64
+END = 256  # the id that ends a text; smaller ids are bytes
 SIGNS = re.compile(rb"[\s\"{}\[\],:]+")  # tokens that open or close values
 ESCAPES_BEGUN = (b"", b"\\", b"\\u", b"\\u0", b"\\u00", b"\\u000", b"\\u001", b"\\u007")
 ESCAPE_GOES_ON = {*(bytes([byte]) for byte in b"u0123456789abcdefABCDEF")}
-# Text in which each character has one spelling, and an escape that has begun at its end.
+# Text with one spelling per character, possibly followed by an incomplete escape.
 ONE_SPELLING = re.compile(rb"(?:[^\\]|\\[^u]|\\u00(?:[01][0-9a-fA-F]|7[fF]))*(\\(?:u(?:0(?:0[017]?)?)?)?)?", re.DOTALL)
-# White space is fixed, since models that may choose it can go on with it for ever.
+# White space is fixed, because a model that may choose it can repeat it forever.
 SPACING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class Grammars:
-    """Makes grammars for one tokenizer. `vocab` is the number of logits, and `stops` are the ids that end an answer."""
+    """Compiles grammars for one tokenizer. `vocab` is the number of logits; `stops` are the ids that end an answer."""
 
     def __init__(self, tokenizer: Tokenizer, *, vocab: int, stops: frozenset[int]):
-        """Prepare nothing: the first grammar does, since llguidance takes a second to learn a large vocabulary."""
+        """Do no work yet: llguidance takes a second to process a large vocabulary, so the first grammar does that."""
         self._tokenizer = tokenizer
         self._vocab = vocab
         self._stops = stops
@@ -46,9 +46,9 @@ class Grammars:
         self._compiled: dict[tuple[str, int, str], LLMatcher] = {}
 
     def allowed_by(self, form: JsonFormat | SchemaFormat) -> Callable[[], Allowed]:
-        """Compile a `response_format` that asks for JSON; each call of the result gives the rule of one answer.
+        """Compile a `response_format` that asks for JSON. Each call of the result makes the rule of one answer.
 
-        Raises Refusal for a schema that cannot be used, and where llguidance is missing.
+        Raises Refusal for a schema that cannot be used, or if llguidance is missing.
         """
         schema = {"type": "object"} if isinstance(form, JsonFormat) else form.json_schema.schema
         return self.of_schema(schema, param="response_format")
@@ -56,16 +56,16 @@ class Grammars:
     def of_schema(
         self, schema: dict[str, Any], *, param: str, most: int = 1, separator: str = ""
     ) -> Callable[[], Allowed]:
-        """Compile a JSON schema, as `allowed_by` does; `param` is the field of the request that wants it.
+        """Compile a JSON schema, as `allowed_by` does. `param` is the field of the request that it comes from.
 
-        An answer has up to `most` values that keep to it, with `separator` between. Names of control tokens in the
-        separator stand for these tokens.
+        An answer has up to `most` values that follow the schema, with `separator` between them. Names of control tokens
+        in the separator stand for these tokens.
         """
         if not self._stops:
             raise _unusable(param, "this model has no token that ends an answer")
         written = json.dumps(schema)
         if len(written) > LARGEST_SCHEMA:
-            raise _unusable(param, f"{len(written):,} bytes are more than {LARGEST_SCHEMA:,}")
+            raise _unusable(param, f"the schema may have at most {LARGEST_SCHEMA:,} bytes, got {len(written):,}")
         try:
             import llguidance  # noqa: F401
         except ModuleNotFoundError:
@@ -74,7 +74,7 @@ class Grammars:
         key = written, most, separator
         try:
             matcher = self._compiled[key] if key in self._compiled else self._compile(schema, most, separator)
-        except (ValueError, RecursionError) as error:  # as of a schema that is nested too deeply
+        except (ValueError, RecursionError) as error:  # for example, if the schema is nested too deeply
             raise _unusable(param, str(error).split("\n")[0][:300]) from None
         self._compiled[key] = matcher
         while len(self._compiled) > MOST_COMPILED:
@@ -82,11 +82,11 @@ class Grammars:
         return lambda: Rule(matcher.deep_copy(), self._escapes())
 
     def _compile(self, schema: dict[str, Any], most: int, separator: str) -> "LLMatcher":
-        """Compile a schema and try it. Raises ValueError if some text that keeps to its beginning cannot go on."""
+        """Compile and test a schema. Raises ValueError for an invalid schema, or if an answer can reach a dead end."""
         from llguidance import LLMatcher
 
         written = json.dumps(prepared(schema, _matches_only))
-        # A grammar around the schema would change what errors of the schema say, so it is there only if needed.
+        # A grammar around the schema changes the words of errors, so it is used only if needed.
         if most == 1:
             grammar = LLMatcher.grammar_from_json_schema(written, overrides=SPACING)
         else:
@@ -102,10 +102,10 @@ class Grammars:
         return matcher
 
     def _try(self, rule: "Rule", draw: random.Random, *, closing: bool) -> None:
-        """Draw an answer of up to `TRIAL_TOKENS` tokens. Raises ValueError at a dead end.
+        """Draw a random answer of up to `TRIAL_TOKENS` tokens. Raises ValueError at a dead end.
 
-        Half of the draws are among the tokens that open and close values, since dead ends are there. If `closing`, the
-        answer ends as soon as it may.
+        Half of the draws choose a token that opens or closes a value, because dead ends occur there. If `closing`, all
+        draws do, and the answer ends as soon as possible.
         """
         drawn: list[int] = []
         signs = self._escapes().signs
@@ -123,20 +123,20 @@ class Grammars:
             drawn.append(int(choices[draw.randrange(len(choices))]))
 
     def _in_lark(self, text: str) -> str:
-        """Write a text that has no quotation mark or backslash in llguidance's form of Lark grammars."""
+        """Write a text as part of a Lark grammar of llguidance. It may have no quotation mark and no backslash."""
         special = self._tokenizer.special
         names = "|".join(re.escape(name) for name in sorted(special, key=len, reverse=True) if name) or "(?!)"
         parts = re.split(f"({names})", text)
         return " ".join(f"<[{special[part]}]>" if i % 2 else json.dumps(part) for i, part in enumerate(parts) if part)
 
     def _escapes(self) -> "Escapes":
-        """Learn how tokens spell characters, once."""
+        """Find out how tokens spell characters, once."""
         if self._spelling is None:
             self._spelling = Escapes([self._tokenizer.bytes_of(token) for token in range(self._vocab)])
         return self._spelling
 
     def _known(self) -> Any:
-        """Teach llguidance the vocabulary, once."""
+        """Give llguidance the vocabulary, once."""
         if self._learned is None:
             from llguidance import LLTokenizer, TokenizerWrapper
 
@@ -146,10 +146,10 @@ class Grammars:
 
 
 class Vocabulary:
-    """A tokenizer as llguidance asks for it."""
+    """A tokenizer with the interface that llguidance expects."""
 
     def __init__(self, tokenizer: Tokenizer, vocab: int, eos: int):
-        """Spell all `vocab` ids; control tokens, and ids that the tokenizer lacks, have no text."""
+        """Spell all `vocab` ids. Control tokens, and ids that the tokenizer lacks, have no text."""
         self._tokenizer = tokenizer
         self.bos_token_id = tokenizer.bos
         self.eos_token_id = eos
@@ -157,19 +157,19 @@ class Vocabulary:
         self.special_token_ids = [token for token, spelled in enumerate(self.tokens) if not spelled]
 
     def __call__(self, text: str) -> list[int]:
-        """Encode a text that goes on."""
+        """Encode a text that continues another."""
         return self._tokenizer.encode(text, start=False)
 
 
 class Escapes:
-    r"""The tokens that spell every character in one way only, by the escape that has begun.
+    r"""Masks of tokens that leave each character only one spelling.
 
-    llguidance lets names that a schema does not declare have any escape, so that `\u0061` could stand for a declared
-    name `a`. Here `\u` is left only for control characters, which JSON has no other spelling for.
+    llguidance allows any escape in names that a schema does not declare, so `\u0061` could stand for a declared name
+    `a`. These masks allow `\u` only for control characters, which have no other spelling in JSON.
     """
 
     def __init__(self, spelled: Sequence[bytes]):
-        """Learn the vocabulary, in which a token stands for these bytes."""
+        """Compute the masks for a vocabulary, given the bytes of each token."""
         self.spelled = spelled
         self.signs = np.array([SIGNS.fullmatch(token) is not None for token in spelled])
         doubtful = [i for i, token in enumerate(spelled) if b"\\" in token or token[:1] in ESCAPE_GOES_ON]
@@ -181,30 +181,30 @@ class Escapes:
             self._allowed[begun] = allowed
 
     def allowed_after(self, begun: bytes) -> Bool[np.ndarray, " vocab"]:
-        """Give the tokens that may follow an escape that has `begun`."""
+        """Return the mask of tokens that may follow an escape that has `begun`."""
         return self._allowed[begun]
 
     def begun(self, begun: bytes, token: int) -> bytes:
-        """Give the escape that has begun once a token has followed one that had."""
+        """Return the escape that has begun after a token follows an escape that had `begun`."""
         match = ONE_SPELLING.fullmatch(begun + self.spelled[token])
         return match[1] or b"" if match else b""
 
 
 class Rule:
-    """The tokens that may follow those of one answer."""
+    """The grammar of one answer: a mask of the tokens that may follow."""
 
     def __init__(self, matcher: "LLMatcher", escapes: Escapes):
-        """Begin an answer."""
+        """Start an answer."""
         self._matcher = matcher
         self._escapes = escapes
-        self._begun = b""  # an escape that has begun
+        self._begun = b""  # the escape that has begun, or nothing
         self._read = 0
-        self._allowed: Bool[np.ndarray, " vocab"] | None = None  # by the latest call
+        self._allowed: Bool[np.ndarray, " vocab"] | None = None  # the mask of the latest call
 
     def __call__(self, drawn: Sequence[int]) -> Bool[np.ndarray, " vocab"]:
-        """Give the tokens that may follow `drawn`, which begins with what it was at the call before.
+        """Return the mask of tokens that may follow `drawn`, which must begin with the tokens of the previous call.
 
-        Raises ValueError if a token was drawn that was not allowed, and DeadEnd if none may follow.
+        Raises ValueError if a drawn token was not allowed, and DeadEnd if no token may follow.
         """
         tokens = list(drawn[self._read :])
         self._matcher.consume_tokens(tokens)
@@ -224,7 +224,7 @@ class Rule:
 
 
 def _matches_only(pattern: str, names: set[str]) -> bool:
-    """Whether a pattern of JSON Schema matches none but these names."""
+    """Whether a pattern of JSON Schema matches only these names."""
     from llguidance import LLMatcher
 
     matcher = LLMatcher(
@@ -238,7 +238,7 @@ def _matches_only(pattern: str, names: set[str]) -> bool:
 
 
 def _spells_only(matcher: "LLMatcher", texts: list[bytes]) -> bool:
-    """Whether a grammar allows none but these texts. It never allows a byte after which no text is left."""
+    """Whether a grammar allows only these texts. Every byte that it allows must lead to one of them."""
     bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
     allowed = {int(byte) for byte in np.flatnonzero(np.unpackbits(bits, bitorder="little")[:END])}
     if not allowed <= {text[0] for text in texts if text}:
@@ -253,17 +253,17 @@ def _spells_only(matcher: "LLMatcher", texts: list[bytes]) -> bool:
 
 @cache
 def _bytes_as_tokens() -> Any:
-    """Give llguidance a vocabulary of all bytes."""
+    """Make a tokenizer of llguidance with a token for each byte."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
     return LLTokenizer(TokenizerWrapper(Bytes()), n_vocab=END + 1, eos_token=[END])
 
 
 class Bytes:
-    """A tokenizer of bytes, as llguidance asks for it."""
+    """A tokenizer of bytes, with the interface that llguidance expects."""
 
     def __init__(self):
-        """Add a token that ends a text."""
+        """Make a vocabulary of all bytes and a token that ends a text."""
         self.bos_token_id, self.eos_token_id = None, END
         self.tokens = [*(bytes([byte]) for byte in range(END)), b""]
         self.special_token_ids = [END]

@@ -1,7 +1,7 @@
-"""HTTP for one model: who may ask for what, how much, and how long; and the way out.
+"""The HTTP server of one model: routes, access, limits, and shutdown.
 
-Every error is JSON of one shape. A request whose client leaves is cancelled, streamed or not. Nothing that a client
-does, or leaves undone, takes memory or time without a limit.
+Every error is JSON in one format. If a client disconnects, its request is cancelled, streamed or not. Memory and time
+that a client can use are limited, whether it sends too much or too slowly.
 """
 
 import asyncio
@@ -45,8 +45,8 @@ CONTENT_POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 SAFETY = {"Server": "llamaspec", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
-A_MODEL = "/v1/models/"  # and its name
-OTHER_APIS = {  # paths of APIs that we lack, and ours that does the most similar thing
+A_MODEL = "/v1/models/"  # followed by the model's name
+OTHER_APIS = {  # paths of other APIs, and our most similar path
     "/v1/responses": "/v1/chat/completions",
     "/v1/messages": "/v1/chat/completions",
     "/v1/chat": "/v1/chat/completions",
@@ -59,15 +59,15 @@ OTHER_APIS = {  # paths of APIs that we lack, and ours that does the most simila
     "/completion": "/v1/completions",
 }
 OPEN = {"/health", "/ready", "/", "/page.css", "/page.js"}  # paths that need no key
-BACKLOG = 1024  # connections that the system holds until they are accepted
-IN_A_ROW = 8  # of them accepted, before those beyond the limit are refused
-FLUSH = 5.0  # seconds for last answers, once the engine has ended all requests
+BACKLOG = 1024  # connections that the system queues until we accept them
+IN_A_ROW = 8  # connections accepted in a row before asyncio can refuse any
+FLUSH = 5.0  # seconds to send the last answers, after the engine has ended all requests
 
 log = logging.getLogger("llamaspec.serving")
 
 
 class Site:
-    """Everything at one address. `handle` answers a request; `run` serves until it is told to stop."""
+    """The server at one address. `handle` answers a request; `run` serves until it is told to stop."""
 
     def __init__(self, api: Api, *, limits: ClientLimits, access: Access):
         """Serve `api` within `limits`."""
@@ -95,14 +95,14 @@ class Site:
     async def run(
         self, bound: socket.socket, stop: asyncio.Event, *, ready: Callable[[], object] = lambda: None
     ) -> bool:
-        """Serve on a bound socket until `stop` is set or the engine fails; returns whether it was the former.
+        """Serve on a bound socket until `stop` is set (returns True) or the engine fails (returns False).
 
-        `ready` is called once the socket listens. Requests that run when `stop` is set go on for `drain_seconds`.
+        `ready` is called once the socket listens. When `stop` is set, running requests get `drain_seconds` to finish.
         """
         server = Connections(self.handle, self.limits, self.metrics)
         runner = web.ServerRunner(server, shutdown_timeout=FLUSH)
         await runner.setup()
-        # asyncio accepts as many connections in a row as the backlog has, before it can refuse the first of them.
+        # asyncio accepts `backlog` connections in a row before it can refuse the first of them.
         listening = await asyncio.get_running_loop().create_server(server, sock=bound, backlog=IN_A_ROW)
         bound.listen(BACKLOG)
         ready()
@@ -119,7 +119,7 @@ class Site:
             self.api.close()
 
     async def _until(self, stop: asyncio.Event) -> None:
-        """Wait until told to stop, or until the engine has failed."""
+        """Wait until `stop` is set or the engine has failed."""
         while self.api.engine.failed is None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(0.2):
@@ -127,8 +127,8 @@ class Site:
                 return
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request, whatever happens."""
-        path = _place(request.path) if _place(request.path) in self._routes else "other"
+        """Answer a request. Every failure becomes an error response."""
+        path = _route(request.path) if _route(request.path) in self._routes else "other"
         try:
             response = await self._outcome(request, path)
             self.metrics.answered.labels(path, str(response.status)).inc()
@@ -141,7 +141,7 @@ class Site:
             raise
 
     async def _outcome(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
-        """Answer, with an error where that is the answer. Raises ConnectionError where nobody is there to read it."""
+        """Answer a request, and turn exceptions into errors. Raises ConnectionError if the client has disconnected."""
         try:
             return await self._answer(request)
         except Refusal as refusal:
@@ -150,11 +150,11 @@ class Site:
             raise
         except Exception:
             log.exception("%s %s failed", request.method, path)
-            return error(Refusal("the server has a fault: its log says more", status=500))
+            return error(Refusal("internal error: the server's log says more", status=500))
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         self._check_host(request)
-        routes = self._routes.get(_place(request.path))
+        routes = self._routes.get(_route(request.path))
         if routes is None:
             hint = hint_of(request.path, self._routes)
             raise Refusal(f"nothing is at {request.path[:100]}{hint}", status=404, code="not_found")
@@ -170,10 +170,10 @@ class Site:
         return await handler(request)
 
     def _check_host(self, request: web.BaseRequest) -> None:
-        """Refuse pages elsewhere, whatever name they use for this server."""
+        """Refuse requests of other sites, by the Host and Origin headers."""
         host = request.headers.get("Host", "").lower()
         if self.access.hosts is not None and not self.access.keys and _name_of(host) not in self.access.hosts:
-            raise Refusal("this server is for its own machine alone", status=403, code="wrong_host")
+            raise Refusal("this server accepts requests from its own machine only", status=403, code="wrong_host")
         origin = request.headers.get("Origin")
         if origin is not None and origin not in (f"http://{host}", f"https://{host}", *self.access.origins):
             raise Refusal(f"pages of {origin[:100]} may not use this server", status=403, code="wrong_origin")
@@ -183,16 +183,16 @@ class Site:
         if origin is None or origin not in self.access.origins:
             return {}
         # A page of an allowed origin may send any headers: OpenAI's client for JavaScript sends a dozen of its own.
-        asked = request.headers.get("Access-Control-Request-Headers", "Authorization, Content-Type")
+        requested = request.headers.get("Access-Control-Request-Headers", "Authorization, Content-Type")
         return {
             "Access-Control-Allow-Origin": origin,
-            "Access-Control-Allow-Headers": asked,
+            "Access-Control-Allow-Headers": requested,
             "Access-Control-Expose-Headers": "Retry-After, X-Should-Retry",
             "Vary": "Origin, Access-Control-Request-Headers",
         }
 
     def _tenant(self, request: web.BaseRequest) -> str:
-        """Find who asks. Raises Refusal where the key is missing or wrong."""
+        """Identify the client by its key. Raises Refusal if the key is missing or wrong."""
         tenant = self.access.tenant(request.headers.get("Authorization", ""))
         if tenant is None:
             self.metrics.refused.labels("key").inc()
@@ -201,7 +201,7 @@ class Site:
         return tenant
 
     async def _body[Body](self, request: web.BaseRequest, kind: type[Body]) -> Body:
-        """Read a body of JSON. Raises Refusal."""
+        """Read and parse a JSON body. Raises Refusal."""
         if self.api.draining:
             self.metrics.refused.labels("draining").inc()
             raise shutting_down()
@@ -214,17 +214,17 @@ class Site:
                 raw = await request.read()
         except web.HTTPRequestEntityTooLarge:
             self.metrics.refused.labels("body").inc()
-            raise Refusal(f"a body has {limit} bytes at most", status=413, code="body_too_large") from None
+            raise Refusal(f"a body may have at most {limit} bytes", status=413, code="body_too_large") from None
         except TimeoutError:
             self.metrics.refused.labels("body_time").inc()
-            message = f"the body did not come within {self.limits.body_seconds:g} seconds"
+            message = f"the body did not arrive within {self.limits.body_seconds:g} seconds"
             raise Refusal(message, status=408, code="body_too_slow") from None
         except web.RequestPayloadError as wrong:
             raise Refusal(f"the body cannot be read: {wrong}"[:200]) from None
         return read_json(raw, kind)
 
     def _invite_body(self, request: web.BaseRequest) -> None:
-        """Answer a client that waits for leave to send its body (RFC 9110, 10.1.1)."""
+        """Send `100 Continue` to a client that waits for it before it sends its body (RFC 9110, 10.1.1)."""
         expected = request.headers.get("Expect", "").strip()
         if not expected or request.version < HttpVersion11:
             return
@@ -242,7 +242,7 @@ class Site:
         return await self._texts(request, await self.api.chat(body, tenant=self._tenant(request)))
 
     async def _texts(self, request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
-        """Answer with texts, whole or as they grow. Whatever happens here, the engine forgets them afterwards."""
+        """Answer with texts, whole or streamed. In any case, cancels what is unfinished in the end."""
         try:
             return await (self._stream(request, answer) if answer.stream else self._whole(answer))
         finally:
@@ -257,13 +257,13 @@ class Site:
         return in_json(answer.form.whole(texts, answer.answering.usage))
 
     async def _stream(self, request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
-        """Send pieces as they come. An error before the first piece still has a status of its own."""
+        """Stream pieces as they arrive. An error before the first piece still sets the HTTP status."""
         response = web.StreamResponse(headers=SAFETY | self._cross_origin(request))
         response.content_type, response.charset = "text/event-stream", "utf-8"
         if request.version < HttpVersion11:
-            response.force_close()  # HTTP/1.0 has no chunks: only the end of the connection ends a stream
+            response.force_close()  # HTTP/1.0 has no chunks: a stream ends with its connection
         response.headers["Cache-Control"] = "no-store"
-        response.headers["X-Accel-Buffering"] = "no"  # nginx would hold pieces back
+        response.headers["X-Accel-Buffering"] = "no"  # otherwise nginx buffers pieces
         while answer.answering.open:
             written = b""
             for choice in await answer.answering.news():
@@ -282,14 +282,14 @@ class Site:
         return response
 
     async def _write(self, request: web.BaseRequest, response: web.StreamResponse, data: bytes) -> None:
-        """Send bytes of a stream, within the time that a client has to read on."""
+        """Send bytes of a stream. A client that does not read in time is disconnected."""
         async with self._reading(request):
             if not response.prepared:
                 await response.prepare(request)
             await response.write(data)
 
     async def _send(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
-        """Send a whole answer, within the time that a client has to read on."""
+        """Send a whole answer. A client that does not read in time is disconnected."""
         async with self._reading(request):
             await response.prepare(request)
             await response.write_eof()
@@ -307,12 +307,12 @@ class Site:
         return answer
 
     async def _health(self, request: web.BaseRequest) -> web.Response:
-        """Say that the process lives, and its engine."""
+        """Say that the process and its engine are alive."""
         self._check_engine()
         return in_json({"status": "ok"})
 
     async def _ready(self, request: web.BaseRequest) -> web.Response:
-        """Say whether requests are welcome."""
+        """Say whether the server accepts requests."""
         self._check_engine()
         if self.api.draining:
             raise shutting_down()
@@ -346,7 +346,7 @@ class Site:
 
 
 def hint_of(path: str, routes: Iterable[str]) -> str:
-    """Say which path a client may have meant.
+    """Suggest the path that a client probably meant.
 
     >>> hint_of("//v1/chat/completions/", ["/v1/chat/completions"])
     ': it is at /v1/chat/completions'
@@ -366,13 +366,13 @@ def hint_of(path: str, routes: Iterable[str]) -> str:
     return f": do you mean {near[0]}?" if near else ""
 
 
-def _place(path: str) -> str:
-    """Find where a path leads: those of all models to one place."""
+def _route(path: str) -> str:
+    """Map a path to its route. All models share one route."""
     return A_MODEL if path.startswith(A_MODEL) else path
 
 
 def _name_of(host: str) -> str | None:
-    """Take the port off a host; None for what is no host."""
+    """Remove the port from a host; None for an invalid host."""
     try:
         return urlsplit(f"//{host}").hostname
     except ValueError:

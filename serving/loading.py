@@ -1,4 +1,4 @@
-"""An engine for a checkpoint: sizes chosen, memory checked, programs compiled, weights loaded."""
+"""Loads an engine for a checkpoint: chooses sizes, checks memory, compiles programs, loads weights."""
 
 from dataclasses import replace
 from typing import Any, Literal
@@ -21,22 +21,22 @@ from llamaspec.model.weights.loading import Progress, abstract_params, check_wei
 from llamaspec.reference.config import Config, for_sequences
 from llamaspec.serving.engine import BatchingEngine
 from llamaspec.serving.executor import JaxExecutor
+from llamaspec.serving.multi_device import EngineDevices
 from llamaspec.serving.programs import Sizes, compile_serving
 from llamaspec.serving.scheduler import Limits
-from llamaspec.serving.several import EngineDevices
 from llamaspec.serving.watchdog import STEP_SECONDS
 
-WIDTH = 16  # requests that decode at once, by default
+WIDTH = 16  # default number of requests that decode at once
 PAGE = 64  # tokens
-SHARE = 0.5  # of the memory that weights leave, for the cache
+SHARE = 0.5  # of the memory left by the weights, used for the cache
 
 
 def engine_chunk(config: Config, platform: str) -> int:
-    """Choose how many tokens of a prompt a plan reads: the same number for every prompt and every part of it.
+    """Choose how many prompt tokens a plan prefills: one number for all prompts and all parts of a prompt.
 
-    A product of other sizes may give a token's keys and values other bits, and where a part of a prompt begins depends
-    on what others have left in the prefix cache. A GPU reads 512 tokens of Llama 3.1 8B in 16 ms and 256 in 9 (H100; 24
-    and 19 with codes of 8 bits), so it reads a long prompt in half the plans.
+    A product of another size may round keys and values differently, and the prefix cache decides where a part of a
+    prompt begins. On an H100, Llama 3.1 8B prefills 512 tokens in 16 ms and 256 in 9 ms (24 and 19 ms with 8-bit
+    codes), so the larger chunk halves the plans of a long prompt.
     """
     return prompt_chunk(config, platform) if platform == "cpu" else MIDDLE
 
@@ -56,15 +56,15 @@ def load_engine(
     step_seconds: float = STEP_SECONDS,
     progress: Progress = no_progress,
 ) -> BatchingEngine:
-    """Load a model to be served. The first arguments are those of `model.llama.load_backend`.
+    """Load a model and start an engine. The first arguments are the same as for `model.llama.load_backend`.
 
-    - `width` is the number of requests that decode at once. A request's text depends on it, and on nothing else that
-      others do: engines of one width give the same text for one request, seed and model, on one kind of machine.
-    - `cached_tokens` is the room for keys and values, of all requests together and of prompts that may come again; None
-      is `width` contexts, or what fits half of the memory that the weights leave.
+    - `width` is the number of requests that decode at once. Engines of one width on one kind of machine give the same
+      text for the same request, seed and model; another width may round differently.
+    - `cached_tokens` is the size of the KV cache in tokens, for all requests and the prefix cache together. None means
+      `width` contexts, or as many tokens as fit in half of the memory left by the weights.
     - `waiting` is the number of requests that may wait; `submit` refuses more.
-    - `step_seconds` is how long a step may take before the device counts as one that hangs.
-    - `devices` of this process share the model's heads and columns, and the pages.
+    - `step_seconds` is how long a step may take before we decide that the device hangs.
+    - `devices` is the number of this process's devices that share the model by tensor parallelism.
 
     Raises ValueError and MemoryError as `load_backend` does.
     """

@@ -1,4 +1,4 @@
-"""Figures for Prometheus, at `/metrics`."""
+"""Metrics for Prometheus, served at `/metrics`."""
 
 from collections.abc import Iterator
 
@@ -13,10 +13,10 @@ GAPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 
 class Metrics:
-    """Figures of one server; each server has its own."""
+    """Metrics of one server."""
 
     def __init__(self, engine: Engine):
-        """Report `engine`'s figures beside those of HTTP."""
+        """Report metrics of `engine` and of HTTP."""
         self._registry = registry = CollectorRegistry(auto_describe=True)
         registry.register(EngineFigures(engine))
         self.answered = Counter(
@@ -24,7 +24,7 @@ class Metrics:
         )
         self.refused = Counter("llamaspec_http_refused", "Requests that a limit refused.", ["limit"], registry=registry)
         self.left = Counter(
-            "llamaspec_http_left", "Answers that nobody read to the end.", ["reason"], registry=registry
+            "llamaspec_http_left", "Answers that the client did not read to the end.", ["reason"], registry=registry
         )
         self.connections = Gauge("llamaspec_http_connections", "Open connections.", registry=registry)
         self.first_token_seconds = Histogram(
@@ -38,37 +38,37 @@ class Metrics:
         )
 
     def text(self) -> bytes:
-        """Format all figures as Prometheus reads them."""
+        """Format all metrics as Prometheus reads them."""
         return generate_latest(self._registry)
 
 
 class EngineFigures(Collector):
-    """An engine's own figures, read when they are asked for."""
+    """Metrics of an engine, read on demand."""
 
     def __init__(self, engine: Engine):
         """Read from `engine`."""
         self._engine = engine
 
     def describe(self) -> list[Metric]:
-        """Name nothing beforehand: the engine is asked only when somebody reads."""
+        """Return no metrics in advance: the engine is asked only on a scrape."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Read the figures."""
+        """Read the metrics."""
         stats = self._engine.stats()
         for name, what, value in (
-            ("waiting", "Requests that wait.", stats.waiting),
-            ("running", "Requests that run.", stats.running),
-            ("pages_free", "Pages of the cache that hold nothing.", stats.pages_free),
-            ("pages_held", "Pages of the cache that requests hold.", stats.pages_held),
-            ("pages_cached", "Pages of the cache that are kept for prompts that begin alike.", stats.pages_cached),
+            ("waiting", "Waiting requests.", stats.waiting),
+            ("running", "Running requests.", stats.running),
+            ("pages_free", "Empty pages of the cache.", stats.pages_free),
+            ("pages_held", "Pages of the cache held by requests.", stats.pages_held),
+            ("pages_cached", "Pages kept for later prompts with the same beginning.", stats.pages_cached),
         ):
             yield GaugeMetricFamily(f"llamaspec_{name}", what, value=value)
         for name, what, value in (
-            ("preemptions", "Times that a request gave way.", stats.preemptions),
-            ("prompt_tokens", "Tokens of prompts.", stats.prompt_tokens),
-            ("cached_tokens", "Tokens of prompts that the cache held already.", stats.cached_tokens),
-            ("completion_tokens", "Tokens that were drawn.", stats.completion_tokens),
+            ("preemptions", "Preemptions of requests.", stats.preemptions),
+            ("prompt_tokens", "Prompt tokens.", stats.prompt_tokens),
+            ("cached_tokens", "Prompt tokens found in the prefix cache.", stats.cached_tokens),
+            ("completion_tokens", "Tokens drawn.", stats.completion_tokens),
         ):
             yield CounterMetricFamily(f"llamaspec_{name}", what, value=value)
         finished = CounterMetricFamily("llamaspec_finished", "Requests that ended, by reason.", labels=["reason"])

@@ -1,7 +1,7 @@
-"""Requests as OpenAI's clients write them, and the one shape of an error.
+"""Wire types of requests, as OpenAI's clients write them, and of errors.
 
-A field that OpenAI does not have, or that would change the text and is not supported, is refused by name. Fields that
-cannot change the text (`user`, `metadata` ...) are accepted and ignored.
+Unknown fields, and fields that would change the text but are not supported, are refused by name. Fields that cannot
+change the text (`user`, `metadata` ...) are accepted and ignored.
 
 Source: https://platform.openai.com/docs/api-reference, "Completions" and "Chat". Extensions have the names that other
 servers use: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `priority`, `cache_salt`, `reasoning_content`,
@@ -25,15 +25,15 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-LARGEST_PENALTY, le=LARGEST_PENALTY)]
 Bias = Annotated[float, Meta(ge=-LARGEST_BIAS, le=LARGEST_BIAS)]
 StopText = Annotated[str, Meta(min_length=1, max_length=256)]
-Priority = Annotated[int, Meta(ge=-100, le=100)]  # a step of it is a bounded wait, so the range bounds all waiting
+Priority = Annotated[int, Meta(ge=-100, le=100)]  # each step adds a bounded wait, so the range bounds the total
 Ids = list[Count]
 FunctionName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 MOST_TOOLS = 128
-# Fields with JSON of any kind, which stays as it is.
+# Fields with free JSON: 4.0 stays 4.0.
 FREE = {"chat_template_kwargs", "metadata", "parameters", "schema"}
-LONGEST_QUOTED = 100  # characters of a client's own in an error
+LONGEST_QUOTED = 100  # characters of a client's text that an error quotes
 
-KINDS = {  # of an error, by status; all others are the client's
+KINDS = {  # types of errors by status; every other status is `invalid_request_error`
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -44,7 +44,7 @@ KINDS = {  # of an error, by status; all others are the client's
 
 
 class Refusal(Exception):
-    """A request that gets an error instead of an answer."""
+    """Raised for a request that gets an error instead of an answer."""
 
     def __init__(
         self,
@@ -66,18 +66,18 @@ Seed = Annotated[int, Meta(ge=-(2**63))]  # one below 0 stands for itself plus 2
 
 
 class Fields(Struct, forbid_unknown_fields=True):
-    """An object in a request, whose unknown fields are refused."""
+    """Base class of objects in requests. Unknown fields are refused."""
 
 
 class StreamOptions(Fields, kw_only=True):
-    """`stream_options`: whether a last chunk says how many tokens there were."""
+    """`stream_options`: whether the last chunk has token counts."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None  # ignored
 
 
 class TextPart(Fields, kw_only=True, tag_field="type", tag="text"):
-    """A part of a message's content."""
+    """A text part of a message's content."""
 
     text: str
     cache_control: Any = None  # Anthropic's, ignored
@@ -109,69 +109,87 @@ class ToolCall(Struct, kw_only=True):
     function: CalledFunction
 
 
-class Message(Fields, kw_only=True):
-    """One message of a conversation."""
+class Message(Fields, kw_only=True, tag_field="role"):
+    """One message of a conversation. Each role has a class of its own."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart | RefusalPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None  # of an assistant
-    tool_call_id: str | None = None  # the call that a message of a tool answers
-    reasoning_content: str | None = None  # of an assistant: what it thought, as an answer of ours has it
-    reasoning: str | None = None  # the same, by the name of other servers
-    refusal: str | None = None  # of an assistant: what it said instead of an answer
+    tool_calls: list[ToolCall] | None = None  # only in assistant messages
+    tool_call_id: str | None = None  # only in tool messages: the call that this one answers
+    reasoning_content: str | None = None  # an assistant's thoughts, named as in our answers
+    reasoning: str | None = None  # the same, under the name that other servers use
+    refusal: str | None = None  # an assistant's text instead of an answer
     audio: None = None
     function_call: None = None
-    # Ignored: clients keep these in their objects of an answer, and send them back.
-    annotations: Any = None
-    cache_control: Any = None
-    citations: Any = None
-    id: Any = None
-    index: Any = None
-    parsed: Any = None
-    provider_specific_fields: Any = None
-    reasoning_details: Any = None
-    reasoning_items: Any = None
-    thinking_blocks: Any = None
+    cache_control: Any = None  # Anthropic's, ignored
+
+    @property
+    def role(self) -> str:
+        """The role, by the class."""
+        return str(self.__struct_config__.tag)
+
+
+class SystemMessage(Message, tag="system"):
+    """A message of the role `system`."""
+
+
+class DeveloperMessage(Message, tag="developer"):
+    """A message of the role `developer`, OpenAI's newer name of `system`."""
+
+
+class UserMessage(Message, tag="user"):
+    """A message of the role `user`."""
+
+
+class ToolMessage(Message, tag="tool"):
+    """A message of the role `tool`: the result of a call."""
+
+
+class AssistantTurn(Message, tag="assistant", forbid_unknown_fields=False):
+    """An earlier answer. Clients store fields of their own in answers and send them back, so others are ignored."""
+
+
+AnyMessage = SystemMessage | DeveloperMessage | UserMessage | ToolMessage | AssistantTurn
 
 
 class TextFormat(Fields, tag_field="type", tag="text"):
-    """`response_format`, where it asks for any text."""
+    """A `response_format` that asks for plain text."""
 
 
 class JsonFormat(Fields, tag_field="type", tag="json_object"):
-    """`response_format`, where it asks for any JSON object."""
+    """A `response_format` that asks for any JSON object."""
 
 
 class Schema(Fields, kw_only=True):
-    """A JSON schema with its name."""
+    """A named JSON schema."""
 
     schema: dict[str, Any]
     name: str | None = None
     description: str | None = None
-    strict: bool | None = None  # ignored: an answer always keeps to its schema
+    strict: bool | None = None  # ignored: answers always follow the schema
 
 
 class SchemaFormat(Fields, tag_field="type", tag="json_schema"):
-    """`response_format`, where it asks for JSON of a schema."""
+    """A `response_format` that asks for JSON that follows a schema."""
 
     json_schema: Schema
 
 
 class Function(Fields, kw_only=True, omit_defaults=True):
-    """A function that an answer may call; its parameters are a JSON schema of an object."""
+    """A function that an answer may call. Its parameters are the JSON schema of an object."""
 
     name: FunctionName
     description: str | None = None
-    parameters: dict[str, Any] | None = None  # None: it takes none
-    strict: bool | None = None  # ignored: a forced call always keeps to its schema
+    parameters: dict[str, Any] | None = None  # None: no parameters
+    strict: bool | None = None  # ignored: forced calls always follow the schema
 
 
 class Tool(Fields, kw_only=True):
-    """A tool; we have no other kinds."""
+    """A tool. Functions are the only kind."""
 
     type: Literal["function"]
     function: Function
+    cache_control: Any = None  # Anthropic's, ignored
 
 
 class FunctionChoice(Fields, kw_only=True):
@@ -181,7 +199,7 @@ class FunctionChoice(Fields, kw_only=True):
 
 
 class ToolChoice(Fields, kw_only=True):
-    """`tool_choice`, where it names the function that an answer must call."""
+    """A `tool_choice` that names the function to call."""
 
     type: Literal["function"]
     function: FunctionChoice
@@ -211,17 +229,17 @@ class SampledRequest(SamplingFields, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: Annotated[dict[str, Bias], Meta(max_length=MOST_BIASES)] | None = None  # by token id
-    seed: Seed | None = None  # below 2^64; None: one is drawn
+    seed: Seed | None = None  # below 2^64; None: random
     n: Annotated[int, Meta(ge=1, le=8)] | None = None
     stop: StopText | Annotated[list[StopText], Meta(max_length=4)] | None = None
     response_format: TextFormat | JsonFormat | SchemaFormat | None = None
     ignore_eos: bool | None = None
     priority: Priority | None = None
     cache_salt: str | None = None
-    max_seconds: Annotated[float, Meta(gt=0)] | None = None  # from its arrival; a request that takes longer fails
+    max_seconds: Annotated[float, Meta(gt=0)] | None = None  # time limit, counted from the arrival of the request
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    # Ignored: nothing of these can change the text.
+    # Ignored, since they cannot change the text.
     user: str | None = None
     metadata: Any = None
     store: Any = None
@@ -239,25 +257,25 @@ class CompletionRequest(SampledRequest, kw_only=True):
     prompt: str | Annotated[list[str | Count | Ids], Meta(min_length=1)] | None = None
     echo: bool | None = None
     logprobs: Likeliest | None = None
-    best_of: Count | None = None  # only as many as `n`
+    best_of: Count | None = None  # must equal `n`
     suffix: None = None
 
 
 class ChatRequest(SampledRequest, kw_only=True):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Meta(min_length=1)]
+    messages: Annotated[list[AnyMessage], Meta(min_length=1)]
     max_completion_tokens: Count | None = None
-    answer_ids: Ids | None = None  # an extension: the answer goes on after these tokens, which it does not repeat
+    answer_ids: Ids | None = None  # an extension: the answer continues after these tokens and does not repeat them
     logprobs: bool | None = None
     top_logprobs: Likeliest | None = None
     tools: Annotated[list[Tool], Meta(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None  # None: auto
-    parallel_tool_calls: bool | None = None  # False: an answer has one call at most
+    parallel_tool_calls: bool | None = None  # False: at most one call in an answer
     modalities: list[Literal["text"]] | None = None
-    reasoning_effort: Annotated[str, Meta(max_length=64)] | None = None  # where the chat template reads it
-    chat_template_kwargs: dict[str, Any] | None = None  # an extension: other variables that the chat template reads
-    # OpenAI's that we lack. Clients that write every field write null here.
+    reasoning_effort: Annotated[str, Meta(max_length=64)] | None = None  # only for chat templates that read it
+    chat_template_kwargs: dict[str, Any] | None = None  # an extension: other variables of the chat template
+    # Not supported. Clients that send every field send null here.
     audio: None = None
     function_call: None = None
     functions: None = None
@@ -268,13 +286,13 @@ class ChatRequest(SampledRequest, kw_only=True):
 
 
 class TokenizeRequest(Fields, kw_only=True):
-    """`POST /tokenize`: a text, or a conversation as its template renders it."""
+    """`POST /tokenize`: a text, or a conversation to render with the chat template."""
 
     prompt: str | None = None
-    messages: list[Message] | None = None
-    add_special_tokens: bool = True  # BOS before `prompt`, where the model's convention has it
+    messages: list[AnyMessage] | None = None
+    add_special_tokens: bool = True  # put BOS before `prompt`, if the model uses BOS
     model: str | None = None
-    # Fields that a chat has beside `messages`:
+    # Further fields of a chat:
     tools: Annotated[list[Tool], Meta(max_length=MOST_TOOLS)] | None = None
     reasoning_effort: Annotated[str, Meta(max_length=64)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -288,7 +306,7 @@ class DetokenizeRequest(Fields, kw_only=True):
 
 
 def read_json[Body](raw: bytes, kind: type[Body]) -> Body:
-    """Parse a request's body. Raises Refusal, which names the field that is unknown or wrong."""
+    """Parse the body of a request. Raises Refusal, which names an unknown or wrong field."""
     try:
         try:
             return msgspec.json.decode(raw, type=kind)
@@ -302,12 +320,12 @@ def read_json[Body](raw: bytes, kind: type[Body]) -> Body:
         raise Refusal(f"the body is not UTF-8: {error.reason}") from None
     except (msgspec.DecodeError, RecursionError) as error:
         if not raw.strip():
-            raise Refusal("the body is empty, where JSON is due") from None
+            raise Refusal("the body is empty: expected JSON") from None
         raise Refusal(f"the body is not JSON: {str(error).removeprefix('JSON is malformed: ')}") from None
 
 
 def _whole_numbers(value: Any) -> Any:
-    """Write whole numbers such as 4.0, which JSON Schema counts as integers, as integers.
+    """Replace whole numbers such as 4.0 with integers, as JSON Schema counts them.
 
     >>> _whole_numbers({"n": 4.0, "temperature": 0.5, "metadata": {"a": 1.0}})
     {'n': 4, 'temperature': 0.5, 'metadata': {'a': 1.0}}
@@ -322,7 +340,7 @@ def _whole_numbers(value: Any) -> Any:
 
 
 def _wrong_field(message: str) -> Refusal:
-    """Say which field is wrong, in words of JSON, not of msgspec."""
+    """Turn an error of msgspec into a Refusal that names the field."""
     what, _, place = message.partition(" - at `")
     place = place.removesuffix("`").removeprefix("$").removeprefix(".")
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", what, re.DOTALL):
@@ -333,12 +351,12 @@ def _wrong_field(message: str) -> Refusal:
         return Refusal(f"{param} is missing", param=param, code="missing_required_parameter")
     if what.startswith("Expected `null`"):
         return Refusal(f"{place} is not supported", param=place, code="unsupported_parameter")
-    if of_no_such_kind := re.fullmatch(r"Invalid (?:enum )?value (.*)", what, re.DOTALL):
-        return Refusal(f"{place}: {_cut(of_no_such_kind[1])} is not supported", param=place, code="unsupported_value")
+    if unsupported := re.fullmatch(r"Invalid (?:enum )?value (.*)", what, re.DOTALL):
+        return Refusal(f"{place}: {_cut(unsupported[1])} is not supported", param=place, code="unsupported_value")
     what = what[:1].lower() + what[1:].replace("`", "")
     return Refusal(f"{place or 'the body'}: {what}", param=place or None, code="invalid_type")
 
 
 def _cut(text: str) -> str:
-    """Leave out the end of what a client wrote, which may be megabytes."""
+    """Shorten a client's text, which may have megabytes."""
     return text if len(text) <= LONGEST_QUOTED else f"{text[:LONGEST_QUOTED]}..."

@@ -1,4 +1,4 @@
-"""Answers as OpenAI's clients read them, whole and in chunks.
+"""Wire types of answers, as OpenAI's clients read them, whole and in chunks.
 
 Source: https://platform.openai.com/docs/api-reference, "Completions" and "Chat".
 """
@@ -9,7 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 
 class Usage(Struct):
-    """Tokens that were read and drawn."""
+    """Token counts of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -17,7 +17,7 @@ class Usage(Struct):
 
 
 class Candidate(Struct):
-    """A token, and the logarithm of its probability before temperature and filters."""
+    """A token and its log-probability, before temperature and filters."""
 
     token: str
     logprob: float
@@ -26,7 +26,7 @@ class Candidate(Struct):
 
 
 class TokenLogprob(Candidate):
-    """A drawn token, beside the likeliest ones."""
+    """A drawn token and the likeliest tokens at its position."""
 
     top_logprobs: list[Candidate]
 
@@ -39,7 +39,7 @@ class ChatLogprobs(Struct):
 
 
 class CompletionLogprobs(Struct):
-    """Log-probabilities of a text's tokens, one list for each property."""
+    """Log-probabilities of a text's tokens, as one list per property."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -51,7 +51,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class CompletionChoice(Struct):
-    """One text, or the piece of it that a chunk has."""
+    """One text, or a chunk's piece of it."""
 
     index: int
     text: str
@@ -60,14 +60,14 @@ class CompletionChoice(Struct):
 
 
 class CallPart(Struct):
-    """The arguments of a call as JSON in a text, whole or in pieces; the first piece has the function's name."""
+    """The arguments of a call, as JSON text, whole or in pieces. The first piece has the function's name."""
 
     arguments: str
     name: str | UnsetType = UNSET
 
 
 class Call(Struct):
-    """A call of a tool."""
+    """A tool call."""
 
     id: str
     function: CallPart
@@ -75,7 +75,7 @@ class Call(Struct):
 
 
 class CallDelta(Struct):
-    """The piece of a call that a chunk has; the first has all but arguments."""
+    """A chunk's piece of a call. The first piece has everything but arguments."""
 
     index: int
     function: CallPart
@@ -86,15 +86,15 @@ class CallDelta(Struct):
 class AssistantMessage(Struct):
     """A whole answer."""
 
-    content: str | None  # None where it only calls tools
+    content: str | None  # None if the answer only calls tools
     role: Literal["assistant"] = "assistant"
-    reasoning_content: str | UnsetType = UNSET  # an extension: thoughts before the answer, where the model marks them
+    reasoning_content: str | UnsetType = UNSET  # an extension: the model's thoughts, if it marks them
     refusal: None = None
     tool_calls: list[Call] | UnsetType = UNSET
 
 
 class Delta(Struct, omit_defaults=True):
-    """The piece of an answer that a chunk has; the first has the role."""
+    """A chunk's piece of an answer. The first piece has the role."""
 
     content: str | None = None
     role: Literal["assistant"] | None = None
@@ -121,14 +121,14 @@ class ChatChunkChoice(Struct):
 
 
 class Completion(Struct):
-    """The answer to a completion; also a chunk of a stream, as OpenAI has it."""
+    """The answer to a completion, or a chunk of it: OpenAI uses one type for both."""
 
     id: str
     created: int  # seconds since 1970
     model: str
     system_fingerprint: str
     choices: list[CompletionChoice]
-    usage: Usage | UnsetType | None = UNSET  # in a stream: None where it will come, and absent where nobody wants it
+    usage: Usage | UnsetType | None = UNSET  # in a stream: None before the last chunk, absent unless requested
     object: Literal["text_completion"] = "text_completion"
 
 
@@ -157,7 +157,7 @@ class ChatChunk(Struct):
 
 
 class Model(Struct):
-    """A model that is served."""
+    """The served model."""
 
     id: str
     created: int

@@ -1,9 +1,8 @@
-"""The two programs that serve every request: a chunk of one prompt, and a burst of steps for a fixed number of rows.
+"""The two programs that serve every request: one prefills a chunk of one prompt, one decodes a fixed number of rows.
 
-Both work on one cache in pages, which they take over and give back. Their shapes never change, so nothing is compiled
-while requests are served. A row's tokens do not depend on the other rows, to the last bit, for three reasons: the
-products have fixed shapes, attention reads each row's own pages in order, and what only some rows ask for is computed
-beside the others' numbers, never instead of them.
+Both take and return one paged cache. Their shapes never change, so nothing is compiled while requests are served. A
+row's tokens do not depend on the other rows, to the last bit, for three reasons: products have fixed shapes, attention
+reads each row's own pages in order, and an option that only some rows use never changes the numbers of other rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,59 +27,59 @@ from llamaspec.serving.request import MOST_LOGPROBS, MOST_STOPS
 
 
 class Sizes(NamedTuple):
-    """Sizes that the programs are compiled for."""
+    """Sizes for which the programs are compiled."""
 
     width: int  # rows of `decode`
     chunk: int  # tokens of `prefill`
-    burst: int  # steps of `decode`, at most
-    pages: int  # in all
-    page: int  # tokens
-    blocks: int  # pages of a request, at most
+    burst: int  # largest number of steps of `decode`
+    pages: int  # total number
+    page: int  # tokens of a page
+    blocks: int  # largest number of pages of a request
     cache_dtype: np.dtype
 
 
 class State(NamedTuple):
-    """Everything on the device that a program changes."""
+    """All arrays on the device that programs change."""
 
     pages: list[tuple[Array, Array]]  # keys and values, by layer
-    counts: Int[Array, "rows vocab"]  # occurrences of each token in the answer so far
-    prompted: Bool[Array, "rows vocab"]  # tokens of the prompt
+    counts: Int[Array, "rows vocab"]  # count of each token in the answer so far
+    prompted: Bool[Array, "rows vocab"]  # which tokens the prompt has
     bias: Float[Array, "rows vocab"]  # added to logits; -inf forbids a token
 
 
 class Rows(NamedTuple):
-    """Arguments of `decode` that are new for every plan."""
+    """Arguments of `decode` that change with every plan."""
 
     table: Int[Array, "rows blocks"]
-    starts: Int[Array, " rows"]  # position of the first token that is fed; -1: an idle row
+    starts: Int[Array, " rows"]  # position of the first fed token; -1: an idle row
     steps: Int[Array, " rows"]
-    fed: Int[Array, "rows burst"]  # tokens known beforehand
-    known: Int[Array, " rows"]  # number of those
+    fed: Int[Array, "rows burst"]  # known tokens, fed before drawn ones
+    known: Int[Array, " rows"]  # number of known tokens
     keys: UInt32[Array, "rows 2"]
     sampling: Sampling  # [rows, 1] each
     presence: Float[Array, "rows 1"]
     frequency: Float[Array, "rows 1"]
     stops: Int[Array, "rows stops"]
-    reports: Bool[Array, ""]  # whether some row wants log-probabilities
+    reports: Bool[Array, ""]  # whether any row wants log-probabilities
 
 
 class Logprobs(NamedTuple):
-    """Log-probabilities of tokens, and of the likeliest ones in their places."""
+    """Log-probabilities of tokens, and of the likeliest tokens at the same positions."""
 
     tokens: Float[Array, "*batch"]
     top_ids: Int[Array, "*batch top"]
     top: Float[Array, "*batch top"]
 
 
-class Drawn(NamedTuple):
-    """Tokens that `decode` chose, and their log-probabilities where `reports` was set."""
+class Decoded(NamedTuple):
+    """Tokens that `decode` drew, and their log-probabilities if `reports` was set."""
 
     tokens: Int[Array, "burst rows"]
     logprobs: Logprobs
 
 
 def empty_state(config: Config, sizes: Sizes) -> State:
-    """Make the state in which nothing is cached."""
+    """Make a state with an empty cache."""
     shape = (sizes.width, config.vocab)
     zeros: Any = [jax.device_put(np.zeros(shape, dtype)) for dtype in (np.int32, np.bool_, np.float32)]
     return State(empty_pages(config, pages=sizes.pages, page=sizes.page, dtype=sizes.cache_dtype), *zeros)
@@ -99,9 +98,9 @@ def prefill(
     config: Config,
     ops: Ops,
 ) -> tuple[State, Logprobs]:
-    """Write the first `count` of `tokens` to positions from `start` on.
+    """Compute keys and values of the first `count` of `tokens`, at positions from `start` on.
 
-    If `reports`, it also computes the log-probability of each of `targets`, the token after each of `tokens`.
+    If `reports`, also compute the log-probabilities of `targets`, the token after each of `tokens`.
     """
     layers = [LayerPages(k, v, table) for k, v in state.pages]
     x, cache = hidden_states(params, tokens, Cache(layers, start), lengths=count, config=config, ops=ops)
@@ -109,8 +108,8 @@ def prefill(
     def report(x: Array) -> Logprobs:
         return logprobs(ops.norm_logits(x, params, config=config)[0], targets)
 
-    found = lax.cond(reports, report, lambda x: no_logprobs(targets.shape), x)
-    return state._replace(pages=_without_table(cache)), found
+    target_logprobs = lax.cond(reports, report, lambda x: no_logprobs(targets.shape), x)
+    return state._replace(pages=_without_table(cache)), target_logprobs
 
 
 def decode(
@@ -120,11 +119,11 @@ def decode(
     *,
     config: Config,
     ops: Ops,
-) -> tuple[State, Drawn]:
-    """Feed each row its tokens, one a step, and after them each token that the step before chose.
+) -> tuple[State, Decoded]:
+    """Feed each row its known tokens, one per step, and then each token that it has just drawn.
 
-    A row ends before its last step if it chooses one of its stops, or `vocab`, which means that its logits are NaN. The
-    loop ends once every row has.
+    A row ends before its last step if it draws one of its stops, or `vocab`, which stands for logits that are NaN. The
+    loop ends once every row has ended.
     """
     width, burst = rows.fed.shape
     ids = jnp.arange(width)
@@ -134,7 +133,7 @@ def decode(
 
     def step(loop):
         i, tokens, done, state, drawn = loop
-        # The barrier ties weights to the loop's state. Without it XLA would convert narrow ones before the loop.
+        # The barrier ties weights to the loop's state. Without it XLA would convert all narrow weights before the loop.
         weights, tokens = lax.optimization_barrier((params, tokens))
         goes_on = active(i, done)
         layers = [LayerPages(k, v, rows.table) for k, v in state.pages]
@@ -142,45 +141,45 @@ def decode(
         x, cache = hidden_states(weights, tokens[:, None], cache, config=config, ops=ops)
         raw = ops.norm_logits(x[:, 0], weights, config=config)
         chosen = sample_by_row(adjusted(raw, state, rows), rows.keys, rows.starts + i + 1, rows.sampling)
-        again = i + 1 < rows.known  # the next token is known
+        again = i + 1 < rows.known  # whether the next token is known
         after = rows.fed[:, jnp.minimum(i + 1, burst - 1)]
         tokens = jnp.where(again, after, chosen)
         counts = state.counts.at[ids, tokens].add(goes_on, mode="drop")
         ends = jnp.any(tokens[:, None] == rows.stops, axis=1) | (tokens == config.vocab)
         state = state._replace(pages=_without_table(cache), counts=counts)
-        found = lax.cond(rows.reports, lambda: logprobs(raw, tokens), lambda: no_logprobs(tokens.shape))
+        token_logprobs = lax.cond(rows.reports, lambda: logprobs(raw, tokens), lambda: no_logprobs(tokens.shape))
         write = partial(lax.dynamic_update_index_in_dim, index=i, axis=0)
-        drawn = jax.tree.map(lambda all, one: write(all, one), drawn, Drawn(tokens, found))
+        drawn = jax.tree.map(lambda steps, new: write(steps, new), drawn, Decoded(tokens, token_logprobs))
         return i + 1, tokens, done | (goes_on & ~again & ends), state, drawn
 
-    drawn = Drawn(jnp.zeros((burst, width), jnp.int32), no_logprobs((burst, width)))
+    drawn = Decoded(jnp.zeros((burst, width), jnp.int32), no_logprobs((burst, width)))
     start = (jnp.int32(0), rows.fed[:, 0], jnp.zeros(width, bool), state, drawn)
     _, _, _, state, drawn = lax.while_loop(lambda loop: jnp.any(active(loop[0], loop[2])), step, start)
     return state, drawn
 
 
 def adjusted(logits: Float[Array, "rows vocab"], state: State, rows: Rows) -> Float[Array, "rows vocab"]:
-    """Apply penalties and bias. A row that has none keeps its logits, whatever the state holds."""
+    """Apply penalties and bias. A row without any keeps its logits exactly."""
     logits = penalize(logits, state.prompted | (state.counts > 0), rows.sampling.repetition_penalty)
     logits = logits - rows.presence * (state.counts > 0) - rows.frequency * state.counts
     return logits + state.bias
 
 
 def logprobs(logits: Float[Array, "n vocab"], tokens: Int[Array, " n"]) -> Logprobs:
-    """Take the log-probabilities of `tokens`, and the likeliest tokens."""
-    each = jax.nn.log_softmax(logits)
-    top, top_ids = lax.top_k(each, min(MOST_LOGPROBS, logits.shape[-1]))
-    return Logprobs(jnp.take_along_axis(each, tokens[:, None], 1)[:, 0], *_padded(top_ids, top))
+    """Compute the log-probabilities of `tokens` and of the likeliest tokens."""
+    distribution = jax.nn.log_softmax(logits)
+    top, top_ids = lax.top_k(distribution, min(MOST_LOGPROBS, logits.shape[-1]))
+    return Logprobs(jnp.take_along_axis(distribution, tokens[:, None], 1)[:, 0], *_padded(top_ids, top))
 
 
 def no_logprobs(shape: Sequence[int]) -> Logprobs:
-    """Fill the places of log-probabilities that nobody wants."""
+    """Make zeros for log-probabilities that were not requested."""
     top = (*shape, MOST_LOGPROBS)
     return Logprobs(jnp.zeros(shape), jnp.zeros(top, jnp.int32), jnp.zeros(top))
 
 
 def _padded(top_ids: Array, top: Array) -> tuple[Array, Array]:
-    """Fill up to `MOST_LOGPROBS` for a vocabulary that is smaller."""
+    """Pad to `MOST_LOGPROBS` entries, for a vocabulary with fewer tokens."""
     missing = [(0, 0), (0, MOST_LOGPROBS - top.shape[-1])]
     return jnp.pad(top_ids, missing), jnp.pad(top, missing)
 
@@ -192,7 +191,7 @@ def set_row(
     bias: Float[Array, " vocab"],
     fresh: Bool[Array, ""],
 ) -> State:
-    """Set what penalties and masks of a row need; a `fresh` row has no answer yet."""
+    """Set prompt tokens and bias of a row. If it is `fresh`, reset its token counts."""
     counts = jnp.where(fresh, 0, state.counts[row])
     return state._replace(
         counts=state.counts.at[row].set(counts),
@@ -206,16 +205,16 @@ def _without_table(cache: Cache) -> list[tuple[Array, Array]]:
 
 
 class ServingPrograms(NamedTuple):
-    """Compiled programs. Each takes the state over, as its second argument or the first of `set_row`."""
+    """Compiled programs. Each donates its state: the second argument, or the first of `set_row`."""
 
     prefill: Callable[..., tuple[State, Logprobs]]
-    decode: Callable[..., tuple[State, Drawn]]
+    decode: Callable[..., tuple[State, Decoded]]
     set_row: Callable[..., State]
 
 
 @runtime_checkable
 class Spreads(Protocol):
-    """A way to make a program, and the shapes of its arguments on one device, into those of several devices."""
+    """Turns a program for one device, and the shapes of its arguments, into a program for several devices."""
 
     def __call__(self, run: Callable, arguments: Sequence[Any], /) -> tuple[Callable, Sequence[Any]]: ...
 
@@ -223,9 +222,9 @@ class Spreads(Protocol):
 def compile_serving(
     params: Params, config: Config, *, ops: Ops, sizes: Sizes, platform: str, spread: Spreads | None = None
 ) -> ServingPrograms:
-    """Compile for JAX's default device, or for several with `spread`, where all shapes are those of a device's share.
+    """Compile for JAX's default device, or with `spread` for several; then all shapes describe one device's share.
 
-    `params` may be only shapes. XLA measures no times while it compiles: servers with equal fingerprints must compute
+    `params` may be shapes only. XLA measures no times while it compiles: servers with equal fingerprints must compute
     equal bits, and two processes that tune at the same time may choose different algorithms for a product.
     """
     state = jax.eval_shape(partial(empty_state, config, sizes))
@@ -239,8 +238,8 @@ def compile_serving(
             run, shapes = spread(run, arguments)
         return jax.jit(run, donate_argnums=donated).lower(*shapes).compile(options)
 
-    one = _shape(1)
-    prompt = (_shape(1, chunk), one, one, _shape(1, blocks), _shape(chunk), flag)
+    number = _shape(1)
+    prompt = (_shape(1, chunk), number, number, _shape(1, blocks), _shape(chunk), flag)
     fixed: dict[str, Any] = {"donated": 1, "config": config, "ops": ops}
     return ServingPrograms(
         compiled(prefill, params, state, *prompt, **fixed),
@@ -252,9 +251,9 @@ def compile_serving(
 
 
 def rows_shapes(sizes: Sizes) -> Rows:
-    """Give the shapes of `Rows`."""
-    width, one, real = sizes.width, (sizes.width, 1), np.float32
-    sampling: Any = Sampling(*(_shape(*one, dtype=value.dtype) for value in as_arrays(SamplingOptions())))
+    """Return the shapes of `Rows`."""
+    width, column, real = sizes.width, (sizes.width, 1), np.float32
+    sampling: Any = Sampling(*(_shape(*column, dtype=value.dtype) for value in as_arrays(SamplingOptions())))
     rows: Any = Rows(
         table=_shape(width, sizes.blocks),
         starts=_shape(width),
@@ -263,8 +262,8 @@ def rows_shapes(sizes: Sizes) -> Rows:
         known=_shape(width),
         keys=_shape(width, 2, dtype=np.uint32),
         sampling=sampling,
-        presence=_shape(*one, dtype=real),
-        frequency=_shape(*one, dtype=real),
+        presence=_shape(*column, dtype=real),
+        frequency=_shape(*column, dtype=real),
         stops=_shape(width, MOST_STOPS),
         reports=_shape(dtype=np.bool_),
     )

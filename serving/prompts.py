@@ -1,6 +1,6 @@
 """Prompts as ids: texts, ids, and conversations by the model's own template.
 
-A person's text never yields special tokens, in a conversation or outside one.
+Text of users never becomes special tokens, neither in a conversation nor in a plain prompt.
 """
 
 import json
@@ -30,16 +30,16 @@ from llamaspec.serving.openai import Message, Refusal, RefusalPart, TextPart, To
 from llamaspec.serving.tools import CallForm, form_of
 
 UNSUPPORTED = "unsupported_parameter"
-EFFORT = "reasoning_effort"  # an option of templates that OpenAI has a field for
-FINAL = f"{CHANNEL}final{MESSAGE}"  # what a model with channels says after it
-# A tool that has all that templates look for. A template that renders it knows tools.
+EFFORT = "reasoning_effort"  # an option of chat templates with a field in OpenAI's API
+FINAL = f"{CHANNEL}final{MESSAGE}"  # the header of an answer, for a model with channels
+# A tool with all fields that templates read. A template that renders it supports tools.
 PROBE_ARGUMENTS = {"type": "object", "properties": {"a": {"type": "string", "description": "b"}}, "required": ["a"]}
 PROBE = {"type": "function", "function": {"name": "c", "description": "d", "parameters": PROBE_ARGUMENTS}}
 
-SIGNS_AND_COMMAS = re.compile(r'\\.|["{}\[\],]', re.DOTALL)  # all that decides how JSON goes on
-Brackets = tuple | None  # what closes the innermost open bracket, and those around it, likewise
+SIGNS_AND_COMMAS = re.compile(r'\\.|["{}\[\],]', re.DOTALL)  # everything that decides how JSON continues
+Brackets = tuple | None  # the closing sign of the innermost open bracket, and the outer brackets in the same form
 CUT_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{0,3})?\Z")
-# A conversation with two calls at once, which are told apart by their names.
+# A conversation with two calls in one message, with different names.
 SECOND = "second_call"
 IDS = ("callnum01", "callnum02")
 PROBE_CALLS: list[dict[str, Any]] = [
@@ -57,18 +57,18 @@ PROBE_CALLS: list[dict[str, Any]] = [
 
 
 class Prompt(NamedTuple):
-    """Tokens to continue."""
+    """An encoded prompt, and how to continue it."""
 
     ids: list[int]
-    begins: bool  # whether the completion begins a text, so that it needs no space in front
-    stops: frozenset[int]  # ids that end the completion
-    begun: tuple[int, ...] = ()  # ids at the end of `ids` that the completion has begun with
-    calls: CallForm | None = None  # how the completion may call tools
-    param: str = "prompt"  # the request's field that it is made of
+    begins: bool  # whether the answer begins a text, so that it has no space in front
+    stops: frozenset[int]  # ids that end the answer
+    begun: tuple[int, ...] = ()  # ids at the end of `ids` that already belong to the answer
+    calls: CallForm | None = None  # the form of tool calls, if the answer may have any
+    param: str = "prompt"  # the field of the request that it comes from
 
 
 class Prompts:
-    """Makes prompts for one model, until `close`. Each method can take a tenth of a second, so call it in a thread."""
+    """Makes prompts for one model. Each method may take a tenth of a second, so call it in a thread."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Prompts:
         context: int,
         vocab: int,
     ):
-        """Prepare for a model with this context and vocabulary; `stops` are the ids that end a plain text."""
+        """Serve a model with this context and vocabulary. `stops` are the ids that end a plain text."""
         self.tokenizer = tokenizer
         self._workers = Workers()
         self.template = template and replace(template, workers=self._workers)
@@ -88,8 +88,8 @@ class Prompts:
         self._vocab = vocab
         self._special = SpecialTokens(tokenizer)
         self._has_channels = channels_of(tokenizer) is not None
-        self._call_form: CallForm | None = None  # once it is known
-        self._two_calls: dict[bool, bool] = {}  # whether a message may have two calls, with tools and without
+        self._call_form: CallForm | None = None  # None until it is needed
+        self._two_calls: dict[bool, bool] = {}  # whether a message may have two calls, by whether there are tools
         # A tokenizer may have a few tokens that the model has no row for, so the model never writes them.
         self.turn_stops = stops | {id for id in turn_stops(tokenizer, template) if id < vocab}
 
@@ -98,13 +98,13 @@ class Prompts:
         self._workers.close()
 
     def from_text(self, text: str, *, bos: bool = True, param: str = "prompt") -> Prompt:
-        """Encode a text, with BOS first where the model's convention has it. Raises Refusal."""
+        """Encode a text, with BOS first if the model uses BOS. Raises Refusal."""
         self._check_characters(text, param)
         ids = list(self._checked(encode_text(self.tokenizer, text, bos=bos), param))
         return Prompt(ids, text == "", self.stops)
 
     def from_ids(self, ids: Sequence[int], *, param: str = "prompt") -> Prompt:
-        """Take ids as they are. Raises Refusal for one that the vocabulary lacks."""
+        """Take ids as they are. Raises Refusal for an id outside the vocabulary."""
         begins = not any(self.tokenizer.bytes_of(token) for token in self._checked(ids, param))
         return Prompt(list(ids), begins, self.stops)
 
@@ -118,21 +118,21 @@ class Prompts:
         formatted: bool = False,
         options: Mapping[str, Any] = MappingProxyType({}),
     ) -> Prompt:
-        """Render a conversation, ready for the assistant's answer, or for more of one that has `begun` with these ids.
+        """Render a conversation up to the assistant's answer, which may have `begun` with these ids.
 
-        The answer may call `tools`; if `forced`, it has begun a call. If `formatted`, a grammar holds its text, so that
-        it has begun to be said where the model would think first. `options` are what else the template reads. Raises
-        Refusal where the model has no template, where its template refuses the conversation, or where it does not know
-        tools or an option.
+        The answer may call `tools`; if `forced`, the prompt ends with the start of a call. If `formatted`, a grammar
+        restricts the answer, so a model with channels skips its thoughts. `options` are further variables of the
+        template. Raises Refusal if the model has no template, or if the template refuses the conversation or does not
+        support tools or an option.
         """
         self._check_options(options)
         calls = self._calls() if tools else None
         try:
-            offered = [msgspec.to_builtins(tool) for tool in tools] or None
-            said = [self._as_read(message, f"messages[{i}]") for i, message in enumerate(messages)]
-            if any(len(message.get("tool_calls", ())) > 1 for message in said) and not self._writes_two_calls(offered):
-                said = one_call_each(said)
-            text = self._rendered(said, tools=offered, **options)
+            offered = [_for_template(tool) for tool in tools] or None
+            turns = [self._as_read(message, f"messages[{i}]") for i, message in enumerate(messages)]
+            if any(len(turn.get("tool_calls", ())) > 1 for turn in turns) and not self._writes_two_calls(offered):
+                turns = one_call_each(turns)
+            text = self._rendered(turns, tools=offered, **options)
         except RecursionError:
             raise Refusal("tools and calls: nested too deeply", param="tools" if tools else "messages") from None
         self._check_characters(text, "messages", check=False)
@@ -151,11 +151,11 @@ class Prompts:
     def _checked(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
         for token in ids:
             if not 0 <= token < self._vocab:
-                raise Refusal(f"{param}: token ids are between 0 and {self._vocab - 1}, got {token}", param=param)
+                raise Refusal(f"{param}: token ids must be between 0 and {self._vocab - 1}, got {token}", param=param)
         return tuple(ids)
 
     def _check_characters(self, text: str, param: str, *, check: bool = True) -> None:
-        """Refuse a text that the context cannot hold, before it is encoded, and one that is not valid Unicode."""
+        """Refuse a text that is too long for the context, before encoding it, or one that is not valid Unicode."""
         if len(text) > self._context * LONGEST_TOKEN:
             raise too_long(f"{len(text):,} characters", self._context, param)
         if check:
@@ -165,20 +165,20 @@ class Prompts:
                 raise Refusal(str(error), param=param) from None
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
-        """Refuse an option that no template of the model reads, since nobody would hear of a misspelled one."""
+        """Refuse an option that the model's templates do not read: it may be misspelled."""
         if self.template is None:
-            return  # which is refused later
+            return  # a missing template is refused later
         for name in options:
             param = name if name == EFFORT else "chat_template_kwargs"
             if name in OWN_VARIABLES:
-                message = f"{param}: {name} is given by the conversation, it is no option of a chat template"
+                message = f"{param}: {name} comes from the conversation and cannot be set as an option"
                 raise Refusal(message, param=param, code=UNSUPPORTED)
             try:
-                if name == "self":  # Jinja's own, that no template is given
+                if name == "self":  # reserved by Jinja
                     raise ValueError
                 check_options(self.template, [name])
             except ValueError:
-                message = f"{param}: this model's chat template reads no option {name[:64]}"
+                message = f"{param}: this model's chat template has no option {name[:64]}"
                 raise Refusal(message, param=param, code=UNSUPPORTED) from None
 
     def _rendered(self, messages: Sequence[dict[str, Any]], **variables: Any) -> MarkedText:
@@ -186,18 +186,20 @@ class Prompts:
             raise Refusal("this model has no chat template: use /v1/completions, or serve it with --template")
         try:
             return self.template.render(messages, **variables)
-        except ValueError as error:  # whose file is nobody's business
+        except ValueError as error:  # clients must not see the template's path
             reason = f"the chat template {str(error).removeprefix(f'{self.template.name}: ')}"
             if isinstance(error, CannotRender):
                 raise Refusal(reason, status=503, code="busy", headers={"Retry-After": "5"}) from None
             raise Refusal(f"messages: {reason}", param="messages") from None
 
     def _calls(self) -> CallForm:
-        """Find the form of calls that the template knows. Raises Refusal."""
+        """Find the form in which the template writes calls. Raises Refusal."""
         if self._call_form is None:
             probe = [{"role": "user", "content": "a"}]
             if self._rendered(probe) == self._rendered(probe, tools=[PROBE]):
-                raise Refusal("tools: this model's chat template does not know tools", param="tools", code=UNSUPPORTED)
+                raise Refusal(
+                    "tools: this model's chat template does not support tools", param="tools", code=UNSUPPORTED
+                )
             self._call_form = form_of(self.template.rendered_source(tools=True) if self.template else "")
         if self._call_form is None:
             message = "tools: this model's chat template writes calls in a form that this server cannot read"
@@ -205,7 +207,7 @@ class Prompts:
         return self._call_form
 
     def _writes_two_calls(self, offered: Any) -> bool:
-        """Tell whether the template writes a message's second call. Llama's refuses it, others leave it out."""
+        """Check whether the template writes a message's second call. Llama's refuses it, others drop it."""
         with_tools = offered is not None
         if with_tools not in self._two_calls:
             try:
@@ -224,30 +226,32 @@ class Prompts:
         if content is None and role != "assistant":
             raise Refusal(f"{place}.content is missing", param=f"{place}.content", code="missing_required_parameter")
         if isinstance(content, list) and role != "assistant" and any(isinstance(p, RefusalPart) for p in content):
-            raise Refusal(f"{place}.content: only an assistant refuses", param=f"{place}.content")
+            raise Refusal(f"{place}.content: only assistant messages may refuse", param=f"{place}.content")
         parts = [content] if isinstance(content, str) else map(_text_of_part, content or ())
         text = "".join(parts) or (message.refusal or "" if role == "assistant" else "")
-        said: dict[str, Any] = {"role": role, "content": text}
+        turn: dict[str, Any] = {"role": role, "content": text}
         for name in ("name", "tool_call_id"):
             if (value := getattr(message, name)) is not None:
-                said[name] = value
+                turn[name] = value
         if message.tool_calls:
             if role != "assistant":
-                raise Refusal(f"{place}.tool_calls: an assistant alone calls tools", param=f"{place}.tool_calls")
+                raise Refusal(
+                    f"{place}.tool_calls: only assistant messages may call tools", param=f"{place}.tool_calls"
+                )
             calls = enumerate(message.tool_calls)
-            said["tool_calls"] = [self._called(call, f"{place}.tool_calls[{i}]") for i, call in calls]
+            turn["tool_calls"] = [self._called(call, f"{place}.tool_calls[{i}]") for i, call in calls]
         if thoughts := message.reasoning_content or message.reasoning:
             if role != "assistant":
                 param = f"{place}.reasoning{'_content' if message.reasoning_content else ''}"
-                raise Refusal(f"{param}: an assistant alone thinks", param=param)
+                raise Refusal(f"{param}: only assistant messages may contain thoughts", param=param)
             if self._has_channels and message.tool_calls and text:
-                # gpt-oss's template writes what is said before a call as a thought, and refuses both.
-                thoughts, said["content"] = f"{thoughts}\n{text}", ""
-            said["reasoning_content"] = thoughts
-        return said
+                # gpt-oss's template writes text before a call as a thought, and refuses both together.
+                thoughts, turn["content"] = f"{thoughts}\n{text}", ""
+            turn["reasoning_content"] = thoughts
+        return turn
 
     def _called(self, call: ToolCall, place: str) -> dict[str, Any]:
-        """Write an earlier call as templates read it: with arguments as an object."""
+        """Convert an earlier call to what templates read: its arguments are an object."""
         param = f"{place}.function.arguments"
         function = {"name": call.function.name, "arguments": called_arguments(call.function.arguments)}
         try:
@@ -262,10 +266,10 @@ def _text_of_part(part: TextPart | RefusalPart) -> str:
 
 
 def called_arguments(text: str) -> dict[str, Any]:
-    """Read the arguments of an earlier call, which templates want as an object.
+    """Read the arguments of an earlier call as an object, because templates need one.
 
-    A model does not always write valid JSON, and `max_tokens` may have cut its answer. Then the object has what came,
-    up to the last whole value, or all of the text if that is no object at all.
+    A model does not always write valid JSON, and `max_tokens` may have cut its answer. Then the object contains the
+    values up to the cut, or the whole text if it is not an object at all.
 
     >>> called_arguments('{"a": 1, "b": "two'), called_arguments('{"a": 1, "b'), called_arguments("")
     ({'a': 1, 'b': 'two'}, {'a': 1}, {})
@@ -282,14 +286,14 @@ def called_arguments(text: str) -> dict[str, Any]:
 
 
 def completions(text: str) -> list[str]:
-    """Complete a JSON object that was cut: all of it, or up to its last comma, or up to its last opening bracket.
+    """Complete a JSON object that was cut: at its end, before its last comma, or after its last opening bracket.
 
     >>> completions('{"a": [1, "b')
     ['{"a": [1, "b"]}', '{"a": [1]}', '{"a": []}']
     """
     open_brackets: Brackets = None
     is_quoted = False
-    shorter: dict[str, tuple[int, Brackets]] = {}  # the ends of shorter texts, and what is open there
+    shorter: dict[str, tuple[int, Brackets]] = {}  # where shorter texts end, and the brackets open there
     for sign in SIGNS_AND_COMMAS.finditer(text):
         if sign[0] == '"':
             is_quoted = not is_quoted
@@ -302,13 +306,13 @@ def completions(text: str) -> list[str]:
             shorter["comma"] = sign.start(), open_brackets
         elif open_brackets:
             open_brackets = open_brackets[1]
-    whole = CUT_ESCAPE.sub("", text) + '"' * is_quoted + _closed(open_brackets)
+    longest = CUT_ESCAPE.sub("", text) + '"' * is_quoted + _closed(open_brackets)
     ends = [shorter[name] for name in ("comma", "bracket") if name in shorter]
-    return [whole, *(text[:end] + _closed(brackets) for end, brackets in ends)]
+    return [longest, *(text[:end] + _closed(brackets) for end, brackets in ends)]
 
 
 def _closed(brackets: Brackets) -> str:
-    """Write what closes brackets, the innermost first."""
+    """Write the closing signs of brackets, the innermost first."""
     signs = []
     while brackets:
         sign, brackets = brackets
@@ -317,7 +321,9 @@ def _closed(brackets: Brackets) -> str:
 
 
 def one_call_each(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Split messages with several calls, for a template that writes one: each call has a message, its results after it.
+    """Split messages with several calls: each call gets its own message, followed by its results.
+
+    This is for templates that write only one call per message.
 
     >>> calls = [{"id": "1"}, {"id": "2"}]
     >>> said = {"role": "assistant", "content": "a", "tool_calls": calls}
@@ -330,16 +336,16 @@ def one_call_each(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     3 None
     """
     split: list[dict[str, Any]] = []
-    rest = deque(messages)
-    while rest:
-        message = rest.popleft()
+    queue = deque(messages)
+    while queue:
+        message = queue.popleft()
         calls = message.get("tool_calls", ())
         if len(calls) < 2:
             split.append(message)
             continue
         results = []
-        while rest and rest[0]["role"] == "tool":
-            results.append(rest.popleft())
+        while queue and queue[0]["role"] == "tool":
+            results.append(queue.popleft())
         for i, call in enumerate(calls):
             split.append({**message, "tool_calls": [call]} | ({"content": ""} if i else {}))
             split += [result for result in results if result.get("tool_call_id") == call["id"]]
@@ -349,6 +355,6 @@ def one_call_each(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def too_long(length: str, context: int, param: str) -> Refusal:
-    """Make the error about a prompt that the context cannot hold, with the code that OpenAI's clients know."""
-    message = f"{param}: {length} are more than the context of {context:,} tokens holds"
+    """Make the error for a prompt that is too long for the context, with OpenAI's error code."""
+    message = f"{param}: {length} do not fit in the context of {context:,} tokens"
     return Refusal(message, param=param, code="context_length_exceeded")

@@ -1,53 +1,55 @@
-"""The scheduler: which tokens the device computes next, for whom, and in which pages.
+"""The scheduler: decides which tokens the device computes next, for which requests, and in which pages.
 
-A state machine without a clock, a thread or a device. `submit` and `cancel` may come at any moment. `plan` says what
-the device computes next, and `done` takes what it drew. The rules:
+It is a state machine without a clock, a thread or a device. `submit` and `cancel` may be called at any time. `plan`
+returns what the device computes next, and `done` takes the tokens that it drew. The rules:
 
-1. Requests stand in one order, which is fixed when they come: that of arrival, except that a priority of p counts as if
-   the request had come p times `patience` plans later. Giving way does not change the order.
-2. Only the first that waits may begin, so small requests never overtake a large one for ever. It begins when a row is
-   free, and the pages for its prompt and a burst are neither held by a running request nor promised to one.
-3. If the first that waits stands before the last that runs and has a better priority, the last gives way. A request
-   never gives way to one of its own priority.
-4. A row that needs a page takes an available one. If there is none, the last that runs gives way, which may be the
-   same row. The first never gives way, and all pages together hold a context, so something always moves.
-5. A request that gives way keeps nothing but its tokens. They are fed again, its prompt by prefill and the rest by
-   decoding, at the positions where they were drawn. What comes after is then what would have come.
-6. A plan has at most one chunk, of the first prompt to read, and steps for every request whose prompt is read: one
-   beside a chunk, since others wait for the next, else a burst.
-7. Decoding feeds the last token of a prompt. The rest of a prompt may therefore be found in the prefix cache whole.
+1. Requests have a fixed order: by arrival, except that a request of priority p counts as if it had arrived p times
+   `patience` plans later. Preemption does not change the order.
+2. Only the first waiting request may begin, so small requests cannot overtake a large one forever. It begins when a row
+   is free, and when the pages for its prompt and a burst are neither held by nor promised to running requests.
+3. If the first waiting request comes before the last running one in the order and has a better priority, the last
+   running request is preempted. A request never preempts one of its own priority.
+4. A row that needs a page takes an available one. If there is none, the last running request is preempted, which may be
+   this row itself. The first request is never preempted, and all pages together hold a context, so there is always
+   progress.
+5. A preempted request keeps only its tokens. Later they are computed again, the prompt by prefill and the answer by
+   decoding, at their old positions. The request therefore continues as if nothing had happened.
+6. A plan has at most one chunk, of the first prompt to prefill, and decoding steps for every request with a complete
+   prompt: one step if there is a chunk, because other requests wait for the next plan, and otherwise a burst.
+7. Decoding feeds the last token of a prompt. The prefix cache may therefore hold all other tokens of a prompt.
 
 **A bound on waiting.** Let C = ceil(context / chunk) + context, and take the first unfinished request. While it runs,
-each plan reads a chunk of its prompt or feeds one of its tokens, and it never gives way, so it ends within C plans.
-While it waits, nobody else begins (rule 2), and the first of those that run ends within C plans, then the next. After
-`rows` C plans at most nobody runs, all pages are available, and it begins: it ends within (rows + 1) C plans. A request
-of priority p that came at plan n has none put before it after plan n + (p - q) patience, q being the best priority. At
-most waiting + rows are unfinished at once, so it ends within (p - q) patience + (waiting + rows) (rows + 1) C plans.
+each plan prefills a chunk of its prompt or feeds one of its tokens, and it is never preempted, so it ends within C
+plans. While it waits, no other request begins (rule 2). The first running request ends within C plans, then the next.
+After at most `rows` C plans no request runs, all pages are available, and the waiting request begins: it ends within
+(rows + 1) C plans. A request of priority p that arrives at plan n comes before all requests that arrive after plan
+n + (p - q) patience, for the best priority q. At most waiting + rows requests are unfinished at once, so it ends within
+(p - q) patience + (waiting + rows) (rows + 1) C plans.
 
-Until a text ends or gives way it has a token in every plan (rule 6). Between two it waits for a burst, or for a chunk
-and a step, however many prompts come and however long they are.
+A text that is being decoded gets a token in every plan until it ends or is preempted (rule 6). Between two tokens it
+waits for one burst, or for one chunk and one step, no matter how many prompts arrive and how long they are.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from llamaspec.serving.pages import NOBODY, PagePool
+from llamaspec.serving.pages import NULL_PAGE, PagePool
 from llamaspec.serving.request import FinishReason, PromptTooLong, QueueFull, Request
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes that a scheduler plans within. Raises ValueError for too few pages."""
+    """Size limits of a scheduler. Raises ValueError for too few pages."""
 
-    pages: int  # in all, of which NOBODY is one
+    pages: int  # total, including NULL_PAGE
     page: int  # tokens
     rows: int  # requests that decode at once
     chunk: int  # tokens of a prompt in a plan, at most
     burst: int  # steps of a row in a plan, at most
     context: int  # tokens of a request in the cache, at most
-    patience: int = 64  # plans by which a step of priority is worse than another
-    waiting: int = 256  # requests; more are refused
+    patience: int = 64  # plans that one step of priority is worth
+    waiting: int = 256  # waiting requests; more are refused
 
     def __post_init__(self) -> None:
         if min(self.page, self.rows, self.chunk, self.burst, self.context, self.patience, self.waiting) < 1:
@@ -57,23 +59,23 @@ class Limits:
 
     @property
     def blocks(self) -> int:
-        """The pages that a request holds at most."""
+        """The largest number of pages that a request holds."""
         return -(-self.context // self.page)
 
 
 @dataclass
 class Job:
-    """A request that is not finished, and what has been computed for it."""
+    """An unfinished request and its progress."""
 
     number: int
     request: Request
-    rank: tuple[int, int]  # its place in the order
-    expires: float | None  # on the clock of `plan`
-    drawn: list[int] = field(default_factory=list)  # and delivered
+    rank: tuple[int, int]  # position in the order of rule 1
+    expires: float | None  # in the time of `plan`
+    drawn: list[int] = field(default_factory=list)  # drawn and delivered
     pages: list[int] = field(default_factory=list)
-    computed: int = 0  # tokens whose keys and values are in `pages`
+    computed: int = 0  # tokens with keys and values in `pages`
     row: int | None = None  # None while it waits
-    cached: int | None = None  # tokens of the prompt that were found when it first began
+    cached: int | None = None  # prompt tokens found in the cache when it first began
 
     @property
     def known(self) -> int:
@@ -82,22 +84,22 @@ class Job:
 
     @property
     def to_read(self) -> int:
-        """Count the tokens of the prompt that prefill has still to read."""
+        """Count the tokens of the prompt that are still to be prefilled."""
         return max(0, len(self.request.prompt) - 1 - self.computed)
 
     @property
     def shares(self) -> bool:
-        """Whether its prompt is looked up in the prefix cache, and put there."""
-        return self.request.prompt_logprobs is None  # those need every token of the prompt to be computed
+        """Whether its prompt uses the prefix cache."""
+        return self.request.prompt_logprobs is None  # these need every prompt token to be computed
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
-        """The tokens of the text from `start` to `stop`, as far as they are known."""
+        """The known tokens of the text from `start` to `stop`."""
         prompt = self.request.prompt
         return (*prompt[start:stop], *self.drawn[max(0, start - len(prompt)) : max(0, stop - len(prompt))])
 
 
 class Chunk(NamedTuple):
-    """Tokens of a prompt to read, from position `start` on."""
+    """Tokens of a prompt to prefill, from position `start` on."""
 
     number: int
     start: int
@@ -106,7 +108,7 @@ class Chunk(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Steps of decoding: `fed` from position `start` on, then each token that the step before drew."""
+    """Decoding steps of a row: feed the tokens `fed` from position `start` on, then each token that was just drawn."""
 
     number: int
     row: int
@@ -114,11 +116,11 @@ class Row(NamedTuple):
     fed: tuple[int, ...]
     steps: int
     pages: tuple[int, ...]
-    after: int | None = None  # the token that is known to come after the last step; None: it is drawn
+    after: int | None = None  # the token after the last step, if already known; None: it is drawn
 
 
 class Plan(NamedTuple):
-    """Work for the device, the chunk first, and the requests that have ended meanwhile."""
+    """Work for the device, the chunk first, and the requests that have ended since the last plan."""
 
     chunk: Chunk | None
     rows: tuple[Row, ...]
@@ -136,14 +138,14 @@ class Ended(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Tokens that a row drew, one a step, and why nothing follows them; None for a text that goes on."""
+    """Tokens that a row drew, one per step, and the reason why its text ended; None if it continues."""
 
     tokens: Sequence[int]
     reason: FinishReason | None
 
 
 class News(NamedTuple):
-    """New tokens of a request, and its end, if it has ended. The first `skipped` tokens that its row drew are known."""
+    """New tokens of a request, and its end, if it has ended. The first `skipped` drawn tokens were known before."""
 
     number: int
     tokens: tuple[int, ...]
@@ -152,7 +154,7 @@ class News(NamedTuple):
 
 
 class Scheduler:
-    """See the rules above."""
+    """Plans by the rules at the top of this module."""
 
     def __init__(self, limits: Limits):
         self.limits = limits
@@ -160,28 +162,28 @@ class Scheduler:
         self.waiting: dict[int, Job] = {}
         self.running: dict[int, Job] = {}
         self.plans = self.preemptions = 0
-        self.prompt_tokens = self.cached_tokens = 0  # of requests that began: all, and those that the cache had
+        self.prompt_tokens = self.cached_tokens = 0  # of all requests that began: in total, and found in the cache
         self._arrivals = 0
         self._ended: list[Ended] = []
         self._planned: Plan | None = None
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is left to plan or to tell."""
+        """Whether there is nothing to plan and nothing to report."""
         return not (self.waiting or self.running or self._ended)
 
     def submit(self, number: int, request: Request, now: float) -> None:
-        """Let a request wait. Raises QueueFull where too many wait, PromptTooLong for a prompt beyond the context."""
+        """Queue a request. Raises QueueFull or, for a prompt longer than the context, PromptTooLong."""
         if len(request.prompt) > self.limits.context:
-            raise PromptTooLong(f"the prompt is {len(request.prompt)} tokens, the context {self.limits.context}")
+            raise PromptTooLong(f"the prompt has {len(request.prompt)} tokens, the context {self.limits.context}")
         if len(self.waiting) >= self.limits.waiting:
-            raise QueueFull(f"{self.limits.waiting} requests wait already")
+            raise QueueFull(f"{self.limits.waiting} requests are already waiting")
         self._arrivals += 1
         rank = (self.plans + request.priority * self.limits.patience, self._arrivals)
         self.waiting[number] = Job(number, request, rank, request.deadline and now + request.deadline)
 
     def cancel(self, number: int, reason: FinishReason = "cancelled") -> None:
-        """End a request, at any moment. What a plan under way computes for it is dropped. Others are not touched."""
+        """End a request, at any time. What the current plan computes for it is dropped."""
         job = self.waiting.pop(number, None)
         if job is None and (job := self.running.pop(number, None)):
             self.pool.release(job.pages)
@@ -189,13 +191,13 @@ class Scheduler:
             self._ended.append(_end(job, reason))
 
     def ended(self) -> tuple[Ended, ...]:
-        """Take the ends that no plan has told."""
+        """Return the ends that no plan has reported yet."""
         ended, self._ended = tuple(self._ended), []
         return ended
 
     def plan(self, now: float, *, burst: int | None = None) -> Plan:
-        """Say what to compute next, with at most `burst` steps a row. `done` must follow before the next plan."""
-        assert self._planned is None, "the plan before is not done"
+        """Plan what to compute next, with at most `burst` steps per row. Call `done` before the next plan."""
+        assert self._planned is None, "the previous plan is not done"
         self.plans += 1
         for job in [*self.waiting.values(), *self.running.values()]:
             if job.expires is not None and job.expires <= now:
@@ -206,11 +208,11 @@ class Scheduler:
         decoding = [job for job in self._ranked() if not job.to_read]
         most = min(burst or self.limits.burst, self.limits.burst)
         if reading or any(job.request.allowed for job in decoding):
-            most = 1  # for a rule, the host must see a token before it can say which may follow
+            most = 1  # a grammar must see a token before it can say which may follow
         steps = {job.number: self._steps(job, most) for job in decoding}
         for job in self._ranked():
             if job.number not in self.running:
-                continue  # it has given way to one before it
+                continue  # an earlier job has preempted it
             if job.number in steps:
                 self._grow(job, job.computed + steps[job.number])
             elif job is reading:
@@ -225,7 +227,7 @@ class Scheduler:
         return self._planned
 
     def done(self, draws: Mapping[int, Draws]) -> list[News]:
-        """Take what the plan drew, by request, and return what is new."""
+        """Take the tokens that the plan drew, by request, and return what is new."""
         plan, self._planned = self._planned, None
         assert plan is not None, "nothing was planned"
         if plan.chunk and (job := self.running.get(plan.chunk.number)):
@@ -235,7 +237,7 @@ class Scheduler:
         for row in plan.rows:
             job = self.running.get(row.number)
             if job is None:
-                continue  # it was cancelled meanwhile
+                continue  # it was cancelled in the meantime
             tokens, reason = draws[row.number]
             skipped = job.known - row.start - 1
             new = tuple(tokens[skipped:])
@@ -258,21 +260,21 @@ class Scheduler:
         while self.waiting:
             first = min(self.waiting.values(), key=lambda job: job.rank)
             rows = set(range(self.limits.rows)) - {job.row for job in self.running.values()}
-            found = self._match(first)
-            idle = sum(page in self.pool.idle for page in found)  # available now, and held once it begins
+            prefix = self._match(first)
+            idle = sum(page in self.pool.idle for page in prefix)  # available now, but held once it begins
             promised = sum(max(0, self._need(job) - len(job.pages)) for job in self.running.values())
-            if rows and self._need(first) - len(found) + idle + promised <= self.pool.available:
+            if rows and self._need(first) - len(prefix) + idle + promised <= self.pool.available:
                 del self.waiting[first.number]
-                self._begin(first, min(rows), found)
+                self._begin(first, min(rows), prefix)
                 continue
             last = max(self.running.values(), key=lambda job: job.rank, default=None)
             if last is None or last.rank < first.rank or last.request.priority <= first.request.priority:
                 return
-            self._give_way(last)
+            self._preempt(last)
 
-    def _begin(self, job: Job, row: int, found: Sequence[int]) -> None:
-        self.pool.hold(found)
-        job.pages, job.computed, job.row = [*found], len(found) * self.limits.page, row
+    def _begin(self, job: Job, row: int, prefix: Sequence[int]) -> None:
+        self.pool.hold(prefix)
+        job.pages, job.computed, job.row = [*prefix], len(prefix) * self.limits.page, row
         if job.cached is None:
             job.cached = job.computed
             self.prompt_tokens += len(job.request.prompt)
@@ -283,10 +285,10 @@ class Scheduler:
         return self.pool.match(job.request.prompt[:-1], job.request.tenant) if job.shares else []
 
     def _need(self, job: Job) -> int:
-        """Count the pages for its tokens so far and a burst."""
+        """Count the pages for the known tokens of a job and a burst."""
         return -(-min(job.known + self.limits.burst, self.limits.context) // self.limits.page)
 
-    def _give_way(self, job: Job) -> None:
+    def _preempt(self, job: Job) -> None:
         del self.running[job.number]
         self.pool.release(job.pages)
         job.pages, job.computed, job.row = [], 0, None
@@ -294,35 +296,35 @@ class Scheduler:
         self.preemptions += 1
 
     def _grow(self, job: Job, tokens: int) -> None:
-        """Take pages for so many tokens. The requests that run last give way for them, at worst `job` itself."""
+        """Take pages until `job` has room for `tokens`. Preempts the last running requests if needed, even `job`."""
         while len(job.pages) * self.limits.page < tokens:
             if self.pool.available:
                 job.pages.append(self.pool.take())
                 continue
             last = max(self.running.values(), key=lambda job: job.rank)
-            self._give_way(last)
+            self._preempt(last)
             if last is job:
                 return
 
     def _first_to_read(self) -> Job | None:
         for job in self._ranked():
             if job.to_read:
-                self._adopt(job)  # which may leave nothing to read
+                self._adopt(job)  # this may leave nothing to prefill
             if job.to_read:
                 return job
         return None
 
     def _adopt(self, job: Job) -> None:
-        """Go on with the pages that others have published since it began, if they reach further."""
-        found = self._match(job)
-        if len(found) * self.limits.page > job.computed:
-            self.pool.hold(found)
+        """Use pages that other requests have published since this one began, if they cover more tokens."""
+        prefix = self._match(job)
+        if len(prefix) * self.limits.page > job.computed:
+            self.pool.hold(prefix)
             self.pool.release(job.pages)
-            job.pages, job.computed = found, len(found) * self.limits.page
+            job.pages, job.computed = prefix, len(prefix) * self.limits.page
 
     def _publish(self, job: Job) -> None:
-        """Put the full pages of a prompt that prefill has read into the prefix cache."""
-        size, before = self.limits.page, NOBODY
+        """Put the full pages of a prefilled prompt into the prefix cache."""
+        size, before = self.limits.page, NULL_PAGE
         if job.shares:
             for i in range(job.computed // size):
                 tokens = job.request.prompt[i * size : (i + 1) * size]
@@ -334,10 +336,10 @@ class Scheduler:
             self.cancel(job.number, "length")
 
     def _steps(self, job: Job, burst: int) -> int:
-        """Count the steps of a burst that feed a known token or give a new one."""
-        left = job.request.max_tokens - len(job.drawn)
-        again = job.known - 1 - job.computed  # tokens to feed before the newest
-        return min(burst, again + left, self.limits.context - job.computed)
+        """Count the steps of a burst that feed a known token or draw a new one."""
+        remaining = job.request.max_tokens - len(job.drawn)
+        again = job.known - 1 - job.computed  # known tokens to feed before the newest
+        return min(burst, again + remaining, self.limits.context - job.computed)
 
     def _row(self, job: Job, steps: int) -> Row:
         assert job.row is not None

@@ -1,26 +1,26 @@
-"""JSON schemas of requests, made ready for llguidance, or refused before anything is drawn.
+"""Prepares JSON schemas for llguidance, and refuses those that it would misread.
 
-llguidance holds answers to a schema, except in a few cases. We change the schema in these cases so that every answer
-still keeps to the one that was sent, or we refuse it:
+llguidance makes answers follow a schema, with a few exceptions. For these we change the schema so that every answer
+still follows the original one, or we refuse it:
 
 - llguidance reads numbers as float64, which cannot hold every integer beyond 2^53.
-- It finds a reference's target by the target's `$id`, and so confuses two tools that use the same `$id`.
-- It counts a name that comes twice in an object as two properties.
-- It takes schemas that no finite text fulfills, and fails after some tokens.
+- It resolves references by `$id`, and therefore confuses two tools that use the same `$id`.
+- It counts a name that occurs twice in an object as two properties.
+- It accepts schemas that no finite text satisfies, and then fails after some tokens.
 """
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.parse import unquote, urldefrag, urljoin
 
 Schema = Any  # a dict, or True for any value and False for none
-Place = tuple[str | int, ...]  # keys and indices that lead to a schema from the root
+Place = tuple[str | int, ...]  # keys and indices from the root to a schema
 
 LARGEST_EXACT = 1 << 53
 LARGEST_BOUND = 9 * 10**18  # llguidance computes bounds in 64 bits
-DIGITS = 15  # decimal digits that float64 always keeps
-MOST_ITEMS = 2000  # that an answer can be made to have: llguidance takes a millisecond a token for as many
+DIGITS = 15  # decimal digits that float64 always preserves
+MOST_ITEMS = 2000  # at this number, llguidance takes a millisecond per token
 BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 LISTS = {"allOf", "anyOf", "oneOf", "prefixItems", "items"}
 SINGLE = {
@@ -42,10 +42,10 @@ COUNTS = ("minItems", "minLength", "minProperties")
 
 
 def prepared(schema: dict[str, Any], only_names: Callable[[str, set[str]], bool]) -> dict[str, Any]:
-    """Make a schema that llguidance can be given: each answer that keeps to the result keeps to `schema`.
+    """Prepare a schema for llguidance: every answer that follows the result also follows `schema`.
 
-    The result has no `$id`, and every reference in it is a JSON pointer from its root. `only_names` says whether a
-    pattern matches no other name than these. Raises ValueError for a schema that answers could not be held to.
+    The result has no `$id`, and every reference in it is a JSON pointer from its root. `only_names` checks whether a
+    pattern matches only the given names. Raises ValueError for a schema that we cannot enforce.
     """
     schema = with_pointers(schema)
     for _, part in _parts(schema):
@@ -59,7 +59,7 @@ def prepared(schema: dict[str, Any], only_names: Callable[[str, set[str]], bool]
 
 
 def _children(schema: dict[str, Any]) -> Iterator[tuple[Place, Schema]]:
-    """List the schemas directly inside a schema."""
+    """Yield the direct subschemas of a schema, with their places."""
     for key, value in schema.items():
         if key in BY_NAME and isinstance(value, dict):
             yield from (((key, name), child) for name, child in value.items())
@@ -70,7 +70,7 @@ def _children(schema: dict[str, Any]) -> Iterator[tuple[Place, Schema]]:
 
 
 def _parts(schema: Schema, place: Place = ()) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """List a schema and all schemas inside it, except True and False."""
+    """Yield a schema and all schemas inside it, except True and False."""
     if isinstance(schema, dict):
         yield place, schema
         for step, child in _children(schema):
@@ -78,7 +78,7 @@ def _parts(schema: Schema, place: Place = ()) -> Iterator[tuple[Place, dict[str,
 
 
 def with_pointers(schema: dict[str, Any]) -> dict[str, Any]:
-    """Copy a schema, drop its ids and anchors, and write all references to them as JSON pointers."""
+    """Copy a schema without its ids and anchors. References to them become JSON pointers."""
     targets: dict[str, Place] = {"": ()}
     bases: dict[Place, str] = {}  # the address that references are relative to, by place
     for place, part in _parts(schema):
@@ -94,7 +94,7 @@ def with_pointers(schema: dict[str, Any]) -> dict[str, Any]:
     def copied(value: Any, place: Place) -> Any:
         if not isinstance(value, dict):
             return value
-        copy = {key: each for key, each in value.items() if key != "$anchor" and not (key in IDS and _is_text(each))}
+        copy = {key: item for key, item in value.items() if key != "$anchor" and not (key in IDS and _is_text(item))}
         for step, child in _children(value):
             if len(step) == 1:
                 copy[step[0]] = copied(child, place + step)
@@ -110,7 +110,7 @@ def with_pointers(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pointer(reference: str, base: str, targets: dict[str, Place]) -> str:
-    """Write a reference as a JSON pointer from the root. One to something unknown stays as it is."""
+    """Turn a reference into a JSON pointer from the root. A reference to an unknown target stays unchanged."""
     address, fragment = urldefrag(_joined(base, reference))
     if address not in targets:
         return reference
@@ -121,7 +121,7 @@ def _pointer(reference: str, base: str, targets: dict[str, Place]) -> str:
 
 
 def _joined(base: str, reference: str) -> str:
-    """Resolve a reference. `urljoin` knows no base that is a URN."""
+    """Resolve a reference. `urljoin` does not support URNs as a base."""
     return base + reference if reference.startswith("#") else urljoin(base, reference)
 
 
@@ -130,7 +130,7 @@ def _written(place: Place) -> str:
 
 
 def _target(root: dict[str, Any], pointer: str) -> Schema:
-    """Find the schema that a JSON pointer names; True if there is none, since llguidance says so itself."""
+    """Find the target of a JSON pointer; True if there is none, because llguidance reports that itself."""
     value: Any = root
     for key in unquote(pointer.removeprefix("#")).split("/")[1:]:
         key = key.replace("~1", "/").replace("~0", "~")
@@ -145,41 +145,41 @@ def _id_of(schema: dict[str, Any]) -> str:
     return next((schema[key] for key in IDS if _is_text(schema.get(key))), "")
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: Any) -> TypeGuard[str]:
     return isinstance(value, str)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _check_values(schema: dict[str, Any]) -> None:
-    """Refuse numbers that llguidance would change, and more items than it can count to."""
+    """Refuse numbers that llguidance would change, and more items than it can count."""
     for name in ("const", "enum"):
         for number in _numbers(schema.get(name)):
             if abs(number) > LARGEST_EXACT:
                 raise ValueError(f"{name}: numbers beyond 2^53 are not exact, got {number}: use a string")
     for name in UPPER:
         if _is_number(bound := schema.get(name)) and bound < -LARGEST_BOUND:
-            raise ValueError(f"{name}: must be -9e18 or more, got {bound}")
+            raise ValueError(f"{name}: must be at least -9e18, got {bound}")
     for name in LOWER:
         if _is_number(bound := schema.get(name)) and bound > LARGEST_BOUND:
-            raise ValueError(f"{name}: must be 9e18 or less, got {bound}")
+            raise ValueError(f"{name}: must be at most 9e18, got {bound}")
     if _is_number(count := schema.get("minItems")) and count > MOST_ITEMS:
-        raise ValueError(f"minItems: must be {MOST_ITEMS} or less, got {count}")
+        raise ValueError(f"minItems: must be at most {MOST_ITEMS}, got {count}")
 
 
 def _numbers(value: Any) -> Iterator[int | float]:
-    """List all numbers in a JSON value."""
+    """Yield all numbers in a JSON value."""
     if isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _numbers(each)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(item)
     elif _is_number(value):
         yield value
 
 
 def _inner_bound(bound: int | float, *, upper: bool) -> int | float:
-    """Move a bound beyond 2^53 inward, to a number that llguidance writes and computes exactly.
+    """Move a bound beyond 2^53 inward, to a number that llguidance handles exactly.
 
     >>> _inner_bound(2**63 - 1, upper=True), _inner_bound(-(2**63), upper=False), _inner_bound(7, upper=True)
     (9000000000000000000, -9000000000000000000, 7)
@@ -190,34 +190,34 @@ def _inner_bound(bound: int | float, *, upper: bool) -> int | float:
         return bound
     if abs(bound) > LARGEST_BOUND:
         return LARGEST_BOUND if bound > 0 else -LARGEST_BOUND
-    whole = math.floor(bound) if upper else math.ceil(bound)
-    step = 10 ** (len(str(abs(whole))) - DIGITS)
-    # One step more, because the nearest float64 may lie a little outside of the decimal number.
-    return (whole // step - 1) * step if upper else (-(-whole // step) + 1) * step
+    integer = math.floor(bound) if upper else math.ceil(bound)
+    step = 10 ** (len(str(abs(integer))) - DIGITS)
+    # Move one step further, because the nearest float64 may lie slightly outside the decimal number.
+    return (integer // step - 1) * step if upper else (-(-integer // step) + 1) * step
 
 
 def _check_names(schema: dict[str, Any], only_names: Callable[[str, set[str]], bool]) -> None:
-    """Refuse an object that may need different names where llguidance may repeat one, or names that never come."""
+    """Refuse an object if llguidance may count a repeated name twice, confuse two spellings, or find no name at all."""
     declared, required = schema.get("properties"), schema.get("required")
     names = {*declared} if isinstance(declared, dict) else set()
     names |= {name for name in required if _is_text(name)} if isinstance(required, list) else set()
     least = schema.get("minProperties")
     certain = len(required) if isinstance(required, list) else 0
     if _is_number(least) and least > certain + 1:
-        reason = f"minProperties: {least} properties need names in `required`, since another name may come twice"
+        reason = f"minProperties: {least} properties need names in `required`, because other names may come twice"
         raise ValueError(reason)
     if schema.get("additionalProperties") is not False:
         for name in names:
             if any(ord(character) < 32 or character == "\x7f" for character in name):
-                raise ValueError(f"properties: {name!r} has a control character, which can be spelled in several ways")
+                raise ValueError(f"properties: {name!r} has a control character, which JSON can spell in several ways")
     patterns = schema.get("patternProperties")
     for pattern in patterns if isinstance(patterns, dict) else ():
         if names and only_names(pattern, names):
-            raise ValueError(f"patternProperties: {pattern!r} matches only names that are properties: drop it")
+            raise ValueError(f"patternProperties: {pattern!r} matches only declared names: remove it")
 
 
 def _check_finite(root: dict[str, Any]) -> None:
-    """Refuse a schema that needs itself inside itself, and so no text of finite length fulfills it."""
+    """Refuse a schema that requires itself inside itself: no finite text satisfies it."""
     reached: dict[int, dict[str, Any]] = {}
     pending: list[Schema] = [root]
     while pending:
@@ -241,11 +241,11 @@ def _check_finite(root: dict[str, Any]) -> None:
     for key, schema in reached.items():
         if key not in finite:
             about = f" of {schema['$ref']}" if _is_text(schema.get("$ref")) else ""
-            raise ValueError(f"a schema{about} needs itself inside itself, so that no answer could ever end")
+            raise ValueError(f"the schema{about} requires itself inside itself, so no answer could ever end")
 
 
 def _ends(schema: dict[str, Any], root: dict[str, Any], ends: Callable[[Schema], bool]) -> bool:
-    """Whether some text of finite length keeps to a schema, if only the schemas that satisfy `ends` are known to."""
+    """Whether some finite text satisfies a schema, given the schemas for which `ends` is known to be true."""
     if "$ref" in schema and _is_text(schema["$ref"]) and not ends(_target(root, schema["$ref"])):
         return False
     if not all(ends(child) for child in _listed(schema, "allOf")):

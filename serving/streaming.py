@@ -1,6 +1,6 @@
-"""Drawn tokens as text: whole characters, no part of a stop text, and each token with the text that it brought.
+"""Turns drawn tokens into text: whole characters, no part of a stop text, and the position of each token.
 
-A reader that takes its time costs no memory for each token: what it has not taken yet is joined into one piece.
+A slow client costs no memory per token, because text that it has not received yet is joined into one piece.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from llamaspec.model.tokenizers.tokenizer import Decoder, Tokenizer
 
 
 class Drawn(NamedTuple):
-    """A drawn token. The log-probabilities are there if they were asked for."""
+    """A drawn token, with log-probabilities if they were requested."""
 
     id: int
     logprob: float | None = None
@@ -25,23 +25,23 @@ class Drawn(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A token, and where its text begins in the whole text, in characters."""
+    """A token, and the offset of its text in the whole text, in characters."""
 
     token: Drawn
     start: int
-    first: bool  # whether it begins a text, and so has no space in front
+    first: bool  # whether it begins a text, so that it has no space in front
 
 
 class CallPiece(NamedTuple):
-    """A piece of a call: the function's name where it begins, and more of its arguments."""
+    """A piece of a call: more of its arguments, and in the first piece the function's name."""
 
-    number: int  # of the call, in its answer
+    number: int  # of the call within its answer
     name: str | None
     arguments: str
 
 
 class Piece(NamedTuple):
-    """A piece of an answer: its text, and the tokens that brought it; beside it, thoughts and calls of their own."""
+    """A piece of an answer: text with its tokens, thoughts, and pieces of calls."""
 
     text: str
     tokens: list[Placed]
@@ -50,11 +50,11 @@ class Piece(NamedTuple):
 
 
 class TextReader:
-    """Turns the tokens of one answer into text that is certain.
+    """Turns the tokens of one answer into text that can no longer change.
 
-    Text stays back while a character lacks bytes, and while it may be the beginning of a stop text. A token stays back
-    as long as its text. Tokens of a stop text never come out. Thoughts and calls come with neither tokens nor stop
-    texts.
+    Text is held back while a character is incomplete, and while it may be the beginning of a stop text. Its tokens are
+    held back with it. Tokens of a stop text are never returned. Thoughts and calls have no tokens, and stop texts do
+    not apply to them.
     """
 
     def __init__(
@@ -69,43 +69,43 @@ class TextReader:
         spelled: Mapping[int, str] | None = None,
         channels: Channels | None = None,
     ):
-        """Begin an answer, which `begins` a text or continues one.
+        """Start an answer, which either `begins` a text or continues one.
 
-        The answer may have `begun` with tokens whose text is known. `stops` are ids that end it and have no text; the
-        one that does is its last token if `shows_end`. `spelled` are control tokens that are part of the text here.
-        `channels` tells thoughts and calls from text.
+        `begun` are tokens at the beginning of the answer known before. `stops` are ids that end the answer and
+        have no text; if `shows_end`, the tokens of the answer include the one that ended it. `spelled` are control
+        tokens that count as text here. `channels` separates thoughts and calls from text.
         """
-        self.count = 0  # tokens that were drawn for the text, a stopping one included
+        self.count = 0  # tokens drawn for this text, including one that stopped it
         self.stopped = False  # whether a stop text has ended the answer
         self._decoder = Decoder(tokenizer, start=begins)
         self._filter = StopTexts(stop_texts)
         self._tokenizer = tokenizer
         self._stops = stops
         self._shows_end = shows_end
-        self._end: Drawn | None = None  # the token that has ended the answer
+        self._end: Drawn | None = None  # the token that ended the answer
         self._spelled = spelled or {}
-        self._first = begins  # whether the next token with a text begins it
-        self._decoded = 0  # characters that are known, whether certain or not
-        self._certain = 0  # characters that have come out
-        self._held: deque[tuple[Placed, int]] = deque()  # tokens that have not come out, and the end of their text
+        self._first = begins  # whether the next token with text begins the text
+        self._decoded = 0  # characters decoded, released or held back
+        self._certain = 0  # characters released
+        self._held_back: deque[tuple[Placed, int]] = deque()  # tokens held back, and where their text ends
         self._text: list[str] = []
         self._tokens: list[Placed] = []
         self._channels = channels
         self._thoughts: list[str] = []
         self._calls: list[CallPiece] = []
-        self._called = 0  # calls so far
-        self._undecided: list[Placed] = []  # tokens that are text or the rest of a header
+        self._called = 0  # number of calls so far
+        self._undecided: list[Placed] = []  # tokens that belong to text or to the header of a channel
         for token in begun:
             self._hear(token)
         self._thoughts = []
 
     @property
     def length(self) -> int:
-        """The number of characters that have come out, taken or not."""
+        """The number of characters released so far."""
         return self._certain
 
     def feed(self, tokens: Sequence[Drawn]) -> None:
-        """Take tokens as they were drawn. Tokens after a stop text are ignored."""
+        """Take drawn tokens in order. Tokens after a stop text are ignored."""
         for token in tokens:
             if self.stopped:
                 return
@@ -119,44 +119,44 @@ class TextReader:
             if token.id in self._stops:
                 self._end = token
             elif heard.is_answer:
-                self._held.append((placed, self._decoded))
+                self._held_back.append((placed, self._decoded))
             self._out(self._filter.feed(heard.text))
 
     def finish(self) -> None:
-        """End the text: nothing follows, so what stayed back comes out."""
+        """End the text, and release what was held back."""
         if self.stopped:
             return
-        heard = self._told(self._channels.hear(self._decoder.finish())) if self._channels else None
-        rest = heard.text if heard else self._decoder.finish()
-        self._decide(rest)
-        self._out(self._filter.feed(rest))
+        heard = self._store(self._channels.hear(self._decoder.finish())) if self._channels else None
+        text = heard.text if heard else self._decoder.finish()
+        self._decide(text)
+        self._out(self._filter.feed(text))
         self._out(self._filter.finish())
-        if self._shows_end and self._end and not self.stopped:  # after the bytes of an unfinished character
+        if self._shows_end and self._end and not self.stopped:  # after the bytes of an incomplete character
             self._tokens.append(Placed(self._end, self._decoded, self._first))
 
     def piece(self) -> Piece:
-        """Give the text and the tokens that have come out since the last call."""
+        """Return the text and the tokens released since the last call."""
         piece = Piece("".join(self._text), self._tokens, "".join(self._thoughts), self._calls)
         self._text, self._tokens, self._thoughts, self._calls = [], [], [], []
         return piece
 
     def _hear(self, token: int) -> Heard:
-        """Take a token: what it adds to the text, and what beside it."""
+        """Decode a token: return new text, and store new thoughts and calls."""
         if self._channels is None:
             return Heard("" if token in self._stops else self._decode(token))
         if self._channels.ends_character(token):
-            return self._told(self._channels.feed(token, self._decoder.finish()))
-        return self._told(self._channels.feed(token, "" if token in self._stops else self._decode(token)))
+            return self._store(self._channels.feed(token, self._decoder.finish()))
+        return self._store(self._channels.feed(token, "" if token in self._stops else self._decode(token)))
 
     def _decide(self, text: str) -> None:
-        """Count what has come of the text; tokens before it that were undecided are of it, or else of a header."""
+        """Count decoded text. If there is text, undecided tokens before it belong to it, and otherwise to a header."""
         self._decoded += len(text)
         if text:
-            self._held += [(placed, self._decoded) for placed in self._undecided]
+            self._held_back += [(placed, self._decoded) for placed in self._undecided]
         self._undecided = []
 
-    def _told(self, heard: Heard) -> Heard:
-        """Keep what comes beside the text."""
+    def _store(self, heard: Heard) -> Heard:
+        """Store the thoughts and calls that came with a piece of text."""
         if heard.thoughts:
             self._thoughts.append(heard.thoughts)
         if heard.called is not None:
@@ -167,7 +167,7 @@ class TextReader:
 
     def _decode(self, token: int) -> str:
         if token in self._spelled:
-            return self._decoder.finish() + self._spelled[token]  # Bytes of an unfinished character come before it.
+            return self._decoder.finish() + self._spelled[token]  # bytes of an incomplete character come first
         self._first = self._first and not self._tokenizer.bytes_of(token)
         return self._decoder.feed(token)
 
@@ -176,18 +176,22 @@ class TextReader:
             self._text.append(text)
         self._certain += len(text)
         self.stopped = self._filter.stopped
-        while self._held and self._held[0][1] <= self._certain and not self._is_of_stop_text(self._held[0][0]):
-            self._tokens.append(self._held.popleft()[0])
-        if self.stopped:  # A stop text may begin within the text of a token, whose beginning has come out.
-            self._tokens += [placed for placed, _ in self._held if placed.start < self._certain]
-            self._held.clear()
+        while (
+            self._held_back
+            and self._held_back[0][1] <= self._certain
+            and not self._is_of_stop_text(self._held_back[0][0])
+        ):
+            self._tokens.append(self._held_back.popleft()[0])
+        if self.stopped:  # A stop text may begin inside a token; then the beginning of the token's text was released.
+            self._tokens += [placed for placed, _ in self._held_back if placed.start < self._certain]
+            self._held_back.clear()
 
     def _is_of_stop_text(self, placed: Placed) -> bool:
         return self.stopped and placed.start >= self._certain
 
 
 class Inbox:
-    """Events of an engine's thread, on their way to a coroutine."""
+    """Passes events from the engine's thread to a coroutine."""
 
     def __init__(self):
         """Belong to the running event loop."""
@@ -196,12 +200,12 @@ class Inbox:
         self._news = asyncio.Event()
 
     def put(self, index: int, event: Any) -> None:
-        """Hand over an event of the request with this index. Any thread may call this."""
-        with suppress(RuntimeError):  # The loop has ended, and with it whoever would read the event.
+        """Pass an event of the request with this index. Any thread may call this."""
+        with suppress(RuntimeError):  # the event loop has ended, so there is no reader
             self._loop.call_soon_threadsafe(self._arrive, index, event)
 
     async def take(self) -> list[tuple[int, Any]]:
-        """Wait until there are events, and take all."""
+        """Wait for events, and take all of them."""
         await self._news.wait()
         self._news.clear()
         events, self._events = self._events, []
@@ -215,7 +219,7 @@ class Inbox:
 def server_sent(data: Any, *, event: str | None = None) -> bytes:
     """Format one event of a stream: `data` as JSON, or a text as it is.
 
-    JSON on one line may hold characters that some clients take for the end of a line; they are escaped.
+    Some clients take certain characters of JSON for the end of a line, so these are escaped.
     """
     body = data.encode() if isinstance(data, str) else _in_one_line(msgspec.json.encode(data))
     name = f"event: {event}\n".encode() if event else b""
@@ -223,7 +227,7 @@ def server_sent(data: Any, *, event: str | None = None) -> bytes:
 
 
 def _in_one_line(json: bytes) -> bytes:
-    """Escape the characters that end a line in Unicode, though not in this format.
+    """Escape the characters that end a line in Unicode but not in this format.
 
     >>> _in_one_line('{"a": "b\u2028c"}'.encode())
     b'{"a": "b\\\\u2028c"}'

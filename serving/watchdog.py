@@ -1,26 +1,26 @@
-"""A device that hangs: a step that does not end, which no exception tells of."""
+"""Detects a device that hangs: a step that never ends raises no exception."""
 
 from dataclasses import dataclass
 
-# Seconds that a step may take. A request takes two at least, and may take 600 s by default: where steps are slower, no
-# request is answered in time anyway. Programs are compiled before the first step.
+# Seconds that a step may take. A request needs at least two steps and has 600 s by default, so no request could be
+# answered in time with slower steps. Programs are compiled before the first step.
 STEP_SECONDS = 300.0
-LOOK = 1.0  # seconds between two looks
+LOOK = 1.0  # seconds between two checks
 
 
 class DeviceHangs(Exception):
-    """A step of the device that has taken so long that it will not end."""
+    """Raised when a step of the device has taken so long that it will never end."""
 
 
 @dataclass
 class Watchdog:
-    """Tells from regular looks at the step under way whether it takes too long.
+    """Checks regularly whether the current step takes too long.
 
     >>> dog = Watchdog(seconds=2.5)
     >>> [dog.look(step=1, now=now) for now in (0.0, 1.0, 2.0, 3.0)]
     [False, False, False, True]
 
-    A process that was stopped and goes on did not look in between, which is not the device's fault:
+    A process that was suspended did not check in between, which is not the device's fault:
 
     >>> dog = Watchdog(seconds=2.5)
     >>> [dog.look(step=1, now=now) for now in (0.0, 1.0, 3600.0)]
@@ -29,13 +29,13 @@ class Watchdog:
 
     seconds: float
     _step: int | None = None
-    _waited: float = 0.0  # seconds that we have seen the step take
+    _waited: float = 0.0  # seconds that the step has taken, as far as we checked
     _looked: float = 0.0
 
     def look(self, *, step: int | None, now: float) -> bool:
-        """Look at the number of the step under way, None if there is none; return whether it takes too long."""
+        """Take the number of the current step (None if there is none); return whether it takes too long."""
         is_same = step is not None and step == self._step
-        # One late look counts as one, since a busy machine delays looks and steps alike.
+        # A late check counts as one interval only: a busy machine delays checks and steps equally.
         self._waited = self._waited + min(now - self._looked, LOOK) if is_same else 0.0
         self._step, self._looked = step, now
         return self._waited > self.seconds

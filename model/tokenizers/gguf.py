@@ -40,6 +40,7 @@ from llamaspec.model.tokenizers.limits import check_count
 from llamaspec.model.tokenizers.tokenizer import Tokenizer, is_byte
 from llamaspec.model.tokenizers.tokenizer_config import Added
 
+SENTENCEPIECE_BOS = 1  # the id of BOS where no key names it
 TYPE = "tokenizer.ggml.model"
 TEMPLATE = "tokenizer.chat_template"  # and with .NAME, for each of the names in the list
 TEMPLATE_NAMES = "tokenizer.chat_templates"
@@ -116,10 +117,12 @@ def _takes_in_space(metadata: Metadata) -> Callable[[str], bool]:
     return lambda name: phi_3 and name not in ("<unk>", "<s>", "<|endoftext|>")
 
 
-def _bos(metadata: Metadata, tokens: Sequence[str], *, default: bool) -> int | None:
-    """The id that begins texts, or None."""
-    if BOS not in metadata or not metadata.boolean("tokenizer.ggml.add_bos_token", default):
+def _bos(metadata: Metadata, tokens: Sequence[str], *, default: bool, absent: int | None = None) -> int | None:
+    """The id that begins texts, or None. Without a key it is `absent`, as in llama.cpp."""
+    if not metadata.boolean("tokenizer.ggml.add_bos_token", default):
         return None
+    if BOS not in metadata:
+        return absent
     if not 0 <= (id := metadata.integer(BOS)) < len(tokens):
         raise metadata.refused(f"{BOS} is {short(id)}, outside a vocabulary of {len(tokens)}")
     return id
@@ -156,7 +159,8 @@ def _sentencepiece(metadata: Metadata, tokens: list[str], types: Sequence[int]) 
         for id, (text, kind) in enumerate(zip(tokens, types, strict=True))
         if kind == USER_DEFINED
     }
-    bos, trainer = _bos(metadata, tokens, default=True), proto.trainer_spec
+    absent = SENTENCEPIECE_BOS if types[SENTENCEPIECE_BOS : SENTENCEPIECE_BOS + 1] == [CONTROL] else None
+    bos, trainer = _bos(metadata, tokens, default=True, absent=absent), proto.trainer_spec
     trainer.model_type = trainer.BPE
     trainer.vocab_size = len(tokens)
     trainer.byte_fallback = BYTE in types

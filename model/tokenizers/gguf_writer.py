@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -9,7 +10,15 @@ import numpy as np
 
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, CheckpointError, refused
 from llamaspec.model.checkpoints.gguf.config import BOS, STOPS
-from llamaspec.model.checkpoints.gguf.control_tokens import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from llamaspec.model.checkpoints.gguf.control_tokens import (
+    BYTE,
+    CONTROL,
+    ENDS,
+    NORMAL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+)
 from llamaspec.model.checkpoints.gguf.file import Value
 from llamaspec.model.tokenizers.gguf import TEMPLATE, TEMPLATE_NAMES, TYPE
 from llamaspec.model.tokenizers.gguf_cuttings import CUTTINGS
@@ -91,6 +100,8 @@ def _stop_keys(
 
     `eos` is the id of eos_token, which a template reads from the first of them.
     """
+    if len(checkpoint.stops) > len(STOPS) and tokenizer:
+        checkpoint = replace(checkpoint, stops=_stops_for_keys(checkpoint.stops, tokenizer))
     if len(checkpoint.stops) > len(STOPS):
         raise refused(checkpoint.path, f"{len(checkpoint.stops)} tokens end a text, and GGUF can name {len(STOPS)}")
     special = tokenizer.special if tokenizer else {}
@@ -109,6 +120,14 @@ def _stop_keys(
             rest.remove(ids[0])
     free = [key for key in (text, turn, message) if key not in keys]
     return keys | dict(zip(free, rest, strict=False))
+
+
+def _stops_for_keys(stops: frozenset[int], tokenizer: Tokenizer) -> frozenset[int]:
+    """The ids that keys have to name, and as many more as there are keys: llama.cpp finds the others by their names."""
+    names = {id: tokenizer.piece(id) for id in stops}
+    known = sorted((name not in (*END_OF_TURN, *END_OF_MESSAGE), id) for id, name in names.items() if name in ENDS)
+    unknown = {id for id, name in names.items() if name not in ENDS}
+    return frozenset({*unknown, *(id for _, id in known[: max(0, len(STOPS) - len(unknown))])})
 
 
 def _tokenizer_keys(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, Value]:

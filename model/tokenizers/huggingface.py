@@ -75,7 +75,24 @@ class HuggingFaceTokenizer:
                 continue
             with library_errors(self._path, "cannot encode this text"):
                 ids += tokenizer.encode(part, add_special_tokens=False).ids
-        return ids
+        return self._spelled(ids)
+
+    def _spelled(self, ids: list[int]) -> list[int]:
+        """The ids of a text with the names of control tokens spelled by characters.
+
+        The library leaves such names to its model, and Unigram has pieces of these names.
+        """
+        controls = set(self.special.values())
+        if controls.isdisjoint(ids):
+            return ids
+        spelled: list[int] = []
+        for id in ids:
+            if id not in controls:
+                spelled.append(id)
+                continue
+            for character in self.piece(id):
+                spelled += self._next.encode(character, add_special_tokens=False).ids
+        return [id for id in spelled if id not in controls]
 
     def longest_first(self) -> "HuggingFaceTokenizer":
         """This tokenizer, with added tokens found as llama.cpp finds them. No text may get a space in front."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from llamaspec.serving.pages import NOBODY
+from llamaspec.serving.pages import NULL_PAGE
 from llamaspec.serving.request import Request
 from llamaspec.serving.scheduler import Limits
 from tests.serving.scheduler_machine import BEST, Watched, alone
@@ -92,9 +92,9 @@ def a_pool_refuses_what_cannot_be(make: Made) -> None:
     """A page with tokens that are there already, one that is not full, and one more than there are."""
     pool = make(Limits(pages=4, page=2, rows=1, chunk=1, burst=1, context=4)).scheduler.pool
     pages = [pool.take() for _ in range(3)]
-    pool.publish(pages[0], before=NOBODY, tokens=(1, 1), tenant="")
+    pool.publish(pages[0], before=NULL_PAGE, tokens=(1, 1), tenant="")
     for wrong in (
-        lambda: pool.publish(pages[1], before=NOBODY, tokens=(1, 1), tenant=""),
+        lambda: pool.publish(pages[1], before=NULL_PAGE, tokens=(1, 1), tenant=""),
         lambda: pool.publish(pages[1], before=pages[0], tokens=(1,), tenant=""),
         pool.take,
     ):

@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from llamaspec.serving.pages import NOBODY, PagePool
+from llamaspec.serving.pages import NULL_PAGE, PagePool
 from llamaspec.serving.request import FinishReason, PromptTooLong, QueueFull, Request
 from llamaspec.serving.scheduler import Draws, Ended, Limits, Plan, Scheduler
 
@@ -55,14 +55,14 @@ class Watched:
         self.under_way: Plan | None = None
         self.fed = 0  # tokens
         self.gave_way = 0  # in the latest plan
-        give_way: Any = scheduler._give_way
+        give_way: Any = scheduler._preempt
 
         def counted(job: Any) -> None:
             self.gave_way += 1
             assert self.gave_way <= 100, "requests give way to each other for ever"
             give_way(job)
 
-        scheduler._give_way = counted
+        scheduler._preempt = counted
 
     def submit(self, request: Request) -> None:
         number, full = len(self.requests), len(self.scheduler.waiting) >= self.limits.waiting
@@ -175,7 +175,7 @@ class Watched:
             if gone:
                 continue  # the request was cancelled meanwhile, so what it wrote is never read
             page = pages[at // size]
-            assert page != NOBODY and self.scheduler.pool.holders[page] == 1, "a page is written that others hold"
+            assert page != NULL_PAGE and self.scheduler.pool.holders[page] == 1, "a page is written that others hold"
             assert page not in self.scheduler.pool.nodes, "a page is written that can be found"
             if program == PREFILL:
                 self.read[number].add(at)
@@ -209,7 +209,7 @@ class Watched:
         assert sorted([*pool.free, *pool.idle, *holders]) == [*range(1, pool.count)], "a page is lost, or there twice"
         assert {page: node for node, page in pool.tree.items()} == pool.nodes
         assert {*pool.idle} <= {*pool.nodes}
-        assert all(node[0] == NOBODY or node[0] in pool.nodes for node in pool.tree), "a page without the one before"
+        assert all(node[0] == NULL_PAGE or node[0] in pool.nodes for node in pool.tree), "a page without the one before"
         assert not any(job.pages for job in self.scheduler.waiting.values())
 
     def finish(self) -> None:

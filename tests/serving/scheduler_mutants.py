@@ -18,8 +18,8 @@ another tenant's pages are published as one's own (vLLM #44701)
     - node = (before, tenant, tuple(tokens))
     + node = (before, "", tuple(tokens))
 found by its own tokens, whatever is before it (nano-vllm, GHSA-rm76-4mrf-v9r8)
-    -             before = found
-    +             before = NOBODY
+    -             before = page
+    +             before = NULL_PAGE
 a page in the middle goes before those after it (M* #210)
     - for page in reversed(pages):
     + for page in pages:
@@ -60,11 +60,11 @@ an entry moves to the newer page (Atlas PR 373)
     + self.tree[node] = page
     +         if len(tokens) != self.size:
 a page too many is given out (vLLM PR 33499)
-    - list(range(count - 1, NOBODY, -1))
-    + list(range(count - 1, NOBODY - 1, -1))
+    - list(range(count - 1, NULL_PAGE, -1))
+    + list(range(count - 1, NULL_PAGE - 1, -1))
 a page too few is given out
-    - list(range(count - 1, NOBODY, -1))
-    + list(range(count - 2, NOBODY, -1))
+    - list(range(count - 1, NULL_PAGE, -1))
+    + list(range(count - 2, NULL_PAGE, -1))
 held pages count as available (LMCache #2327)
     - return len(self.free) + len(self.idle)
     + return len(self.free) + len(self.nodes)
@@ -128,11 +128,11 @@ pages are promised twice (vLLM #54644)
     -             promised = sum(max(0, self._need(job) - len(job.pages)) for job in self.running.values())
     +             promised = 0
 found pages are counted as new and as available (vLLM PR 33499)
-    - self._need(first) - len(found) + idle + promised <=
-    + self._need(first) - len(found) + promised <=
+    - self._need(first) - len(prefix) + idle + promised <=
+    + self._need(first) - len(prefix) + promised <=
 one found page more is counted than there is (nano-vllm #207)
-    - job.pages, job.computed, job.row = [*found], len(found) * self.limits.page, row
-    + job.pages, job.computed, job.row = [*found], (len(found) + bool(found)) * self.limits.page, row
+    - job.pages, job.computed, job.row = [*prefix], len(prefix) * self.limits.page, row
+    + job.pages, job.computed, job.row = [*prefix], (len(prefix) + bool(prefix)) * self.limits.page, row
 what gave way keeps its pages (vLLM PR 92 of neuralmagic)
     - job.pages, job.computed, job.row = [], 0, None
     + job.computed, job.row = 0, None
@@ -143,13 +143,13 @@ pages of what gave way are not released (vLLM #16315 of vllm-ascend)
     +         del self.running[job.number]
     +         job.pages, job
 a found page is used without being held (vLLM #37076)
-    -     def _begin(self, job: Job, row: int, found: Sequence[int]) -> None:
-    -         self.pool.hold(found)
-    +     def _begin(self, job: Job, row: int, found: Sequence[int]) -> None:
-    +         self.pool.idle = {page: None for page in self.pool.idle if page not in found}
+    -     def _begin(self, job: Job, row: int, prefix: Sequence[int]) -> None:
+    -         self.pool.hold(prefix)
+    +     def _begin(self, job: Job, row: int, prefix: Sequence[int]) -> None:
+    +         self.pool.idle = {page: None for page in self.pool.idle if page not in prefix}
 a row that is taken is given out (nano-vllm #211)
-    - self._begin(first, min(rows), found)
-    + self._begin(first, len(self.running), found)
+    - self._begin(first, min(rows), prefix)
+    + self._begin(first, len(self.running), prefix)
 the last token of a prompt is found too (vLLM #53706)
     - self.pool.match(job.request.prompt[:-1], job.request.tenant)
     + self.pool.match(job.request.prompt, job.request.tenant)
@@ -164,9 +164,9 @@ a page is published before it is full (vLLM #37076)
     + for i in range(-(-job.computed // size)):
 a page is published under the first page's parent (nano-vllm)
     -                 before = job.pages[i]
-    +                 before = NOBODY
+    +                 before = NULL_PAGE
 only one that begins looks for pages (SGLang PR 10721)
-    -                 self._adopt(job)  # which may leave nothing to read
+    -                 self._adopt(job)  # this may leave nothing to prefill
     +                 pass
 who finds the rest of a prompt lets another read unseen (ours)
     -             if job.to_read:
@@ -175,15 +175,15 @@ who finds the rest of a prompt lets another read unseen (ours)
     +                 return job
     +             return next((job for job in self._ranked() if job.to_read), None)
 a found beginning replaces a longer one of one's own (vLLM #1969 of LMCache)
-    - if len(found) * self.limits.page > job.computed:
-    + if found:
+    - if len(prefix) * self.limits.page > job.computed:
+    + if prefix:
 adopted pages are held twice (Atlas PR 373)
     -             self.pool.release(job.pages)
-    -             job.pages, job.computed = found
-    +             job.pages, job.computed = found
+    -             job.pages, job.computed = prefix
+    +             job.pages, job.computed = prefix
 results of a cancelled request are delivered (SGLang #34112)
     -             if job is None:
-    -                 continue  # it was cancelled meanwhile
+    -                 continue  # it was cancelled in the meantime
     +             job = job or Job(row.number, Request((0,), 9), (0, 0), None)
 a chunk of a cancelled request is committed (SGLang #34149)
     - if plan.chunk and (job := self.running.get(plan.chunk.number)):
@@ -233,14 +233,14 @@ tokens that are fed again are delivered again (ours, nano-vllm #217)
     - new = tuple(tokens[skipped:])
     + new = tuple(tokens[min(skipped, 1) :])
 tokens that are fed again count as new (nano-vllm #233)
-    - again = job.known - 1 - job.computed  # tokens to feed before the newest
+    - again = job.known - 1 - job.computed  # known tokens to feed before the newest
     + again = 0
 a step too many
-    - return min(burst, again + left, self.limits.context - job.computed)
-    + return min(burst, again + left + 1, self.limits.context - job.computed)
+    - return min(burst, again + remaining, self.limits.context - job.computed)
+    + return min(burst, again + remaining + 1, self.limits.context - job.computed)
 more steps than the burst (vLLM #39146)
-    - return min(burst, again + left, self.limits.context - job.computed)
-    + return min(self.limits.burst, again + left, self.limits.context - job.computed)
+    - return min(burst, again + remaining, self.limits.context - job.computed)
+    + return min(self.limits.burst, again + remaining, self.limits.context - job.computed)
 a text with a mask runs ahead of it
     - if reading or any(job.request.allowed for job in decoding):
     + if reading or all(job.request.allowed for job in decoding):

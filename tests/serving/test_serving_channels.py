@@ -262,7 +262,7 @@ def test_options_reach_the_template(site, says):
     assert (reply.status, reply.error["param"]) == (400, "chat_template_kwargs")
     reply = site.ask("/v1/chat/completions", body | {"chat_template_kwargs": {"tools": "<|return|>"}})
     assert (reply.status, reply.error["param"]) == (400, "chat_template_kwargs")
-    assert "tools is given by the conversation" in reply.error["message"]  # the template does read it
+    assert "tools comes from the conversation" in reply.error["message"]  # the template does read it
     assert site.ask("/v1/chat/completions", body | {"chat_template_kwargs": None}).status == 200
     assert "<|message|>Reasoning: low <|end|><|end|>" in prompt_of(site)
     assert [*site.engine.requests[-1].prompt].count(TOKENIZER.special["<|end|>"]) == 2  # of system and user

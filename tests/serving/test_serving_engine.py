@@ -148,7 +148,7 @@ def test_what_cannot_be_served_is_refused(engine, fake):
         with pytest.raises(ValueError, match="a token id must be between 0 and 8"):
             engine.submit(wrong, Client())
     clients = [Client() for _ in range(40)]
-    with pytest.raises(QueueFull, match="20 requests wait"):
+    with pytest.raises(QueueFull, match="20 requests are already waiting"):
         for client in clients:
             engine.submit(endless(), client)
     fake.goes_on.set()

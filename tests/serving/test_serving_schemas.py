@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from llamaspec.serving.engine import BatchingEngine
-from llamaspec.serving.grammar import Grammars, Rule
+from llamaspec.serving.grammar import Grammars
 from llamaspec.serving.openai import Refusal
-from llamaspec.serving.request import NO_WAY_ON, DeadEnd, Request
+from llamaspec.serving.request import NO_WAY_ON, Allowed, DeadEnd, Request
 from llamaspec.serving.schemas import LARGEST_EXACT, prepared
 from llamaspec.serving.tools import HERMES
 from tests.serving.serving_site import EOS, TOKENIZER, FakeEngine, obedient, running
@@ -57,7 +57,7 @@ def answers(grammars: Grammars, schema: dict[str, Any], count: int) -> list[Any]
     return [json.loads(b"".join(map(TOKENIZER.bytes_of, tokens))) for tokens in drawn]
 
 
-def drawn_by(rule: Rule, draw: random.Random) -> list[int]:
+def drawn_by(rule: Allowed, draw: random.Random) -> list[int]:
     drawn: list[int] = []
     signs = [token for token in range(1024) if TOKENIZER.bytes_of(token) in (b'"', b"}", b"]", b"},", b'",', b'":')]
     while not drawn or drawn[-1] != EOS:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from llamaspec.model.chat.template import ChatTemplate
 from llamaspec.model.tokenizers.tokenizer import decode
-from llamaspec.serving.openai import Function, Message, Tool
+from llamaspec.serving.openai import Function, Tool, UserMessage
 from llamaspec.serving.prompts import Prompts
 from llamaspec.serving.streaming import Drawn, TextReader
 from llamaspec.serving.tools import HERMES, LLAMA, MISTRAL, CallForm, CallReader, form_of
@@ -50,7 +50,7 @@ def test_calls_have_the_form_of_the_template_for_tools():
     template = ChatTemplate("t", "{{ messages[0].content }}", named={"tool_use": TEMPLATES["hermes"]})
     with closing(Prompts(TOKENIZER, template=template, stops=frozenset(), context=4000, vocab=1024)) as prompts:
         tool = Tool(type="function", function=Function(name="add"))
-        assert prompts.from_messages([Message(role="user", content="a")], tools=[tool]).calls == HERMES
+        assert prompts.from_messages([UserMessage(content="a")], tools=[tool]).calls == HERMES
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_a_model_whose_template_knows_no_tools_says_so():
     body = {"messages": ASK, "tools": TOOLS}
     with running(FakeEngine()) as site:  # the built-in storyteller
         reply = site.ask("/v1/chat/completions", body)
-        assert (reply.status, reply.error["param"]) == (400, "tools") and "does not know tools" in reply.error[
+        assert (reply.status, reply.error["param"]) == (400, "tools") and "does not support tools" in reply.error[
             "message"
         ]
         assert site.ask("/v1/chat/completions", body | {"tool_choice": "none"}).status == 200

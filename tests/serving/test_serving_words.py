@@ -18,14 +18,14 @@ def chat(**message):
 @pytest.mark.parametrize(
     ("path", "body", "says"),
     [
-        ("/v1/completions", b"", "the body is empty, where JSON is due"),
+        ("/v1/completions", b"", "the body is empty: expected JSON"),
         ("/v1/completions", b"prompt=a", "the body is not JSON: invalid character (byte 0)"),
         (
             "/v1/completions",
             {"prompt": "a fox " * 70},
-            "prompt: 142 tokens are more than the context of 128 tokens holds",
+            "prompt: 142 tokens do not fit in the context of 128 tokens",
         ),
-        ("/v1/chat/completions", chat(content="a fox " * 70), "messages: 143 tokens are more than the context of"),
+        ("/v1/chat/completions", chat(content="a fox " * 70), "messages: 143 tokens do not fit in the context of"),
         ("/v1/chat/completions", chat(role="robot"), "messages[0].role: 'robot' is not supported"),
         ("/v1/chat/completions", chat(role="x" * 9999), f"messages[0].role: '{'x' * 99}... is not supported"),
         ("/v1/completions", {"y" * 9999: 1}, f"unknown field: {'y' * 100}..."),

@@ -268,6 +268,18 @@ def test_converted_they_are_the_same_tokens(tmp_path, tokenizer, kind):
         assert load_tokenizer(tmp_path).encode_after_special(text) == before.encode_after_special(text)
 
 
+def test_more_ends_than_there_are_keys_for_are_written(tmp_path):
+    """Qwen's files have five: llama.cpp knows them by name, and keys name those that end turns."""
+    ends = ["<|endoftext|>", "<|im_end|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"]
+    keys = with_added(byte_level_keys(), dict.fromkeys(ends, CONTROL))
+    first = open_checkpoint(model_with(tmp_path, keys))
+    assert len(first.stops) == 5
+    tokenizer = load_tokenizer(tmp_path / "x.gguf")
+    write_gguf(first, tmp_path / "y.gguf", vocabulary=vocabulary_keys(first, tokenizer))
+    assert open_checkpoint(tmp_path / "y.gguf").stops == first.stops
+    assert vocabulary_keys(first, tokenizer)["tokenizer.ggml.eot_token_id"] == tokenizer.special["<|im_end|>"]
+
+
 def test_users_tokens_of_a_model_are_found_by_llama_cpp(tmp_path):
     """SentencePiece looks for them where a space is "▁", and llama.cpp where it is a space."""
     proto = ModelProto()
@@ -312,6 +324,7 @@ def unigram() -> bytes:
         model_type="unigram",
         vocab_size=300,
         hard_vocab_limit=False,
+        user_defined_symbols="<,>",  # so that all characters of "<s>" are known
         num_threads=1,
         minloglevel=2,
     )
@@ -339,6 +352,9 @@ def test_a_unigram_tokenizer_json_is_read(tmp_path):
         assert tokenizer.encode(text) == library.encode(text, add_special_tokens=False).ids
     assert decode(tokenizer, tokenizer.encode("She loved to play")) == "She loved to play"
     assert tokenizer.special == {"<s>": 1, "</s>": 2}
+    # The model has pieces with the names of control tokens, and takes them for these names.
+    assert 1 in library.encode("she <s>", add_special_tokens=False).ids
+    assert decode(tokenizer, tokenizer.encode("she <s> her")) == "she <s> her" and 1 not in tokenizer.encode("she <s>")
 
 
 UNIGRAM: dict[str, tuple[dict[str, Any], str]] = {

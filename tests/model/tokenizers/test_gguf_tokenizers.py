@@ -106,6 +106,14 @@ def test_a_text_begins_as_llama_cpp_has_it(tmp_path, pre, stated, bos):
     assert load_tokenizer(File(keys, {}).write(tmp_path / "x.gguf")).bos == bos
 
 
+def test_without_a_key_a_text_begins_with_sentencepieces_bos(tmp_path):
+    _, keys = sentencepiece()
+    del keys["tokenizer.ggml.bos_token_id"]
+    assert load_tokenizer(File(keys, {}).write(tmp_path / "x.gguf")).bos == 1
+    keys["tokenizer.ggml.add_bos_token"] = (BOOL, False)
+    assert load_tokenizer(File(keys, {}).write(tmp_path / "x.gguf")).bos is None
+
+
 def test_no_space_in_front_where_the_file_says_so(tmp_path):
     _, keys = sentencepiece()
     keys["tokenizer.ggml.add_space_prefix"] = (BOOL, False)
