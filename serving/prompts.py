@@ -261,6 +261,10 @@ class Prompts:
         return {"id": call.id, "type": "function", "function": function}
 
 
+def _for_template(tool: Tool) -> dict[str, Any]:
+    return {"type": tool.type, "function": msgspec.to_builtins(tool.function)}
+
+
 def _text_of_part(part: TextPart | RefusalPart) -> str:
     return part.text if isinstance(part, TextPart) else part.refusal
 
