@@ -124,7 +124,7 @@ def chat(
     is_built_in = options["model"] == BUILT_IN and not Path(BUILT_IN).exists()
     typed, first = sys.stdin.isatty(), others is None or others.first
     if typed and first:
-        say("Type /help for what can be asked." if is_built_in else "Type /help for commands, /exit to leave.")
+        say("Type /help for example questions." if is_built_in else "Type /help for commands, /exit to leave.")
     lines = _terminal_lines() if typed else (line.rstrip("\r\n") for line in sys.stdin)
     agree: Callable[[bool], int] = bool
     if others:
@@ -166,17 +166,17 @@ def _command(conversation: Chat, line: str, *, sample: str, saves: bool) -> None
             say(COMMANDS + (f"\n\n{sample}" if sample else ""))
         case "/reset", "":
             conversation.reset()
-            say("forgotten")
+            say("starting over")
         case "/system", text:
             conversation.instruct(text or None)
-            say("begun anew" if text else "begun anew, without a system message")
+            say("starting over" if text else "starting over without a system message")
         case "/save", file if file and not saves:
             pass
         case "/save", file if file:
             _save(conversation, file)
             say(f"{file}: {len(conversation.messages)} messages")
         case "/save", _:
-            raise ValueError("/save needs the name of a file")
+            raise ValueError("/save needs a file name")
         case "/help" | "/reset" | "/exit", _:
             raise ValueError(f"{name} takes no text after it")
         case _:
@@ -201,7 +201,7 @@ def _answer(
     """
     if dropped := conversation.make_room(question, answer=request["max_new_tokens"]):
         turns = "the oldest turn was" if dropped == 1 else f"the {dropped} oldest turns were"
-        say(f"({turns} forgotten: the context of {conversation.context} tokens was nearly full)")
+        say(f"({turns} dropped: the context of {conversation.context} tokens was nearly full)")
     with interrupted.allowed():
         answer = conversation.reply(question, interrupted=interrupted, **request)
         stream(answer, answer=True, wrap=True, thoughts=thoughts)

@@ -42,9 +42,9 @@ def taking_part(params: dict[str, Any], command: click.Command) -> Iterator[Watc
         raise click.UsageError("--coordinator, --processes and --process go together")
     several, number = processes.get("processes") or 1, processes.get("process") or 0
     if number >= several:
-        raise click.UsageError(f"--process {number} is none of {several}: they count from 0")
+        raise click.UsageError(f"--process {number} is not below {several}: processes count from 0")
     if params["devices"] and params["devices"] % several:
-        raise click.UsageError(f"{params['devices']} devices are not shared evenly by {several} processes")
+        raise click.UsageError(f"{params['devices']} devices cannot be divided evenly between {several} processes")
     own_devices = (params["devices"] or several) // several
     if params.get("parallel") == "context" and own_devices * several == 1:
         raise click.UsageError("--parallel context goes with --devices")

@@ -85,7 +85,9 @@ if TYPE_CHECKING:
     "--at", multiple=True, metavar="DRAW=A", help="With --time: use these sizes.  [default: the largest drawn]"
 )
 @click.option("--replay", metavar="FILE", help="Repeat the call of a saved counterexample.")
-@click.option("--replays", default="verify-replays", show_default=True, metavar="DIR", help="For counterexamples.")
+@click.option(
+    "--replays", default="verify-replays", show_default=True, metavar="DIR", help="Write counterexamples to DIR."
+)
 @click.option("--junit", metavar="FILE", help="Write results for a CI system.")
 @click.option("--html", metavar="FILE", help="Write a page with plots: errors and bounds by magnitude, size, position.")
 @click.option("--github", is_flag=True, help="Write annotations of GitHub Actions to stderr.")

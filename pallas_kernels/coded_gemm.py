@@ -34,7 +34,7 @@ from llamaspec.pallas_kernels.parts.decoded_codes import (
     store_turned,
     sums_of,
 )
-from llamaspec.pallas_kernels.parts.matrix import ScaledCodes, check_rest
+from llamaspec.pallas_kernels.parts.matrix import ScaledCodes, check_low_bits
 from llamaspec.pallas_kernels.parts.operands import check_operand
 from llamaspec.pallas_kernels.parts.row_tiles import MOST_STAGES, RowTiles, even_share
 from llamaspec.pallas_kernels.parts.staging import own_meetings
@@ -178,8 +178,8 @@ def geometry_of(w: ScaledCodes, x: Any, cut: Cut | None = None) -> Geometry:
     check_operand(op, "scales", w.scales, (rows, cols // w.group) if w.group else (rows,), jnp.float32)
     check_operand(op, "minima", w.minima, w.scales.shape, jnp.float32)
     if w.minima is not None and not w.group:
-        raise Unsupported(f"{op} takes minima of groups, got those of rows")
-    check_rest(op, w)
+        raise Unsupported(f"{op} takes minima per group, got minima per row")
+    check_low_bits(op, w)
     if not 1 <= len(x) <= MOST_VECTORS:
         raise Unsupported(f"{op} takes 1 to {MOST_VECTORS} vectors, got {len(x)}")
     multiple = max(2 * LINE if w.in_words else LINE, 4 * (w.group or 1))

@@ -85,7 +85,8 @@ def evaluate_model(path: str | Path, source: Source, *, progress: Progress = no_
     checkpoint = open_checkpoint(path)
     config = checkpoint.config
     if config.vocab < source.tokenizer.vocab:
-        raise refused(path, f"knows {config.vocab} ids, not the {source.tokenizer.vocab} of the documents' tokenizer")
+        ids = source.tokenizer.vocab
+        raise refused(path, f"has a vocabulary of {config.vocab}, but the documents' tokenizer has {ids} ids")
     if config.sinks:
         raise refused(path, "has attention sinks, which training does not support")
     check_weights(checkpoint)

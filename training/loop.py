@@ -96,13 +96,15 @@ def train(
     if saved and not resume:
         raise refused(out, "contains a training already: --resume continues it")
     if resume and not saved:
-        raise refused(out, "holds no checkpoint to resume from")
+        raise refused(out, "contains no checkpoint to resume from")
     if (out / "model").exists():
         raise refused(out / "model", "exists already: this training is done")
     if saved:
         tensors, state, begun, seconds = load_state(saved[-1], recipe, tensors, state)
         if jax.process_count() > 1 and (first := agreed(begun)) != begun:
-            raise refused(out, f"ends with step {begun}, that of process 0 with {first}: all processes need one folder")
+            raise refused(
+                out, f"ends with step {begun}, but process 0 has step {first}: all processes need the same folder"
+            )
     else:
         with os_errors(out):
             out.mkdir(parents=True, exist_ok=True)

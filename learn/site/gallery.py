@@ -39,31 +39,31 @@ Number = int | float
 
 PAGE = """# Quantizers: a gallery
 
-Every quantizer of weights in [reference/quantizers](../reference/quantizers/), on the built-in model: what it stores,
-what it guarantees of each weight, what it does to all of them, and what that costs in predictions. `python -m
-llamaspec.learn.site.gallery` makes this page.
+All weight quantizers of [reference/quantizers](../reference/quantizers/), applied to the built-in model: their size,
+the guarantee for each weight, the error over all weights, and the cost in predictions. `python -m
+llamaspec.learn.site.gallery` writes this page.
 
-- **Bits** a weight, with scales, of a row of {cols} weights.
-- **Guaranteed** in short: how far a weight may move. The page of the scheme has the exact bound and its reason.
-- **Error**: root mean square of the change of all matrices, over that of the weights. Embeddings stay as they are.
-- **KL**: divergence from the model in float64, in nats a token, over {tokens} tokens of {stories} stories that it told
-  itself, computed by `reference/`. **Same top**: how often both find the same token the likeliest.
-- **Speed**: tokens/s relative to float32, of a model of 110 million random weights that runs from the scheme's codes;
-  median of five rounds (least to most); `-` where a scheme has no form of its own that runs, or was not measured.
+- **Bits** per weight, scales included, for a row of {cols} weights.
+- **Guaranteed**, in short: how far a weight may move. The page of the scheme has the exact bound and its reason.
+- **Error**: root mean square of the change of all matrices, relative to the weights. Embeddings stay unchanged.
+- **KL**: divergence from the model in float64, in nats per token, over {tokens} tokens of {stories} stories that it
+  generated, computed by `reference/`. **Same top**: how often both have the same most probable token.
+- **Speed**: tokens/s relative to float32, for a model of 110 million random weights that runs from the scheme's codes;
+  median of five rounds (least to most); `-` if nothing runs the scheme directly, or it was not measured.
   {measured}
-  [quantization.md](quantization.md) has the conditions, [performance-gpu.md](performance-gpu.md) GPUs.
-- The picture shows 32 weights of one row (orange, above), the numbers that one of them can become while the others stay
-  (blue), and how far each number is from its own (below).
+  [quantization.md](quantization.md) has the conditions, [performance-gpu.md](performance-gpu.md) the results on GPUs.
+- The picture shows 32 weights of one row (orange, above), the numbers that one of them can become while the others
+  are fixed (blue), and the rounding error at each number (below).
 
-The model is small, 10 layers of 128 numbers, and large ones lose less at equal bits. Types of 256 weights get rows of
-128, padded with zeros.
+The model is small, with 10 layers of 128 numbers. Large models lose less with equal bits. For types of 256 weights,
+rows of 128 are padded with zeros.
 
 | scheme | bits | guaranteed | error | KL | same top | speed | grid |
 |---|---|---|---|---|---|---|---|
 {table}
 
-Not in the table: `kv_cache`, `fixed_point` and `ggml_activations` round activations, `qat` trains through a rounding,
-`ggml_lattices` and `ggml_grids` read what others have quantized (IQ1 to IQ4_XS).
+Not in the table: `kv_cache`, `fixed_point` and `ggml_activations` round activations, `qat` trains with rounding, and
+`ggml_lattices` and `ggml_grids` only read weights (IQ1 to IQ4_XS).
 """
 
 

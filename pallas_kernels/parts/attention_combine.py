@@ -1,9 +1,9 @@
-r"""Combination of attention over separate parts of the keys: the second half of decoding's attention.
+r"""Combining attention over separate parts of the keys: the second half of attention while decoding.
 
     m = max_s m_s        o = sum_s o_s 2^(m_s - m) / sum_s t_s 2^(m_s - m)
 
-o_s is a part's sum of values, each weighted by 2 to the power of its score minus m_s, and t_s the sum of the weights.
-A part without keys has t_s = 0 and does not count. If no part has keys, o = 0, as in `reference.attention`.
+o_s is the sum of a part's values, weighted by 2^(score - m_s), and t_s is the sum of these weights. A part without keys
+has t_s = 0 and is ignored. If no part has keys, o = 0, as in `reference.attention`.
 """
 
 import jax
@@ -27,8 +27,9 @@ def attention_combine(
 ) -> Float[Array, "batch width"]:
     """Combine parts of o, with m and t in `stats`, and round once to `out`.
 
-    `splits` is a multiple of 4, and the first `group` columns are queries. It is traced with the kernels that make the
-    parts. Reads each part once and writes o, with one thread block a head; each warp takes one part after the other.
+    `splits` is a multiple of 4, and the first `group` columns are queries. It is traced together with the kernel that
+    makes the parts. Reads each part once and writes o, with one thread block per head. Each warp handles one part after
+    the other.
     """
     batch, kv_heads, _, _, head_dim = parts.shape
     vector = head_dim // LANES

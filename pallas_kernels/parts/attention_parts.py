@@ -1,4 +1,4 @@
-"""Attention while decoding, over all sequences and heads: one thread block for each part of each key head's keys."""
+"""Attention while decoding, for all sequences and heads, with one thread block per part of a key head's keys."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,10 +19,10 @@ from llamaspec.pallas_kernels.parts.operands import check_operand
 from llamaspec.pallas_kernels.parts.staging import own_meetings
 from llamaspec.pallas_kernels.unsupported import Unsupported
 
-RING_BYTES = 32 * 1024  # bytes of a block's ring, or two tiles; the next kernel's blocks fit beside it
-AT_ONCE = 2048  # most keys that the blocks of a head have together, with one tile each
+RING_BYTES = 32 * 1024  # bytes of a block's ring, or two tiles; it leaves room for the next kernel's blocks
+AT_ONCE = 2048  # maximum number of keys of a head if each block has one tile
 
-# Finds keys: from an array of keys or values, a sequence, a key head, a tile and the tables to the tile's pieces.
+# Finds the pieces of a tile, given an array of keys or values, a sequence, a key head, the tile and the tables.
 Locate = Callable[..., Sequence[Any]]
 
 
@@ -41,7 +41,7 @@ def attend_in_parts(
     splits: int,
     target: Target,
 ) -> Array:
-    """Attend from q [batch, heads, head_dim] to the keys that `locate` finds; gives [batch, heads * head_dim]."""
+    """Attend from q [batch, heads, head_dim] to the keys that `locate` finds. Returns [batch, heads * head_dim]."""
     batch, heads, head_dim = q.shape
     kv_heads = k.shape[1]
     group = heads // kv_heads
@@ -65,8 +65,8 @@ def attend_in_parts(
 
         target.let_next_start()
         if target.overlaps and not tables:
-            # The length may still be the previous one, and the newest keys may not be written yet. We only bring keys
-            # to the L2 cache here, and most are the right ones. With pages we would have to read the table first.
+            # The length may still be the previous one, and the newest keys may not be written yet. We only
+            # prefetch keys to the L2 cache here, and most are right. With pages we would have to read the table first.
             ring_for(read_past_first_cache(lengths_ref.at[pl.ds(row, 1)])).ask_ahead()
         target.wait_for_previous()
         opened = ring_for(lengths_ref[row])
@@ -97,11 +97,11 @@ def attend_in_parts(
 
 
 def keys_of_a_tile(heads: int, group: int, head_dim: int, dtype: np.dtype, seen: int) -> int:
-    """Choose 64 keys, or 128 for few small heads in bfloat16 whose blocks would have several tiles of 64.
+    """Choose 64 keys, or 128 for few small heads in bfloat16 if blocks would have several tiles of 64.
 
-    With 128, half as many blocks read as many keys at once, and leave the next kernels more room. A block with a single
-    tile takes longer for 128 keys (docs/lessons-gpu.md). `heads` are the key heads of all sequences, and `group` is
-    the query heads of each; for more than 8 a thread has too few registers.
+    With 128 keys, half as many blocks read the same number of keys at once, and leave more room for the next kernels. A
+    block with a single tile takes longer for 128 keys (docs/lessons-gpu.md). `heads` is the number of key heads in all
+    sequences, and `group` the number of query heads per key head. Above 8, a thread has too few registers.
 
     >>> bfloat16 = jax.dtypes.canonicalize_dtype("bfloat16")
     >>> [keys_of_a_tile(heads, 8, 64, bfloat16, seen) for heads, seen in ((4, 8192), (4, 2048), (12, 8192))]
@@ -113,15 +113,15 @@ def keys_of_a_tile(heads: int, group: int, head_dim: int, dtype: np.dtype, seen:
 
 
 def ring_stages(tile: int, head_dim: int, dtype: np.dtype) -> int:
-    """Count the tiles of keys, and of values, that a block loads at once."""
+    """Count the tiles of keys that a block loads at once; the same for values."""
     return max(2, RING_BYTES // (2 * tile * head_dim * dtype.itemsize))
 
 
 def choose_splits(heads: int, capacity: int, tile: int) -> int:
-    """Choose how many blocks share the keys of a head: 1 or a multiple of 4, with `heads` key heads in all sequences.
+    """Choose the number of blocks per key head: 1 or a multiple of 4. `heads` counts the key heads of all sequences.
 
-    Each tile of keys has a block of its own where that does not fill a GPU; otherwise the number is a power of 2. With
-    64 tiles, for example, 16 blocks are faster than 20, which would also have up to 4 tiles (docs/lessons-gpu.md).
+    If a block per tile of keys does not fill the GPU, each tile gets a block. Otherwise the number is a power of 2.
+    With 64 tiles, for example, 16 blocks are faster than 20, which would also have up to 4 tiles (docs/lessons-gpu.md).
 
     >>> [choose_splits(heads, 4096, tile) for heads, tile in ((4, 64), (4, 128), (12, 64), (40, 64))]
     [32, 16, 16, 4]
@@ -138,7 +138,7 @@ def choose_splits(heads: int, capacity: int, tile: int) -> int:
 def check_attention(
     op: str, q: Array, k: Array, v: Array, lengths: Array, *, window: int | None, splits: int | None
 ) -> None:
-    """Raise ValueError for shapes that do not fit together, Unsupported for what `attend_in_parts` is not made for."""
+    """Raise ValueError for shapes that do not fit together, and Unsupported for arguments that are not supported."""
     if q.ndim != 3 or k.ndim != 4 or k.shape != v.shape or k.shape[3] != q.shape[2] or 0 in q.shape or 0 in k.shape:
         raise ValueError(
             f"{op} takes q [batch, heads, head_dim] and k and v of one shape that end in [rows, head_dim], got "
@@ -157,7 +157,7 @@ def check_attention(
     group = heads // kv_heads
     if group > 8 and (group > 64 or group % 8 or q.dtype == np.dtype("float32")):
         more = "" if q.dtype == np.dtype("float32") else ", or 16, 24, ... 64"
-        raise Unsupported(f"{op} takes 1 to 8 query heads a key head{more} in {q.dtype}, got {group}")
+        raise Unsupported(f"{op} takes 1 to 8 query heads per key head{more} in {q.dtype}, got {group}")
     check_operand(op, "lengths", lengths, (batch,), np.int32)
     if window is not None and window < 1:
         raise ValueError(f"{op} takes a window of 1 or more, got {window}")

@@ -1,17 +1,17 @@
 r"""A thread block's part of attention while decoding, in bfloat16: the queries of one key head, and some of its keys.
 
-It takes the online softmax (Milakov & Gimelshein, 2018, https://arxiv.org/abs/1805.02867) over tiles of keys:
+The online softmax (Milakov & Gimelshein, 2018, https://arxiv.org/abs/1805.02867) runs over tiles of keys:
 
     s = K q        m' = max(m, max s)        p = 2^(c (s - m'))        c = log2(e) / sqrt(d)
     total <- total 2^(c (m - m')) + sum p        o <- o 2^(c (m - m')) + V^T p
 
-Keys are the long side here and queries the short one, so the tensor cores get K and V^T as the matrices of 64 rows or
-more, and the queries of the group as 8 columns. The heads of a group share each load of K and V, 64 keys cost a thread
-four exponentials, and nothing is padded to 64 queries. The scale c multiplies the difference. A compiler might make one
-instruction of c s - c m', which rounds once, and then large scores of equal size would not cancel.
+There are many keys and few queries, so the tensor cores get K and V^T as matrices with 64 or more rows, and the queries
+of the group as 8 columns. The heads of a group share each load of K and V. A thread computes four exponentials per 64
+keys, and queries need not be padded to 64. We multiply the difference s - m' by c. A compiler might fuse c s - c m'
+into one instruction with a single rounding, and then equal large scores would not cancel.
 
-Rows that the query does not see may hold anything. Their scores are selected away. Their rows of V are cleared in
-shared memory, because 0 NaN is NaN; only the first and the last tile of a sequence have such rows.
+Unseen rows may contain anything. We mask their scores, and clear their rows of V in shared memory, because 0 NaN is
+NaN. Only the first and the last tile of a sequence have such rows.
 """
 
 import math
@@ -28,15 +28,16 @@ from llamaspec.pallas_kernels.parts.compat import store_in_pieces
 from llamaspec.pallas_kernels.parts.key_ring import KeyRing, OpenRing
 from llamaspec.pallas_kernels.parts.wgmma import TURNED, WGMMA, down, filled, matrices, product
 
-UNUSED = 5 * 1024  # bytes of a block with heads of 128; a processor then has room for two (`row_tiles.even_share`)
-LOWEST = float(np.finfo(np.float32).min)  # a maximum before the first score; finite, as -inf - -inf is NaN
+UNUSED = 5 * 1024  # bytes of a block with heads of 128; two blocks then fit on a processor (`row_tiles.even_share`)
+LOWEST = float(np.finfo(np.float32).min)  # the maximum before the first score; finite, because -inf - -inf is NaN
 
 
 @dataclass(frozen=True)
 class SplitAttention:
     """Attention of the queries of a group to the keys that come through the ring.
 
-    With one split the output is final. With more it is a part: o not yet divided by its total, with c m and the total.
+    With one split, the output is final. With more, it is a part: o before the division by its total, with c m and the
+    total.
     """
 
     group: int  # query heads of a key head
@@ -44,7 +45,7 @@ class SplitAttention:
 
     @property
     def columns(self) -> int:
-        """Columns of the tensor cores' product: the queries, padded."""
+        """The columns of the tensor cores' product: the queries, padded."""
         return -(-self.group // 8) * 8
 
     @property
@@ -67,9 +68,9 @@ class SplitAttention:
     def run(self, q_ref, ring: OpenRing, o_ref, stats_ref, staged: dict[str, Any]) -> None:
         """Attend from q [group, head_dim], and write o [columns, head_dim] and stats [2, columns].
 
-        For one split stats_ref is None, and o has as many rows as q.
+        For one split, stats_ref is None, and o has as many rows as q.
         """
-        # The box has 8 rows, and a group may have fewer. Beyond them the copy engine reads zeros, and writes nothing.
+        # The box has 8 rows, and a group may have fewer. Beyond them, the copy engine reads zeros and writes nothing.
         box = pl.ds(0 * ring.split, self.columns)
         plgpu.copy_gmem_to_smem(q_ref.at[box], staged["q"], staged["q_filled"])
         ring.fill()
@@ -101,8 +102,8 @@ class SplitAttention:
             larger = jnp.maximum(m, jnp.max(scores, axis=0))
             rescale = jnp.exp2((m - larger) * self._scale)
             p = jnp.exp2((scores - down(larger, tile)) * self._scale)
-            total = total * down(rescale, tile) + p  # one total for each row of the tile; they are summed at the end
-            # Warps met in the maximum, so none still multiplies by the previous p.
+            total = total * down(rescale, tile) + p  # one total per row of the tile, to be summed at the end
+            # The maximum has synchronized the warps, so none still multiplies by the previous p.
             p_smem.T[...] = plgpu.layout_cast(p.astype(jnp.bfloat16), TURNED)
 
             v_smem = ring.wait("v", i)
@@ -130,7 +131,7 @@ class SplitAttention:
 
 
 def _clear_outside(v_smem, start, stop) -> None:
-    """Clear the rows of a tile before `start`, and from `stop` on."""
+    """Clear the rows of a tile before `start` and from `stop` on."""
     v = plgpu.load(v_smem, layout=WGMMA, optimized=False)
     row = plgpu.broadcasted_iota(jnp.int32, v.shape, 0, layout=WGMMA)
     v_smem[...] = jnp.where((row >= start) & (row < stop), v, jnp.zeros((), v.dtype))

@@ -1,12 +1,12 @@
-r"""A thread block's part of attention while decoding, in float32: as `attention_split`, but without tensor cores.
+r"""A thread block's part of attention while decoding, in float32: like `attention_split`, but without tensor cores.
 
-Tensor cores would round to TF32. Instead each warp takes rows of a tile as they come, and each row in its registers has
-an online softmax of its own for each query of the group:
+Tensor cores would round to TF32. Instead, each warp processes rows of a tile, and each row in its registers has a
+separate online softmax for each query of the group:
 
     s = <k, q> log2(e) / sqrt(d)        m' = max(m, s)        p = 2^(s - m')
     total <- total 2^(m - m') + p        o <- o 2^(m - m') + p v
 
-Only the sum over d goes across threads. At the end the rows are combined as parts of the keys are.
+Only the sum over d crosses threads. At the end, the rows are combined like parts of the keys.
 """
 
 import math
@@ -22,9 +22,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from llamaspec.pallas_kernels.parts.compat import LANES, WARPS, store_in_pieces, tiled_layout
 from llamaspec.pallas_kernels.parts.key_ring import KeyRing, OpenRing
 
-ROWS = 8  # rows of a tile at a time; swizzled shared memory is cut into so many
-VECTOR = 4  # numbers that a thread loads at once: 16 bytes
-LOWEST = float(np.finfo(np.float32).min)  # a maximum before the first score; finite, as -inf - -inf is NaN
+ROWS = 8  # rows of a tile at a time, as swizzled shared memory is divided
+VECTOR = 4  # numbers per load of a thread: 16 bytes
+LOWEST = float(np.finfo(np.float32).min)  # the maximum before the first score; finite, because -inf - -inf is NaN
 
 
 @dataclass(frozen=True)
@@ -40,16 +40,16 @@ class SplitAttentionFloat32:
 
     @property
     def layout(self) -> Any:
-        """Layout of [ROWS, head_dim] in registers: rows over the warps, head_dim over as many lanes as it needs."""
+        """The layout of [ROWS, head_dim] in registers: rows over warps, head_dim over as many lanes as needed."""
         head_dim = self.ring.head_dim
-        rows = LANES * VECTOR // head_dim  # rows of a warp at once
+        rows = LANES * VECTOR // head_dim  # rows that a warp processes at once
         return tiled_layout(((WARPS * rows, head_dim), (rows, head_dim), (1, VECTOR)), warps=-6, lanes=(-4, -3))
 
     def scratch(self) -> dict[str, Any]:
         return {"ring": self.ring.scratch()}
 
     def run(self, q_ref, ring: OpenRing, o_ref, stats_ref, staged: dict[str, Any]) -> None:
-        """Attend from q [group, head_dim], and write as many rows of o, and stats [2, columns]: None for one split."""
+        """Attend from q [group, head_dim], and write the rows of o, and stats [2, columns] (None for one split)."""
         ring.fill()
         for query, (o, m, total) in enumerate(self._attend(q_ref, ring)):
             largest = jnp.max(m)
@@ -64,7 +64,7 @@ class SplitAttentionFloat32:
             store_in_pieces(o_ref.at[query], o)
 
     def _attend(self, q_ref, ring: OpenRing) -> Any:
-        """Compute o [ROWS, head_dim], m and the total [ROWS] for each query."""
+        """Compute o [ROWS, head_dim], m and total [ROWS] for each query."""
         scale = math.log2(math.e) / math.sqrt(self.ring.head_dim)
         shape = (ROWS, self.ring.head_dim)
         queries = [

@@ -1,9 +1,9 @@
-"""The target of a kernel, and all code that touches jax's internals or differs between its versions (0.11.2 to 0.12).
+"""The target of a kernel, and all code that uses jax's internals or differs between its versions (0.11.2 to 0.12).
 
-Code in Mosaic's own terms is apart: `staging.py`, and `inline.py` with the modules that use it.
+Code that uses Mosaic directly is elsewhere: in `staging.py`, and in `inline.py` and the modules that use it.
 
-`Target` holds what differs between a GPU and the interpreter: programmatic dependent launch, which the interpreter does
-not have, and how a kernel is launched.
+`Target` covers the differences between a GPU and the interpreter: how a kernel is launched, and programmatic dependent
+launch, which the interpreter does not have.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ import jax
 from jax.experimental.mosaic.gpu import fragmented_array
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-MAX_SHARED_MEMORY = 227 * 1024  # bytes that a thread block may have on sm_90
+MAX_SHARED_MEMORY = 227 * 1024  # maximum bytes of a thread block on sm_90
 PROCESSORS = 132  # streaming multiprocessors of an H200
 LANES = 32  # threads in a warp
 WARPS = 4  # warps in a warpgroup
@@ -24,13 +24,13 @@ THREADS = WARPS * LANES  # a thread block is one warpgroup, unless a kernel says
 
 @dataclass(frozen=True)
 class Target:
-    """Device or interpreter that a kernel is built for."""
+    """The device or interpreter for which a kernel is built."""
 
     interpret: bool = False
-    pdl: bool = True  # programmatic dependent launch: start while the previous kernel still runs
+    pdl: bool = True  # programmatic dependent launch: a kernel starts while the previous one still runs
 
     def kernel(self, body: Callable[..., None], **shapes: Any) -> Callable[..., Any]:
-        """Make a kernel by `plgpu.kernel`, interpreted where the target says so."""
+        """Make a kernel by `plgpu.kernel`, interpreted if the target is the interpreter."""
         interpret = plgpu.InterpretGPUParams(detect_races=True) if self.interpret else None
         return plgpu.kernel(body, interpret=interpret, **shapes)
 
@@ -40,31 +40,31 @@ class Target:
         return self.pdl and not self.interpret
 
     def wait_for_previous(self) -> None:
-        """Wait until everything that earlier kernels wrote can be read.
+        """Wait until all results of earlier kernels are readable.
 
-        Before this call a kernel may read weights, unless a kernel that still runs wrote them, and several earlier ones
-        may still run. It may not read activations, except by `read_past_first_cache`, which may give an old value. It
-        may not write to global memory.
+        Before this call, a kernel may read weights, unless a running kernel writes them; several earlier kernels may
+        still run. It may not read activations, except by `read_past_first_cache`, which may return an old value. It may
+        not write to global memory.
         """
         if self.overlaps:
             plgpu.griddepcontrol_wait()
 
     def let_next_start(self) -> None:
-        """Let the next kernel begin with work that does not depend on this one; its own wait holds back the rest."""
+        """Let the next kernel start with independent work; it waits for our results itself."""
         if self.overlaps:
             plgpu.griddepcontrol_launch_dependents()
 
 
-_target = jax.make_user_context(Target())  # jit caches programs for each value of it
+_target = jax.make_user_context(Target())  # part of jit's cache key
 
 
 def current_target() -> Target:
-    """Give the target that kernels are built for now."""
+    """Return the current target for building kernels."""
     return _target.value
 
 
 def use_target(target: Target) -> AbstractContextManager[None]:
-    """Build the kernels that are traced inside for `target`; jit keeps them apart from those for other targets."""
+    """Build kernels for `target` inside this context. jit caches them separately for each target."""
     return _target(target)
 
 
@@ -72,8 +72,8 @@ def use_target(target: Target) -> AbstractContextManager[None]:
 def interpreter() -> Iterator[None]:
     """Run kernels on a CPU, one simulated thread after another.
 
-    Raises RuntimeError for a race: jax 0.12 where it is, 0.11 at the end. Set JAX_CPU_ENABLE_ASYNC_DISPATCH=0 and
-    NPROC=16, the number of XLA's threads, before jax starts, or a larger program around a kernel may wait forever.
+    Raises RuntimeError for a race: jax 0.12 where it happens, 0.11 at the end. Set JAX_CPU_ENABLE_ASYNC_DISPATCH=0 and
+    NPROC=16 (the number of XLA's threads) before jax starts, or a larger program around a kernel may deadlock.
     """
     from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as state
 
@@ -90,9 +90,9 @@ def interpreter() -> Iterator[None]:
 def tiled_layout(tiling: tuple[tuple[int, ...], ...], *, warps: int, lanes: tuple[int, ...] | int) -> Any:
     """Make a layout of an array over the registers of a warpgroup, in the canonical form for layout inference.
 
-    `tiling` cuts the array into tiles, tiles of tiles, and so on. `warps` and `lanes` name, from the end, the
-    dimensions of the result that are spread over the 4 warps and over the 32 lanes of each. The last dimension is the
-    vector that a thread holds.
+    `tiling` divides the array into tiles, tiles of tiles, and so on. `warps` and `lanes` count dimensions of the result
+    from the end: the ones distributed over the 4 warps, and over the 32 lanes of each warp. The last dimension is the
+    vector in a thread.
     """
     lanes = (lanes,) if isinstance(lanes, int) else lanes
     layout = fragmented_array.TiledLayout(plgpu.Tiling(tiling), (warps,), lanes, -1, _check_canonical=False)
@@ -101,7 +101,7 @@ def tiled_layout(tiling: tuple[tuple[int, ...], ...], *, warps: int, lanes: tupl
 
 
 def store_in_pieces(ref: Any, values: Any) -> None:
-    """Store values in global memory in rows shorter than a cache line, which jax 0.12 must be told."""
+    """Store values in global memory in rows shorter than a cache line; jax 0.12 needs to know this."""
     if hasattr(plgpu, "store"):
         plgpu.store(ref, values, optimized=False)
     else:

@@ -1,27 +1,27 @@
-r"""Codes as the tensor cores multiply them as floats: decoded to bfloat16 in registers, exactly, 64 rows at once.
+r"""Codes for floating-point tensor cores: decoded exactly to bfloat16 in registers, 64 rows at once.
 
-`wgmma` multiplies A [64, K] in registers by B [K, N] in shared memory. In a product of 16 columns a lane of a quad has
-two neighbors of the first eight columns and two of the last eight, in rows i and i + 8 of its warp's sixteen, where i
-is its quad. The order of columns is free as long as A and B agree, so a lane takes columns that lie side by side in
-memory, eight of each 32, and the vectors are put in that order before (`in_order`):
+`wgmma` multiplies A [64, K] in registers by B [K, N] in shared memory. In a product of 16 columns, a lane of quad i has
+two neighbors of the first eight columns and two of the last eight, in rows i and i + 8 of its warp's sixteen rows. The
+order of columns is free as long as A and B agree. So a lane takes columns that are adjacent in memory, eight of each
+32, and we reorder the vectors beforehand (`in_order`):
 
     column  8 t + 4 u + 2 p + h  of 32   is place   16 u + 8 h + 2 t + p       lane t; u, p and h are 0 or 1
     column  4 t + 2 p + h        of 16   is place          8 h + 2 t + p       in groups of 16
 
-Eight codes of eight bits are two words, u = 0 and 1; eight of four bits are one, the lower halves of its bytes u = 0
-and the upper halves u = 1 (`int4.py`, in order "bytes"), or in groups of 16 the upper halves are those of the next 16
-columns (in order "halves"). Of a word, bytes 0 and 2 are neighbors (h = 0) and bytes 1 and 3 are.
+Eight codes of eight bits are two words, u = 0 and 1. Eight codes of four bits are one word: the lower halves of its
+bytes have u = 0 and the upper halves u = 1 (`int4.py`, order "bytes"). In groups of 16, the upper halves have the next
+16 columns (order "halves"). In a word, bytes 0 and 2 are neighbors (h = 0), and so are bytes 1 and 3.
 
-A bfloat16 has seven bits below its leading one. 128 + c, for c in 0 to 127, has the bits of c in the lowest places, so
-a code needs no conversion, only bits around it and a subtraction, of two codes at once:
+A bfloat16 has seven bits below its leading one. 128 + c, for c in 0 to 127, has c in its lowest bits. So a code needs
+no conversion: we add bits around it and subtract, for two codes at once:
 
-    four bits     (128 + c) - 136, where c is the code with its upper bit flipped, or - 128 if codes are unsigned
-    5, 6 bits     the same with 144 and 160, where c is made of the upper four bits and the rest
-    eight bits    (128 + c) - 128 or - 256, where c is the lower seven bits, and the upper bit is one of the exponent
-                  that tells the two numbers apart
+    four bits     (128 + c) - 136, with c the code with its upper bit flipped, or - 128 if codes are unsigned
+    5, 6 bits     the same with 144 and 160, with c made of the upper four bits and the low bits
+    eight bits    (128 + c) - 128 or - 256, with c the lower seven bits. The upper bit becomes a bit of the exponent,
+                  which distinguishes the two cases
 
-Row i of eight is quad i with its bits reversed: eight bytes of each lane are then never in the same banks, nor are
-those of two quads that read 16 (`matrices` in swizzled lines of 128 bytes).
+Row i of eight belongs to the quad with the reversed bits of i. Then the lanes' eight bytes are never in the same banks,
+and neither are the bytes of two quads that read 16 (`matrices` in swizzled lines of 128 bytes).
 """
 
 from itertools import batched
@@ -41,10 +41,10 @@ from llamaspec.pallas_kernels.parts.inline import array, down, float32, int32, l
 from llamaspec.pallas_kernels.parts.wgmma import WGMMA
 
 ROWS = 64  # of A
-OCTET = 8  # rows that lie together in memory
-LINE = 128  # bytes of a row that lie together
-RUN = 32  # columns that are put in another order, or those of a smaller group
-ROW_NUMBERS, VECTOR_NUMBERS = WGMMA.reduce(1), WGMMA.reduce(0)  # layouts of a number for each row or column
+OCTET = 8  # rows stored together
+LINE = 128  # bytes of a row stored together
+RUN = 32  # columns that are reordered together, or a smaller group
+ROW_NUMBERS, VECTOR_NUMBERS = WGMMA.reduce(1), WGMMA.reduce(0)  # layouts with one number per row or column
 
 BOTH = "lop3.b32 $0, $1, $2, $3, {table};"
 AND_OR, AND_XOR = 0xEA, 0x6A
@@ -52,7 +52,7 @@ ADD = "add.rn.bf16x2 $0, $1, $2;"
 
 
 def pair(number: float) -> int:
-    """Give the bits of two bfloat16 of this value.
+    """Return the bits of two bfloat16 numbers with this value.
 
     >>> f"{pair(128.0):x}"
     '43004300'
@@ -61,7 +61,7 @@ def pair(number: float) -> int:
 
 
 def in_order(x: Float[Array, "batch cols"], run: int = RUN) -> Float[Array, "batch cols"]:
-    """Put each run of 16 or 32 columns of vectors in the order that they are multiplied in.
+    """Put each run of 16 or 32 columns of vectors in the order of multiplication.
 
     >>> in_order(jnp.arange(32.0)[None])[0, :16].astype(int).tolist()
     [0, 2, 8, 10, 16, 18, 24, 26, 1, 3, 9, 11, 17, 19, 25, 27]
@@ -72,18 +72,18 @@ def in_order(x: Float[Array, "batch cols"], run: int = RUN) -> Float[Array, "bat
 
 
 class Codes(NamedTuple):
-    """Codes in shared memory, of 64 rows and the columns of a step."""
+    """Codes in shared memory, for 64 rows and the columns of a step."""
 
     bits: int
     unsigned: bool
     columns: int  # of a step
-    run: int  # columns that are put in another order
+    run: int  # columns that are reordered together
     codes: Any  # int8 [64, columns], or words of `int4.packed`; in a `ring`
-    low_bits: Any = None  # of codes of 5 or 6 bits; in a `low_bits.ring`
+    low_bits: Any = None  # for codes of 5 or 6 bits; in a `low_bits.ring`
 
     @property
     def transforms(self) -> list[tuple[Any, ...]]:
-        """Layouts of the codes and of the rest, if there is one."""
+        """Layouts of the codes, and of the low bits if any."""
         return [transforms(self.bits), *([] if self.low_bits is None else [low_bits.transforms(self.bits)])]
 
 
@@ -99,7 +99,7 @@ def transforms(bits: int) -> tuple[Any, ...]:
 
 
 class Lane(NamedTuple):
-    """Position of a thread in the rows of A, and in its quad."""
+    """The position of a thread in the rows of A and in its quad."""
 
     warp: Any
     row: Any  # of eight
@@ -110,7 +110,7 @@ class Lane(NamedTuple):
         thread = utils.thread_idx()
 
         def bit(at: int, to: int) -> Any:
-            """Take a bit of the thread's number to another place."""
+            """Move a bit of the thread's number to another place."""
             bits_at = arith.andi(arith.shrui(thread, word(at)), word(1))
             return arith.shli(bits_at, word(to)) if to else bits_at
 
@@ -121,7 +121,7 @@ class Lane(NamedTuple):
 def decoded(codes: Codes, first: int, count: int, piece: int, scratch: Any, target: Target) -> list[Any]:
     """Decode `count` columns from `first` on, in pieces [64, piece] of A, in the order of `in_order`.
 
-    The interpreter multiplies only what is in shared memory, and puts them in `scratch`.
+    The interpreter can only multiply from shared memory, so it puts them in `scratch`.
     """
     shape = (ROWS, piece)
     if target.interpret:
@@ -156,9 +156,9 @@ def _interpreted(codes: Codes) -> Any:
 
 
 def _columns(codes: Codes, lane: Lane, half: int, first: int, count: int) -> list[Any]:
-    """Load and decode a lane's part of one of its rows: a word of two bfloat16 for each eight columns."""
+    """Load and decode a lane's part of one of its rows, as words of two bfloat16 numbers."""
     size = codes.columns // (1 if codes.bits == 8 else 2)  # bytes of a row
-    # Octets of rows lie one after the other: two for each warp.
+    # Octets of rows follow each other: two per warp.
     start = total(times(lane.warp, 2 * OCTET * size), times(lane.row, LINE), word(half * OCTET * size))
     swizzle = times(lane.row, LINE // OCTET)
     decoded_words: list[Any] = []
@@ -182,9 +182,9 @@ def _columns(codes: Codes, lane: Lane, half: int, first: int, count: int) -> lis
 
 
 def _low_bits(codes: Codes, lane: Lane, half: int, column: int) -> list[tuple[Any, int]]:
-    """Load the rest of a block of a lane's columns: for each run its word, and by how many bits it lies higher there.
+    """Load the low bits of a block of a lane's columns: for each run the word, and the shift of its bits in the word.
 
-    Codes of four bits have none.
+    Codes of four bits have no low bits.
     """
     if codes.low_bits is None:
         return [(None, 0)] * int4.RUNS
@@ -203,14 +203,14 @@ def _of_eight_bits(codes: Any) -> list[Any]:
 
 def _signed_bytes(codes: Any) -> Any:
     lower = _bits(codes, 0x007F007F, word(pair(128.0)), AND_OR)
-    upper = _bits(codes, 0x00800080, word(pair(-128.0)), AND_OR)  # -256 where the code is negative
+    upper = _bits(codes, 0x00800080, word(pair(-128.0)), AND_OR)  # -256 if the code is negative
     return ptx(ADD, [lower, upper], results=1)[0]
 
 
 def _of_word(codes: Any, least: Any, higher: int, *, bits: int, unsigned: bool) -> list[Any]:
-    """Decode the lower halves of bytes 0 and 2 of a word, of bytes 1 and 3, and the upper halves likewise.
+    """Decode the lower halves of bytes 0 and 2 of a word, then of bytes 1 and 3, then the upper halves likewise.
 
-    Their rest is in the same places of the word `least`, but so many bits higher.
+    Their low bits are in the same places of the word `least`, but `higher` bits higher.
     """
     few, middle = bits - 4, 0 if unsigned else 1 << bits - 1
     magic, less = word(pair(128.0) ^ middle * 0x10001), word(pair(-128.0 - middle))
@@ -228,7 +228,7 @@ def _bits(x: Any, mask: int, constant: Any, table: int) -> Any:
 
 
 def scales_of(ref: Any, first: int, count: int, target: Target) -> list[Any]:
-    """Load a number of each row, scale or minimum, from float32 [64, groups], for `count` groups from `first` on."""
+    """Load a scale or minimum of each row, from float32 [64, groups], for `count` groups from `first` on."""
     if target.interpret:
         scales = plgpu.load(ref, layout=None)
         return [scales[:, group] for group in range(first, first + count)]
@@ -249,7 +249,7 @@ def scales_of(ref: Any, first: int, count: int, target: Target) -> list[Any]:
 
 
 def sums_of(ref: Any, first: int, count: int, target: Target) -> list[Any]:
-    """Load a number of each vector, from float32 [vectors, groups], for `count` groups from `first` on."""
+    """Load a sum of each vector, from float32 [vectors, groups], for `count` groups from `first` on."""
     if target.interpret:
         sums = plgpu.load(ref, layout=None)
         return [sums[:, group] for group in range(first, first + count)]
@@ -291,7 +291,7 @@ def row_scales(ref: Any, target: Target) -> Any:
 
 
 def store_turned(ref: Any, y: Any, stride: int, target: Target) -> None:
-    """Store products [64, vectors] in global memory [vectors, 64], where vectors are `stride` numbers apart."""
+    """Store products [64, vectors] transposed in global memory [vectors, 64]; vectors are `stride` numbers apart."""
     if target.interpret:
         ref[...] = y.T
         return

@@ -1,16 +1,16 @@
-r"""Vectors in fixed point, for the tensor cores' integers: each group of columns has one exponent.
+r"""Vectors in fixed point, for integer tensor cores: each group of columns has one exponent.
 
     x_k = 2^e n_k + rest,  |n_k| <= 2^21,  |rest| <= 2^(e - 1)        2^(e + 20) <= max |x| < 2^(e + 21)
 
-n is written with three digits to the base 256, each from -128 to 127: n = d_0 + 256 d_1 + 65536 d_2. A number is off by
-at most 2^-21 of the largest in its group, where a float32 is off by 2^-24 of itself. 2^e is a normal number, so e is
--126 at least: in a group of numbers below 2^-106 each is off by up to 2^-127.
+n has three digits to the base 256, each from -128 to 127: n = d_0 + 256 d_1 + 65536 d_2. The error of a number is at
+most 2^-21 of the largest number in its group; the error of a float32 is 2^-24 of the number itself. 2^e is a normal
+number, so e is at least -126. In a group of numbers below 2^-106, errors are up to 2^-127.
 
 Numbers must be smaller than 2^127, or the value of their upper digit is infinite. A number that is not finite makes 2^e
-NaN, and so makes every sum NaN that its group is part of.
+NaN, and so every sum over its group becomes NaN.
 
 As a float, n + 3 2^22 + 128 + 128 256 has n in its lower 24 bits, plus a constant: 64 in the upper digit and 128 in
-each lower digit, so that none is negative. Digits are then bytes that need only be put side by side.
+each lower digit, so that no digit is negative. The digits are then bytes, which we only need to collect.
 """
 
 from typing import Any
@@ -26,10 +26,10 @@ from llamaspec.pallas_kernels.parts.compat import Target
 from llamaspec.pallas_kernels.parts.inline import array, int32, ptx, word, words
 
 DIGITS = 3
-VECTOR = 8  # numbers of a group in a thread
+VECTOR = 8  # numbers of a group per thread
 BITS = 20  # the largest number of a group becomes at least 2^20
 SHIFTED = 3 * 2.0**22 + 0x8080
-LEAST, SPECIAL = BITS + 1, 255  # biased exponents of a float32: the least that makes 2^e normal, and that of infinities
+LEAST, SPECIAL = BITS + 1, 255  # biased exponents of a float32: the smallest with a normal 2^e, and infinity's
 
 
 def fixed_point(
@@ -37,7 +37,7 @@ def fixed_point(
 ) -> tuple[Int8[Array, "groups lanes digits 8"], Float32[Array, " groups"]]:
     """Compute the digits of each group of numbers, the lowest first, and 2^e.
 
-    By the layouts of x and of the digits a thread has eight numbers, and their digits.
+    By the layouts of x and of the digits, a thread has eight numbers and their digits.
     """
     largest = jnp.max(jnp.max(jnp.abs(x), axis=2), axis=1)
     top = lax.shift_right_logical(lax.bitcast_convert_type(largest, jnp.int32), jnp.int32(23))
@@ -70,14 +70,15 @@ def _digits(shifted, layout: Any, digits_layout: Any, target: Target):
 
 
 def _transposed(a, b, c, d) -> list[Any]:
-    """Gather the digits of four numbers into three words, one for each digit."""
+    """Collect the digits of four numbers in three words, one word per digit."""
     ab, cd = _bytes(a, b, 0x5140), _bytes(c, d, 0x5140)  # x0 y0 x1 y1
     lower = [arith.xori(_bytes(ab, cd, order), word(0x80808080)) for order in (0x5410, 0x7632)]
     upper = _bytes(_bytes(a, b, 0x0062), _bytes(c, d, 0x0062), 0x5410)
-    # The upper digits are 64 too large, and below 128. Adding 64 carries into no other byte; the flip takes 128 off.
+    # The upper digits are 64 too large, and below 128. Adding 64 does not carry into other bytes; the flip subtracts
+    # 128.
     return [*lower, arith.xori(arith.addi(upper, word(0x40404040)), word(0x80808080))]
 
 
 def _bytes(a, b, order: int):
-    """Pick four of the eight bytes of two words, each named by four bits of `order`."""
+    """Select four of the eight bytes of two words. Four bits of `order` choose each byte."""
     return ptx(f"prmt.b32 $0, $1, $2, {order};", [a, b], results=1)[0]

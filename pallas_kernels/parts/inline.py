@@ -1,7 +1,7 @@
-"""Operations that Pallas does not have, on the words in a thread's registers.
+"""Operations on the words in a thread's registers that Pallas does not have.
 
-`plgpu.inline_mgpu` calls a function with arrays as each thread holds them: as *registers*, vectors of some elements, as
-many as the array's layout says. Words have 32 bits, and are int32 or float32.
+`plgpu.inline_mgpu` calls a function with each thread's part of the arrays: *registers*, i.e. vectors with a number of
+elements that depends on the array's layout. Words have 32 bits, and are int32 or float32.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +19,7 @@ from jaxtyping import Array, Float32, Int8
 
 from llamaspec.pallas_kernels.parts.compat import THREADS, Target
 
-ONE_EACH = plgpu.Layout.WG_STRIDED((THREADS,), vec_size=1)  # a number for each thread
+ONE_EACH = plgpu.Layout.WG_STRIDED((THREADS,), vec_size=1)  # one number per thread
 
 
 def int32() -> Any:
@@ -46,7 +46,7 @@ def total(first: Any, *more: Any) -> Any:
 
 
 def down(bits: Any, by: int) -> Any:
-    """Move the bits of a word down, or up where `by` is negative."""
+    """Shift the bits of a word down, or up if `by` is negative."""
     return arith.shrui(bits, word(by)) if by > 0 else arith.shli(bits, word(-by)) if by else bits
 
 
@@ -58,12 +58,12 @@ def words(register: Any, kind: Any) -> list[Any]:
 
 
 def all_words(x: Any, kind: Any) -> list[Any]:
-    """List the words of an array that a thread holds, as `kind`."""
+    """List the words of an array in a thread, as `kind`."""
     return [register_word for register in x.registers.flat for register_word in words(register, kind)]
 
 
 def array(registers: Iterable[Sequence[Any]], shape: tuple[int, ...], dtype: np.dtype, layout: Any) -> Any:
-    """Make the array of which a thread holds these registers, of so many words each."""
+    """Make an array from a thread's registers, each given as a sequence of words."""
     layout, element = layout.to_mgpu(), utils.dtype_to_ir_type(dtype)
     laid_out = np.empty(layout.registers_shape(shape), dtype=object)
     for place, some in zip(np.ndindex(laid_out.shape), registers, strict=True):
@@ -75,9 +75,9 @@ def array(registers: Iterable[Sequence[Any]], shape: tuple[int, ...], dtype: np.
 
 
 def widened(x: Array, layout: Any, target: Target) -> Array:
-    """Convert x to float32, a bfloat16 with one instruction; the compiler takes three for the two of a word.
+    """Convert x to float32 with one instruction per bfloat16; the compiler would use three for the two in a word.
 
-    x is float32, or laid out so that a thread has an even number of neighbors.
+    x is float32, or each thread has an even number of neighbors.
     """
     if x.dtype == jnp.float32 or target.interpret:
         return x.astype(jnp.float32)
@@ -110,7 +110,7 @@ cvt.f32.f16 $1, upper;
 
 
 def from_e4m3(codes: Int8[Array, "rows cols"], layout: Any, target: Target) -> Float32[Array, "rows cols"]:
-    """Convert floats in e4m3, by their bits, to float32. A thread has a multiple of four neighbors."""
+    """Convert the bits of e4m3 floats to float32. A thread has a multiple of four neighbors."""
     if target.interpret:
         # As a float16 with the same exponent bits, a number is 2^8 times smaller.
         halves = lax.bitcast_convert_type((codes.astype(jnp.int16) << 7) & ~(1 << 14), jnp.float16)
@@ -131,7 +131,7 @@ def from_e4m3(codes: Int8[Array, "rows cols"], layout: Any, target: Target) -> F
 
 
 def thread_sums(x: Float32[Array, " length"], vector: int, layout: Any, target: Target) -> Float32[Array, " threads"]:
-    """Add up each thread's numbers of x, which lie in turns of `vector` of them."""
+    """Add up each thread's numbers of x. The threads take turns, with `vector` numbers each."""
     if target.interpret:
         return jnp.sum(x.reshape(-1, THREADS, vector), axis=(0, 2))
 
@@ -144,7 +144,7 @@ def thread_sums(x: Float32[Array, " length"], vector: int, layout: Any, target: 
 
 
 def read_past_first_cache(ref: Any) -> Any:
-    """Read the one int32 of `ref` from memory past the first cache, so that a later read finds its newer value."""
+    """Read the single int32 of `ref` past the first-level cache, so that a later read sees a newer value."""
 
     def run(_, ref):
         address = llvm.ptrtoint(ir.IntegerType.get_signless(64), utils.memref_ptr(ref))
@@ -158,7 +158,7 @@ def read_past_first_cache(ref: Any) -> Any:
 
 
 def load(ref: Any, at: Any, kind: Any, count: int) -> list[Any]:
-    """Load words from shared memory, `at` bytes after the start of a ref: 16 bytes at a time, or the rest."""
+    """Load words from shared memory, `at` bytes after the start of a ref, up to 16 bytes at a time."""
     loaded = []
     for start in range(0, count, 4):
         some = min(4, count - start)
@@ -168,7 +168,7 @@ def load(ref: Any, at: Any, kind: Any, count: int) -> list[Any]:
 
 
 def ptx(instruction: str, operands: Sequence[Any], *, results: int) -> list[Any]:
-    """Run a pure PTX instruction; its int32 results are $0 and on, and its operands come after them."""
+    """Run a pure PTX instruction. Its int32 results are $0 and on, followed by its operands."""
     constraints = ",".join(["=r"] * results + ["r"] * len(operands))
     if results == 1:
         return [llvm.inline_asm(int32(), list(operands), instruction, constraints, has_side_effects=False)]

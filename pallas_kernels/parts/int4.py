@@ -1,20 +1,20 @@
-"""The layout of codes of 4, 5 and 6 bits in a GPU's memory, where the tensor cores can read them as bytes.
+"""The layout of 4-, 5- and 6-bit codes in GPU memory, chosen so that tensor cores can read them as bytes.
 
-Eight codes of four bits are a word. A row is cut into blocks of 128 columns, a block into 4 runs of 32, and a run into
-4 words of 8. Word 4 t + j of a block belongs to lane t and run j. The four lanes that share 32 columns, a side of a
-product (`integer_mma.py`), then load 16 bytes each, a word of each run. Three orders say which eight columns of its run
-a word has:
+Eight four-bit codes are a word. A row is divided into blocks of 128 columns, a block into 4 runs of 32, and a run into
+4 words of 8 codes. Word 4 t + j of a block belongs to lane t and run j. So each of the four lanes that share 32
+columns, a side of a product (`integer_mma.py`), loads 16 bytes: one word of each run. There are three orders of the
+columns of a run in its words:
 
-    bytes    8 t and on: the first four in the lower halves of its bytes, the others in the upper halves
+    bytes    8 t and on: the first four in the lower halves of its bytes, the next four in the upper halves
     halves   4 t to 4 t + 3 in the lower halves, 16 + 4 t and on in the upper halves: a word has both groups of 16
     table    8 t and on, one after the other: selectors of bytes in a table of levels
 
-Integers are in two's complement, or 0 to 15. The upper halves by themselves are bytes of 16 times a code.
+Integers are in two's complement, or 0 to 15. After masking, an upper half is a byte with 16 times the code.
 
-Of codes of 5 and 6 bits such words hold the upper four, and words of their own the *rest*, the lowest bit or two. A
-word of the rest has those of 4 or 2 neighboring words: where word i of them has a code in some half of a byte, it has
-the code's rest in the same half, i or 2 i bits up. The upper four bits in the upper half of a byte, and the rest below,
-are a byte of 8 or 4 times a code.
+For codes of 5 and 6 bits, these words have the upper four bits, and separate words have the *low bits*, the lowest one
+or two. A word of low bits serves 4 or 2 neighboring words: if word i of them has a code in some half of a byte, its low
+bits are in the same half, shifted up by i or 2 i bits. The upper four bits in the upper half of a byte, and the low
+bits below them, form a byte with 8 or 4 times the code.
 """
 
 from typing import Any, Literal
@@ -24,13 +24,13 @@ import numpy as np
 from jaxtyping import Array, Int8, Int32
 
 BLOCK = 128  # columns
-WHOLE = 2 * BLOCK  # columns that codes of 5 and 6 bits come in multiples of
+WHOLE = 2 * BLOCK  # codes of 5 and 6 bits have a multiple of this number of columns
 RUNS = 4
 RUN = BLOCK // RUNS
 WORD = 8  # columns
 
 Order = Literal["bytes", "halves", "table"]
-# The 32 columns of a run as axes, and the order of those axes in its words: a lane's word, then codes in a word.
+# The 32 columns of a run as axes, and the order of these axes in its words: first lanes, then codes in a word.
 ORDERS: dict[Order, tuple[tuple[int, int, int], tuple[int, int, int]]] = {
     "bytes": ((4, 2, 4), (0, 2, 1)),
     "halves": ((2, 4, 4), (1, 2, 0)),
@@ -39,14 +39,14 @@ ORDERS: dict[Order, tuple[tuple[int, int, int], tuple[int, int, int]]] = {
 
 
 def order_of(group: int, *, levels: bool) -> Order:
-    """Choose the order of codes in words, for groups of so many columns and integers or levels."""
+    """Choose the order of codes in words, for a group size and for integers or levels."""
     return "table" if levels else "halves" if group == RUN // 2 else "bytes"
 
 
 def pack(
     codes: Int8[np.ndarray, "rows cols"], order: Order = "bytes", *, lowest: int = -8
 ) -> Int32[np.ndarray, "rows words"]:
-    """Pack codes in [-8, 7], or in [0, 15] where `lowest` is 0, into words, in the order above.
+    """Pack codes in [-8, 7], or in [0, 15] if `lowest` is 0, into words, in the order above.
 
     Raises ValueError for other codes, and unless cols is a multiple of 128.
 
@@ -64,7 +64,7 @@ def pack(
 
 
 def packed_apart(codes: Any, order: Order, *, bits: int) -> tuple[Any, Any]:
-    """Pack codes [rows, cols] of 5 or 6 bits, uint8 of NumPy or JAX: words of their upper four bits, and of the rest.
+    """Pack uint8 codes [rows, cols] of 5 or 6 bits, NumPy or JAX: words of their upper four bits, and of the low bits.
 
     >>> one = np.zeros((1, 256), np.uint8)
     >>> one[0, 32 + 2] = 0b110111
@@ -80,7 +80,7 @@ def packed_apart(codes: Any, order: Order, *, bits: int) -> tuple[Any, Any]:
 
 
 def packed(codes: Any, order: Order) -> Any:
-    """Pack codes [rows, cols] in [0, 15], uint8 of NumPy or JAX, into words of uint32."""
+    """Pack uint8 codes [rows, cols] in [0, 15], NumPy or JAX, into uint32 words."""
     rows, cols = codes.shape
     axes, turn = ORDERS[order]
     runs = codes.reshape(rows, cols // BLOCK, RUNS, *axes)
@@ -92,7 +92,7 @@ def packed(codes: Any, order: Order) -> Any:
 
 
 def unpack(words: Int32[np.ndarray, "rows words"], order: Order = "bytes") -> Int8[np.ndarray, "rows cols"]:
-    """Give the codes of `pack`, from -8 to 7.
+    """Restore the codes from `pack`, from -8 to 7.
 
     >>> codes = np.arange(-8, 8, dtype=np.int8).repeat(16).reshape(2, 128)
     >>> bool(np.all(unpack(pack(codes)) == codes))
@@ -102,11 +102,11 @@ def unpack(words: Int32[np.ndarray, "rows words"], order: Order = "bytes") -> In
 
 
 def unpacked(words: Any, order: Order, low_bits: Any = None) -> Any:
-    """Give the codes of `pack`, or of `packed_apart`, as if without a sign: int32 of NumPy or JAX, as the words are."""
+    """Restore unsigned codes from `pack` or `packed_apart`, as int32 of NumPy or JAX, like the words."""
     rows, count = words.shape
     like: Any = np if isinstance(words, np.ndarray) else jnp
     axes, turn = ORDERS[order]
-    # Shifts by an array, since XLA would put the parts of a stack in memory before it joins them with the rest.
+    # We shift by an array: XLA would write the parts of a stack to memory before it joins them.
     places = 4 * like.arange(WORD, dtype=np.int32)
     codes = words[..., None] >> places & 15
     if low_bits is not None:
@@ -119,10 +119,10 @@ def unpacked(words: Any, order: Order, low_bits: Any = None) -> Any:
 
 
 def bits_of(words: Any, low_bits: Any) -> int:
-    """Give the bits of codes in such words, by their shapes; `rest` is None where they have four."""
+    """Return the number of bits per code, from the shapes of the words. Four-bit codes have no `low_bits`."""
     return 4 if low_bits is None else 4 + 4 * low_bits.shape[-1] // words.shape[-1]
 
 
 def signed(codes: Int32[Array, "rows cols"] | Any, bits: int = 4) -> Any:
-    """Turn codes that are not negative into the integers that their bits are in two's complement."""
+    """Read unsigned codes as integers in two's complement."""
     return (codes ^ 1 << bits - 1) - (1 << bits - 1)

@@ -1,42 +1,41 @@
-r"""A step of a product with codes, on the tensor cores' integers: sums are exact, and each group costs one rounding.
+r"""A step of a product with codes on integer tensor cores: sums are exact, and each group has one rounding.
 
     y_rb += sum_g (s_rg 2^e_bg sum_d 256^d sum_(k in g) q_rk x_dbk + m_rg sum_(k in g) x_bk)
 
-x_dbk are the digits of vector b, whose exponents are e_bg (`fixed_point.py`): integers of 8 bits, as the codes q are.
-m are minima, which some forms have; the sums of x are staged with the digits.
+x_dbk are the digits of vector b, with exponents e_bg (`fixed_point.py`). Digits and codes q are 8-bit integers. Some
+forms have minima m; the sums of x are staged with the digits.
 
 `mma.m16n8k32` multiplies A [16, 32] by B [32, 8] and adds C [16, 8], in 32 bits. A warp is 8 quads of 4 lanes. Quad i
 has rows i and i + 8 of A and column i of B, and lane j of the quad has 8 of their 32 terms. The order of the terms is
 free, as long as A and B agree. Lane j has columns 2 j and 2 j + 1 of C in both rows.
 
-One vector: a row of W fills both rows of A of a quad, with two *sides* of 32 terms each, which are 64 of its columns.
-Columns 2 d and 2 d + 1 of B are digit d of the vector, for the first side and the second. Lane j then uses two numbers
-of C, for digit j: the upper row in the first column and the lower row in the second; the other two are unused. Eight
-rows of W fill a product, and a lane has its four words of A side by side, as it loaded them.
+One vector: a row of W fills both rows of A of a quad, with two *sides* of 32 terms each, together 64 columns. Columns
+2 d and 2 d + 1 of B are digit d of the vector, for the first and the second side. Lane j then uses two numbers of C,
+for digit j: the upper row in the first column and the lower row in the second. The other two are unused. Eight rows of
+W fill a product, and a lane has its four words of A in the order in which it loaded them.
 
-Two vectors by codes in words, of up to six bits: sixteen rows of W are the rows of A, with one side, and columns 2 d
-and 2 d + 1 of B are digit d of the first vector and of the second. Lane j uses all four numbers, for digit j, so half
-as many products suffice. Codes of eight bits would have to be moved for this, which takes more instructions than it
-saves. The last of an odd number of vectors is multiplied alone, and so are all vectors if the octets of rows are odd in
-number.
+Two vectors, for codes in words of up to six bits: sixteen rows of W are the rows of A, with one side, and columns 2 d
+and 2 d + 1 of B are digit d of the first and the second vector. Lane j uses all four numbers, for digit j, so half the
+number of products suffices. For codes of eight bits, moving them would take more instructions than this saves. The last
+of an odd number of vectors is multiplied separately, and so are all vectors if the number of row octets is odd.
 
-Codes of four bits are the upper halves of bytes, and so 16 times as large (`int4.py`); `finished` undoes that. Those of
-5 and 6 bits have their rest below, and are 8 and 4 times as large. With minima all of these are unsigned: bytes up to
-240, 248 or 252. Codes with levels choose bytes from a table of 16 in registers, one for each digit of a level
-(`levels.py`).
+Codes of four bits are the upper halves of bytes, so they are 16 times too large (`int4.py`); `finished` corrects this.
+Codes of 5 and 6 bits also have their low bits, and are 8 and 4 times too large. With minima, all of these are unsigned:
+bytes up to 240, 248 or 252. Codes with levels select bytes from a table of 16 in registers, one table per digit of a
+level (`levels.py`).
 
-Groups of 16 take `mma.m16n8k16`, which has half as many terms. The first word of a side is then one group's and the
-second the next one's, so lane j has columns 4 j to 4 j + 3 of both.
+Groups of 16 use `mma.m16n8k16`, which has half the number of terms. The first word of a side then belongs to one group
+and the second word to the next, so lane j has columns 4 j to 4 j + 3 of both.
 
-Lane 3 of a quad has no digit, so it adds the minima. Its columns of B are 0 and its C begins one higher, so its number
-of C is 1. It loads minima and sums of x where the others load scales and 2^e, and all lanes take the same instructions.
+Lane 3 of a quad has no digit, so it adds the minima. Its columns of B are 0 and its C starts one higher, so its number
+of C is 1. It loads minima and sums of x while the other lanes load scales and 2^e, with the same instructions.
 
-C begins with the bits of 3 2^22 as a float. A sum of integers below 2^22 is then also added to that float, and
+C starts with the bits of 3 2^22 as a float. Adding integers below 2^22 then also adds them to that float, and
 subtracting 3 2^22 is exact and eight times as fast as a conversion. 128 products of signed bytes are at most 2^21, and
-those of an unsigned byte and a signed one less than 2^22. Sides of one group are first added as integers, less those
-bits, which would be there twice.
+128 products of an unsigned and a signed byte less than 2^22. We first add the sides of a group as integers, and
+subtract the bits of 3 2^22 once, because both sides contain them.
 
-The four warps of a thread block multiply a quarter of the step's columns each, and meet in `finished`.
+Each of the four warps of a thread block multiplies a quarter of the step's columns, and `finished` adds their sums.
 """
 
 from collections.abc import Iterator, Sequence
@@ -74,11 +73,11 @@ QUARTER = CHUNK // WARPS
 SIDE = 32  # columns
 SIDES = 2  # sides of a product
 HALF = SIDE // 2  # columns of the smallest groups
-PLACES = 4  # lanes of a quad: one for each digit, and one
-LINE = 128  # bytes of a row that lie together
+PLACES = 4  # lanes of a quad: one per digit, and one more
+LINE = 128  # bytes of a row stored together
 OCTET = 8  # rows
 
-# Quad i has row i / 2 of eight, or 4 + i / 2 where i is odd; `_codes` says why.
+# Quad i has row i / 2 of eight, or 4 + i / 2 if i is odd; see `_codes` for the reason.
 SUMS = tiled_layout(((OCTET, WARPS, PLACES), (OCTET // 2, 1, PLACES), (1, 1, 1)), warps=-8, lanes=(-6, -9, -4))
 DOTS = SUMS.reduce(2).reduce(1)
 
@@ -101,15 +100,15 @@ class Step(NamedTuple):
 
     bits: int  # of a code
     rows: int  # of W, in all runs
-    group: int  # columns that share a scale, or, where a row does, an exponent
+    group: int  # columns with a common scale, or with a common exponent if a row has one scale
     columns: int  # of all steps
     codes: Any  # a slot of the `ring`
     scales: Any  # float32 [kinds, runs, rows, groups]: scales, and minima if there are any; or None
     digits: Any  # int8 [batch, groups, group / 8, DIGITS, 8]
     units: Any  # float32 [batch, kinds, groups]: 2^e, and with minima the sums of x
     minima: bool = False
-    levels: Levels | None = None  # of codes of four bits that are no integers
-    low_bits: Any = None  # a slot of a `low_bits.ring`, of codes of 5 and 6 bits
+    levels: Levels | None = None  # for four-bit codes that select levels
+    low_bits: Any = None  # a slot of a `low_bits.ring`, for codes of 5 and 6 bits
 
     @property
     def in_words(self) -> bool:
@@ -117,36 +116,36 @@ class Step(NamedTuple):
 
     @property
     def unsigned(self) -> bool:
-        """Whether no code is negative."""
+        """Whether codes are unsigned."""
         return self.in_words and self.minima
 
 
 def ring(stages: int, runs: int, rows: int, bits: int) -> Any:
-    """Name the shared memory for the codes of so many steps: int8, or words of `int4.packed`."""
+    """Name the shared memory for the codes of a number of steps: int8, or words of `int4.packed`."""
     dtype, columns = (jnp.int8, CHUNK) if bits == 8 else (jnp.int32, CHUNK // int4.WORD)
     return plgpu.SMEM((stages, runs, rows, columns), dtype, transforms=_transforms(bits))
 
 
 def _transforms(bits: int) -> tuple[Any, ...]:
-    """Layout of the codes: lines of eight rows together, each with its pieces of 16 bytes in another order."""
+    """The layout of codes: lines of eight rows, each with its 16-byte pieces in a different order."""
     line = LINE if bits == 8 else LINE // 4
     return plgpu.TilingTransform((OCTET, line)), plgpu.SwizzleTransform(LINE)  # pyright: ignore[reportAbstractUsage]
 
 
 def zeros(batch: int, rows: int) -> Sums:
-    """Make the sums to begin with."""
+    """Make the initial sums."""
     return [plgpu.layout_cast(jnp.zeros((rows, WARPS, PLACES), jnp.float32), SUMS)] * batch
 
 
 def finished(
     sums: Sums, runs: int, unit: float, target: Target, *, minima: bool = False
 ) -> list[list[Float32[Array, " rows_of_run"]]]:
-    """Add up the sums of the warps, for each vector and each run of rows, times the `unit` of multiplied codes."""
+    """Add up the sums of the warps, for each vector and run of rows, and multiply by the `unit` of the codes."""
     return [_runs(_dots(rows, unit, minima=minima), runs, target) for rows in sums]
 
 
 def unit_of(bits: int, levels: Levels | None) -> float:
-    """Give the power of two that undoes the place of codes in bytes: 1/16 for integers in the upper halves."""
+    """Return the power of two that corrects the position of codes in bytes: 1/16 for integers in the upper halves."""
     if levels is not None:
         return levels.unit
     return 2.0 ** (bits - 8)
@@ -161,7 +160,7 @@ def _dots(sums, unit: float, *, minima: bool):
 
 
 def _runs(dots, runs: int, target: Target) -> list[Float32[Array, " rows_of_run"]]:
-    """Split sums by runs, after the warps have met once to add up those of all runs."""
+    """Split sums by runs. The warps synchronize once, to add up the sums of all runs."""
     if runs == 1:
         return [dots]
     shape = (len(dots) // runs,)
@@ -203,7 +202,7 @@ def add(sums: Sums, step: Step, target: Target) -> Sums:
 
 
 def _interpreted(sums: Sums, step: Step) -> Sums:
-    """Add a step to `sums` with whole arrays, for the interpreter."""
+    """Add a step to `sums` with ordinary array operations, for the interpreter."""
     rows, groups = len(sums[0]), QUARTER // step.group
 
     def read(ref):
@@ -243,16 +242,16 @@ def _interpreted(sums: Sums, step: Step) -> Sums:
 
 
 class Lane(NamedTuple):
-    """Position of a thread in its warp and quad."""
+    """The position of a thread in its warp and quad."""
 
     warp: Any
     quad: Any
     place: Any  # lane in its quad
-    row: Any  # row of its quad, of eight rows of W
+    row: Any  # the row of its quad among eight rows of W
 
     @property
     def last(self) -> Any:
-        """1 for lane 3 of a quad, which has no digit, else 0."""
+        """1 for lane 3 of a quad, which has no digit, otherwise 0."""
         return arith.andi(self.place, arith.shrui(self.place, word(1)))
 
     @classmethod
@@ -286,7 +285,7 @@ def _float(value: float) -> Any:
     return arith.constant(float32(), ir.FloatAttr.get(float32(), value))
 
 
-# For a vector, an octet of rows and a group: their integer sum, plus the bits of ZERO.
+# The integer sum of a vector, an octet of rows and a group, plus the bits of ZERO.
 Integers = Iterator[tuple[int, int, int, Any]]
 
 
@@ -294,7 +293,7 @@ def _of_one(vectors: Sequence[int], codes: Sequence[list[Any]], digits: list[Any
     """Multiply a vector by all rows, with products of both sides of an octet."""
     (vector,) = vectors
     products = max(1, step.group // (SIDES * SIDE))
-    # A sum of both sides is that of one group, so only one of them counts lane 3's minima.
+    # Both sides together are one group, so only one of them adds lane 3's minima.
     begin = _begin(step, lane, (0,) if step.group > SIDE else (0, 3))
     for first in range(0, QUARTER // (SIDES * SIDE), products):
         for octet, sides in enumerate(codes):
@@ -332,9 +331,9 @@ def _of_two(vectors: Sequence[int], codes: Sequence[list[Any]], digits: list[Any
 
 
 def _begin(step: Step, lane: Lane, counting: Sequence[int]) -> list[Any]:
-    """Make C before the products, where lane 3 has 1 in the numbers `counting` for the minima.
+    """Make the initial C. Lane 3 has 1 in the numbers `counting`, for the minima.
 
-    Unused numbers get the same value, because the compiler then makes it only once.
+    Unused numbers get the same value, so that the compiler makes it only once.
     """
     zero = word(ZERO_BITS)
     if not step.minima:
@@ -344,30 +343,30 @@ def _begin(step: Step, lane: Lane, counting: Sequence[int]) -> list[Any]:
 
 
 def _product(step: Step, upper: Sequence[Any], lower: Sequence[Any], digits: Sequence[Any], c: list[Any]) -> list[Any]:
-    """Multiply the upper and lower rows of A by B and add C, with a lane's part of each."""
+    """Multiply the upper and lower rows of A by B and add C, given a lane's part of each."""
     instruction = MMA.format(codes="u8" if step.unsigned else "s8")
     return ptx(instruction, [upper[0], lower[0], upper[1], lower[1], *digits, *c], results=4)
 
 
 def _product_of_halves(step: Step, upper: Any, lower: Any, digits: Any, c: list[Any]) -> list[Any]:
-    """Multiply the upper and lower rows of A by B and add C, for 16 columns: a word of each."""
+    """Multiply the upper and lower rows of A by B and add C for 16 columns, given one word of each."""
     instruction = MMA_OF_HALVES.format(codes="u8" if step.unsigned else "s8")
     return ptx(instruction, [upper, lower, digits, *c], results=4)
 
 
 def _codes(step: Step, octet: int, lane: Lane) -> list[list[tuple[Any, Any]]]:
-    """Load a lane's part of each side of its warp's columns, all of one of its rows: two words of A, for each plane.
+    """Load a lane's part of one of its rows, for each side of its warp's columns: two words of A per plane.
 
-    A load of 16 bytes serves 8 lanes at a time, from two rows, one of the upper four and one of the lower four. In
-    swizzled lines these are never in the same banks. A load of 8 bytes serves 16 lanes from four rows, and one of 4
-    bytes all lanes.
+    A 16-byte load serves 8 lanes at a time, from two rows, one of the upper four and one of the lower four. In swizzled
+    lines, these are never in the same banks. An 8-byte load serves 16 lanes from four rows, and a 4-byte load all
+    lanes.
     """
     size = CHUNK // 2 if step.in_words else CHUNK  # bytes of a row
     if step.in_words or _together(step):
-        wide = 16  # bytes that a lane loads at once
+        wide = 16  # bytes per load of a lane
     else:
         wide = 4 if step.group == HALF else 8
-    within = arith.xori(times(lane.place, wide), times(lane.row, LINE // OCTET))  # a line
+    within = arith.xori(times(lane.place, wide), times(lane.row, LINE // OCTET))  # bytes of a line
     start = total(times(lane.warp, OCTET * size // WARPS), times(lane.row, LINE))
     code_words = []
     for at in range(0, size // WARPS, 4 * wide):
@@ -389,7 +388,7 @@ def _codes(step: Step, octet: int, lane: Lane) -> list[list[tuple[Any, Any]]]:
 
 
 def _low_bits(step: Step, octet: int, lane: Lane) -> Iterator[Any]:
-    """Load the rest of a lane's part of one of its rows: in the lower halves of bytes, next to the upper ones."""
+    """Load the low bits of a lane's part of one of its rows, into the lower halves of bytes."""
     few = step.bits - 4
     mask = word(0x01010101 * (0xF0 >> few & 0x0F))
     tile = total(times(lane.warp, low_bits.tile_bytes(step.bits)), word(octet * WARPS * low_bits.tile_bytes(step.bits)))
@@ -401,9 +400,10 @@ def _low_bits(step: Step, octet: int, lane: Lane) -> Iterator[Any]:
 
 
 def _chosen(codes: Any) -> list[tuple[Any, Any]]:
-    """Cut a word of eight codes, in order, into selectors for `_looked_up`, two for each four codes.
+    """Split a word of eight codes into selectors for `_looked_up`, two for each four codes.
 
-    The first choose one of eight bytes by the lower three bits of each code, the second one of two by the upper bit.
+    The first selector chooses one of eight bytes by the lower three bits of each code, the second one of two by the
+    upper bit.
     """
     byte = arith.andi(codes, word(0x77777777))
     half = arith.xori(arith.andi(arith.shrui(codes, word(1)), word(0x44444444)), word(0x32103210))
@@ -411,7 +411,7 @@ def _chosen(codes: Any) -> list[tuple[Any, Any]]:
 
 
 def _looked_up(selectors: list[tuple[Any, Any]], table: Sequence[int]) -> tuple[Any, Any]:
-    """Choose bytes of a table of 16, four words, by selectors of `_chosen`."""
+    """Select bytes from a table of 16, given as four words, by selectors from `_chosen`."""
     first, second, third, fourth = (word(entry) for entry in table)
     bytes_found = []
     for byte, half in selectors:
@@ -421,15 +421,15 @@ def _looked_up(selectors: list[tuple[Any, Any]], table: Sequence[int]) -> tuple[
 
 
 def _together(step: Step) -> bool:
-    """Whether a lane has the codes of 16 columns of both sides side by side: those of eight bits in one group.
+    """Whether a lane loads 16 adjacent columns for both sides at once, as for eight-bit codes in one group.
 
-    Of eight codes the first four then belong to one side; otherwise all eight do.
+    Then the first four of eight codes belong to one side. Otherwise all eight do.
     """
     return not step.in_words and step.group > SIDE
 
 
 def _digits(step: Step, vector: int, lane: Lane) -> list[list[Any]]:
-    """Load a lane's part of B in each product with one vector: two words of its quad's digit and side."""
+    """Load a lane's part of B for each product with one vector: two words of its quad's digit and side."""
     together = _together(step)
     side = times(arith.andi(lane.quad, word(1)), VECTOR // 2 if together else DIGITS * SIDE)
     start = total(_digits_start(step, vector, lane), side)
@@ -447,14 +447,14 @@ def _digits(step: Step, vector: int, lane: Lane) -> list[list[Any]]:
 
 
 def _digits_of_two(step: Step, first: int, lane: Lane) -> list[list[Any]]:
-    """Load a lane's part of B in each product with vector `first` and the next: two words of its quad's digit."""
+    """Load a lane's part of B for each product with vector `first` and the next: two words of its quad's digit."""
     which = times(arith.andi(lane.quad, word(1)), DIGITS * step.columns)
     start = total(_digits_start(step, first, lane), which)
     return _digits_at(step, [total(start, word(DIGITS * at)) for at in range(0, QUARTER, SIDE)], lane)
 
 
 def _digits_at(step: Step, places: list[Any], lane: Lane) -> list[list[Any]]:
-    """Load two words of a lane's digits at each place: neighbors, or those of two groups of 16."""
+    """Load two words of a lane's digits at each place: neighbors, or one from each of two groups of 16."""
     if step.group != HALF:
         return _without_last(step, lane, [load(step.digits, place, int32(), 2) for place in places])
     return _without_last(
@@ -468,17 +468,17 @@ def _digits_at(step: Step, places: list[Any], lane: Lane) -> list[list[Any]]:
 
 
 def _without_last(step: Step, lane: Lane, digits: list[list[Any]]) -> list[list[Any]]:
-    """Clear the columns of B that belong to no digit, where lane 3 adds minima."""
+    """Clear the columns of B without a digit, in which lane 3 adds minima."""
     if not step.minima:
         return digits
     digit = arith.shrui(lane.quad, word(1))
-    none = arith.andi(digit, arith.shrui(digit, word(1)))  # 1 in quads 6 and 7, else 0
+    none = arith.andi(digit, arith.shrui(digit, word(1)))  # 1 in quads 6 and 7, otherwise 0
     mask = total(none, word(-1))
     return [[arith.andi(digit_word, mask) for digit_word in some] for some in digits]
 
 
 def _digits_start(step: Step, vector: int, lane: Lane) -> Any:
-    """Find the start of a lane's columns in the digit of its quad."""
+    """Find the start of a lane's columns in its quad's digit."""
     digit = arith.minui(arith.shrui(lane.quad, word(1)), word(DIGITS - 1))
     start = total(word(vector * DIGITS * step.columns), times(lane.warp, DIGITS * QUARTER), times(digit, VECTOR))
     if step.group == HALF:
@@ -488,7 +488,7 @@ def _digits_start(step: Step, vector: int, lane: Lane) -> Any:
 
 
 def _scales(step: Step, octet: int, lane: Lane) -> list[Any]:
-    """Load the scales of one of a lane's rows, or in lane 3 its minima, for each group of its warp."""
+    """Load the scales of one of a lane's rows (in lane 3, the minima), for each group of its warp."""
     groups, rows = QUARTER // step.group, step.rows
     at = total(times(lane.row, 4 * WARPS * groups), times(lane.warp, 4 * groups))
     if step.minima:
@@ -497,7 +497,7 @@ def _scales(step: Step, octet: int, lane: Lane) -> list[Any]:
 
 
 def _units(step: Step, vector: int, lane: Lane) -> list[Any]:
-    """Load the 2^e of a vector, or in lane 3 its sums, for each group of a lane's warp."""
+    """Load 2^e of a vector (in lane 3, its sums), for each group of a lane's warp."""
     groups, row = QUARTER // step.group, 4 * step.columns // step.group
     at = total(word(vector * row * (2 if step.minima else 1)), times(lane.warp, 4 * groups))
     if step.minima:

@@ -1,8 +1,8 @@
-"""The keys and values that a thread block reads while decoding, and the ring in shared memory that they pass.
+"""The keys and values that a thread block reads while decoding, and their ring in shared memory.
 
-A sequence's keys are cut into tiles. Each of the blocks that share a key head takes every `splits`-th tile, so that one
-sequence keeps the whole GPU busy whatever its length, which is known only at run time. The copy engine fills the ring
-some tiles ahead. K and V have a ring each, because a tile of K is done with earlier.
+A sequence's keys are divided into tiles. `splits` blocks share a key head, and each takes every `splits`-th tile. So a
+single sequence of any length keeps the whole GPU busy; the length is only known at run time. The copy engine fills the
+ring some tiles ahead. K and V have separate rings, because a tile of K is released earlier.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from llamaspec.pallas_kernels.parts.wgmma import matrices
 
 TILE = 64  # keys, at least
 
-# Finds a tile: from an array of keys or of values and the tile's number to the pieces of the array that make it.
+# Finds the pieces of a tile, given an array of keys or values and the tile's number.
 Pieces = Callable[[Any, Any], Sequence[Any]]
 
 
@@ -29,10 +29,10 @@ Pieces = Callable[[Any, Any], Sequence[Any]]
 class KeyRing:
     head_dim: int
     dtype: np.dtype
-    splits: int  # thread blocks that share the keys
+    splits: int  # number of thread blocks per key head
     tile: int  # keys
-    stages: int  # tiles of K, and of V, that are loaded at once
-    pieces: int  # copies that make a tile
+    stages: int  # tiles of K, and of V, in flight at once
+    pieces: int  # copies per tile
 
     def scratch(self) -> dict[str, Any]:
         """Name the shared memory and barriers of an `OpenRing`."""
@@ -43,14 +43,14 @@ class KeyRing:
 
 @dataclass(frozen=True)
 class OpenRing:
-    """A ring at work: for each of `steps` tiles, `wait` for K and `release` it, then the same for V."""
+    """A ring in use: for each of `steps` tiles, `wait` for K and `release` it, then the same for V."""
 
     ring: KeyRing
-    refs: dict[str, Any]  # "k" and "v": arrays of keys and values
+    refs: dict[str, Any]  # "k" and "v": the arrays of keys and values
     pieces: Pieces
-    split: Any  # which of the `splits` blocks this is
-    start: Any  # first key that the query sees
-    stop: Any  # last key that it sees, + 1
+    split: Any  # the number of this block among the `splits` blocks
+    start: Any  # the first visible key
+    stop: Any  # the last visible key + 1
     staged: dict[str, Any]
     target: Target
 
@@ -63,7 +63,7 @@ class OpenRing:
         return self._tile(step) * self.ring.tile
 
     def ask_ahead(self) -> None:
-        """Bring the tiles that `fill` copies to the L2 cache."""
+        """Prefetch the tiles that `fill` copies to the L2 cache."""
         for step in range(self.ring.stages):
 
             @pl.when(step < self.steps)
@@ -88,7 +88,7 @@ class OpenRing:
         return self.staged[name].at[slot]
 
     def release(self, name: str, step) -> None:
-        """Give the place of this step's tile, once it is read, to the tile that comes `stages` later."""
+        """Reuse the slot of this step's tile, once it is read, for the tile `stages` steps later."""
 
         @pl.when(step + self.ring.stages < self.steps)
         def _():
@@ -107,6 +107,6 @@ class OpenRing:
 
 
 def visible_keys(length, capacity: int, window: int | None) -> tuple[Any, Any]:
-    """Find the first key, and the last + 1, that the newest of `length` positions sees in a cache of this capacity."""
+    """Find the first and the last + 1 key that the newest of `length` positions sees, in a cache of this capacity."""
     stop = jnp.clip(length, 0, capacity)
     return (jnp.int32(0) if window is None else jnp.maximum(stop - window, 0)), stop

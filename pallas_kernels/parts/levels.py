@@ -1,6 +1,6 @@
-"""Levels that codes of four bits choose from, as integers: each a sum of bytes times powers of 256.
+"""The levels of four-bit codes as integers: sums of bytes times powers of 256.
 
-The tensor cores multiply bytes, so a table has one for each *plane* of its levels (`integer_mma.py`).
+The tensor cores multiply bytes, so each level has one byte for each *plane* (`integer_mma.py`).
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ class Levels:
 
     integers: tuple[int, ...]
     unit: float
-    group: int  # columns that share a scale
+    group: int  # columns with a common scale
 
     @classmethod
     def of(cls, levels: Iterable[float], *, unit: float, group: int) -> "Levels":
@@ -30,7 +30,7 @@ class Levels:
 
     @property
     def planes(self) -> list[tuple[int, ...]]:
-        """Digits of the levels to the base 256, each from -128 to 127, the lowest first.
+        """The digits of the levels to the base 256, each from -128 to 127, the lowest first.
 
         >>> Levels((300, -129, *[0] * 14), 1.0, 32).planes == [(44, 127, *[0] * 14), (1, -1, *[0] * 14)]
         True
@@ -44,7 +44,7 @@ class Levels:
 
     @property
     def tables(self) -> list[list[int]]:
-        """Planes as words of four bytes.
+        """The planes as words of four bytes.
 
         >>> [f"{word:08x}" for word in Levels((1, -1, *[0] * 14), 1.0, 32).tables[0]]
         ['0000ff01', '00000000', '00000000', '00000000']

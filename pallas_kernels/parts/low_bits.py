@@ -1,8 +1,8 @@
-"""The rest of codes of 5 and 6 bits in shared memory: the lowest bit or two of each, in words of `int4.packed_apart`.
+"""The low bits of 5- and 6-bit codes in shared memory: the lowest one or two bits, in words of `int4.packed_apart`.
 
-A tile is 8 rows of 256 columns, row after row: 32 or 64 bytes of each, of which pieces of 16 bytes are swizzled. A lane
-of a quad has the same columns of its row as of the upper four bits. Of 128 columns that is a word for one bit, or two
-words for two bits, which the lanes of a load in the tensor cores' order of rows never find in the same banks.
+A tile has 8 rows of 256 columns, row after row, with 32 or 64 bytes each. Pieces of 16 bytes are swizzled. A lane of a
+quad reads the same columns of its row as for the upper four bits. For 128 columns, that is one word for one bit or two
+words for two bits. In the tensor cores' order of rows, the lanes of a load never use the same banks.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ BLOCKS = int4.WHOLE // int4.BLOCK
 
 
 def words(columns: int, bits: int) -> int:
-    """Count the words of so many columns of codes of so many bits."""
+    """Count the words for `columns` codes of `bits` bits."""
     return columns * (bits - 4) // WORD
 
 
@@ -29,7 +29,7 @@ def tile_bytes(bits: int) -> int:
 
 
 def ring(*shape: int, columns: int, bits: int) -> Any:
-    """Name the shared memory for the rest of codes [*shape, columns]."""
+    """Name the shared memory for the low bits of codes [*shape, columns]."""
     return plgpu.SMEM((*shape, words(columns, bits)), jnp.int32, transforms=transforms(bits))
 
 
@@ -39,8 +39,8 @@ def transforms(bits: int) -> tuple[Any, ...]:
 
 
 def of_block(ref: Any, tile: Any, row: Any, place: Any, block: int, bits: int) -> list[Any]:
-    """Load the words that a lane of a quad has of one of the two blocks of a tile, which begins at byte `tile`."""
+    """Load the words of a lane of a quad, for one of the two blocks of the tile that begins at byte `tile`."""
     few = bits - 4
-    swizzle = arith.andi(times(row, 4 * few), word(0x70))  # of a row of 32 few bytes, the place in 128 bytes of banks
+    swizzle = arith.andi(times(row, 4 * few), word(0x70))  # the position of a row of 32 few bytes in 128 bytes of banks
     within = arith.xori(arith.xori(times(place, 4 * few), swizzle), word(16 * few * block))
     return load(ref, total(tile, times(row, 32 * few), within), int32(), few)

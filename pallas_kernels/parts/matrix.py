@@ -1,4 +1,4 @@
-"""Matrices that vectors are multiplied by, floats or codes with scales, and the loop that each takes."""
+"""The matrices that kernels multiply vectors by, floats or codes with scales, and the loop for each kind."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -20,9 +20,9 @@ from llamaspec.pallas_kernels.parts.tile import MOST_ROWS, Tile, tile_for
 from llamaspec.pallas_kernels.unsupported import Unsupported
 
 MAX_BATCH = 8
-AT_ONCE = 4  # vectors that one kernel multiplies codes by: shared memory has room for 4 of 14,336 numbers
+AT_ONCE = 4  # vectors per kernel for codes: shared memory has room for 4 vectors of 14,336 numbers
 DTYPES = (np.dtype(jnp.float32), np.dtype(jnp.bfloat16))
-BESIDE = 4096  # bytes of shared memory for sums over threads and barriers, at most
+BESIDE = 4096  # maximum bytes of shared memory for sums over threads and barriers
 
 
 @jax.tree_util.register_dataclass
@@ -30,14 +30,16 @@ BESIDE = 4096  # bytes of shared memory for sums over threads and barriers, at m
 class ScaledCodes:
     """A quantized matrix: each weight is its code times the scale of its row, or of its group in the row.
 
-    Where groups have minima, those are added, and codes in words are not negative. With levels a code chooses one.
+    Minima, if any, are added; codes in words are then unsigned. With levels, a code selects a level.
     """
 
-    codes: Any  # int8 [rows, cols], or words int32 [rows, cols / 8], as `int4.packed` has them
+    codes: Any  # int8 [rows, cols], or int32 words [rows, cols / 8] in the layout of `int4.packed`
     scales: Any  # float32 [rows, groups] for groups of 16 to 128 columns, or [rows] for codes of eight bits
     minima: Any = None  # float32 [rows, groups]
-    levels: Levels | None = field(default=None, metadata={"static": True})  # of codes of four bits
-    low_bits: Any = None  # int32 [rows, cols / 32 or cols / 16], of codes of 5 or 6 bits, as `int4.packed_apart` has it
+    levels: Levels | None = field(default=None, metadata={"static": True})  # for four-bit codes
+    low_bits: Any = (
+        None  # int32 [rows, cols / 32 or cols / 16] for 5- or 6-bit codes, in the layout of `int4.packed_apart`
+    )
 
     @property
     def arrays(self) -> list[Any]:
@@ -49,23 +51,23 @@ class ScaledCodes:
 
     @property
     def bits(self) -> int:
-        """Bits of a code."""
+        """The bits of a code."""
         return int4.bits_of(self.codes, self.low_bits) if self.in_words else 8
 
     @property
     def order(self) -> int4.Order:
-        """Order of codes in words."""
+        """The order of codes in words."""
         return int4.order_of(self.group or 0, levels=self.levels is not None)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns of the matrix that the codes stand for."""
+        """Rows and columns of the dequantized matrix."""
         rows, packed = self.codes.shape
         return rows, packed * (int4.WORD if self.in_words else 1)
 
     @property
     def group(self) -> int | None:
-        """Columns that share a scale; None: all of a row do. 0 where rows have no scales at all."""
+        """Columns with a common scale; None: a whole row. 0 if there are no scales."""
         if self.scales.ndim == 1:
             return None
         groups = self.scales.shape[1]
@@ -75,7 +77,7 @@ class ScaledCodes:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ScaledE4M3:
-    """A matrix of floats in e4m3, by their bits, none of them NaN, times the scale of each row."""
+    """A matrix of e4m3 floats, given by their bits, without NaN, times a scale for each row."""
 
     codes: Any  # int8 [rows, cols]
     scales: Any  # float32 [rows]
@@ -88,13 +90,13 @@ class ScaledE4M3:
 
 
 MatrixOperand = Float[Array, "rows cols"] | ScaledCodes | ScaledE4M3
-Shaped = Array | jax.ShapeDtypeStruct  # enough to choose a loop
+Shaped = Array | jax.ShapeDtypeStruct  # sufficient to choose a loop
 AnyMatrix = Shaped | ScaledCodes | ScaledE4M3
 ProductOf = RowProduct | QuantizedProduct
 
 
 def shares(w: AnyMatrix, batch: int) -> list[slice]:
-    """Share vectors out among launches of a kernel. Each launch reads codes again, and takes at most `AT_ONCE`."""
+    """Split vectors between launches of a kernel, at most `AT_ONCE` each. Each launch reads codes again."""
     launches = -(-batch // AT_ONCE) if isinstance(w, ScaledCodes | ScaledE4M3) and 0 < batch <= MAX_BATCH else 1
     size = -(-batch // launches)
     return [slice(i * size, (i + 1) * size) for i in range(launches)]
@@ -111,11 +113,10 @@ def product_of(
     rows: int | None = None,
     beside: int = 0,
 ) -> ProductOf:
-    """Choose the loop for W and vectors x [batch, cols], over `rows` rows in each of the runs of a thread block.
+    """Choose the loop for W and vectors x [batch, cols], with `rows` rows in each of the runs of a thread block.
 
-    By default the rows are those of the tile, shared out among the runs. The kernel has `beside` more thread blocks,
-    which leave the ring less room. Raises ValueError for shapes that do not fit together, and Unsupported where there
-    is no loop for them.
+    By default, the runs share the rows of the tile. The kernel has `beside` more thread blocks, which leave less room
+    for the ring. Raises ValueError for shapes that do not fit together, and Unsupported if there is no loop for them.
     """
     if isinstance(w, ScaledCodes):
         _check_codes(op, w, x)
@@ -128,7 +129,7 @@ def product_of(
     all_rows, cols = w.shape
     measured, tile = tile, tile or tile_for(key_of(op, w), all_rows, cols, x.dtype, vectors=len(x))
     if measured is None and tile.rows > MOST_ROWS and isinstance(w, ScaledCodes) and w.levels is not None:
-        tile = Tile(rows=MOST_ROWS)  # measured for integers; looking up levels takes the registers of more rows
+        tile = Tile(rows=MOST_ROWS)  # measured for integers; looking up levels takes registers
     of_run, rows = rows, rows or tile.rows // runs
     if rows % 8 or not rows or all_rows % (rows * runs) or not all_rows:
         raise Unsupported(f"{op} takes rows of W in multiples of {max(rows, 8) * runs}, got {all_rows}")
@@ -147,7 +148,7 @@ def product_of(
     room = even_share(blocks) - product.scratch_bytes(normed=normed) + product.step_bytes
     stages = min(max(product.fewest_stages, -(-room // product.step_bytes)), MOST_STAGES)
     product = replace(product, stages=tile.stages or stages)
-    # A long stage may take a block so far beyond its share that fewer blocks fit on a processor.
+    # With a long stage, a block may exceed its share so far that fewer blocks fit on a processor.
     if not tile.stages and stages > product.fewest_stages and not all_fit(blocks, product.scratch_bytes(normed=normed)):
         product = replace(product, stages=stages - 1)
     if (needed := product.scratch_bytes(normed=normed)) > MAX_SHARED_MEMORY - BESIDE:
@@ -159,7 +160,7 @@ def product_of(
 
 
 def products_beside(op: str, matrices: Sequence[AnyMatrix], x: Shaped, **how: Any) -> list[ProductOf]:
-    """Choose the loops of matrices that one kernel multiplies by x, by the rules and errors of `product_of`."""
+    """Choose the loops for several matrices in one kernel, with the rules and errors of `product_of`."""
     separate = [product_of(op, w, x, **how) for w in matrices]
     blocks = sum(product.blocks for product in separate)
     return [
@@ -168,7 +169,7 @@ def products_beside(op: str, matrices: Sequence[AnyMatrix], x: Shaped, **how: An
 
 
 def key_of(op: str, w: AnyMatrix) -> str:
-    """Name an op on such a matrix for `tile_for`, with its kind of codes and the columns that share a scale."""
+    """Name an op on such a matrix for `tile_for`, with its kind of codes and its group size."""
     if isinstance(w, ScaledE4M3):
         return f"{op} e4m3"
     if not isinstance(w, ScaledCodes):
@@ -209,18 +210,18 @@ def _check_codes(op: str, w: ScaledCodes, x: Shaped) -> None:
     check_operand(op, "scales", w.scales, (rows, cols // w.group) if w.group else (rows,), jnp.float32)
     check_operand(op, "minima", w.minima, w.scales.shape, jnp.float32)
     if w.minima is not None and not w.group:
-        raise Unsupported(f"{op} takes minima of groups, got those of rows")
+        raise Unsupported(f"{op} takes minima per group, got minima per row")
     if w.levels is not None and (w.bits != 4 or w.minima is not None or w.group != w.levels.group):
         raise Unsupported(f"{op} takes these levels in groups of {w.levels.group} columns, without minima")
-    check_rest(op, w)
+    check_low_bits(op, w)
 
 
-def check_rest(op: str, w: ScaledCodes) -> None:
-    """Raise ValueError or Unsupported for a rest of the wrong shape or dtype, or of groups in which no file has it."""
+def check_low_bits(op: str, w: ScaledCodes) -> None:
+    """Raise ValueError or Unsupported for low bits with a wrong shape, dtype or group size."""
     if w.low_bits is None:
         return
     few, (rows, cols) = (1 if w.bits < 6 else 2), w.shape
-    check_operand(op, "the rest", w.low_bits, (rows, few * cols // 32), jnp.int32)
+    check_operand(op, "low bits", w.low_bits, (rows, few * cols // 32), jnp.int32)
     if not w.in_words or w.group not in GROUPS[:2]:
         raise Unsupported(f"{op} takes codes of 5 and 6 bits in words, in groups of 16 or 32 columns, got {w.group}")
 
@@ -234,7 +235,7 @@ def _check_columns(op: str, w: AnyMatrix, dtype: Any, tile: Tile) -> None:
         return
     if tile.chunks:
         raise Unsupported(f"{op} takes a tile without chunks for codes, got {tile.chunks}")
-    # Copies need whole lines of 128 bytes of codes, and rows of 16 bytes of scales.
+    # Copies need complete 128-byte lines of codes, and 16-byte rows of scales.
     multiple = max(256 if w.in_words else 128, 4 * (w.group or 1))
     if cols < CHUNK or cols % multiple:
         raise Unsupported(f"{op} takes columns of W in multiples of {multiple}, {CHUNK} at least, got {cols}")

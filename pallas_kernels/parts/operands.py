@@ -1,4 +1,4 @@
-"""The check that all kernels make of the arrays beside their main one."""
+"""A check for the secondary arrays of all kernels."""
 
 import jax
 import numpy as np
@@ -10,7 +10,7 @@ from llamaspec.pallas_kernels.unsupported import Unsupported
 def check_operand(
     op: str, name: str, array: jax.Array | jax.ShapeDtypeStruct | None, shape: tuple[int, ...], dtype: DTypeLike
 ) -> None:
-    """Raise ValueError for an array of another shape, Unsupported for one of another dtype; None passes."""
+    """Raise ValueError for a wrong shape, Unsupported for a wrong dtype. None is accepted."""
     if array is None or (array.shape == shape and array.dtype == dtype):
         return
     words = f"{op} takes {name} {list(shape)} in {np.dtype(dtype)}, got {list(array.shape)} in {array.dtype}"

@@ -2,13 +2,12 @@ r"""The loop of matrix-vector kernels for integer codes, with a scale for each r
 
     y = sum_g (s_g sum_(k in g) q_k x_k + m_g sum_(k in g) x_k)
 
-The minima m are those of forms that have them, or stand for zero points.
+Some forms have minima m, which may also express zero points.
 
-The tensor cores multiply codes as integers (`integer_mma.py`). Sums are then exact, and take a third or less of the
-instructions of codes that are decoded to floats in registers and multiplied one by one. The vectors, times the norm if
-there is one, are therefore staged in shared memory in fixed point (`fixed_point.py`), with an exponent for each group
-of columns that has a scale, or for 128 columns where a row has one scale. With minima, the sum of each group of x is
-staged beside its exponent.
+The tensor cores multiply codes as integers (`integer_mma.py`). Sums are then exact, and take at most a third of the
+instructions for decoding codes to floats and multiplying them one by one. So the vectors, times the norm if any, are
+staged in shared memory in fixed point (`fixed_point.py`), with one exponent per group of columns with a scale, or per
+128 columns if a row has one scale. With minima, the sum of each group of x is staged with its exponent.
 """
 
 from abc import ABC, abstractmethod
@@ -32,18 +31,18 @@ from llamaspec.pallas_kernels.parts.levels import Levels
 from llamaspec.pallas_kernels.parts.row_tiles import RowTiles
 from llamaspec.pallas_kernels.parts.staging import Store, store_all
 
-GROUPS = (16, 32, 64, 128)  # columns that may share a scale
-PASSES = 4  # over a vector and its norm, read at once into 4 or 8 registers each
-PASSES_ALONE = 8  # over a vector without a norm, read at once
-FEW_STEPS = 4  # steps that are waited for at once, because a loop takes longer to come round than to multiply
+GROUPS = (16, 32, 64, 128)  # possible group sizes
+PASSES = 4  # passes over a vector and its norm, read at once into 4 or 8 registers each
+PASSES_ALONE = 8  # passes over a vector without a norm, read at once
+FEW_STEPS = 4  # with up to this many steps, wait for all at once: a loop iteration takes longer than the multiplication
 
 
 @dataclass(frozen=True)
 class QuantizedProduct(ABC):
-    """Product of some runs of rows of W with all vectors, in one thread block; subclasses know the layout of W."""
+    """The product of some runs of rows of W with all vectors, in one thread block. Subclasses know the layout of W."""
 
     tiles: int  # tiles of W
-    blocks: int  # thread blocks that share the tiles
+    blocks: int  # number of thread blocks
     rows: int  # rows of W in a run
     runs: int  # runs of a tile
     cols: int
@@ -51,56 +50,56 @@ class QuantizedProduct(ABC):
     stages: int
     dtype: np.dtype  # dtype of the vectors
     bits: int  # of a code
-    group: int | None  # columns that share a scale; None: all of a row do
-    minima: bool = False  # whether a group has a minimum, too
-    levels: Levels | None = None  # of codes that are no integers
+    group: int | None  # columns with a common scale; None: a whole row
+    minima: bool = False  # whether a group also has a minimum
+    levels: Levels | None = None  # for codes that select levels
 
     fewest_stages: ClassVar[int] = 2
-    at_once: ClassVar[int] = 3  # blocks of many tiles on a processor; each stages the vectors itself
+    at_once: ClassVar[int] = 3  # blocks per processor if blocks have many tiles; each stages the vectors itself
 
     @property
     def steps(self) -> int:
-        """Steps of a row. The last may be a part of one, which copies fill up with zeros."""
+        """The steps of a row. The last one may be partial; copies pad it with zeros."""
         return -(-self.cols // CHUNK)
 
     @property
     def ring_stages(self) -> int:
-        """Stages of the ring; for a single tile no more than its steps."""
+        """The stages of the ring; for a single tile at most its steps."""
         return self.stages if self.blocks < self.tiles else min(self.stages, self.steps)
 
     @property
     def columns(self) -> int:
-        """Columns of a vector that share an exponent."""
+        """The columns of a vector with a common exponent."""
         return self.group or max(GROUPS)
 
     @property
     def step_scales(self) -> int:
-        """Scales of a row that are copied with a step."""
+        """The scales of a row in a step."""
         return CHUNK // self.group if self.group else 0
 
     @property
     def apart(self) -> bool:
-        """Whether the lowest bits of codes are in words of their own."""
+        """Whether the lowest bits of codes are in separate words."""
         return 4 < self.bits < 8
 
     @property
     def kinds(self) -> int:
-        """Numbers of a group: its scale, and its minimum where there are any."""
+        """The numbers of a group: its scale, and its minimum if any."""
         return 1 + self.minima
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of shared memory that a step is copied to."""
+        """The bytes of a step in shared memory."""
         return self.runs * self.rows * (CHUNK * self.bits // 8 + 4 * self.kinds * self.step_scales)
 
     def scratch_bytes(self, *, normed: bool) -> int:
         """Count the bytes of shared memory that `scratch` takes."""
-        del normed  # x is staged times the norm
+        del normed  # x is multiplied by the norm when staged
         vectors = self.batch * self.steps * (DIGITS * CHUNK + 4 * self.kinds * CHUNK // self.columns)
         return self.ring_stages * self.step_bytes + vectors
 
     def scratch(self, *, normed: bool) -> dict[str, Any]:
-        """Name the shared memory and barriers that `run` works in, with a norm or without."""
+        """Name the shared memory and barriers for `run`, with or without a norm."""
         del normed
         copies = self.runs * (1 + (self.kinds if self.group else 0) + self.apart)
         shape = self._in_groups(self.steps * CHUNK)
@@ -118,11 +117,11 @@ class QuantizedProduct(ABC):
         return staged
 
     def operands(self, w: Any) -> list[Array]:
-        """List the arrays of W that the kernel is called with: codes, scales, and minima and the rest, if any."""
+        """List the arrays of W for the kernel: codes, scales, and minima and low bits, if any."""
         return w.arrays
 
     def view(self, x: Array) -> Array:
-        """View vectors [..., cols], or the norm, as `run` takes them. Nothing is moved."""
+        """View vectors [..., cols], or the norm, in the shape for `run`. Nothing is copied."""
         return x.reshape(*x.shape[:-1], *self._in_groups(self.cols))
 
     def run(
@@ -141,9 +140,9 @@ class QuantizedProduct(ABC):
     ) -> None:
         """Multiply all tiles of a thread block.
 
-        `finish(tile, dots, read)` gets the float32 products [rows] of the rows from `starts(tile)` on, for each vector
-        and each run, and the values that `ahead(tile)` read before the products were computed. `weight` are the refs of
-        `operands`, x_ref and norm_ref those of a `view`. Waits for the previous kernel where x is first read.
+        `finish(tile, dots, read)` gets the float32 products [rows] for the rows from `starts(tile)` on, for each vector
+        and each run, and the values that `ahead(tile)` read before the products. `weight` are the refs of `operands`,
+        and x_ref and norm_ref the refs of a `view`. Waits for the previous kernel before it first reads x.
         """
         codes_ref, scales_ref, *_ = weight
         squares: list[Any] = []
@@ -152,11 +151,11 @@ class QuantizedProduct(ABC):
             filled = staged["filled"].at[slot]
             for run, start in enumerate(starts(tile)):
                 rows = pl.ds(start, self.rows)
-                step = step + start * 0  # a constant beyond the end would be refused, so this is no constant
+                step = step + start * 0  # not a constant: JAX would refuse one beyond the end
                 plgpu.copy_gmem_to_smem(self._codes(codes_ref, rows, step), staged["ring"].at[slot, run], filled)
                 if self.group:
                     # We avoid `step * self.step_scales`: layout inference would see a multiple and make tiles, which
-                    # need not divide a row.
+                    # may not divide a row.
                     groups = pl.ds(lax.div(step * CHUNK, self.group), self.step_scales)
                     for kind, ref in enumerate(weight[1 : 1 + self.kinds]):
                         plgpu.copy_gmem_to_smem(ref.at[rows, groups], staged["scales"].at[slot, kind, run], filled)
@@ -214,19 +213,19 @@ class QuantizedProduct(ABC):
 
     @abstractmethod
     def _codes(self, codes_ref, rows, step) -> Any:
-        """Slice the codes of W that are copied for a step."""
+        """Slice the codes of W for a step."""
 
     def load_rows(self, ref) -> Array:
-        """Load one number for each row of a run, as float32 in the layout of the products."""
+        """Load one number per row of a run, as float32 in the layout of the products."""
         return plgpu.load(ref, layout=DOTS, optimized=False).astype(jnp.float32)
 
     def _in_groups(self, cols: int) -> tuple[int, int, int]:
-        """Shape of a vector with dimensions for groups and for a thread's part of a group."""
+        """The shape of a vector, with dimensions for groups and for a thread's part of a group."""
         return cols // self.columns, self.columns // VECTOR, VECTOR
 
     @property
     def _staging_layout(self) -> Any:
-        """Layout of a pass over a vector: some columns for each thread."""
+        """The layout of a pass over a vector: some columns per thread."""
         groups, lanes, vector = self._in_groups(THREADS * VECTOR)
         return tiled_layout(
             ((groups, lanes, vector), (groups // WARPS, lanes, vector), (1, 1, vector)), warps=-9, lanes=(-6, -5)
@@ -234,7 +233,7 @@ class QuantizedProduct(ABC):
 
     @property
     def _digits_layout(self) -> Any:
-        """Layout of the digits of a pass: those of the same columns for each thread."""
+        """The layout of the digits of a pass: each thread has the same columns."""
         groups, lanes, vector = self._in_groups(THREADS * VECTOR)
         tiles = (
             (groups, lanes, DIGITS, vector),
@@ -245,7 +244,7 @@ class QuantizedProduct(ABC):
 
     @property
     def _passes(self) -> list[int]:
-        """First group of each pass; the last pass may repeat some groups of the one before."""
+        """The first group of each pass. The last pass may repeat some groups of the pass before."""
         groups, last = THREADS * VECTOR // self.columns, (self.cols - THREADS * VECTOR) // self.columns
         return [min(first, last) for first in range(0, last + groups, groups)]
 
@@ -255,24 +254,23 @@ class QuantizedProduct(ABC):
         return plgpu.load(ref.at[own], layout=self._staging_layout, optimized=False)
 
     def _first_norms(self, norm_ref) -> list[Array]:
-        """Load the norm for the first passes over a vector, if there is one."""
+        """Load the norm, if any, for the first passes over a vector."""
         return [] if norm_ref is None else [self._load_pass(norm_ref, first) for first in self._passes[:PASSES]]
 
     def _stage(self, vectors_ref, b: int, norm_ref, norms: list[Array], staged: dict[str, Any], target: Target) -> Any:
-        """Stage vector b in shared memory, times the norm if there is one; `norms` are its `_first_norms`.
+        """Stage vector b in shared memory, times the norm if any. `norms` are its `_first_norms`.
 
-        Returns the sum of the squares of a vector with a norm, if it needs no second read of the vector, as `_squares`
-        does.
+        With a norm, returns the sum of squares of the vector, unless that needs a second read, as in `_squares`.
         """
         x_ref, passes, layout = vectors_ref.at[b], self._passes, self._staging_layout
         units_layout = layout.reduce(2).reduce(1)
         beyond = (self.steps * CHUNK - self.cols) // self.columns
-        if beyond:  # 0 times a number that is not finite would not be 0, so these are set to 0
+        if beyond:  # 0 times a number that is not finite would not be 0, so we set these to 0
             groups = THREADS * VECTOR // self.columns
             none = plgpu.layout_cast(jnp.zeros((groups,), jnp.float32), units_layout)
             last = staged["units"].shape[2] - groups
             store_all([Store(staged["units"], (b, i, last), none, units_layout) for i in range(self.kinds)], target)
-        # This holds unless columns are in two passes, or in more passes than read the norm before the wait.
+        # This holds unless columns are in two passes, or there are more passes than norms read before the wait.
         together = self.cols % (THREADS * VECTOR) == 0 and len(passes) <= PASSES
         squares: Any = 0.0
         for some in batched(passes, PASSES if norm_ref is not None else PASSES_ALONE):
@@ -297,7 +295,7 @@ class QuantizedProduct(ABC):
             return None
         if not together:
             return self._squares(x_ref)
-        for _ in squares.shape:  # one axis after the other, since layout inference finds no way to sum over all at once
+        for _ in squares.shape:  # one axis after the other, because layout inference cannot sum over all at once
             squares = jnp.sum(squares, axis=-1)
         return squares
 
@@ -314,14 +312,14 @@ class QuantizedProduct(ABC):
 
 
 class Int8Product(QuantizedProduct):
-    """Codes as they are: int8 [rows, cols]."""
+    """Eight-bit codes: int8 [rows, cols]."""
 
     def _codes(self, codes_ref, rows, step) -> Any:
         return codes_ref.at[rows, pl.ds(step * CHUNK, CHUNK)]
 
 
 class Int4Product(QuantizedProduct):
-    """Codes in words: int32 [rows, cols / 8], and of more than four bits the rest."""
+    """Codes in words: int32 [rows, cols / 8], with low bits for more than four bits."""
 
     def _codes(self, codes_ref, rows, step) -> Any:
         return codes_ref.at[rows, pl.ds(step * (CHUNK // int4.WORD), CHUNK // int4.WORD)]

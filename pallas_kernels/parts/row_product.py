@@ -1,17 +1,17 @@
-r"""The loop inside the matrix-vector kernels for weights that are floats: y = W x for one to eight vectors.
+r"""The loop of the matrix-vector kernels for float weights: y = W x for one to eight vectors.
 
-Decoding is little else than reading W once: 2 or 4 bytes a weight, one multiplication and one addition. A thread block
-walks along a few rows of W at once (`row_tiles.py`). In a chunk of columns each warp has every fourth row, and each
-lane at most 16 bytes of it, so nothing is summed across threads before the end of the row.
+Decoding mostly means reading W once: 2 or 4 bytes, one multiplication and one addition per weight. A thread block goes
+along a few rows of W at once (`row_tiles.py`). In a chunk of columns, each warp has every fourth row, and each lane at
+most 16 bytes of it, so sums cross threads only at the end of the row.
 
-A step is one chunk or several. It waits for its copies at its start and for its reads at its end, which is often in
-long rows of narrow tiles. 2048 x 8192 takes 5 to 6 % less time in steps of two, with a ring of ten.
+A step is one or more chunks. It waits for its copies at its start and for its reads at its end. In long rows of narrow
+tiles these waits are frequent: 2048 x 8192 takes 5 to 6 % less time in steps of two chunks, with a ring of ten.
 
-Weights may be e4m3, floats of eight bits with a scale for each row. They are widened in registers, and the finished dot
+Weights may be e4m3, floats of eight bits with a scale per row. They are widened in registers, and the finished dot
 product is multiplied by the scale.
 
-RMSNorm needs no pass of its own. x is staged times the norm's weights, in float32, and its squares are summed on the
-way. The finished dot product is multiplied by 1/rms, which is one number.
+RMSNorm needs no separate pass. x is staged times the norm's weights, in float32, and its squares are summed meanwhile.
+The finished dot product is multiplied by 1/rms, a single number.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,17 +31,19 @@ from llamaspec.pallas_kernels.parts.inline import ONE_EACH, from_e4m3, thread_su
 from llamaspec.pallas_kernels.parts.row_tiles import RowTiles
 from llamaspec.pallas_kernels.parts.staging import Store, store_all
 
-PIECES = 4  # 16-byte loads of a piece of x in each thread
-TOGETHER = 4  # pieces that are read before any is stored; one with a norm
-SQUARES = tiled_layout(((WARPS, THREADS), (1, THREADS // LANES)), warps=-4, lanes=-3).reduce(0)  # all, for each warp
+PIECES = 4  # 16-byte loads of a piece of x per thread
+TOGETHER = 4  # pieces to read before any is stored; one with a norm
+SQUARES = tiled_layout(((WARPS, THREADS), (1, THREADS // LANES)), warps=-4, lanes=-3).reduce(
+    0
+)  # all of them, for each warp
 
 
 @dataclass(frozen=True)
 class RowProduct:
-    """Product of some runs of rows of W with all vectors, in one thread block."""
+    """The product of some runs of rows of W with all vectors, in one thread block."""
 
     tiles: int  # tiles of W
-    blocks: int  # thread blocks that share the tiles
+    blocks: int  # number of thread blocks
     rows: int  # rows of W in a run
     runs: int  # runs of a tile
     cols: int
@@ -49,19 +51,19 @@ class RowProduct:
     chunks: int  # chunks of columns in a step
     stages: int
     dtype: np.dtype  # of the vectors
-    e4m3: bool = False  # whether weights are e4m3; otherwise they have the dtype of the vectors
+    e4m3: bool = False  # whether weights are e4m3; otherwise they have the vectors' dtype
 
     fewest_stages: ClassVar[int] = 4
-    at_once: ClassVar[int] = 2  # blocks of many tiles on a processor
+    at_once: ClassVar[int] = 2  # blocks per processor if blocks have many tiles
 
     @property
     def vector(self) -> int:
-        """Elements that a thread loads at once: 16 bytes, or fewer for many vectors, which need a sum for each."""
+        """The elements per load of a thread: 16 bytes, or fewer for many vectors, because each vector needs a sum."""
         return min(16 // self.dtype.itemsize, 8 if self.batch <= 4 else 4)
 
     @property
     def chunk(self) -> int:
-        """Columns that the lanes of a warp load at once."""
+        """The columns that the lanes of a warp load at once."""
         return LANES * self.vector
 
     @property
@@ -70,17 +72,17 @@ class RowProduct:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of shared memory that a step is copied to."""
+        """The bytes of a step in shared memory."""
         return self._copies * self.rows * self.chunk * self._stored.itemsize
 
     @property
     def layout(self) -> Any:
-        """Layout of [rows, chunk] in registers: rows over warps, columns over lanes, `vector` of them a thread."""
+        """The layout of [rows, chunk] in registers: rows over warps, columns over lanes, `vector` per thread."""
         return tiled_layout(((WARPS, self.chunk), (1, self.vector)), warps=-4, lanes=-3)
 
     @property
     def ring_stages(self) -> int:
-        """Stages of the ring; for a single tile no more than its steps."""
+        """The stages of the ring; for a single tile at most its steps."""
         return self.stages if self.blocks < self.tiles else min(self.stages, self.steps)
 
     def scratch_bytes(self, *, normed: bool) -> int:
@@ -89,7 +91,7 @@ class RowProduct:
         return self.ring_stages * self.step_bytes + self.batch * vector
 
     def scratch(self, *, normed: bool) -> dict[str, Any]:
-        """Name the shared memory and barriers that `run` works in, with a norm or without."""
+        """Name the shared memory and barriers for `run`, with or without a norm."""
         staged = {
             "ring": plgpu.SMEM((self.ring_stages, self._copies, self.rows, self.chunk), self._stored),
             "filled": plgpu.Barrier(num_arrivals=self._copies, num_barriers=self.ring_stages),
@@ -100,11 +102,11 @@ class RowProduct:
         return staged
 
     def operands(self, w: Any) -> list[Array]:
-        """List the arrays of W that the kernel is called with."""
+        """List the arrays of W for the kernel."""
         return [w.codes, w.scales] if self.e4m3 else [w]
 
     def view(self, x: Array) -> Array:
-        """View vectors [..., cols], or the norm, as `run` takes them."""
+        """View vectors [..., cols], or the norm, in the shape for `run`."""
         return x
 
     def run(
@@ -123,9 +125,9 @@ class RowProduct:
     ) -> None:
         """Multiply all tiles of a thread block.
 
-        `finish(tile, dots, read)` gets the float32 products [rows] of the rows from `starts(tile)` on, for each vector
-        and each run, and the values that `ahead(tile)` read before the products were computed. `weight` is the ref of
-        `operands`. Waits for the previous kernel where x is first read.
+        `finish(tile, dots, read)` gets the float32 products [rows] for the rows from `starts(tile)` on, for each vector
+        and each run, and the values that `ahead(tile)` read before the products. `weight` is the ref of `operands`.
+        Waits for the previous kernel before it first reads x.
         """
         w_ref, *scales_refs = weight
         squares = staged.get("squares", [None] * self.batch)
@@ -139,7 +141,7 @@ class RowProduct:
                     plgpu.copy_gmem_to_smem(rows, staged["ring"].at[slot, copy], staged["filled"].at[slot])
 
         def prepare():
-            # No earlier kernel writes a norm, so its first piece is read before the wait.
+            # No earlier kernel writes a norm, so we read its first piece before the wait.
             early = None if norm_ref is None else self._read(norm_ref, self._pieces[0])
             target.wait_for_previous()
             for b, (x, sums) in enumerate(zip(staged["x"], squares, strict=True)):
@@ -188,16 +190,16 @@ class RowProduct:
         tiles.walk(block, **turns, ahead=read_ahead, finish=end, target=target)
 
     def load_rows(self, ref) -> Array:
-        """Load one number for each row of a run, as float32 in the layout of the products."""
+        """Load one number per row of a run, as float32 in the layout of the products."""
         return plgpu.load(ref, layout=self.layout.reduce(1), optimized=False).astype(jnp.float32)
 
     @property
     def _copies(self) -> int:
-        """Copies that fill a slot of the ring."""
+        """The number of copies for a slot of the ring."""
         return self.chunks * self.runs
 
     def _copies_of(self, nth: int) -> range:
-        """Give the copies of a step's nth chunk, one for each run."""
+        """Return the copies of a step's nth chunk, one per run."""
         return range(nth * self.runs, (nth + 1) * self.runs)
 
     def _columns(self, step, nth: int) -> Any:
@@ -206,22 +208,22 @@ class RowProduct:
 
     @property
     def _stored(self) -> np.dtype:
-        """Give the dtype of the weights in memory."""
+        """Return the dtype of the weights in memory."""
         return np.dtype(np.int8) if self.e4m3 else self.dtype
 
     def _staged_dtype(self, normed: bool) -> np.dtype:
-        """Give the dtype that holds a vector exactly, or its product with a norm in float32."""
+        """Return the dtype for staging: the vector's own, or float32 for its product with a norm."""
         return np.dtype(jnp.float32) if normed else self.dtype
 
     @property
     def _pieces(self) -> list[slice]:
-        """Slices of a vector that the threads read at once."""
+        """The slices of a vector that the threads read at once."""
         size = PIECES * THREADS * self._wide
         return [slice(start, min(start + size, self.cols)) for start in range(0, self.cols, size)]
 
     @property
     def _wide(self) -> int:
-        """Numbers of a vector that a thread reads with one load: 16 bytes, where all threads have as many."""
+        """The numbers of a vector per load of a thread: 16 bytes, if all threads get the same number."""
         return next(v for v in (8, 4, 2, 1) if self.cols % (THREADS * v) == 0 and v * self.dtype.itemsize <= 16)
 
     def _piece_layout(self, piece: slice) -> Any:
@@ -232,9 +234,9 @@ class RowProduct:
         return plgpu.load(piece_ref, layout=self._piece_layout(piece))
 
     def _stage(self, x_ref, norm_ref, early: Array | None, x_smem, squares, target: Target) -> None:
-        """Copy a vector to shared memory through registers, times the norm, if any, whose first piece is `early`.
+        """Copy a vector to shared memory through registers, times the norm, if any. `early` is the norm's first piece.
 
-        With a norm each thread's sum of squares goes to `squares`, and `run` adds them up at the end.
+        With a norm, each thread writes its sum of squares to `squares`, and `run` adds them up at the end.
         """
         total: Any = None
         for some in batched(self._pieces, TOGETHER if early is None else 1):

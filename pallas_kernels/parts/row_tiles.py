@@ -1,13 +1,13 @@
-"""The rows of W that a thread block multiplies, and the order of its copies: the frame of matrix-vector kernels.
+"""The frame of matrix-vector kernels: the rows of W for a thread block, and the order of its copies.
 
-W is cut into tiles of a few rows, and a tile into steps of some columns. A thread block has one tile. Where there are
-more tiles than blocks fit at once, it has every `blocks`-th tile, and prepares the vectors once for all of them. (A
-head of a gigabyte still has a block for each tile, because a slow processor then gets fewer.) A block walks along the
-steps of its tiles through a ring in shared memory, which the copy engine keeps filled across the tiles' borders.
+W is divided into tiles of a few rows, and a tile into steps of some columns. A thread block has one tile. If more tiles
+exist than blocks fit at once, it has every `blocks`-th tile, and prepares the vectors once for all of them. (A head of
+a gigabyte still has a block per tile, so that a slow processor gets fewer tiles.) A block goes through the steps of its
+tiles with a ring in shared memory. The copy engine keeps the ring filled across the borders of tiles.
 
-Between two kernels the memory would idle for 1 to 2 us, so the next kernel may start as soon as all blocks of this one
-run: its blocks fill their rings wherever a processor has room, and wait. They do not spread evenly, and a processor
-with four is slower than one with one, so rings are made long enough to leave room only for an even share
+Between two kernels, memory would idle for 1 to 2 us. So the next kernel may start as soon as all blocks of this one
+run: its blocks fill their rings where a processor has room, and wait. They would not spread evenly, and a processor
+with four blocks is slower than a processor with one. So we make rings long enough to leave room only for an even share
 (`even_share`).
 """
 
@@ -23,21 +23,21 @@ from llamaspec.pallas_kernels.parts.compat import PROCESSORS, Target
 from llamaspec.pallas_kernels.parts.staging import finish_reads
 
 PROCESSOR_MEMORY = 228 * 1024  # bytes of shared memory of a processor
-BLOCK_MEMORY = 1024  # bytes of it that each block takes beside its own
-SUMS_MEMORY = 1536  # bytes of its own for sums over threads and barriers
-MOST_STAGES = 32  # stages of a ring: Mosaic has no more barriers in a group
-MOST_AT_ONCE = 4  # blocks on a processor, which leaves each thread 128 registers
+BLOCK_MEMORY = 1024  # bytes of it that the system takes per block
+SUMS_MEMORY = 1536  # bytes per block for sums over threads and barriers
+MOST_STAGES = 32  # stages of a ring: Mosaic's limit of barriers in a group
+MOST_AT_ONCE = 4  # blocks per processor, so that each thread has 128 registers
 
 
 @dataclass(frozen=True)
 class RowTiles:
-    """Tiles of a matrix, shared out among thread blocks."""
+    """The tiles of a matrix, divided between thread blocks."""
 
     tiles: int
     blocks: int
     steps: int  # steps of a tile
     stages: int  # stages of the ring
-    few: int = 0  # steps of a block's only tile up to which they are waited for at once, without a loop
+    few: int = 0  # for a single tile with up to this many steps, wait for all of them at once, without a loop
 
     def walk(
         self,
@@ -55,9 +55,9 @@ class RowTiles:
         """Do all the work of a block.
 
         `fetch(tile, step, slot)` starts the copy of a step to a slot of the ring. `prepare()` waits for the previous
-        kernel and makes ready what all tiles use. `begin()` gives a tile's first sums, `wait(slot)` waits for a slot,
-        and `step(step, slot, sums)` adds what is in it. `ahead(tile)` reads before the first step what `finish(tile,
-        sums, read)` adds when it stores the results.
+        kernel and stages data for all tiles. `begin()` returns a tile's initial sums, `wait(slot)` waits for a slot,
+        and `step(step, slot, sums)` adds the slot's products. Before the first step, `ahead(tile)` reads the values
+        that `finish(tile, sums, read)` adds when it stores the results.
         """
         single_tile = self.blocks == self.tiles
         count = 1 if single_tile else lax.div(self.tiles - block + self.blocks - 1, self.blocks)
@@ -92,7 +92,7 @@ class RowTiles:
                         beyond = (j + offset >= self.steps).astype(jnp.int32)
                         fetch(block + (i + tiles + beyond) * self.blocks, j + offset - beyond * self.steps, slot)
 
-                # A counter that wraps takes fewer instructions than the remainder of a count.
+                # A wrapping counter takes fewer instructions than the remainder of a count.
                 return jnp.where(slot == self.stages - 1, 0, slot + 1), sums
 
             tile = block + i * self.blocks
@@ -114,10 +114,10 @@ class RowTiles:
 
 
 def even_share(blocks: int) -> int:
-    """Give the bytes of shared memory of a block with which `blocks` blocks spread evenly over the processors.
+    """Return the bytes of shared memory per block with which `blocks` blocks spread evenly over the processors.
 
-    Blocks that start while others still run fill any room there is. A processor therefore gets room for its share only,
-    but for two blocks at least, so that the next kernel's blocks fit too.
+    Blocks that start while others run fill any free room. So a processor only gets room for its share, but for at least
+    two blocks, so that the next kernel's blocks also fit.
 
     >>> even_share(528), even_share(300), even_share(100)
     (45671, 57345, 76801)
@@ -127,7 +127,7 @@ def even_share(blocks: int) -> int:
 
 
 def all_fit(blocks: int, shared: int) -> bool:
-    """Tell whether so many blocks, with `shared` bytes of shared memory each, run at once, four on a processor at most.
+    """Tell whether `blocks` blocks with `shared` bytes of shared memory each run at once, at most four per processor.
 
     >>> all_fit(384, 70_000), all_fit(384, 76_000)
     (True, False)
@@ -137,10 +137,10 @@ def all_fit(blocks: int, shared: int) -> bool:
 
 
 def blocks_for(tiles: int, *, shared: int, at_once: int, requested: int | None = None) -> int:
-    """Choose the number of blocks for so many tiles, each with at least `shared` bytes of shared memory.
+    """Choose the number of blocks for `tiles` tiles, each with at least `shared` bytes of shared memory.
 
-    Each tile has a block of its own if all of them fit at once. Otherwise there are `requested` blocks, or `at_once` on
-    each processor, but no more than fit. `requested` may also be the number of tiles, and then blocks come and go.
+    If all tiles fit at once, each gets a block. Otherwise there are `requested` blocks, or `at_once` per processor, but
+    no more than fit. `requested` may also be the number of tiles; then new blocks start when others end.
 
     >>> blocks_for(400, shared=40_000, at_once=2), blocks_for(1792, shared=40_000, at_once=2)
     (400, 264)

@@ -1,17 +1,16 @@
-"""The spread of rows over thread blocks, where a load cannot be masked.
+"""Dividing rows between thread blocks, without masked loads.
 
-A load brings a vector of at most 16 bytes to each of the 128 threads of a block, or nothing, and a row need not end
-where a load ends. A row is therefore cut into spans, and its tail is a span that starts early to end with the row:
+A load brings a vector of at most 16 bytes to each of the 128 threads of a block; it cannot bring less. A row may not
+end at the end of a load. So we cut a row into spans, and its tail is a span that starts early, to end with the row:
 
     |--------|--------|--------|--------|           spans, a thread block each
                                    |-------|        the tail, in the block of the last span
 
-Nothing is read or written past the end, and nothing is padded. Elements in both the tail and the last span are read
-twice, the second time from the cache. They are written twice, with the same numbers by the same block, and are kept out
-of sums.
+We never read or write past the end, and need no padding. Elements in both the tail and the last span are read twice,
+the second time from the cache, and written twice, with the same numbers by the same block. Sums count them once.
 
-Callers pad rows shorter than 128. A row of odd length is read 2 or 4 bytes a thread at a time, because wider vectors
-would be misaligned in every other row.
+Callers pad rows shorter than 128. A row of odd length is read with 2 or 4 bytes per thread at a time, because wider
+vectors would be misaligned in every other row.
 
 Grids are (span, row): the last axis may have 2^31 - 1 blocks, another 65,535.
 """
@@ -37,12 +36,12 @@ MAX_ELEMENTS = 2**31 - 1  # positions are int32
 
 @dataclass(frozen=True)
 class Span:
-    """Consecutive elements of a row, over the registers of a thread block."""
+    """Consecutive elements of a row, in the registers of a thread block."""
 
-    start: Any  # position in the row, often known only at run time
+    start: Any  # position in the row, often only known at run time
     size: int
-    step: int = THREADS  # elements that the threads load at once, a vector each
-    overlap: int = 0  # first elements that are in the span before, too
+    step: int = THREADS  # elements per load: one vector per thread
+    overlap: int = 0  # number of first elements that are also in the span before
 
     @property
     def slice(self) -> Any:
@@ -53,15 +52,15 @@ class Span:
         return plgpu.Layout.WG_STRIDED((self.size,), vec_size=self.step // THREADS)
 
     def load(self, ref) -> Array:
-        """Load `ref`, which has the span's size, as it is stored."""
+        """Load `ref`, which has the span's size, in its own dtype."""
         return plgpu.load(ref, layout=self.layout)
 
     def positions(self) -> Array:
-        """Give each element's position in the row."""
+        """Return each element's position in the row."""
         return plgpu.broadcasted_iota(jnp.int32, (self.size,), 0, layout=self.layout) + self.start
 
     def only_new(self, values: Array, neutral: float) -> Array:
-        """Replace the values of elements that the span before also holds by `neutral`."""
+        """Replace elements that are also in the span before by `neutral`."""
         if not self.overlap:
             return values
         place = plgpu.broadcasted_iota(jnp.int32, (self.size,), 0, layout=self.layout)
@@ -86,7 +85,7 @@ class Spans:
 
     @property
     def count(self) -> int:
-        """Number of whole spans, and of the thread blocks for a row."""
+        """The number of complete spans, and of thread blocks per row."""
         return self.length // self.size
 
     @cached_property
@@ -99,18 +98,18 @@ class Spans:
 
     @property
     def pieces(self) -> int:
-        """Number of spans, the tail included."""
+        """The number of spans, including the tail."""
         return self.count + (self.tail is not None)
 
     @property
     def whole(self) -> list[Span]:
-        """The one or two spans of a row that a single block holds."""
+        """The one or two spans of a row in a single block."""
         assert self.count == 1
         first = Span(0, self.size, self.step)
         return [first] if self.tail is None else [first, self.tail]
 
     def each(self, block: Array, work: Callable[[Any, Span], None]) -> None:
-        """Call `work` with the number and place of each span that thread block `block` of a row has."""
+        """Call `work` with the number and position of each span of thread block `block`."""
         work(block, Span(block * self.size, self.size, self.step))
         if (tail := self.tail) is not None:
 
@@ -120,7 +119,7 @@ class Spans:
 
 
 def check_rows(op: str, x: Array, *, most: int = MAX_ELEMENTS) -> None:
-    """Raise Unsupported for rows that no kernel of this module is made for."""
+    """Raise Unsupported for rows that these kernels do not support."""
     if x.dtype not in DTYPES:
         raise Unsupported(f"{op} takes float32 or bfloat16, got {x.dtype}")
     if not x.ndim or not x.size:
@@ -130,7 +129,7 @@ def check_rows(op: str, x: Array, *, most: int = MAX_ELEMENTS) -> None:
 
 
 def as_rows(x: Array, *, pad: float) -> Array:
-    """Reshape [*batch, length] to [rows, length], and pad rows shorter than a thread block is wide."""
+    """Reshape [*batch, length] to [rows, length], and pad rows shorter than a thread block."""
     x = x.reshape(prod(x.shape[:-1]), x.shape[-1])
     short = THREADS - x.shape[-1]
     return jnp.pad(x, ((0, 0), (0, short)), constant_values=pad) if short > 0 else x

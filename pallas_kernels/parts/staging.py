@@ -1,7 +1,7 @@
-"""Meetings of a kernel's threads, in Mosaic's terms: only where they must.
+"""Barriers between a kernel's threads, placed through Mosaic, and only where necessary.
 
-By default Pallas makes threads meet before and after each store, and before each copy. A meeting takes tens of cycles,
-and no load moves across it, so loads whose results are stored one by one would wait for one another.
+By default, Pallas inserts a barrier before and after each store, and before each copy. A barrier takes tens of cycles,
+and loads cannot move across it, so loads with separate stores would wait for each other.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from llamaspec.pallas_kernels.parts.compat import Target
 
 
 class Store(NamedTuple):
-    """The store `ref[at] = x` in shared memory; `at` is where x begins, and is known when the kernel is made."""
+    """The store `ref[at] = x` in shared memory. `at` is the start of x, known when the kernel is built."""
 
     ref: Any
     at: tuple[int, ...]
@@ -25,11 +25,11 @@ class Store(NamedTuple):
 
 
 def store_all(stores: Sequence[Store], target: Target) -> None:
-    """Do all stores, and let the threads meet at the end, so that all see them.
+    """Do all stores, followed by a barrier, so that all threads see them.
 
-    Threads do not meet before, so none may still read what is overwritten. Stores that overlap must store the same.
+    There is no barrier before, so no thread may still read the overwritten data. Overlapping stores must be equal.
     """
-    if target.interpret:  # the interpreter has none of Mosaic's operations
+    if target.interpret:  # the interpreter does not have Mosaic's operations
         for ref, (*outer, first), x, _ in stores:
             ref[(*outer, pl.ds(first, len(x)))] = x
         return
@@ -44,10 +44,10 @@ def store_all(stores: Sequence[Store], target: Target) -> None:
 
 
 def finish_reads(target: Target) -> None:
-    """Let all threads finish their reads of shared memory and meet, so that a copy may overwrite it.
+    """Wait until all threads have finished their reads of shared memory, so that a copy may overwrite it.
 
-    Reads wait in a queue that the copy engine does not share, and a meeting does not wait for them; a fence of the
-    thread's own reads and writes does. `plgpu.commit_smem` would do so too, but it also orders writes before the copy
+    Reads wait in a queue that the copy engine does not use. A barrier does not wait for them, but a fence of the
+    thread's own reads and writes does. `plgpu.commit_smem` would also work, but it also orders writes before the copy
     engine's reads, which takes longer (docs/lessons-gpu.md).
     """
     if target.interpret:
@@ -62,11 +62,11 @@ def finish_reads(target: Target) -> None:
 
 
 def own_meetings(**params: Any) -> plgpu.CompilerParams:
-    """Give the parameters of a kernel that says itself where its threads meet.
+    """Return the parameters of a kernel that places its barriers itself.
 
-    They meet in `store_all`, `finish_reads`, `plgpu.commit_smem`, `plgpu.wait_smem_to_gmem` and sums over warps. One of
-    these must stand between a store and another thread's read, and between a read and its overwriting. The interpreter
-    cannot check that, because a block is one thread there. `make test-gpu-compile` checks reads and copies in the
-    machine code; nothing checks a store over what others still read.
+    Barriers are in `store_all`, `finish_reads`, `plgpu.commit_smem`, `plgpu.wait_smem_to_gmem` and sums over warps. One
+    is necessary between a store and another thread's read, and between a read and overwriting the data. The interpreter
+    cannot check that, because it runs a block as one thread. `make test-gpu-compile` checks reads and copies in the
+    machine code. Nothing checks for a store over data that other threads still read.
     """
     return plgpu.CompilerParams(unsafe_no_auto_barriers=True, **params)

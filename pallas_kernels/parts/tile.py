@@ -1,7 +1,7 @@
 """Tile sizes: measured ones from `tuning/DEVICE.json`, and a rule for all other shapes.
 
-`tuning/h200.json` holds the tiles that were faster than the rule on an H200, alone or in whole models.
-docs/lessons-gpu.md says what some gained. `llamaspec bench --suite kernels --tune FILE` times rows and stages again.
+`tuning/h200.json` has the tiles that were faster than the rule on an H200, in single kernels or in whole models.
+docs/lessons-gpu.md has some of the gains. `llamaspec bench --suite kernels --tune FILE` times rows and stages again.
 """
 
 import json
@@ -15,13 +15,11 @@ MOST_ROWS = 16  # rows for several vectors; a thread has no registers for more s
 
 
 class Tile(NamedTuple):
-    """Shape and order of the reads of a matrix."""
+    """The shape and order of reads of a matrix."""
 
     rows: int  # rows of the matrix in a thread block: a multiple of 8
-    stages: int | None = (
-        None  # stages of the ring in shared memory: steps that are loaded at once; None: by `row_tiles`
-    )
-    blocks: int | None = None  # thread blocks that share the tiles; None: by `row_tiles`
+    stages: int | None = None  # stages of the ring in shared memory, i.e. steps in flight; None: `row_tiles` decides
+    blocks: int | None = None  # number of thread blocks; None: `row_tiles` decides
     chunks: int | None = None  # chunks of columns in a step, for a matrix of floats; None: one
 
 
@@ -31,10 +29,10 @@ def _table(device: str) -> dict[str, list[Any]]:
 
 
 def tile_for(op: str, rows: int, cols: int, dtype: np.dtype, *, vectors: int = 1, device: str = "h200") -> Tile:
-    """Choose the tile for a matrix of this shape: the measured one, or 16 rows, or 8 where 16 do not divide.
+    """Choose the tile for a matrix of this shape: the measured one, or 16 rows, or 8 if 16 does not divide.
 
-    Tiles are measured for one vector. Several leave less room for a ring, so their stages follow the rule, and so do
-    their rows where the measured ones are too many.
+    Tiles are measured for one vector. Several vectors leave less room for a ring, so their stages follow the rule, and
+    so do their rows if the measured number is too large.
 
     >>> tile_for("gemv", 4096, 512, np.dtype(np.float32))
     Tile(rows=16, stages=None, blocks=None, chunks=None)

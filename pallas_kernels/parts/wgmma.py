@@ -1,4 +1,4 @@
-"""Parts of the kernels on tensor cores: matrices in shared memory as wgmma reads them, products, row statistics."""
+"""Building blocks for tensor cores: matrices in shared memory for wgmma, products, row statistics."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from llamaspec.pallas_kernels.parts.compat import Target
 
-WGMMA = plgpu.Layout.WGMMA  # a matrix in registers as the tensor cores leave it: 16 rows a warp
+WGMMA = plgpu.Layout.WGMMA  # the layout of the tensor cores' results in registers: 16 rows per warp
 TURNED = plgpu.Layout.WGMMA_TRANSPOSED  # the layout for storing the transpose of such a matrix
 
 
@@ -22,7 +22,7 @@ def matrices(*shape: int, dtype: Any = jnp.bfloat16) -> Any:
 
 
 def product(a, b):
-    """Multiply a by b, with b in shared memory and a there or in registers: bfloat16 in, float32 out."""
+    """Multiply a by b: bfloat16 in, float32 out. b is in shared memory, a there or in registers."""
 
     def run(accumulator):
         plgpu.wgmma(accumulator, a, b)
@@ -38,17 +38,17 @@ def filled(value: float, *shape: int, layout: Any = WGMMA) -> Any:
 
 
 def down(x, rows: int):
-    """Repeat one number a column on every row."""
+    """Repeat one number per column in every row."""
     return lax.broadcast_in_dim(x, (rows, *x.shape), (1,))
 
 
 def across(x, cols: int):
-    """Repeat one number a row in every column."""
+    """Repeat one number per row in every column."""
     return lax.broadcast_in_dim(x, (*x.shape, cols), (0,))
 
 
 def accumulate(o, a, b, target: Target):
-    """Add a b to o, with a and b as for `product`, in the accumulator itself; the interpreter adds them afterwards."""
+    """Add a b to o in the accumulator, with a and b as in `product`. The interpreter adds it afterwards."""
     if target.interpret:
         return o + product(a, b)
     return pl.run_state(lambda accumulator: plgpu.wgmma(accumulator, a, b))(plgpu.WGMMAAccumulatorRef.init(o))

@@ -111,7 +111,7 @@ def unpack(packed: Packed) -> Affine:
 
 def _words(codes: Integer[np.ndarray, "n rows"]) -> Int32[np.ndarray, "n words"]:
     if codes.shape[-1] % 8:
-        raise ValueError(f"{codes.shape[-1]} rows are no multiple of 8")
+        raise ValueError(f"expected a multiple of 8 rows, got {codes.shape[-1]}")
     shuffled = codes.reshape(len(codes), -1, 8)[..., ORDER].reshape(codes.shape)
     return packing.pack(shuffled, bits=4).view("<i4").astype(np.int32)
 

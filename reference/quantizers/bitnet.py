@@ -79,7 +79,7 @@ def pack(codes: Int8[np.ndarray, "rows cols"]) -> UInt8[np.ndarray, "quarter col
     array([[134]], dtype=uint8)
     """
     if codes.shape[0] % 4:
-        raise ValueError(f"{codes.shape[0]} rows are no multiple of 4")
+        raise ValueError(f"expected a multiple of 4 rows, got {codes.shape[0]}")
     return packing.pack((codes + np.int8(1)).T, bits=2, stride=codes.shape[0] // 4).T
 
 

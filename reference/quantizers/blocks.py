@@ -66,7 +66,7 @@ def spread(scales: Shaped[np.ndarray, "*grid"], shape: tuple[int, ...]) -> Shape
     """
     for axis, (n, blocks) in enumerate(zip(shape, scales.shape, strict=True)):
         if not blocks or n % blocks:
-            raise ValueError(f"{n} weights are no {blocks} blocks of one size")
+            raise ValueError(f"{n} weights cannot be split into {blocks} equal blocks")
         scales = np.repeat(scales, n // blocks, axis=axis)
     return scales
 

@@ -74,7 +74,7 @@ def encode(w: Float[np.ndarray, "*batch cols"], name: str) -> UInt8[np.ndarray, 
     (2, 18)
     """
     if name not in TYPES:
-        raise ValueError(f"{name} is none of the ggml types {', '.join(TYPES)}")
+        raise ValueError(f"no ggml type {name}: expected one of {', '.join(TYPES)}")
     kind = TYPES[name]
     return kind.pack(kind.quantize(w)).reshape(*w.shape[:-1], -1)
 
@@ -88,8 +88,8 @@ def decode(data: UInt8[np.ndarray, "*batch bytes"], name: str) -> Float64[np.nda
     array([-1., -1.])
     """
     if name not in READABLE:
-        raise ValueError(f"{name} is none of the ggml types {', '.join(READABLE)}")
+        raise ValueError(f"no ggml type {name}: expected one of {', '.join(READABLE)}")
     kind = READABLE[name]
     if data.shape[-1] % kind.bytes:
-        raise ValueError(f"rows of {data.shape[-1]} bytes are no whole blocks of {name}, {kind.bytes} bytes each")
+        raise ValueError(f"rows of {data.shape[-1]} bytes do not fill blocks of {name}, {kind.bytes} bytes each")
     return kind.dequantize(kind.unpack(data.reshape(*data.shape[:-1], -1, kind.bytes)))

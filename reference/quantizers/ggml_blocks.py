@@ -157,7 +157,7 @@ class Shifted:
 def in_blocks(w: Float[np.ndarray, "*batch cols"], block: int) -> Float32[np.ndarray, "*batch blocks block"]:
     """Convert finite weights to float32, as in ggml. Raises ValueError unless `block` divides the rows."""
     if w.shape[-1] % block:
-        raise ValueError(f"rows of {w.shape[-1]} weights are no whole blocks of {block}")
+        raise ValueError(f"rows of {w.shape[-1]} weights do not fill blocks of {block}")
     return finite(w).astype(np.float32).reshape(*w.shape[:-1], -1, block)
 
 

@@ -65,7 +65,7 @@ def quantize(
     (array([[0, 0, 1, 1]], dtype=uint8), array([[1., 7.]], dtype=float32))
     """
     if not 1 <= bits <= 8:
-        raise ValueError(f"codebooks have codes of 1 to 8 bits, not of {bits}")
+        raise ValueError(f"codebooks have codes of 1 to 8 bits, got {bits}")
     rows = finite(w)
     h = np.ones_like(rows) if importance is None else importance.astype(np.float64)
     if np.any(~np.isfinite(h) | (h < 0)) or not np.all(np.any(h > 0, axis=-1)):

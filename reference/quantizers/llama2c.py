@@ -46,7 +46,7 @@ def quantize(w: Float[np.ndarray, "*shape"], *, group: int) -> Quantized:
     ([[127, -64], [0, 0]], (2,))
     """
     if group < 1 or w.size % group:
-        raise ValueError(f"{w.size} weights are no whole groups of {group}")
+        raise ValueError(f"{w.size} weights do not fill groups of {group}")
     groups = finite(w).astype(np.float32).reshape(-1, group)
     scales = np.max(np.abs(groups), axis=-1) / np.float32(127)
     codes = np.rint(groups / np.where(scales == 0, np.float32(np.inf), scales)[:, None]).clip(-127, 127)
@@ -72,6 +72,6 @@ def unpack(packed: UInt8[np.ndarray, " bytes"], *, shape: tuple[int, ...], group
     """Undo `pack`. Raises ValueError for a wrong number of bytes."""
     size = int(np.prod(shape))
     if len(packed) != size + 4 * (size // group) or size % group:
-        raise ValueError(f"{len(packed)} bytes are no tensor of shape {shape} in groups of {group}")
+        raise ValueError(f"{len(packed)} bytes do not fit a tensor of shape {shape} in groups of {group}")
     scales = packed[size:].copy().view("<f4").astype(np.float32)
     return Quantized(packed[:size].view(np.int8).reshape(shape), scales)

@@ -42,7 +42,7 @@ def unpack(
     array([ 1, 15], dtype=uint8)
     """
     if packed.shape[-1] * 8 % bits:
-        raise ValueError(f"{packed.shape[-1]} bytes are no whole number of codes of {bits} bits")
+        raise ValueError(f"{packed.shape[-1]} bytes end inside a code of {bits} bits")
     if 8 % bits == 0:  # if codes do not cross bytes, shifts are many times faster than single bits
         runs = packed.reshape(*packed.shape[:-1], -1, 1, stride)
         codes = runs >> np.arange(0, 8, bits, dtype=np.uint8)[:, None] & np.uint8((1 << bits) - 1)

@@ -56,7 +56,7 @@ def n_of_m(w: Float[np.ndarray, "*batch cols"], *, n: int, m: int) -> Bool[np.nd
     array([[False,  True,  True, False]])
     """
     if m < 1 or w.shape[-1] % m:
-        raise ValueError(f"rows of {w.shape[-1]} weights are no whole groups of {m}")
+        raise ValueError(f"rows of {w.shape[-1]} weights do not fill groups of {m}")
     return _largest(np.abs(finite(w)).reshape(*w.shape[:-1], -1, m), n).reshape(w.shape)
 
 
@@ -112,7 +112,7 @@ def unpack(packed: UInt8[np.ndarray, "*batch bytes"]) -> UInt8[np.ndarray, "*bat
 def _largest(sizes: Float[np.ndarray, "*batch members"], keep: int) -> Bool[np.ndarray, "*batch members"]:
     """The `keep` largest of each group; ties keep the first."""
     if not 0 <= keep <= sizes.shape[-1]:
-        raise ValueError(f"{keep} of {sizes.shape[-1]} cannot be kept")
+        raise ValueError(f"cannot keep {keep} of {sizes.shape[-1]}")
     order = np.argsort(-sizes, axis=-1, kind="stable")
     mask = np.zeros(sizes.shape, bool)
     np.put_along_axis(mask, order[..., :keep], True, axis=-1)

@@ -120,5 +120,5 @@ SCHEMES = {
 def scheme(name: str) -> Scheme:
     """Look up a scheme. Raises ValueError for an unknown name."""
     if name not in SCHEMES:
-        raise ValueError(f"{name} is none of the schemes {', '.join(SCHEMES)}")
+        raise ValueError(f"no scheme {name}: expected one of {', '.join(SCHEMES)}")
     return SCHEMES[name]

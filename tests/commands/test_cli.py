@@ -109,7 +109,7 @@ def test_chat_reads_lines_and_answers_each(stories):
     cut = "(cut after 12 tokens: --max-new-tokens allows more)\n"
     note, _, notes = done.err.partition("\n")
     assert "no chat template comes with it" in note and "llama2's, which is used" in note
-    assert notes == f"{cut}{cut}forgotten\n{cut}"
+    assert notes == f"{cut}{cut}starting over\n{cut}"
 
 
 @pytest.mark.slow  # 8 s
@@ -154,7 +154,7 @@ def test_chat_drops_what_no_longer_fits_and_says_so(tmp_path):
     done = run_llamaspec("chat", "--seed", "1", "--context", "480", stdin=script)
     assert done.code == 0, done.err
     assert len(done.out.splitlines()) == 4
-    assert "(the oldest turn was forgotten: the context of 480 tokens was nearly full)" in done.err
+    assert "(the oldest turn was dropped: the context of 480 tokens was nearly full)" in done.err
 
 
 def test_tokens(run, data):

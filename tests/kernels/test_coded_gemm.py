@@ -159,7 +159,7 @@ def refused(codes=(64, 1024), scales=(64, 16), x=(3, 1024), *, kind="int8", dtyp
         (refused(codes=(64, 128), scales=(64, 64), kind="int32"), "a scale for each of"),
         (refused(scales=(63, 16)), r"scales \[64, 16\]"),
         (refused(minima=np.zeros((64, 15), np.float32)), r"minima \[64, 16\]"),
-        (refused(scales=(64,), minima=np.zeros(64, np.float32)), "minima of groups, got those of rows"),
+        (refused(scales=(64,), minima=np.zeros(64, np.float32)), "minima per group, got minima per row"),
         (refused(levels=LEVELS["nf4"]), "without levels"),
         (refused(x=(65, 1024)), "1 to 64 vectors, got 65"),
         (refused(x=(0, 1024)), "1 to 64 vectors, got 0"),

@@ -248,7 +248,7 @@ def test_processes_that_would_go_on_from_other_steps_are_refused(stopped, alphab
     source = Text(alphabet[0], load_tokenizer(alphabet[1]), {}, context=32)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(loop, "agreed", lambda step: step - 5)
-    with pytest.raises(CheckpointError, match="ends with step 25, that of process 0 with 20: all processes need one"):
+    with pytest.raises(CheckpointError, match="ends with step 25, but process 0 has step 20: all processes"):
         loop.train(RECIPE, source, stopped, eval_every=10, save_every=5, resume=True)
 
 
@@ -335,7 +335,7 @@ def test_a_started_training_is_not_overwritten(full_run, stopped, command):
         (["--out=OUT", "--lr=nan"], "lr must be positive"),
         (["--out=OUT", "--seed=-1"], "'--seed': -1 is not in the range"),
         (["--out=OUT", "--answers=-1"], "'--answers': -1.0 is not in the range"),
-        (["--out=OUT", "--resume"], "holds no checkpoint"),
+        (["--out=OUT", "--resume"], "contains no checkpoint"),
         (["--out=EMPTY"], "Not a directory"),
         (["--out=OUT", "--tokenizer=NONE"], "--tokenizer goes with --text"),
         (["--evaluate=NONE"], "No such file"),

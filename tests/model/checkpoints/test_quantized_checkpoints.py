@@ -558,14 +558,14 @@ def test_a_configuration_that_is_not_read_is_refused(layout, changes, what, tmp_
 @pytest.mark.parametrize(
     ("layout", "part", "value", "what"),
     [
-        ("gptq 4", "g_idx", np.arange(64, dtype=np.int32) // 16, "g_idx names groups from 0 to 3, and there are 2"),
-        ("gptq 4", "g_idx", np.full(64, -1, np.int32), "g_idx names groups from -1 to -1, and there are 2"),
+        ("gptq 4", "g_idx", np.arange(64, dtype=np.int32) // 16, "g_idx names groups from 0 to 3, but there are 2"),
+        ("gptq 4", "g_idx", np.full(64, -1, np.int32), "g_idx names groups from -1 to -1, but there are 2"),
         ("packed 4", "weight_shape", np.array([64, 96], np.int64), "weight_shape is [64, 96]"),
         (
             "packed 4",
             "weight_g_idx",
             np.full(64, 2, np.int32),
-            "weight_g_idx names groups from 2 to 2, and there are 2",
+            "weight_g_idx names groups from 2 to 2, but there are 2",
         ),
         ("fp8, static", "weight_scale_inv", np.ones(1, np.float32), "both of weight_scale and weight_scale_inv"),
         ("fp8, static", "weight_scale", None, "neither of weight_scale and weight_scale_inv"),

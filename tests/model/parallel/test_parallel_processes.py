@@ -283,10 +283,10 @@ def test_a_process_that_never_comes_is_named_by_its_place(started):
     ("options", "words"),
     [
         (("--processes", "2"), "--coordinator, --processes and --process go together"),
-        (("--coordinator", "h:1", "--processes", "2", "--process", "2"), "--process 2 is none of 2"),
+        (("--coordinator", "h:1", "--processes", "2", "--process", "2"), "--process 2 is not below 2"),
         (
             ("--coordinator", "h:1", "--processes", "2", "--process", "0", "--devices", "3"),
-            "3 devices are not shared evenly by 2 processes",
+            "3 devices cannot be divided evenly between 2 processes",
         ),
     ],
 )

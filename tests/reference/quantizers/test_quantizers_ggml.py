@@ -309,10 +309,10 @@ def test_what_float16_cannot_hold_is_refused(name):
     ("call", "message"),
     [
         (lambda: ggml.encode(np.full((1, 256), np.nan), "Q4_0"), "must be finite"),
-        (lambda: ggml.encode(np.zeros((1, 48)), "Q8_0"), "rows of 48 weights are no whole blocks of 32"),
-        (lambda: ggml.encode(np.zeros((1, 32)), "Q4_K"), "rows of 32 weights are no whole blocks of 256"),
-        (lambda: ggml.encode(np.zeros((1, 32)), "Q9_0"), "Q9_0 is none of the ggml types Q4_0, "),
-        (lambda: ggml.decode(np.zeros((1, 35), np.uint8), "Q8_0"), "rows of 35 bytes are no whole blocks of Q8_0, 34"),
+        (lambda: ggml.encode(np.zeros((1, 48)), "Q8_0"), "rows of 48 weights do not fill blocks of 32"),
+        (lambda: ggml.encode(np.zeros((1, 32)), "Q4_K"), "rows of 32 weights do not fill blocks of 256"),
+        (lambda: ggml.encode(np.zeros((1, 32)), "Q9_0"), "no ggml type Q9_0: expected one of Q4_0, "),
+        (lambda: ggml.decode(np.zeros((1, 35), np.uint8), "Q8_0"), "rows of 35 bytes do not fill blocks of Q8_0, 34"),
     ],
 )
 def test_refusals(call, message):

@@ -173,7 +173,7 @@ def test_refusals():
     with pytest.raises(ValueError, match="4 codes of 4 bits do not fill words of 32"):
         gptq.pack(q, bits=4, version=1)
     packed = gptq.pack(affine.quantize(np.ones((8, 8)), bits=4, block=(1, 4)), bits=4, version=1)
-    with pytest.raises(ValueError, match="g_idx names groups from 0 to 2, and there are 2"):
+    with pytest.raises(ValueError, match="g_idx names groups from 0 to 2, but there are 2"):
         gptq.unpack(packed._replace(g_idx=packed.g_idx * 2), bits=4, version=1)
-    with pytest.raises(ValueError, match="g_idx names groups from -1 to 0, and there are 2"):
+    with pytest.raises(ValueError, match="g_idx names groups from -1 to 0, but there are 2"):
         gptq.unpack(packed._replace(g_idx=-packed.g_idx), bits=4, version=1)
