@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -133,7 +134,7 @@ def test_the_command_ends_with_one_line_and_1(monkeypatch, caplog):
     threads[0].join(PATIENCE)
     assert [reply.status for reply in replies] == [500]
     assert ended.exit_code == 1 and ended.stdout == ""
-    assert ended.stderr == "error: the engine failed: MemoryError('no room\\nfor 5 GB')\n"
+    assert re.fullmatch(r"error: .*MemoryError\('no room\\nfor 5 GB'\)\n", ended.stderr)
     assert "for 5 GB" in caplog.text  # the log has all of it
 
 
@@ -229,7 +230,7 @@ def test_a_device_that_hangs_is_noticed(hung, monkeypatch, caplog):
         until(lambda: site.ended() is False)
         waiting.close()
         began.close()
-        assert "the device hangs: a step has not ended in 0.25 s" in caplog.text
+        assert re.search("device hangs.*0.25 s", caplog.text)
         hung.close()  # which does not wait for the step
 
 
@@ -262,7 +263,7 @@ def test_a_command_whose_device_hangs_ends_with_one_line_and_1(hung, monkeypatch
     click.testing.CliRunner().invoke(serve, ["stories", "--port", "0", "--step-seconds", "7"])
     threads[0].join(PATIENCE)
     assert (statuses, replies) == ([1], [500])
-    assert lines[1:] == ["error: the device hangs: a step has not ended in 0.25 s"]
+    assert len(lines) == 2 and re.match("error: .*device hangs.*0.25 s", lines[1])
     assert asked_for["step_seconds"] == 7
 
 

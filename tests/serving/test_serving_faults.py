@@ -217,7 +217,7 @@ def test_a_template_that_takes_too_much_is_refused_and_other_chats_do_not_notice
         for text, status in (("eat", 400), ("fox", 200)) * 2:
             reply = site.ask("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]})
             assert reply.status == status
-            assert status == 200 or "takes more than 512 MB of memory" in reply.error["message"]
+            assert status == 200 or "512 MB" in reply.error["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

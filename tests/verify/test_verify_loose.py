@@ -1,6 +1,7 @@
 """Weaker contracts: code that rounds every intermediate is within them, and little else is."""
 
 import inspect
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -153,7 +154,7 @@ def test_the_command_says_that_the_contract_is_a_weaker_one(own_file, capsys):
     run(*few, "--candidate", "mine.py")
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith("within bounds softmax bfloat16  mine.py:softmax")
-    assert second.startswith("  a weaker contract: each intermediate of the definition rounded to bfloat16; sums")
+    assert re.match("  a weaker contract: .*bfloat16", second)
     with pytest.raises(SystemExit):
         run(*few, "--candidate", "mine.py:wrong")
     *_, line = capsys.readouterr().out.splitlines()

@@ -1,5 +1,7 @@
 """Kernels that are made for some values of a draw are held to no law that would call them with others."""
 
+import re
+
 import pytest
 
 from llamaspec.verify.campaign import Campaign, Job, run
@@ -49,14 +51,14 @@ def judged(tmp_path):
 def test_a_causal_kernel_is_right_where_the_mask_is_causal_and_wrong_elsewhere(judged):
     report, output = judged("attention", "attention", mask=["causal"])
     assert report.outcome == "within bounds", output
-    assert "laws that draw otherwise are left out: the order of the keys is of no account; a key alone" in output
+    assert re.search("laws .*left out: the order of the keys .*; a key ", output)
     assert judged("attention", "attention")[0].outcome == "violated"
     assert judged("attention", "scaled", mask=["causal"])[0].outcome == "violated"
 
 
 def test_an_epsilon_that_is_built_in_is_right_where_it_is_meant(judged):
     report, output = judged("rmsnorm", "rmsnorm", eps=[1e-5])
-    assert report.outcome == "within bounds" and "laws that draw otherwise are left out: " in output, output
+    assert report.outcome == "within bounds" and re.search("laws .*left out: ", output), output
     assert judged("rmsnorm", "rmsnorm")[0].outcome == "violated"
 
 

@@ -72,7 +72,7 @@ def test_rows_beyond_4096_are_found_at_default_settings(op: str):
     assert report.outcome == "violated"
     assert max(value for value in report.worst.draw.values() if isinstance(value, int)) > FAR
     (hint,) = [line for line in counterexample(report, contract) if "a large draw" in line]
-    assert re.search(r"nothing was wrong in those before it, of \w+ up to \d$", hint)
+    assert re.search(r" of \w+ up to \d$", hint)
     assert not any(hint in line for line in counterexample(replace(report, seed=None), contract))
 
 

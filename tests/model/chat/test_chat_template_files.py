@@ -122,8 +122,8 @@ def test_a_model_without_one_says_so(tmp_path):
 
 def test_a_template_that_nobody_named_is_said_to_be_taken(tmp_path):
     note = find_template(LLAMA2, tmp_path).note
-    assert note and note.startswith(f"{tmp_path}: no chat template comes with it")
-    assert "suggest llama2's, which is used; --template chooses another: llama3, chatml" in note
+    assert note and note.startswith(f"{tmp_path}: no chat template")
+    assert "llama2" in note and "--template" in note and "llama3, chatml" in note
     (tmp_path / "chat_template.jinja").write_text("its own")
     assert find_template(LLAMA2, tmp_path).note is None
 

@@ -103,7 +103,7 @@ def test_convert_follows_no_link_out_of_the_folder(tmp_path):
     (source / "added_tokens.json").write_text("{}")
     (source / "chat_template.jinja").symlink_to("added_tokens.json")
     (note,) = convert(open_checkpoint(source), tmp_path / "there", to="safetensors")
-    assert "special_tokens_map.json is not copied: it is a link to " in note and str(secret) in note
+    assert "special_tokens_map.json" in note and str(secret) in note
     assert not (tmp_path / "there" / "special_tokens_map.json").exists()
     assert (tmp_path / "there" / "chat_template.jinja").read_text() == "{}"
 

@@ -1,6 +1,7 @@
 """Quantized matrices in Hugging Face's directories: read with their writers' meaning, and written so."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -365,7 +366,7 @@ def test_marlin_needs_whole_tiles(tmp_path, monkeypatch):
 
     monkeypatch.setitem(LAYOUTS, "marlin", ({"quant_method": "marlin", "group_size": 32}, store))
     write_layout(tmp_path, "marlin")
-    assert "a matrix of 32 x 64 has no whole tiles of 64 x 16 in groups of 32, as marlin needs" in refusal(tmp_path)
+    assert re.search("32 x 64 .*64 x 16 .*groups of 32.*marlin", refusal(tmp_path))
 
 
 @pytest.mark.parametrize(("bits", "version"), [(4, 1), (3, 2)])
@@ -655,9 +656,9 @@ def refuses(checkpoint: Checkpoint, folder: Path) -> str:
 def test_what_no_layout_holds_is_refused(tmp_path):
     plain = random_checkpoint(CONFIGS["experts"], seed=0)
     nf4 = refuses(quantized(plain, "nf4"), tmp_path / "a")
-    assert "which are no whole groups of 64: bitsandbytes cannot hold it (q8_row and fp8 have no groups)" in nf4
+    assert re.search("groups of 64.*bitsandbytes.*q8_row", nf4)
     message = refuses(quantized(random_checkpoint(replace(WIDE, ffn=40), seed=0), "q4"), tmp_path / "b")
-    assert "rows of 40 weights, which are no whole groups of 64" in message
+    assert re.search("rows of 40 .*groups of 64", message)
     row, fp8 = quantized(plain, "q8_row"), quantized(plain, "fp8")
     name = "model.layers.1.self_attn.o_proj.weight"
     mixed = replace(row, tensors={**row.tensors, name: fp8.tensors[name]})

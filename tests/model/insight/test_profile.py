@@ -61,7 +61,7 @@ def test_parts_come_from_a_second_run_if_the_first_ran_in_graphs(monkeypatch: py
 def h200() -> dict[str, Any]:
     """Traces of TinyLlama in q8 on an H200, with CUDA graphs and without: a chunk of 256 tokens, and two steps.
 
-    `parts` are those of the instructions that ran. Recorded with jax 0.11.2; two of 128 steps are kept.
+    `parts` name the instructions that ran. Recorded with jax 0.11.2; two of 128 steps are kept.
     """
     return json.loads(gzip.decompress((Path(__file__).parents[2] / "goldens/profile_h200.json.gz").read_bytes()))
 

@@ -310,7 +310,7 @@ def test_both_backends_tell_the_same_story_with_a_model_that_was_converted(run, 
         texts.append(out)
     assert texts[0] == texts[1]
     code, out, err = run("convert", there, str(tmp_path / "twice"), *request)
-    assert (code, out) == (1, "") and "is quantized already, expected plain weights for gptq" in err
+    assert (code, out) == (1, "") and re.search("quantized already.*gptq", err)
     assert not (tmp_path / "twice").exists()
 
 
@@ -428,7 +428,7 @@ def test_sizes_that_no_format_holds_are_refused_before_anything_is_computed(run,
     source = (str(folder / "stories260K.bin"), str(there))
     code, out, err = run("convert", *source, *request, "--calibration", str(tmp_path / "text.txt"))
     assert (code, out) == (1, "")
-    assert "down_proj.weight has rows of 172 weights, which are no whole groups of 64" in err
+    assert re.search(r"down_proj\.weight .*172 .*groups of 64", err)
     assert not there.exists()
 
 

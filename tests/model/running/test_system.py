@@ -138,7 +138,7 @@ def test_a_file_that_becomes_shorter_while_it_is_copied_is_an_error(tmp_path, to
     (tmp_path / "weights").write_bytes(bytes(1 << 20))
     done = in_a_process(SHRINKS.format(touch), tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "error: weights: was cut short while it was read\n"
+    assert re.fullmatch("error: weights: .*cut short.*\n", done.stderr)
     assert [path.name for path in tmp_path.iterdir()] == ["weights"]
 
 
@@ -204,7 +204,7 @@ def test_loading_a_file_that_becomes_shorter_is_an_error_in_python(tmp_path):
     write_checkpoint(tmp_path, FAMILIES["llama-2"] | {"vocab_size": 1024})
     done = in_a_process(LOADS, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "was cut short while it was read: 100 bytes are left of" in done.stdout
+    assert re.search("cut short.*100 bytes", done.stdout)
 
 
 def in_a_process(code: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

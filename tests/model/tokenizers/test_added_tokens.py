@@ -258,7 +258,7 @@ def test_a_message_of_gpt_oss_ends_no_answer(tmp_path):
 def test_converted_they_are_the_same_tokens(tmp_path, tokenizer, kind):
     """To a directory and to a GGUF file, and read again."""
     before = tokenizer(kind)
-    files = tokenizer_files(before, eos=None, templates={})
+    files = tokenizer_files(before, named={}, templates={})
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     # "legacy" puts no second space after an added token, as llama.cpp does.
@@ -269,7 +269,7 @@ def test_converted_they_are_the_same_tokens(tmp_path, tokenizer, kind):
 
 
 def test_more_ends_than_there_are_keys_for_are_written(tmp_path):
-    """Qwen's files have five: llama.cpp knows them by name, and keys name those that end turns."""
+    """Qwen's files have five: llama.cpp knows them by name, and keys name the ones that end turns."""
     ends = ["<|endoftext|>", "<|im_end|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"]
     keys = with_added(byte_level_keys(), dict.fromkeys(ends, CONTROL))
     first = open_checkpoint(model_with(tmp_path, keys))

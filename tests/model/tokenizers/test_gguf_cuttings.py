@@ -75,7 +75,7 @@ def vocabulary() -> dict[str, Any]:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    sizes = {"vocab_size": 4000, "max_token_length": 12}
+    sizes: dict[str, Any] = {"vocab_size": 4000, "max_token_length": 12}
     tokenizer.train_from_iterator(corpus, trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False, **sizes))
     return json.loads(tokenizer.to_str()) | {"added_tokens": []}
 

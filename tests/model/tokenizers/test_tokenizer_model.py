@@ -142,7 +142,7 @@ def spoiled_charsmap(raw: bytes) -> bytes:
 
 def test_a_charsmap_is_checked(trained, data, tmp_path):
     message = bounded.process().refusal(load, str(write(tmp_path, spoiled_charsmap(trained))))
-    assert message and "its table of characters to replace is damaged" in message
+    assert message and "damaged" in message
     load_tokenizer(data / "stories260K" / "tok512.model")  # which has SentencePiece's usual one
 
 

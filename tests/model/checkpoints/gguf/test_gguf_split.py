@@ -1,5 +1,6 @@
 """A model over several GGUF files, as llama-gguf-split leaves it, and what is wrong with one that cannot be read."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def test_parts_are_the_whole(tmp_path):
 
 def test_another_part_than_the_first_names_the_first(tmp_path):
     _, second, _ = split(tmp_path)
-    assert "is one of 3 parts, and not the first: name model-00001-of-00003.gguf" in refusal(second)
+    assert "model-00001-of-00003.gguf" in refusal(second)
 
 
 def test_a_part_under_another_name(tmp_path):
@@ -72,13 +73,13 @@ def test_a_part_that_is_missing(tmp_path):
 def test_a_part_of_another_model(tmp_path):
     first, second, last = split(tmp_path)
     shutil.copy(second, last)
-    assert "split.no 1 and split.count 3 are not those of its name, 2 and 3" in refusal(first, named=str(last))
+    assert re.search("split.no 1 and split.count 3 .* 2 and 3", refusal(first, named=str(last)))
 
 
 def test_a_tensor_in_two_parts(tmp_path):
     first, _, last = split(tmp_path, twice="token_embd.weight")
     message = refusal(first, named=str(last))
-    assert "tensor 'token_embd.weight' is in model-00002-of-00003.gguf, too" in message
+    assert "'token_embd.weight'" in message and "model-00002-of-00003.gguf" in message
 
 
 def test_a_count_of_tensors_that_is_wrong(tmp_path):
@@ -86,7 +87,7 @@ def test_a_count_of_tensors_that_is_wrong(tmp_path):
     raw = first.read_bytes()
     at = raw.index(b"split.tensors.count") + len("split.tensors.count") + 4
     first.write_bytes(raw[:at] + (7).to_bytes(4, "little") + raw[at + 4 :])
-    assert "split.tensors.count is 7, but its 3 parts have" in refusal(first)
+    assert "split.tensors.count is 7" in refusal(first)
 
 
 @pytest.mark.parametrize("count", [10_001, 65_535])
