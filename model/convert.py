@@ -1,6 +1,6 @@
 """Converts a checkpoint to another format, with its tokenizer and chat template if the format has room for them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from llamaspec.model.chat.template import template_of
@@ -9,11 +9,13 @@ from llamaspec.model.checkpoints.codes import quantized
 from llamaspec.model.checkpoints.gguf.write import FLOATS, QUANTIZED_TYPES, write_gguf
 from llamaspec.model.checkpoints.huggingface.write import write_huggingface
 from llamaspec.model.checkpoints.llama2c.write import write_llama2c
+from llamaspec.model.checkpoints.mapped import MappedFile
 from llamaspec.model.checkpoints.recognize import leads_out
 from llamaspec.model.tokenizers.gguf_writer import unkept, vocabulary_keys
 from llamaspec.model.tokenizers.load import tokenizer_in
 from llamaspec.model.tokenizers.of_model import tokenizer_if_any, tokenizer_inside, tokenizer_of
 from llamaspec.model.tokenizers.tokenizer import Tokenizer
+from llamaspec.model.tokenizers.tokenizer_config import stated_tokens
 from llamaspec.reference.quantizers.schemes import SCHEMES
 
 TensorWritten = Callable[[str, int], None]  # called with the name of a tensor that was written, and its bytes
@@ -108,8 +110,10 @@ def _files_inside(checkpoint: Checkpoint) -> tuple[dict[str, bytes], list[str]]:
     from llamaspec.model.tokenizers.huggingface_writer import tokenizer_files
 
     templates, notes = _templates(inside, [checkpoint.path])
-    eos = min(checkpoint.stops, default=None)
-    return tokenizer_files(inside, eos=eos, templates=templates), notes
+    named = {key: name for key, name in _named(checkpoint, None).items() if name is not None}
+    if "eos_token" not in named and checkpoint.stops:
+        named["eos_token"] = inside.piece(min(checkpoint.stops))
+    return tokenizer_files(inside, named=named, templates=templates), notes
 
 
 def _templates(tokenizer: Tokenizer, places: Sequence[str | Path]) -> tuple[dict[str, str], list[str]]:
@@ -121,6 +125,16 @@ def _templates(tokenizer: Tokenizer, places: Sequence[str | Path]) -> tuple[dict
         what = f"it is a link to {outside}, outside the model's folder"
         return {}, [f"the chat template in {template.name} is not taken along: {what}"]
     return {**template.named, "default": template.source}, []
+
+
+def _named(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Mapping[str, str | None]:
+    """The texts of bos_token and eos_token by the file or the folder that the tokenizer comes from."""
+    if tokenizer is None and tokenizer_inside(checkpoint):
+        from llamaspec.model.tokenizers.gguf import named_tokens
+
+        return named_tokens(MappedFile(checkpoint.path))
+    path = Path(tokenizer if tokenizer is not None else checkpoint.path)
+    return stated_tokens(path if path.is_dir() else path.parent)
 
 
 def _calibrated(
@@ -157,7 +171,7 @@ def _to_gguf(
     places = [place for place in (tokenizer, checkpoint.path) if place is not None]
     templates, left_out = _templates(vocabulary_or_none, places) if vocabulary_or_none else ({}, [])
     notes += left_out
-    vocabulary = vocabulary_keys(checkpoint, vocabulary_or_none, templates)
+    vocabulary = vocabulary_keys(checkpoint, vocabulary_or_none, templates, named=_named(checkpoint, tokenizer))
     complete = write_gguf(checkpoint, destination, to=to, vocabulary=vocabulary, progress=progress)
     if complete:
         notes.append(

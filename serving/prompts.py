@@ -15,6 +15,7 @@ import msgspec
 
 from llamaspec.model.chat.channels import CHANNEL, MESSAGE, channels_of
 from llamaspec.model.chat.chat import LONGEST_TOKEN
+from llamaspec.model.chat.marked_text import MarkedText
 from llamaspec.model.chat.template import (
     OWN_VARIABLES,
     CannotRender,
@@ -24,7 +25,7 @@ from llamaspec.model.chat.template import (
     turn_stops,
 )
 from llamaspec.model.chat.template_process import Workers
-from llamaspec.model.tokenizers.tokenizer import Tokenizer, check_text, decode, encode_text
+from llamaspec.model.tokenizers.tokenizer import Tokenizer, check_text, check_texts, decode, encode_text
 from llamaspec.serving.openai import Message, Refusal, RefusalPart, TextPart, Tool, ToolCall
 from llamaspec.serving.tools import CallForm, form_of
 
@@ -89,7 +90,8 @@ class Prompts:
         self._has_channels = channels_of(tokenizer) is not None
         self._call_form: CallForm | None = None  # None until it is needed
         self._two_calls: dict[bool, bool] = {}  # whether a message may have two calls, by whether there are tools
-        self.turn_stops = stops | turn_stops(tokenizer, template)
+        # A tokenizer may have a few tokens that the model has no row for, so the model never writes them.
+        self.turn_stops = stops | {id for id in turn_stops(tokenizer, template) if id < vocab}
 
     def close(self) -> None:
         """End the processes that render the template."""
@@ -98,7 +100,7 @@ class Prompts:
     def from_text(self, text: str, *, bos: bool = True, param: str = "prompt") -> Prompt:
         """Encode a text, with BOS first if the model uses BOS. Raises Refusal."""
         self._check_characters(text, param)
-        ids = encode_text(self.tokenizer, text, bos=bos)
+        ids = list(self._checked(encode_text(self.tokenizer, text, bos=bos), param))
         return Prompt(ids, text == "", self.stops)
 
     def from_ids(self, ids: Sequence[int], *, param: str = "prompt") -> Prompt:
@@ -126,16 +128,15 @@ class Prompts:
         self._check_options(options)
         calls = self._calls() if tools else None
         try:
-            offered = [self._disguise_all(_for_template(tool)) for tool in tools] or None
-            turns = [self._disguised(message, f"messages[{i}]") for i, message in enumerate(messages)]
+            offered = [_for_template(tool) for tool in tools] or None
+            turns = [self._as_read(message, f"messages[{i}]") for i, message in enumerate(messages)]
             if any(len(turn.get("tool_calls", ())) > 1 for turn in turns) and not self._writes_two_calls(offered):
                 turns = one_call_each(turns)
-            variables = {name: self._disguise_all(value) for name, value in options.items()}
-            text = self._rendered(turns, tools=offered, **variables)
+            text = self._rendered(turns, tools=offered, **options)
         except RecursionError:
             raise Refusal("tools and calls: nested too deeply", param="tools" if tools else "messages") from None
         self._check_characters(text, "messages", check=False)
-        ids = self._special.encode(text)
+        ids = self._checked(self._special.encode(text), "messages")
         begun = self._checked(begun, "answer_ids")
         beginning = calls.beginning(tools) if calls and forced else FINAL if formatted and self._has_channels else ""
         if beginning and not begun:
@@ -180,7 +181,7 @@ class Prompts:
                 message = f"{param}: this model's chat template has no option {name[:64]}"
                 raise Refusal(message, param=param, code=UNSUPPORTED) from None
 
-    def _rendered(self, messages: Sequence[dict[str, Any]], **variables: Any) -> str:
+    def _rendered(self, messages: Sequence[dict[str, Any]], **variables: Any) -> MarkedText:
         if self.template is None:
             raise Refusal("this model has no chat template: use /v1/completions, or serve it with --template")
         try:
@@ -218,7 +219,8 @@ class Prompts:
                 self._two_calls[with_tools] = False
         return self._two_calls[with_tools]
 
-    def _disguised(self, message: Message, place: str) -> dict[str, Any]:
+    def _as_read(self, message: Message, place: str) -> dict[str, Any]:
+        """A message as templates read it."""
         role = "system" if message.role == "developer" else message.role
         content = message.content
         if content is None and role != "assistant":
@@ -227,11 +229,10 @@ class Prompts:
             raise Refusal(f"{place}.content: only assistant messages may refuse", param=f"{place}.content")
         parts = [content] if isinstance(content, str) else map(_text_of_part, content or ())
         text = "".join(parts) or (message.refusal or "" if role == "assistant" else "")
-        disguise = self._special.disguise_names if role == "assistant" else self._special.disguise
-        turn: dict[str, Any] = {"role": role, "content": disguise(text)}
+        turn: dict[str, Any] = {"role": role, "content": text}
         for name in ("name", "tool_call_id"):
             if (value := getattr(message, name)) is not None:
-                turn[name] = self._special.disguise(value)
+                turn[name] = value
         if message.tool_calls:
             if role != "assistant":
                 raise Refusal(
@@ -246,7 +247,7 @@ class Prompts:
             if self._has_channels and message.tool_calls and text:
                 # gpt-oss's template writes text before a call as a thought, and refuses both together.
                 thoughts, turn["content"] = f"{thoughts}\n{text}", ""
-            turn["reasoning_content"] = self._special.disguise_names(thoughts)
+            turn["reasoning_content"] = thoughts
         return turn
 
     def _called(self, call: ToolCall, place: str) -> dict[str, Any]:
@@ -254,17 +255,10 @@ class Prompts:
         param = f"{place}.function.arguments"
         function = {"name": call.function.name, "arguments": called_arguments(call.function.arguments)}
         try:
-            return self._disguise_all({"id": call.id, "type": "function", "function": function})
-        except ValueError as error:  # an escape in the arguments can be half of a surrogate pair
+            check_texts(function)
+        except ValueError as error:  # An escape in the arguments can be half of a surrogate pair.
             raise Refusal(f"{param}: {error}", param=param) from None
-
-    def _disguise_all(self, value: Any) -> Any:
-        """Disguise every text of a JSON value, because a template may write any of them."""
-        if isinstance(value, str):
-            return self._special.disguise(value)
-        if isinstance(value, dict):
-            return {self._special.disguise(key): self._disguise_all(item) for key, item in value.items()}
-        return [self._disguise_all(item) for item in value] if isinstance(value, list) else value
+        return {"id": call.id, "type": "function", "function": function}
 
 
 def _for_template(tool: Tool) -> dict[str, Any]:

@@ -97,28 +97,25 @@ def is_sampled(place: int, total: int, count: int, *, first: bool = False) -> bo
 
 @pytest.fixture(scope="session", autouse=True)
 def caches(tmp_path_factory) -> Path:
-    """Put compiled programs and command histories where pytest cleans up, instead of the user's caches."""
-    folder = tmp_path_factory.mktemp("cache")
-    os.environ["XDG_CACHE_HOME"] = str(folder)
-    return folder
+    """Put compiled programs and command histories where pytest cleans up, instead of the user's caches.
 
-
-@pytest.fixture(scope="module")
-def compiled_once(caches) -> Iterator[None]:
-    """Have the tests of a file find the programs that JAX has compiled for others of them, also in other processes."""
+    Tests mostly wait for compilers. So all workers, and the commands that tests start, share one folder of compiled
+    programs: a program that JAX has compiled once is read from there, with the same bits.
+    """
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
-    from llamaspec.commands.loading import prepare_jax
-
-    names = ("compilation_cache_dir", "persistent_cache_min_compile_time_secs", "persistent_cache_min_entry_size_bytes")
-    before = {f"jax_{name}": getattr(jax.config, f"jax_{name}") for name in names}
-    compilation_cache.reset_cache()
-    prepare_jax()
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
+    folder, own_folder = tmp_path_factory.mktemp("cache"), tmp_path_factory.getbasetemp()
+    compiled = (own_folder.parent if "PYTEST_XDIST_WORKER" in os.environ else own_folder) / "compiled"
+    compiled.mkdir(exist_ok=True)
+    (folder / "llamaspec").mkdir()
+    (folder / "llamaspec" / "compiled").symlink_to(compiled)
+    os.environ["XDG_CACHE_HOME"] = str(folder)
+    jax.config.update("jax_compilation_cache_dir", str(compiled))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    compilation_cache.reset_cache()  # JAX may have compiled during collection, and decided to keep nothing
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +190,6 @@ def run(monkeypatch, capfd, tmp_path_factory, caches):
 
     own, shared = (folder / "llamaspec" for folder in (tmp_path_factory.mktemp("cache"), caches))
     own.mkdir()
-    (shared / "compiled").mkdir(parents=True, exist_ok=True)
     (own / "compiled").symlink_to(shared / "compiled")
     monkeypatch.setenv("XDG_CACHE_HOME", str(own.parent))
 

@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llamaspec.model.chat.channels import channels_of
+from llamaspec.model.chat.marked_text import MarkedText, marked, quoted
 from llamaspec.model.chat.template import ChatTemplate, SpecialTokens, check_options, find_template, turn_stops
 from llamaspec.model.generation import Generation
 from llamaspec.model.llama import Llama
 from llamaspec.model.options import SamplingOptions
+from llamaspec.model.tokenizers.tokenizer import check_text, check_texts
 
 MARGIN = 100  # tokens, more than a template puts around a question
 LONGEST_TOKEN = 256  # characters that a token may stand for; the longest known is 128 spaces
@@ -19,7 +21,7 @@ class _Turn:
     """A question to the model, and its answer so far."""
 
     question: dict[str, str]  # as a message
-    text: str  # the conversation up to the answer, as the template renders it, disguised
+    text: MarkedText  # the conversation up to the answer, as the template renders it
     ids: list[int]  # the ids of `text`
     generation: Generation = field(repr=False)
 
@@ -68,7 +70,8 @@ class Chat:
         if tools and not template.reads("tools"):
             raise ValueError(f"{template.name}: tells the model of no tools")
         self._special = SpecialTokens(llama.tokenizer)
-        self._variables = {"tools": self._disguised(list(tools)) or None, **(options or {})}
+        check_texts(tools)
+        self._variables = {"tools": _as_json(list(tools)) or None, **(options or {})}
         self._session = llama.session()
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self._stops = llama.stops | turn_stops(llama.tokenizer, template)
@@ -101,7 +104,7 @@ class Chat:
         """
         self._settle()
         room = min(answer, self.context // 4)
-        if len(self._ids) + len(self._special.encode(self._special.disguise(text))) + room + MARGIN <= self.context:
+        if len(self._ids) + len(self._special.encode(quoted(text))) + room + MARGIN <= self.context:
             return 0
         first, end, dropped = len(self._system), len(self._messages), 0
         # A tool's result goes with the question that the tool was called for.
@@ -123,13 +126,13 @@ class Chat:
         if size() > self.context:
             return 0
         del self._messages[first : begins[dropped]]
-        self._text, self._ids = "", []
+        self._text, self._ids = marked(""), []
         return dropped
 
     def reset(self) -> None:
         """Forget everything but the system message."""
         self._messages = list(self._system)
-        self._text, self._ids = "", []  # the conversation as the template rendered it, disguised, and its ids
+        self._text, self._ids = marked(""), []  # the conversation as the template rendered it, and its ids
         self._turn: _Turn | None = None
 
     def reply(
@@ -150,13 +153,14 @@ class Chat:
         first token on. The next `reply` or `reset` ends the answer. Raises ValueError, and leaves the conversation as
         it was, where the template refuses it or it no longer fits the context.
         """
+        check_text(text)
         self._settle()
         question = {"role": role, "content": text}
         rendered = self._rendered([*self._messages, question])
         if len(rendered) > self._longest:
             limit = f"more than {self._longest:,}, which the context of {self._llama.context} tokens cannot hold"
             raise ValueError(f"{self._template.name}: makes {len(rendered):,} characters of this conversation, {limit}")
-        if self._text and rendered.startswith(self._text):
+        if self._text and self._special.begins(rendered, self._text):
             rest = rendered[len(self._text) :]
             ids = [*self._ids, *self._special.encode(rest, after=self._text)]
         else:
@@ -193,9 +197,8 @@ class Chat:
         """The characters that the context can hold at most."""
         return self.context * LONGEST_TOKEN
 
-    def _rendered(self, messages: Iterable[dict[str, str]]) -> str:
-        disguised = [self._disguised_message(message) for message in messages]
-        return self._template.render(disguised, **self._variables)
+    def _rendered(self, messages: Iterable[dict[str, str]]) -> MarkedText:
+        return self._template.render(list(messages), **self._variables)
 
     def _settle(self) -> None:
         """Make the latest turn a part of the conversation."""
@@ -204,7 +207,7 @@ class Chat:
             return
         self._messages += turn.messages
         kept, characters = self._kept(turn)
-        self._text = turn.text + self._special.disguise_names(turn.generation.completion)[:characters]
+        self._text = turn.text + quoted(turn.generation.completion[:characters])
         self._ids = [*turn.ids, *kept]
 
     def _kept(self, turn: _Turn) -> tuple[list[int], int]:
@@ -228,18 +231,12 @@ class Chat:
                 kept, whole = count, read
         return turn.generation.ids[:kept], len(answer[:whole].decode())
 
-    def _disguised(self, value: Any) -> Any:
-        """A tool's description, in which neither texts nor keys spell a special token."""
-        match value:
-            case str():
-                return self._special.disguise(value)
-            case Mapping():
-                return {self._special.disguise_names(key): self._disguised(inner) for key, inner in value.items()}
-            case list() | tuple():
-                return [self._disguised(inner) for inner in value]
-        return value
 
-    def _disguised_message(self, message: dict[str, str]) -> dict[str, str]:
-        said_by_model = message["role"] == "assistant"
-        disguise = self._special.disguise_names if said_by_model else self._special.disguise
-        return message | {"content": disguise(message["content"])}
+def _as_json(value: Any) -> Any:
+    """A tool's description with lists and dictionaries for other collections."""
+    match value:
+        case Mapping():
+            return {key: _as_json(entry) for key, entry in value.items()}
+        case list() | tuple():
+            return [_as_json(entry) for entry in value]
+    return value

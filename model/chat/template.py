@@ -1,8 +1,7 @@
 """Renders a conversation as text, by the template that came with a model, and encodes that text.
 
 Special tokens that the template writes become their ids. Messages may spell the same names, and these stay text
-wherever the template puts them: messages are disguised before they are rendered. A disguise replaces the first
-character of such names by half of a surrogate pair, which no text can hold.
+wherever the template puts them: a rendered text has marks on the characters that it quotes from messages.
 """
 
 import json
@@ -16,20 +15,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from llamaspec.model.chat.marked_text import MarkedText, lengths_of, marked, marks_from, marks_of, plain
 from llamaspec.model.chat.template_process import CPU_SECONDS, Workers
 from llamaspec.model.checkpoints.checkpoint import CheckpointError, os_errors, refused
 from llamaspec.model.checkpoints.mapped import MappedFile
 from llamaspec.model.checkpoints.recognize import GGUF, leads_out
 from llamaspec.model.checkpoints.strict_json import short
-from llamaspec.model.tokenizers.tokenizer import Tokenizer, check_text
+from llamaspec.model.tokenizers.markers import END_OF_TURN
+from llamaspec.model.tokenizers.tokenizer import Tokenizer
 from llamaspec.model.tokenizers.tokenizer_config import read_config, stated_tokens
-
-# The control tokens that end an answer, or the whole text. Of those that a model has, the first is its eos_token where
-# no file names one.
-END_OF_TURN = (
-    *("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|return|>", "<|call|>", "<|end|>"),
-    *("</s>", "<|end_of_text|>", "<|endoftext|>", "<|eom_id|>"),
-)
 
 LARGEST = 1 << 20  # bytes of a template; the longest known has 30 thousand
 MOST_NAMED = 100  # templates of one model
@@ -71,8 +65,8 @@ class ChatTemplate:
     named: Mapping[str, str] = field(default_factory=dict, repr=False)  # the model's other templates, by name
     workers: Workers | None = field(default=None, repr=False, compare=False)  # None: each rendering starts its own
 
-    def render(self, messages: Sequence[Message], **variables: Any) -> str:
-        """Render the conversation as text, ready for the assistant's answer.
+    def render(self, messages: Sequence[Message], **variables: Any) -> MarkedText:
+        """Render the conversation as text, ready for the assistant's answer. What it quotes is marked.
 
         `variables` are what else the template reads: `tools`, or switches such as `enable_thinking`. With tools, the
         model's template of the name tool_use is rendered, if it has one. Thoughts of a message may come under any name
@@ -84,8 +78,9 @@ class ChatTemplate:
         is a CannotRender where the machine is the reason.
         """
         given = {"messages": [_plain(message) for message in messages], "tools": None, "documents": None}
-        given |= {"add_generation_prompt": True, **self.tokens, **variables}
-        source, request = self.rendered_source(tools=given["tools"] is not None), json.dumps(given).encode()
+        given |= {"add_generation_prompt": True, **variables}
+        source = self.rendered_source(tools=given["tools"] is not None)
+        request = json.dumps({"variables": given, "tokens": dict(self.tokens)}).encode()
         try:
             with ExitStack() as stack:
                 workers = self.workers or stack.enter_context(closing(Workers()))
@@ -100,7 +95,10 @@ class ChatTemplate:
             raise refused(self.name, what) from None
         if "error" in said:
             raise refused(self.name, said["error"][:LONGEST_ERROR])
-        return said["text"]
+        marks = marks_from(said["marks"])
+        if len(marks) != len(said["text"]):  # JSON makes one character of two halves.
+            raise refused(self.name, "makes text that is not valid Unicode")
+        return marked(said["text"], marks)
 
     def rendered_source(self, *, tools: bool) -> str:
         """Give the source of the template that is rendered where there are `tools`, or none."""
@@ -178,33 +176,16 @@ class SpecialTokens:
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
         names = sorted((name for name in tokenizer.special if name), key=len, reverse=True)
-        any_name = "|".join(map(re.escape, names)) or "(?!)"
-        self._split = re.compile(f"({any_name})")
-        self._begin = re.compile(f"(?={any_name}).", re.DOTALL)
-        # We use low halves alone, since JSON would make one character of a high and a low one.
-        firsts = sorted({name[0] for name in names})
-        if len(firsts) > 0x400:
-            raise ValueError(f"special tokens that begin with {len(firsts)} different characters are too many")
-        self._disguise = {ord(first): 0xDC00 + i for i, first in enumerate(firsts)}
-        self._reveal = {half: first for first, half in self._disguise.items()}
-
-    def disguise(self, text: str) -> str:
-        """Disguise a person's text, so that neither a part of it nor parts put together spell a special token.
-
-        Raises ValueError where `text` is not valid Unicode.
-        """
-        check_text(text)
-        return text.translate(self._disguise)
-
-    def disguise_names(self, text: str) -> str:
-        """Disguise special tokens in the model's text. All else stays, such as "<think>", which templates look for."""
-        return self._begin.sub(lambda match: match[0].translate(self._disguise), text)
+        self._names = re.compile("|".join(map(re.escape, names)) or "(?!)")
 
     def encode(self, text: str, *, after: str = "") -> list[int]:
-        """The ids of `text`, which a template rendered from disguised messages and which continues the text `after`."""
-        parts = self._split.split(text)
-        before = self._split.split(after)
-        # A special token at the end of `after` stands just before the empty last part of the split.
+        """The ids of `text`, which a template rendered and which continues the text `after`.
+
+        A name is a special token if no character of it is marked as quoted.
+        """
+        parts = self._parts(text)
+        before = self._parts(after)
+        # A special token at the end of `after` stands just before the empty last part.
         previous = before[-2] if len(before) > 1 and not before[-1] else None
         within = bool(before[-1])
         ids = []
@@ -220,20 +201,35 @@ class SpecialTokens:
                 part = WHITE_AT_END.sub("", part)
             if not part:
                 continue
-            plain = part.translate(self._reveal)
             if previous is not None:
-                ids += self._tokenizer.encode_after_special(plain)
+                ids += self._tokenizer.encode_after_special(part)
             else:
-                ids += self._tokenizer.encode(plain, start=not within)
+                ids += self._tokenizer.encode(part, start=not within)
         return ids
+
+    def _parts(self, text: str) -> list[str]:
+        """The text and the special tokens in it by turns, the text first and last."""
+        characters, parts, at, end = plain(text), [], 0, 0
+        for i, length in enumerate(lengths_of(marks_of(text))):
+            begin, end = end, end + length
+            if i % 2:  # quoted
+                continue
+            for match in self._names.finditer(characters, begin, end):
+                parts += [characters[at : match.start()], match[0]]
+                at = match.end()
+        return [*parts, characters[at:]]
 
     def _absorbs(self, name: str | None) -> tuple[bool, bool]:
         """Whether a special token takes in white space before it, and after it."""
         return (False, False) if name is None else self._tokenizer.absorbs.get(name, (False, False))
 
+    def begins(self, text: MarkedText, start: MarkedText) -> bool:
+        """Tell whether a text begins with another one, and with the same special tokens in it."""
+        return plain(text).startswith(plain(start)) and self._parts(text[: len(start)]) == self._parts(start)
+
     def tail(self, text: str) -> str:
         """The text after the last special token."""
-        return self._split.split(text)[-1].translate(self._reveal)
+        return self._parts(text)[-1]
 
 
 def _in_file(path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:

@@ -14,11 +14,14 @@ from threading import Event, Lock, Timer
 CPU_SECONDS = 2  # of the processor, for a rendering; a good one takes a hundredth of this
 SECONDS = 20.0  # for a rendering on a machine that does much else
 SECONDS_TO_START = 30.0  # for Python and Jinja, from a disk that may be slow
-LONGEST_ANSWER = 50_000_000  # bytes; the worker allows 4 million characters, of at most 12 bytes each
+LONGEST_ANSWER = 70_000_000  # bytes; the worker allows 4 million characters, of at most 12 bytes, with marks of 3
 KEPT = 2  # workers of one template that wait for more to render
-WORKER = Path(__file__).with_name("template_worker.py")
-# Python runs isolated, without PYTHONPATH and the user's site-packages, so we pass the place of Jinja.
-START = "import runpy, sys; sys.path += sys.argv[3:]; runpy.run_path(sys.argv[1], run_name='__main__')"
+# Python runs isolated, without PYTHONPATH and the user's site-packages, so we pass the places of packages. It takes
+# llamaspec from where this process has it, although another one may be installed.
+START = (
+    "import sys; sys.path.insert(0, sys.argv[2]); import llamaspec; del sys.path[0]; sys.path += sys.argv[3:];"
+    "from llamaspec.model.chat.template_worker import main; main(int(sys.argv[1]))"
+)
 
 
 class Ended(Exception):
@@ -34,11 +37,11 @@ class Worker:
 
     def __init__(self, source: str):
         """Start the process. Raises OSError where the system gives it no place or no time."""
-        specs = [find_spec(name) for name in ("jinja2", "markupsafe")]
-        packages = {str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin}
+        specs = [find_spec(name) for name in ("llamaspec", "jinja2", "markupsafe")]
+        own, *packages = [str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin]
         environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "TZ") if name in os.environ}
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-c", START, WORKER, str(CPU_SECONDS), *packages],
+            [sys.executable, "-I", "-c", START, str(CPU_SECONDS), own, *packages],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

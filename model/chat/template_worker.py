@@ -1,4 +1,4 @@
-"""Renders a chat template: the program that `model.chat.template_process` starts, by path.
+"""Renders a chat template: the program that `model.chat.template_process` starts.
 
 A template is a program that comes with a model, from someone who may not be trusted. It gets nothing worth having: a
 sandbox keeps it from Python, limits end its process if it computes or holds too much, and there is no model, no
@@ -6,9 +6,9 @@ environment and no file that it could write. Nor does it get other people's conv
 template, and forks for each rendering, so that whatever a rendering does to memory ends with it.
 
 The process writes a newline to stdout once it is ready. Then it reads messages from stdin, each of which begins with
-its length in 8 bytes: first the template, then for each rendering its variables as JSON. It answers each of these with
-the exit status of the rendering's process, in 8 bytes, and a message of JSON: `{"text": ...}` or `{"error": ...}`. It
-ends when stdin does.
+its length in 8 bytes: first the template, then for each rendering its variables and the model's tokens as JSON. It
+answers each of these with the exit status of the rendering's process, in 8 bytes, and a message of JSON: `{"text": ...,
+"marks": ...}` (see `marked_text.lengths_of`) or `{"error": ...}`. It ends when stdin does.
 
 Templates may use the functions that Hugging Face transformers gives them, and no others.
 """
@@ -18,78 +18,28 @@ import json
 import os
 import resource
 import sys
-from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
 import jinja2.exceptions
-import jinja2.utils
-from jinja2 import nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from llamaspec.model.chat.marked_text import MarkedText, lengths_of, marks_of, plain, quote_all
+from llamaspec.model.chat.template_environment import Environment, Refusal, joined
 
 MEMORY = 512 << 20  # bytes of address space, of which Python takes a tenth
 LONGEST = 4_000_000  # characters of a rendered conversation: about a million tokens
-
-
-class Refusal(jinja2.TemplateError):
-    """An error that a template raises about its conversation."""
 
 
 class TooLong(Exception):
     """An error about more text than any model could read."""
 
 
-class Generation(Extension):
-    """The tag `{% generation %}...{% endgeneration %}`, which marks a model's text for training.
-
-    Here it gives its content.
-    The tag has a scope of its own, as in transformers.
-    """
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_said"), [], [], body).set_lineno(line)
-
-    def _said(self, caller) -> str:
-        return caller()
-
-
-class Namespace(jinja2.utils.Namespace):
-    """A namespace that takes no name with an underscore in front, as in transformers."""
-
-    def __init__(*args, **kwargs):  # without named parameters, which would be names that no template can use
-        self, *given = args
-        names = dict(*given, **kwargs)
-        for name in names:
-            _check_name(name)
-        jinja2.utils.Namespace.__init__(self, names)
-
-    def __setitem__(self, name, value) -> None:
-        _check_name(name)
-        super().__setitem__(name, value)
-
-
-def _check_name(name) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a namespace has no {name!r}")
-
-
 def compiled(source: str) -> jinja2.Template:
     """Compile a template. Raises whatever one can, since constant parts of it are computed here."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now, "namespace": Namespace}
-    return environment.from_string(source)
+    return Environment().from_string(source)
 
 
-def render(template: jinja2.Template, variables: dict[str, Any]) -> str:
+def render(template: jinja2.Template, variables: dict[str, Any]) -> MarkedText:
     """Render a template. Raises whatever one can."""
     parts, length = [], 0
     for part in template.generate(**variables):
@@ -97,20 +47,16 @@ def render(template: jinja2.Template, variables: dict[str, Any]) -> str:
         if length > LONGEST:
             raise TooLong
         parts.append(part)
-    return "".join(parts)
+    return joined(parts)
 
 
-def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
-    """Format a value as JSON, without the HTML escapes of Jinja's own filter."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def raise_exception(message) -> NoReturn:
-    raise Refusal(str(message))
-
-
-def strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
+def with_marks(request: dict[str, Any]) -> dict[str, Any]:
+    """The variables of a request: all texts are quoted but for the model's tokens and the roles of messages."""
+    variables = quote_all(request["variables"])
+    for message, given in zip(variables["messages"], request["variables"]["messages"], strict=True):
+        if "role" in given:
+            message["role"] = given["role"]
+    return request["tokens"] | {plain(name): value for name, value in variables.items()}
 
 
 def explained(error: Exception) -> str:
@@ -131,12 +77,13 @@ def explained(error: Exception) -> str:
     return f"fails: {type(error).__name__}: {error}"  # A template's mistakes can raise anything.
 
 
-def answer(template: jinja2.Template | Exception, variables: bytes) -> dict[str, str]:
+def answer(template: jinja2.Template | Exception, variables: bytes) -> dict[str, Any]:
     """Answer a request with the text, or with an error of the template, such as the one that compiling it raised."""
     try:
         if isinstance(template, Exception):
             raise template
-        return {"text": render(template, json.loads(variables))}
+        text = render(template, with_marks(json.loads(variables)))
+        return {"text": plain(text), "marks": lengths_of(marks_of(text))}
     except Exception as error:
         return {"error": explained(error)}
 
@@ -189,8 +136,9 @@ def read_message() -> bytes | None:
     return sys.stdin.buffer.read(int.from_bytes(length)) if len(length) == 8 else None
 
 
-def main() -> None:
-    cpu_seconds = int(sys.argv[2])
+def main(cpu_seconds: int) -> None:
+    """Serve one template, whose renderings may each compute for so many seconds."""
+    MarkedText.__module__, MarkedText.__name__ = str.__module__, str.__name__  # errors of templates name the type
     before = limit_this_process(cpu_seconds, for_good=False)
     output = sys.stdout.buffer
     output.write(b"\n")
@@ -212,7 +160,3 @@ def main() -> None:
             sys.exit(os.EX_TEMPFAIL)
         output.write(status.to_bytes(8, signed=True) + len(said).to_bytes(8) + said)
         output.flush()
-
-
-if __name__ == "__main__":
-    main()

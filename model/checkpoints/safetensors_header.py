@@ -24,6 +24,7 @@ DTYPES = {
     "F32": np.dtype("<f4"),
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F16": np.dtype("<f2"),
+    "F64": np.dtype("<f8"),  # of weights that a script has computed; they are rounded to float32 as they are read
     # These dtypes occur in quantized weights only.
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "I8": np.dtype("i1"),

@@ -1,4 +1,4 @@
-"""JSON from an untrusted file: bounded in size, an object with unique keys."""
+"""JSON from an untrusted file: an object, bounded in size."""
 
 import json
 from pathlib import Path
@@ -13,15 +13,22 @@ MOST_OBJECTS = 50_000  # other JSON is parsed a hundred times faster than object
 
 
 def read_object(path: str | Path) -> dict:
-    """Read the object in a JSON file. Raises `CheckpointError`."""
+    """Read the object in a JSON file, where the last of equal keys counts. Raises `CheckpointError`.
+
+    People edit these files by hand, and every other reader of JSON takes the last.
+    """
     file = MappedFile(path)
     if file.size > LARGEST:
         raise refused(path, f"{file.size} bytes of JSON, more than {LARGEST}")
-    return parse_object(file.bytes(0, file.size), path)
+    return parse_object(file.bytes(0, file.size), path, unique=False)
 
 
-def parse_object(text: bytes, path: str | Path, *, most_objects: int = MOST_OBJECTS) -> dict:
+def parse_object(text: bytes, path: str | Path, *, most_objects: int = MOST_OBJECTS, unique: bool = True) -> dict:
     """Parse `text` from the file `path` as a JSON object of at most `most_objects`. Raises `CheckpointError`.
+
+    Equal keys are refused, or the last of them counts if they need not be `unique`.
+
+    A byte order mark in front, as editors of Windows write it, is not part of the text.
 
     >>> parse_object(b'{"a": 1}', "config.json")
     {'a': 1}
@@ -32,7 +39,7 @@ def parse_object(text: bytes, path: str | Path, *, most_objects: int = MOST_OBJE
     if text.count(b"{") > most_objects:
         raise refused(path, f"is not usable JSON: more than {most_objects} objects")
     try:
-        value = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
+        value = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_unique if unique else None)
     except json.JSONDecodeError as error:
         raise refused(path, f"is not JSON: {error.msg} at character {error.pos}") from error
     except UnicodeDecodeError as error:

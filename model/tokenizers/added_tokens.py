@@ -84,7 +84,7 @@ class Leftmost:
         self._names = _Names(added)
 
     def split(self, text: str) -> list[str | int]:
-        """Split a text into the ids of added tokens and the texts between them, none of which is empty."""
+        """Split a text into the ids of added tokens and the non-empty texts between them."""
         return _parts(text, self._matches(text))
 
     def _matches(self, text: str) -> Iterator[_Match]:
@@ -115,7 +115,7 @@ class LongestFirst:
         self._names = _Names(added)
 
     def split(self, text: str) -> list[str | int]:
-        """Split a text into the ids of added tokens and the texts between them, none of which is empty."""
+        """Split a text into the ids of added tokens and the non-empty texts between them."""
         return _parts(text, sorted(self._matches(text)))
 
     def _matches(self, text: str) -> Iterator[_Match]:

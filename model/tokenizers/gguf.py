@@ -65,6 +65,17 @@ def read_gguf(file: MappedFile) -> Tokenizer | None:
     return read(metadata, tokens, types)
 
 
+def named_tokens(file: MappedFile) -> dict[str, str]:
+    """The texts of bos_token and eos_token by a GGUF file's keys. A template may write them wherever it likes."""
+    metadata, named = read_header(file).metadata, {}
+    tokens = metadata.strings("tokenizer.ggml.tokens")
+    for name in ("bos", "eos"):
+        key = f"tokenizer.ggml.{name}_token_id"
+        if key in metadata and 0 <= (id := metadata.integer(key)) < len(tokens):
+            named[f"{name}_token"] = tokens[id]
+    return named
+
+
 def read_templates(file: MappedFile) -> tuple[dict[str, str], dict[str, str]] | None:
     """Read the chat templates of a GGUF file by name, and the texts of bos_token and eos_token.
 
@@ -73,12 +84,7 @@ def read_templates(file: MappedFile) -> tuple[dict[str, str], dict[str, str]] | 
     metadata = read_header(file).metadata
     if TEMPLATE not in metadata:
         return None
-    tokens = metadata.strings("tokenizer.ggml.tokens")
-    named = {}
-    for name in ("bos", "eos"):
-        key = f"tokenizer.ggml.{name}_token_id"
-        if key in metadata and 0 <= (id := metadata.integer(key)) < len(tokens):
-            named[f"{name}_token"] = tokens[id]
+    named = named_tokens(file)
     others = metadata.strings(TEMPLATE_NAMES) if TEMPLATE_NAMES in metadata else []
     if odd := next((name for name in others if not re.fullmatch(r"\w{1,100}", name, re.ASCII)), None):
         # Names become names of files.

@@ -1,6 +1,6 @@
 """How a byte-level tokenizer of a GGUF file cuts a text, by the name in tokenizer.ggml.pre.
 
-The names are those that llama.cpp knows (src/llama-vocab.cpp, `load` and `llm_tokenizer_bpe`, commit 00ad355), as far
+llama.cpp knows these names (src/llama-vocab.cpp, `load` and `llm_tokenizer_bpe`, commit 00ad355), as far
 as the architectures that we read have tokenizers of that name. The first pattern cuts a text, the next one the pieces,
 and so on; what no pattern matches is a piece as well. llama.cpp's regular expressions know no classes of letters by
 case. It has rewritten the patterns of gpt-4o and tekken, and cuts capitals outside ASCII and combining marks
@@ -16,7 +16,7 @@ from llamaspec.reference.byte_bpe import GPT2, LLAMA3, QWEN2, TEKKEN
 
 
 class Cutting(NamedTuple):
-    """The way in which a text becomes pieces, before merges."""
+    """How a text becomes pieces, before merges."""
 
     patterns: tuple[str, ...]
     whole_words: bool = False  # A piece that is a token is not cut, even if no merges make it.

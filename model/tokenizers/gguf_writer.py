@@ -42,19 +42,25 @@ class Token(NamedTuple):
 
 
 def vocabulary_keys(
-    checkpoint: Checkpoint, tokenizer: Tokenizer | None, templates: Mapping[str, str] | None = None
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer | None,
+    templates: Mapping[str, str] | None = None,
+    *,
+    named: Mapping[str, str | None] | None = None,
 ) -> dict[str, Value]:
     """Format the keys of a tokenizer and chat templates; without a tokenizer, only the ids that begin and end texts.
 
-    `templates` are by name, and "default" is the one for most conversations.
+    `templates` are by name, and "default" is the one for most conversations. `named` are bos_token and eos_token as
+    templates have them.
 
     Raises `CheckpointError` for a tokenizer that llama.cpp has no name for.
     """
     keys: dict[str, Value] = {TYPE: "none"} if tokenizer is None else _tokenizer_keys(checkpoint, tokenizer)
-    bos = tokenizer.bos if tokenizer is not None and tokenizer.bos is not None else checkpoint.bos
+    ids = _named_ids(tokenizer, named or {})
+    bos = tokenizer.bos if tokenizer is not None and tokenizer.bos is not None else ids.get("bos_token", checkpoint.bos)
     if bos is not None:
         keys[BOS] = bos
-    keys |= _stop_keys(checkpoint, tokenizer, bos)
+    keys |= _stop_keys(checkpoint, tokenizer, bos, eos=ids.get("eos_token"))
     return keys | _template_keys(templates or {})
 
 
@@ -81,8 +87,19 @@ def _template_keys(templates: Mapping[str, str]) -> dict[str, Value]:
     return keys | {TEMPLATE_NAMES: others} if others else keys
 
 
-def _stop_keys(checkpoint: Checkpoint, tokenizer: Tokenizer | None, bos: int | None) -> dict[str, Value]:
-    """The keys of the ids that end a text. GGUF has three: the end of a text, of a turn and of a message."""
+def _named_ids(tokenizer: Tokenizer | None, named: Mapping[str, str | None]) -> dict[str, int]:
+    """The ids of named control tokens."""
+    special = tokenizer.special if tokenizer else {}
+    return {key: special[name] for key, name in named.items() if name is not None and name in special}
+
+
+def _stop_keys(
+    checkpoint: Checkpoint, tokenizer: Tokenizer | None, bos: int | None, *, eos: int | None
+) -> dict[str, Value]:
+    """The keys of the ids that end a text. GGUF has three: the end of a text, of a turn and of a message.
+
+    `eos` is the id of eos_token, which a template reads from the first of them.
+    """
     if len(checkpoint.stops) > len(STOPS) and tokenizer:
         checkpoint = replace(checkpoint, stops=_stops_for_keys(checkpoint.stops, tokenizer))
     if len(checkpoint.stops) > len(STOPS):
@@ -93,9 +110,12 @@ def _stop_keys(checkpoint: Checkpoint, tokenizer: Tokenizer | None, bos: int | N
     rest = sorted(
         checkpoint.stops, key=lambda id: (id == bos, id)
     )  # BOS, which ends the texts of llama2.c, comes last.
+    if eos in rest:
+        keys[text] = eos
+        rest.remove(eos)
     for key, names in ((turn, END_OF_TURN), (message, END_OF_MESSAGE)):
         ids = [special[name] for name in names if special.get(name) in rest]
-        if ids and len(rest) > 1:
+        if ids and (len(rest) > 1 or text in keys):
             keys[key] = ids[0]
             rest.remove(ids[0])
     free = [key for key in (text, turn, message) if key not in keys]
@@ -120,7 +140,8 @@ def _tokenizer_keys(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, V
             tokens, keys = _huggingface(checkpoint, tokenizer)
         case _:
             raise TypeError(f"{type(tokenizer).__name__} has no form in GGUF")
-    # The embedding may have more rows than there are tokens, and llama.cpp wants a token for each.
+    # The embedding may have more rows than there are tokens, or fewer, and llama.cpp wants a token for each.
+    del tokens[checkpoint.config.vocab :]
     tokens += [Token(f"[PAD{id}]", UNUSED, LAST_SCORE) for id in range(len(tokens), checkpoint.config.vocab)]
     keys |= {
         "tokenizer.ggml.tokens": [token.text for token in tokens],

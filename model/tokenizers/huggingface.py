@@ -4,6 +4,7 @@ Ids and text equal the library's. A file with a part that this module cannot fol
 the part. `dropout` is ignored: it makes random ids, which help in training alone.
 """
 
+import codecs
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from tokenizers import AddedToken, Tokenizer, models
 from llamaspec.model.checkpoints.checkpoint import CheckpointError, refused
 from llamaspec.model.checkpoints.strict_json import short
 from llamaspec.model.tokenizers.added_tokens import LongestFirst
+from llamaspec.model.tokenizers.huggingface_added import add_tokens_beside
 from llamaspec.model.tokenizers.huggingface_decoder import Spelling, read_decoder
 from llamaspec.model.tokenizers.huggingface_parts import (
     Part,
@@ -25,11 +27,15 @@ from llamaspec.model.tokenizers.huggingface_parts import (
     check_post_processor,
     places_of,
     steps,
+    with_byte_level_prefix,
+    with_prefix,
 )
 from llamaspec.model.tokenizers.limits import check_count, check_special
+from llamaspec.model.tokenizers.markers import MARKERS
 from llamaspec.model.tokenizers.tokenizer import check_text
-from llamaspec.model.tokenizers.tokenizer_config import Added, stated_bos
+from llamaspec.model.tokenizers.tokenizer_config import Added, prefix_scheme, stated_bos, stated_prefix
 
+EMPTY = {"type": "BPE", "vocab": {}, "merges": []}  # a model of no tokens
 MOST_BRACKETS = 700_000  # One list holds each merge: Llama 3 has 280,000 merges, Gemma 1 and 2 have 581,000.
 MOST_VALUES = 3_000_000  # Gemma 3 has 1.3 million values.
 MOST_SCORE = 1e30  # of a piece; sums of them stay finite
@@ -128,7 +134,7 @@ def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
     unknown = _unknown_of_unigram(spec, path)
     del spec  # The vocabulary need not be in memory twice.
     with library_errors(path, "not a usable tokenizer.json"):
-        tokenizer = Tokenizer.from_buffer(data)
+        tokenizer = Tokenizer.from_buffer(data.removeprefix(codecs.BOM_UTF8))
     model = tokenizer.model
     if not isinstance(model, models.BPE | models.Unigram):  # The library guesses the kind where no file names it.
         kind = short(type(model).__name__)
@@ -137,6 +143,9 @@ def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
         model.dropout, unknown = None, model.unk_token
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    with library_errors(path, "not a usable tokenizer.json"):
+        add_tokens_beside(tokenizer, Path(path).parent, markers=MARKERS)
+        _set_prefix(tokenizer, Path(path).parent)
     normalizer, before, after = map(_state, (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.post_processor))
     check_growth(steps(normalizer), "normalizer", path)
     check_post_processor(after, path)
@@ -188,6 +197,8 @@ def library_errors(path: str, what: str) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
+        if isinstance(error, CheckpointError):
+            raise
         message = " ".join(str(error).split())[:200]
         raise refused(path, f"{what}: {message}") from None
 
@@ -209,7 +220,7 @@ def _parse(data: bytes, path: str) -> dict[str, Any]:
     if data.count(b":") > MOST_NAMES:  # in texts, too, which are few beside the names
         raise refused(path, f"more than {MOST_NAMES:,} tokens and other names")
     try:
-        spec = json.loads(data.decode(), object_pairs_hook=unique)
+        spec = json.loads(data.decode("utf-8-sig"), object_pairs_hook=unique)
     except UnicodeDecodeError as error:
         raise refused(path, f"is not JSON: byte {error.start} is not UTF-8") from None
     except json.JSONDecodeError as error:
@@ -303,10 +314,28 @@ def _state(component: Any) -> Part | None:
     return json.loads(state)
 
 
+def _set_prefix(tokenizer: Tokenizer, folder: Path) -> None:
+    """Let texts begin with a space or without one, if the tokenizer_config.json in `folder` says so."""
+    before, decoder = _state(tokenizer.pre_tokenizer), _state(tokenizer.decoder)
+    byte_level = any(part["type"] == "ByteLevel" for part in (*steps(before), *steps(decoder)))
+    prefix = stated_prefix(folder, byte_level=byte_level)
+    if prefix is None:
+        return
+    normalizer = _state(tokenizer.normalizer)
+    if byte_level:
+        before = with_byte_level_prefix(before, prefix=prefix)
+    else:
+        normalizer, before, decoder = with_prefix(normalizer, before, decoder, scheme=prefix_scheme(folder, prefix))
+    spec = {"normalizer": normalizer, "pre_tokenizer": before, "decoder": decoder, "model": EMPTY}
+    changed = Tokenizer.from_str(json.dumps({"version": "1.0", "added_tokens": [], **spec}))
+    tokenizer.normalizer = changed.normalizer  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.pre_tokenizer = changed.pre_tokenizer  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = changed.decoder  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def _variant(tokenizer: Tokenizer, normalizer: Part | None, before: Part | None, *, path: str) -> Tokenizer:
     """A tokenizer with another normalizer and pre-tokenizer, which shares the vocabulary instead of copying it."""
-    empty = {"type": "BPE", "vocab": {}, "merges": []}
-    spec = {"version": "1.0", "added_tokens": [], "normalizer": normalizer, "pre_tokenizer": before, "model": empty}
+    spec = {"version": "1.0", "added_tokens": [], "normalizer": normalizer, "pre_tokenizer": before, "model": EMPTY}
     with library_errors(path, "not a usable tokenizer.json"):
         variant = Tokenizer.from_str(json.dumps(spec))
         variant.model = tokenizer.model
@@ -325,13 +354,16 @@ def _copy(token: AddedToken) -> AddedToken:
 
 
 def _bos(tokenizer: Tokenizer, path: str) -> int | None:
-    """The id that the file's post_processor puts before a text, or else the id that tokenizer_config.json names."""
+    """The id that the file's post_processor puts before a text, or else the id that tokenizer_config.json names.
+
+    Ids that it puts after a text, such as EOS, are left out: a text is to be continued.
+    """
     with library_errors(path, "not a usable tokenizer.json"):
         plain = tokenizer.encode("a", add_special_tokens=False).ids
         whole = tokenizer.encode("a", add_special_tokens=True).ids
-    if whole != plain:
-        if whole[1:] != plain:
-            what = "its post_processor puts other ids around a text than one before it"
+    if whole[: len(plain)] != plain:
+        if whole[1 : 1 + len(plain)] != plain:
+            what = "its post_processor puts other ids before a text than one"
             raise refused(path, f"{what}, which is not supported: {plain} becomes {whole}"[:300])
         return whole[0]
     return stated_bos(Path(path).parent, tokenizer.token_to_id, begins=False, default=None)

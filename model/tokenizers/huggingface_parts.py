@@ -125,6 +125,44 @@ def places_of(normalizer: Part | None, before: Part | None) -> tuple[Places, Pla
     return (normalizer, before), after_special, within
 
 
+def with_prefix(
+    normalizer: Part | None, before: Part | None, decoder: Part | None, *, scheme: str
+) -> tuple[Part | None, Part | None, Part | None]:
+    """The parts of a SentencePiece-like tokenizer that puts a space in front of texts by Metaspace's `scheme`.
+
+    The scheme is "never", "first" or "always".
+    """
+    (normalizer, before), without = places_of(normalizer, before)[2], _changed(decoder, _without_strip)
+    if scheme == "never":
+        return normalizer, before, without
+    space = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}
+    cuts = [part | {"prepend_scheme": scheme} if part["type"] == "Metaspace" else part for part in steps(before)]
+    if not any(part["type"] == "Metaspace" for part in cuts):
+        cuts = [space, *cuts]
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    after = {"type": "Sequence", "decoders": [*steps(without), strip]}
+    return normalizer, {"type": "Sequence", "pretokenizers": cuts}, after
+
+
+def with_byte_level_prefix(before: Part | None, *, prefix: bool) -> Part | None:
+    """The pre-tokenizer of a byte-level tokenizer, with or without a space in front of texts."""
+
+    def changed(part: Part) -> Part:
+        return part | {"add_prefix_space": prefix} if part["type"] == "ByteLevel" else part
+
+    return _changed(before, changed)
+
+
+def _without_strip(part: Part) -> Part | None:
+    """A part of a decoder that takes no space away from the start of a text; None if it does nothing else."""
+    match part:
+        case {"type": "Strip", "content": " ", "stop": 0}:
+            return None
+        case {"type": "Metaspace"}:
+            return part | {"prepend_scheme": "never"}
+    return part
+
+
 def _changed(component: Part | None, change: Callable[[Part], Part | None]) -> Part | None:
     """A component with each of its parts changed, or dropped where `change` gives None."""
     if component is None or component["type"] != "Sequence":

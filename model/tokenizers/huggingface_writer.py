@@ -10,19 +10,23 @@ from llamaspec.model.tokenizers.tokenizer import Tokenizer
 from llamaspec.model.tokenizers.tokenizer_config import FLAGS
 
 
-def tokenizer_files(tokenizer: Tokenizer, *, eos: int | None, templates: Mapping[str, str]) -> dict[str, bytes]:
+def tokenizer_files(
+    tokenizer: Tokenizer, *, named: Mapping[str, str], templates: Mapping[str, str]
+) -> dict[str, bytes]:
     """Format the files by name: tokenizer.model or tokenizer.json, tokenizer_config.json, and chat templates.
 
-    The first two say whether texts begin with BOS. `eos` is the id that ends texts, and `templates` are by name:
-    "default" becomes chat_template.jinja. Raises TypeError for a tokenizer of another kind.
+    The first two say whether texts begin with BOS. `named` are bos_token and eos_token, which a template may write
+    where texts do not begin or end with them. `templates` are by name: "default" becomes chat_template.jinja. Raises
+    TypeError for a tokenizer of another kind.
     """
-    config: dict[str, Any] = {"add_bos_token": tokenizer.bos is not None, "add_eos_token": False}
-    for name, id in (("bos_token", tokenizer.bos), ("eos_token", eos)):
-        if id is not None:
-            config[name] = tokenizer.piece(id)
+    config: dict[str, Any] = {"add_bos_token": tokenizer.bos is not None, "add_eos_token": False, **named}
+    if tokenizer.bos is not None:
+        config["bos_token"] = tokenizer.piece(tokenizer.bos)
     match tokenizer:
         case SentencePieceTokenizer():
             config |= {"tokenizer_class": "LlamaTokenizer", "legacy": tokenizer.prefix_after_special}
+            if not tokenizer.dummy_prefix:  # The class adds a space unless this says otherwise.
+                config["add_prefix_space"] = False
             if tokenizer.added:
                 config["added_tokens_decoder"] = _decoder(tokenizer)
             files = {"tokenizer.model": _model(tokenizer)}

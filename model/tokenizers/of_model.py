@@ -8,6 +8,7 @@ from llamaspec.model.tokenizers.load import load_tokenizer, tokenizer_in
 from llamaspec.model.tokenizers.tokenizer import Tokenizer
 
 PADDING = 64  # Models round their vocabulary up for the hardware, by less than 1/64.
+FEW = 16  # tokens that a tokenizer may have beyond the rows of a model, at least: Gemma 3 1B has 1, CodeLlama 34B 16
 
 
 class OtherVocabulary(CheckpointError):
@@ -17,14 +18,15 @@ class OtherVocabulary(CheckpointError):
 def tokenizer_of(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Tokenizer:
     """Open the tokenizer at a path, or for None the one inside the model's file (GGUF), else the one beside it.
 
-    Raises CheckpointError if there is none, or if its vocabulary is not the model's.
+    It may have a few tokens more than the model has rows, which no text needs: the model refuses their ids. Raises
+    CheckpointError if there is none, or if its vocabulary is not the model's.
     """
     model = Path(checkpoint.path)
     path = Path(tokenizer) if tokenizer is not None else model if model.is_dir() else model.parent
     inside = tokenizer_inside(checkpoint) if tokenizer is None else None
     found = inside or load_tokenizer(path, beside=None if tokenizer is not None or model.is_dir() else checkpoint.path)
     vocab = checkpoint.config.vocab
-    if not vocab - vocab // PADDING <= found.vocab <= vocab:
+    if not vocab - vocab // PADDING <= found.vocab <= vocab + max(FEW, vocab // PADDING):
         what = f"a vocabulary of {found.vocab} tokens, but the model {checkpoint.path} has {vocab}"
         raise OtherVocabulary(str(refused(path, what)))
     return found

@@ -15,7 +15,7 @@ from llamaspec.model.tokenizers.added_tokens import Leftmost, LongestFirst
 from llamaspec.model.tokenizers.charsmap import check_charsmap
 from llamaspec.model.tokenizers.limits import MOST_SPECIAL, MOST_TOKENS, check_count, check_special
 from llamaspec.model.tokenizers.tokenizer import UNKNOWN, check_text
-from llamaspec.model.tokenizers.tokenizer_config import Added, read_added, read_config, stated_bos
+from llamaspec.model.tokenizers.tokenizer_config import Added, read_added, read_config, stated_bos, stated_prefix
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # SentencePiece.Type in sentencepiece_model.proto
 
@@ -120,6 +120,8 @@ def read_sentencepiece(data: bytes, *, path: str) -> SentencePieceTokenizer:
     folder = Path(path).parent
     added = read_added(folder)
     _add(proto, added, path)
+    if (prefix := stated_prefix(folder, byte_level=False)) is not None:
+        proto.normalizer_spec.add_dummy_prefix = prefix
     ids = {piece.piece: id for id, piece in enumerate(proto.pieces)}
     absorbs = {name: (token.lstrip, token.rstrip) for name, token in added.items() if token.lstrip or token.rstrip}
     spelled = {

@@ -3,7 +3,7 @@
 import codecs
 import re
 from collections.abc import Iterable, Mapping
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 UNKNOWN = " ⁇ "  # SentencePiece prints this for a character that a vocabulary without bytes cannot spell.
 
@@ -135,3 +135,17 @@ def check_text(text: str) -> None:
         if 0xDC80 <= lone <= 0xDCFF:  # so Python reads a byte of stdin or of an argument that is not UTF-8
             message += f" (the byte {lone - 0xDC00:02X}, which is not UTF-8)"
         raise ValueError(message) from None
+
+
+def check_texts(value: Any) -> None:
+    """Check each text of a JSON value as `check_text` does, names of values included."""
+    match value:
+        case str():
+            check_text(value)
+        case Mapping():
+            for key, entry in value.items():
+                check_texts(key)
+                check_texts(entry)
+        case list() | tuple():
+            for entry in value:
+                check_texts(entry)

@@ -8,9 +8,23 @@ from llamaspec.model.checkpoints.checkpoint import refused
 from llamaspec.model.checkpoints.gguf.control_tokens import MARKER
 from llamaspec.model.checkpoints.strict_json import read_object, short
 
-NAMED_TOKENS = {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
-
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+EXTRA_TOKENS = ("extra_special_tokens", "additional_special_tokens")  # the first that is not empty counts
+# Tokenizers of these classes have the prefix that tokenizer_config.json states, but not in models of these kinds.
+LLAMA_CLASSES = ("LlamaTokenizer", "CodeLlamaTokenizer")
+MODELS_AS_IN_FILE = ("mistral", "mistral3", "ministral", "ministral3", "mixtral", "phi3", "phimoe")
+BYTE_LEVEL_CLASSES = ("CohereTokenizer", "GPT2Tokenizer", "GPTNeoXTokenizer", "Qwen2Tokenizer")
 FLAGS = ("special", "lstrip", "rstrip", "normalized", "single_word")
+
+
+class SpecialToken(NamedTuple):
+    """A special token that a configuration names."""
+
+    content: str
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+    single_word: bool = False
 
 
 class Added(NamedTuple):
@@ -33,23 +47,55 @@ def read_config(folder: Path) -> dict[str, Any]:
 def stated_tokens(folder: Path) -> dict[str, str | None]:
     """The named tokens, such as bos_token, that files in `folder` state; None for one that they say there is not.
 
-    A special_tokens_map.json counts where the tokenizer_config.json lists no added tokens, as in transformers. Raises
-    `CheckpointError`.
+    These are the names that a chat template can use. Raises `CheckpointError`.
     """
-    stated = {}
-    path = folder / "tokenizer_config.json"
-    config = read_config(folder)
-    files = [(path, config)]
+    named, _ = special_tokens(folder)
+    return {key: token and token.content for key, token in named.items()}
+
+
+def special_tokens(folder: Path) -> tuple[dict[str, SpecialToken | None], list[SpecialToken]]:
+    """The special tokens that files in `folder` state: by key, such as bos_token, and those in a list without keys.
+
+    The tokens by key are `NAMED_TOKENS` first, in this order, then other keys that end in "_token" and hold a text,
+    then the entries of extra_special_tokens if that is an object. The list is extra_special_tokens, or
+    additional_special_tokens where there is none. A special_tokens_map.json replaces what the tokenizer_config.json
+    states under the same keys, but it is not read if the latter has added_tokens_decoder. Source: transformers 5.24,
+    tokenization_utils_base.py, `_from_pretrained` and `__init__`. Raises `CheckpointError`.
+    """
+    path, stated = folder / "tokenizer_config.json", read_config(folder)
+    files = [(path, stated)]
     path = folder / "special_tokens_map.json"
-    if "added_tokens_decoder" not in config and path.is_file():
+    if "added_tokens_decoder" not in stated and path.is_file():
         files.append((path, read_object(path)))
+    named: dict[str, SpecialToken | None] = {}
+    others: dict[str, SpecialToken | None] = {}
+    lists: dict[str, list[SpecialToken]] = {}
     for path, values in files:
-        for key in NAMED_TOKENS & values.keys():
-            token = values[key].get("content") if isinstance(values[key], dict) else values[key]
-            if not isinstance(token, str | None):
-                raise refused(path, f"{key} is {short(token)}, not a text")
-            stated[key] = token
-    return stated
+        for key, value in values.items():
+            if key in NAMED_TOKENS:
+                named[key] = None if value is None else _special_token(value, key, path)
+            elif key.endswith("_token") and (isinstance(value, str) or _is_token(value)):
+                others[key] = _special_token(value, key, path)
+            elif key in EXTRA_TOKENS and isinstance(value, list):
+                lists[key] = [_special_token(entry, key, path) for entry in value]
+            elif key == "extra_special_tokens" and isinstance(value, dict):
+                others |= {name: _special_token(entry, name, path) for name, entry in value.items()}
+    ordered = {key: named[key] for key in NAMED_TOKENS if key in named}
+    return ordered | others, next((lists[key] for key in EXTRA_TOKENS if lists.get(key)), [])
+
+
+def _is_token(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("content"), str)
+
+
+def _special_token(value: object, key: str, path: Path) -> SpecialToken:
+    """A token as files write it: its text, or an object with its text and flags."""
+    if isinstance(value, dict) and _is_token(value):
+        flags = {flag: _flag(value, flag, path) for flag in ("lstrip", "rstrip", "normalized", "single_word")}
+        return SpecialToken(value["content"], **flags)
+    if not isinstance(value, str):
+        raise refused(path, f"{key} is {short(value)}, not a text")
+    return SpecialToken(value)
 
 
 def stated_bos(folder: Path, id_of: Callable[[str], int | None], *, begins: bool, default: int | None) -> int | None:
@@ -74,6 +120,34 @@ def stated_bos(folder: Path, id_of: Callable[[str], int | None], *, begins: bool
     return token
 
 
+def stated_prefix(folder: Path, *, byte_level: bool) -> bool | None:
+    """Whether texts begin with a space, by add_prefix_space in the tokenizer_config.json of `folder`; None: not stated.
+
+    It counts for tokenizers of the classes that transformers builds anew from the vocabulary. The others are as their
+    own file says. Source: transformers 5.24, models/auto/tokenization_auto.py, `AutoTokenizer.from_pretrained`, and
+    `__init__` of these classes. Raises `CheckpointError`.
+    """
+    config = read_config(folder)
+    stated = config.get("add_prefix_space")
+    if stated is None:
+        return None
+    if not isinstance(stated, bool):
+        raise refused(folder / "tokenizer_config.json", f"add_prefix_space is {short(stated)}, not true or false")
+    kind = str(config.get("tokenizer_class")).removesuffix("Fast")
+    if byte_level:
+        return stated if kind in BYTE_LEVEL_CLASSES else None
+    path = folder / "config.json"
+    model = read_object(path).get("model_type") if path.is_file() else None
+    return stated if kind in LLAMA_CLASSES and model not in MODELS_AS_IN_FILE else None
+
+
+def prefix_scheme(folder: Path, prefix: bool) -> str:
+    """Metaspace's scheme for a space in front of texts. Under "always", text after a control token gets one, too."""
+    config = read_config(folder)
+    always = config.get("legacy") is True and str(config.get("tokenizer_class")).startswith("LlamaTokenizer")
+    return "never" if not prefix else "always" if always else "first"
+
+
 def read_added(folder: Path) -> dict[str, Added]:
     """The tokens that added_tokens.json and tokenizer_config.json in `folder` add to a tokenizer.model, by name.
 
@@ -82,12 +156,28 @@ def read_added(folder: Path) -> dict[str, Added]:
     `CheckpointError`.
     """
     added: dict[str, Added] = {}
+    named, extra = special_tokens(folder)
+    names = {token.content for token in (*named.values(), *extra) if token}
+    for name, id in added_ids(folder).items():
+        special = name in names or MARKER.fullmatch(name) is not None
+        added[name] = Added(id, special=special, normalized=not special)
+    for name, token in added_decoder(folder).items():
+        if name in added and added[name].id != token.id:
+            path = folder / "tokenizer_config.json"
+            raise refused(path, f"token {short(name)} has id {token.id}, but {added[name].id} in added_tokens.json")
+        added[name] = token
+    return added
+
+
+def added_ids(folder: Path) -> dict[str, int]:
+    """The ids of added_tokens.json in `folder` by the names of their tokens. Raises `CheckpointError`."""
     path = folder / "added_tokens.json"
-    named = {token for token in stated_tokens(folder).values() if token is not None}
-    for name, id in (read_object(path) if path.is_file() else {}).items():
-        special = name in named or MARKER.fullmatch(name) is not None
-        added[name] = Added(_id(id, name, path), special=special, normalized=not special)
-    path = folder / "tokenizer_config.json"
+    return {name: _id(id, name, path) for name, id in (read_object(path) if path.is_file() else {}).items()}
+
+
+def added_decoder(folder: Path) -> dict[str, Added]:
+    """The added_tokens_decoder of tokenizer_config.json in `folder`: tokens by name. Raises `CheckpointError`."""
+    path, added = folder / "tokenizer_config.json", {}
     stated = read_config(folder).get("added_tokens_decoder", {})
     if not isinstance(stated, dict):
         raise refused(path, f"added_tokens_decoder is {short(stated)}, not an object")
@@ -95,8 +185,6 @@ def read_added(folder: Path) -> dict[str, Added]:
         if not isinstance(entry, dict) or not isinstance(name := entry.get("content"), str):
             raise refused(path, f"added_tokens_decoder's {short(key)} has no content")
         id = _id(int(key) if key.isascii() and key.isdigit() and len(key) < 10 else key, name, path)
-        if name in added and added[name].id != id:
-            raise refused(path, f"token {short(name)} has id {id}, but {added[name].id} in added_tokens.json")
         added[name] = Added(id, **{flag: _flag(entry, flag, path) for flag in FLAGS})
     return added
 

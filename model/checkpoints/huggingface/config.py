@@ -77,7 +77,10 @@ def read_tokens(
     for key in ("bos_token_id", "eos_token_id"):
         fields = preferred if generation.get(key) is not None else stated
         ids = fields.ids(key) or frozenset()
-        if outside := sorted(id for id in ids if not 0 <= id < vocab):
+        outside = sorted(id for id in ids if not 0 <= id < vocab)
+        if key == "eos_token_id" and (ids == {-1} or all(id >= vocab for id in outside)):
+            ids = ids.difference(outside)  # The model never writes it, and transformers loads such a model.
+        elif outside:
             raise refused(fields.path, f"{key} is {short(outside[0])}, outside a vocabulary of {vocab}")
         if key == "bos_token_id" and len(ids) > 1:
             raise refused(fields.path, f"{key} is a list, not an integer")

@@ -19,6 +19,13 @@ class Fields:
             raise refused(self.path, f"lacks {key}")
         return self._typed(key, value, "an integer", type(value) is int)
 
+    def whole(self, key: str, default: int | None = None) -> int:
+        """An integer, which may be written as 8192.0: some tools write every number of a config.json so."""
+        value = self.values.get(key)
+        if isinstance(value, float) and value.is_integer():
+            return int(value)
+        return self.integer(key, default)
+
     def integer_or_none(self, key: str, default: int | None = None) -> int | None:
         value = self.values.get(key, default)
         return self._typed(key, value, "an integer", value is None or type(value) is int)

@@ -4,7 +4,7 @@ Files that the user names, and config.json, may be symbolic links. The index, wh
 each must lie in the directory or, in snapshots/<revision> of a hub cache, link into its blobs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from llamaspec.model.tensors import weights as weights_of
 from llamaspec.reference.config import Config
 from llamaspec.reference.rope import interleaved_to_halves
 
+WRAPPERS = {"_orig_mod.": "torch.compile", "module.": "DistributedDataParallel"}  # that put a prefix before names
 COMPARED = 4 << 20  # bytes of two tensors compared at a time
 
 
@@ -93,13 +94,21 @@ def open_described(directory: Path, weights: MappedFile | None, description: Des
 
 def _tensor(place: tuple[MappedFile, HeaderEntry], weight: Weight, family: Family, config: Config) -> Tensor:
     (file, entry), shape = place, weight.shape
-    read = partial(file.array, entry.dtype, shape, entry.offset)
+    read, dtype = partial(file.array, entry.dtype, shape, entry.offset), entry.dtype
+    if dtype == np.float64:
+        read, dtype = partial(_in_float32, read), np.dtype(np.float32)
     if family.interleaved and (heads := rotated_heads(weight, config)):
-        return Tensor(shape, entry.dtype, lambda: interleaved_to_halves(read(), heads=heads))
+        return Tensor(shape, dtype, lambda: interleaved_to_halves(read(), heads=heads))
     if weight.role is Role.NORM and family.norm_offset:
         offset = np.float32(family.norm_offset)
         return Tensor(shape, np.dtype(np.float32), lambda: read().astype(np.float32) + offset)
-    return Tensor(shape, entry.dtype, read)
+    return Tensor(shape, dtype, read)
+
+
+def _in_float32(read: Callable[[], np.ndarray]) -> np.ndarray:
+    """Round a tensor that is stored in float64. A number that float32 cannot hold becomes infinite, and is refused."""
+    with np.errstate(over="ignore"):
+        return read().astype(np.float32)
 
 
 def _apart(path: str, config: Config, family: Family, located: Located) -> Located:
@@ -124,6 +133,9 @@ def _locate_all(directory: Path, stem: str) -> Located:
         if single.is_symlink() or single.exists():
             return _locate(weights_file(single))
         if not index_path.exists():
+            if shards := sorted(path.name for path in directory.glob(f"{stem}-*-of-*.safetensors"))[:2]:
+                here = f"shards are here, such as {shards[0]}, but not {index_path.name}, which says what is in them"
+                raise refused(directory, f"{here}: copy it from where the shards came from")
             has_pickles = any(directory.glob("*.bin")) or any(directory.glob("*.pth"))
             hint = f"; .bin and .pth files, Python pickles, are never read: {TO_SAFETENSORS}" if has_pickles else ""
             raise refused(directory, f"no {single.name} and no {index_path.name}{hint}")
@@ -185,7 +197,7 @@ def _check_tensors(
     head, embedding = f"{names['head']}.weight", f"{names['embedding']}.weight"
     for name, shape in expected.items():
         if name not in located:
-            raise refused(path, f"lacks tensor {name}")
+            raise refused(path, f"lacks tensor {name}{_hint(name, head, located)}")
         if located[name][1].shape != shape:
             raise refused(path, f"{name} has shape {list(located[name][1].shape)}, but {by} makes it {list(shape)}")
         if (dtype := located[name][1].dtype.name) not in FLOATS:
@@ -197,6 +209,18 @@ def _check_tensors(
     if config.tied and head in located and not _equal(located[head], located[embedding]):
         # transformers 4 would take the embedding, transformers 5 the head.
         raise refused(path, f"tie_word_embeddings is true, but {head} differs from {embedding}")
+
+
+def _hint(missing: str, head: str, located: Located) -> str:
+    """A likely reason why a tensor is not there, for the end of the error's line."""
+    if missing == head:
+        return '; if the model shares it with the embedding, config.json needs "tie_word_embeddings": true'
+    for name in located:
+        for prefix in WRAPPERS:
+            if name.startswith(prefix):
+                by = f"the names begin with {prefix!r}, as {WRAPPERS[prefix]} saves them"
+                return f"; {by}: save the model without it"
+    return ""
 
 
 def _equal(a: tuple[MappedFile, HeaderEntry], b: tuple[MappedFile, HeaderEntry]) -> bool:

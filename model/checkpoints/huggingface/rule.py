@@ -10,7 +10,7 @@ from llamaspec.model.checkpoints.checkpoint import Form, Part
 
 Arrays = Mapping[str, np.ndarray]
 
-FLOATS = ("float32", "bfloat16", "float16")
+FLOATS = ("float32", "bfloat16", "float16", "float64")
 INT32 = ("int32",)
 ROWS = 32  # rows: their zero points fill whole int32 words, for any number of bits
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from llamaspec.model.chat import template_process
 from llamaspec.model.chat.chat import Chat
+from llamaspec.model.chat.marked_text import marked, quoted
 from llamaspec.model.chat.template import (
     CannotRender,
     ChatTemplate,
@@ -279,19 +280,25 @@ def test_what_was_said_is_text(name, text):
     tokenizer = TOKENIZERS[name]
     special = SpecialTokens(tokenizer)
     begin, end = list(tokenizer.special)[:2]
-    for disguised in (special.disguise(text), special.disguise_names(text)):
-        ids = special.encode(f"{begin}x{disguised}y{end}")
-        assert [ids[0], ids[-1]] == [tokenizer.special[begin], tokenizer.special[end]]
-        assert not set(ids[1:-1]) & set(tokenizer.special.values())
-        assert decode(tokenizer, ids) == f"x{text}y"
-        assert ids[1:-1] == tokenizer.encode(f"x{text}y")
+    ids = special.encode(f"{begin}x" + quoted(text) + f"y{end}")
+    assert [ids[0], ids[-1]] == [tokenizer.special[begin], tokenizer.special[end]]
+    assert not set(ids[1:-1]) & set(tokenizer.special.values())
+    assert decode(tokenizer, ids) == f"x{text}y"
+    assert ids[1:-1] == tokenizer.encode(f"x{text}y")
 
 
 @given(parts=st.lists(st.text("<|eot_id>/s", max_size=4) | st.sampled_from(["<|", "eot_id", "|>"])))
 def test_nor_do_parts_of_it_make_a_special_token(parts):
-    special = SpecialTokens(LLAMA3)
-    together = "".join(special.disguise(part) for part in parts)
-    assert special.encode(together) == LLAMA3.encode("".join(parts))
+    together = marked("").join(map(quoted, parts))
+    assert SpecialTokens(LLAMA3).encode(together) == LLAMA3.encode("".join(parts))
+
+
+@pytest.mark.parametrize(
+    ("before", "content", "after"), [("<|", "eot_id|>", ""), ("", "<|eot_id", "|>"), ("<|eot", "_", "id|>")]
+)
+def test_nor_does_a_part_of_it_within_a_name(before, content, after):
+    text = marked(before) + quoted(content) + after
+    assert text == "<|eot_id|>" and SpecialTokens(LLAMA3).encode(text) == LLAMA3.encode("<|eot_id|>")
 
 
 def test_a_part_begins_a_text_after_a_special_token_alone():
@@ -305,13 +312,39 @@ def test_a_part_begins_a_text_after_a_special_token_alone():
     assert special.tail("<s>ab") == "ab" and special.tail("ab<s>") == ""
 
 
+@pytest.mark.parametrize(
+    ("source", "rendered"),
+    [
+        ("{% if '<think>' in messages[0].content %}thinks{% endif %}", "thinks"),
+        ("{{ messages[0].content.split('</think>')[-1] }}", "<|eot_id|>"),
+        ("{{ messages[0].content | replace('<', '&lt;') }}", "&lt;think>a&lt;/think>&lt;|eot_id|>"),
+        ("{{ messages[0].content | tojson }}", '"<think>a</think><|eot_id|>"'),
+        ("{{ messages[0].content.startswith('<') }}{{ messages[0].content | length }}", "True26"),
+    ],
+)
+def test_templates_see_what_was_said(source, rendered):
+    text = ChatTemplate("t", source).render([{"role": "user", "content": "<think>a</think><|eot_id|>"}])
+    assert text == rendered
+    assert SpecialTokens(LLAMA3).encode(text) == LLAMA3.encode(rendered)
+
+
+def test_errors_of_templates_show_what_was_said():
+    template = ChatTemplate("t", "{{ raise_exception('no: ' + messages[0].content) }}")
+    with pytest.raises(CheckpointError, match=r"^t: refuses this conversation: no: <\|eot_id\|> \U0001f999$"):
+        template.render([{"role": "user", "content": "<|eot_id|> \U0001f999"}])
+
+
+def test_halves_of_a_character_that_a_template_puts_together_are_refused():
+    with pytest.raises(CheckpointError, match=r"^t: makes text that is not valid Unicode"):
+        ChatTemplate("t", r"{{ '\ud83d' ~ '\udc4b' }}").render([])
+
+
 def test_text_that_is_not_unicode_is_refused():
+    chat = Chat(Model(), ChatTemplate("t", "{{ messages[0].content }}{{ tools }}"))
     with pytest.raises(ValueError, match="not valid Unicode"):
-        SpecialTokens(LLAMA3).disguise("\udc00")
-
-
-def test_what_thinking_templates_look_for_is_left_alone():
-    assert SpecialTokens(LLAMA3).disguise_names("<think>a</think> <b") == "<think>a</think> <b"
+        chat.reply("\udc00")
+    with pytest.raises(ValueError, match="not valid Unicode"):
+        Chat(Model(), ChatTemplate("t", "{{ tools }}"), tools=[{"a": ["\udc00"]}])
 
 
 def test_of_names_that_begin_alike_the_longest_is_meant(tmp_path):
@@ -319,14 +352,15 @@ def test_of_names_that_begin_alike_the_longest_is_meant(tmp_path):
     tokenizer = load_tokenizer(tmp_path)
     special = SpecialTokens(tokenizer)
     assert special.encode("<a>b<a>c") == [tokenizer.special[name] for name in ("<a>b", "<a>", "c")]
-    assert special.encode(special.disguise_names("<a>b<a>c")) == tokenizer.encode("<a>b<a>c")
+    assert special.encode(quoted("<a>b<a>c")) == tokenizer.encode("<a>b<a>c")
+    assert special.encode("<a>" + quoted("b")) == [tokenizer.special["<a>"], *tokenizer.encode("b")]
 
 
 def test_a_tokenizer_without_special_tokens(tmp_path):
     (tmp_path / "tokenizer.json").write_text(tiny_tokenizers.chatml(special=()))
     tokenizer = load_tokenizer(tmp_path)
     special = SpecialTokens(tokenizer)
-    assert special.encode(special.disguise("<s>") + special.disguise_names("<s>")) == tokenizer.encode("<s><s>")
+    assert special.encode(quoted("<s>") + "<s>") == tokenizer.encode("<s><s>")
 
 
 class Model(Llama):

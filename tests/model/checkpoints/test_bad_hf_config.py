@@ -119,7 +119,7 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"tie_word_embeddings": True}, "lm_head.weight differs"),
     ({"attention_bias": True}, "lacks tensor model.layers.0.self_attn.q_proj.bias"),
     ({"attention_bias": 1}, "attention_bias is 1, not true or false"),
-    ({"eos_token_id": 48}, "eos_token_id is 48, outside a vocabulary of 48"),
+    ({"bos_token_id": 48}, "bos_token_id is 48, outside a vocabulary of 48"),
     ({"eos_token_id": [47, -1]}, "eos_token_id is -1, outside"),
     ({"eos_token_id": "</s>"}, "eos_token_id is"),
     ({"eos_token_id": [True]}, "eos_token_id is a list"),

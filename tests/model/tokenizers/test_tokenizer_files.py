@@ -32,7 +32,7 @@ def keys_of(kind: str, *, begins: bool) -> dict:
 def written(folder: Path, kind: str, *, begins: bool) -> tuple[Path, Path]:
     """One tokenizer, inside a file and in a folder."""
     inside = File(keys_of(kind, begins=begins), {}).write(folder / "x.gguf")
-    files = tokenizer_files(load_tokenizer(inside), eos=None, templates={})
+    files = tokenizer_files(load_tokenizer(inside), named={}, templates={})
     (folder / "there").mkdir()
     for name, data in files.items():
         (folder / "there" / name).write_bytes(data)
@@ -116,7 +116,7 @@ def test_without_a_tokenizer_inside_what_lies_beside_comes_along(tmp_path):
 def test_a_tokenizer_of_another_kind_is_not_written(tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(tiny_tokenizers.llama3())
     with pytest.raises(TypeError, match="TiktokenTokenizer is not written"):
-        tokenizer_files(load_tokenizer(tmp_path), eos=None, templates={})
+        tokenizer_files(load_tokenizer(tmp_path), named={}, templates={})
 
 
 def test_a_model_without_a_tokenizer_is_named(tmp_path, monkeypatch):
@@ -136,3 +136,52 @@ def test_a_model_without_a_tokenizer_is_written(tmp_path):
     source = open_checkpoint(file_of(config, families.random_tensors(config)).write(tmp_path / "x.gguf"))
     write_huggingface(source, tmp_path / "there")
     assert not list((tmp_path / "there").glob("tokenizer*"))
+
+
+NAMES_IN_TEMPLATE = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
+
+
+def there_and_back(tmp_path: Path, *, eos: str, stops: tuple[str, ...]) -> list[Path]:
+    """A model with a template that writes bos_token and eos_token: a GGUF file, and two conversions after it.
+
+    Texts do not begin with BOS, and several tokens end them.
+    """
+    keys = keys_of("llama-bpe", begins=False)
+    for key, value in (("tokens", "<|end_of_text|>"), ("token_type", 3)):
+        array, (kind, values) = keys[f"tokenizer.ggml.{key}"]
+        keys[f"tokenizer.ggml.{key}"] = (array, (kind, [*values, value]))
+    tokens = keys["tokenizer.ggml.tokens"][1][1]
+    config = {**families.FAMILIES["llama-3.1"], "vocab_size": len(tokens), "bos_token_id": None}
+    config["eos_token_id"] = [tokens.index(name) for name in stops]
+    file = file_of(config, families.random_tensors(config))
+    file.keys = {key: value for key, value in file.keys.items() if "token_id" not in key} | keys
+    file.keys["tokenizer.chat_template"] = (STRING, NAMES_IN_TEMPLATE)
+    for key, name in zip(("eos", "eot", "eom"), (eos, *(name for name in stops if name != eos)), strict=False):
+        file.keys[f"tokenizer.ggml.{key}_token_id"] = (U32, tokens.index(name))
+    paths = [file.write(tmp_path / "x.gguf"), tmp_path / "there", tmp_path / "back.gguf"]
+    for source, destination, to in zip(paths, paths[1:], ("safetensors", "gguf"), strict=False):
+        convert(open_checkpoint(source), destination, to=to)
+    return paths
+
+
+@pytest.mark.parametrize("eos", ["<|eot_id|>", "<|end_of_text|>"])
+def test_the_tokens_that_a_template_writes_stay(eos, tmp_path):
+    for path in there_and_back(tmp_path, eos=eos, stops=("<|eot_id|>", "<|end_of_text|>")):
+        tokenizer = load_tokenizer(path)
+        template = template_of(tokenizer, path)
+        assert template and template.render([{"role": "user", "content": "a"}]) == f"<|begin_of_text|>a{eos}"
+        assert tokenizer.bos is None
+        ends = {tokenizer.special[name] for name in ("<|eot_id|>", "<|end_of_text|>")}
+        assert ends <= open_checkpoint(path).stops
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_a_folder_says_whether_texts_begin_with_a_space(prefix, tmp_path):
+    """The class LlamaTokenizer of transformers does not read it in the tokenizer.model."""
+    keys = keys_of("sentencepiece", begins=True) | {"tokenizer.ggml.add_space_prefix": (BOOL, prefix)}
+    tokenizer = load_tokenizer(File(keys, {}).write(tmp_path / "x.gguf"))
+    files = tokenizer_files(tokenizer, named={}, templates={})
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    assert json.loads(files["tokenizer_config.json"]).get("add_prefix_space", True) == prefix
+    assert load_tokenizer(tmp_path / "tokenizer.model").dummy_prefix == prefix

@@ -200,6 +200,18 @@ def test_dropout_is_ignored():
     }
 
 
+def test_eos_after_a_text_is_left_out():
+    """A text is to be continued."""
+    plain, bos_and_eos = read(file_of()), read(file_of(post_processor=template("<s>", after=("</s>",))))
+    after = read(file_of(post_processor=template(after=("</s>",))))
+    assert (bos_and_eos.bos, after.bos) == (1, None)
+    assert encode_text(bos_and_eos, "she") == [1, *plain.encode("she")] and after.encode("she") == plain.encode("she")
+
+
+def test_a_byte_order_mark_is_not_part_of_the_file():
+    assert read(b"\xef\xbb\xbf" + file_of()).encode("she") == read(file_of()).encode("she")
+
+
 def template(*before: str, after: tuple[str, ...] = ()) -> dict[str, Any]:
     named = {name: {"id": name, "ids": [id], "tokens": [name]} for name, id in (("<s>", 1), ("</s>", 2))}
     parts = [{"SpecialToken": {"id": name, "type_id": 0}} for name in (*before, *after)]
@@ -212,7 +224,6 @@ BROKEN = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(b"\x08
 DOUBLING = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 BAD = {
     "BOS twice": (file_of(post_processor=template("<s>", "<s>")), "its post_processor puts other ids"),
-    "EOS behind": (file_of(post_processor=template("<s>", after=("</s>",))), "its post_processor puts other ids"),
     "spaces stripped on the right": (
         file_of([SPACE, FALLBACK, FUSE, STRIP | {"stop": 1}]), "decoder's part Strip .*stop 1",
     ),

@@ -1,0 +1,293 @@
+"""Text that remembers which of its characters were quoted from a message.
+
+A chat template writes control tokens, and it quotes messages, which may spell the names of control tokens. The marks
+tell the two apart after rendering. To a template, a marked text is a str like any other: it equals, contains and
+splits as the str does. Operations that take a text apart or put texts together keep each character's mark. The results
+of all others are quoted as a whole if any operand is.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, SupportsIndex
+
+import markupsafe
+
+QUOTED = b"\1"
+
+
+class MarkedText(str):
+    """A str with a mark for each of its characters: 1 if it was quoted from a message, 0 if the template wrote it.
+
+    >>> text = "<s>" + quoted("a <s> b").upper()
+    >>> text, marks_of(text)
+    ('<s>A <S> B', b'\\x00\\x00\\x00\\x01\\x01\\x01\\x01\\x01\\x01\\x01')
+    """
+
+    __slots__ = ("_marks",)
+    _marks: bytes
+
+    def __new__(cls, base: object = "") -> Any:
+        text = base if isinstance(base, str) else whole(str(base), base)
+        return cls._made(plain(text), marks_of(text))
+
+    @classmethod
+    def _made(cls, text: str, marks: bytes) -> Any:
+        made = str.__new__(cls, text)
+        made._marks = marks
+        return made
+
+    def _operand(self, text: Any) -> Any:
+        """Prepare another text to become a part of one of this kind."""
+        return text
+
+    def _base(self) -> str:
+        """The text without marks, of the kind whose operations this class follows."""
+        return plain(self)
+
+    def __str__(self) -> Any:
+        return self
+
+    def __add__(self, other: Any) -> Any:
+        if not isinstance(other, str):
+            return NotImplemented
+        other = self._operand(other)
+        return self._made(plain(self) + plain(other), self._marks + marks_of(other))
+
+    def __radd__(self, other: Any) -> Any:
+        if not isinstance(other, str):
+            return NotImplemented
+        other = self._operand(other)
+        return self._made(plain(other) + plain(self), marks_of(other) + self._marks)
+
+    def __mul__(self, count: SupportsIndex) -> Any:
+        return self._made(plain(self) * count, self._marks * count)
+
+    def __rmul__(self, count: SupportsIndex) -> Any:
+        return self * count
+
+    def __mod__(self, values: Any) -> Any:
+        return whole(self._base() % values, self, values)
+
+    def __rmod__(self, text: Any) -> Any:
+        return whole(text % (plain(self),), self) if isinstance(text, str) else NotImplemented
+
+    def __getitem__(self, place: SupportsIndex | slice) -> Any:
+        if isinstance(place, slice):
+            return self._made(plain(self)[place], self._marks[place])
+        return self._made(plain(self)[place], self._marks[place : place.__index__() + 1 or None])
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i : i + 1] for i in range(len(self)))
+
+    def lstrip(self, chars: str | None = None, /) -> Any:
+        return self[len(self) - len(plain(self).lstrip(chars)) :]
+
+    def rstrip(self, chars: str | None = None, /) -> Any:
+        return self[: len(plain(self).rstrip(chars))]
+
+    def strip(self, chars: str | None = None, /) -> Any:
+        return self.rstrip(chars).lstrip(chars)
+
+    def removeprefix(self, prefix: str) -> Any:
+        return self[len(prefix) if self.startswith(prefix) else 0 :]
+
+    def removesuffix(self, suffix: str) -> Any:
+        return self[: -len(suffix)] if suffix and self.endswith(suffix) else self[:]
+
+    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[Any]:
+        return self._parts(plain(self).split(sep, maxsplit), sep)
+
+    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[Any]:
+        return self._parts(plain(self).rsplit(sep, maxsplit), sep)
+
+    def _parts(self, parts: Sequence[str], sep: str | None) -> list[Any]:
+        """The parts of this text in their order. Between them is `sep`; for None, white space."""
+        text, at, marked = plain(self), 0, []
+        for part in parts:
+            at = at if sep is not None else text.find(part, at)
+            marked.append(self[at : at + len(part)])
+            at += len(part) + len(sep or "")
+        return marked
+
+    def splitlines(self, keepends: bool = False) -> list[Any]:
+        at, lines = 0, []
+        for line, whole_line in zip(plain(self).splitlines(), plain(self).splitlines(keepends=True), strict=True):
+            lines.append(self[at : at + len(whole_line if keepends else line)])
+            at += len(whole_line)
+        return lines
+
+    def partition(self, sep: str, /) -> tuple[Any, Any, Any]:
+        at = self.find(sep) if sep in self else len(self)
+        plain(self).partition(sep)  # raises what an empty `sep` does
+        return self[:at], self[at : at + len(sep)], self[at + len(sep) :]
+
+    def rpartition(self, sep: str, /) -> tuple[Any, Any, Any]:
+        head, middle, tail = plain(self).rpartition(sep)
+        return self[: len(head)], self[len(head) : len(head) + len(middle)], self[len(self) - len(tail) :]
+
+    def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        new = self._operand(new)
+        text = plain(self).replace(plain(old), plain(new), count)
+        most = count.__index__()
+        places = [match.span() for match in re.finditer(re.escape(old), plain(self))]
+        places = places if most < 0 else places[:most]
+        begins = [0, *(end for _, end in places)]
+        ends = [*(begin for begin, _ in places), len(self)]
+        kept = (self._marks[begin:end] for begin, end in zip(begins, ends, strict=True))
+        return self._made(text, marks_of(new).join(kept))
+
+    def join(self, texts: Iterable[Any], /) -> Any:
+        texts = [self._operand(text) for text in texts]
+        return self._made(plain(self).join(texts), self._marks.join(map(marks_of, texts)))
+
+    def _recased(self, text: str) -> Any:
+        # Changing a character's case makes one character of it, or more: a text of this length has them in place.
+        return self._made(text, self._marks) if len(text) == len(self) else self._made(text, _all(text, self._marks))
+
+    def lower(self) -> Any:
+        return self._recased(plain(self).lower())
+
+    def upper(self) -> Any:
+        return self._recased(plain(self).upper())
+
+    def title(self) -> Any:
+        return self._recased(plain(self).title())
+
+    def capitalize(self) -> Any:
+        return self._recased(plain(self).capitalize())
+
+    def swapcase(self) -> Any:
+        return self._recased(plain(self).swapcase())
+
+    def casefold(self) -> Any:
+        return self._recased(plain(self).casefold())
+
+
+def _quoting(name: str) -> Callable[..., Any]:
+    def quoting(self: MarkedText, *args: Any, **named: Any) -> Any:
+        return whole(getattr(self._base(), name)(*args, **named), self, args, named)
+
+    quoting.__name__ = name
+    return quoting
+
+
+class MarkedMarkup(MarkedText, markupsafe.Markup):
+    """A marked text that is HTML, as Jinja's filters `escape` and `safe` make it: what is added to it is escaped."""
+
+    __slots__ = ()
+
+    def __new__(cls, base: object = "") -> Any:
+        return super().__new__(cls, base.__html__() if hasattr(base, "__html__") else base)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def __html__(self) -> Any:
+        return self
+
+    def _operand(self, text: Any) -> Any:
+        return escape(text)
+
+    def _base(self) -> str:
+        return markupsafe.Markup(plain(self))
+
+    @classmethod
+    def escape(cls, s: Any) -> Any:
+        return escape(s)
+
+
+def escape(value: Any) -> MarkedMarkup:
+    """Replace the characters that HTML reserves, each by an entity that has its mark."""
+    if hasattr(value, "__html__"):
+        return MarkedMarkup(value)
+    text = value if isinstance(value, str) else whole(str(value), value)
+    entities = [(match.start(), str(markupsafe.escape(match[0]))) for match in re.finditer("[&<>'\"]", plain(text))]
+    marks, at, pieces = marks_of(text), 0, []
+    for place, entity in entities:
+        pieces += [marks[at:place], marks[place : place + 1] * len(entity)]
+        at = place + 1
+    return MarkedMarkup._made(str(markupsafe.escape(plain(text))), b"".join([*pieces, marks[at:]]))
+
+
+for _name in ("center", "expandtabs", "format", "format_map", "ljust", "rjust", "translate", "zfill"):
+    setattr(MarkedText, _name, _quoting(_name))
+
+
+def plain(text: str) -> str:
+    """The text without marks."""
+    return str.__str__(text)
+
+
+def marks_of(text: str) -> bytes:
+    """The marks of a text, one for each character. A plain str was not quoted."""
+    return text._marks if isinstance(text, MarkedText) else bytes(len(text))
+
+
+def quoted(text: str) -> MarkedText:
+    """Mark a whole text as quoted."""
+    return MarkedText._made(text, QUOTED * len(text))
+
+
+def marked(text: str, marks: bytes | None = None) -> MarkedText:
+    """Put marks on a text; for None, those that it has."""
+    return MarkedText._made(plain(text), marks_of(text) if marks is None else marks)
+
+
+def _all(text: str, marks: bytes) -> bytes:
+    return (QUOTED if QUOTED in marks else b"\0") * len(text)
+
+
+def is_quoted(value: Any) -> bool:
+    """Tell whether a value has a quoted character in it, at any depth of lists and dictionaries."""
+    pending = [value]
+    while pending:
+        match pending.pop():
+            case MarkedText() as text:
+                if QUOTED in text._marks:
+                    return True
+            case dict() as entries:
+                pending += [*entries.keys(), *entries.values()]
+            case list() | tuple() as entries:
+                pending += entries
+    return False
+
+
+def whole(result: Any, *operands: Any) -> Any:
+    """Mark the texts of a result as quoted if any operand is."""
+    match result:
+        case str():
+            kind = MarkedMarkup if hasattr(result, "__html__") else MarkedText
+            return kind._made(plain(result), QUOTED * len(result)) if is_quoted(operands) else result
+        case list() | tuple():
+            return type(result)(whole(entry, *operands) for entry in result)
+    return result
+
+
+def quote_all(value: Any) -> Any:
+    """Mark each text of a value as quoted, keys included."""
+    match value:
+        case str():
+            return quoted(value)
+        case dict():
+            return {quoted(key): quote_all(entry) for key, entry in value.items()}
+        case list():
+            return [quote_all(entry) for entry in value]
+    return value
+
+
+def lengths_of(marks: bytes) -> list[int]:
+    """The lengths of runs of equal marks, the first of which are 0.
+
+    >>> lengths_of(b"\\0\\0\\1\\0"), lengths_of(b"\\1\\1")
+    ([2, 1, 1], [0, 2])
+    """
+    ends = [match.end() for match in re.finditer(rb"\x00+|\x01+", marks)]
+    if marks[:1] == QUOTED:
+        ends.insert(0, 0)
+    return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def marks_from(lengths: Iterable[int]) -> bytes:
+    """The marks that `lengths_of` gave these lengths of.
+
+    >>> marks_from([2, 1, 1])
+    b'\\x00\\x00\\x01\\x00'
+    """
+    return b"".join(bytes([i % 2]) * length for i, length in enumerate(lengths))
