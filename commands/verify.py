@@ -362,7 +362,7 @@ def _jobs(ops: list[str], candidate: str | None, *, contract_file: str | None, n
 
     if candidate:
         if not named and ":" not in candidate:
-            raise ValueError("--candidate is a module: name the ops that it has")
+            raise ValueError("--candidate is a module: name the ops to verify")
         return jobs_for(ops, candidate)
     if contract_file:
         raise ValueError("--contract is for your own function: name it with --candidate")
