@@ -110,15 +110,15 @@ def checked(rows: Iterable[Row]) -> list[Row]:
     >>> checked([right, {**right, "share_of_bound": 0.25}, {"case": "add 9 float32", "outcome": "failed"}])
     [{'op': 'add', 'cases': 3, 'right': 2, 'error': 0.5, 'differing': 0}]
     """
-    found: dict[str, Row] = {}
+    rows_by_op: dict[str, Row] = {}
     for row in rows:
         op = row["case"].split()[0]
-        of_op = found.setdefault(op, {"op": op, "cases": 0, "right": 0, "error": 0.0, "differing": 0})
+        of_op = rows_by_op.setdefault(op, {"op": op, "cases": 0, "right": 0, "error": 0.0, "differing": 0})
         of_op["cases"] += 1
         of_op["right"] += row["outcome"] == "right"
         of_op["error"] = max(of_op["error"], row.get("share_of_bound", 0.0))
         of_op["differing"] += row.get("differing", 0)
-    return list(found.values())
+    return list(rows_by_op.values())
 
 
 def _models(reports: Sequence[Mapping[str, Any]]) -> str:

@@ -44,12 +44,12 @@ CONTEXT = 32_768  # beyond what a shape says, so that all read the same prompts
 THREADS = 16
 
 
-def ask_ours(one: Engine, prompts: Sequence[int], decoded: int, rounds: int) -> dict[str, Any]:
+def ask_ours(worker: Engine, prompts: Sequence[int], decoded: int, rounds: int) -> dict[str, Any]:
     """Ask an engine that answers requests, once to warm up and then in rounds."""
     rates: dict[str, list[float]] = {}
     for number in range(rounds + 1):
         for request, count in [*(("prefill", tokens) for tokens in prompts), ("decode", decoded)]:
-            rate = count / one.ask(request, count)["seconds"]
+            rate = count / worker.ask(request, count)["seconds"]
             if number:
                 rates.setdefault(f"{request} {count}", []).append(rate)
     return {name: spread(of) for name, of in rates.items()}
@@ -60,13 +60,13 @@ def ask_llama_bench(
 ) -> dict[str, Any]:
     """Run llama.cpp's benchmark on a file. Raises ValueError with its last line if it fails."""
     command = [str(folder / "llama-bench"), "-m", str(file), "-ngl", str(layers), "-fa", "1", "-r", str(rounds)]
-    found: dict[str, Any] = {}
+    rates: dict[str, Any] = {}
     reading = [["-p", ",".join(map(str, prompts)), "-n", "0"]] if prompts else []
     for what in (*reading, ["-p", "0", "-n", str(decoded), "-d", str(BEFORE)]):
         for row in json.loads(told(*command, *what, "-o", "json")):
             name = f"prefill {row['n_prompt']}" if row["n_prompt"] else f"decode {row['n_gen']}"
-            found[name] = spread(row["samples_ts"])
-    return found
+            rates[name] = spread(row["samples_ts"])
+    return rates
 
 
 def told(*command: str) -> str:
@@ -77,14 +77,14 @@ def told(*command: str) -> str:
     return done.stdout
 
 
-def ours(model: Path, form: str, context: int, *, wait: Callable[[], object], **asked: Any) -> dict[str, Any]:
+def ours(model: Path, form: str, context: int, *, wait: Callable[[], object], **requests: Any) -> dict[str, Any]:
     """Start our engine on a model, `wait`, and ask it."""
     command = (sys.executable, "-m", OURS, str(model), form, str(context))
     began = time.perf_counter()
-    with engine(*command, threads=THREADS) as one:
+    with engine(*command, threads=THREADS) as worker:
         ready = time.perf_counter() - began
         wait()
-        return {"ready": ready, **ask_ours(one, **asked)}
+        return {"ready": ready, **ask_ours(worker, **requests)}
 
 
 def written(config: Config, stored: Path, first: Path) -> None:
@@ -100,7 +100,7 @@ def compared(
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Write the model, and yield a row for each file and engine until the time is over."""
     context = max(prompts, default=BEFORE) + decoded
-    asked: dict[str, Any] = {"prompts": prompts, "decoded": decoded, "rounds": rounds}
+    requests: dict[str, Any] = {"prompts": prompts, "decoded": decoded, "rounds": rounds}
     stored, first = folder / "hf", folder / "BF16.gguf"
     written(config, stored, first)
     if not transformers and not schemes:
@@ -123,14 +123,14 @@ def compared(
 
     def theirs(file: Future[Path]):
         layers = 0 if device == "cpu" else 99
-        return lambda: ask_llama_bench(llama_cpp, file.result(), **asked, layers=layers)
+        return lambda: ask_llama_bench(llama_cpp, file.result(), **requests, layers=layers)
 
     def one_type(kind: str, file: Future[Path], following: Future[Path] | None) -> dict[str, Any]:
         wait = following.exception if following else lambda: None
-        found = row(kind, "ours", lambda: ours(file.result(), "stored", context, wait=wait, **asked))
+        result = row(kind, "ours", lambda: ours(file.result(), "stored", context, wait=wait, **requests))
         if kind != "BF16":
             (folder / f"{kind}.gguf").unlink(missing_ok=True)
-        return found
+        return result
 
     with ThreadPoolExecutor(1) as pool:
         following = pool.submit(quantize, types[0]) if types else None
@@ -146,12 +146,12 @@ def compared(
 
         def ask() -> Mapping[str, Any]:
             command = [sys.executable, script, str(stored), str(THREADS), "bfloat16", device]
-            with engine(*command, threads=THREADS) as one:
-                return {**one.versions, **ask_ours(one, prompts, min(decoded, 64), rounds)}
+            with engine(*command, threads=THREADS) as worker:
+                return {**worker.versions, **ask_ours(worker, prompts, min(decoded, 64), rounds)}
 
         yield row("bfloat16", "transformers", ask)
     for scheme in schemes:
-        yield row(scheme, "ours", lambda scheme=scheme: ours(stored, scheme, context, wait=lambda: None, **asked))
+        yield row(scheme, "ours", lambda scheme=scheme: ours(stored, scheme, context, wait=lambda: None, **requests))
 
 
 @click.command(help=__doc__)
@@ -168,7 +168,7 @@ def main(
     llama_cpp: Path, transformers: bool, shapes: Sequence[str], types: Sequence[str], schemes: Sequence[str],
     decode_only: bool, rounds: int, seconds: float, folder: Path | None
 ):  # fmt: skip
-    """Compare all types and schemes, or those that are named."""
+    """Compare all types and schemes, or the named ones."""
     import jax
 
     from llamaspec.model.insight.machine import about

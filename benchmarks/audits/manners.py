@@ -2,8 +2,8 @@
 
 python -m llamaspec.benchmarks.audits.manners [--shape tinyllama-1.1b] [--json FILE]
 
-Runs commands as a user does, with an empty cache folder of their own: alone, with `--debug`, two at once, beside a
-process that holds most of a GPU, beside one that holds nearly all of it, and interrupted at several moments. Prints
+Runs commands as a user does, with an empty cache folder of their own: one by one, with `--debug`, two at once, while
+another process holds most of a GPU or nearly all of it, and interrupted at several moments. Prints
 what was seen, and ends with 1 if any of it is not as it should be.
 """
 
@@ -70,8 +70,8 @@ class Runner:
 
     def __init__(self, cache: Path):
         paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        ours = {*MEMORY, "TF_CPP_MIN_LOG_LEVEL", "TF_CPP_MAX_VLOG_LEVEL"}  # a user sets none
-        inherited = {name: value for name, value in os.environ.items() if name not in ours}
+        own_variables = {*MEMORY, "TF_CPP_MIN_LOG_LEVEL", "TF_CPP_MAX_VLOG_LEVEL"}  # a user sets none
+        inherited = {name: value for name, value in os.environ.items() if name not in own_variables}
         self.environment = {**inherited, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": paths}
 
     def begin(self, *words: str, **more: Any) -> subprocess.Popen[str]:
@@ -82,18 +82,18 @@ class Runner:
             command, env={**self.environment, **more}, text=True, start_new_session=True, **pipes
         )  # fmt: skip
 
-    def run(self, *words: str, said: str = "") -> Ended:
+    def run(self, *words: str, typed: str = "") -> Ended:
         """Run a command to its end."""
         began = time.monotonic()
         with self.begin(*words) as process:
-            out, err = ended(process, said)
+            out, err = ended(process, typed)
         return Ended(process.returncode, out, err, time.monotonic() - began)
 
 
-def ended(process: subprocess.Popen[str], said: str = "") -> tuple[str, str]:
+def ended(process: subprocess.Popen[str], typed: str = "") -> tuple[str, str]:
     """Wait for the end of a process, and kill it if it does not come."""
     try:
-        return process.communicate(said, timeout=PATIENCE)
+        return process.communicate(typed, timeout=PATIENCE)
     except subprocess.TimeoutExpired:
         process.kill()
         return process.communicate()
@@ -101,15 +101,15 @@ def ended(process: subprocess.Popen[str], said: str = "") -> tuple[str, str]:
 
 def quiet(name: str, done: Ended, *, more: Mapping[str, Any] | None = None) -> Row:
     """Judge a command that should have ended well, and said nothing of XLA's."""
-    found = noise(done.err)
-    right = done.code == 0 and not found
-    row = {"check": name, "right": right, "exit": done.code, "seconds": round(done.seconds, 2), "noise": found[:5]}
+    lines = noise(done.err)
+    right = done.code == 0 and not lines
+    row = {"check": name, "right": right, "exit": done.code, "seconds": round(done.seconds, 2), "noise": lines[:5]}
     return {**row, **({} if right else {"stderr": done.err[-1500:]}), **(more or {})}
 
 
-def agreeing(row: Row, same: bool) -> Row:
+def agreeing(row: Row, equal: bool) -> Row:
     """Judge, too, whether a command said what another one did."""
-    return {**row, "right": row["right"] and same, "same text": same}
+    return {**row, "right": row["right"] and equal, "same text": equal}
 
 
 def refused(done: Ended, share: float) -> Row:
@@ -129,9 +129,9 @@ def holding(share: float) -> Iterator[None]:
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
     with subprocess.Popen([sys.executable, "-c", HOLD], env=environment, text=True, **pipes) as holder:
         assert holder.stdout
-        held = holder.stdout.readline()
+        answer = holder.stdout.readline()
         try:
-            if not held:
+            if not answer:
                 raise ValueError(f"a process could not hold {share:.0%} of the GPU")
             yield
         finally:
@@ -141,27 +141,27 @@ def holding(share: float) -> Iterator[None]:
 @contextmanager
 def memory_watched() -> Iterator[dict[str, float]]:
     """Watch how much of the GPU is taken, in GiB: before and at most; nothing where nvidia-smi is not there."""
-    found: dict[str, float] = {}
+    gigabytes: dict[str, float] = {}
     stop = Event()
 
     def used() -> float:
-        told = subprocess.run(
+        output = subprocess.run(
             ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], capture_output=True, text=True
         )
-        return float(told.stdout.split()[0]) / 1024
+        return float(output.stdout.split()[0]) / 1024
 
     def watch() -> None:
         while not stop.wait(0.2):
-            found["most"] = max(found["most"], used())
+            gigabytes["most"] = max(gigabytes["most"], used())
 
     if which("nvidia-smi") is None:
-        yield found
+        yield gigabytes
         return
-    found["before"] = found["most"] = used()
+    gigabytes["before"] = gigabytes["most"] = used()
     thread = Thread(target=watch)
     thread.start()
     try:
-        yield found
+        yield gigabytes
     finally:
         stop.set()
         thread.join()
@@ -174,10 +174,10 @@ def alone(runner: Runner, model: str, text: Path) -> Iterator[Row]:
         done = runner.run(*story)
     yield quiet("story, nothing compiled", done, more={"GiB": memory, "stderr": done.err[-600:]})
     yield quiet("story, again", runner.run(*story))
-    asked = ("generate", "Once upon a time", "--model", model, "--max-new-tokens", "32", "--seed", "1")
+    generate = ("generate", "Once upon a time", "--model", model, "--max-new-tokens", "32", "--seed", "1")
     for options in ([], ["--temperature", "0"], ["--quantize", "q8"], ["--quantize", "q4", "--json"]):
-        yield quiet(" ".join(("generate", *options)), runner.run(*asked, *options))
-    yield quiet("chat", runner.run("chat", "--seed", "7", "--max-new-tokens", "24", said="Tell me a story.\nWho?\n"))
+        yield quiet(" ".join(("generate", *options)), runner.run(*generate, *options))
+    yield quiet("chat", runner.run("chat", "--seed", "7", "--max-new-tokens", "24", typed="Tell me a story.\nWho?\n"))
     yield quiet("eval", runner.run("eval", "--text", str(text)))
     done = runner.run("doctor")
     yield quiet("doctor", done, more={"said": done.out[:2500]})
@@ -186,17 +186,17 @@ def alone(runner: Runner, model: str, text: Path) -> Iterator[Row]:
     yield row
     processes = [runner.begin(*story) for _ in range(2)]
     began = time.monotonic()
-    told = [ended(process) for process in processes]
-    both = [
-        Ended(process.returncode, *said, time.monotonic() - began)
-        for process, said in zip(processes, told, strict=True)
+    outputs = [ended(process) for process in processes]
+    pair = [
+        Ended(process.returncode, *streams, time.monotonic() - began)
+        for process, streams in zip(processes, outputs, strict=True)
     ]
-    for number, done in enumerate(both):
-        yield agreeing(quiet(f"story, one of two at once ({number})", done), done.out == both[0].out)
+    for number, done in enumerate(pair):
+        yield agreeing(quiet(f"story, one of two at once ({number})", done), done.out == pair[0].out)
 
 
 def beside_another(runner: Runner, model: str) -> Iterator[Row]:
-    """Run beside a process that holds most of the card, and beside one that leaves too little."""
+    """Run while another process holds most of the card, and while it leaves too little."""
     with holding(MOST):
         yield quiet(f"story beside a process that holds {MOST:.0%}", runner.run("story", "--seed", "7"))
     with holding(NEARLY_ALL):

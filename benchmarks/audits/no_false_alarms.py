@@ -107,8 +107,8 @@ print(json.dumps(found))
 
 def versions(python: str) -> dict[str, str]:
     """Look up the versions of a Python and of its libraries."""
-    asked = subprocess.run([python, "-c", ASK % (LIBRARIES,)], capture_output=True, text=True, check=True)
-    return json.loads(asked.stdout)
+    answer = subprocess.run([python, "-c", ASK % (LIBRARIES,)], capture_output=True, text=True, check=True)
+    return json.loads(answer.stdout)
 
 
 def finished(log: Path, *, examples: int | None) -> set[tuple[str, str]]:

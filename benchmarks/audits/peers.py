@@ -84,27 +84,27 @@ def compare_servers(
 ) -> list[dict[str, Any]]:
     """Load our server and llama.cpp's with the built-in model in float32; returns a row for each server and rate.
 
-    Without `rates`, both get those that are shares of what ours can do. llama.cpp's cache is in float16, its default.
+    Without `rates`, both get shares of the rate that ours can serve. llama.cpp's cache is in float16, its default.
     """
     checkpoint = open_checkpoint("stories")
     config, file = checkpoint.config, str(folder / "stories.gguf")
     write_gguf(checkpoint, file, vocabulary=vocabulary_keys(checkpoint, tokenizer_of(checkpoint, None)))
     slots = ["--parallel", str(width), "--ctx-size", str(width * config.context)]
-    theirs = [program, "--model", file, "--host", "127.0.0.1", *slots, "--no-webui"]
-    theirs += ["--threads", str(len(os.sched_getaffinity(0)))]
+    llama_server = [program, "--model", file, "--host", "127.0.0.1", *slots, "--no-webui"]
+    llama_server += ["--threads", str(len(os.sched_getaffinity(0)))]
     asks = draw_requests(work, vocab=config.vocab, context=config.context)
     rows: list[dict[str, Any]] = []
-    for name, command in (("llamaspec", our_command("stories", width=width)), ("llama.cpp", theirs)):
-        found = measure_rates(
+    for name, command in (("llamaspec", our_command("stories", width=width)), ("llama.cpp", llama_server)):
+        measured = measure_rates(
             asks,
             rates,
             open_server=lambda command=command: served(command),
-            ours=name == "llamaspec",
+            metrics=name == "llamaspec",
             seed=work.seed,
             progress=lambda stage, share, name=name: tell(f"{name}, {stage}") if share == 1 else None,
         )
-        rates = rates or [row["rate"] for row in found[1:]]
-        rows += [{"server": name, **row} for row in found]
+        rates = rates or [row["rate"] for row in measured[1:]]
+        rows += [{"server": name, **row} for row in measured]
     return rows
 
 
@@ -138,12 +138,10 @@ def commands(
     folder: Path, checkpoint: Checkpoint, *, llama_cpp: str | None, transformers: str | None, cores: int
 ) -> dict[str, list[str]]:
     """Write the model for each engine; returns the command that starts each."""
-    ours = folder / "hf"
-    write_huggingface(checkpoint, ours)
-    found = {
-        f"ours {form}": [sys.executable, "-m", "llamaspec.benchmarks.audits.peer_workers.our_engine", str(ours), form]
-        for form in OURS
-    }
+    directory = folder / "hf"
+    write_huggingface(checkpoint, directory)
+    our_engine = [sys.executable, "-m", "llamaspec.benchmarks.audits.peer_workers.our_engine", str(directory)]
+    started_by = {f"ours {form}": [*our_engine, form] for form in OURS}
     if llama_cpp:
         script, first = str(WORKERS / "llama_cpp_engine.py"), str(folder / "F32.gguf")
         write_gguf(checkpoint, first, vocabulary=vocabulary_keys(checkpoint, None))
@@ -151,12 +149,12 @@ def commands(
             file = str(folder / f"{name}.gguf")
             if kind:
                 subprocess.run([llama_cpp, script, first, str(cores), file, kind], check=True)
-            found[f"llama.cpp {name}"] = [llama_cpp, script, file, str(cores)]
+            started_by[f"llama.cpp {name}"] = [llama_cpp, script, file, str(cores)]
     if transformers:
         script = str(WORKERS / "transformers_engine.py")
         for dtype in TRANSFORMERS:
-            found[f"transformers {dtype}"] = [transformers, script, str(ours), str(cores), dtype]
-    return found
+            started_by[f"transformers {dtype}"] = [transformers, script, str(directory), str(cores), dtype]
+    return started_by
 
 
 def measure(engines: Mapping[str, Engine], *, rounds: int, tell: Callable[[str], object]) -> tuple[Rates, dict]:
@@ -167,10 +165,10 @@ def measure(engines: Mapping[str, Engine], *, rounds: int, tell: Callable[[str],
         tell(f"round {number} of {rounds}" if number else "warming")
         read = engines["ours float32"].ask("read", DECODED)
         rates["the floor"]["decode"].append(read["read"] / read["bytes"])
-        for name, one in engines.items():
+        for name, worker in engines.items():
             for request, count in (("prefill", PROMPT), ("decode", DECODED)):
                 time.sleep(PAUSE)
-                answer = one.ask(request, count)
+                answer = worker.ask(request, count)
                 rates[name][request].append(count / answer["seconds"])
                 drawn[name] = answer.get("ids", [])
     for of in rates.values():
@@ -186,14 +184,14 @@ def ratios(rates: Rates) -> list[dict[str, Any]]:
     >>> [(row["ours"], row["to"], row["ratio"], row["least"]) for row in ratios(rates)]
     [('ours q4', 'ours float32', 3.0, 3.0)]
     """
-    found = []
-    for (ours, other), wanted in RATIOS.items():
-        for what, least in zip(("decode", "prefill"), wanted, strict=True):
-            pairs = zip(rates.get(ours, {}).get(what, []), rates.get(other, {}).get(what, []), strict=False)
-            if each := [a / b for a, b in pairs]:
-                row = {"ours": ours, "to": other, "what": what, "wanted": least}
-                found.append({**row, **dict(zip(("ratio", "least", "most"), spread(each), strict=True))})
-    return found
+    rows = []
+    for (engine_name, base), goals in RATIOS.items():
+        for what, least in zip(("decode", "prefill"), goals, strict=True):
+            pairs = zip(rates.get(engine_name, {}).get(what, []), rates.get(base, {}).get(what, []), strict=False)
+            if quotients := [a / b for a, b in pairs]:
+                row = {"ours": engine_name, "to": base, "what": what, "wanted": least}
+                rows.append({**row, **dict(zip(("ratio", "least", "most"), spread(quotients), strict=True))})
+    return rows
 
 
 def matching_tokens(drawn: Mapping[str, list[int]]) -> dict[str, int]:
@@ -202,16 +200,16 @@ def matching_tokens(drawn: Mapping[str, list[int]]) -> dict[str, int]:
     >>> matching_tokens({"ours float32": [5, 3, 8], "llama.cpp Q8_0": [5, 4, 8]})
     {'ours float32': 3, 'llama.cpp Q8_0': 1}
     """
-    ours = drawn["ours float32"]
+    reference_ids = drawn["ours float32"]
     return {
-        name: next((i for i, (a, b) in enumerate(zip(ours, ids, strict=True)) if a != b), len(ids))
+        name: next((i for i, (a, b) in enumerate(zip(reference_ids, ids, strict=True)) if a != b), len(ids))
         for name, ids in drawn.items()
     }
 
 
 def markdown(report: Mapping[str, Any]) -> str:
     """Render the machine, the versions, the speeds and the ratios with their spread."""
-    versions = ", ".join(f"{name} {found}" for name, found in report["versions"].items())
+    versions = ", ".join(f"{name} {number}" for name, number in report["versions"].items())
     lines = [
         f"{report['cores']} cores of {report['processor']}; {versions}. Medians of {report['rounds']} rounds in turn "
         "(least to most).",
@@ -220,17 +218,17 @@ def markdown(report: Mapping[str, Any]) -> str:
         "|---|---|---|---|",
     ]
     for name, rates in report["rates"].items():
-        same = report["matching_tokens"].get(name)
+        matching = report["matching_tokens"].get(name)
         lines.append(
             f"| {name} | {_spread(rates['prefill'], '.0f')} | {_spread(rates['decode'], '.1f')} | "
-            f"{'' if same is None else same} |"
+            f"{'' if matching is None else matching} |"
         )
     lines += ["", "| ratio | to | prompt | wanted | decoding | wanted |", "|---|---|---|---|---|---|"]
-    for ours, other in RATIOS:
-        found = {row["what"]: row for row in report["ratios"] if (row["ours"], row["to"]) == (ours, other)}
-        if found:
-            cells = [_cells(found.get(what)) for what in ("prefill", "decode")]
-            lines.append(f"| {ours} | {other} | {' | '.join(cells)} |")
+    for engine_name, base in RATIOS:
+        row_of = {row["what"]: row for row in report["ratios"] if (row["ours"], row["to"]) == (engine_name, base)}
+        if row_of:
+            cells = [_cells(row_of.get(what)) for what in ("prefill", "decode")]
+            lines.append(f"| {engine_name} | {base} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -244,8 +242,8 @@ def _spread(values: list[float], form: str) -> str:
 def _cells(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return " | "
-    wanted = "" if row["wanted"] is None else f"{row['wanted']:.2f}"
-    return f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f}) | {wanted}"
+    goal = "" if row["wanted"] is None else f"{row['wanted']:.2f}"
+    return f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f}) | {goal}"
 
 
 @click.command(help=__doc__)
@@ -264,9 +262,9 @@ def _cells(row: Mapping[str, Any] | None) -> str:
 )
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--tiny", is_flag=True, help="A model of 2 layers, to see that it works; what it says means nothing.")
-@click.option("--json", "kept", type=click.Path(path_type=Path), default=KEPT, show_default=True)
+@click.option("--json", "file", type=click.Path(path_type=Path), default=KEPT, show_default=True)
 def main(
-    llama_cpp: str | None, transformers: str | None, llama_server: str | None, rounds: int, tiny: bool, kept: Path
+    llama_cpp: str | None, transformers: str | None, llama_server: str | None, rounds: int, tiny: bool, file: Path
 ):
     from llamaspec.model.insight.machine import about
 
@@ -282,29 +280,29 @@ def main(
                 **{"work": work, "width": WIDTH, "rates": [20.0] if tiny else []},
                 tell=lambda line: click.echo(line, err=True),
             )
-        write_report({"about": about(), "workload": asdict(work), "rows": rows}, kept)
+        write_report({"about": about(), "workload": asdict(work), "rows": rows}, file)
         click.echo(table([Column("server", "server"), *COLUMNS], map(shown, rows)))
         return
     checkpoint = random_checkpoint(TINY if tiny else CONFIG)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         click.echo("writing the models", err=True)
-        asked = {"llama_cpp": llama_cpp, "transformers": transformers, "cores": len(cores)}
+        others_at = {"llama_cpp": llama_cpp, "transformers": transformers, "cores": len(cores)}
         engines = {}
-        for name, command in commands(Path(folder), checkpoint, **asked).items():
+        for name, command in commands(Path(folder), checkpoint, **others_at).items():
             click.echo(f"starting {name}", err=True)
             engines[name] = stack.enter_context(engine(*command, threads=len(cores)))
         rates, drawn = measure(engines, rounds=rounds, tell=lambda line: click.echo(line, err=True))
         machine = about()
         report = {
             **{"processor": machine["processor"], "cores": len(cores), "date": machine["date"], "rounds": rounds},
-            "versions": {key: found for one in engines.values() for key, found in one.versions.items()},
+            "versions": {key: number for worker in engines.values() for key, number in worker.versions.items()},
             "model": {"parameters": sum(int(np.prod(t.shape)) for t in checkpoint.tensors.values()), "tiny": tiny},
             **{"prompt": PROMPT, "decoded": DECODED},
             **{"rates": rates, "matching_tokens": matching_tokens(drawn), "ratios": ratios(rates)},
         }
-    write_report(report, kept)
+    write_report(report, file)
     click.echo(markdown(report), nl=False)
-    click.echo(kept, err=True)
+    click.echo(file, err=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Memory of a process beside its arrays on a CPU, while it compiles a model and while it runs one.
+"""Memory of a process in addition to its arrays on a CPU, while it compiles a model and while it runs one.
 
     python -m llamaspec.benchmarks.audits.process_memory --json benchmarks/results/raw/process-memory.json
 

@@ -28,7 +28,7 @@ class Form(NamedTuple):
 
     name: str
     checkpoint: Checkpoint
-    options: Mapping[str, Any]  # of `RunOptions`; empty if the weights alone differ
+    options: Mapping[str, Any]  # of `RunOptions`; empty if only the weights differ
     scaled: bool = False  # True if scales moved between matrices, so that weights cannot be compared
 
 
@@ -39,13 +39,13 @@ def forms(base: Checkpoint, windows: Int[np.ndarray, "windows seq"]) -> Iterator
     for name in SCHEMES:
         yield Form(name, quantized(base, name), {})
     for method in METHODS:
-        made = in_memory(calibrated(base, windows, method=method))
+        quantized_base = in_memory(calibrated(base, windows, method=method))
         options = INT8 if method == "smoothquant" else {}
-        yield Form(method, made, options, scaled=METHODS[method].factors is not None)
+        yield Form(method, quantized_base, options, scaled=METHODS[method].factors is not None)
     for type in GGML:
-        whole = padded(base, ggml.TYPES[type].weights)
-        if all(tensor.shape[1] % ggml.TYPES[type].weights == 0 for tensor in matrices(whole).values()):
-            yield Form(f"GGUF {type}", in_type(whole, type), {})
+        padded_base = padded(base, ggml.TYPES[type].weights)
+        if all(tensor.shape[1] % ggml.TYPES[type].weights == 0 for tensor in matrices(padded_base).values()):
+            yield Form(f"GGUF {type}", in_type(padded_base, type), {})
     yield Form("q8_row, int8 activations", quantized(base, "q8_row"), INT8)
     yield Form("q8, activations q8_0", quantized(base, "q8"), {"emulate_activations": "q8_0"})
     yield Form("float32, cache int8", changed(base, lambda w: w.astype(np.float32)), {"cache": "int8"})
@@ -106,7 +106,7 @@ def in_memory(checkpoint: Checkpoint) -> Checkpoint:
 
 def bits(checkpoint: Checkpoint) -> float:
     """Compute the mean bits of a weight over all matrices, with scales."""
-    each = matrices(checkpoint).values()
+    parts = matrices(checkpoint).values()
 
     def bits_of(tensor: Tensor) -> float:
         if tensor.type in ggml.TYPES:
@@ -114,7 +114,7 @@ def bits(checkpoint: Checkpoint) -> float:
             return 8 * kind.bytes / kind.weights * math.prod(tensor.shape)
         return 8 * tensor.bytes
 
-    return sum(map(bits_of, each)) / sum(math.prod(tensor.shape) for tensor in each)
+    return sum(map(bits_of, parts)) / sum(math.prod(tensor.shape) for tensor in parts)
 
 
 def weight_error(base: Checkpoint, checkpoint: Checkpoint) -> float:

@@ -54,7 +54,7 @@ AS_TOLD = SamplingOptions(temperature=1.0, top_p=1.0)
 
 
 class Stored(NamedTuple):
-    """Form in which matrices lie in memory during decoding."""
+    """Storage of matrices in memory during decoding."""
 
     dtype: str = "float32"
     codes: CodeForm | None = None
@@ -71,7 +71,7 @@ DECODED_AS = {"awq": "q4", "gptq": "q4", "smoothquant": "q8_row", "GGUF Q5_0": "
 
 
 def sample_stories(llama: Llama, tokens: int, *, seed: int) -> list[list[int]]:
-    """Generate stories of at least so many tokens in all, each from BOS to its end or to the end of the context."""
+    """Generate stories of at least `tokens` tokens in total, each from BOS to its end or the end of the context."""
     stories: list[list[int]] = []
     while sum(map(len, stories)) < tokens:
         generation = llama.generate(sampling=AS_TOLD, max_new_tokens=llama.context - 1, seed=seed + len(stories))
@@ -107,19 +107,19 @@ def predictions(name: str, place: str | Path, tokenizer: Path | None, *, tokens:
     def logits(model: Predictor) -> Iterator[np.ndarray]:
         return chain.from_iterable(scored_logits(model, story, context=llama.context) for story in stories)
 
-    wanted, size = [id for story in stories for id in story.ids[1:]], sum(story.bytes for story in stories)
+    targets, size = [id for story in stories for id in story.ids[1:]], sum(story.bytes for story in stories)
     rows = {}
-    with recorded(logits(running)) as theirs:
+    with recorded(logits(running)) as predicted:
         for form in forms(base, windows):
             click.echo(f"{name}: {form.name}", err=True)
-            compared = comparison(logits(backend_of(form)), theirs, wanted, bytes=size)
+            compared = comparison(logits(backend_of(form)), predicted, targets, bytes=size)
             rows[form.name] = {
                 "bits": bits(form.checkpoint),
                 "error": None if form.scaled else weight_error(base, form.checkpoint),
                 "perplexity": compared.model.perplexity,
                 **compared.divergence._asdict(),
             }
-    return {"stories": len(stories), "tokens": len(wanted), "rows": rows}
+    return {"stories": len(stories), "tokens": len(targets), "rows": rows}
 
 
 def speeds(shape: str, *, rounds: int) -> dict[str, list[float]]:
@@ -134,16 +134,16 @@ def speeds(shape: str, *, rounds: int) -> dict[str, list[float]]:
         ops = ops_for("auto", config, params, batch=1, capacity=capacity, cache_dtype=params.embedding.dtype).ops
         programs = compile_programs(params, config, ops=ops, capacity=capacity, chunk=chunk, burst=burst)
         running[name] = partial(decode_seconds, programs, params, context=AFTER, effort=Effort(3, warm=1))
-    found: dict[str, list[float]] = {name: [] for name in running}
+    rates: dict[str, list[float]] = {name: [] for name in running}
     for number in range(rounds):
         click.echo(f"round {number + 1} of {rounds}", err=True)
         for name, decode in running.items():
-            found[name].append(1 / decode().median)
-    return found
+            rates[name].append(1 / decode().median)
+    return rates
 
 
 def shapes(config: Config, stored: Stored, *, positions: int) -> Params:
-    """Shapes of a model whose matrices are stored so."""
+    """Shapes of a model with matrices stored in this form."""
 
     matrices = quantizable(config)
 
@@ -166,8 +166,8 @@ def markdown(report: Mapping[str, Any]) -> str:
     for form, row in first.items():
         cells = [form, f"{row['bits']:.3g}", "" if row["error"] is None else f"{row['error']:.2g}"]
         for model in models.values():
-            found = model["rows"].get(form)
-            cells += _cells(found) if found else [""] * 3
+            figures = model["rows"].get(form)
+            cells += _cells(figures) if figures else [""] * 3
         lines.append(f"| {' | '.join([*cells, _ratio(report['decoding'], form)])} |")
     only_decoded = [f"{form} {_ratio(report['decoding'], form)}" for form in report["decoding"] if form not in first]
     if only_decoded:
@@ -191,17 +191,17 @@ def _ratio(decoding: Mapping[str, list[float]], form: str) -> str:
         return f"as {DECODED_AS[form]}"
     if form not in decoding or form == "float32":
         return ""
-    each = [a / b for a, b in zip(decoding[form], decoding["float32"], strict=True)]
-    text = f"{statistics.median(each):.1f} ({min(each):.1f} to {max(each):.1f})"
-    return text if statistics.median(each) >= 1 else f"slower: {text}"
+    quotients = [a / b for a, b in zip(decoding[form], decoding["float32"], strict=True)]
+    text = f"{statistics.median(quotients):.1f} ({min(quotients):.1f} to {max(quotients):.1f})"
+    return text if statistics.median(quotients) >= 1 else f"slower: {text}"
 
 
 @click.command(help=__doc__)
 @click.option("--tokens", type=click.IntRange(2), default=4096, show_default=True, help="Of each model's, at least.")
 @click.option("--rounds", type=click.IntRange(0), default=5, show_default=True, help="Of decoding; 0: none.")
 @click.option("--shape", type=click.Choice(sorted(SHAPES)), default="stories-110m", show_default=True)
-@click.option("--json", "kept", type=click.Path(path_type=Path), default=KEPT, show_default=True)
-def main(tokens: int, rounds: int, shape: str, kept: Path):
+@click.option("--json", "file", type=click.Path(path_type=Path), default=KEPT, show_default=True)
+def main(tokens: int, rounds: int, shape: str, file: Path):
     models: dict[str, tuple[str | Path, Path | None]] = {"stories": ("stories", None)}
     if data := os.environ.get("LLAMASPEC_DATA"):
         folder = Path(data) / "stories260K"
@@ -213,9 +213,9 @@ def main(tokens: int, rounds: int, shape: str, kept: Path):
         "after": AFTER,
         "decoding": speeds(shape, rounds=rounds),
     }
-    write_report(report, kept)
+    write_report(report, file)
     click.echo(markdown(report), nl=False)
-    click.echo(kept, err=True)
+    click.echo(file, err=True)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from llamaspec.serving.programs import Sizes, compile_serving
 from llamaspec.serving.request import Request
 from llamaspec.serving.scheduler import Plan, Row
 
-AFTER = 200  # tokens before those that are timed
+AFTER = 200  # tokens before the timed ones
 BURST = 16
 
 
@@ -68,11 +68,11 @@ def single_stream(params: Params, shapes: Params, config: Config, dtype: np.dtyp
 
 
 def together(params: Params, shapes: Params, config: Config, dtype: np.dtype, width: int) -> Callable[[int], float]:
-    """Make a function that times a burst of `width` rows, each after `AFTER` tokens, of which `live` draw."""
+    """Make a function that times a burst of `width` rows, each after `AFTER` tokens; `live` of them draw."""
     blocks = -(-(AFTER + BURST) // PAGE)
     sizes = Sizes(width, 128, BURST, 1 + width * blocks, PAGE, blocks, dtype)
-    held: dict[str, Any] = {"capacity": blocks * PAGE, "cache_dtype": dtype, "pages": Pages(sizes.pages, PAGE)}
-    choice = ops_for("auto", config, shapes, batch=width, **held)
+    cache_options: dict[str, Any] = {"capacity": blocks * PAGE, "cache_dtype": dtype, "pages": Pages(sizes.pages, PAGE)}
+    choice = ops_for("auto", config, shapes, batch=width, **cache_options)
     programs = compile_serving(shapes, config, ops=choice.ops, sizes=sizes, platform=default_device().platform)
     executor = JaxExecutor(params, programs, config, sizes=sizes, eos=frozenset())
     request = Request((1,) * (AFTER + 1), BURST, temperature=0.0)
@@ -89,7 +89,7 @@ def together(params: Params, shapes: Params, config: Config, dtype: np.dtype, wi
 
 
 def measure(config: Config, dtype: str, scheme: str | None, widths: Sequence[int], rounds: int) -> dict[str, float]:
-    """Measure one model: multiples of one sequence's tokens a second, by width, all rows live and one alone."""
+    """Measure one model: multiples of one sequence's tokens a second, by width, with all rows live and with one."""
     numbers, device = np.dtype(dtype), default_device()
     shapes = random_shapes(config, dtype=numbers, positions=AFTER + 8 * BURST + 128, quantize=scheme)
     if device.has_kernels:
@@ -99,18 +99,18 @@ def measure(config: Config, dtype: str, scheme: str | None, widths: Sequence[int
     with ThreadPoolExecutor(1 if device.platform == "cpu" else 1 + len(widths)) as pool:
         single = pool.submit(single_stream, params, shapes, config, numbers)
         batches = {width: pool.submit(together, params, shapes, config, numbers, width) for width in widths}
-        one, many = single.result(), {width: batch.result() for width, batch in batches.items()}
+        time_single, many = single.result(), {width: batch.result() for width, batch in batches.items()}
     least: dict[str, float] = {}
     for _ in range(rounds):
-        taken = {"one sequence": one()}
+        times = {"one sequence": time_single()}
         for width, seconds in many.items():
-            taken[f"{width} together"] = seconds(width)
-            taken[f"1 of {width}"] = seconds(1)
-        least = {name: min(value, least.get(name, value)) for name, value in taken.items()}
+            times[f"{width} together"] = seconds(width)
+            times[f"1 of {width}"] = seconds(1)
+        least = {name: min(value, least.get(name, value)) for name, value in times.items()}
     base = least["one sequence"]
     ratios = {f"{width} together": width * base / least[f"{width} together"] for width in widths}
-    alone = {f"1 of {width}": base / least[f"1 of {width}"] for width in widths}
-    return {"one sequence, ms a token": 1e3 * base, **ratios, **alone}
+    single_rows = {f"1 of {width}": base / least[f"1 of {width}"] for width in widths}
+    return {"one sequence, ms a token": 1e3 * base, **ratios, **single_rows}
 
 
 def main() -> None:

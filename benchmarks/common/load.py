@@ -1,8 +1,8 @@
 """Load for a server of completions: prompts of random lengths that come at random times, and how long each waits.
 
 Requests come as a Poisson process: at a rate of r, the times between two of them are exponential with mean 1 / r, and
-nobody waits for the answer before (an open loop). A server that falls behind is therefore seen to fall behind. A delay
-counts from the moment at which a request was due.
+no client waits for an earlier answer (an open loop). So the figures show it if a server falls behind. A delay counts
+from the planned time of a request.
 """
 
 import asyncio
@@ -43,9 +43,9 @@ class Ask(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """An answer, with times in seconds since the first request was due."""
+    """An answer, with times in seconds since the planned time of the first request."""
 
-    due: float
+    planned: float
     pieces: tuple[float, ...]  # when each piece of text came
     ended: float
     text: str
@@ -60,17 +60,17 @@ def draw_requests(work: Workload, *, vocab: int, context: int) -> list[Ask]:
     rng = np.random.default_rng(work.seed)
     most = context // 2
     heads = rng.integers(0, vocab, (work.prefixes, min(work.prefix, most // 2)))
-    found = []
+    requests = []
     for number in range(work.requests):
         head = heads[rng.integers(work.prefixes)] if rng.random() < work.shared else heads[0][:0]
         own = min(max(1, round(work.prompt * np.exp(work.spread * rng.standard_normal()))), most - len(head))
         ids = (*head.tolist(), *rng.integers(0, vocab, own).tolist())
-        found.append(Ask(ids, min(int(rng.geometric(1 / work.answer)), most), number))
-    return found
+        requests.append(Ask(ids, min(int(rng.geometric(1 / work.answer)), most), number))
+    return requests
 
 
 def arrivals(count: int, rate: float | None, *, seed: int) -> Float[np.ndarray, " count"]:
-    """Draw the moments at which requests are due, `rate` a second from 0 on; without a rate, all at once."""
+    """Draw the planned times of requests, `rate` a second from 0 on; without a rate, all at once."""
     if rate is None:
         return np.zeros(count)
     gaps = np.random.default_rng(seed).exponential(1 / rate, count)
@@ -80,12 +80,12 @@ def arrivals(count: int, rate: float | None, *, seed: int) -> Float[np.ndarray, 
 def send(
     url: str,
     asks: Sequence[Ask],
-    due: Sequence[float],
+    times: Sequence[float],
     *,
     extra: Mapping[str, Any],
     done: Callable[[int], object] = lambda count: None,
 ) -> list[Answered]:
-    """Send each request to the server at `url` when it is due, with the fields `extra`, and wait for all answers.
+    """Send each request to the server at `url` at its planned time, with the fields `extra`, and wait for all answers.
 
     `done` is called with the number of answers after each. A request that fails has an error in place of its text.
     """
@@ -97,20 +97,20 @@ def send(
         async def one(ask: Ask, when: float) -> Answered:
             nonlocal ended
             await asyncio.sleep(began + when - perf_counter())
-            found = await _answered(session, url, ask, when, began, extra)
+            answer = await _answered(session, url, ask, when, began, extra)
             ended += 1
             done(ended)
-            return found
+            return answer
 
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=patience) as session:
             began = perf_counter()
-            return await asyncio.gather(*(one(ask, float(when)) for ask, when in zip(asks, due, strict=True)))
+            return await asyncio.gather(*(one(ask, float(when)) for ask, when in zip(asks, times, strict=True)))
 
     return asyncio.run(all_of_them())
 
 
 async def _answered(
-    session: aiohttp.ClientSession, url: str, ask: Ask, due: float, began: float, extra: Mapping[str, Any]
+    session: aiohttp.ClientSession, url: str, ask: Ask, planned: float, began: float, extra: Mapping[str, Any]
 ) -> Answered:
     body = {"prompt": list(ask.prompt), "max_tokens": ask.max_tokens, "seed": ask.seed, "ignore_eos": True}
     body |= {"stream": True, "stream_options": {"include_usage": True}, **extra}
@@ -135,40 +135,40 @@ async def _answered(
         error = error or "the answer has no usage"
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
     counted = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
-    return Answered(due, tuple(pieces), perf_counter() - began, "".join(texts), *counted, cached, error)
+    return Answered(planned, tuple(pieces), perf_counter() - began, "".join(texts), *counted, cached, error)
 
 
 def summarize(answers: Sequence[Answered], texts: Sequence[str] | None = None) -> dict[str, Any]:
     """Compute throughput, and percentiles of what each request waited for, in seconds.
 
-    - `first_token`: from the moment when a request is due to its first piece of text
+    - `first_token`: from the planned time of a request to its first piece of text
     - `between_tokens`: between two tokens of a text, on average over the text. Where a piece has several tokens, those
       of the first piece are taken for its fair share. A text of one piece has none.
     - `longest_pause`: the longest time between two pieces of a text
-    - `whole`: from the moment when a request is due to the end of its answer
+    - `whole`: from the planned time of a request to the end of its answer
 
-    `different` counts the answers whose text is not the one at its place in `texts`.
+    `different` counts the answers that differ from the text at their place in `texts`.
     """
-    good = [each for each in answers if each.error is None]
-    several = [each for each in good if len(each.pieces) > 1]
-    seconds = max((each.ended for each in answers), default=0.0)
+    good = [answer for answer in answers if answer.error is None]
+    several = [answer for answer in good if len(answer.pieces) > 1]
+    seconds = max((answer.ended for answer in answers), default=0.0)
     report: dict[str, Any] = {
         "requests": len(answers),
-        "errors": [each.error for each in answers if each.error is not None],
+        "errors": [answer.error for answer in answers if answer.error is not None],
         "seconds": seconds,
         "requests_a_second": len(good) / seconds if seconds else 0.0,
-        "tokens_a_second": sum(each.tokens for each in good) / seconds if seconds else 0.0,
-        "prompt_tokens": sum(each.prompt_tokens for each in good),
-        "cached_tokens": sum(each.cached for each in good),
-        "tokens": sum(each.tokens for each in good),
-        "first_token": percentiles([(each.pieces or (each.ended,))[0] - each.due for each in good]),
-        "between_tokens": percentiles([between_tokens(each.pieces, each.tokens) for each in several]),
-        "longest_pause": percentiles([float(np.diff(each.pieces).max()) for each in several]),
-        "whole": percentiles([each.ended - each.due for each in good]),
+        "tokens_a_second": sum(answer.tokens for answer in good) / seconds if seconds else 0.0,
+        "prompt_tokens": sum(answer.prompt_tokens for answer in good),
+        "cached_tokens": sum(answer.cached for answer in good),
+        "tokens": sum(answer.tokens for answer in good),
+        "first_token": percentiles([(answer.pieces or (answer.ended,))[0] - answer.planned for answer in good]),
+        "between_tokens": percentiles([between_tokens(answer.pieces, answer.tokens) for answer in several]),
+        "longest_pause": percentiles([float(np.diff(answer.pieces).max()) for answer in several]),
+        "whole": percentiles([answer.ended - answer.planned for answer in good]),
     }
     if texts is not None:
         pairs = zip(answers, texts, strict=True)
-        report["different"] = sum(each.error is None and each.text != text for each, text in pairs)
+        report["different"] = sum(answer.error is None and answer.text != text for answer, text in pairs)
     return report
 
 

@@ -65,9 +65,9 @@ def compile_programs(
 
     def compiled(program: Callable, *arguments: Any, **fixed: Any) -> Any:
         jitted = jax.jit(partial(program, config=config, ops=ops, **fixed), donate_argnums=CACHE)
-        found = jitted.lower(shapes, *arguments).compile(options)
+        program_compiled = jitted.lower(shapes, *arguments).compile(options)
         give_back_compilers_memory(config, platform=platform)
-        return found
+        return program_compiled
 
     @lru_cache
     def decode_program(greedy: bool) -> Any:
@@ -118,8 +118,8 @@ def decoding(
         if tokens > programs.burst:
             raise ValueError(f"{tokens} tokens are more than the {programs.burst} that a call draws")
         rewound = cache._replace(lengths=lengths + 0)
-        drawn, taken, _, cache = program(params, text, rewound, *fixed, np.int32(tokens))
-        return drawn, taken
+        drawn, count, _, cache = program(params, text, rewound, *fixed, np.int32(tokens))
+        return drawn, count
 
     return call
 
@@ -136,7 +136,7 @@ def decode_seconds(
 
 
 def prefilling(programs: Programs, params: Params, *, tokens: int) -> Callable[[], Any]:
-    """Make a call that reads a prompt of so many tokens, chunk by chunk. Raises ValueError for too many."""
+    """Make a call that reads a prompt of `tokens` tokens, chunk by chunk. Raises ValueError for too many."""
     chunks = -(-tokens // programs.chunk)
     if chunks * programs.chunk > programs.capacity:
         raise ValueError(f"{chunks} chunks of {programs.chunk} tokens are more than a cache of {programs.capacity}")

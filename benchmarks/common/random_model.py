@@ -89,7 +89,7 @@ def random_params(shapes: Params, config: Config) -> Params:
 
 
 def random_cache(config: Config, *, dtype: np.dtype, capacity: int, batch: int = 1) -> Cache:
-    """Draw a cache whose positions are all random; none counts as used yet."""
+    """Draw a cache with random numbers at all positions; none counts as used yet."""
     shape = (batch, config.kv_heads, capacity, config.head_dim)
     layers = [
         LayerCache(*(random_numbers(2 * i + j, *shape, dtype=dtype) for j in (0, 1))) for i in range(config.layers)

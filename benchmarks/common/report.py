@@ -45,7 +45,7 @@ def timed(seconds: Seconds, *, bytes: float, flops: float, dtype: str) -> Row:
 def with_shares(row: Row, ceilings: Ceilings) -> Row:
     """Add rates to a timed row, and their shares of the machine's own rates.
 
-    `share` is the share of the copy bandwidth, `of_floor` that of the speed that bandwidth and matrix rate allow.
+    `share` is the share of the copy bandwidth, `of_floor` the share of the speed that bandwidth and matrix rate allow.
     """
     if "median" not in row or "bytes" not in row:
         return row
@@ -70,7 +70,7 @@ def machine_lines(report: Mapping[str, Any]) -> list[str]:
     """Describe the device, the versions and the measured rates."""
     about, ceilings = report["about"], report["ceilings"]
     words = [about["device"], about["processor"], f"driver {about['driver']}" if about["driver"] else None]
-    words += [f"{name} {found}" for name, found in about["versions"].items()]
+    words += [f"{name} {number}" for name, number in about["versions"].items()]
     rates = [f"{rate / 1e9:,.0f} GFLOP/s in {dtype}" for dtype, rate in ceilings["flops"].items()]
     bandwidths = [f"copy {ceilings['copy'] / 1e9:,.1f} GB/s", f"read {ceilings['read'] / 1e9:,.1f} GB/s"]
     return [", ".join(filter(None, words)), ", ".join([*bandwidths, *rates])]

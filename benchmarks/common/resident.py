@@ -20,6 +20,6 @@ def forget_peak() -> None:
 
 
 def _marked(name: str) -> int:
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found
-    return int(found[1]) << 10
+    match = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert match
+    return int(match[1]) << 10

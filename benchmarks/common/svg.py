@@ -53,8 +53,8 @@ def scatter(
     points = [point for row in rows.values() for point in row]
     place, body = _axes([*points, *([(points[0][0], level)] if level else [])], list(rows), x=x, y=y)
     if level:
-        left, right = (place((end(point[0] for point in points), level)) for end in (min, max))
-        body.append(_line(*left, *right, "#222"))
+        first, right = (place((end(point[0] for point in points), level)) for end in (min, max))
+        body.append(_line(*first, *right, "#222"))
     for i, row in enumerate(rows.values()):
         color = COLOURS[i % len(COLOURS)]
         dots = dict.fromkeys((f"{a:.1f}", f"{b:.1f}") for a, b in map(place, row))  # each once
@@ -64,22 +64,22 @@ def scatter(
 
 def _axes(points: Sequence[Point], names: Sequence[str], *, x: str, y: str) -> tuple[Callable[[Point], Point], list]:
     """A function that places a point, and the elements of a frame with logarithmic axes."""
-    left, right, foot = 70, WIDTH - 30, HEIGHT - 50
+    start, right, foot = 70, WIDTH - 30, HEIGHT - 50
     (x_low, x_high), (y_low, y_high) = (_decades([point[i] for point in points]) for i in (0, 1))
 
     def place(point: Point) -> Point:
         across = (log10(point[0]) - x_low) / (x_high - x_low)
         up = (log10(point[1]) - y_low) / (y_high - y_low)
-        return left + (right - left) * across, foot - (foot - TOP) * up
+        return start + (right - start) * across, foot - (foot - TOP) * up
 
-    body = _legend(names, left)
+    body = _legend(names, start)
     for value in _ticks(x_low, x_high):
         at, _ = place((value, 10**y_low))
         body += [_line(at, TOP, at, foot, "#ddd"), _text(at, foot + 16, f"{value:g}", anchor="middle")]
     for value in _ticks(y_low, y_high):
         _, at = place((10**x_low, value))
-        body += [_line(left, at, right, at, "#ddd"), _text(left - 6, at + 4, f"{value:g}", anchor="end")]
-    body += [_text((left + right) / 2, HEIGHT - 10, x, anchor="middle"), _text(8, TOP - 8, y)]
+        body += [_line(start, at, right, at, "#ddd"), _text(start - 6, at + 4, f"{value:g}", anchor="end")]
+    body += [_text((start + right) / 2, HEIGHT - 10, x, anchor="middle"), _text(8, TOP - 8, y)]
     return place, body
 
 
@@ -90,7 +90,7 @@ def _decades(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten between two logarithms; over many decades, every few powers alone.
+    """1, 2 and 5 times powers of ten between two logarithms; over many decades, only every few powers.
 
     >>> _ticks(0.2, 1.1), _ticks(-0.1, 5.5), _ticks(-0.1, 16.0)[:3]
     ([2.0, 5.0, 10.0], [1.0, 10.0, 100.0, 1000.0, 10000.0, 100000.0], [1.0, 100.0, 10000.0])

@@ -29,7 +29,7 @@ Compile = Callable[[Callable[[str], Any], list[str]], Iterator[tuple[str, Any]]]
 
 
 def kernel_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
-    """Compile the cases whose name holds `only`, or those of the sample; yields name, rows and broken gates."""
+    """Compile the cases with `only` in their name, or the sample; yields name, rows and broken gates."""
     cases = sampled() if sample else gated_cases()
     names = [name for name in cases if only in name and refusal(name) is None]
     for name, compiled in compile(compile_case, names):
@@ -56,7 +56,7 @@ def step_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str,
 
 
 @click.command()
-@click.option("--only", default="", help="Cases and steps whose name holds this.")
+@click.option("--only", default="", help="Only cases and steps with this in their name.")
 @click.option("--sample", is_flag=True, help="Cases and steps of two of the models, and some variants.")
 @click.option("--limit", default=120.0, show_default=True, help="Seconds that one compilation may take.")
 @click.option("--at-once", default=2, show_default=True, help="Compilations at once.")

@@ -59,43 +59,43 @@ def _broken_by_kernel(kernel: Kernel, limits: Limits, *, bits: float) -> Iterato
         yield f"{kernel.kept} loads before it waits for the kernel before it, whose results the first cache keeps"
 
 
-def kernels_a_layer(short: Program, whole: Program, layers: tuple[int, int]) -> int:
+def kernels_a_layer(short: Program, full: Program, layers: tuple[int, int]) -> int:
     """Count the launches of a layer, ours and the compiler's, from two numbers of layers.
 
     The count is rounded, since the compiler splits work over all layers at once, such as copies of their pointers.
     """
     few, many = layers
-    return round((len(whole.launches) - len(short.launches)) / (many - few))
+    return round((len(full.launches) - len(short.launches)) / (many - few))
 
 
 def broken_by_step(
-    short: Program, whole: Program, *, layers: tuple[int, int], cache: int, plain: int = 0
+    short: Program, full: Program, *, layers: tuple[int, int], cache: int, plain: int = 0
 ) -> Iterator[str]:
     """Yield the broken gates of a decode step, compiled with few layers and with all of them.
 
     `cache` is the number of bytes that must be updated in place, `plain` the number of ops of a layer that have no
-    kernel for this model, each of which takes one more launch.
+    kernel for this model; each takes one more launch.
     """
-    if (launched := kernels_a_layer(short, whole, layers)) > KERNELS_A_LAYER + plain:
+    if (launched := kernels_a_layer(short, full, layers)) > KERNELS_A_LAYER + plain:
         yield f"{launched} kernels a layer where {KERNELS_A_LAYER + plain} are allowed"
-    if not any(launch.ours for launch in whole.launches):
+    if not any(launch.by_us for launch in full.launches):
         yield "none of our kernels"
-    yield from _large_copies(whole)
-    # Whatever is not in one CUDA graph waits for the host in every step: a loop for its condition, a kernel of ours for
-    # its launch.
-    if whole.issued != (GRAPH,):
-        yield f"the host issues {len(whole.issued)} times ({_listed({*whole.issued})}) where a burst is one CUDA graph"
-    if whole.aliased < cache:
-        yield f"{whole.aliased} of {cache} bytes of the cache are updated in place"
-    if whole.temp >= STEP_TEMP:
-        yield f"{whole.temp} bytes of temporary memory where less than {STEP_TEMP} are allowed"
-    if whole.seconds > (allowed := STEP_SECONDS * max(1, layers[1] / 32)):
-        yield f"{whole.seconds:.0f} s to lower and compile {layers[1]} layers where {allowed:.0f} s are allowed"
+    yield from _large_copies(full)
+    # Anything outside the one CUDA graph waits for the host in every step: a loop for its condition, a kernel of ours
+    # for its launch.
+    if full.issued != (GRAPH,):
+        yield f"the host issues {len(full.issued)} times ({_listed({*full.issued})}) where a burst is one CUDA graph"
+    if full.aliased < cache:
+        yield f"{full.aliased} of {cache} bytes of the cache are updated in place"
+    if full.temp >= STEP_TEMP:
+        yield f"{full.temp} bytes of temporary memory where less than {STEP_TEMP} are allowed"
+    if full.seconds > (allowed := STEP_SECONDS * max(1, layers[1] / 32)):
+        yield f"{full.seconds:.0f} s to lower and compile {layers[1]} layers where {allowed:.0f} s are allowed"
 
 
 def _large_copies(program: Program) -> Iterator[str]:
     for launch in program.launches:
-        if not launch.ours and launch.bytes >= LARGE:
+        if not launch.by_us and launch.bytes >= LARGE:
             yield f"{launch.kind} writes {launch.bytes} bytes beside our kernels"
 
 

@@ -52,7 +52,7 @@ def compile_chunk(name: str) -> Chunk:
 
 def broken_by_chunk(chunk: Chunk) -> list[str]:
     """List the broken gates of a chunk. Of the last layer only the keys and values are needed."""
-    due = PRODUCTS_A_LAYER * (chunk.layers - 1) + 1
-    if (chunk.calls, chunk.kernels) != (due, 0):
-        return [f"{chunk.calls} calls of cuBLASLt and {chunk.kernels} kernels of XLA's for {due} products"]
+    expected = PRODUCTS_A_LAYER * (chunk.layers - 1) + 1
+    if (chunk.calls, chunk.kernels) != (expected, 0):
+        return [f"{chunk.calls} calls of cuBLASLt and {chunk.kernels} kernels of XLA's for {expected} products"]
     return []

@@ -57,7 +57,7 @@ def compile_for_h200(function: Callable[..., Any], *arguments: Any, donate: tupl
 
 
 def _thunks(folder: Path) -> Path:
-    """Find XLA's list of thunks; a program that its passes leave as it is, such as a single kernel's, has one alone."""
+    """Find XLA's list of thunks; a program that its passes leave as it is, such as a single kernel's, has only one."""
     (first,), last = folder.glob("*.thunk_sequence.txt"), [*folder.glob("*.thunk_sequence_after_thunk_passes.txt")]
     return last[0] if last else first
 

@@ -44,13 +44,13 @@ class DecodeStep(NamedTuple):
     donated: tuple[int, ...]
     layers: int
     cache: int  # bytes, updated in place
-    plain: int  # ops of a layer whose kernels refuse this model
+    plain: int  # ops of a layer with kernels that refuse this model
 
 
 def decode_step(name: str, *, layers: int | None = None) -> DecodeStep:
     """Build a step of `STEPS`, with the first `layers` layers of the model or with all."""
-    model, dtype, *others = name.split()
-    scheme = next((word for word in others if word != DRAWN), None)
+    model, dtype, *words = name.split()
+    scheme = next((word for word in words if word != DRAWN), None)
     config = replace(SHAPES[model], layers=layers or SHAPES[model].layers)
     cache = jax.eval_shape(partial(empty_cache, config, batch=1, capacity=CAPACITY, dtype=DTYPES[dtype]))
     params = random_shapes(config, dtype=DTYPES[dtype], positions=CAPACITY, quantize=scheme)
@@ -59,7 +59,7 @@ def decode_step(name: str, *, layers: int | None = None) -> DecodeStep:
     refused = [name for name in Ops._fields if reasons.get(name)]
 
     return DecodeStep(
-        function=partial(decode, greedy=DRAWN not in others, burst=longest_burst("gpu"), config=config, ops=ops),
+        function=partial(decode, greedy=DRAWN not in words, burst=longest_burst("gpu"), config=config, ops=ops),
         arguments=(params, *decode_shapes(config, cache)),
         donated=(CACHE,),
         layers=config.layers,

@@ -42,7 +42,7 @@ class Kernel:
     narrow: int  # global loads below 128 bits in the main loop, unless it is unrolled
     waits: bool  # for the kernel before it: programmatic dependent launch
     eager: bool  # loads something before it waits
-    kept: int  # loads before it waits whose results stay in the first-level cache
+    kept: int  # loads before it waits that the first-level cache keeps
 
 
 def read_kernels(folder: Path) -> list[Kernel]:
@@ -78,8 +78,8 @@ def _read_kernel(path: Path) -> Kernel:
         instructions=len(code.instructions),
         wgmma=sum(
             word.opcode.startswith("HGMMA")
-            for found in code.loops()  # the loop of a copying warp may be longer
-            for word in code.inside(found)
+            for any_loop in code.loops()  # the loop of a copying warp may be longer
+            for word in code.inside(any_loop)
         ),
         # An unrolled loop may be the outer one, which reads a number for each row.
         narrow=sum(word.opcode.startswith(("LDG", "LD.")) and ".128" not in word.opcode for word in loop if turns == 1),
@@ -93,8 +93,8 @@ def hasty(code: Sequence[sass.Instruction]) -> bool:
     r"""Tell whether a copy into shared memory is requested before all threads have finished their reads of it.
 
     Each thread must wait for its own reads, and then all must meet: a read waits in a queue that the copy engine does
-    not use, and a meeting alone does not wait for it. Warps wait for reads of the tensor cores by themselves.
-    Instructions count in the order of addresses, also those that a branch skips.
+    not use, and a meeting does not wait for it. Warps wait for reads of the tensor cores by themselves.
+    Instructions count in the order of addresses, including any that a branch skips.
 
     >>> code = ["/*0000*/ LDS R4, [R2]", "/*0010*/ MEMBAR.SC.CTA", "/*0020*/ BAR.SYNC 0x1", "/*0030*/ UTMALDG.2D [UR8]"]
     >>> [hasty(sass.read("\n".join(some)).instructions) for some in (code, code[:1] + code[2:], code[:2] + code[3:])]
@@ -147,9 +147,9 @@ def launch(layouts: str) -> tuple[int, int, int]:
     ...        "threads(%arg5, %arg6) in (%arg11 = %c128, %arg12 = %c1) dynamic_shared_memory_size %c44064_i32 {")
     (512, 128, 44064)
     """
-    found = _LAUNCH.search(layouts)
-    assert found, "no gpu.launch"
-    grid, block, shared = ([int(size) for size in _CONSTANT.findall(part)] for part in found.groups())
+    match = _LAUNCH.search(layouts)
+    assert match, "no gpu.launch"
+    grid, block, shared = ([int(size) for size in _CONSTANT.findall(part)] for part in match.groups())
     return math.prod(grid), math.prod(block), shared[0]
 
 

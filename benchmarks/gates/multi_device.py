@@ -38,18 +38,18 @@ class SharedStep(NamedTuple):
     refused: list[str]  # ops without a kernel
 
     def count(self, kind: str) -> int:
-        """Count the collectives whose names begin so."""
+        """Count the collectives with names that begin with `kind`."""
         return sum(launch.kind.startswith(kind) for launch in self.launches)
 
 
 def compile_shared(name: str, *, layers: int = FEW_LAYERS) -> SharedStep:
-    """Compile a greedy step of `STEPS` in bfloat16 with so many of the model's layers."""
+    """Compile a greedy step of `STEPS` in bfloat16 with `layers` of the model's layers."""
     model, devices = STEPS[name]
-    whole, dtype = replace(SHAPES[model], layers=layers), DTYPES["bfloat16"]
-    config = share(whole, devices)
+    config, dtype = replace(SHAPES[model], layers=layers), DTYPES["bfloat16"]
+    config = share(config, devices)
     topology = topologies.get_topology_desc(platform="cuda", target_config=TARGET, topology=f"1x1x{devices}")
     mesh = topologies.make_mesh(topology, (devices,), (AXIS,))
-    shapes = abstract_params(config, dtype=dtype, positions=CAPACITY, tensors=empty_share(whole, devices, dtype))
+    shapes = abstract_params(config, dtype=dtype, positions=CAPACITY, tensors=empty_share(config, devices, dtype))
     ops, reasons = pallas_ops(config, shapes, capacity=CAPACITY)
     partition = Partition(mesh, layouts(shapes, config), cache_layout(layers))
     layout = Layout(batch=1, capacity=CAPACITY, chunk=0, burst=128, cache_dtype=dtype)
@@ -67,17 +67,17 @@ def compile_shared(name: str, *, layers: int = FEW_LAYERS) -> SharedStep:
 
 def broken_by_shared_step(step: SharedStep) -> list[str]:
     """List the broken gates of a step."""
-    found = []
+    faults = []
     if (sums := step.count("all-reduce")) != SUMS_A_LAYER * step.layers:
-        found.append(f"{sums} all-reduces where {SUMS_A_LAYER * step.layers} are due")
+        faults.append(f"{sums} all-reduces where {SUMS_A_LAYER * step.layers} are due")
     if (gathers := step.count("all-gather")) != 1:
-        found.append(f"{gathers} all-gathers where one is due, of the logits")
-    if not any(launch.ours for launch in step.launches):
-        found.append("none of our kernels")
-    found += [f"no kernel for {name}" for name in step.refused]
+        faults.append(f"{gathers} all-gathers where one is due, of the logits")
+    if not any(launch.by_us for launch in step.launches):
+        faults.append("none of our kernels")
+    faults += [f"no kernel for {name}" for name in step.refused]
     for launch in step.launches:
-        if not launch.ours and launch.bytes >= LARGE and not launch.kind.startswith("all-gather"):
-            found.append(f"{launch.kind} writes {launch.bytes} bytes beside our kernels")
+        if not launch.by_us and launch.bytes >= LARGE and not launch.kind.startswith("all-gather"):
+            faults.append(f"{launch.kind} writes {launch.bytes} bytes beside our kernels")
     if step.aliased < step.cache:
-        found.append(f"{step.aliased} of {step.cache} bytes of the cache are updated in place")
-    return found
+        faults.append(f"{step.aliased} of {step.cache} bytes of the cache are updated in place")
+    return faults

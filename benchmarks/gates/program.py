@@ -23,7 +23,7 @@ class Launch(NamedTuple):
     """Launch of one kernel, ours or the compiler's, or of one copy."""
 
     kind: str  # name of a Mosaic kernel, else the opcode
-    ours: bool
+    by_us: bool
     bytes: int  # of the largest array that it writes in full
 
 
@@ -77,7 +77,7 @@ class _Instruction(NamedTuple):
     root: bool
     shape: str
     opcode: str
-    rest: str
+    operands: str
 
 
 def _computations(hlo: str) -> dict[str, tuple[bool, list[_Instruction]]]:
@@ -95,8 +95,8 @@ def _computations(hlo: str) -> dict[str, tuple[bool, list[_Instruction]]]:
 
 def _launches(name: str, computations: dict[str, tuple[bool, list[_Instruction]]]) -> Iterator[Launch]:
     for word in computations[name][1]:
-        called = _CALLED.findall(word.rest)
-        for branches in _BRANCHES.findall(word.rest):
+        called = _CALLED.findall(word.operands)
+        for branches in _BRANCHES.findall(word.operands):
             called += re.findall(r"%([^\s,]+)", branches)
         if word.opcode in _CONTROL:
             for computation in called:
@@ -105,12 +105,12 @@ def _launches(name: str, computations: dict[str, tuple[bool, list[_Instruction]]
             root = next(inner for inner in computations[called[0]][1] if inner.root)
             # An update in place writes only the update. Where XLA cannot do that, a separate copy shows it.
             written = 0 if root.opcode in _UPDATES else _bytes(root.shape)
-            yield Launch(word.opcode, ours=False, bytes=written)
-        elif word.opcode == "custom-call" and "mosaic_gpu" in word.rest:
-            kernel = _KERNEL.search(word.rest)
-            yield Launch(kernel[1] if kernel else "mosaic", ours=True, bytes=_bytes(word.shape))
+            yield Launch(word.opcode, by_us=False, bytes=written)
+        elif word.opcode == "custom-call" and "mosaic_gpu" in word.operands:
+            kernel = _KERNEL.search(word.operands)
+            yield Launch(kernel[1] if kernel else "mosaic", by_us=True, bytes=_bytes(word.shape))
         elif word.opcode not in _FREE and not word.opcode.endswith("-done"):
-            yield Launch(word.opcode, ours=False, bytes=_bytes(word.shape))
+            yield Launch(word.opcode, by_us=False, bytes=_bytes(word.shape))
 
 
 def _bytes(shape: str) -> int:

@@ -30,7 +30,7 @@ STEP_COLUMNS = {
     "decode step": "step",
     "layers": "layers",
     "kernels a layer": "kernels_a_layer",
-    "and beside": "kernels_beside",
+    "and others": "kernels_beside",
     "updated in place, B": "aliased",
     "temporary, B": "temp",
 }
@@ -51,15 +51,15 @@ def kernel_row(case: Case, kernel: Kernel) -> Row:
     }
 
 
-def step_row(name: str, short: Program, whole: Program, *, layers: tuple[int, int]) -> Row:
-    a_layer = kernels_a_layer(short, whole, layers)
+def step_row(name: str, short: Program, full: Program, *, layers: tuple[int, int]) -> Row:
+    a_layer = kernels_a_layer(short, full, layers)
     return {
         "step": name,
         "layers": layers[1],
         "kernels_a_layer": a_layer,
-        "kernels_beside": len(whole.launches) - layers[1] * a_layer,
-        "aliased": whole.aliased,
-        "temp": whole.temp,
+        "kernels_beside": len(full.launches) - layers[1] * a_layer,
+        "aliased": full.aliased,
+        "temp": full.temp,
     }
 
 

@@ -20,7 +20,7 @@ from llamaspec.serving.loading import PAGE, WIDTH
 from llamaspec.serving.programs import Sizes, compile_serving
 
 SERVED = ("tinyllama-1.1b bfloat16",)
-PAGES = 10_001  # so many that nothing else in a program is as large as the keys of a layer
+PAGES = 10_001  # enough that nothing else in a program is as large as the keys of a layer
 
 
 class Serving(NamedTuple):
@@ -38,8 +38,8 @@ def compile_served(name: str) -> Serving:
     blocks = CAPACITY // PAGE
     sizes = Sizes(WIDTH, MIDDLE, longest_burst("gpu"), PAGES, PAGE, blocks, number)
     params = jax.eval_shape(arranged, random_shapes(config, dtype=number, positions=CAPACITY + MIDDLE))
-    held: dict[str, Any] = {"capacity": CAPACITY, "cache_dtype": number, "pages": Pages(PAGES, PAGE)}
-    ops, _ = pallas_ops(config, params, batch=WIDTH, **held)
+    cache_options: dict[str, Any] = {"capacity": CAPACITY, "cache_dtype": number, "pages": Pages(PAGES, PAGE)}
+    ops, _ = pallas_ops(config, params, batch=WIDTH, **cache_options)
 
     def on_h200(run: Callable, arguments: Sequence[Any]) -> tuple[Callable, Sequence[Any]]:
         return run, placed(arguments)
@@ -58,9 +58,9 @@ def compile_served(name: str) -> Serving:
 
 def broken_by_serving(serving: Serving) -> list[str]:
     """List the broken gates of the programs."""
-    found = [f"{name}: {count} writes to pages are no stores" for name, count in serving.swaps.items() if count]
+    faults = [f"{name}: {count} writes to pages are no stores" for name, count in serving.swaps.items() if count]
     for name, launched in serving.launches.items():
         for launch in launched:
-            if not launch.ours and launch.bytes >= serving.pages:
-                found.append(f"{name}: {launch.kind} writes {launch.bytes} bytes, as many as the keys of a layer")
-    return found
+            if not launch.by_us and launch.bytes >= serving.pages:
+                faults.append(f"{name}: {launch.kind} writes {launch.bytes} bytes, as many as the keys of a layer")
+    return faults

@@ -35,17 +35,17 @@ def call_each(
 
 
 def _call(context: Any, function: Callable[[Any], Any], argument: Any, limit: float) -> Any:
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(theirs, function, argument), daemon=True)
+    parent_end, child_end = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(child_end, function, argument), daemon=True)
     with _BOOKKEEPING:
         process.start()
-    theirs.close()
+    child_end.close()
     try:
-        answer = ours.recv() if ours.poll(limit) else Failure(f"took longer than {limit:g} s")
+        answer = parent_end.recv() if parent_end.poll(limit) else Failure(f"took longer than {limit:g} s")
     except (EOFError, ConnectionResetError):
         answer = None
     finally:
-        ours.close()
+        parent_end.close()
         process.kill()  # no-op if it has ended
         with _BOOKKEEPING:
             process.join()

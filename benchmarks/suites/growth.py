@@ -1,4 +1,4 @@
-"""Cost of more work: the slope of a series of measurements, beside the slope that the machine's own rates allow."""
+"""Cost of more work: the slope of a series of measurements, and the slope that the machine's own rates allow."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ class Series(NamedTuple):
     """Measurements that differ in one number."""
 
     grows: str  # key of that number
-    each: str  # one more of it, in words
+    step: str  # one more of it, in words
     of: str  # what takes longer, in words
     share: Callable[[Row], float]  # share of a row's call that the slope counts
 
@@ -38,7 +38,7 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 
 def slopes(rows: Sequence[Row], ceilings: Ceilings) -> list[Row]:
     """Compute what one more adds in each series of at least two rows: measured, and by bytes and by operations."""
-    found = []
+    slope_rows = []
     for name, series in SERIES.items():
         chosen = [row for row in rows if row.get("series") == name]
         if len({row[series.grows] for row in chosen}) < 2:
@@ -48,16 +48,16 @@ def slopes(rows: Sequence[Row], ceilings: Ceilings) -> list[Row]:
             return slope([(row[series.grows], row[key] * series.share(row)) for row in chosen])
 
         reading, computing = of("bytes") / ceilings.read, of("flops") / ceilings.flops[chosen[0]["dtype"]]
-        found.append(
+        slope_rows.append(
             {
-                **{"series": name, "each": series.each, "of": series.of, "seconds": of("median")},
+                **{"series": name, "each": series.step, "of": series.of, "seconds": of("median")},
                 **{"reading": reading, "computing": computing},
             }
         )
-    return found
+    return slope_rows
 
 
-def sentences(found: Sequence[Mapping[str, Any]]) -> list[str]:
+def sentences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Describe slopes in sentences.
 
     >>> row = {"each": "a sequence more", "of": "a step", "seconds": 3e-6, "reading": 1e-6, "computing": 2e-6}
@@ -67,5 +67,5 @@ def sentences(found: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         f"{row['each']} adds {row['seconds'] * 1e6:,.3f} us to {row['of']}; reading its bytes would take "
         f"{max(0.0, row['reading']) * 1e6:,.3f}, computing it {row['computing'] * 1e6:,.3f}"
-        for row in found
+        for row in rows
     ]

@@ -12,7 +12,7 @@ from llamaspec.model.insight.profile import PRODUCT, Trace, events_of, parts_of,
 from llamaspec.model.weights.params import Params
 
 RUNS = 3
-WARM_UPS = 6  # on a GPU, which records graphs in the first calls: after one call a step took 1.4 times as long
+WARM_UPS = 6  # on a GPU: after one call a traced step took 1.4 times as long as after several
 IDLE = "between ops, and the host"
 COLUMNS = (
     Column("where the time goes", "part"),

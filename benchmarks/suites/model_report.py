@@ -52,12 +52,10 @@ def as_text(report: Mapping[str, Any]) -> str:
 
 
 def _cached(cache: int | None) -> str:
-    held = (
+    reason = (
         f"fits in the cache of {cache / 1e6:,.1f} MB" if cache else "came faster than memory gave it, so from a cache"
     )
-    return (
-        f"cached: what is read {held}; the bandwidth of memory is no bound there, and the floor is of operations alone"
-    )
+    return f"cached: what is read {reason}; there memory's bandwidth is no bound, and the floor counts operations only"
 
 
 def as_svg(report: Mapping[str, Any]) -> str:

@@ -50,7 +50,7 @@ PROMPT = 512  # tokens, unless the model's context is short
 GROWTH = (128, 8192)  # least and most tokens; each length is twice the last
 BATCHES = (1, 2, 4, 8, 16, 32)
 PATIENT = Effort(3, warm=1)  # for slow calls
-# These take memory that a generation does not: a program that samples beside the greedy one, and a trace.
+# These take memory that a generation does not: a program that samples in addition to the greedy one, and a trace.
 NOT_COUNTED = ("decode, top-p", "breakdown")
 
 
@@ -61,8 +61,8 @@ def planned(
 ) -> MemoryPlan:  # fmt: skip
     """Plan what `choose_model` chooses, on a device of `model.insight.plan.DEVICES`; None measures this machine.
 
-    Several `devices` of that kind share the model; several parts of a CPU share its memory and its rates, too. The
-    link between devices of this machine is that which `keep_link` wrote to the folder `measured`, if there is one.
+    Several `devices` of that kind share the model; several parts of a CPU share its memory and its rates, too. If the
+    folder `measured` has the link between devices of this machine, written by `keep_link`, the plan uses it.
 
     Raises ValueError for unknown names and for a context that the model does not have.
     """
@@ -132,13 +132,13 @@ def run_suite(
     forget_peak()
     match suite, reader:
         case _, None:
-            found = reference_rows(subject, tokens=longest, progress=progress)
+            measured = reference_rows(subject, tokens=longest, progress=progress)
         case "decode", reader:
-            found = decode_rows(subject, tokens=longest, batch=batch, reader=reader, progress=progress)
+            measured = decode_rows(subject, tokens=longest, batch=batch, reader=reader, progress=progress)
         case _:
-            found = growth_rows(subject, batch=batch, longest=longest, reader=reader, progress=progress)
+            measured = growth_rows(subject, batch=batch, longest=longest, reader=reader, progress=progress)
     rows, peak = [], 0
-    for row in found:
+    for row in measured:
         rows.append(row)
         if row.get("what") not in NOT_COUNTED:
             peak = peak_bytes() - (reader.bytes if reader else 0)
@@ -252,10 +252,10 @@ def decode_row(
     if cost.bytes <= (last_level_cache() or 0):  # reading between rounds would evict the weights
         seconds = measure(call, subject.effort).over(programs.burst)
     else:
-        rounds = [(taken / programs.burst, read) for taken, read in in_turn(call, reader, subject.effort)]
-        seconds = Seconds(*spread([taken for taken, _ in rounds]))
+        rounds = [(elapsed / programs.burst, read) for elapsed, read in in_turn(call, reader, subject.effort)]
+        seconds = Seconds(*spread([elapsed for elapsed, _ in rounds]))
     row = _row(f"decode, {name}", subject, programs, seconds, context=context, tokens=1, **cost._asdict())
-    return {**row, "rounds": [{"seconds": taken, "read": read} for taken, read in rounds]} if rounds else row
+    return {**row, "rounds": [{"seconds": elapsed, "read": read} for elapsed, read in rounds]} if rounds else row
 
 
 def _row(
@@ -326,9 +326,9 @@ def _completed(row: Row, ceilings: Ceilings, cache: int | None) -> Row:
         row |= {"cached": True, "floor": floor, "of_floor": floor / row["median"]}
     elif rounds := row.get("rounds"):
         cost, rate = Cost(row["bytes"], row["flops"]), ceilings.flops[row["dtype"]]
-        floors = [cost.seconds(bandwidth=one["read"], rate=rate) for one in rounds]
-        shares = spread([floor / one["seconds"] for floor, one in zip(floors, rounds, strict=True)])
-        row |= {"read": statistics.median(one["read"] for one in rounds), "floor": statistics.median(floors)}
+        floors = [cost.seconds(bandwidth=sample["read"], rate=rate) for sample in rounds]
+        shares = spread([floor / sample["seconds"] for floor, sample in zip(floors, rounds, strict=True)])
+        row |= {"read": statistics.median(sample["read"] for sample in rounds), "floor": statistics.median(floors)}
         row |= dict(zip(("of_floor", "of_floor_least", "of_floor_most"), shares, strict=True))
     return row
 

@@ -1,4 +1,4 @@
-"""Several devices: what an all-reduce costs, and decoding beside one device.
+"""Several devices: cost of an all-reduce, and decoding compared with one device.
 
     python -m llamaspec.benchmarks.suites.multi_device --devices 2 --shape llama-3.1-8b --quantize q4 --json FILE
 
@@ -42,7 +42,7 @@ from llamaspec.model.weights.loading import Progress, abstract_params, no_progre
 
 SIZES = tuple(4096 << (2 * i) for i in range(8))  # bytes: 4 KB to 64 MB
 LOOP = 50  # all-reduces of a call, fewer for large arrays
-MOVED = 256 << 20  # bytes that a call sums at most, where that is more than two arrays
+MOVED = 256 << 20  # bytes that a call sums at most, if it sums more than two arrays
 ROUNDS = 5
 
 
@@ -70,7 +70,7 @@ def all_reduce_rows(devices: int) -> list[dict[str, float]]:
 def constants(rows: Sequence[dict[str, float]], devices: int) -> dict[str, float]:
     """Fit a ring's 2 (n - 1) (alpha + beta m / n): alpha from the fastest array, beta from the largest.
 
-    On a busy machine the largest may be the fastest. All of its time then counts as that of its bytes.
+    On a busy machine the largest may be the fastest. Then all of its time counts for its bytes.
 
     >>> fitted = constants([{"bytes": 0, "seconds": 2e-6}, {"bytes": 10**9, "seconds": 0.01}], 2)
     >>> round(fitted["alpha"] * 1e6, 3), round(1 / fitted["beta"] / 1e9)
@@ -85,23 +85,23 @@ def constants(rows: Sequence[dict[str, float]], devices: int) -> dict[str, float
 
 
 def running_on(subject: TimedModel, *, devices: int, context: int) -> JaxBackend:
-    """Load a model onto so many devices, for sequences of `context` tokens, or draw its weights there."""
+    """Load a model onto `devices` devices, for sequences of `context` tokens, or draw its weights there."""
     if subject.random:
         return random_backend(subject, devices=devices, context=context)
     how: dict[str, Any] = {"kernels": subject.kernels, "quantize": subject.quantize, "dtype": subject.dtype}
-    found = load_backend(
+    backend = load_backend(
         subject.checkpoint(), RunOptions(context=context, devices=devices, greedy=True, own_process=True, **how)
     )
-    assert isinstance(found, JaxBackend)
-    return found
+    assert isinstance(backend, JaxBackend)
+    return backend
 
 
 def random_backend(subject: TimedModel, *, devices: int, context: int) -> ParallelBackend:
     """Make a backend of random weights on several devices."""
     config, dtype = subject.config, np.dtype(subject.dtype)
     device, local = default_device(), share(config, devices)
-    held = empty_share(config, devices, dtype)
-    checkpoint = Checkpoint("random", "memory", local, held, bos=None, stops=frozenset())
+    tensors = empty_share(config, devices, dtype)
+    checkpoint = Checkpoint("random", "memory", local, tensors, bos=None, stops=frozenset())
     run = quantized(checkpoint, subject.quantize) if subject.quantize else checkpoint
     layout = Layout(
         1, context, min(prompt_chunk(config, device.platform), context), longest_burst(device.platform), dtype
@@ -111,13 +111,13 @@ def random_backend(subject: TimedModel, *, devices: int, context: int) -> Parall
     partition, choice = plan_parallel(local, shapes, **where, kernels=subject.kernels)
     how: dict[str, Any] = {"ops": choice.ops, "layout": layout, "platform": device.platform, "greedy": True}
     programs = compile_programs(shapes, local, **how, jit=partition.jit)
-    parts = []
-    for one in partition.mesh.devices:
-        with jax.default_device(one):
-            parts.append(random_params(shapes, local))
-    params = partition.joined(partition.weights, parts)
-    made = {"partition": partition, "choice": choice, "layout": layout, "device": device}
-    return ParallelBackend(params, programs, local, local=shapes, **made)
+    shares = []
+    for each_device in partition.mesh.devices:
+        with jax.default_device(each_device):
+            shares.append(random_params(shapes, local))
+    params = partition.joined(partition.weights, shares)
+    parts = {"partition": partition, "choice": choice, "layout": layout, "device": device}
+    return ParallelBackend(params, programs, local, local=shapes, **parts)
 
 
 def decode_row(backend: JaxBackend, *, position: int, vocab: int) -> dict[str, Any]:
@@ -137,8 +137,8 @@ def decode_row(backend: JaxBackend, *, position: int, vocab: int) -> dict[str, A
         drawing = backend.begin(1, seen=seen, seed=0, options=options, stops=[])
         began = time.perf_counter()
         read, _, cache = backend.decode(cache, drawing, steps=burst)
-        taken = len(read())
-        steps.append((time.perf_counter() - began) / taken)
+        drawn = len(read())
+        steps.append((time.perf_counter() - began) / drawn)
     step, chunk, bytes_read = (
         *map(statistics.median, (steps[1:], chunks)),
         backend.bytes_read(position + burst / 2),
@@ -178,14 +178,14 @@ def measure_several(
         link = None
         if devices > 1:
             rows = all_reduce_rows(devices)
-            found = constants(rows, devices)
-            report["all_reduce"][devices], link = {"rows": rows, **found}, Link(**found)
+            all_reduce = constants(rows, devices)
+            report["all_reduce"][devices], link = {"rows": rows, **all_reduce}, Link(**all_reduce)
         if subject:
-            whole, position = subject.config, prompt_tokens(subject, context)
-            capacity = min(whole.context, 1 << (position + 512).bit_length())
+            config, position = subject.config, prompt_tokens(subject, context)
+            capacity = min(config.context, 1 << (position + 512).bit_length())
             backend = running_on(subject, devices=devices, context=capacity)
-            row = decode_row(backend, position=position, vocab=whole.vocab)
-            sums = 2 * whole.layers * link.all_reduce_seconds(devices, 4 * whole.dim) if link else 0.0
+            row = decode_row(backend, position=position, vocab=config.vocab)
+            sums = 2 * config.layers * link.all_reduce_seconds(devices, 4 * config.dim) if link else 0.0
             place = {**subject.about(), "devices": devices, "position": position}
             report["decode"].append({**place, **row, "seconds_of_sums": sums})
     return report
@@ -194,18 +194,18 @@ def measure_several(
 def as_text(report: Mapping[str, Any]) -> str:
     """Format what was measured for a person to read."""
     lines = []
-    for devices, found in report["all_reduce"].items():
-        lines.append(f"all-reduce over {devices} devices: {found['alpha'] * 1e6:.1f} us a message, ")
-        lines[-1] += f"{1 / found['beta'] / 1e9:.1f} GB/s"
-        for row in found["rows"]:
+    for devices, measured in report["all_reduce"].items():
+        lines.append(f"all-reduce over {devices} devices: {measured['alpha'] * 1e6:.1f} us a message, ")
+        lines[-1] += f"{1 / measured['beta'] / 1e9:.1f} GB/s"
+        for row in measured["rows"]:
             lines.append(f"  {row['bytes']:12,} bytes {row['seconds'] * 1e6:12,.1f} us")
     for row in report["decode"]:
         scheme, several = f" {row['quantize']}" if row["quantize"] else "", row["devices"] > 1
         lines.append(f"{row['name']}{scheme}, {row['devices']} device{'s' * several}: {row['run']}")
         lines.append(f"  a prompt       {row['prompt_tokens_a_second']:10,.0f} tokens/s")
         lines.append(f"  decoding       {row['tokens_a_second']:10,.1f} tokens/s after {row['position']}, ")
-        each = " by each device" if several else ""
-        lines[-1] += f"{row['bytes_a_device'] / 1e6:,.1f} MB read{each} at {row['bytes_a_second'] / 1e9:,.1f} GB/s"
+        suffix = " by each device" if several else ""
+        lines[-1] += f"{row['bytes_a_device'] / 1e6:,.1f} MB read{suffix} at {row['bytes_a_second'] / 1e9:,.1f} GB/s"
         if several:
             share_of_step = row["seconds_of_sums"] * row["tokens_a_second"]
             lines.append(f"  sums           {share_of_step:10.0%} of a step, by the all-reduces above")
@@ -221,11 +221,11 @@ def main() -> None:
     parser.add_argument("--quantize")
     parser.add_argument("--context", type=int)
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
-    of = {name: getattr(asked, name) for name in ("shape", "dtype", "quantize", "context")}
-    report = measure_several(asked.devices, decoding=bool(asked.shape), model="", **of)
-    if asked.json:
-        asked.json.write_text(json.dumps(report, indent=2) + "\n")
+    options = parser.parse_args()
+    of = {name: getattr(options, name) for name in ("shape", "dtype", "quantize", "context")}
+    report = measure_several(options.devices, decoding=bool(options.shape), model="", **of)
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
     print(as_text(report), end="")
 
 

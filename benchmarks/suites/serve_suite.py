@@ -52,7 +52,7 @@ class Served(NamedTuple):
 def our_command(
     model: str, *, width: int = WIDTH, dtype: str | None = None, quantize: str | None = None, kernels: str = "auto"
 ) -> list[str]:
-    """Make the command that serves a model, but for the port. Nobody is refused for the length of the queue."""
+    """Make the command that serves a model, without the port. The queue is long enough for all requests."""
     command = [sys.executable, "-m", "llamaspec", "serve", model, "--max-batch", str(width), "--kernels", kernels]
     for name, value in (("--dtype", dtype), ("--quantize", quantize)):
         command += [name, value] if value else []
@@ -68,14 +68,14 @@ def served(command: Sequence[str]) -> Iterator[Served]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     url, end = f"http://127.0.0.1:{port}", time.monotonic() + START
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as log:
         environment = {name: value for name, value in os.environ.items() if name != HIDDEN}
-        process = subprocess.Popen([*command, "--port", str(port)], stdout=said, stderr=said, env=environment)
+        process = subprocess.Popen([*command, "--port", str(port)], stdout=log, stderr=log, env=environment)
         try:
             while not _is_healthy(url):
                 if process.poll() is not None or time.monotonic() > end:
-                    said.seek(0)
-                    last = said.read().decode(errors="replace").strip().rpartition("\n")[2]
+                    log.seek(0)
+                    last = log.read().decode(errors="replace").strip().rpartition("\n")[2]
                     raise ValueError(f"the server did not start: {last or 'it said nothing'}")
                 time.sleep(0.1)
             yield Served(url, process.pid)
@@ -110,8 +110,8 @@ def processor_seconds(pid: int) -> float | None:
 def cache_counts(url: str) -> dict[str, float]:
     """Read how many tokens of prompts our server has had, and how many of them it found in its cache."""
     lines = _read(f"{url}/metrics", seconds=30).splitlines()
-    found = dict(line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
-    return {name: float(found[f"llamaspec_{name}_total"]) for name in ("prompt_tokens", "cached_tokens")}
+    values = dict(line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+    return {name: float(values[f"llamaspec_{name}_total"]) for name in ("prompt_tokens", "cached_tokens")}
 
 
 def measure_rates(
@@ -119,7 +119,7 @@ def measure_rates(
     rates: Sequence[float],
     *,
     open_server: Callable[[], Any],
-    ours: bool,
+    metrics: bool,
     seed: int,
     progress: Progress = no_progress,
 ) -> list[dict[str, Any]]:
@@ -135,8 +135,8 @@ def measure_rates(
         nonlocal texts
         url, began = server.url, processor_seconds(server.pid)
         name = "all at once" if rate is None else f"{rate:.2f}"
-        extra = {"cache_salt": f"{seed} {len(rows)}"} if ours else {}
-        before = cache_counts(url) if ours else {}
+        extra = {"cache_salt": f"{seed} {len(rows)}"} if metrics else {}
+        before = cache_counts(url) if metrics else {}
         answers = send(
             url,
             asks,
@@ -145,17 +145,17 @@ def measure_rates(
             done=lambda count: progress(f"{name}: {count} of {len(asks)}", count / len(asks)),
         )
         row = {"rate": rate, "due": name, **summarize(answers, texts)}
-        if ours:
+        if metrics:
             row["cached_tokens"] = int(cache_counts(url)["cached_tokens"] - before["cached_tokens"])
         ended = processor_seconds(server.pid)
         row["processor_seconds"] = None if began is None or ended is None else ended - began
-        texts = texts or [each.text for each in answers]
+        texts = texts or [answer.text for answer in answers]
         rows.append(row)
 
     def all_rates() -> Iterator[float]:
         yield from rates or (share * rows[0]["requests_a_second"] for share in SHARES if rows[0]["requests_a_second"])
 
-    if ours:
+    if metrics:
         with open_server() as server:
             _warm(server.url)
             run(server, None)
@@ -197,7 +197,9 @@ def run_suite(
     asks = draw_requests(work, vocab=config.vocab, context=longest)
     progress("starting the server", 0.0)
     command = our_command(model, width=width, **options)
-    rows = measure_rates(asks, rates, open_server=lambda: served(command), ours=True, seed=work.seed, progress=progress)
+    rows = measure_rates(
+        asks, rates, open_server=lambda: served(command), metrics=True, seed=work.seed, progress=progress
+    )
     return {
         **{"suite": "serve", "about": about(), "model": {"name": model, "width": width, **options}},
         **{"workload": asdict(work), "rows": rows},
@@ -211,7 +213,7 @@ def as_text(report: Mapping[str, Any]) -> str:
     rows = report["rows"]
     lines = [
         f"{machine['device']}, {machine['processor']}, "
-        + ", ".join(f"{name} {found}" for name, found in machine["versions"].items()),
+        + ", ".join(f"{name} {number}" for name, number in machine["versions"].items()),
         ", ".join([model["name"], *chosen, f"{model['width']} at once"]),
         f"{work['requests']} requests a row: prompts of {work['prompt']} tokens (median; log-normal, "
         f"{work['spread']}), "

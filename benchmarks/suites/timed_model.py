@@ -50,12 +50,12 @@ class TimedModel:
     def share_shapes(self, positions: int, devices: int) -> Params:
         """Give the shapes of the share that each of several devices has."""
         config, dtype = share(self.config, devices), np.dtype(self.dtype)
-        whole = self.checkpoint() if not self.random else None
-        if whole:
-            tensors = Parts(whole, devices, self.quantize).of(0).tensors
+        checkpoint = self.checkpoint() if not self.random else None
+        if checkpoint:
+            tensors = Parts(checkpoint, devices, self.quantize).of(0).tensors
         else:
-            held = empty_share(self.config, devices, dtype)
-            part = Checkpoint("random", "memory", replace(config, tied=self.config.tied), held, None, frozenset())
+            tensors = empty_share(self.config, devices, dtype)
+            part = Checkpoint("random", "memory", replace(config, tied=self.config.tied), tensors, None, frozenset())
             tensors = (quantized(part, self.quantize) if self.quantize else part).tensors
         return abstract_params(config, dtype=dtype, positions=positions, tensors=tensors)
 

@@ -288,11 +288,11 @@ ENTRY %main.9 (w: bf16[4096,4096], cache: bf16[1024,4096]) -> bf16[8192,4096] {
 @pytest.mark.parametrize("update", ["dynamic-update-slice", "scatter"])
 def test_a_program_launches_what_its_loops_and_branches_do(update):
     assert launches(HLO.replace("dynamic-update-slice", update)) == [
-        Launch("fusion-start", ours=False, bytes=0),  # in place
-        Launch("compare", ours=False, bytes=1),
-        Launch("gemv", ours=True, bytes=8192),
-        Launch("copy", ours=False, bytes=32),
-        Launch("fusion", ours=False, bytes=64 << 20),
+        Launch("fusion-start", by_us=False, bytes=0),  # in place
+        Launch("compare", by_us=False, bytes=1),
+        Launch("gemv", by_us=True, bytes=8192),
+        Launch("copy", by_us=False, bytes=32),
+        Launch("fusion", by_us=False, bytes=64 << 20),
     ]
 
 
@@ -302,7 +302,7 @@ CASE = Case(
 )  # fmt: skip
 SOUND = replace(KERNEL, spilled=0, loop=36, refills=True)  # 2.25 instructions a weight
 PROGRAM = Program(
-    (Launch("gemv", ours=True, bytes=1 << 24),), temp=0, aliased=0, seconds=0.1, issued=("kCommandBuffer",)
+    (Launch("gemv", by_us=True, bytes=1 << 24),), temp=0, aliased=0, seconds=0.1, issued=("kCommandBuffer",)
 )
 
 
@@ -336,7 +336,7 @@ def test_a_kernel_that_does_other_than_planned_is_named():
     short = replace(CASE, kernels={"gemv": Limits(loop=35)})
     assert list(broken_by(short, PROGRAM, [SOUND])) == ["gemv: 36 instructions in the main loop where 35 are allowed"]
     assert list(broken_by(CASE, PROGRAM, [])) == ["compiled nothing where gemv were due"]
-    padded = replace(PROGRAM, launches=(*PROGRAM.launches, Launch("fusion", ours=False, bytes=1 << 20)))
+    padded = replace(PROGRAM, launches=(*PROGRAM.launches, Launch("fusion", by_us=False, bytes=1 << 20)))
     assert list(broken_by(CASE, padded, [SOUND])) == ["fusion writes 1048576 bytes beside our kernels"]
 
 
@@ -350,7 +350,7 @@ def test_only_a_kernel_of_weights_may_read_before_the_wait_what_the_first_cache_
 
 def test_a_step_of_six_kernels_a_layer_breaks_no_gate_and_one_of_more_does():
     def step(layers: int, a_layer: int, **facts: Any) -> Program:
-        done = tuple(Launch("gemv", ours=True, bytes=8192) for _ in range(40 + layers * a_layer))
+        done = tuple(Launch("gemv", by_us=True, bytes=8192) for _ in range(40 + layers * a_layer))
         return replace(PROGRAM, launches=done, aliased=1 << 30, **facts)
 
     def broken(a_layer: int = 6, cache: int = 1 << 30, plain: int = 0, **facts: Any) -> list[str]:

@@ -2,8 +2,10 @@
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 from tests.support.processes import REPOSITORY
 
@@ -109,3 +111,9 @@ def test_imports_have_no_cycle():
 def test_a_cycle_is_seen():
     files = {"a": "from a import b", "a.b": "import a.c", "a.c": "def f():\n    import a.b\nfrom a.b import x"}
     assert cycle({name: {*imported(source, {*files})} for name, source in files.items()}) == ["a.b", "a.c", "a.b"]
+
+
+def test_names_of_test_files_are_unique():
+    """A name then stands for one file, also in a comment or in `pytest -k`."""
+    names = [Path(path).name for path in sources() if path.startswith("tests/") and "/test_" in path]
+    assert len(names) > 100 and [name for name, count in Counter(names).items() if count > 1] == []

@@ -4,7 +4,7 @@
     python -m llamaspec.benchmarks.audits.others liger_kernel_ops --log LOG    # judges all, and keeps verdicts as JSON
     python -m llamaspec.benchmarks.audits.others --table LOG LOG               # the table of what was kept
 
-Candidates run in this process, whose Python needs NumPy, hypothesis, jaxtyping, ml_dtypes and click beside them.
+Candidates run in this process. Its Python needs NumPy, hypothesis, jaxtyping, ml_dtypes and click as well.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from llamaspec.verify.reports.report import counterexample
 
 
 def chosen(names: Sequence[str]) -> list[Job]:
-    """The jobs whose candidates have one of the `names` in theirs."""
+    """Choose the jobs with a candidate that has one of the `names` in its own."""
     return [job for job in OTHERS if any(name in job.candidate for name in names)]
 
 

@@ -55,23 +55,23 @@ def on_numbers(method):
     def call(self, *handles, **named):
         wide = [widened(handle) for handle in handles]
         out = method(self, *wide, **named)
-        same = all(a is b for a, b in zip(wide, handles, strict=True))
-        return out if same or out.dtype.scalar != tl.float32 or handles[-1] in COMPARE else narrowed(out)
+        unchanged = all(a is b for a, b in zip(wide, handles, strict=True))
+        return out if unchanged or out.dtype.scalar != tl.float32 or handles[-1] in COMPARE else narrowed(out)
 
     return call
 
 
 def cast(method):
-    def call(self, handle, kind, *rest):
+    def call(self, handle, kind, *arguments):
         if kind.scalar != tl.bfloat16 or handle.dtype.scalar == tl.bfloat16:
-            return method(self, widened(handle) if kind.scalar != tl.bfloat16 else handle, kind, *rest)
+            return method(self, widened(handle) if kind.scalar != tl.bfloat16 else handle, kind, *arguments)
         return narrowed(handle)
 
     return call
 
 
 def dot(method):
-    return lambda self, a, b, *rest: method(self, widened(a), widened(b), *rest)
+    return lambda self, a, b, *arguments: method(self, widened(a), widened(b), *arguments)
 
 
 def total(method):
@@ -98,11 +98,11 @@ def argument(value):
     return tl.tensor(TensorHandle(np.array([value], np.float32), tl.float32), tl.float32)
 
 
-def logical(a, b, both):
+def logical(a, b, conjunction):
     """`a and b` or `a or b` of a kernel, element by element where one of them is a tensor."""
     if isinstance(a, tl.tensor) or isinstance(b, tl.tensor):
-        return a & b if both else a | b
-    return (a and b) if both else (a or b)
+        return a & b if conjunction else a | b
+    return (a and b) if conjunction else (a or b)
 
 
 def by_numpy(function):
@@ -127,10 +127,10 @@ class Words(interpreter.ASTTransformer):
         return super().visit_Assign(node)
 
     def visit_BoolOp(self, node):
-        first, *others = (self.visit(value) for value in node.values)
-        for other in others:
-            both = ast.Constant(value=isinstance(node.op, ast.And))
-            first = ast.Call(ast.Name("logical", ast.Load()), [first, other, both], [])
+        first, *operands = (self.visit(value) for value in node.values)
+        for operand in operands:
+            conjunction = ast.Constant(value=isinstance(node.op, ast.And))
+            first = ast.Call(ast.Name("logical", ast.Load()), [first, operand, conjunction], [])
         return first
 
     def visit_UnaryOp(self, node):
@@ -143,21 +143,21 @@ tune, wrap = triton.autotune, interpreter._implicit_cvt
 H200 = SimpleNamespace(multi_processor_count=8, warp_size=32, name="H200", major=9, minor=0, total_memory=2**37)
 
 
-PATCHED: set[str] = set()  # modules whose functions see a patched `tl`, in this launch
+PATCHED: set[str] = set()  # modules with functions that see a patched `tl` in this launch
 
 
-def device_call(self, *given, **named):
+def device_call(self, *positional, **named):
     """A call of one kernel function by another. Triton patches its language anew each time, which takes 10 ms."""
     if self.fn.__module__ not in PATCHED:
         interpreter._patch_lang(self.fn)
         PATCHED.add(self.fn.__module__)
-    return self.rewrite()(*given, **named)
+    return self.rewrite()(*positional, **named)
 
 
 def launched(method):
-    def call(self, *given, **named):
+    def call(self, *positional, **named):
         PATCHED.clear()
-        return method(self, *given, **named)
+        return method(self, *positional, **named)
 
     return call
 
@@ -224,10 +224,10 @@ def in_two_parts(q, k, v, lengths, *, merge):
 def package(name, **members):
     """Stand in for a package's `__init__`, which would look for a GPU; its modules are imported from where it lies."""
     parent = sys.modules.get(name.rpartition(".")[0])
-    found = find_spec(name) if "." not in name or parent else None
+    spec = find_spec(name) if "." not in name or parent else None
     sys.modules[name] = module = ModuleType(name)
-    if found is not None and found.submodule_search_locations:
-        module.__path__ = list(found.submodule_search_locations)
+    if spec is not None and spec.submodule_search_locations:
+        module.__path__ = list(spec.submodule_search_locations)
     vars(module).update(members)
 
 
@@ -241,6 +241,6 @@ def alone(name):
 
 
 def stand_ins(*names):
-    """Stand in for whole modules of which a kernel needs nothing but that they can be imported."""
+    """Stand in for whole modules that a kernel imports and does not use."""
     for name in names:
         sys.modules[name] = MagicMock(name=name)

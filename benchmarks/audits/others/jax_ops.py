@@ -12,7 +12,7 @@ add = jax.jit(jnp.add)
 
 @jax.jit
 def softmax_of_what_is_seen(x):
-    """Compute softmax with zeros for a row of -inf alone, where `jax.nn.softmax` gives NaN."""
+    """Compute softmax with zeros for a row of nothing but -inf; `jax.nn.softmax` gives NaN."""
     return jnp.where(jnp.any(jnp.isfinite(x), axis=-1, keepdims=True), jax.nn.softmax(x, axis=-1), 0)
 
 
@@ -98,7 +98,7 @@ def triton_attention_decode(q, k, v, lengths, *, window):
 
 
 def triton_attention_prefill(q, k, v, offsets, *, window):
-    """Attend over a whole prompt whose length is a multiple of the block."""
+    """Attend over a whole prompt; its length must be a multiple of the block."""
     from jax.experimental.pallas.ops.gpu.attention import BlockSizes, mha
 
     sizes = BlockSizes(block_q=16, block_k=16)

@@ -7,8 +7,8 @@ from optimum.quanto.tensor.weights.qbytes import WeightQBytesTensor  # pyright: 
 
 def quantize(w, *, scheme):
     """`quantize_weight(qint8, axis=0)` with scales of `AbsmaxOptimizer`, for q8_row"""
-    made = quantize_weight(w, qint8, 0, AbsmaxOptimizer()(w, qint8, 0))
-    return made._data, made._scale.reshape(len(w), 1)  # one row has a scale without axes
+    matrix = quantize_weight(w, qint8, 0, AbsmaxOptimizer()(w, qint8, 0))
+    return matrix._data, matrix._scale.reshape(len(w), 1)  # one row has a scale without axes
 
 
 def _weight(codes, scales):

@@ -65,13 +65,13 @@ def _row(library: str, function: str, rows: Sequence[dict[str, Any]], what: str)
 
 def table(logs: Sequence[Path]) -> str:
     """Markdown of the rows of JSON in `logs`, a section for each package."""
-    kept: dict[str, dict[str, list[dict[str, Any]]]] = {library: {} for library in PACKAGES}
+    verdicts: dict[str, dict[str, list[dict[str, Any]]]] = {library: {} for library in PACKAGES}
     for log in logs:
         for row in map(json.loads, log.read_text(encoding="utf-8").splitlines()):
             library, function = library_of(row["candidate"])
-            kept[library].setdefault(f"{function} {row['op']}", []).append(row)
+            verdicts[library].setdefault(f"{function} {row['op']}", []).append(row)
     lines = []
-    for library, functions in kept.items():
+    for library, functions in verdicts.items():
         if not functions:
             continue
         lines += [f"\n## {PACKAGES[library]}\n", "| called | op | within bounds, share used | refused | adapter |"]

@@ -117,9 +117,9 @@ def attention_paged(q, k_pages, v_pages, table, lengths):
     slots = (table[:, :, None] * page + torch.arange(page, device=q.device)).reshape(batch, -1)
     indices = torch.cat([row[:length] for row, length in zip(slots, lengths.tolist(), strict=True)])
     out, partial = torch.full_like(q, torch.nan), torch.full((batch, heads, splits, dim), torch.nan)
-    lse, each = torch.full((batch, heads, splits), torch.nan), torch.full((batch,), splits, dtype=torch.int32)
+    lse, counts = torch.full((batch, heads, splits), torch.nan), torch.full((batch,), splits, dtype=torch.int32)
     k, v = (a.reshape(-1, *a.shape[2:]) for a in (k_pages, v_pages))
-    decoding.decode_attention_fwd(q, k, v, out, starts, indices, partial, lse, each, splits, dim**-0.5, 1.0, 1.0)
+    decoding.decode_attention_fwd(q, k, v, out, starts, indices, partial, lse, counts, splits, dim**-0.5, 1.0, 1.0)
     return out
 
 

@@ -1,4 +1,4 @@
-"""Contracts for each function: its op, and its documented domain where that is smaller than the contract's."""
+"""Contracts for each function: its op, and its documented domain if it is smaller than the contract's."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,7 +8,10 @@ from llamaspec.benchmarks.audits.others.rows import library_of
 from llamaspec.verify.campaign import Job
 from llamaspec.verify.catalogue import contract_for
 
-SEEING = {"hidden": ["none", "every other", "all but the last"], "n": [2, 3, 7, 33, 128, 513]}  # no row of -inf alone
+SEEING = {
+    "hidden": ["none", "every other", "all but the last"],
+    "n": [2, 3, 7, 33, 128, 513],
+}  # no row with nothing but -inf
 SEEN: dict[str, Any] = {
     "mask": ["none", "window", "every other", "all but the last"],
     "queries": [1, 2, 3],
@@ -19,7 +22,7 @@ ALL = ("float32", "bfloat16", "float16")
 ALONE = ("float32",)
 FEW = {"rows": [1, 2, 3, 17], "tokens": [1, 2, 3, 17], "batch": [1, 2], "seq": [1, 2, 9, 17], "heads": [1, 3, 7]}
 ONE: dict[str, Any] = {"batch": [1]}  # sequence, where a kernel takes one table of angles
-VISIBLE: dict[str, Any] = {"hidden": ["none"]}  # no row of -inf alone
+VISIBLE: dict[str, Any] = {"hidden": ["none"]}  # no row with nothing but -inf
 HEADS = {"kv_heads": [1, 2], "group": [1, 2, 3], "head_dim": [16, 64]}
 
 

@@ -132,9 +132,9 @@ def cross_entropy(logits, targets, weights):
 
 def distribution(logits, seen, *, temperature, top_k, top_p, min_p, repetition_penalty):
     """`v1.worker.gpu.sample.min_p.apply_min_p`, and a softmax by torch"""
-    kept, row = logits[None].clone(), torch.zeros(1, dtype=torch.int32)
-    filtering.apply_min_p(kept, row, torch.tensor([min_p]))
-    return kept[0].softmax(-1)
+    filtered, row = logits[None].clone(), torch.zeros(1, dtype=torch.int32)
+    filtering.apply_min_p(filtered, row, torch.tensor([min_p]))
+    return filtered[0].softmax(-1)
 
 
 def quantize(w, *, scheme):

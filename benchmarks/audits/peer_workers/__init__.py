@@ -1,7 +1,7 @@
 """Engines, one a file, each a process that answers a line of JSON with a line of JSON.
 
 An engine first prints `{"versions": {…}}`. On `{"prefill": tokens}` it reads a prompt into an empty cache, up to the
-next logits, and answers `{"seconds": …}`. On `{"decode": tokens}` it draws so many tokens greedily, after a prompt of 8
-that is not timed, and answers `{"seconds": …, "ids": […]}`. Another Python, without this repository, runs the files of
-the other engines.
+next logits, and answers `{"seconds": …}`. On `{"decode": tokens}` it draws that number of tokens greedily, after a
+prompt of 8 that is not timed, and answers `{"seconds": …, "ids": […]}`. Another Python, without this repository, runs
+the files of the other engines.
 """

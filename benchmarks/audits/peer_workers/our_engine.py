@@ -2,7 +2,7 @@
 
 python -m llamaspec.benchmarks.audits.peer_workers.our_engine MODEL float32|bfloat16|SCHEME|stored [CONTEXT]
 
-`stored` leaves weights as the file has them. Other dtypes are those that `generate` would choose on the device.
+`stored` leaves weights as the file has them. Other dtypes are as `generate` would choose on the device.
 Answers requests on standard input (see the package). The answer to `{"read": tokens}` is the read bandwidth of this
 machine in bytes a second, and the bytes that a step reads after decoding `tokens` tokens.
 """
@@ -34,8 +34,8 @@ class Engine:
         self.vocab, self.config = checkpoint.config.vocab, checkpoint.config
         dtype: Any = form if form in ("float32", "bfloat16") else None
         scheme = None if form in ("float32", "bfloat16", "stored") else form
-        asked = {"context": int(context) if context else None, "dtype": dtype, "quantize": scheme}
-        self.backend = load_backend(checkpoint, RunOptions(**asked, greedy=True, own_process=True))
+        options = {"context": int(context) if context else None, "dtype": dtype, "quantize": scheme}
+        self.backend = load_backend(checkpoint, RunOptions(**options, greedy=True, own_process=True))
         run = quantized(checkpoint, scheme) if scheme else checkpoint
         chosen = choose_dtype(dtype, run, platform=jax.default_backend())
         self.params = abstract_params(self.config, dtype=chosen, positions=1, tensors=run.tensors)
@@ -67,8 +67,8 @@ class Engine:
 
 def main():
     engine = Engine(*sys.argv[1:])
-    found = about()["versions"]  # without llamaspec's, where its source runs as it is
-    print(json.dumps({"versions": {name: found[name] for name in VERSIONS if name in found}}), flush=True)
+    versions = about()["versions"]  # without llamaspec's, where its source runs as it is
+    print(json.dumps({"versions": {name: versions[name] for name in VERSIONS if name in versions}}), flush=True)
     for line in sys.stdin:
         ((request, count),) = json.loads(line).items()
         print(json.dumps(getattr(engine, request)(count)), flush=True)

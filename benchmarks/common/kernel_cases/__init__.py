@@ -31,7 +31,7 @@ def _declared[Kind: (Family, Variant)](kind: type[Kind]) -> Iterator[Kind]:
 
 
 OPS = tuple(_declared(Family))
-ONE_IN = 11  # one variant in so many is in the sample, which then has each kind of codes, and a window
+ONE_IN = 11  # the sample takes every 11th variant, and so has each kind of codes, and a window
 
 # Kernels refuse some cases, in these words. The plain form runs instead.
 REFUSED = (
@@ -47,7 +47,7 @@ REFUSED = (
 
 
 def refusal(name: str) -> str | None:
-    """Give a pattern of the words in which a kernel refuses the case `name`; None for a case that it can do.
+    """Give a pattern that matches the kernel's refusal of the case `name`; None for a case that it can do.
 
     >>> refusal("attention_decode 6/6x48 of 4096 float32"), refusal("attention_decode 8/8x64 of 4096 float32")
     ('heads of 64 or 128', None)

@@ -62,7 +62,7 @@ def attention_decode_cases(config: Config, dtype: np.dtype, work: Work) -> Itera
             function=attention_decode,
             plain=plain.attention_decode,
             exact=exact.attention_decode,
-            given={3: np.full(batch, work.capacity, np.int32)},
+            values={3: np.full(batch, work.capacity, np.int32)},
             arrays=(array(batch, heads, head_dim, dtype=dtype), cache, cache, array(batch, dtype=INT32)),
             kernels=kernels,
         )
@@ -84,7 +84,7 @@ def attention_paged_cases(config: Config, dtype: np.dtype, work: Work) -> Iterat
         function=attention_paged,
         plain=plain.attention_paged,
         exact=exact.attention_paged,
-        given={
+        values={
             3: np.random.default_rng(0).permutation(work.sequences * pages).reshape(-1, pages).astype(np.int32),
             4: np.full(work.sequences, work.capacity, np.int32),
         },
@@ -112,7 +112,7 @@ def attention_prefill_cases(config: Config, dtype: np.dtype, work: Work) -> Iter
             function=attention_prefill,
             plain=plain.attention_prefill,
             exact=exact.attention_prefill,
-            given={3: np.full(1, work.capacity - work.chunk, np.int32)},
+            values={3: np.full(1, work.capacity - work.chunk, np.int32)},
             arrays=(array(1, work.chunk, heads, head_dim, dtype=dtype), cache, cache, array(1, dtype=INT32)),
             kernels={"attention_prefill": PREFILL},
             flops=4 * heads * head_dim * work.chunk * (work.capacity - work.chunk // 2),

@@ -63,7 +63,7 @@ class Case:
     bits: float = 0  # bits of a weight in memory; 0 without weights
     streams: bool = True  # it reads its arrays from memory once, and memory bounds its speed
     flops: int = 0  # 0 where memory bounds its speed
-    given: Mapping[int, Any] = field(default_factory=dict)  # arguments that cannot be random numbers
+    values: Mapping[int, Any] = field(default_factory=dict)  # arguments that cannot be random numbers
     donated: tuple[int, ...] = ()  # indices of the arrays that are updated in place
     models: tuple[str, ...] = ()  # models that have this case
 
@@ -75,8 +75,8 @@ class Case:
     def bytes(self) -> int:
         """Bytes to read and write, each once. Arrays that are updated in place barely change, and do not count."""
         results = jax.tree.leaves(jax.eval_shape(self.plain, *self.arrays))
-        held = sum(_bytes(self.arrays[i]) for i in self.donated)
-        return sum(map(_bytes, jax.tree.leaves(self.arrays))) + sum(map(_bytes, results)) - 2 * held
+        donated_bytes = sum(_bytes(self.arrays[i]) for i in self.donated)
+        return sum(map(_bytes, jax.tree.leaves(self.arrays))) + sum(map(_bytes, results)) - 2 * donated_bytes
 
 
 def _bytes(a: jax.ShapeDtypeStruct) -> int:

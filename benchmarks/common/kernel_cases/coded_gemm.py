@@ -35,9 +35,9 @@ def coded_gemm_cases(config: Config, dtype: np.dtype, work: Work, *, batch: int)
     del dtype, work
     for scheme in FORMS if batch <= 8 else ("q8", "q4"):
         for rows, cols in shapes(config):
-            made = case(rows, cols, batch=batch, scheme=scheme)
-            if batch < 64 or geometry_of(*made.arrays).cut.parts == 1:
-                yield made
+            built = case(rows, cols, batch=batch, scheme=scheme)
+            if batch < 64 or geometry_of(*built.arrays).cut.parts == 1:
+                yield built
 
 
 def shapes(config: Config) -> dict[tuple[int, int], str]:
@@ -53,7 +53,7 @@ def shapes(config: Config) -> dict[tuple[int, int], str]:
 
 
 def case(rows: int, cols: int, *, batch: int, scheme: str) -> Case:
-    """Make a case of one shape and form, with so many vectors."""
+    """Make a case of one shape and form for `batch` vectors."""
     w, x = coded_matrix(rows, cols, BFLOAT16, scheme), array(batch, cols, dtype=BFLOAT16)
     return Case(
         op=f"coded_gemm {scheme}",
@@ -78,10 +78,10 @@ def _limits(geometry: Geometry) -> Limits:
         48 / group          for products and their addresses, loads, and waits
         160 a step          to wait, to ask for the next copies, and to turn
 
-    A step of which the ring holds all, or that takes several rows, needs no more.
+    A step that fits in the ring, or that takes several rows, needs no more.
     """
     columns = geometry.group or geometry.cut.turn
     decoding = 1.75 if geometry.bits == 8 else 1.4 if geometry.bits == 4 else 2.5
     weights = geometry.tile_rows * geometry.columns / 128
-    each = decoding + (1 + geometry.minima) * geometry.width / columns + 48 / columns + 160 / weights
-    return Limits(MOST_REGISTERS[geometry.width], round(each + 0.05, 1), wgmma=True)
+    per_weight = decoding + (1 + geometry.minima) * geometry.width / columns + 48 / columns + 160 / weights
+    return Limits(MOST_REGISTERS[geometry.width], round(per_weight + 0.05, 1), wgmma=True)

@@ -126,8 +126,8 @@ def _of_minima(x: Approx, minima: np.ndarray, *, roundings: int, rms: float) -> 
 
 
 def norm_gate_up(w, x, norm, *, eps: float, bias=None) -> Approx:
-    both = _biased(_product(_normed(x, norm, eps), w, eps=eps), bias)
-    gate, up = (both.map(lambda part, half=half: np.split(part, 2, axis=-1)[half]) for half in (0, 1))
+    gate_and_up = _biased(_product(_normed(x, norm, eps), w, eps=eps), bias)
+    gate, up = (gate_and_up.map(lambda part, half=half: np.split(part, 2, axis=-1)[half]) for half in (0, 1))
     return rounded(gated(gate, up), x.dtype)
 
 
@@ -143,10 +143,10 @@ def norm_qkv(
     rows = np.arange(batch)
 
     def appended(cache, new: Approx) -> Approx:
-        held = exactly(cache)
-        for part, row in zip(held, new, strict=True):
+        old = exactly(cache)
+        for part, row in zip(old, new, strict=True):
             part[rows, :, positions] = row
-        return held
+        return old
 
     new_k = turned.map(lambda part: part[:, heads : heads + kv_heads])
     new_v = y.map(lambda part: part[:, heads + kv_heads :])

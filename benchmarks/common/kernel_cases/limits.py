@@ -11,10 +11,10 @@ slot of the ring again. Each limit of floats includes it. A step of several chun
 instructions for each chunk but one (39 with a norm), and takes a few more registers, because it loads the numbers of
 one chunk while it multiplies those of the previous one.
 
-With n vectors, each takes 1 + c / (R V) instructions per weight that is a float, beside the instructions that a turn
-takes once: its multiplication and addition, and its share of the c instructions that load V columns of a vector and
-widen them for a thread's R rows. Each vector adds R V sums, V numbers, R numbers that are added in the end, and some
-addresses to a thread's registers.
+With n vectors, each takes 1 + c / (R V) instructions per weight that is a float, in addition to the instructions that a
+turn takes once: its multiplication and addition, and its share of the c instructions that load V columns of a vector
+and widen them for a thread's R rows. Each vector adds R V sums, V numbers, R numbers that are added in the end, and
+some addresses to a thread's registers.
 """
 
 from math import ceil
@@ -29,7 +29,7 @@ MOST_REGISTERS = 255
 FENCE = 1  # instructions that wait for reads
 TURN = 25  # instructions of a turn that another chunk does not repeat
 
-# Limits by dtype and rows of a tile. A turn takes as many instructions beside its products for half the rows: in
+# Limits by dtype and rows of a tile. Apart from its products, a turn takes as many instructions for half the rows: in
 # float32 43 instructions for 8 or 16 weights. float32 takes eight registers more than the design, because a residual
 # and a bias are read before the loop, two numbers of each, with their addresses. bfloat16 in 8 rows takes two more,
 # because both halves of a word are widened together, and two more in 40 rows, because threads meet only where they
@@ -44,16 +44,16 @@ PLAIN = {
 }
 # The design multiplied by the norm in the loop; now x is staged with its norm, in float32, and is not widened. The
 # design had a block for each tile; a block of several tiles looks up the next one. A pair of rows copies once more
-# each turn, which in float32 covers half as many weights, 16. A ring whose length is no power of two takes three more
-# instructions to begin again. Four more registers hold a position, cosines and sines, which are read before the loop.
-# One more in bfloat16 holds a sum of squares, since its threads stage 32 numbers at once. A tile of 32 rows has that
-# register, too, and a block of its own; it takes no more than 40 rows do, whose vector is widened.
+# each turn, which in float32 covers half as many weights, 16. A ring with a length that is no power of two takes three
+# more instructions to begin again. Four more registers hold a position, cosines and sines, read before the loop. One
+# more in bfloat16 holds a sum of squares, since its threads stage 32 numbers at once. A tile of 32 rows has that
+# register, too, and a block of its own; it takes no more than a tile of 40 rows, which widens its vector.
 NORMED = {"float32": Limits(96, 4.7), "bfloat16": Limits(96, 3.9)}
 NORMED_WIDE = Limits(152, 2.8)
 PAIRED = {"float32": Limits(100, 6.2), "bfloat16": Limits(101, 4.6)}
-STAGING = 12  # registers of a thread that stages a vector, beside the numbers it has read
+STAGING = 12  # registers of a thread that stages a vector, in addition to the numbers it has read
 LOADED = 6  # registers for the numbers of another chunk
-E4M3 = 1.5  # instructions that widen a weight of eight bits, beyond those that widen bfloat16
+E4M3 = 1.5  # instructions that widen a weight of eight bits, in addition to the ones for bfloat16
 
 
 def product_limits(product: RowProduct | QuantizedProduct, *, normed: bool) -> Limits:
@@ -68,35 +68,36 @@ def _of_floats(product: RowProduct, *, normed: bool) -> Limits:
     pair, share = product.runs > 1, rows // WARPS
     widest = 16 // dtype.itemsize  # columns that a thread loads at once for one vector
     if pair:
-        one = PAIRED[dtype.name]
+        limits = PAIRED[dtype.name]
     elif normed:
-        one = NORMED_WIDE if (dtype.name, rows) == ("bfloat16", 32) else NORMED[dtype.name]
+        limits = NORMED_WIDE if (dtype.name, rows) == ("bfloat16", 32) else NORMED[dtype.name]
     else:
-        one = PLAIN.get((dtype.name, rows), Limits())
-    if one.instructions is not None:
+        limits = PLAIN.get((dtype.name, rows), Limits())
+    if limits.instructions is not None:
         shared = TURN * (1 - 1 / product.chunks)
-        one = one._replace(instructions=_up(one.instructions + (FENCE - shared) / (share * widest)))
+        limits = limits._replace(instructions=_up(limits.instructions + (FENCE - shared) / (share * widest)))
     if product.chunks > 1:
-        one = one._replace(registers=min(one.registers + LOADED, MOST_REGISTERS))
+        limits = limits._replace(registers=min(limits.registers + LOADED, MOST_REGISTERS))
     if not normed:  # a thread reads these words of a vector before it stores any
         read = min(product.cols * dtype.itemsize // (4 * THREADS), TOGETHER * PIECES * 4)
-        one = one._replace(registers=max(one.registers, read + STAGING))
-    if product.e4m3 and one.instructions is not None:
-        one = one._replace(registers=min(one.registers + 16, MOST_REGISTERS), instructions=one.instructions + E4M3)
+        limits = limits._replace(registers=max(limits.registers, read + STAGING))
+    if product.e4m3 and limits.instructions is not None:
+        registers = min(limits.registers + 16, MOST_REGISTERS)
+        limits = limits._replace(registers=registers, instructions=limits.instructions + E4M3)
     more = product.batch - 1
-    if not more or one.instructions is None:
-        return one
+    if not more or limits.instructions is None:
+        return limits
     width = product.vector
     # 16 bytes take a load and an address; a vector with a norm is float32. Each bfloat16 takes one more, to widen it.
     wide = normed or dtype == FLOAT32
     loading = 2 * ceil(width * (4 if wide else 2) / 16) + (0 if wide else width)
-    each = 1 + loading / (share * width)
+    per_vector = 1 + loading / (share * width)
     # Half as wide loads make a turn cover half the weights in as many instructions, but for multiplying and widening.
     halved = widest // width
     flat = 1 if dtype == FLOAT32 else 2
     turn = share + 1 if pair else 0  # registers for its position, cosines and sines
-    registers = one.registers + more * (width * (share + 1) + share + turn + 4)
-    return Limits(min(registers, MOST_REGISTERS), _up((one.instructions - flat) * halved + flat + more * each))
+    registers = limits.registers + more * (width * (share + 1) + share + turn + 4)
+    return Limits(min(registers, MOST_REGISTERS), _up((limits.instructions - flat) * halved + flat + more * per_vector))
 
 
 def _of_codes(product: QuantizedProduct) -> Limits:
@@ -109,7 +110,7 @@ def _of_codes(product: QuantizedProduct) -> Limits:
         7 a word and plane      to look 8 levels up, with what moves a table
         1 a word and plane      for each plane but the first: the compiler of jax 0.12.0.1 adds up to 1.4 a word to
                                 NF4's three planes; what for has not been looked up in its machine code
-        4 a product             to move codes of eight bits in groups of 32, whose sides are not loaded together
+        4 a product             to move codes of eight bits in groups of 32; their sides are not loaded together
         30                      a turn of the loop
         20 + 16 a copy          to ask for another step, unless the ring holds all steps
 
@@ -121,7 +122,7 @@ def _of_codes(product: QuantizedProduct) -> Limits:
         16                      to clear lane 3's digits, where there are minima
         2                       to load the units of four groups' digits
 
-    and for each that is alone
+    and for each single vector
 
         8 + 4 or 8              to load digits
         1 a product             to multiply
@@ -135,7 +136,7 @@ def _of_codes(product: QuantizedProduct) -> Limits:
     Four blocks can share a processor with 128 registers a thread, and three with 168. Tiles of more than four octets
     may take 168, because three blocks a processor cover their whole matrix. Levels of several planes may, too, since
     they wait for instructions and not for memory, and two vectors in groups of 16, with 16 scales a row. More than two
-    vectors may take all registers, with two blocks a processor: their digits alone take 12 each. Steps that are written
+    vectors may take all registers, with two blocks a processor: their digits take 12 each. Steps that are written
     out form no loop, so neither limit is theirs.
     """
     octets, groups = product.rows * product.runs // 8, QUARTER // product.columns
@@ -159,10 +160,10 @@ def _of_codes(product: QuantizedProduct) -> Limits:
     scaled = groups * octets * ((2 + (product.group is not None)) * planes + planes - 1)
     joined = groups * octets * planes if product.columns > SIDE else 0
     two = 8 + SIDES * products + multiplied + 2 * (fours + scaled + cleared)
-    one = 8 + products * (1 if in_words or product.columns <= SIDE else 2) + multiplied + fours
-    one += scaled + joined + cleared
-    pairs, alone = divmod(product.batch, 2) if in_words and octets % 2 == 0 else (0, product.batch)
-    total = codes + turn + pairs * two + alone * one
+    per_octet = 8 + products * (1 if in_words or product.columns <= SIDE else 2) + multiplied + fours
+    per_octet += scaled + joined + cleared
+    pairs, single = divmod(product.batch, 2) if in_words and octets % 2 == 0 else (0, product.batch)
+    total = codes + turn + pairs * two + single * per_octet
     many_scales = product.batch > 1 and product.columns < SIDE
     registers = MOST_REGISTERS if product.batch > 2 else 168 if octets > 4 or planes > 1 or many_scales else 128
     return Limits(registers, _up(total * LANES / (8 * octets * QUARTER)))

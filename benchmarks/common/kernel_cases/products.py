@@ -138,7 +138,7 @@ def several_cases(config: Config, dtype: np.dtype, work: Work, *, batch: int) ->
 
 
 def _first_three(config: Config, dtype: np.dtype, work: Work, **chosen: Any) -> Iterator[Case]:
-    """Yield the products whose shapes differ in kind; the down projection is a longer output projection."""
+    """Yield the products with shapes of different kinds; the down projection is a longer output projection."""
     yield _residual(config.dim, config.heads * config.head_dim, dtype, **chosen)
     yield _norm_gate_up(config, dtype, **chosen)
     yield _norm_qkv(config, dtype, work, **chosen)
@@ -150,7 +150,7 @@ def _residual(
     """Make a case of W x + residual."""
 
     def form(product: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda w, x, residual, **others: product(w, x, residual=residual, **others)
+        return lambda w, x, residual, **options: product(w, x, residual=residual, **options)
 
     residual = array(batch, rows, dtype=dtype)
     return _gemv("residual", form, rows, cols, residual, batch=batch, scheme=scheme, bias=bias)
@@ -160,18 +160,18 @@ def _head(config: Config, dtype: np.dtype, *, batch: int = 1, scheme: str | None
     """Make a case of W times a normed x."""
 
     def form(product: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda w, x, norm, **others: product(w, x, norm=norm, eps=config.eps, out=jnp.float32, **others)
+        return lambda w, x, norm, **options: product(w, x, norm=norm, eps=config.eps, out=jnp.float32, **options)
 
     norm = array(config.dim, dtype=dtype)
     return _gemv("norm", form, config.vocab, config.dim, norm, batch=batch, scheme=scheme)
 
 
 def _gemv(
-    what: str, form: Callable[..., Any], rows: int, cols: int, other: Any, *,
+    what: str, form: Callable[..., Any], rows: int, cols: int, operand: Any, *,
     batch: int, scheme: str | None, bias: bool = False,
 ) -> Case:  # fmt: skip
     """Make a case of W, x and `other`, in a `form` that takes the three."""
-    dtype = np.dtype(other.dtype)
+    dtype = np.dtype(operand.dtype)
     w, x = coded_matrix(rows, cols, dtype, scheme), array(batch, cols, dtype=dtype)
     case = Case(
         op=f"{_named('gemv', scheme)} {what}",
@@ -180,7 +180,7 @@ def _gemv(
         function=form(gemv),
         plain=form(plain.gemv),
         exact=form(exact.gemv),
-        arrays=(w, x, other),
+        arrays=(w, x, operand),
         kernels={"gemv": _limits("gemv", w, x, normed=what == "norm")},
         bits=_bits(dtype, scheme),
     )
@@ -226,7 +226,7 @@ def _norm_qkv(
         function=partial(norm_qkv, heads=heads, eps=config.eps),
         plain=partial(plain.norm_qkv, heads=heads, eps=config.eps),
         exact=partial(exact.norm_qkv, heads=heads, eps=config.eps),
-        given={5: np.full(batch, work.capacity // 2, np.int32)},
+        values={5: np.full(batch, work.capacity // 2, np.int32)},
         arrays=(
             w,
             x,
@@ -248,7 +248,7 @@ def _with_bias(case: Case, rows: int) -> Case:
     """Add a bias to a case, as its last array."""
 
     def last(form: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *arrays, **others: form(*arrays[:-1], bias=arrays[-1], **others)
+        return lambda *arrays, **options: form(*arrays[:-1], bias=arrays[-1], **options)
 
     bias = array(rows, dtype=np.dtype(case.dtype))
     forms = {"function": last(case.function), "plain": last(case.plain), "exact": last(case.exact)}
@@ -275,12 +275,12 @@ def coded_matrix(rows: int, cols: int, dtype: np.dtype, scheme: str | None) -> A
     bits, group, minima, levels, e4m3 = EVERY_FORM[scheme]
     words = np.dtype(np.int32)
     codes = array(rows, cols // 8, dtype=words) if bits < 8 else array(rows, cols, dtype=np.dtype(np.int8))
-    rest = array(rows, (bits - 4) * cols // 32, dtype=words) if 4 < bits < 8 else None
+    low_bits = array(rows, (bits - 4) * cols // 32, dtype=words) if 4 < bits < 8 else None
     shape = (rows,) if group is None else (rows, cols // group)
     scales: Any = array(*shape, dtype=FLOAT32)
     if e4m3:
         return ScaledE4M3(codes, scales)
-    return ScaledCodes(codes, scales, scales if minima else None, levels, rest)
+    return ScaledCodes(codes, scales, scales if minima else None, levels, low_bits)
 
 
 def _bits(dtype: np.dtype, scheme: str | None) -> int:

@@ -1,4 +1,4 @@
-"""Cases of RMSNorm and softmax, which run alone here, and inside the kernels of a decode step."""
+"""Cases of RMSNorm and softmax, which are kernels of their own here, and part of other kernels in a decode step."""
 
 from collections.abc import Iterator
 from functools import partial

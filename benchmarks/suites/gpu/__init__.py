@@ -11,8 +11,8 @@ published Llama uses.
 
     right.py      kernels against exact numbers
     models.py     decoding and prompts of whole models
-    kernels.py    each kernel beside XLA
-    prompts.py    attention to a prompt beside cuDNN's
+    kernels.py    each kernel compared with XLA
+    prompts.py    attention to a prompt compared with cuDNN's
     launching.py  CUDA graphs and PDL, with and without
     starting.py   from the start to the first token
     tuning.py     the fastest tiles

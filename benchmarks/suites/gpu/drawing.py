@@ -20,8 +20,8 @@ def draw(case: Case, seed: int) -> list[Any]:
     drawn = jax.tree.leaves(case.arrays)
     seeds = iter(range(len(drawn) * seed, len(drawn) * (seed + 1)))
     return [
-        jnp.asarray(case.given[i])
-        if i in case.given
+        jnp.asarray(case.values[i])
+        if i in case.values
         else jax.tree.map(lambda shape: _drawn(next(seeds), shape), shapes, is_leaf=_is_e4m3)
         for i, shapes in enumerate(case.arrays)
     ]

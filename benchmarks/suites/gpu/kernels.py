@@ -1,4 +1,4 @@
-"""Times of each kernel beside XLA's form of the same op, each call with other arguments than the one before."""
+"""Times of each kernel and of XLA's form of the same op. Each call has other arguments than the one before."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,16 +42,16 @@ def time_clearing(scale: Scale, clock: Clock) -> Iterator[Row]:
 
     All cases read as many tiles. The first of each dtype and shape has no row to clear, and is the baseline.
     """
-    whole: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for case, seen in clearing_cases(scale.cleared):
         if clock.over:
             yield skipped(case.name)
             continue
         case_timed = Timing(case, scale)
         with scale.running():
-            ours = case_timed.seconds(case.function)
-        first = whole.setdefault(f"{case.dtype} {case.arrays[1].shape}", ours.least)
-        yield {"case": case.name, "rows": -seen % TILE, **ours._asdict(), "more": ours.least - first}
+            by_kernel = case_timed.seconds(case.function)
+        first = totals.setdefault(f"{case.dtype} {case.arrays[1].shape}", by_kernel.least)
+        yield {"case": case.name, "rows": -seen % TILE, **by_kernel._asdict(), "more": by_kernel.least - first}
 
 
 def _rows(cases: Sequence[Case], scale: Scale, clock: Clock) -> Iterator[Row]:
@@ -79,13 +79,13 @@ def _prepared(case: Case, scale: Scale, target: Target) -> "tuple[Timing, list[A
 
 
 def _row(case: Case, timing: "Timing", programs: list[Any]) -> Row:
-    ours, plain = map(timing.of, programs)
+    by_kernel, plain = map(timing.of, programs)
     return {
         "case": case.name,
         "op": case.op,
-        **timed(ours, bytes=case.bytes, flops=case.flops, dtype=case.dtype),
+        **timed(by_kernel, bytes=case.bytes, flops=case.flops, dtype=case.dtype),
         "plain": plain.median,
-        "speedup": plain.median / ours.median,
+        "speedup": plain.median / by_kernel.median,
     }
 
 
@@ -133,12 +133,12 @@ def compiled_together(*programs: Any) -> list[Any]:
 def again_and_again(
     case: Case, form: Callable[..., Any], calls: int, turns: Int[Array, ""], updated: list[Any], fixed: list[Any]
 ) -> tuple[list[Any], list[Any]]:
-    """Run `in_turn` so many times; returns the updated arrays and the last results."""
+    """Run `in_turn` for `turns` turns; returns the updated arrays and the last results."""
 
     def one(_: Any, state: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
         # The arguments come with the state; otherwise XLA would make the calls once, before the loop.
-        (updated, _), mine = lax.optimization_barrier((state, fixed))
-        return in_turn(case, form, calls, updated, mine)
+        (updated, _), constants = lax.optimization_barrier((state, fixed))
+        return in_turn(case, form, calls, updated, constants)
 
     results = jax.eval_shape(partial(in_turn, case, form, calls), updated, fixed)[1]
     return lax.fori_loop(0, turns, one, (updated, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), results)))
@@ -150,19 +150,19 @@ def in_turn(
     """Call a form with each set of arguments in turn; returns the updated arrays of each set, and the other results.
 
     A call waits for the results of the last one, which pass through the same barrier, and all results are returned.
-    Otherwise XLA would merge independent calls, and drop those whose results are unused.
+    Otherwise XLA would merge independent calls, and drop calls with unused results.
     """
-    kept, updated, results, last = len(case.donated), list(updated), [], None
+    donated, updated, results, last = len(case.donated), list(updated), [], None
     for call in range(calls):
         turn = call % len(fixed)
-        mine, others, before = lax.optimization_barrier((updated[turn], fixed[turn], last))
+        buffers, constants, before = lax.optimization_barrier((updated[turn], fixed[turn], last))
         if before is not None:
-            results.append(before[: len(before) - kept])
-            updated[(call - 1) % len(fixed)] = before[len(before) - kept :]
-        last = jax.tree.leaves(form(*_merged(case, mine, others)))
+            results.append(before[: len(before) - donated])
+            updated[(call - 1) % len(fixed)] = before[len(before) - donated :]
+        last = jax.tree.leaves(form(*_merged(case, buffers, constants)))
     assert last is not None
-    updated[(calls - 1) % len(fixed)] = last[len(last) - kept :]
-    return updated, [*results, last[: len(last) - kept]]
+    updated[(calls - 1) % len(fixed)] = last[len(last) - donated :]
+    return updated, [*results, last[: len(last) - donated]]
 
 
 def _merged(case: Case, updated: list[Any], fixed: list[Any]) -> list[Any]:

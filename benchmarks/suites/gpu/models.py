@@ -32,7 +32,7 @@ DRAWING = {"greedy": GREEDY, "top-p": SamplingOptions()}
 def time_models(scale: Scale, clock: Clock, *, batch: int = 1) -> Iterator[Row]:
     """Time each model by each of its tables of ops, at each length.
 
-    Several sequences at once decode after the shortest context, for whose caches there is room, and read no prompts.
+    Several sequences at once decode after the shortest context, since their caches must fit, and read no prompts.
     """
     if batch > 1:
         scale = replace(scale, contexts=scale.contexts[:1], prompts=())
@@ -105,11 +105,11 @@ def decoding(
     ask = model_speed.decoding(programs, params, context=context, options=options)
 
     def step(burst: int, effort: Effort) -> Seconds:
-        asked = [ask(burst)]
+        requests = [ask(burst)]
 
         def read():
-            asked.append(ask(burst))
-            return asked.pop(0)
+            requests.append(ask(burst))
+            return requests.pop(0)
 
         return measure(read, effort).over(burst)
 

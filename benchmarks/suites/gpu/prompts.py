@@ -1,4 +1,4 @@
-"""Attention to a prompt beside cuDNN's, the fastest available."""
+"""Attention to a prompt compared with cuDNN's, the fastest available."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -35,17 +35,17 @@ def _row(config: Config, tokens: int, scale: Scale) -> Row:
     cache = [a.swapaxes(1, 2) + 0 for a in (k, v)]  # [1, kv_heads, tokens, head_dim]
     start = jnp.zeros(1, jnp.int32)
     with scale.running():
-        ours = _seconds(attention_prefill, scale, q, *cache, start)
+        by_kernel = _seconds(attention_prefill, scale, q, *cache, start)
     best = "cudnn" if scale.device == "gpu" else "xla"
     beside = partial(jax.nn.dot_product_attention, is_causal=True, implementation=best)
-    theirs = _seconds(beside, scale, q, k, v)
+    by_cudnn = _seconds(beside, scale, q, k, v)
     flops = 4 * config.heads * config.head_dim * tokens * (tokens + 1) / 2
     moved = 2 * q.nbytes + k.nbytes + v.nbytes
     return {
-        **timed(ours, bytes=moved, flops=flops, dtype="bfloat16"),
+        **timed(by_kernel, bytes=moved, flops=flops, dtype="bfloat16"),
         "beside": best,
-        "plain": theirs.median,
-        "speedup": theirs.median / ours.median,
+        "plain": by_cudnn.median,
+        "speedup": by_cudnn.median / by_kernel.median,
     }
 
 

@@ -45,7 +45,7 @@ SECTIONS: dict[str, tuple[str, tuple[Column, ...]]] = {
         ),
     ),
     "kernels": (
-        "Kernels beside XLA",
+        "Kernels compared with XLA",
         (Column("case", "case"), MICROSECONDS, LEAST, MOST, BANDWIDTH, SHARE, OF_FLOOR, BESIDE, SPEEDUP),
     ),
     "clearing": (
@@ -53,9 +53,9 @@ SECTIONS: dict[str, tuple[str, tuple[Column, ...]]] = {
         (Column("case", "case"), Column("rows", "rows", "d"), MICROSECONDS, LEAST, MOST, MORE),
     ),
     "attention": (
-        "Attention to a prompt beside the best there is",
+        "Attention to a prompt compared with cuDNN's",
         (
-            *(Column("case", "case"), MICROSECONDS, RATE, OF_FLOOR, Column("beside", "beside")),
+            *(Column("case", "case"), MICROSECONDS, RATE, OF_FLOOR, Column("other", "beside")),
             *(BESIDE._replace(heading="its us"), SPEEDUP),
         ),
     ),
@@ -95,18 +95,18 @@ SECTIONS: dict[str, tuple[str, tuple[Column, ...]]] = {
 }
 
 
-def as_report(found: Iterable[Found], *, suite: str, dry: bool) -> dict[str, Any]:
+def as_report(rows: Iterable[Found], *, suite: str, dry: bool) -> dict[str, Any]:
     """Collect rows and what follows from them; the machine comes first.
 
-    A run that is interrupted after it measured the machine has a report of its rows so far, whose `interrupted` is the
-    exit status.
+    A run that is interrupted after it measured the machine has a report of its rows so far; `interrupted` is the exit
+    status.
     """
     sections: dict[str, list[Row]] = {}
     left_out: list[Row] = []
     machine: Row = {}
     interrupted: dict[str, Any] = {}
     try:
-        for section, row in found:
+        for section, row in rows:
             if "skipped" in row:
                 left_out.append({"section": section, **row})
             elif section == "memory":
@@ -143,8 +143,8 @@ def as_text(report: Mapping[str, Any]) -> str:
     if report["skipped"]:
         lines += ["", "Left out", ""]
         for (section, why), rows in groupby(report["skipped"], key=lambda row: (row["section"], row["why"])):
-            first, *others = [row["skipped"] for row in rows]
-            lines.append(f"{section}: {first}{f' and {len(others)} more' if others else ''} ({why})")
+            first, *more = [row["skipped"] for row in rows]
+            lines.append(f"{section}: {first}{f' and {len(more)} more' if more else ''} ({why})")
     if "dry_run" in report:
         lines += ["", report["dry_run"]]
     return "\n".join(lines) + "\n"

@@ -33,7 +33,7 @@ CANARY = 1 << 14  # numbers in each
 def check(scale: Scale, clock: Clock, *, varied: bool = False, share: int = 0, shares: int = 1) -> Iterator[Row]:
     """Check each case of a share: its largest error as a share of its bound, and the repeats that differ.
 
-    The cases are those of the table, or with `varied` options that no model of the table uses.
+    The cases come from the table, or with `varied` from options that no model of the table uses.
     """
     cases, repeats = (scale.varied, scale.varied_repeats) if varied else (scale.checked, scale.repeats)
     canaries = [jnp.full(CANARY, i, jnp.int32) for i in range(CANARIES)]
@@ -83,9 +83,9 @@ def share_of_bound(result: np.ndarray, exact: Approx) -> float:
     0.5
     """
     result = result.astype(np.float64)
-    same = (result == exact.value) | (np.isnan(result) & np.isnan(exact.value))
+    equal = (result == exact.value) | (np.isnan(result) & np.isnan(exact.value))
     with np.errstate(divide="ignore", invalid="ignore"):
-        share = np.where(same, 0, np.abs(result - exact.value) / exact.error)
+        share = np.where(equal, 0, np.abs(result - exact.value) / exact.error)
     return float(np.max(np.where(np.isnan(share), np.inf, share)))
 
 
@@ -96,15 +96,15 @@ def _repeated(case: Case, arguments: Any, repeats: int) -> tuple[Any, jax.Array]
     def again(i: jax.Array, differing: jax.Array) -> jax.Array:
         # The arguments come with the step; otherwise XLA would run the kernel once, before the loop.
         same_again, step = lax.optimization_barrier((arguments, i))
-        other = jax.tree.leaves(jax.tree.map(_differ, case.function(*same_again), first))
-        return differing + (jnp.any(jnp.stack(other)) & (step >= 0)).astype(jnp.int32)
+        differences = jax.tree.leaves(jax.tree.map(_differ, case.function(*same_again), first))
+        return differing + (jnp.any(jnp.stack(differences)) & (step >= 0)).astype(jnp.int32)
 
     return first, lax.fori_loop(0, repeats, again, jnp.int32(0))
 
 
 def _differ(a: jax.Array, b: jax.Array) -> jax.Array:
-    both = jnp.isnan(a) & jnp.isnan(b) if jnp.issubdtype(a.dtype, jnp.floating) else False
-    return jnp.any((a != b) & ~both) if both is not False else jnp.any(a != b)
+    both_nan = jnp.isnan(a) & jnp.isnan(b) if jnp.issubdtype(a.dtype, jnp.floating) else False
+    return jnp.any((a != b) & ~both_nan) if both_nan is not False else jnp.any(a != b)
 
 
 def _norm_qkv(w, x, norm, k, v, positions, cos, sin, *bias):
@@ -124,11 +124,11 @@ def _attention_paged(q, k, v, table, lengths):
     page = k.shape[2]
     lengths = _some(len(lengths), table.shape[1] * page)
     for b, length in enumerate(lengths):
-        whole, rest = divmod(int(length), page)
-        for i, number in enumerate(table[b, whole:]):
-            start = rest if i == 0 else 0
+        first_page, first_row = divmod(int(length), page)
+        for i, number in enumerate(table[b, first_page:]):
+            start = first_row if i == 0 else 0
             k[number, :, start:] = v[number, :, start:] = np.nan
-        table[b, whole + (rest > 0) :] = 2**30
+        table[b, first_page + (first_row > 0) :] = 2**30
     return [q, k, v, table, lengths]
 
 
@@ -149,9 +149,9 @@ def _decode_before_window(q, k, v, lengths):
 def _paged_before_window(q, k, v, table, lengths):
     k, v = np.copy(k), np.copy(v)
     for b, length in enumerate(lengths):
-        whole, rest = divmod(max(int(length) - WINDOW, 0), k.shape[2])
-        k[table[b, :whole]] = v[table[b, :whole]] = np.nan
-        k[table[b, whole], :, :rest] = v[table[b, whole], :, :rest] = np.nan
+        first_page, first_row = divmod(max(int(length) - WINDOW, 0), k.shape[2])
+        k[table[b, :first_page]] = v[table[b, :first_page]] = np.nan
+        k[table[b, first_page], :, :first_row] = v[table[b, first_page], :, :first_row] = np.nan
     return [q, k, v, table, lengths]
 
 
@@ -180,7 +180,7 @@ def spoiled(case: Case, arguments: list[Any]) -> list[Any]:
 
 
 def unseen(case: Case, arguments: list[Any]) -> list[Any]:
-    """Put NaN in the rows of a cache before every window, for the kernel alone: the exact computation reads them."""
+    """Put NaN in the rows of a cache before every window, for the kernel only: the exact computation reads them."""
     op, *how = case.op.split()
     return BEFORE_WINDOW[op](*arguments) if "window" in how else arguments
 

@@ -77,7 +77,7 @@ class Scale:
     prompts: tuple[int, ...]
     chunk: int
     burst: int
-    attended: tuple[tuple[str, Config], ...]  # models whose attention to a prompt is timed beside cuDNN's
+    attended: tuple[tuple[str, Config], ...]  # models for timing attention to a prompt against cuDNN's
     launched: Model  # decodes under each setting of the compiler, and is started
 
 

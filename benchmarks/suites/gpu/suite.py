@@ -107,25 +107,25 @@ def run_suite(
     A part that is killed, dies or cannot begin in time yields a row that says so.
     """
     planned = plan(suite, dry=dry, batch=batch)
-    clock, due, total = Clock(0), 0.0, sum(part.seconds for part in planned)
+    clock, planned_seconds, total = Clock(0), 0.0, sum(part.seconds for part in planned)
     with tempfile.TemporaryDirectory(prefix="llamaspec-bench-") as cache:
         for part in planned:
-            progress(part.name, due / total)
-            due += part.seconds
-            left = DRY_SECONDS if dry else clock.left + due
-            if left < part.seconds / 2:
+            progress(part.name, planned_seconds / total)
+            planned_seconds += part.seconds
+            remaining = DRY_SECONDS if dry else clock.left + planned_seconds
+            if remaining < part.seconds / 2:
                 yield Found(part.section, skipped(part.name))
                 continue
-            for found in run_shares(part, scale="dry" if dry else "full", seconds=left, cache=cache):
-                if part.section == "memory" and "skipped" in found.row:
-                    raise ValueError(f"the machine could not be measured: {found.row['why']}")
-                yield found
+            for row in run_shares(part, scale="dry" if dry else "full", seconds=remaining, cache=cache):
+                if part.section == "memory" and "skipped" in row.row:
+                    raise ValueError(f"the machine could not be measured: {row.row['why']}")
+                yield row
 
 
 def run_shares(part: Part, **how: Any) -> Iterator[Found]:
-    """Run the shares of a part; yields their rows, also those of shares that were interrupted."""
+    """Run the shares of a part; yields their rows, also of interrupted shares."""
     shares = part.shared_out()
-    found: list[list[Found]] = [[] for _ in shares]
+    results: list[list[Found]] = [[] for _ in shares]
     processes: list[subprocess.Popen] = []
     interrupted: BaseException | None = None
 
@@ -136,12 +136,12 @@ def run_shares(part: Part, **how: Any) -> Iterator[Found]:
 
     with ThreadPoolExecutor(len(shares)) as pool:
         try:
-            list(pool.map(run, shares, found))
+            list(pool.map(run, shares, results))
         except (KeyboardInterrupt, SystemExit) as end:
             interrupted = end
             for process in processes:
                 process.kill()
-    yield from chain(*found)
+    yield from chain(*results)
     if interrupted:
         raise interrupted
 
@@ -163,13 +163,13 @@ def run_part(
     paths = [str(Path(__file__).parents[4]), os.environ.get("PYTHONPATH")]
     environment = {**os.environ, **part.environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     environment |= {CACHE: cache, **KEEP_ALL} if part.starts else {}
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+") as errors:
         late = threading.Event()
         with subprocess.Popen(
             [sys.executable, "-P", "-m", "llamaspec.benchmarks.suites.gpu", *arguments],
             env=environment | (ON_A_CPU if scale == "dry" else {}),
             stdout=subprocess.PIPE,
-            stderr=said,
+            stderr=errors,
             text=True,
         ) as process:
             started(process)
@@ -182,8 +182,8 @@ def run_part(
             finally:
                 timer.cancel()
                 process.kill()  # no-op if it has ended
-        said.seek(0)
-        last = next((line for line in reversed(said.read().splitlines()) if line.strip()), "without a word")
+        errors.seek(0)
+        last = next((line for line in reversed(errors.read().splitlines()) if line.strip()), "without a word")
     if status == CANNOT_RUN:
         raise ValueError(last)
     if late.is_set():

@@ -22,7 +22,7 @@ STAGES = (2, 3, 4, 6)
 
 
 def tune(scale: Scale, clock: Clock) -> Iterator[Row]:
-    """Find the fastest tile of each product of one vector, beside the one in use."""
+    """Find the fastest tile of each product of one vector, and time the tile in use."""
     for case in scale.timed:
         if not (product := product_of(case)):
             continue

@@ -58,12 +58,12 @@ def varied_cases() -> Iterator[Case]:
     yield from at_once()
     yield from in_two_launches(NARROW, FLOAT32)
     yield from in_two_launches(BROAD, BFLOAT16, first=2)
-    for config, dtype, other in ((NARROW, BFLOAT16, FLOAT32), (BROAD, FLOAT32, BFLOAT16)):
+    for config, dtype, second_dtype in ((NARROW, BFLOAT16, FLOAT32), (BROAD, FLOAT32, BFLOAT16)):
         yield from bias_cases(config, dtype, WORK)
         yield from several_cases(config, dtype, WORK, batch=2)
-        yield from several_cases(config, other, WORK, batch=AT_ONCE)
+        yield from several_cases(config, second_dtype, WORK, batch=AT_ONCE)
         yield from form_cases(config, dtype, WORK)
-        yield from (case for case in form_cases(config, other, WORK) if case.op.startswith("norm_qkv"))
+        yield from (case for case in form_cases(config, second_dtype, WORK) if case.op.startswith("norm_qkv"))
         yield from _downs(DEEP, form_cases(DEEP, dtype, WORK))
 
 
@@ -129,7 +129,7 @@ def _downs(config: Config, cases: Iterable[Case]) -> Iterator[Case]:
 
 
 def attentions() -> Iterator[Case]:
-    """Yield attention with heads of 64 and 128, alone and sharing keys, with windows, and with refilled rings."""
+    """Yield attention with heads of 64 and 128, with own and shared keys, with windows, and with refilled rings."""
     long = WORK._replace(several=False, capacity=8192)
     for dtype in (FLOAT32, BFLOAT16):
         for config in (NARROW, BROAD, ALONE):
@@ -151,7 +151,7 @@ def in_two_launches(config: Config, dtype: np.dtype, *, first: int = 0) -> Itera
 
 
 def routed_cases(config: Config, dtype: np.dtype, batch: int) -> Iterator[Case]:
-    """Yield float products of so many sequences that kernels leave them to XLA.
+    """Yield float products of more sequences than kernels take; XLA computes them.
 
     In bfloat16 the vector has no norm: XLA's form rounds a normalized vector before the product, and kernels do not.
     """
@@ -189,10 +189,10 @@ def _layer(*, gate_up: Any = None, down: Any = None, norm: Any = None) -> Layer:
     return Layer(none, Linear(none, None), None, None, Linear(none, None), norm, ffn)
 
 
-def clearing_cases(asked: tuple[tuple[Config, int], ...]) -> Iterator[tuple[Case, int]]:
+def clearing_cases(models: tuple[tuple[Config, int], ...]) -> Iterator[tuple[Case, int]]:
     """Yield decode attention with 0, 1 or 63 hidden rows in the last tile, and the number of seen keys."""
-    for config, capacity in asked:
+    for config, capacity in models:
         for dtype in (BFLOAT16, FLOAT32):
             (case,) = attention_decode_cases(config, dtype, Work(capacity=capacity))
             for seen in (capacity, capacity - 1, capacity - TILE + 1):
-                yield replace(case, shape=f"{case.shape}, {seen} seen", given={3: np.full(1, seen, np.int32)}), seen
+                yield replace(case, shape=f"{case.shape}, {seen} seen", values={3: np.full(1, seen, np.int32)}), seen

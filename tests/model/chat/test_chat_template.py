@@ -294,10 +294,10 @@ def test_nor_do_parts_of_it_make_a_special_token(parts):
 
 
 @pytest.mark.parametrize(
-    ("before", "said", "after"), [("<|", "eot_id|>", ""), ("", "<|eot_id", "|>"), ("<|eot", "_", "id|>")]
+    ("before", "content", "after"), [("<|", "eot_id|>", ""), ("", "<|eot_id", "|>"), ("<|eot", "_", "id|>")]
 )
-def test_nor_does_a_part_of_it_within_a_name(before, said, after):
-    text = marked(before) + quoted(said) + after
+def test_nor_does_a_part_of_it_within_a_name(before, content, after):
+    text = marked(before) + quoted(content) + after
     assert text == "<|eot_id|>" and SpecialTokens(LLAMA3).encode(text) == LLAMA3.encode("<|eot_id|>")
 
 

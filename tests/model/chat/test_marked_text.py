@@ -173,35 +173,35 @@ def built(parts: list[tuple[bool, str]]) -> MarkedText:
     return marked("").join([quoted(text) if quote else text for quote, text in parts])
 
 
-@given(text=texts, other=texts, name=st.sampled_from(OPERATIONS))
-def test_methods_equal_those_of_str(text, other, name):
-    text, other = built(text), built(other)
+@given(text=texts, second=texts, name=st.sampled_from(OPERATIONS))
+def test_methods_equal_those_of_str(text, second, name):
+    text, second = built(text), built(second)
     result = getattr(text, name)()
     assert result == getattr(plain(text), name)()
     parts = result if isinstance(result, list) else [result]
     assert all(len(marks_of(part)) == len(part) for part in parts)
-    assert text + other == plain(text) + plain(other) and len(marks_of(text + other)) == len(text + other)
+    assert text + second == plain(text) + plain(second) and len(marks_of(text + second)) == len(text + second)
 
 
 @given(
     text=texts,
-    other=pieces.filter(bool),
+    separator=pieces.filter(bool),
     new=texts,
     count=st.integers(-1, 3),
     first=st.integers(-9, 9),
     step=st.sampled_from([1, -1, 2]),
 )
-def test_parts_keep_their_marks(text, other, new, count, first, step):
+def test_parts_keep_their_marks(text, separator, new, count, first, step):
     text, new = built(text), built(new)
     for name in ("split", "rsplit", "partition", "rpartition"):
-        options = (other, count) if "split" in name else (other,)
+        options = (separator, count) if "split" in name else (separator,)
         parts = getattr(text, name)(*options)
         assert [*parts] == [*getattr(plain(text), name)(*options)]
-        between = marked("") if "partition" in name else _found(text, other)
+        between = marked("") if "partition" in name else _found(text, separator)
         assert marks_of(between.join(parts)) == marks_of(text) or "split" in name
     for name in ("split", "rsplit"):
         assert [*getattr(text, name)(None, count)] == getattr(plain(text), name)(None, count)
-    for old in (other, ""):
+    for old in (separator, ""):
         replaced = text.replace(old, new, count)
         assert replaced == plain(text).replace(old, plain(new), count)
         assert len(marks_of(replaced)) == len(replaced)

@@ -1,4 +1,4 @@
-"""The files beside a tokenizer.json: which tokens they add, and which file wins."""
+"""The files next to a tokenizer.json: which tokens they add, and which file wins."""
 
 import json
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ FIRST = 256  # the first id after the bytes
 
 
 def write(folder: Path, listed: tuple[str, ...] = ("<s>", "</s>"), **files: Any) -> Path:
-    """A tokenizer.json of the 256 bytes and these special tokens, with files beside it."""
+    """A tokenizer.json of the 256 bytes and these special tokens, with files next to it."""
     (folder / "tokenizer.json").write_text(tiny_tokenizers.chatml(special=listed))
     (folder / "config.json").write_text('{"model_type": "llama"}')
     files.setdefault("tokenizer_config", {})
@@ -73,8 +73,8 @@ def test_files_beside_a_tokenizer_add_tokens(files, tmp_path):
 
 def test_an_added_tokens_decoder_keeps_the_other_files_from_being_read(tmp_path):
     decoder = {"tokenizer_config": {"added_tokens_decoder": {"258": token("<a>")}, "eos_token": "</s>"}}
-    others = {"added_tokens": {"<b>": 259}, "special_tokens_map": {"eos_token": "<b>"}}
-    tokenizer = load_tokenizer(write(tmp_path, **decoder, **others))
+    more_files = {"added_tokens": {"<b>": 259}, "special_tokens_map": {"eos_token": "<b>"}}
+    tokenizer = load_tokenizer(write(tmp_path, **decoder, **more_files))
     assert (tokenizer.vocab, [*tokenizer.special]) == (259, ["<s>", "</s>"])
 
 
@@ -132,7 +132,7 @@ def test_files_that_cannot_be_used_are_refused(files, what, tmp_path):
     assert str(caught.value).isprintable()
 
 
-# Tokens in any file, and texts in which they are doubled and next to white space.
+# Tokens in any file, and texts with these tokens doubled and next to white space.
 NAMES = ("<a>", "<b>", "a b", "</s>", "жж")
 flags = st.fixed_dictionaries(dict.fromkeys(("lstrip", "rstrip", "special"), st.booleans()))
 names = st.lists(st.sampled_from(NAMES), max_size=4, unique=True)
@@ -142,7 +142,7 @@ texts = st.lists(st.sampled_from([*NAMES, "<s>", "a", " ", "\n", "word", "<"]), 
 
 @st.composite
 def folders(draw) -> dict[str, Any]:
-    """The contents of files beside a tokenizer.json by name."""
+    """The contents of files next to a tokenizer.json, by name."""
     config: dict[str, Any] = {}
     files: dict[str, Any] = {"tokenizer_config": config}
     new = [name for name in draw(names) if name != "</s>"]
@@ -175,9 +175,9 @@ def transformers() -> Iterator[Transformers]:
 def test_ids_equal_those_of_transformers(transformers, files, drawn):
     with TemporaryDirectory() as name:
         folder = write(Path(name), **files)
-        theirs = transformers.encode(folder, drawn)
+        expected = transformers.encode(folder, drawn)
         special = SpecialTokens(load_tokenizer(folder))
-        assert [special.encode(text) for text in drawn] == theirs
+        assert [special.encode(text) for text in drawn] == expected
 
 
 SPACES = ["Hello world", "a  b", " a", "  ", "", "she</s>saw", "</s> b", "x\n y", "▁a"]

@@ -142,7 +142,7 @@ NAMES_IN_TEMPLATE = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
 
 
 def there_and_back(tmp_path: Path, *, eos: str, stops: tuple[str, ...]) -> list[Path]:
-    """A model whose template writes bos_token and eos_token: a GGUF file, its conversion, and the conversion of that.
+    """A model with a template that writes bos_token and eos_token: a GGUF file, and two conversions after it.
 
     Texts do not begin with BOS, and several tokens end them.
     """

@@ -202,10 +202,10 @@ def test_dropout_is_ignored():
 
 def test_eos_after_a_text_is_left_out():
     """A text is to be continued."""
-    plain, both = read(file_of()), read(file_of(post_processor=template("<s>", after=("</s>",))))
+    plain, bos_and_eos = read(file_of()), read(file_of(post_processor=template("<s>", after=("</s>",))))
     after = read(file_of(post_processor=template(after=("</s>",))))
-    assert (both.bos, after.bos) == (1, None)
-    assert encode_text(both, "she") == [1, *plain.encode("she")] and after.encode("she") == plain.encode("she")
+    assert (bos_and_eos.bos, after.bos) == (1, None)
+    assert encode_text(bos_and_eos, "she") == [1, *plain.encode("she")] and after.encode("she") == plain.encode("she")
 
 
 def test_a_byte_order_mark_is_not_part_of_the_file():
