@@ -9,9 +9,9 @@ EVERY = ("float32", *HALF)
 
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "fla:logsumexp": (EVERY, "bug: NaN where one whole block of 65,536 scores is -inf"),
-    "fla:rope_halves": (HALF, "takes cosines and sines of the inputs' dtype alone, so they are rounded"),
-    "fla:rope_halves_backward": (HALF, "takes cosines and sines of the inputs' dtype alone, so they are rounded"),
-    "fla:rope_interleaved": (HALF, "takes cosines and sines of the inputs' dtype alone, so they are rounded"),
+    "fla:rope_halves": (HALF, "only takes cosines and sines of the inputs' dtype, so they are rounded"),
+    "fla:rope_halves_backward": (HALF, "only takes cosines and sines of the inputs' dtype, so they are rounded"),
+    "fla:rope_interleaved": (HALF, "only takes cosines and sines of the inputs' dtype, so they are rounded"),
     "fla:softmax_backward": (HALF, "products p dp and their sum in the inputs' dtype, for a float32 result"),
     "flag_gems:attention_of_booleans": (EVERY, "bug: the mask is turned around"),
     "flag_gems:cross_entropy": (EVERY, "bug: the running maximum starts at 0"),
