@@ -224,16 +224,23 @@ def _verify_problem(
     path: str, check_signals: Callable[[], None], contracts: Mapping[str, Contract], options: dict[str, Any]
 ):
     """Check ModelNew against the contract that Model meets. `--time` compares it with Model."""
-    from llamaspec.verify.kernelbench import way_of
+    from llamaspec.verify.kernelbench import adapter_for
 
     options["arrays"] = options["arrays"] or "torch"
     options["dtypes"] = options["dtypes"] or ("float32",)  # the dtype of the problems
-    way = way_of(path, contracts, _campaign(options, contracts), heed=check_signals)
-    click.echo(f"{path}: Model is {way.op}", err=True)
+    adapter = adapter_for(path, contracts, _campaign(options, contracts), heed=check_signals)
+    click.echo(f"{path}: Model is {adapter.op}", err=True)
     if options["timed"]:
-        options["against"] = options["against"] or way.job(path, "Model").candidate
-    held_contracts = {**contracts, way.op: way.contract(contracts[way.op])}
-    _verify([way.op], check_signals, contracts=held_contracts, named=True, jobs=[way.job(path, "ModelNew")], **options)
+        options["against"] = options["against"] or adapter.job(path, "Model").candidate
+    held_contracts = {**contracts, adapter.op: adapter.contract(contracts[adapter.op])}
+    _verify(
+        [adapter.op],
+        check_signals,
+        contracts=held_contracts,
+        named=True,
+        jobs=[adapter.job(path, "ModelNew")],
+        **options,
+    )
 
 
 def _verify(
@@ -338,7 +345,7 @@ def _campaign(options: dict[str, Any], contracts: Mapping[str, Contract]) -> Cam
         own=None if contracts is CONTRACTS else contracts,
         loose=loose,
         dtypes=dtypes or ("float32",),
-        beside=() if dtypes else ("bfloat16", "float16"),
+        extra_dtypes=() if dtypes else ("bfloat16", "float16"),
         arrays=options["arrays"] or _library(),
         only=choices(options["narrowed"]),
         at=choices(options["at"]),
@@ -355,7 +362,7 @@ def _jobs(ops: list[str], candidate: str | None, *, contract_file: str | None, n
 
     if candidate:
         if not named and ":" not in candidate:
-            raise ValueError("--candidate is a module: name the ops that it has")
+            raise ValueError("--candidate is a module: name the ops to verify")
         return jobs_for(ops, candidate)
     if contract_file:
         raise ValueError("--contract is for your own function: name it with --candidate")
@@ -363,7 +370,7 @@ def _jobs(ops: list[str], candidate: str | None, *, contract_file: str | None, n
 
     jobs = jobs_of(ops, CANDIDATES)
     if missing := [op for op in ops if not any(job.op == op for job in jobs)]:
-        line = f"no function of this package is called as {', '.join(missing)} {'is' if len(missing) == 1 else 'are'}"
+        line = f"this package has no function for {', '.join(missing)}"
         if not jobs:
             raise ValueError(f"{line}: name yours with --candidate")
         click.echo(line, err=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from llamaspec.model.ops.table import Ops
     from llamaspec.verify.campaign import Campaign
     from llamaspec.verify.judging.runner import Report
-    from llamaspec.verify.judging.walk import Step
+    from llamaspec.verify.judging.walk import OpError
 
 
 def verify_model(
@@ -69,7 +69,7 @@ def walk_random_models(campaign: Campaign) -> Iterator[tuple[Report, list[str]]]
 def _walk(
     checkpoint: Checkpoint, ops: Ops | OpsFor, dtype: str, seed: int, *, name: str, devices: int = 1,
     parallel: str = "tensor",
-) -> tuple[list[Step], Report]:  # fmt: skip
+) -> tuple[list[OpError], Report]:  # fmt: skip
     prepare_jax()
     from llamaspec.model.candidates.walking import walkable
     from llamaspec.verify.bounds.precision import precision

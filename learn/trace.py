@@ -1,4 +1,4 @@
-"""One token's walk through a model: each op with its definition, its sizes, and how close the running form comes.
+"""Trace one token through a model: each op with its definition, its sizes, and the error of the running form.
 
     tracing = trace(model, tokens, config=checkpoint.config, dtype="float32")
     for visit in tracing.visits:
@@ -35,11 +35,11 @@ from llamaspec.verify.bounds.precision import U, precision
 from llamaspec.verify.judging.walk import TRACED, Result, ratios, results
 
 TIMED = 3  # calls of an op after the first; the shortest counts
-LIKELIEST = 5  # tokens that a layer's guess names
+LIKELIEST = 5  # tokens in the guess of a layer
 
 
 class Definition(NamedTuple):
-    """A layer of `reference/` that an op is made of."""
+    """A layer of `reference/` that is part of an op."""
 
     name: str
     formula: tuple[str, ...]  # lines of its docstring
@@ -48,9 +48,9 @@ class Definition(NamedTuple):
 
 
 class Output(NamedTuple):
-    """One result of an op for the token. The value shown is the one that uses most of its bound."""
+    """One result of an op for the token. We show the value that uses most of its bound."""
 
-    name: str  # q, k or v; "" where the op has one result
+    name: str  # q, k or v; "" if the op has one result
     shape: tuple[int, ...]
     norm: float  # Euclidean
     reference: float
@@ -60,7 +60,7 @@ class Output(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """One op on the token's way."""
+    """One op that the token passes."""
 
     layer: int | None  # None after the last block
     op: str
@@ -81,7 +81,7 @@ class Guess(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """One token's walk. Lists by layer hold the layers that were asked for."""
+    """The trace of one token. Lists by layer have the requested layers."""
 
     tokens: list[int]
     position: int
@@ -94,7 +94,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Recording:
-    """A text's walk through a model: every result of every op at every token, for the layers that were asked for."""
+    """A recording of a text: every result of every op at every token, for the requested layers."""
 
     model: Walkable
     tokens: list[int]
@@ -105,39 +105,39 @@ class Recording:
 
     @property
     def unit(self) -> float:
-        """The roundoff of the dtype."""
+        """The relative rounding error of the dtype."""
         return precision(self.dtype).unit or U
 
     @property
     def layers(self) -> list[int]:
-        """List the layers that were asked for."""
+        """List the requested layers."""
         return sorted({layer for layer, _ in self.results if layer is not None})
 
     def at(self, position: int) -> Trace:
-        """Tell the walk of the token at `position`, which is one of the text."""
-        config, found = self.config, self.results
-        alone = {layer: _alone(self.model.params, config, layer) for layer, _ in found}
-        read = {layer: _bytes_read(*one, position) for layer, one in alone.items()}
-        work = {layer: _operations(one, position) for layer, (_, one) in alone.items()}
+        """Extract the trace of the token at `position` of the text."""
+        config, results = self.config, self.results
+        single_layers = {layer: _alone(self.model.params, config, layer) for layer, _ in results}
+        read = {layer: _bytes_read(*layer_model, position) for layer, layer_model in single_layers.items()}
+        work = {layer: _operations(layer_model, position) for layer, (_, layer_model) in single_layers.items()}
         visits = [
             Visit(
                 layer,
                 op,
-                parts[0].given[position].shape,
-                _norm(parts[0].given[position]),
+                parts[0].input[position].shape,
+                _norm(parts[0].input[position]),
                 [_output(result, position, self.unit) for result in parts],
                 read[layer][op],
                 work[layer][op],
                 self.seconds[layer, op],
             )
-            for (layer, op), parts in found.items()
+            for (layer, op), parts in results.items()
         ]
         last = "moe_add" if config.experts else "down_add"
-        ended = {i: _ended(self.model, found[i, last][0].actual[position], config) for i in self.layers}
+        ended = {i: _ended(self.model, results[i, last][0].actual[position], config) for i in self.layers}
         weights = {
-            i: _weights(found[i, "attend"][0], found[i, "norm_qkv"][1], position, i, config) for i in self.layers
+            i: _weights(results[i, "attend"][0], results[i, "norm_qkv"][1], position, i, config) for i in self.layers
         }
-        logits = found[None, "norm_logits"][0].actual[position]
+        logits = results[None, "norm_logits"][0].actual[position]
         return Trace(
             self.tokens,
             position,
@@ -159,13 +159,13 @@ def trace(
     layers: Collection[int] | None = None,
     progress: Callable[[str, float], object] = lambda stage, share: None,
 ) -> Trace:
-    """Walk with the token at `position` of `tokens` through `model`, which runs in `dtype`.
+    """Trace the token at `position` of `tokens` through `model`, which runs in `dtype`.
 
-    Only `layers` are looked at, and computed in float64; None means all. Raises ValueError for a position beyond the
-    tokens, or a layer that the model lacks.
+    We compute only `layers` in float64 and record only them; None means all. Raises ValueError for a position beyond
+    the tokens, or a layer that the model lacks.
     """
     if not -len(tokens) <= position < len(tokens):
-        raise ValueError(f"there are {len(tokens)} tokens, at positions 0 to {len(tokens) - 1}: got {position}")
+        raise ValueError(f"expected a position from 0 to {len(tokens) - 1} ({len(tokens)} tokens), got {position}")
     recording = record(model, tokens, config=config, dtype=dtype, layers=layers, progress=progress)
     return recording.at(position % len(tokens))
 
@@ -179,13 +179,13 @@ def record(
     layers: Collection[int] | None = None,
     progress: Callable[[str, float], object] = lambda stage, share: None,
 ) -> Recording:
-    """Walk with all of `tokens` through `model`, as `trace` does with one.
+    """Record all `tokens` in `model`, like `trace` does for one.
 
-    Raises ValueError for an unknown layer, and for a model with switches that no Llama has.
+    Raises ValueError for an unknown layer, and for a model with unsupported switches.
     """
     config.check_llama("traces", known=TRACED)
     if wrong := [i for i in layers or () if not 0 <= i < config.layers]:
-        raise ValueError(f"the model has layers 0 to {config.layers - 1}: got {wrong[0]}")
+        raise ValueError(f"expected a layer from 0 to {config.layers - 1}, got {wrong[0]}")
     times: list[float] = []
     ops = Ops(*(_timed(op, times.append) for op in model.ops))
     grouped: dict[tuple[int | None, str], list[Result]] = {}
@@ -197,7 +197,7 @@ def record(
         layers=layers,
     ):
         grouped.setdefault((result.layer, result.op), []).append(result)
-        if result.layer is not None:  # the ops after the layers come soon
+        if result.layer is not None:  # the ops after the layers take little time
             progress(f"layer {result.layer}", result.layer / config.layers)
     order = _order(config)
     return Recording(
@@ -211,7 +211,7 @@ def record(
 
 
 def definitions(config: Config) -> dict[str, list[Definition]]:
-    """Give the layers of `reference/` that each op of a model is made of, in the order in which they are applied."""
+    """Give the layers of `reference/` that make up each op of a model, in the order of their application."""
     return {op: [_definition(layer) for layer in layers] for op, layers in layers_of_ops(config).items()}
 
 
@@ -234,7 +234,7 @@ def layers_of_ops(config: Config) -> dict[str, list[Callable]]:
 
 
 def formula(docstring: str) -> tuple[str, ...]:
-    """Take the first indented lines of a docstring, where definitions have their formula.
+    """Take the formula from a definition's docstring: its first indented lines.
 
     >>> formula("Add.\\n\\n    x <- x + y\\n\\nAnd more.")
     ('x <- x + y',)
@@ -253,7 +253,7 @@ def _definition(layer: Callable) -> Definition:
 
 
 def _order(config: Config, *, layers: int | None = None) -> list[tuple[int | None, str]]:
-    """List all ops of the walk in the order in which they are called, each with its layer."""
+    """List all ops of the walk in the order of their calls, each with its layer."""
     half = ("moe_add",) if config.experts else ("norm_gate_up", "down_add")
     block = ("norm_qkv", "attend", "project_add", *half)
     return [
@@ -263,7 +263,7 @@ def _order(config: Config, *, layers: int | None = None) -> list[tuple[int | Non
 
 
 def _timed(op: Callable, note: Callable[[float], object]) -> Callable:
-    """Call an op some times more than once, since the first call compiles it, and note the least seconds."""
+    """Call an op repeatedly, since the first call compiles it, and record the shortest time."""
 
     def call(*arguments: Any, **options: Any) -> Any:
         value = jax.block_until_ready(op(*arguments, **options))
@@ -279,19 +279,19 @@ def _timed(op: Callable, note: Callable[[float], object]) -> Callable:
 
 
 def _alone(params: Any, config: Config, layer: int | None) -> tuple[Any, Config]:
-    """Give the model of `layer` alone, for what is particular to it: its window, and its bits in a GGUF file."""
-    at = layer or 0  # what is in no layer is beside any
+    """Give the model with only `layer`, since layers may differ in their window and in their bits in a GGUF file."""
+    at = layer or 0  # the weights outside all layers go with any layer
     return params._replace(layers=params.layers[at : at + 1]), replace(config, layers=1, windows=(config.window(at),))
 
 
 def _bytes_read(params: Any, config: Config, position: int) -> dict[str, float]:
-    """Count the bytes that each op of a layer, and the head, reads for one token."""
+    """Count the bytes that each op of a layer, and the head, read for one token."""
     parts = decode_bytes(params, config, position=position, batch=1)
     return {part.removesuffix(" product"): read for part, read in parts.items()}
 
 
 def _operations(config: Config, position: int) -> dict[str, int]:
-    """Count the operations of each op's products for one token: two for each weight that it is multiplied by."""
+    """Count the operations of each op's products for one token: two per weight."""
     dim, head = config.dim, config.head_dim
     experts = 6 * dim * config.ffn * config.experts_per_token + 2 * dim * config.experts
     return {
@@ -307,7 +307,7 @@ def _operations(config: Config, position: int) -> dict[str, int]:
 
 def _output(result: Result, position: int, unit: float) -> Output:
     share = ratios(result)[position].ravel()
-    exact, actual = result.due.value[position].ravel(), result.actual[position].astype(np.float64).ravel()
+    exact, actual = result.expected.value[position].ravel(), result.actual[position].astype(np.float64).ravel()
     worst = int(np.argmax(share))
     place = np.frexp(exact[worst])[1] - 1  # of the leading bit
     ulps = abs(actual[worst] - exact[worst]) / (2 * unit * 2.0**place)
@@ -339,7 +339,7 @@ def _likeliest(logits: np.ndarray) -> list[Guess]:
 def _weights(attend: Result, keys: Result, position: int, layer: int, config: Config) -> np.ndarray:
     """Compute the weights of the token's heads [heads keys] in float64, from the queries and keys that ran."""
     mask = causal_mask(1, position + 1, offset=position, window=config.window(layer))
-    return attention_weights(attend.given[[position]], keys.actual[: position + 1], mask)[:, 0]
+    return attention_weights(attend.input[[position]], keys.actual[: position + 1], mask)[:, 0]
 
 
 def by_layer(visits: Iterable[Visit]) -> dict[int | None, list[Visit]]:

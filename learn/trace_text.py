@@ -8,10 +8,10 @@ import numpy as np
 
 from llamaspec.learn.trace import Guess, Output, Trace, Visit, by_layer
 
-BLOCKS = " ▁▂▃▄▅▆▇█"  # an eighth of the height each
-KEYS = 48  # the newest keys, of which a head's blocks are drawn
+BLOCKS = " ▁▂▃▄▅▆▇█"  # in steps of an eighth of the height
+KEYS = 48  # the newest keys, drawn as blocks for each head
 WIDTH = 80  # of a line
-NAMED = 3  # keys of a head that are named
+NAMED = 3  # keys named for each head
 
 
 def lines(trace: Trace, *, text_of: Callable[[int], str]) -> Iterator[str]:
@@ -34,14 +34,14 @@ def _legend(trace: Trace) -> Iterator[str]:
     yield "whole text. exact is the definition's number and ours the one that ran, of the"
     yield "element that uses most of its bound. An ulp is the step from it to the next"
     yield "number of the dtype that ran."
-    shown: set[str] = set()
+    listed: set[str] = set()
     for op, layers in trace.definitions.items():
         yield f"  {op:13} {', then '.join(layer.name for layer in layers)}"
     yield ""
     for layer in (layer for layers in trace.definitions.values() for layer in layers):
-        if layer.name in shown:
+        if layer.name in listed:
             continue
-        shown.add(layer.name)
+        listed.add(layer.name)
         yield f"  {layer.name:13} {layer.file}:{layer.line}"
         yield from (f"      {line}" for part in layer.formula for line in re.split(" {7,}", part))
 
@@ -72,7 +72,7 @@ def _block(p: float) -> str:
 
 
 def _named(guesses: list[Guess], text_of: Callable[[int], str], *, room: int) -> str:
-    """Name the likeliest, as many as fit in so many characters, and the first in any case."""
+    """Name the likeliest tokens that fit into `room` characters, and at least the first."""
     named = [f"{_quoted(text_of(guess.id))} {guess.probability:.1%}" for guess in guesses]
     fitting = [n for n in range(1, len(named) + 1) if len(", ".join(named[:n])) <= room]
     return ", ".join(named[: max(fitting, default=1)])

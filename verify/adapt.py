@@ -1,11 +1,11 @@
-"""Adapters: make a candidate, which is called as the definition is, of a kernel with another signature.
+"""Adapters: wrap a kernel with another signature, so that it can be called like the definition.
 
     @adapt("attention_prefill", "out: q", "q: b t h d -> b h t d", "k: b s g d -> b g s d", "v: b s g d -> b g s d",
            "start=offsets", "window=window", returns="b h t d -> b t h d")
     def candidate(out, q, k, v, start, window): ...
 
-A function that calls the kernel does the same. An adapter also hands out outputs that are full of NaN, so that an
-element that the kernel forgets to write is seen.
+A function that calls the kernel does the same. An adapter also passes outputs full of NaN, so that we notice an element
+that the kernel forgets to write.
 """
 
 import inspect
@@ -17,16 +17,16 @@ from llamaspec.verify.catalogue import contract_for
 
 
 def adapt(op: str, *takes: str, returns: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a kernel of `op` that is given the arguments `takes`, each an entry of
+    """Decorate a kernel of `op`. Each entry of `takes` describes one of its arguments:
 
-        x                       the argument of the reference that is called x
-        x: a b c -> c a b       the same with its axes in another order
-        eps=epsilon             the argument epsilon, by the name eps
-        out: x                  an array like x, full of NaN, that the kernel writes its result to
-        over: x                 a copy of x that the kernel overwrites with its result
+        x                       the argument x of the definition
+        x: a b c -> c a b       the argument x with its axes in another order
+        eps=epsilon             the definition's argument epsilon, passed as the keyword eps
+        out: x                  an array like x, full of NaN, which the kernel writes its result to
+        over: x                 a copy of x, which the kernel overwrites with its result
 
-    `returns` is the order of the axes of the kernel's result, and of the definition's. Raises ValueError for an
-    argument that the definition does not have.
+    `returns` reorders the axes of the kernel's result in the same way. Raises ValueError for an argument that the
+    definition does not have.
     """
     names = list(inspect.signature(contract_for(op).definition).parameters)
 
@@ -37,22 +37,22 @@ def adapt(op: str, *takes: str, returns: str = "") -> Callable[[Callable[..., An
 
     entries = []
     for take in takes:
-        name, _, rest = (part.strip() for part in take.partition(":"))
+        name, _, target = (part.strip() for part in take.partition(":"))
         keyword, _, source = (part.strip() for part in name.rpartition("="))
         if name in ("out", "over"):
-            entries.append((name, "", named(rest)))
+            entries.append((name, "", named(target)))
         else:
-            entries.append((rest, keyword, named(source)))
+            entries.append((target, keyword, named(source)))
 
     def decorate(kernel: Callable[..., Any]) -> Callable[..., Any]:
         def candidate(*positional: Any, **keyword: Any) -> Any:
-            given = {**dict(zip(names, positional, strict=False)), **keyword}
+            values = {**dict(zip(names, positional, strict=False)), **keyword}
             arguments, options, written = [], {}, None
             for how, by_name, name in entries:
                 if how in ("out", "over"):
-                    value = written = _full_of_nan(given[name]) if how == "out" else _copy(given[name])
+                    value = written = _full_of_nan(values[name]) if how == "out" else _copy(values[name])
                 else:
-                    value = _reordered(given[name], how)
+                    value = _reordered(values[name], how)
                 if by_name:
                     options[by_name] = value
                 else:
@@ -75,7 +75,7 @@ def _copy(array: Any) -> Any:
 
 
 def _reordered(array: Any, layout: str) -> Any:
-    """Put the axes of `array` in the order of the right side of `layout`, contiguous where its library knows that."""
+    """Put the axes of `array` in the order of the right side of `layout`; the result is contiguous."""
     if not layout:
         return array
     before, _, after = (side.split() for side in layout.partition("->"))

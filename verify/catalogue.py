@@ -1,7 +1,6 @@
-"""All contracts, and the mutants that show what each is worth, by the name of the op.
+"""All contracts, and the mutants that test them, by the name of the op.
 
-A contract is in this table because a module of `verify/contracts` holds it, and mutants are because a module of
-`verify/mutants` does: nothing else names them.
+We collect contracts from the modules of `verify/contracts` and mutants from `verify/mutants`; no other list names them.
 """
 
 import pkgutil
@@ -18,23 +17,23 @@ from llamaspec.verify.contract import Contract
 from llamaspec.verify.mutant import Implementation
 
 
-def _held[Kind](module: Any, kind: type[Kind]) -> Iterator[Kind]:
-    """Yield the instances of `kind` in `module`, each once."""
+def _instances[Kind](module: Any, kind: type[Kind]) -> Iterator[Kind]:
+    """Yield the instances of `kind` among the names of `module`, without duplicates."""
     yield from {id(value): value for value in vars(module).values() if isinstance(value, kind)}.values()
 
 
-def found[Kind](package: ModuleType, kind: type[Kind]) -> Iterator[Kind]:
-    """Yield the instances of `kind` that the modules of `package` hold by a name of their own, each once."""
+def instances_in[Kind](package: ModuleType, kind: type[Kind]) -> Iterator[Kind]:
+    """Yield the instances of `kind` among the names of all modules of `package`, without duplicates."""
     seen: set[int] = set()
     for name in sorted(module.name for module in pkgutil.iter_modules(package.__path__)):
-        for value in _held(import_module(f"{package.__name__}.{name}"), kind):
+        for value in _instances(import_module(f"{package.__name__}.{name}"), kind):
             if id(value) not in seen:
                 seen.add(id(value))
                 yield value
 
 
 def by_op[Kind](entries: Iterator[tuple[str, Kind]]) -> dict[str, Kind]:
-    """Sort entries by the name of the op. Raises ValueError where two have the same.
+    """Make a dict sorted by the op's name. Raises ValueError if two entries have the same name.
 
     >>> by_op(iter([("rope", 1), ("add", 2)]))
     {'add': 2, 'rope': 1}
@@ -47,9 +46,11 @@ def by_op[Kind](entries: Iterator[tuple[str, Kind]]) -> dict[str, Kind]:
     return dict(sorted(table.items()))
 
 
-CONTRACTS: dict[str, Contract] = by_op((one.name, one) for one in found(llamaspec.verify.contracts, Contract))
+CONTRACTS: dict[str, Contract] = by_op(
+    (entry.name, entry) for entry in instances_in(llamaspec.verify.contracts, Contract)
+)
 IMPLEMENTATIONS: dict[str, Implementation] = by_op(
-    (one.of, one) for one in found(llamaspec.verify.mutants, Implementation)
+    (entry.of, entry) for entry in instances_in(llamaspec.verify.mutants, Implementation)
 )
 
 
@@ -65,12 +66,12 @@ def contract_for(name: str, contracts: Mapping[str, Contract] = CONTRACTS) -> Co
 
 
 def in_file(path: str) -> tuple[dict[str, Contract], dict[str, Implementation]]:
-    """Contracts, and implementations with mutants, that the Python file at `path` holds by a name of its own.
+    """Collect the contracts, and the implementations with mutants, of the Python file at `path`.
 
-    Raises ImportError, in one line, for a file that cannot be imported, and ValueError for one without a contract.
+    Raises ImportError, in one line, for a file that cannot be imported, and ValueError for a file without a contract.
     """
     module = load_file(path)
-    contracts = by_op((one.name, one) for one in _held(module, Contract))
+    contracts = by_op((entry.name, entry) for entry in _instances(module, Contract))
     if not contracts:
-        raise ValueError(f"{path} holds no contract: llamaspec.verify.declare makes one")
-    return contracts, by_op((one.of, one) for one in _held(module, Implementation))
+        raise ValueError(f"{path} has no contract: llamaspec.verify.declare makes one")
+    return contracts, by_op((entry.of, entry) for entry in _instances(module, Implementation))

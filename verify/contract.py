@@ -1,4 +1,4 @@
-"""Contracts: the inputs of an op, its exact outputs, how far a result may be from them, and laws for any input."""
+"""Contracts: inputs for an op, its exact outputs, bounds on the error of a result, and laws for any input."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -15,24 +15,25 @@ Arguments = dict[str, Any]  # by name, in the order of the definition's signatur
 
 
 class Expected(NamedTuple):
-    """One output: the exact value, and how far a computation in float32 may be from it before it is rounded to a dtype.
+    """One output: the exact value, and bounds on the error of a float32 computation before its last rounding.
 
-    `hard` is proved: a result beyond it means a bug, in the candidate or in the proof. Good implementations stayed
-    within `alarm` on all data that was tried: a result beyond it is suspicious. An infinite bound allows any value.
+    `hard` is proved: a larger error means a bug, in the candidate or in the proof. `alarm` is measured: good
+    implementations stayed within it on all our data, so a larger error is suspicious. An infinite bound allows any
+    value.
     """
 
-    value: Shaped[np.ndarray, "..."]  # float64, or whole numbers
+    value: Shaped[np.ndarray, "..."]  # float64 or integers
     hard: Float[np.ndarray, "..."]
     alarm: Float[np.ndarray, "..."]
     size: Float[np.ndarray, "..."]  # sum of the magnitudes of all terms; far above |value| where they cancel
-    rounded: bool = True  # once, to the dtype that is returned; False for numbers that are only moved
+    rounded: bool = True  # True: once, to the result's dtype; False: the op only copies numbers
 
 
 class Claim(NamedTuple):
-    """A law's claim for one draw: `actual` is within `tolerance` of `due`."""
+    """A law's claim for one draw: `actual` is within `tolerance` of `expected`."""
 
     actual: Shaped[np.ndarray, "..."]
-    due: Shaped[np.ndarray, "..."]
+    expected: Shaped[np.ndarray, "..."]
     tolerance: Float[np.ndarray, "..."] | float
 
 
@@ -46,21 +47,21 @@ class Trial(NamedTuple):
 
 
 class Law(NamedTuple):
-    """A property that holds for any values. Its name completes the sentence "it does not hold that ..."."""
+    """A property of all results. Its name completes the sentence "it does not hold that ..."."""
 
     name: str
-    check: Callable[[Trial], Claim | None]  # None where the law does not apply
-    sets: tuple[str, ...] = ()  # draws that it replaces by values of its own: left out where one of them is narrowed
+    check: Callable[[Trial], Claim | None]  # None: the law does not apply
+    sets: tuple[str, ...] = ()  # draws that the law replaces; we skip it if the user narrowed one
 
 
-def alone(what: str, *names: str) -> Law:
-    """A law of ops that work entry by entry on the first axis of arguments `names`. It compares the first output."""
+def independent(what: str, *names: str) -> Law:
+    """Make a law for ops that treat entries on the first axis of `names` independently. It checks the first output."""
 
     def check(trial: Trial) -> Claim:
         last = len(trial.arguments[names[0]]) - 1
-        one = slice(last, last + 1)
-        again = trial.again(**{name: trial.arguments[name][one] for name in names})
-        return Claim(again[0], trial.outputs[0][one], 2 * trial.bounds[0][one])
+        row = slice(last, last + 1)
+        again = trial.again(**{name: trial.arguments[name][row] for name in names})
+        return Claim(again[0], trial.outputs[0][row], 2 * trial.bounds[0][row])
 
     return Law(f"{what} alone gives what it gives among others", check)
 
@@ -69,15 +70,17 @@ def alone(what: str, *names: str) -> Law:
 class Large:
     """Sizes beyond a tile, one dimension at a time: a kernel may be right within its tiles and wrong beyond one."""
 
-    sizes: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # by the draw that becomes large
-    beside: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # narrowings of the other draws meanwhile
-    closer: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)  # further ones, while that draw is
+    sizes: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # by the draw that is large
+    beside: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # of the other draws at the same time
+    closer: Mapping[str, Mapping[str, Sequence[Any]]] = field(
+        default_factory=dict
+    )  # further narrowings, by the large draw
     ends: Mapping[str, str] = field(default_factory=dict)  # why a dimension ends before `verify.draws.reach.FAR`
 
     def narrowings(self, only: Mapping[str, Sequence[Any]], *, most: int) -> list[dict[str, Sequence[Any]]]:
         """List up to `most` narrowings of draws, the smallest sizes first, without the draws that `only` narrows.
 
-        Where there are more, the smallest sizes of each draw are left out.
+        If there are more, leave out the smallest sizes of each draw.
 
         >>> large = Large({"rows": [5, 9], "dim": [33]}, beside={"rows": [1], "dim": [2]})
         >>> large.narrowings({}, most=2)
@@ -93,24 +96,24 @@ class Large:
             if name not in only
             for place, (rank, size) in enumerate(reversed(list(enumerate(sizes))))
         ]
-        chosen = sorted(sorted(ranked, key=lambda one: one[1])[:most], key=lambda one: one[0])
+        chosen = sorted(sorted(ranked, key=lambda entry: entry[1])[:most], key=lambda entry: entry[0])
         return [{**self.beside, **self.closer.get(name, {}), **only, name: [size]} for _, _, size, name in chosen]
 
 
 @dataclass(frozen=True)
 class Contract:
-    """The inputs, exact outputs, error bounds and laws that an implementation of `definition` is held to."""
+    """Inputs, exact outputs, error bounds and laws, to verify an implementation of `definition`."""
 
-    definition: Callable[..., Any]  # in float64; candidates are called in the same way
+    definition: Callable[..., Any]  # in float64; candidates have its signature
     shapes: Mapping[str, st.SearchStrategy]  # draws that decide the shapes
     values: Mapping[str, st.SearchStrategy]  # draws that decide the numbers
     arguments: Callable[..., Arguments]  # makes the arguments from both kinds of draws and a `precision`
-    expect: Callable[..., Expected | tuple[Expected, ...]]  # called as the definition is
+    expect: Callable[..., Expected | tuple[Expected, ...]]  # with the definition's signature
     domain: str
     bound: str  # the formulas of `expect`, for a reader
     laws: Sequence[Law] = ()
     large: Large = field(default_factory=Large)
-    weaker: str = ""  # in words, what a candidate may do that it otherwise may not
+    weaker: str = ""  # in words, what this weaker contract allows
 
     @property
     def name(self) -> str:
@@ -121,9 +124,9 @@ class Contract:
         return {**self.shapes, **self.values}
 
     def split(self, arguments: Arguments) -> tuple[Arguments, Arguments]:
-        """Split `arguments` into those that are passed by position and those that are passed by name.
+        """Split `arguments` into positional and keyword arguments.
 
-        A parameter that is passed by name and that the contract does not draw keeps its default.
+        A keyword parameter that the contract does not draw keeps its default.
         """
         parameters = inspect.signature(self.definition).parameters
         named = {name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY}
@@ -135,18 +138,20 @@ class Contract:
     def expected(self, arguments: Arguments) -> tuple[Expected, ...]:
         """Compute the exact outputs for `arguments` and their bounds.
 
-        Raises ValueError for an output that is not finite, and for a bound that is no number.
+        Raises ValueError for an output that is not finite, and for a bound that is NaN.
         """
         positional, keyword = self.split(arguments)
         expected = self.expect(*positional.values(), **keyword)
         expected = (expected,) if isinstance(expected, Expected) else expected
-        if not all(np.all(np.isfinite(due.value)) and not np.any(np.isnan(due.hard)) for due in expected):
-            raise ValueError("the definition is not finite, or its bound is no number")  # also where -O drops asserts
+        if not all(np.all(np.isfinite(output.value)) and not np.any(np.isnan(output.hard)) for output in expected):
+            raise ValueError(
+                "the definition is not finite, or its bound is NaN"
+            )  # not an assert: python -O skips those
         return expected
 
 
 def beyond(*borders: int) -> tuple[int, ...]:
-    """Name lengths beyond tiles, for `Large`: by one, and by more where one term of a sum would be lost in rounding.
+    """List lengths beyond tiles, for `Large`: longer tails for long tiles, or rounding hides one missing term of a sum.
 
     >>> beyond(8, 1024, 4096)
     (9, 1041, 4161)
@@ -155,26 +160,26 @@ def beyond(*borders: int) -> tuple[int, ...]:
 
 
 def as_float64(array: Shaped[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """Widen to float64, which changes no number."""
+    """Convert to float64 without changing a number."""
     return np.asarray(array).astype(np.float64)
 
 
 def of_one_size(terms: Float[np.ndarray, "... n"]) -> Bool[np.ndarray, "..."]:
-    """Find the sums whose terms, apart from zeros, are all equally large.
+    """Find sums with terms that are all equally large, apart from zeros.
 
-    A running sum of such terms errs in one direction again and again. Alarms assume errors as often up as down, so they
-    do not apply there.
+    The rounding errors of such a running sum all point in the same direction. Alarms assume random directions, so they
+    do not apply.
     """
     largest = np.max(terms, axis=-1, initial=0)
     return np.min(np.where(terms > 0, terms, np.inf), axis=-1, initial=np.inf) >= largest * 0.999
 
 
 def with_rounding(expected: Expected, precision: Precision) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the hard bound and the alarm for a result that is rounded once, to `precision`, on the way out."""
+    """Compute the hard bound and the alarm for a result that is rounded once to `precision` at the end."""
     if not expected.rounded:
         return expected.hard, expected.hard
     size = np.abs(as_float64(expected.value))
     hard, alarm = (
         bound + precision.unit * (size + bound) + precision.smallest for bound in (expected.hard, expected.alarm)
     )
-    return np.asarray(hard), np.asarray(np.minimum(hard, alarm))  # arithmetic makes a number of an array without axes
+    return np.asarray(hard), np.asarray(np.minimum(hard, alarm))  # arithmetic turns a 0-d array into a number

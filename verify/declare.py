@@ -1,4 +1,4 @@
-"""Contracts of one's own: a definition, what to draw, and a bound, which is derived where none is given.
+"""Contracts of your own: a definition, what to draw, and a bound, which we derive if you give none.
 
     # layernorm.py
     import numpy as np
@@ -15,7 +15,7 @@
         options={"eps": [1e-5, 0.5]},
     )
 
-`llamaspec verify --contract layernorm.py --candidate mine.py:layernorm` holds a function to it.
+`llamaspec verify --contract layernorm.py --candidate mine.py:layernorm` verifies a function with it.
 """
 
 import inspect
@@ -34,22 +34,22 @@ from llamaspec.verify.draws.reach import FAR
 
 __all__ = ["Whole", "declare", "derived", "sizes", "values"]
 
-BEYOND = beyond(64, 1024, FAR)  # sizes beyond tiles that every draw of a size gets
-MOST = 2**20  # numbers that the largest array may have at such a size
+BEYOND = beyond(64, 1024, FAR)  # sizes beyond tiles, for every size
+MOST = 2**20  # most numbers in an array at such a size
 
 
 class Whole(NamedTuple):
-    """An array of int32 from 0 to below the size called `below`, such as targets: `Whole("tokens", below="vocab")`."""
+    """An array of int32 from 0 to `below` - 1, where `below` names a size: `Whole("tokens", below="vocab")`."""
 
     shape: str
     below: str
 
 
 def derived(definition: Callable[..., Any], *, rounding: Rounding = FLOAT32):
-    """Make `expect` of a contract: call `definition` with arrays that carry their errors.
+    """Make `expect` of a contract: a function that calls `definition` with arrays that carry their errors.
 
-    A narrower `rounding` is that of every operation; inputs are of its dtype. Raises TypeError, when it is called, for
-    operations that `verify.bounds.carried` does not cover.
+    Every operation rounds with `rounding`, and inputs have its dtype. The function raises TypeError for operations that
+    `verify.bounds.carried` does not cover.
     """
 
     def expect(*positional: Any, **named: Any) -> Expected | tuple[Expected, ...]:
@@ -61,8 +61,8 @@ def derived(definition: Callable[..., Any], *, rounding: Rounding = FLOAT32):
             return Carried(exact, np.where(np.abs(exact) < TINY, np.abs(exact), 0.0), rounding=rounding)
 
         results = definition(*map(carried, positional), **named)
-        found = tuple(map(_expected, results if isinstance(results, tuple) else (results,)))
-        return found[0] if len(found) == 1 else found
+        outputs = tuple(map(_expected, results if isinstance(results, tuple) else (results,)))
+        return outputs[0] if len(outputs) == 1 else outputs
 
     return expect
 
@@ -89,20 +89,21 @@ def declare(
 ) -> Contract:
     """Declare a contract for what `definition` computes in float64.
 
-    `arrays` names the shape of each array argument by its `sizes`; a `Whole` one holds ids. `options` are the other
-    arguments. `draws` replaces what an array is drawn from, which is `values(-4, 4)`. `expect`, called as the
-    definition is, returns exact values and their bounds; without it they are derived (`verify.bounds.carried` says from
-    which code). `large` gives sizes beyond a tile, one at a time. Raises ValueError for an argument that is not
-    described, and for a size that no array has."""
+    `arrays` gives the shape of each array argument in names of `sizes`; a `Whole` holds ids. `options` are the other
+    arguments. Arrays are drawn from `values(-4, 4)` unless `draws` gives another strategy. `expect` takes the arguments
+    of the definition and returns exact values and bounds; without it, we derive them (`verify.bounds.carried` says from
+    which code). `large` gives sizes beyond a tile, one at a time. Raises ValueError for an argument without a
+    description, and for a size that no array has.
+    """
     options, draws = dict(options or {}), dict(draws or {})
     parameters = inspect.signature(definition).parameters
     if missing := [name for name in parameters if name not in arrays and name not in options]:
-        raise ValueError(f"{definition.__name__} takes {', '.join(missing)}: neither arrays nor options describe it")
+        raise ValueError(f"{definition.__name__} takes {', '.join(missing)}, which neither arrays nor options describe")
     if unknown := [name for name in (*arrays, *options) if name not in parameters]:
-        raise ValueError(f"{definition.__name__} takes no {', '.join(unknown)}")
+        raise ValueError(f"{definition.__name__} has no argument {', '.join(unknown)}")
     used = {axis for shape in arrays.values() for axis in (shape.shape if isinstance(shape, Whole) else shape).split()}
     if used - {*sizes}:
-        raise ValueError(f"sizes has no {', '.join(sorted(used - {*sizes}))}, which an array's shape names")
+        raise ValueError(f"an array's shape names {', '.join(sorted(used - {*sizes}))}, which sizes does not have")
     shapes = {
         name: size if isinstance(size, st.SearchStrategy) else st.sampled_from(list(size))
         for name, size in sizes.items()
@@ -110,18 +111,18 @@ def declare(
     numbers = {name: seeds if isinstance(shape, Whole) else values(-4, 4) for name, shape in arrays.items()}
 
     def arguments(*, precision: Precision, **drawn: Any) -> Arguments:
-        made = {}
+        named = {}
         for name in parameters:
             if name not in arrays:
-                made[name] = drawn[name]
+                named[name] = drawn[name]
                 continue
             shape = arrays[name]
             lengths = [drawn[axis] for axis in (shape.shape if isinstance(shape, Whole) else shape).split()]
             if isinstance(shape, Whole):
-                made[name] = integers(drawn[name], name, *lengths, below=drawn[shape.below])
+                named[name] = integers(drawn[name], name, *lengths, below=drawn[shape.below])
             else:
-                made[name] = drawn[name].array(name, *lengths, precision=precision)
-        return made
+                named[name] = drawn[name].array(name, *lengths, precision=precision)
+        return named
 
     return Contract(
         definition=definition,
@@ -143,33 +144,33 @@ def _written(shape: str | Whole) -> str:
 def _beyond(
     sizes: Mapping[str, Any], arrays: Mapping[str, str | Whole], large: Mapping[str, Sequence[int]] | None
 ) -> Large:
-    """Large sizes as they were given, or some for every size that may be any number; others stay small meanwhile."""
+    """Make the large draws: from `large`, or for every size that may be any number. The other sizes stay small."""
     beside = {name: [_small(size)] for name, size in sizes.items()}
     if large is None:
         large = {}
         for name in sizes:
-            others = [
+            counts = [
                 np.prod([beside[axis][0] for axis in shape.split() if axis != name] or [1])
                 for shape in arrays.values()
                 if isinstance(shape, str) and name in shape.split()
             ]
-            most = min(_most(sizes[name]), MOST // max(others, default=1))
+            most = min(_most(sizes[name]), MOST // max(counts, default=1))
             large[name] = [size for size in BEYOND if size <= most]
     return Large(large, beside={name: choice for name, choice in beside.items()})
 
 
-SMALL = 5  # about as large are other sizes while one is large
+SMALL = 5  # about the size of all other dimensions while one is large
 
 
 def _small(size: Sequence[int] | st.SearchStrategy) -> int:
     if isinstance(size, Sequence):
         return list(size)[-1]
     values = domain_of(size)
-    low, high = values.whole or (SMALL, SMALL)
+    low, high = values.integers or (SMALL, SMALL)
     return min(values.drawn or range(low, high + 1), key=lambda value: (abs(value - SMALL), value))
 
 
 def _most(size: Sequence[int] | st.SearchStrategy) -> int:
-    """The end of a range. A size that is drawn from a list may be any number."""
+    """Return the end of a range. A size that is drawn from a list may be any number."""
     values = None if isinstance(size, Sequence) else domain_of(size)
-    return values.whole[1] if values and values.whole else MOST
+    return values.integers[1] if values and values.integers else MOST

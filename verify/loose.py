@@ -1,8 +1,8 @@
-"""Weaker contracts, for a kernel that claims less: every intermediate result is rounded to a narrower dtype.
+"""Weaker contracts, for a kernel that rounds every intermediate result to a narrower dtype.
 
-The bound is derived as that of a declared contract is, by calling the definition with arrays that carry their errors
-(`verify.bounds.carried`), each operation with the roundings of that dtype: a plain exp(x) / sum(exp(x)) in bfloat16 may
-be as far off as bfloat16 allows, and no further.
+We derive the bound by calling the definition with arrays that carry their errors (`verify.bounds.carried`), with the
+rounding of that dtype in every operation: a plain exp(x) / sum(exp(x)) in bfloat16 may be as far off as bfloat16
+allows, and no further.
 """
 
 import itertools
@@ -17,39 +17,39 @@ from llamaspec.verify.bounds.carried import Rounding
 from llamaspec.verify.bounds.precision import PRECISIONS
 from llamaspec.verify.contract import Claim, Contract, Law, Trial
 from llamaspec.verify.declare import derived
-from llamaspec.verify.draws.drawing import each
+from llamaspec.verify.draws.drawing import draws_from
 
-TRIED = 8  # draws that show whether a definition is covered
-NARROW = tuple(name for name, one in PRECISIONS.items() if one.unit)
+TRIED = 8  # draws to test whether `verify.bounds.carried` covers a definition
+NARROW = tuple(name for name, limits in PRECISIONS.items() if limits.unit)
 
 
 def dtype_of(text: str) -> str:
-    """Read how a person declares a weaker contract. Raises ValueError.
+    """Parse the value of `--loose`. Raises ValueError.
 
     >>> dtype_of("u=bfloat16")
     'bfloat16'
     """
     name, _, dtype = (part.strip() for part in text.partition("="))
     if name != "u" or dtype not in NARROW:
-        raise ValueError(f"a weaker contract is declared as u={' or u='.join(NARROW)}; got {text}")
+        raise ValueError(f"expected u={' or u='.join(NARROW)}, got {text}")
     return dtype
 
 
-def dtypes_for(dtype: str, asked: Sequence[str]) -> tuple[str, ...]:
-    """The one dtype of arrays that a weaker contract in `dtype` is for. Raises ValueError where others are asked for.
+def dtypes_for(dtype: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the only dtype of arrays for a weaker contract in `dtype`. Raises ValueError if `names` has another.
 
     >>> dtypes_for("bfloat16", [])
     ('bfloat16',)
     """
-    if other := [name for name in asked if name != dtype]:
-        raise ValueError(f"a weaker contract in {dtype} is for arrays of {dtype}; got {', '.join(other)}")
+    if unsupported := [name for name in names if name != dtype]:
+        raise ValueError(f"expected arrays of {dtype} for a weaker contract in {dtype}, got {', '.join(unsupported)}")
     return (dtype,)
 
 
 def loosened(contract: Contract, dtype: str) -> Contract:
-    """`contract` for a candidate that takes arrays of `dtype` and rounds every intermediate to it.
+    """Weaken `contract` for a candidate that rounds every intermediate result to `dtype`.
 
-    Raises ValueError for an op whose definition `verify.bounds.carried` does not cover.
+    Raises ValueError if `verify.bounds.carried` does not cover the definition.
     """
     rounding = Rounding.of(PRECISIONS[dtype])
     expect = derived(contract.definition, rounding=rounding)
@@ -61,7 +61,7 @@ def loosened(contract: Contract, dtype: str) -> Contract:
         "rounded once",
     )
     try:
-        for draw in itertools.islice(each(contract.draws, Random(0)), TRIED):
+        for draw in itertools.islice(draws_from(contract.draws, Random(0)), TRIED):
             loose.expected(contract.arguments(precision=PRECISIONS[dtype], **draw))
     except (TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"no weaker contract can be derived for {contract.name}: {error}") from None
@@ -69,7 +69,7 @@ def loosened(contract: Contract, dtype: str) -> Contract:
 
 
 def _loosened(law: Law, contract: Contract) -> Law:
-    """A law with room for the bounds of the results that it calls for itself. Equal bits stay equal bits."""
+    """Widen a law's tolerance by the bounds of the results that it computes. A law about equal bits stays strict."""
 
     def check(trial: Trial) -> Claim | None:
         bounds = [_largest(contract, trial.arguments)]
@@ -87,5 +87,5 @@ def _loosened(law: Law, contract: Contract) -> Law:
 
 
 def _largest(contract: Contract, arguments: dict[str, Any]) -> float:
-    """The largest bound of the results for `arguments`: infinite where one is, which allows anything."""
-    return max(float(np.max(due.hard, initial=0)) for due in contract.expected(arguments))
+    """Return the largest bound of the results for `arguments`; infinity allows any value."""
+    return max(float(np.max(output.hard, initial=0)) for output in contract.expected(arguments))

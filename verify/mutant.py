@@ -1,7 +1,7 @@
-"""Mutants: implementations with one bug each, which a contract must tell from the right implementation.
+"""Mutants: implementations with one bug each, which a contract must find.
 
-Each file of `verify/mutants` holds plain implementations in float32, written as kernels are, with blocks, tails and
-running sums. Their contracts must accept them. Beside each is a list of changes to its text, each a likely bug:
+Each file of `verify/mutants` has plain implementations in float32, written like kernels, with blocks, tails and running
+sums. Their contracts must accept them. Each comes with a list of changes to its text, and each change is a likely bug:
 
     eps outside the root
         - np.sqrt(mean + eps)
@@ -22,7 +22,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change to the text of an implementation: `old`, which occurs once, becomes `new`."""
+    """A change to the text of an implementation: replace `old`, which occurs once, by `new`."""
 
     name: str
     old: str
@@ -31,16 +31,16 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Implementation:
-    """A right implementation and the wrong ones."""
+    """A right implementation and its mutants."""
 
     function: Callable[..., Any]
     mutants: tuple[Mutant, ...]
-    only: Mapping[str, Sequence[Any]]  # the draws that the function is made for
-    op: str = ""  # that the function is for, where that is not its own name
+    only: Mapping[str, Sequence[Any]]  # the draws that the function supports
+    op: str = ""  # if it is not the function's name
 
     @property
     def of(self) -> str:
-        """The op that the function is for."""
+        """The op of the function."""
         return self.op or self.function.__name__
 
     @property
@@ -49,22 +49,24 @@ class Implementation:
         return f"{self.function.__module__}:{self.function.__qualname__}"
 
     def text(self, mutant: Mutant | None = None) -> str:
-        """Give the text of the right function, or of a mutant.
+        """Return the text of the right function, or of a mutant.
 
-        Raises ValueError unless the mutant's `old` is in the text of the right function exactly once.
+        Raises ValueError unless `old` of the mutant occurs exactly once in the right function.
         """
         source = textwrap.dedent(inspect.getsource(self.function))
         if mutant is None:
             return source
         if source.count(mutant.old) != 1:
-            raise ValueError(f"{self.function.__name__}, {mutant.name}: {mutant.old!r} must occur once in it")
+            raise ValueError(
+                f"{self.function.__name__}, {mutant.name}: expected {mutant.old!r} exactly once in the function"
+            )
         return source.replace(mutant.old, mutant.new)
 
     def mutated(self, mutant: Mutant) -> Callable[..., Any]:
         """Apply a mutant's change. Raises ValueError as `text` does."""
         source = self.text(mutant)
-        helpers = {"bf16": bf16, "f16": f16, "whole": whole, "kept": {}}  # the last outlives a call
-        # A class has no globals of its own, and a file that a user names is no module that could be looked up.
+        helpers = {"bf16": bf16, "f16": f16, "whole": whole, "kept": {}}  # `kept` survives a call
+        # A class has no __globals__, and the module of a user's file may not be in sys.modules.
         of_module = getattr(self.function, "__globals__", None) or vars(sys.modules[self.function.__module__])
         scope: dict[str, Any] = {**helpers, **of_module}
         exec(compile(source, f"<{mutant.name}>", "exec"), scope)
@@ -74,9 +76,9 @@ class Implementation:
 def implementation(
     function: Callable[..., Any], changes: str, *, only: Mapping[str, Sequence[Any]] | None = None, op: str = ""
 ) -> Implementation:
-    """`function`, for the op called `op` or as the function is, and its mutants.
+    """Parse the mutants of `function`, which implements `op` or the op with the function's name.
 
-    They come from a text: names, and under each the old lines after "-" and the new after "+".
+    The text has names, and under each name old lines after "-" and new lines after "+".
 
     >>> implementation(f32, '''
     ... narrower than it should be
@@ -85,7 +87,7 @@ def implementation(
     ... ''').mutants
     (Mutant(name='narrower than it should be', old='np.float32', new='np.float16'),)
     """
-    found: list[Mutant] = []
+    mutants: list[Mutant] = []
     name, old, new = "", [], []
     for line in [*changes.splitlines(), "end"]:
         if not line.strip():
@@ -94,9 +96,9 @@ def implementation(
             (old if change[1] == "-" else new).append(change[2])
             continue
         if name:
-            found.append(Mutant(name, "\n".join(old), "\n".join(new)))
+            mutants.append(Mutant(name, "\n".join(old), "\n".join(new)))
         name, old, new = line.strip(), [], []
-    return Implementation(function, tuple(found), only or {}, op)
+    return Implementation(function, tuple(mutants), only or {}, op)
 
 
 def f32(array: Any) -> np.ndarray:

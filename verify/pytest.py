@@ -6,14 +6,14 @@
     def test_softmax(x):
         return my_kernels.softmax(x)
 
-A contract of one's own is given itself, or by its name and the file that holds it:
+Pass a contract of your own as an object, or by its name and file:
 
     @contract("layernorm", file="layernorm.py", dtype=["float32", "bfloat16"])
     def test_layernorm(x, weight, bias, *, eps):
         return my_kernels.layernorm(x, weight, bias, eps)
 
 The function is the candidate: it takes the arguments of the definition (`llamaspec verify --list`), and returns the
-result. Further parameters are pytest's, fixtures and those of `parametrize`; a method takes `self` first.
+result. Further parameters are pytest's fixtures and parameters; a method takes `self` first.
 """
 
 import inspect
@@ -53,30 +53,30 @@ def contract(
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Make a test of a candidate for `op`, called in this process with the arrays of a library.
 
-    `op` is a contract, or the name of one, of ours or in a `file` of one's own. Each `dtype`, float32 unless given, is
-    judged in turn, and the test fails with the counterexamples of all that are violated. `loose="u=bfloat16"` declares
-    a weaker contract, as `verify.loose` has it.
+    `op` is a contract, or the name of one of ours or of one in `file`. The test judges every `dtype` (default: float32)
+    and fails with the counterexamples of all violated ones. `loose="u=bfloat16"` declares a weaker contract; see
+    `verify.loose`.
 
-    `examples` is that of Hypothesis's profile unless given, and so is whether draws are the same in every run; `seed`
-    fixes them. `only` narrows draws: `contract("rmsnorm", dim=[128, 256])`. `strict` fails on what is only suspicious.
-    The test fails with NoVerdict where nothing was compared. Raises ValueError for an op without a contract, a dtype
-    that contracts do not speak of, a number of examples, shapes or seconds that is none, and a draw that it does not
-    have or cannot have that value; ImportError for a file that cannot be imported.
+    Hypothesis's profile decides the number of `examples` and whether all runs draw the same values, unless you set
+    `examples` or `seed`. `only` narrows draws: `contract("rmsnorm", dim=[128, 256])`. With `strict`, suspicious results
+    fail too. The test fails with NoVerdict if no number was compared. Raises ValueError for an op without a contract,
+    an unknown dtype, an invalid number of examples, shapes or seconds, and a draw or value that the contract does not
+    have; ImportError for a file that cannot be imported.
     """
     known = CONTRACTS if file is None else in_file(os.fspath(file))[0]
-    held = op if isinstance(op, Contract) else contract_for(op, known)
-    asked = ["float32"] if dtype is None else [dtype] if isinstance(dtype, str) else list(dtype)
+    chosen_contract = op if isinstance(op, Contract) else contract_for(op, known)
+    dtypes = ["float32"] if dtype is None else [dtype] if isinstance(dtype, str) else list(dtype)
     if loose is not None:
         narrow = dtype_of(loose)
-        held, asked = loosened(held, narrow), dtypes_for(narrow, [] if dtype is None else asked)
-    precisions = [precision(name) for name in asked]
+        chosen_contract, dtypes = loosened(chosen_contract, narrow), dtypes_for(narrow, [] if dtype is None else dtypes)
+    precisions = [precision(name) for name in dtypes]
     if not precisions:
-        raise ValueError("dtype names no dtype: nothing would be judged")
+        raise ValueError("expected at least one dtype")
     check_seconds(seconds)
     for name, count in (("examples", examples), ("shapes", shapes)):
         if count is not None and count < 1:
-            raise ValueError(f"{name} is a number from 1; got {count}")
-    chosen = narrowed(held, only)
+            raise ValueError(f"expected {name} of at least 1, got {count}")
+    chosen = narrowed(chosen_contract, only)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
         before = snapshot()
@@ -92,41 +92,47 @@ def contract(
             name = f"{function.__module__}:{function.__qualname__}"
             reports = [
                 verify(
-                    held,
+                    chosen_contract,
                     Guarded(Direct(candidate, arrays=arrays, name=name), before),
-                    precision=one,
+                    precision=chosen_precision,
                     examples=examples or profile.max_examples,
                     seed=drawn if seed is None else seed,
                     seconds=float(seconds),
                     shapes=shapes,
                     only=chosen,
                 )
-                for one in precisions
+                for chosen_precision in precisions
             ]
             wrong = ("violated", "suspicious") if strict else ("violated",)
-            failures = [counterexample(report, held) for report in reports if report.outcome in wrong]
+            failures = [counterexample(report, chosen_contract) for report in reports if report.outcome in wrong]
             if failures:
                 raise AssertionError("\n" + "\n".join(line for lines in failures for line in lines))
 
-        update_wrapper(test, function)  # its name, and the marks that pytest put on it
-        del test.__dict__["__wrapped__"]  # or pytest would look for fixtures called as the op's arguments
-        test.__signature__ = _of_pytest(function, held)  # type: ignore
+        update_wrapper(test, function)  # copy the name and pytest's marks
+        del test.__dict__["__wrapped__"]  # otherwise pytest looks for fixtures named like the op's arguments
+        test.__signature__ = _of_pytest(function, chosen_contract)  # type: ignore
         return test
 
     return decorate
 
 
-def _of_pytest(function: Callable[..., Any], held: Contract) -> inspect.Signature:
-    """The parameters of `function` that are pytest's: `self`, and all that the definition does not give."""
-    arguments = inspect.signature(held.definition).parameters.values()
-    by_name = {one.name for one in arguments if one.kind is one.KEYWORD_ONLY}
+def _of_pytest(function: Callable[..., Any], held_contract: Contract) -> inspect.Signature:
+    """Return the signature for pytest: `self`, and the parameters that the definition does not have."""
+    arguments = inspect.signature(held_contract.definition).parameters.values()
+    by_name = {parameter.name for parameter in arguments if parameter.kind is parameter.KEYWORD_ONLY}
     own = list(inspect.signature(function).parameters.values())
     method = own[:1] if own and own[0].name == "self" else []
-    positional = [one for one in own[len(method) :] if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    taken = {one.name for one in positional[: len(arguments) - len(by_name)]} | by_name
-    rest = [
-        one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for one in own[len(method) :]
-        if one.name not in taken and one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    positional = [
+        parameter
+        for parameter in own[len(method) :]
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
-    return inspect.Signature([*method, *rest])
+    by_contract = {parameter.name for parameter in positional[: len(arguments) - len(by_name)]} | by_name
+    fixtures = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in own[len(method) :]
+        if parameter.name not in by_contract
+        and parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    return inspect.Signature([*method, *fixtures])

@@ -8,7 +8,7 @@ import numpy as np
 
 from llamaspec.verify.bounds.precision import TINY, U
 from llamaspec.verify.bounds.running_error import ELEMENTARY, exactly, gamma, projected, softmaxed
-from llamaspec.verify.contract import Expected, alone, as_float64
+from llamaspec.verify.contract import Expected, as_float64, independent
 from llamaspec.verify.declare import Whole, declare, sizes, values
 from llamaspec.verify.mutant import f32, implementation, spans
 
@@ -42,7 +42,7 @@ CONTRACT = declare(
     draws={"x": values(-4, 1), "head": values(-4, 1)},
     expect=expect,
     bound="hard and alarm: gamma_n |head| |x| for logits, an online softmax of 64 blocks, a logarithm",
-    laws=[alone("a token", "x", "targets")],
+    laws=[independent("a token", "x", "targets")],
     large={"tokens": [65, 1041], "dim": [1041], "vocab": [1041, 4161, 70_001]},
 )
 

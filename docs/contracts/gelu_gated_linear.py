@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from llamaspec.verify.contract import alone
+from llamaspec.verify.contract import independent
 from llamaspec.verify.declare import declare, sizes, values
 from llamaspec.verify.mutant import f32, implementation
 
@@ -18,7 +18,7 @@ CONTRACT = declare(
     arrays={"x": "batch cols", "gate": "ffn cols", "up": "ffn cols"},
     sizes={"batch": [1, 2, 3, 7], "ffn": sizes(8, 16, most=33), "cols": sizes(8, 32, 64, most=129)},
     draws={"x": values(-4, 0), "gate": values(-4, 0), "up": values(-4, 0)},
-    laws=[alone("a vector", "x")],
+    laws=[independent("a vector", "x")],
 )
 
 

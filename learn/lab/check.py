@@ -1,4 +1,4 @@
-"""The judge of an exercise, in words."""
+"""Judge an exercise, and explain the verdict."""
 
 import difflib
 from collections.abc import Callable
@@ -12,40 +12,40 @@ from llamaspec.verify.candidates.worker import load_file
 from llamaspec.verify.judging.runner import unseen
 
 EXAMPLES, SECONDS = 1000, 60.0
-SEEN_BY = {  # who saw a fault, by the kind of the finding
-    "value": "The error bound saw it: the result is further from the definition than rounding can bring it.",
-    "suspicious": "The alarm saw it: rounding could only just explain it.",
-    "law": "A law saw it: two results that must agree do not.",
-    "not finite": "The bound saw it: a finite number was due.",
-    "shape": "The shape gives it away.",
-    "dtype": "The dtype gives it away.",
-    "raised": "It does not come to a result.",
-    "hung": "It does not come to an end.",
-    "not the same twice": "Calling it twice showed it: the results differ.",
-    "inputs": "Its inputs were compared afterwards: it had changed them.",
+SEEN_BY = {  # how we found a fault, by the kind of the finding
+    "value": "The error bound found it: rounding cannot explain an error this large.",
+    "suspicious": "The alarm found it: rounding could only just explain it.",
+    "law": "A law found it: two results that must agree do not.",
+    "not finite": "The bound found it: expected a finite number.",
+    "shape": "The shape is wrong.",
+    "dtype": "The dtype is wrong.",
+    "raised": "It raised an exception.",
+    "hung": "It did not finish.",
+    "not the same twice": "Calling it twice gave different results.",
+    "inputs": "It changed its inputs.",
 }
 
 
 class Outcome(NamedTuple):
-    """Whether an exercise is solved, and what was said."""
+    """Whether an exercise is solved, and the lines to print."""
 
     solved: bool
     lines: list[str]
 
 
-def check(one: Exercise, folder: Path, *, seed: int = 0, progress: Stage = unseen) -> Outcome:
-    """Judge the kernel in a folder. Raises FileNotFoundError where there is none, ImportError for one that fails.
+def check(exercise: Exercise, folder: Path, *, seed: int = 0, progress: Stage = unseen) -> Outcome:
+    """Judge the kernel in a folder. Raises FileNotFoundError if there is none, ImportError if we cannot import it.
 
-    `progress` is told of the examples that are done, of `EXAMPLES`.
+    Calls `progress` with the number of examples done, out of `EXAMPLES`.
     """
     file = folder / KERNEL
     if not file.is_file():
-        raise FileNotFoundError(f"{file} is not there: llamaspec lab start {one.number} makes it")
-    if not one.op:
-        assert not isinstance(one, Broken) and one.judge is not None
-        return _own(one.judge, file, function_of(one))
+        raise FileNotFoundError(f"there is no {file}: llamaspec lab start {exercise.number} makes it")
+    if not exercise.op:
+        assert not isinstance(exercise, Broken) and exercise.judge is not None
+        return _own(exercise.judge, file, function_of(exercise))
     campaign = Campaign(seed=seed, arrays="numpy", examples=EXAMPLES, seconds=SECONDS)
-    job = Job(one.op, f"{file}:{function_of(one)}", arrays="numpy", only=only(one))
+    job = Job(exercise.op, f"{file}:{function_of(exercise)}", arrays="numpy", only=only(exercise))
     [(report, lines)] = run([job], campaign, progress=progress)
     finding = report.worst.finding
     if finding is None:
@@ -61,14 +61,14 @@ def _own(judge: Callable[[Callable], str | None], file: Path, function: str) -> 
     return Outcome(False, [wrong]) if wrong else Outcome(True, ["Solved."])
 
 
-def solution(one: Exercise) -> list[str]:
-    """Show the wrong line and the right one, and where such a mistake was made; of a layer to write, its definition."""
-    if not isinstance(one, Broken):
-        return [f"{one.file} has the definition, with its derivation."]
-    wrong, right = kernel(one).splitlines(), kernel(one, solved=True).splitlines()
+def solution(exercise: Exercise) -> list[str]:
+    """Show the wrong and the right line, and a project that made the mistake; for a layer to write, its definition."""
+    if not isinstance(exercise, Broken):
+        return [f"{exercise.file} has the definition, with its derivation."]
+    wrong, right = kernel(exercise).splitlines(), kernel(exercise, solved=True).splitlines()
     changes = [
         line
         for line in difflib.unified_diff(wrong, right, lineterm="", n=2)
         if not line.startswith(("---", "+++", "@@"))
     ]
-    return [f"{one.mutant[0].upper()}{one.mutant[1:]}:", "", *changes, "", one.seen]
+    return [f"{exercise.mutant[0].upper()}{exercise.mutant[1:]}:", "", *changes, "", exercise.seen]

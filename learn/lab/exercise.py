@@ -10,15 +10,15 @@ from llamaspec.verify.mutant import Implementation, Mutant
 
 @dataclass(frozen=True)
 class Broken:
-    """A kernel in which one line is wrong: a mutant of `verify.mutants`."""
+    """A kernel with one wrong line: a mutant of `verify.mutants`."""
 
     number: int
     chapter: str
     op: str  # the contract that judges
     mutant: str
-    title: str  # what a user of the kernel would report
+    title: str  # the report of a user of the kernel
     hint: str
-    seen: str  # where such a mistake was made, and the thread about it
+    seen: str  # a project that made the mistake, and the thread about it
 
     @property
     def implementation(self) -> Implementation:
@@ -27,11 +27,11 @@ class Broken:
 
     @cached_property
     def change(self) -> Mutant:
-        """The wrong line. Raises LookupError where the mutants have none of this name."""
-        found = [mutant for mutant in self.implementation.mutants if mutant.name == self.mutant]
-        if not found:
+        """The wrong line. Raises LookupError if no mutant has this name."""
+        matches = [mutant for mutant in self.implementation.mutants if mutant.name == self.mutant]
+        if not matches:
             raise LookupError(f"{self.op} has no mutant called {self.mutant}")
-        return found[0]
+        return matches[0]
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Own:
     name: str  # of the function
     title: str
     hint: str
-    file: str  # in reference/, where its definition and so the solution is
+    file: str  # in reference/, with its definition, which is the solution
     skeleton: str
-    op: str = ""  # the contract that judges; "": `judge` does
+    op: str = ""  # the contract that judges it; "": `judge` does
     only: tuple[tuple[str, tuple[str, ...]], ...] = ()  # draws of the contract
-    judge: Callable[[Callable], str | None] | None = None  # says what is wrong, or None
+    judge: Callable[[Callable], str | None] | None = None  # returns the fault, or None
 
 
 Exercise = Broken | Own

@@ -15,13 +15,13 @@ from llamaspec.reference.sentencepiece_bpe import Piece, Vocabulary, encode
 
 CHAPTER = "Write it yourself"
 LENGTH = 60  # tokens of the story
-CLOSE = 1e-9  # of the largest logit: float64 sums in another order differ by less than 1e-12 of it, a bug by far more
+CLOSE = 1e-9  # relative to the largest logit; another order of float64 sums changes logits by less than 1e-12
 
 TEXTS = ("", "a", "Once upon a time", "  two  spaces ", "\n", "héé 狐 🦊", "</s><0x41>", "▁▁", "banana bandana")
 
 
 def _judge_bpe(candidate: Callable) -> str | None:
-    """Compare ids with the definition's: texts with spaces, other alphabets and ties, with and without bytes."""
+    """Compare ids with the definition, for texts with spaces, other alphabets and ties, with and without bytes."""
     spelt = "▁ a b n d ▁a an na nd ana ban ▁ban band".split()
     pieces = {
         text: Piece(256 + i, -float(len(spelt) - i) if len(text) == 1 else -float(i)) for i, text in enumerate(spelt)
@@ -34,29 +34,29 @@ def _judge_bpe(candidate: Callable) -> str | None:
     ):
         for text in TEXTS:
             for start in (True, False):
-                due = encode(text, vocabulary, start=start)
+                expected = encode(text, vocabulary, start=start)
                 got = list(candidate(text, vocabulary, start=start))
-                if got != due:
-                    return f"encode({text!r}, start={start}) gave {got}, and {due} is due"
+                if got != expected:
+                    return f"encode({text!r}, start={start}): expected {expected}, got {got}"
     return None
 
 
 def _judge_llama(candidate: Callable) -> str | None:
-    """Compare logits with the definition's, to 1e-9 of the largest, along a story that the built-in model tells."""
+    """Compare logits with the definition, to 1e-9 of the largest, for a story of the built-in model."""
     checkpoint = open_checkpoint("stories")
     params, config = load_reference_params(checkpoint), checkpoint.config
     tokenizer = tokenizer_of(checkpoint, None)
     story = [1, *islice(llama.greedy(params, np.array([1]), config=config), LENGTH)]
-    due, _ = llama.forward(params, np.array(story), llama.empty_cache(config), config=config)
+    expected, _ = llama.forward(params, np.array(story), llama.empty_cache(config), config=config)
     for length in (1, 2, 7, len(story)):
         got = np.asarray(candidate(params, np.array(story[:length]), config=config))
         if got.shape != (length, config.vocab):
-            return f"logits of {length} tokens have shape {got.shape}, and {(length, config.vocab)} is due"
-        off = np.max(np.abs(got - due[:length]), axis=1) / np.max(np.abs(due))
+            return f"logits of {length} tokens: expected shape {(length, config.vocab)}, got {got.shape}"
+        off = np.max(np.abs(got - expected[:length]), axis=1) / np.max(np.abs(expected))
         if not (off <= CLOSE).all():
             at = int(np.argmax(~(off <= CLOSE)))
-            told = decode(tokenizer, story[: at + 1])
-            return f"the logits after token {at} are off by {off[at]:.2g} of the largest; so far the story is {told!r}"
+            text = decode(tokenizer, story[: at + 1])
+            return f"the logits after token {at} are off by {off[at]:.2g} of the largest; so far the story is {text!r}"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Quantizers that look at the inputs of a matrix: AWQ, GPTQ and SmoothQuant, on the grids of `model.quantize`."""
+"""Quantizers that use the inputs of a matrix: AWQ, GPTQ and SmoothQuant, on the grids of `model.quantize`."""
 
 from collections.abc import Callable
 from typing import NamedTuple

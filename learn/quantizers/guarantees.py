@@ -24,7 +24,7 @@ from llamaspec.reference.quantizers.symmetric import largest_code
 from llamaspec.reference.quantizers.torchao_int4 import Int4
 
 U32, U64 = 2.0**-24, 2.0**-53
-OVERFLOW = 2.0**-120  # of ggml: what is lost where 1 / d overflows
+OVERFLOW = 2.0**-120  # ggml loses weights this small, because 1 / d overflows
 
 Matrix = Float64[np.ndarray, "rows cols"]
 
@@ -38,10 +38,10 @@ class Shown(NamedTuple):
 
 
 def of_weights(scales: np.ndarray, w: Matrix, group: int | None = None) -> Matrix:
-    """Give each weight its scale [rows, cols], where those of a row [rows, groups] are for `group` columns each."""
+    """Expand scales [rows, groups], each for `group` columns, to one scale per weight [rows, cols]."""
     cols = w.shape[1]
-    each = group or cols // scales.shape[1]
-    return np.repeat(scales.astype(np.float64), each, axis=1)[:, :cols]
+    width = group or cols // scales.shape[1]
+    return np.repeat(scales.astype(np.float64), width, axis=1)[:, :cols]
 
 
 def nearest(w: Matrix, levels: Float64[np.ndarray, "rows _ levels"]) -> Matrix:
@@ -63,7 +63,7 @@ def symmetric(w: Matrix, q: Quantized, *, bits: int, group: int | None = None) -
 
 
 def llama2c_groups(w: Matrix, q: Quantized) -> Shown:
-    """Show llama2.c's Q8_0, whose groups are of the flattened matrix."""
+    """Show llama2.c's Q8_0, with groups of the flattened matrix."""
     s = np.repeat(q.scales.astype(np.float64), w.size // q.scales.size).reshape(w.shape)
     return Shown(q.codes, s, (1 / 2 + 256 * U32) * s + 64 * 2.0**-149)
 
@@ -101,7 +101,7 @@ def minifloat(w: Matrix, q: Quantized, *, to: Minifloat) -> Shown:
 
 
 def microscaling(w: Matrix, q: Quantized, *, to: Minifloat) -> Shown:
-    """Show minifloats whose scale is a power of two."""
+    """Show minifloats with a power of two as the scale."""
     s = of_weights(np.ldexp(1.0, q.scales.astype(int) - mx.BIAS), w, mx.BLOCK)
     saturated = 1 - to.largest / 2.0 ** math.frexp(to.largest)[1]
     return Shown(q.codes, s, np.maximum(saturated * np.abs(w), s * 2.0 ** -(to.bias + to.mantissa_bits)))
@@ -115,7 +115,7 @@ def codebook(w: Matrix, q: Quantized, *, codebook: Codebook, group: int | None =
 
 
 def double(w: Matrix, q: tuple[Quantized, double_quantization.Scales]) -> Shown:
-    """Show NF4 whose scales are quantized: a level times the error of its scale is added."""
+    """Show NF4 with quantized scales: they add the error of a scale times its level."""
     first, second = q
     a = first.scales.astype(np.float64)
     blocks = np.arange(a.size) // double_quantization.BLOCK
@@ -135,12 +135,12 @@ def kmeans(w: Matrix, q: Codebooks) -> Shown:
 
 
 def nvfp4(w: Matrix, q: Nvfp4) -> Shown:
-    """Show e2m1 in blocks of 16 whose scales are e4m3."""
+    """Show e2m1 in blocks of 16 with scales in e4m3."""
     g = np.float64(q.scale)
     s = g * spread(E4M3.decode(q.scales), w.shape)
     tops = np.max(np.abs(w.reshape(len(w), -1, 16)), axis=-1)
-    due = of_weights(tops / (E2M1.largest * (g or np.inf)), w)
-    off = np.maximum(2.0**-4 * due, 2.0**-10) + 448 * 2.0**-23
+    expected = of_weights(tops / (E2M1.largest * (g or np.inf)), w)
+    off = np.maximum(2.0**-4 * expected, 2.0**-10) + 448 * 2.0**-23
     return Shown(q.codes, s, np.maximum(np.abs(w) / 5, s / 4) + 6 * g * off)
 
 
@@ -155,8 +155,8 @@ def binary(w: Matrix, q: Quantized) -> Shown:
     return Shown(q.codes, of_weights(q.scales, w), None)
 
 
-def sparse(w: Matrix, kept: Matrix) -> Shown:
-    """Show weights of which two of four stay: those are exact, the others are lost."""
+def sparse(w: Matrix, pruned: Matrix) -> Shown:
+    """Show 2:4 pruning: two of four weights stay exact, the others become 0."""
     return Shown(None, None, np.where(pruning.n_of_m(w, n=2, m=4), 0.0, np.abs(w)))
 
 
@@ -166,8 +166,8 @@ def ggml_type(w: Matrix, q: Any, *, name: str) -> Shown:
     blocks = w.reshape(len(w), -1, kind.weights)
     codes = q.codes.reshape(w.shape)
     if isinstance(kind, Superblock):
-        a, b = (unit.astype(float)[..., None] * each for unit, each in ((q.d, q.scales), (q.e, q.minima)))
-        a, b = (of_weights(each.reshape(len(w), -1), w) for each in (a, b))
+        a, b = (unit.astype(float)[..., None] * part for unit, part in ((q.d, q.scales), (q.e, q.minima)))
+        a, b = (of_weights(part.reshape(len(w), -1), w) for part in (a, b))
         levels = a[..., None] * np.arange(kind.lowest, kind.highest + 1) - b[..., None]
         roundings = 8 * U64 * (np.abs(w) + np.max(np.abs(levels), axis=-1) + np.abs(b))
         return Shown(codes, a, nearest(w, levels) + roundings)

@@ -221,7 +221,7 @@ SCHEMES = {
     ),
     "2 of 4": Scheme(
         *("pruning.py", 16 / 2 + 1, "what stays is exact, the largest stay"),
-        *(_sparse, lambda kept: kept, guarantees.sparse, 4),
+        *(_sparse, lambda w: w, guarantees.sparse, 4),
     ),
-    **{f"GGUF {name}": _ggml(name, page, said) for name, (page, said) in _OF_GGML.items()},
+    **{f"GGUF {name}": _ggml(name, page, guarantee) for name, (page, guarantee) in _OF_GGML.items()},
 }

@@ -1,1 +1,1 @@
-"""Pages of the site: the documents, and every file of `reference/` with its derivation beside its code."""
+"""Pages of the site: the documents, and every file of `reference/` with its derivation next to its code."""

@@ -20,9 +20,9 @@ def main(arguments: list[str]) -> int:
             stage(ROOT, Path(folder) / "source")
             return 0
         case ["check", folder]:
-            found = faults(Path(folder) / "html")
-            print("\n".join(found) or f"every address leads somewhere: {Path(folder) / 'html/index.html'}")
-            return int(bool(found))
+            problems = faults(Path(folder) / "html")
+            print("\n".join(problems) or f"every address leads somewhere: {Path(folder) / 'html/index.html'}")
+            return int(bool(problems))
     print(__doc__, file=sys.stderr)
     return 2
 

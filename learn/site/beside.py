@@ -14,7 +14,7 @@ class Pair(NamedTuple):
     """A name, what is said about it, and its code."""
 
     name: str  # "" for the introduction
-    said: list[tuple[str, str]]  # name of the function, or "", and its docstring
+    docstrings: list[tuple[str, str]]  # name of the function, or "", and its docstring
     code: str
 
 
@@ -50,39 +50,39 @@ def page(source: str, name: str, links: Mapping[str, str]) -> str:
 
     Raises SyntaxError for a source that is not Python.
     """
-    first, *others = pairs(source)
-    title, _, rest = (first.said[0][1] if first.said else "").partition("\n\n")
-    intro = f'<p class="lead">{inline(" ".join(title.split()), links)}</p>\n{to_html(rest, links)}'
+    first, *further = pairs(source)
+    title, _, body = (first.docstrings[0][1] if first.docstrings else "").partition("\n\n")
+    intro = f'<p class="lead">{inline(" ".join(title.split()), links)}</p>\n{to_html(body, links)}'
     # The title has an anchor of its own, since a function may have the module's name.
     head = f"---\ntitle: {name}\nhide: [toc]\n---\n\n# {name} {{ #page }}\n"
-    if len(others) == 1:
-        [only] = others
+    if len(further) == 1:
+        [only] = further
         about = "\n".join([intro, f"<h4><code>{only.name}</code></h4>", _prose(only, links)])
         return f"{head}\n{_row(about, f'{first.code}\n\n\n{only.code}')}"
-    inside = "\n".join(f"- [`{pair.name}`](#{pair.name.lower()})" for pair in others)
+    inside = "\n".join(f"- [`{pair.name}`](#{pair.name.lower()})" for pair in further)
     written = [head, _row(intro, first.code, inside)]
-    return "\n".join(written + [f"## `{pair.name}`\n\n{_row(_prose(pair, links), pair.code)}" for pair in others])
+    return "\n".join(written + [f"## `{pair.name}`\n\n{_row(_prose(pair, links), pair.code)}" for pair in further])
 
 
 def _prose(pair: Pair, links: Mapping[str, str]) -> str:
-    return "\n".join(f"<h4><code>{of}</code></h4>\n" * bool(of) + to_html(text, links) for of, text in pair.said)
+    return "\n".join(f"<h4><code>{of}</code></h4>\n" * bool(of) + to_html(text, links) for of, text in pair.docstrings)
 
 
-def _row(said: str, code: str, inside: str = "") -> str:
-    shown = f"```python\n{code}\n```\n" if code else ""
-    right = f'<div class="code" markdown="1">\n\n{shown}\n{inside}\n\n</div>\n' if shown or inside else ""
-    return f'<div class="beside" markdown="1">\n<div class="said">\n{said}\n</div>\n{right}</div>\n'
+def _row(docstring: str, code: str, inside: str = "") -> str:
+    block = f"```python\n{code}\n```\n" if code else ""
+    right = f'<div class="code" markdown="1">\n\n{block}\n{inside}\n\n</div>\n' if block or inside else ""
+    return f'<div class="beside" markdown="1">\n<div class="said">\n{docstring}\n</div>\n{right}</div>\n'
 
 
 def _said(node: ast.AST) -> list[tuple[str, str]]:
-    """Collect the docstring of a node, and of a class those of its methods."""
+    """Collect the docstring of a node; for a class also the docstrings of its methods."""
     assert isinstance(node, DOCUMENTED)
     own = ast.get_docstring(node)
-    said = [("", inspect.cleandoc(own))] if own else []
+    docstrings = [("", inspect.cleandoc(own))] if own else []
     if isinstance(node, ast.ClassDef):
         methods = [inner for inner in node.body if isinstance(inner, ast.FunctionDef)]
-        said += [(inner.name, text) for inner in methods if (text := ast.get_docstring(inner))]
-    return said
+        docstrings += [(inner.name, text) for inner in methods if (text := ast.get_docstring(inner))]
+    return docstrings
 
 
 def _without_docstrings(lines: list[str], first: int, last: int, tree: ast.Module) -> str:

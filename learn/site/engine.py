@@ -2,8 +2,9 @@
 
 python -m llamaspec.learn.site.engine    write docs/images/engine.svg again
 
-The scheduler is `serving.scheduler`'s own, and every line, page and sentence is read from what it planned. Tokens are
-drawn by nobody: which they are does not change a plan. The SVG needs no script. Who asks for less motion sees one plan.
+We run the real `serving.scheduler` and draw every line, page and sentence from its plans, so a test notices if the
+drawing no longer shows what the scheduler does. No model runs: the values of tokens do not change a plan. The SVG needs
+no script. Readers who prefer reduced motion see one plan.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,12 +17,12 @@ from llamaspec.serving.scheduler import Draws, Limits, Plan, Scheduler
 
 OUT = Path(__file__).parents[3] / "docs/images/engine.svg"
 SECONDS = 1.6  # that a plan is shown for
-STILL = 12  # the plan that is shown to who asks for less motion: two begin, two wait, pages are shared and kept
+STILL = 12  # the plan for readers who prefer reduced motion: two begin, two wait, pages are shared and kept
 LIMITS = Limits(pages=14, page=4, rows=3, chunk=8, burst=2, context=36)
 PREFIX = tuple(range(100, 112))  # three pages
 
 
-class Asked(NamedTuple):
+class DemoRequest(NamedTuple):
     """A request of the run: when it comes, its prompt, and the tokens of its answer."""
 
     plan: int
@@ -30,51 +31,51 @@ class Asked(NamedTuple):
 
 
 # Chosen so that the run has one of everything: a prompt in several chunks, one that waits, pages found, giving way.
-ASKED = {
-    "A": Asked(0, (*PREFIX, *range(6)), 16),
-    "B": Asked(0, tuple(range(20, 29)), 18),
-    "C": Asked(4, (*PREFIX, *range(30, 34)), 12),
-    "D": Asked(5, tuple(range(40, 57)), 6),
-    "E": Asked(9, (*PREFIX, *range(60, 66)), 5),
+REQUESTS = {
+    "A": DemoRequest(0, (*PREFIX, *range(6)), 16),
+    "B": DemoRequest(0, tuple(range(20, 29)), 18),
+    "C": DemoRequest(4, (*PREFIX, *range(30, 34)), 12),
+    "D": DemoRequest(5, tuple(range(40, 57)), 6),
+    "E": DemoRequest(9, (*PREFIX, *range(60, 66)), 5),
 }
 State = Literal["waits", "reads", "draws", "runs"]  # "runs": holds a row and pages, and is not in the plan
 
 
-class Step(NamedTuple):
+class Moment(NamedTuple):
     """A plan, and how things stand while it is carried out."""
 
     states: Mapping[str, State]  # of requests that have come and not ended
-    pages: tuple[str, ...]  # who holds each page: names, KEPT, or nobody
-    found: Mapping[str, int]  # tokens that a request which begins with this plan finds in the cache
+    pages: tuple[str, ...]  # the holders of each page: names, KEPT, or ""
+    hits: Mapping[str, int]  # cached tokens, for each request that begins with this plan
     gave_way: tuple[str, ...]
-    said: tuple[str, ...]  # a sentence for each thing that happens
+    sentences: tuple[str, ...]  # a sentence for each thing that happens
 
 
 KEPT = "·"
 
 
-def record() -> list[Step]:
-    """Run the scheduler on `ASKED` until all have their answers, and write down every plan."""
-    scheduler, names, steps = Scheduler(LIMITS), [*ASKED], list[Step]()
-    while not steps or not scheduler.idle or any(each.plan >= len(steps) for each in ASKED.values()):
-        came = [name for name in names if ASKED[name].plan == len(steps)]
+def record() -> list[Moment]:
+    """Run the scheduler on `REQUESTS` until all have their answers, and write down every plan."""
+    scheduler, names, steps = Scheduler(LIMITS), [*REQUESTS], list[Moment]()
+    while not steps or not scheduler.idle or any(event.plan >= len(steps) for event in REQUESTS.values()):
+        came = [name for name in names if REQUESTS[name].plan == len(steps)]
         for name in came:
-            request = Request(ASKED[name].prompt, ASKED[name].answer)
+            request = Request(REQUESTS[name].prompt, REQUESTS[name].answer)
             scheduler.submit(names.index(name), request, now=0.0)
         waited, ran = {*scheduler.waiting}, {*scheduler.running}
-        kept = {*scheduler.pool.nodes.items()}
+        cached = {*scheduler.pool.nodes.items()}
         plan = scheduler.plan(now=0.0)
         begun = [number for number in scheduler.running if number in waited]
         gave_way = tuple(names[number] for number in scheduler.waiting if number in ran)
-        found = {names[n]: scheduler.running[n].computed for n in begun if scheduler.running[n].computed}
+        hits = {names[n]: scheduler.running[n].computed for n in begun if scheduler.running[n].computed}
         unended = [*scheduler.waiting, *scheduler.running]
         states: dict[str, State] = {names[number]: _state(number, plan, scheduler) for number in unended}
         pages = tuple(_held(page, scheduler, names) for page in range(1, LIMITS.pages))
         news = scheduler.done({row.number: Draws((0,) * row.steps, None) for row in plan.rows})
-        ended = [names[each.number] for each in news if each.ended]
-        lost = len(kept - {*scheduler.pool.nodes.items()})
-        said = tuple(_sentences(plan, names, came, [names[n] for n in begun], found, gave_way, lost, ended))
-        steps.append(Step(states, pages, found, gave_way, said))
+        ended = [names[event.number] for event in news if event.ended]
+        lost = len(cached - {*scheduler.pool.nodes.items()})
+        sentences = tuple(_sentences(plan, names, came, [names[n] for n in begun], hits, gave_way, lost, ended))
+        steps.append(Moment(states, pages, hits, gave_way, sentences))
     return steps
 
 
@@ -96,16 +97,16 @@ def _sentences(
     names: Sequence[str],
     came: Sequence[str],
     begun: Sequence[str],
-    found: Mapping[str, int],
+    hits: Mapping[str, int],
     gave_way: Sequence[str],
     lost: int,
     ended: Sequence[str],
 ) -> Iterator[str]:
     if waiting := [name for name in came if name not in begun]:
         yield f"{_list(waiting)} {_verb(waiting, 'come')} and {_verb(waiting, 'wait')}."
-    if fresh := [name for name in begun if name not in found]:
+    if fresh := [name for name in begun if name not in hits]:
         yield f"{_list(fresh)} {_verb(fresh, 'begin')}."
-    for name, tokens in found.items():
+    for name, tokens in hits.items():
         yield f"{name} begins and finds {_count(tokens // LIMITS.page, 'page')} of its text in the cache."
     if gave_way:
         yield f"No page is left, so {_list(gave_way)} {_verb(gave_way, 'give')} way."
@@ -151,9 +152,9 @@ text { fill: var(--ink) } .on { fill: #1f2328 } .faint { fill: var(--faint) } .p
 """
 
 
-def draw(steps: Sequence[Step]) -> str:
+def draw(steps: Sequence[Moment]) -> str:
     """Draw a run: a lane for each request, the pages and what happens, at one plan after the other."""
-    names, count = [*ASKED], len(steps)
+    names, count = [*REQUESTS], len(steps)
     wide = (RIGHT - LEFT) / count
     shades = dict(zip(names, COLORS, strict=True))
     spans: set[tuple[int, int]] = set()
@@ -173,15 +174,17 @@ def draw(steps: Sequence[Step]) -> str:
     body += _pages(steps, y + 8, shades, spans)
     y += 8 + PAGE + LINE
     for i, step in enumerate(steps):
-        lines = "".join(f'<text x="8" y="{y + LINE * k}">{escape(line)}</text>' for k, line in enumerate(step.said))
+        lines = "".join(
+            f'<text x="8" y="{y + LINE * k}">{escape(line)}</text>' for k, line in enumerate(step.sentences)
+        )
         body.append(_shown(i, i + 1, count, spans, lines))
-    y += LINE * max(len(step.said) for step in steps) + 4
+    y += LINE * max(len(step.sentences) for step in steps) + 4
     body += _legend(y)
     height = y + 3 * LINE
     style = STYLE.replace("TIME", f"{SECONDS * count:g}s").replace("STEPS", str(count))
     style = style.replace("HERE", f"{wide * STILL:.2f}px").replace("END", f"{RIGHT - LEFT}px")
     style += "\n".join(_keyframes(start, stop, count) for start, stop in sorted(spans))
-    run = " ".join(f"Plan {i + 1}: {escape(' '.join(step.said))}" for i, step in enumerate(steps))
+    run = " ".join(f"Plan {i + 1}: {escape(' '.join(step.sentences))}" for i, step in enumerate(steps))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" id="engine" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
         f'height="{height}" role="img" aria-labelledby="engine-title engine-run">\n'
@@ -191,7 +194,7 @@ def draw(steps: Sequence[Step]) -> str:
     )
 
 
-def _lanes(steps: Sequence[Step], wide: float, shades: Mapping[str, str]) -> Iterator[str]:
+def _lanes(steps: Sequence[Moment], wide: float, shades: Mapping[str, str]) -> Iterator[str]:
     for lane, (name, shade) in enumerate(shades.items()):
         top = TOP + LANE * lane
         middle = top + LANE / 2 - 2
@@ -209,36 +212,36 @@ def _lanes(steps: Sequence[Step], wide: float, shades: Mapping[str, str]) -> Ite
                     f'<rect x="{x + 0.5:.2f}" y="{middle - height / 2}" width="{wide - 1:.2f}" height="{height}" '
                     f'fill="{shade}"/>'
                 )
-            if name in step.found:
+            if name in step.hits:
                 yield _diamond(x + wide / 2, middle)
             if name in step.gave_way:
                 yield _cross(x + wide / 2, middle)
 
 
-def _pages(steps: Sequence[Step], y: int, shades: Mapping[str, str], spans: set[tuple[int, int]]) -> Iterator[str]:
+def _pages(steps: Sequence[Moment], y: int, shades: Mapping[str, str], spans: set[tuple[int, int]]) -> Iterator[str]:
     for page in range(len(steps[0].pages)):
         x, start = 8 + 1.06 * PAGE * page, 0
-        held = [step.pages[page] for step in steps]
+        holders = [step.pages[page] for step in steps]
         yield f'<rect class="line" x="{x:.2f}" y="{y}" width="{PAGE - 2}" height="{PAGE - 2}" rx="3"/>'
-        while start < len(held):
-            stop = next((i for i in range(start, len(held)) if held[i] != held[start]), len(held))
-            if held[start]:
-                inside = "".join(_page(held[start], x, y, shades))
-                yield _shown(start, stop, len(held), spans, inside)
+        while start < len(holders):
+            stop = next((i for i in range(start, len(holders)) if holders[i] != holders[start]), len(holders))
+            if holders[start]:
+                inside = "".join(_page(holders[start], x, y, shades))
+                yield _shown(start, stop, len(holders), spans, inside)
             start = stop
 
 
-def _page(held: str, x: float, y: int, shades: Mapping[str, str]) -> Iterator[str]:
+def _page(holders: str, x: float, y: int, shades: Mapping[str, str]) -> Iterator[str]:
     """Fill a page with a stripe for each holder, or with a dot where it is only kept."""
     middle = x + PAGE / 2 - 1
-    if held == KEPT:
+    if holders == KEPT:
         yield f'<circle class="line" cx="{middle:.2f}" cy="{y + PAGE / 2 - 1}" r="4"/>'
         return
-    high = (PAGE - 3) / len(held)
-    for k, name in enumerate(held):
+    high = (PAGE - 3) / len(holders)
+    for k, name in enumerate(holders):
         fill = f'height="{high:.2f}" fill="{shades[name]}"'
         yield f'<rect x="{x + 0.5:.2f}" y="{y + 0.5 + high * k:.2f}" width="{PAGE - 3}" {fill}/>'
-    yield f'<text class="on" x="{middle:.2f}" y="{y + PAGE / 2 + 3}" text-anchor="middle">{held}</text>'
+    yield f'<text class="on" x="{middle:.2f}" y="{y + PAGE / 2 + 3}" text-anchor="middle">{holders}</text>'
 
 
 def _legend(y: int) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Every quantizer of weights on the built-in model: what it stores, guarantees, and costs, and a picture of its grid.
 
-python -m llamaspec.learn.site.gallery    writes docs/gallery.md and the pictures beside it, in two minutes
+python -m llamaspec.learn.site.gallery    writes docs/gallery.md and its pictures, in two minutes
 """
 
 import re
@@ -32,7 +32,7 @@ WIDTH, HEIGHT, LEFT, AXIS, TICK, SAW = 360, 150, 10, 46, 18, 130  # of a picture
 STEPS, COLUMNS = (
     1440,
     180,
-)  # numbers whose rounding a picture shows, and points of its line: the largest error of each few
+)  # numbers that a picture rounds, and points of its line, each the largest error of a few numbers
 SPEEDS = Path(__file__).parents[3] / "benchmarks/results/schemes.md"
 Number = int | float
 
@@ -84,14 +84,14 @@ class Judge:
 
     def __init__(self, stories: int = STORIES):
         self.base = open_checkpoint("stories")
-        told = tell(stories + CALIBRATION)
-        self.stories = told[:stories]
-        width = min(map(len, told[stories:]))
-        self.windows = np.array([ids[:width] for ids in told[stories:]])
+        calibration_ids = tell(stories + CALIBRATION)
+        self.stories = calibration_ids[:stories]
+        width = min(map(len, calibration_ids[stories:]))
+        self.windows = np.array([ids[:width] for ids in calibration_ids[stories:]])
         self.due = [_logits(self.base, ids) for ids in self.stories]
 
     def error(self, model: Checkpoint) -> float:
-        """Divide the root mean square of the change of all matrices by that of the matrices."""
+        """Divide the root mean square of the change of all matrices by the root mean square of the matrices."""
         names = sorted(quantizable(self.base.config))
         flat = [
             np.concatenate([of.tensors[name].read().astype(np.float64).ravel() for name in names])
@@ -102,9 +102,9 @@ class Judge:
     def predictions(self, model: Checkpoint) -> tuple[float, float]:
         """Compute the mean divergence of a model's predictions from the base's, and how often the likeliest agree."""
         divergences, agreed = [], []
-        for ids, due in zip(self.stories, self.due, strict=True):
+        for ids, expected in zip(self.stories, self.due, strict=True):
             got = _logits(model, ids)
-            p, q = (logits - logsumexp(logits)[:, None] for logits in (due, got))
+            p, q = (logits - logsumexp(logits)[:, None] for logits in (expected, got))
             divergences.append(np.sum(np.exp(p) * (p - q), axis=-1))
             agreed.append(p.argmax(axis=-1) == q.argmax(axis=-1))
         return float(np.mean(np.concatenate(divergences))), float(np.mean(np.concatenate(agreed)))
@@ -114,13 +114,13 @@ def tell(count: int) -> list[list[int]]:
     """Let the built-in model tell stories, at temperature 1, from the first token to the last."""
     llama = load("stories", backend="reference")
     as_is = SamplingOptions(temperature=1.0, top_p=1.0)
-    told = []
+    ids = []
     for seed in range(count):
         generation = llama.generate("", sampling=as_is, seed=seed, max_new_tokens=256)
         for _ in generation:
             pass
-        told.append([*llama.encode(""), *generation.ids])
-    return told
+        ids.append([*llama.encode(""), *generation.ids])
+    return ids
 
 
 def _logits(model: Checkpoint, ids: list[int]) -> np.ndarray:
@@ -187,13 +187,13 @@ def speeds(summary: str) -> Speeds:
     >>> speeds("Measured on today: cpu.\\n| q4 | 4.5 | 2.2 |\\n| awq | 4.5 | as q4 |\\nDecoding: Q6_K 1.8.").relative
     {'q4': '2.2', 'awq': '2.2', 'Q6_K': '1.8'}
     """
-    found = dict(re.findall(r"^\| ([^|]+) \|.*\| (\d[^|]*|as [^|]+) \|$", summary, re.M))
-    [others] = re.findall(r"^Decoding: (.*)\.$", summary, re.M)
-    found |= dict(re.findall(r"(\S.*?) (\d\.\d(?: \([^)]*\))?)(?:, |$)", others))
+    figures = dict(re.findall(r"^\| ([^|]+) \|.*\| (\d[^|]*|as [^|]+) \|$", summary, re.M))
+    [decoding] = re.findall(r"^Decoding: (.*)\.$", summary, re.M)
+    figures |= dict(re.findall(r"(\S.*?) (\d\.\d(?: \([^)]*\))?)(?:, |$)", decoding))
     [measured] = re.findall(r"^Measured on .*$", summary, re.M)
     return Speeds(
         textwrap.fill(measured, 116, subsequent_indent="  "),
-        {name: found.get(of.removeprefix("as "), of) for name, of in found.items()},
+        {name: figures.get(of.removeprefix("as "), of) for name, of in figures.items()},
     )
 
 
@@ -202,12 +202,12 @@ def write(folder: Path) -> None:
     judge, table = Judge(), []
     measured, relative = speeds(SPEEDS.read_text(encoding="utf-8"))
     draw(folder)
-    for one in rows(judge):
-        seen = f"![grid of {one.name}]({picture_of(one.name)})" if one.name in SCHEMES else ""
-        error = "" if one.error is None else f"{one.error:.2g}"
+    for row in rows(judge):
+        seen = f"![grid of {row.name}]({picture_of(row.name)})" if row.name in SCHEMES else ""
+        error = "" if row.error is None else f"{row.error:.2g}"
         table.append(
-            f"| [{one.name}](../reference/quantizers/{one.page}) | {one.bits:.4g} | {one.guarantee} | {error} "
-            f"| {one.divergence:.2g} | {one.same_top:.1%} | {relative.get(one.name, '-')} | {seen} |"
+            f"| [{row.name}](../reference/quantizers/{row.page}) | {row.bits:.4g} | {row.guarantee} | {error} "
+            f"| {row.divergence:.2g} | {row.same_top:.1%} | {relative.get(row.name, '-')} | {seen} |"
         )
         print(table[-1], flush=True)
     tokens = sum(map(len, judge.stories))
@@ -216,7 +216,7 @@ def write(folder: Path) -> None:
 
 
 def draw(folder: Path) -> None:
-    """Write the picture of each scheme beside gallery.md in a folder."""
+    """Write the picture of each scheme into a folder next to gallery.md."""
     row = open_checkpoint("stories").tensors["model.layers.0.self_attn.q_proj.weight"].read()[0].astype(np.float64)
     (folder / "gallery").mkdir(exist_ok=True)
     for name, scheme in SCHEMES.items():

@@ -21,17 +21,17 @@ def to_html(text: str, links: Mapping[str, str]) -> str:
 def inline(text: str, links: Mapping[str, str]) -> str:
     """Render code in backquotes, emphasis and addresses of one paragraph; everything else is escaped."""
     done, rendered = 0, ""
-    for found in INLINE.finditer(text):
-        rendered += html.escape(text[done : found.start()], quote=False)
-        code, address, stressed = found.groups()
+    for match in INLINE.finditer(text):
+        rendered += html.escape(text[done : match.start()], quote=False)
+        code, address, stressed = match.groups()
         if code is not None:
-            shown = f"<code>{html.escape(code, quote=False)}</code>"
-            rendered += f'<a href="{links[code]}">{shown}</a>' if code in links else shown
+            element = f"<code>{html.escape(code, quote=False)}</code>"
+            rendered += f'<a href="{links[code]}">{element}</a>' if code in links else element
         elif address is not None:
             rendered += f'<a href="{address}">{address.removeprefix("https://")}</a>'
         else:
             rendered += f"<em>{inline(stressed, links)}</em>"
-        done = found.end()
+        done = match.end()
     return rendered + html.escape(text[done:], quote=False)
 
 

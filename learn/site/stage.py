@@ -32,7 +32,7 @@ The built-in model reads a text: every token, block and op, with its equation, i
 
 [Open the page](xray/index.html)
 """
-SECTIONS = {  # the other pages; those of reference/ stand after the first of "Read"
+SECTIONS = {  # the other pages; the pages of reference/ come after the first page of "Read"
     "Start": ["docs/README.md", "docs/first-steps.ipynb", "docs/models.md", "docs/starting.md"],
     "Read": ["docs/reading.md", "docs/positions.md", "docs/gallery.md", "docs/others.md"],
     "Verify": [
@@ -75,7 +75,7 @@ def stage(root: Path, out: Path) -> list[str]:
 
 
 def reading_order(root: Path) -> list[str]:
-    """List the files of reference/ in the order in which docs/reading.md names them; its folders' files follow it."""
+    """List the files of reference/ in the order of docs/reading.md; the files of a folder follow its name."""
     text = (root / "docs/reading.md").read_text(encoding="utf-8")
     named = [target.removeprefix("../") for _, target, _ in LINK.findall(text) if target.startswith("../reference/")]
     order: list[str] = []
@@ -83,8 +83,8 @@ def reading_order(root: Path) -> list[str]:
         folder = root / path
         order += [path] if folder.is_file() else [f"{path}{file.name}" for file in sorted(folder.glob("*.py"))]
     # A file that is named by itself stands where it is named, and not where its folder is.
-    alone = [path for path in named if (root / path).is_file()]
-    first = dict.fromkeys(alone[: alone.index("reference/quantizers/blocks.py")] if alone else [])
+    files = [path for path in named if (root / path).is_file()]
+    first = dict.fromkeys(files[: files.index("reference/quantizers/blocks.py")] if files else [])
     return [path for path in dict.fromkeys([*first, *order]) if not path.endswith("__init__.py")]
 
 
@@ -126,10 +126,10 @@ def _write(root: Path, path: str, out: Path) -> list[str]:
 def _redirected(text: str, root: Path, path: str, linked: list[str]) -> str:
     """Let the links of a document lead to pages of the site, and note what they lead to."""
 
-    def redirect(found: re.Match) -> str:
-        address, _, anchor = found[2].partition("#")
+    def redirect(match: re.Match) -> str:
+        address, _, anchor = match[2].partition("#")
         if "://" in address or not address:
-            return found[0]
+            return match[0]
         goal = os.path.normpath(os.path.join(os.path.dirname(path), address))
         if (root / goal / "README.md").is_file():
             goal = f"{goal}/README.md"
@@ -138,7 +138,7 @@ def _redirected(text: str, root: Path, path: str, linked: list[str]) -> str:
             drawing = (root / goal).read_text(encoding="utf-8").strip()
             return f'<div class="moving" data-search-exclude>\n{STOP}\n{drawing}\n</div>'
         leads = os.path.relpath(target_of(goal), os.path.dirname(path) or ".")
-        return f"{found[1]}{leads}{'#' * bool(anchor)}{anchor}{found[3]}"
+        return f"{match[1]}{leads}{'#' * bool(anchor)}{anchor}{match[3]}"
 
     return _outside_of_code(text, lambda part: LINK.sub(redirect, part))
 
@@ -167,8 +167,8 @@ def _listing(root: Path, path: str, linked: list[str]) -> str:
     rows = []
     for file in sorted((root / path).glob("*.py")):
         if file.stem != "__init__":
-            said = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-            rows.append(f"| [{file.stem}]({file.name}.md) | {_plain(said.partition(chr(10))[0])} |")
+            docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+            rows.append(f"| [{file.stem}]({file.name}.md) | {_plain(docstring.partition(chr(10))[0])} |")
             linked.append(f"{path}/{file.name}")
     head = beside.page(source, path, _names(root, f"{path}/__init__.py")) if source else f"# {path}\n"
     return head + "\n| file | what it holds |\n|---|---|\n" + "\n".join(rows) + "\n"
@@ -194,8 +194,8 @@ def _notebook(text: str) -> str:
         else:
             parts.append(f"```python\n{source}\n```")
             for output in cell["outputs"]:
-                shown = output.get("text") or output["data"]["text/plain"]
-                parts.append(f"```text\n{''.join(shown).rstrip()}\n```")
+                printed = output.get("text") or output["data"]["text/plain"]
+                parts.append(f"```text\n{''.join(printed).rstrip()}\n```")
     return "\n\n".join(parts) + "\n"
 
 

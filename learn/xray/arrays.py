@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-CELLS = 1024  # numbers of one array on the page; of a longer one, its first are shown
+CELLS = 1024  # most numbers of an array on the page; we show the first ones of a longer array
 
 
 def packed(array: np.ndarray) -> str:
@@ -19,12 +19,12 @@ def packed(array: np.ndarray) -> str:
 
 
 def heat_map(name: str, axes: tuple[str, ...], array: np.ndarray, **beside: np.ndarray) -> dict[str, Any]:
-    """Describe an array and its first `CELLS` numbers, and those of others `beside` it, of the same shape.
+    """Describe an array with its first `CELLS` numbers, and the same numbers of arrays `beside` it, of the same shape.
 
     >>> heat_map("x", ("dim",), np.ones(2), error=np.zeros(2))["shape"]
     [2]
     """
-    assert len(axes) == array.ndim and all(other.shape == array.shape for other in beside.values())
+    assert len(axes) == array.ndim and all(companion.shape == array.shape for companion in beside.values())
     parts = {"values": array, **beside}
     return {
         "name": name,
@@ -37,7 +37,7 @@ def heat_map(name: str, axes: tuple[str, ...], array: np.ndarray, **beside: np.n
 
 
 def _columns(shape: tuple[int, ...]) -> int:
-    """Choose how many numbers stand in a row: a head's, or as many as make a vector twice as wide as high.
+    """Choose the numbers per row: one head, or a width that makes a vector twice as wide as high.
 
     >>> _columns((4, 32)), _columns((128,)), _columns((3,))
     (32, 16, 3)
@@ -45,5 +45,5 @@ def _columns(shape: tuple[int, ...]) -> int:
     *rows, last = shape
     if rows:
         return last
-    shown = min(last, CELLS)
-    return min(shown, 1 << math.ceil(math.log2(max(1.0, math.sqrt(2 * shown)))))
+    count = min(last, CELLS)
+    return min(count, 1 << math.ceil(math.log2(max(1.0, math.sqrt(2 * count)))))

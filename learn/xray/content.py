@@ -1,4 +1,4 @@
-"""All that the page shows, as values for JSON: what belongs to the model, and what belongs to each token."""
+"""The contents of the page as values for JSON: a part for the model, and a part for each token."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ from llamaspec.model.insight.describe import matrix_weights
 from llamaspec.reference.config import Config
 from llamaspec.reference.rope import frequencies
 
-SMALL = 50_000_000  # weights of a model of which all layers are shown, and which tells a text under each scheme
+SMALL = 50_000_000  # most weights of a model for which we show all layers, and a text under each scheme
 LIKELY = 40  # tokens of a distribution that have a name
 CACHES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "int8": np.dtype(np.int8)}
 SIZES = ("dim", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context", "eps", "theta", "experts")
@@ -40,7 +40,7 @@ def default_layers(config: Config) -> list[int]:
 
 
 def small(config: Config) -> bool:
-    """Tell whether a model is so small that all of it is computed in float64."""
+    """Tell whether a model is small enough to compute all of it in float64."""
     return matrix_weights(config, head=True) <= SMALL
 
 
@@ -51,10 +51,10 @@ def model_content(
     config, last = recording.config, len(recording.tokens) - 1
     first = recording.layers[0]
     layer = recording.model.exact.layers[first]
-    told, divergence = _told(recording, checkpoint, text_of=text_of, progress=progress)
+    texts, divergence = _told(recording, checkpoint, text_of=text_of, progress=progress)
 
     def text(scheme: str) -> dict[str, Any]:
-        return {"told": told.get(scheme), "divergence": divergence.get(scheme)}
+        return {"told": texts.get(scheme), "divergence": divergence.get(scheme)}
 
     return {
         "name": name,
@@ -63,7 +63,7 @@ def model_content(
         "weights": matrix_weights(config, head=True),
         "tokens": [{"id": id, "text": text_of(id)} for id in recording.tokens],
         "layers": recording.layers,
-        "ops": [_op(op, found) for op, found in Rerun(recording, last).listings.items()],
+        "ops": [_op(op, listings) for op, listings in Rerun(recording, last).listings.items()],
         "formulas": FORMULAS,
         "frequencies": frequencies(config.head_dim, theta=config.theta, scaling=config.scaling).tolist(),
         "first_keys": {i: packed(unturned(recording, i, "k", 0)) for i in recording.layers},
@@ -74,7 +74,7 @@ def model_content(
         },
         "quantize": {
             "layer": first,
-            "told": told.get(""),
+            "told": texts.get(""),
             **quantized.schemes(
                 layer, config, x=quantized.inputs(recording, first) if small(config) else None, text=text
             ),
@@ -126,12 +126,12 @@ def _told(
     recording: Recording, checkpoint: Checkpoint, *, text_of: TextOf, progress: Progress
 ) -> tuple[dict[str, list[str]], dict[str, float]]:
     """Have a small model tell the text under each scheme: tokens as text, and divergences."""
-    told: dict[str, list[str]] = {}
+    texts: dict[str, list[str]] = {}
     divergence: dict[str, float] = {}
     if not small(recording.config):
-        return told, divergence
+        return texts, divergence
     stages = quantized.tellings(checkpoint, recording.tokens, stops=checkpoint.stops)
     for number, (name, ids, kl) in enumerate(stages):
-        told[name], divergence[name] = [text_of(id) for id in ids], kl
+        texts[name], divergence[name] = [text_of(id) for id in ids], kl
         progress("telling", number / len(SCHEMES))
-    return told, divergence
+    return texts, divergence

@@ -1,7 +1,7 @@
 """The equation of each definition as MathML, which browsers set and screen readers read.
 
-The letters are those of the definition's docstring. `row` reads words that stand apart by spaces, and the functions
-below it build what words cannot say.
+The letters are the ones in the definition's docstring. `row` reads words separated by spaces, and the functions below
+it build all other elements.
 """
 
 from html import escape
@@ -12,7 +12,7 @@ SPACE = '<mspace width="0.2em"/>'
 
 
 def row(*parts: str) -> str:
-    """Set parts in a row: elements as they are, and words, of which `a_b` has an index.
+    """Set parts in a row: elements unchanged, and words; a word `a_b` has an index.
 
     >>> row("y_i = 2")
     '<mrow><msub><mi>y</mi><mi>i</mi></msub><mo>=</mo><mn>2</mn></mrow>'
@@ -58,7 +58,7 @@ def under(operator: str, index: str) -> str:
 
 def lines(*rows: str) -> str:
     """Set formulas below each other."""
-    return "".join(f'<math display="block">{each}</math>' for each in rows)
+    return "".join(f'<math display="block">{equation}</math>' for equation in rows)
 
 
 FORMULAS: dict[str, str] = {

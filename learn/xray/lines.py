@@ -1,11 +1,10 @@
-"""Definitions as they run: their code, the lines that were executed, and the shapes that each line made.
+"""Run definitions and record their code, the executed lines, and the shapes that each line made.
 
     runs = Runs()
     y = runs(rmsnorm, x, weight, eps=1e-5)
     runs.listings[0].steps
 
-The lines are those that Python reports as it runs the function (`sys.settrace`), so a branch that is not taken is not
-shown as one that is.
+Python reports the lines as it runs the function (`sys.settrace`), so we do not mark a branch that was not taken.
 """
 
 import ast
@@ -28,7 +27,7 @@ class RunLine(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """A function of `reference/` as it stands there, without its docstring, and what one call of it did."""
+    """A function of `reference/` without its docstring, and the lines that one call executed."""
 
     name: str
     file: str
@@ -45,7 +44,7 @@ class Runs:
         self.listings: list[Listing] = []
 
     def __call__(self, function: Callable, *arguments: Any, **options: Any) -> Any:
-        """Call a function, and note what it did. A function that was called before is not noted again."""
+        """Call a function, and record its lines unless an earlier call did."""
         value, listing = run(function, *arguments, **options)
         if listing.name not in [known.name for known in self.listings]:
             self.listings.append(listing)
@@ -62,7 +61,7 @@ def run(function: Callable, *arguments: Any, **options: Any) -> tuple[Any, Listi
     """
     function = inspect.unwrap(function)
     watched = function.__code__
-    seen: list[tuple[int, dict[str, Any]]] = []  # a line that is about to run, and the variables before it
+    seen: list[tuple[int, dict[str, Any]]] = []  # a line, and the variables before it runs
 
     def local(frame: FrameType, event: str, argument: Any) -> Any:
         if event in ("line", "return"):
@@ -83,25 +82,25 @@ def run(function: Callable, *arguments: Any, **options: Any) -> tuple[Any, Listi
 
 def _listing(function: Callable, seen: list[tuple[int, dict[str, Any]]]) -> Listing:
     source, first = inspect.getsourcelines(function)
-    kept = _without_docstring(source)
+    body = _without_docstring(source)
     statements = _first_lines(source)
     steps: list[RunLine] = []
     for (number, before), (_, after) in pairwise(seen):
-        line = kept.index(statements[number - first])
-        made = {
+        line = body.index(statements[number - first])
+        shapes = {
             name: list(value.shape)
             for name, value in after.items()
             if isinstance(value, np.ndarray) and value is not before.get(name)
         }
-        if steps and steps[-1].line == line:  # a statement of several lines reports some of them more than once
-            steps[-1].made.update(made)
+        if steps and steps[-1].line == line:  # Python reports some lines of a long statement more than once
+            steps[-1].made.update(shapes)
         else:
-            steps.append(RunLine(line, made))
+            steps.append(RunLine(line, shapes))
     module = inspect.getmodule(function)
     assert module is not None
     file = module.__name__.replace(".", "/") + ".py"
-    lines = [source[i].rstrip("\n") for i in kept]
-    return Listing(function.__name__, file, first, lines, [first + i for i in kept], steps)
+    lines = [source[i].rstrip("\n") for i in body]
+    return Listing(function.__name__, file, first, lines, [first + i for i in body], steps)
 
 
 def _definition(source: list[str]) -> ast.FunctionDef:
@@ -111,7 +110,7 @@ def _definition(source: list[str]) -> ast.FunctionDef:
 
 
 def _without_docstring(source: list[str]) -> list[int]:
-    """List the lines of a function, from 0, that are not of its docstring."""
+    """List the lines of a function, from 0, without its docstring."""
     node = _definition(source)
     left_out = range(0)
     if ast.get_docstring(node):
@@ -120,7 +119,7 @@ def _without_docstring(source: list[str]) -> list[int]:
 
 
 def _first_lines(source: list[str]) -> dict[int, int]:
-    """Give, for every line of a function, the first line of the innermost statement that it belongs to."""
+    """Give, for every line of a function, the first line of its innermost statement."""
     firsts = {i: i for i in range(len(source))}
     for node in ast.walk(_definition(source)):  # outer statements first
         if isinstance(node, ast.stmt) and not isinstance(node, ast.FunctionDef):

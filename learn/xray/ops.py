@@ -1,4 +1,4 @@
-"""Ops of a recorded walk as the page shows them: definitions that run again, and arrays of one token."""
+"""Ops of a recorded walk for the page: we run their definitions again, and take the arrays of one token."""
 
 from typing import Any
 
@@ -43,18 +43,18 @@ MADE: dict[tuple[str, str], tuple[str, Axes]] = {
 
 
 class Rerun:
-    """Runs the definitions of each op on what a recorded walk gave them at one token, and keeps the lines that ran."""
+    """Runs the definitions of each op on the recorded inputs of one token, and keeps the executed lines."""
 
     def __init__(self, recording: Recording, position: int):
         self._recording, self._position = recording, position
         self._config = recording.config
         self.listings: dict[str, list[Listing]] = {}  # by op
-        self.values: dict[tuple[str, str], np.ndarray] = {}  # by op and output, as the definitions have it
+        self.values: dict[tuple[str, str], np.ndarray] = {}  # by op and output, from the definitions
         self._block(recording.layers[0])
         self._logits()
 
     def _given(self, layer: int | None, op: str) -> np.ndarray:
-        return self._recording.results[layer, op][0].given[[self._position]]
+        return self._recording.results[layer, op][0].input[[self._position]]
 
     def _keep(self, op: str, runs: Runs, **values: np.ndarray) -> None:
         self.listings[op] = runs.listings
@@ -97,7 +97,7 @@ class Rerun:
         h = run(attention, q, k, v, mask)
         p = run(attention_weights, q, k, mask)
         with np.errstate(divide="ignore"):
-            run(softmax, np.log(p))  # scores that differ from those of `attention_weights` by a number alone
+            run(softmax, np.log(p))  # these scores differ from the scores of `attention_weights` only by a constant
         self._keep("attend", run, _=h.reshape(1, -1))
 
     def _moe_add(self, i: int, layer: Layer, experts: Experts) -> None:
@@ -115,7 +115,7 @@ class Rerun:
 
 
 def visits(recording: Recording, trace: Trace) -> list[dict[str, Any]]:
-    """Describe the ops on the way of one token, in order, with their arrays."""
+    """Describe the ops of one token, in order, with their arrays."""
     return [
         {
             **visit._asdict(),
@@ -131,11 +131,11 @@ def visits(recording: Recording, trace: Trace) -> list[dict[str, Any]]:
 
 
 def unturned(recording: Recording, layer: int, output: str, position: int) -> np.ndarray:
-    """Give q or k of a token before RoPE, in float64 [heads head_dim]: turned back, which is exact but for rounding."""
+    """Compute q or k of a token before RoPE, in float64 [heads head_dim], by turning it back."""
     config = recording.config
     result = next(part for part in recording.results[layer, "norm_qkv"] if part.output == output)
     turns = frequencies(config.head_dim, theta=config.theta, scaling=config.scaling)
-    return rope_halves(result.due.value[[position]], np.array([-position]), turns)[0]
+    return rope_halves(result.expected.value[[position]], np.array([-position]), turns)[0]
 
 
 def logits(recording: Recording, position: int) -> np.ndarray:
@@ -145,13 +145,13 @@ def logits(recording: Recording, position: int) -> np.ndarray:
 
 def _given(recording: Recording, layer: int | None, op: str, position: int) -> dict[str, Any]:
     name, axes = GIVEN[op]
-    return heat_map(name, axes, _shaped(recording.results[layer, op][0].given[position], recording, axes))
+    return heat_map(name, axes, _shaped(recording.results[layer, op][0].input[position], recording, axes))
 
 
 def _made(result: Result, recording: Recording, position: int) -> dict[str, Any]:
     name, axes = MADE[result.op, result.output]
     actual = result.actual[position]
-    off = actual.astype(np.float64) - result.due.value[position]
+    off = actual.astype(np.float64) - result.expected.value[position]
     parts = (_shaped(part, recording, axes) for part in (actual, off, ratios(result)[position]))
     values, difference, share = parts
     return heat_map(name, axes, values, difference=difference, share=share)

@@ -3,9 +3,9 @@
     recording = record(model, tokens, config=config, dtype="float32", layers=default_layers(config))
     index = write_page(Path("xray"), recording, checkpoint, name="stories", text_of=text_of)
 
-A page that is opened from a file may load scripts, but may not read data. So the data are scripts, too: `model.js`, and
-`token-N.js` for each token that can be chosen, which the page loads when it is. They stand in a folder beside
-index.html, with all else that it names. A new page fills another folder, and is there when its index.html is.
+A page from a file may load scripts, but may not read data. So the data are scripts, too: `model.js`, and `token-N.js`
+for each token that a reader can choose; the page loads it then. They are in a folder next to index.html, with all other
+files. A new page goes into another folder, and becomes visible when we write its index.html.
 """
 
 import json
@@ -22,14 +22,14 @@ from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.checkpoints.staging import new_directory, new_file
 
 MARK = '<meta name="generator" content="llamaspec xray">'
-BUDGET = 12_000_000  # bytes of the tokens' data: the newest tokens that fit can be chosen
+BUDGET = 12_000_000  # most bytes of the tokens' data: a reader can choose the newest tokens that fit
 MOST = 32  # tokens that can be chosen
 DATA = ("data-1", "data-2")  # folders of what index.html names, in turn
 UNFINISHED = re.compile(rf"\.({'|'.join(DATA)}|index\.html)\.[0-9a-f]{{8}}\.partial")  # of `model.checkpoints.staging`
 
 
 def check_folder(folder: Path) -> None:
-    """Raise FileExistsError unless the page may be written there: into nothing, an empty folder, or an older page."""
+    """Raise FileExistsError unless the folder is missing, empty, or has an older page."""
     if not folder.exists() or (folder.is_dir() and all(map(_is_left, folder.iterdir()))):
         return
     index = folder / "index.html"
@@ -46,9 +46,9 @@ def write_page(
     text_of: TextOf,
     progress: Progress = lambda stage, share: None,
 ) -> Path:
-    """Write the page of a recorded walk into `folder`, and give the path of its index.html.
+    """Write the page of a recorded walk into `folder`, and return the path of its index.html.
 
-    Raises FileExistsError as `check_folder` does. The page appears, or replaces an older one, when it is complete.
+    Raises FileExistsError like `check_folder`. The page appears, or replaces an older one, when it is complete.
     """
     check_folder(folder)
     tokens = _tokens(recording, text_of, progress)
@@ -66,22 +66,22 @@ def write_page(
 
 
 def data_of(index: Path) -> Path:
-    """Give the folder that an index.html names; where there is no page, the one that the first page does not take."""
+    """Give the data folder that index.html names; without a page, the second, so the new page takes the first."""
     page = index.read_text(encoding="utf-8", errors="replace") if index.exists() else ""
     return index.parent / next((name for name in DATA if f'"{name}/' in page), DATA[-1])
 
 
 def _is_left(file: Path) -> bool:
-    """Tell whether a process that was killed left this beside no page. Somebody's own data may have the same name."""
+    """Tell whether a killed process left these files without a page. A user's own data may have the same name."""
     return bool(UNFINISHED.fullmatch(file.name)) or (file.name in DATA and (file / "state.js").is_file())
 
 
 def _fill(folder: Path, scripts: dict[str, str]) -> None:
-    """Write a page into a folder that is empty or has an older page, which is whole until the new one is."""
+    """Write a page into a folder that is empty or has an older page, which stays complete until the new one is."""
     index = folder / "index.html"
     older = data_of(index)
     data = next(folder / name for name in DATA if folder / name != older)
-    if data.exists():  # left by a process that was killed
+    if data.exists():  # from a killed process
         shutil.rmtree(data)
     page = {file.name: file.read_bytes() for file in files("llamaspec.learn.xray").joinpath("page").iterdir()}
     start = page.pop(index.name).replace(b'"data/', f'"{data.name}/'.encode())
@@ -97,14 +97,14 @@ def _fill(folder: Path, scripts: dict[str, str]) -> None:
 
 
 def _tokens(recording: Recording, text_of: TextOf, progress: Progress) -> dict[int, str]:
-    """Make the scripts of the newest tokens, as many as the budget allows, and one at least."""
+    """Make the scripts of the newest tokens that fit into the budget, and at least one."""
     scripts: dict[int, str] = {}
     newest = range(len(recording.tokens))[::-1][:MOST]
-    left = BUDGET
+    budget = BUDGET
     for done, position in enumerate(newest):
         script = f"XRAY.tokens[{position}] = {_json(token_content(recording, position, text_of=text_of))};"
-        left -= len(script)
-        if left < 0 and scripts:
+        budget -= len(script)
+        if budget < 0 and scripts:
             break
         scripts[position] = script
         progress("tokens", done / len(newest))
@@ -116,13 +116,13 @@ def _json(value: Any) -> str:
 
 
 def _without_infinities(value: Any) -> Any:
-    """Put null for numbers that JSON has not: a broken op may be infinitely far from its definition."""
+    """Replace infinities by null, for JSON: a broken op may be infinitely far from its definition."""
     match value:
         case float():
             return value if math.isfinite(value) else None
         case dict():
-            return {key: _without_infinities(each) for key, each in value.items()}
+            return {key: _without_infinities(item) for key, item in value.items()}
         case list() | tuple():
-            return [_without_infinities(each) for each in value]
+            return [_without_infinities(item) for item in value]
         case _:
             return value

@@ -1,4 +1,4 @@
-"""A row of a matrix under each quantizer of weights, beside the guaranteed error, and what the model then tells."""
+"""A row of a matrix under each quantizer of weights, with the guaranteed error and a text of the quantized model."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -17,14 +17,14 @@ from llamaspec.reference.llama import Params, empty_cache, forward, greedy
 from llamaspec.reference.rmsnorm import rmsnorm
 
 COLUMNS = 128  # weights of a row that are shown
-TOLD = 48  # tokens that a quantized model tells
+TOLD = 48  # tokens that a quantized model writes
 
 
-def described(w: np.ndarray, kept: Kept) -> dict[str, Any]:
-    """Describe what became of a row w [1, cols], its first `COLUMNS` weights."""
-    codes, scales, within = kept.shown
-    error = kept.restored - w
-    parts = {"weights": w, "restored": kept.restored, "error": error, "guaranteed": within, "scales": scales}
+def described(w: np.ndarray, stored: Kept) -> dict[str, Any]:
+    """Describe the first `COLUMNS` weights of a quantized row w [1, cols]."""
+    codes, scales, within = stored.shown
+    error = stored.restored - w
+    parts = {"weights": w, "restored": stored.restored, "error": error, "guaranteed": within, "scales": scales}
     return {
         **{part: None if numbers is None else packed(numbers[0, :COLUMNS]) for part, numbers in parts.items()},
         "codes": None if codes is None else codes[0, :COLUMNS].astype(int).tolist(),
@@ -41,28 +41,27 @@ def rows(layer: Any, config: Config) -> dict[str, np.ndarray]:
 
 
 def inputs(recording: Recording, layer: int) -> dict[str, np.ndarray]:
-    """Collect what each of those matrices is multiplied with, for every token of the text [tokens, cols]."""
+    """Collect the inputs of each matrix for every token of the text [tokens, cols]."""
     exact, eps = recording.model.exact.layers[layer], recording.config.eps
 
     def given(op: str) -> np.ndarray:
-        x = recording.results[layer, op][0].given.astype(np.float64)
+        x = recording.results[layer, op][0].input.astype(np.float64)
         return x.reshape(len(x), -1)
 
     first = rmsnorm(given("norm_qkv"), exact.attention_norm, eps=eps)
-    found = {"q": first, "k": first, "v": first, "o": given("project_add")}
+    by_matrix = {"q": first, "k": first, "v": first, "o": given("project_add")}
     if not recording.config.experts:
         second = rmsnorm(given("norm_gate_up"), exact.ffn_norm, eps=eps)
-        found |= {"gate": second, "up": second, "down": given("down_add")}
-    return found
+        by_matrix |= {"gate": second, "up": second, "down": given("down_add")}
+    return by_matrix
 
 
 def tellings(
     checkpoint: Checkpoint, prompt: list[int], *, stops: frozenset[int], schemes: Mapping[str, Scheme] = SCHEMES
 ) -> Iterator[tuple[str, list[int], float]]:
-    """Yield what the model tells after `prompt`, greedily and in float64: as it is (named ""), then under each scheme.
+    """Yield greedy continuations of `prompt` in float64: of the model itself (named ""), then under each scheme.
 
-    With each scheme comes the mean KL divergence from the model as it is, in nats a token, over the text that this
-    told.
+    With each scheme comes its mean KL divergence from the model itself, in nats per token, over the model's own text.
     """
     config = checkpoint.config
     exact = load_reference_params(checkpoint)
@@ -71,17 +70,17 @@ def tellings(
     logits = _logits(exact, text, config)
     for name, scheme in schemes.items():
         params = load_reference_params(rounded(checkpoint, scheme.rounded))
-        found = comparison([_logits(params, text, config)], [logits], text[1:], bytes=len(text))
-        yield name, _told(params, prompt, config, stops=stops)[len(prompt) :], found.divergence.mean
+        comparison_result = comparison([_logits(params, text, config)], [logits], text[1:], bytes=len(text))
+        yield name, _told(params, prompt, config, stops=stops)[len(prompt) :], comparison_result.divergence.mean
 
 
 def _told(params: Params, prompt: list[int], config: Config, *, stops: frozenset[int]) -> list[int]:
-    told = list(prompt)
+    tokens = list(prompt)
     for token in greedy(params, np.array(prompt), config=config):
-        if token in stops or len(told) >= min(len(prompt) + TOLD, config.context):
+        if token in stops or len(tokens) >= min(len(prompt) + TOLD, config.context):
             break
-        told.append(token)
-    return told
+        tokens.append(token)
+    return tokens
 
 
 def _logits(params: Params, text: list[int], config: Config) -> np.ndarray:
@@ -91,32 +90,33 @@ def _logits(params: Params, text: list[int], config: Config) -> np.ndarray:
 def schemes(
     layer: Any, config: Config, *, x: Mapping[str, np.ndarray] | None, text: Callable[[str], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Describe all schemes: a row of each matrix, quantized by itself, and what `text` says of a scheme.
+    """Describe all schemes: a row of each matrix, quantized separately, and the `text` of each scheme.
 
-    Methods that look at a matrix's inputs are there where `x` has these.
+    Methods that need a matrix's inputs appear only if `x` has them.
     """
-    found = rows(layer, config)
-    kept: dict[str, dict[str, Kept]] = {
-        name: {matrix: scheme.kept(w) for matrix, w in found.items()} for name, scheme in SCHEMES.items()
+    matrices = rows(layer, config)
+    stored: dict[str, dict[str, Kept]] = {
+        name: {matrix: scheme.kept(w) for matrix, w in matrices.items()} for name, scheme in SCHEMES.items()
     }
     if x is not None:
-        kept |= {
-            name: {matrix: method.kept(w, x[matrix]) for matrix, w in found.items()} for name, method in METHODS.items()
+        stored |= {
+            name: {matrix: method.kept(w, x[matrix]) for matrix, w in matrices.items()}
+            for name, method in METHODS.items()
         }
     about = {**SCHEMES, **METHODS}
     return {
-        "names": list(kept),
+        "names": list(stored),
         "left_out": [] if x is not None else list(METHODS),
-        "matrices": {matrix: w.shape[1] for matrix, w in found.items()},
+        "matrices": {matrix: w.shape[1] for matrix, w in matrices.items()},
         "schemes": {
             name: {
                 "bits": about[name].bits,
                 "guarantee": about[name].guarantee,
                 "file": f"reference/quantizers/{about[name].page}",
                 "by_inputs": name in METHODS,
-                "rows": {matrix: described(found[matrix], row) for matrix, row in of_matrices.items()},
+                "rows": {matrix: described(matrices[matrix], row) for matrix, row in of_matrices.items()},
                 **text(name),
             }
-            for name, of_matrices in kept.items()
+            for name, of_matrices in stored.items()
         },
     }

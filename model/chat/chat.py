@@ -1,4 +1,4 @@
-"""A conversation with a model, turn by turn, which computes new tokens alone."""
+"""A conversation with a model, turn by turn, that computes only new tokens."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ class _Turn:
 class Chat:
     """A conversation; `reply` is a turn.
 
-    The conversation keeps its tokens as the model read and wrote them, so a turn computes the new ones alone. Where a
+    The conversation keeps its tokens as the model read and wrote them, so a turn computes only the new ones. If a
     template rewrites earlier turns (by dropping thoughts, for example), all tokens from there on are computed again.
 
         chat = Chat(load("path/to/a/model"), system="Be brief.")
@@ -146,9 +146,9 @@ class Chat:
         stop: Iterable[str] = (),
         interrupted: Callable[[], bool] = lambda: False,
     ) -> Generation:
-        """Put a question. Iterate over the result for the answer, as over that of `Llama.generate`.
+        """Put a question. Iterate over the result for the answer, as with `Llama.generate`.
 
-        `role` is whose message `text` is: "tool" says that it is the result of a tool which the model called.
+        `role` is the author of the message `text`: "tool" for the result of a tool that the model called.
         The question and the answer, as far as it was iterated over, are part of the conversation from the answer's
         first token on. The next `reply` or `reset` ends the answer. Raises ValueError, and leaves the conversation as
         it was, where the template refuses it or it no longer fits the context.
@@ -161,8 +161,8 @@ class Chat:
             limit = f"more than {self._longest:,}, which the context of {self._llama.context} tokens cannot hold"
             raise ValueError(f"{self._template.name}: makes {len(rendered):,} characters of this conversation, {limit}")
         if self._text and self._special.begins(rendered, self._text):
-            rest = rendered[len(self._text) :]
-            ids = [*self._ids, *self._special.encode(rest, after=self._text)]
+            remainder = rendered[len(self._text) :]
+            ids = [*self._ids, *self._special.encode(remainder, after=self._text)]
         else:
             ids = self._special.encode(rendered)
         if not ids:
@@ -206,19 +206,19 @@ class Chat:
         if turn is None or not turn.messages:
             return
         self._messages += turn.messages
-        kept, characters = self._kept(turn)
+        kept_ids, characters = self._kept(turn)
         self._text = turn.text + quoted(turn.generation.completion[:characters])
-        self._ids = [*turn.ids, *kept]
+        self._ids = [*turn.ids, *kept_ids]
 
     def _kept(self, turn: _Turn) -> tuple[list[int], int]:
-        """The ids whose text begins the answer, and the number of its characters; none where there were channels.
+        """Find the ids at the start of the answer, and the number of their characters; none if there were channels.
 
         These are all ids but the stopping one, as a rule. A stop text may have cut the last one short, and bytes that
         are not UTF-8 became another character: the answer is encoded again from there on.
         """
         if turn.generation.channels:  # The template writes an earlier answer without its thoughts.
             return [], 0
-        answer, read, kept, whole = turn.generation.completion.encode(), 0, 0, 0
+        answer, read, kept_ids, whole_bytes = turn.generation.completion.encode(), 0, 0, 0
         begins_text = turn.generation.prompt == ""
         for count, token in enumerate(turn.generation.ids, start=1):
             spelling = self._llama.tokenizer.bytes_of(token)
@@ -228,8 +228,8 @@ class Chat:
                 break
             read += len(spelling)
             if read == len(answer) or answer[read] & 0xC0 != 0x80:  # The place is not within a character.
-                kept, whole = count, read
-        return turn.generation.ids[:kept], len(answer[:whole].decode())
+                kept_ids, whole_bytes = count, read
+        return turn.generation.ids[:kept_ids], len(answer[:whole_bytes].decode())
 
 
 def _as_json(value: Any) -> Any:

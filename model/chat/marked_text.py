@@ -32,32 +32,32 @@ class MarkedText(str):
 
     @classmethod
     def _made(cls, text: str, marks: bytes) -> Any:
-        made = str.__new__(cls, text)
-        made._marks = marks
-        return made
+        text_with_marks = str.__new__(cls, text)
+        text_with_marks._marks = marks
+        return text_with_marks
 
     def _operand(self, text: Any) -> Any:
         """Prepare another text to become a part of one of this kind."""
         return text
 
     def _base(self) -> str:
-        """The text without marks, of the kind whose operations this class follows."""
+        """The text without marks, as the type that this class behaves like."""
         return plain(self)
 
     def __str__(self) -> Any:
         return self
 
-    def __add__(self, other: Any) -> Any:
-        if not isinstance(other, str):
+    def __add__(self, operand: Any) -> Any:
+        if not isinstance(operand, str):
             return NotImplemented
-        other = self._operand(other)
-        return self._made(plain(self) + plain(other), self._marks + marks_of(other))
+        operand = self._operand(operand)
+        return self._made(plain(self) + plain(operand), self._marks + marks_of(operand))
 
-    def __radd__(self, other: Any) -> Any:
-        if not isinstance(other, str):
+    def __radd__(self, operand: Any) -> Any:
+        if not isinstance(operand, str):
             return NotImplemented
-        other = self._operand(other)
-        return self._made(plain(other) + plain(self), marks_of(other) + self._marks)
+        operand = self._operand(operand)
+        return self._made(plain(operand) + plain(self), marks_of(operand) + self._marks)
 
     def __mul__(self, count: SupportsIndex) -> Any:
         return self._made(plain(self) * count, self._marks * count)
@@ -133,8 +133,8 @@ class MarkedText(str):
         places = places if most < 0 else places[:most]
         begins = [0, *(end for _, end in places)]
         ends = [*(begin for begin, _ in places), len(self)]
-        kept = (self._marks[begin:end] for begin, end in zip(begins, ends, strict=True))
-        return self._made(text, marks_of(new).join(kept))
+        parts = (self._marks[begin:end] for begin, end in zip(begins, ends, strict=True))
+        return self._made(text, marks_of(new).join(parts))
 
     def join(self, texts: Iterable[Any], /) -> Any:
         texts = [self._operand(text) for text in texts]
@@ -226,7 +226,7 @@ def quoted(text: str) -> MarkedText:
 
 
 def marked(text: str, marks: bytes | None = None) -> MarkedText:
-    """Put marks on a text; for None, those that it has."""
+    """Put marks on a text; None keeps its own marks."""
     return MarkedText._made(plain(text), marks_of(text) if marks is None else marks)
 
 
@@ -273,7 +273,7 @@ def quote_all(value: Any) -> Any:
 
 
 def lengths_of(marks: bytes) -> list[int]:
-    """The lengths of runs of equal marks, the first of which are 0.
+    """Count the lengths of runs of equal marks, beginning with a run of 0.
 
     >>> lengths_of(b"\\0\\0\\1\\0"), lengths_of(b"\\1\\1")
     ([2, 1, 1], [0, 2])

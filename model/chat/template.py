@@ -77,10 +77,10 @@ class ChatTemplate:
         Raises CheckpointError, one line that names the template, also where the template refuses the conversation. It
         is a CannotRender where the machine is the reason.
         """
-        given = {"messages": [_plain(message) for message in messages], "tools": None, "documents": None}
-        given |= {"add_generation_prompt": True, **variables}
-        source = self.rendered_source(tools=given["tools"] is not None)
-        request = json.dumps({"variables": given, "tokens": dict(self.tokens)}).encode()
+        context = {"messages": [_plain(message) for message in messages], "tools": None, "documents": None}
+        context |= {"add_generation_prompt": True, **variables}
+        source = self.rendered_source(tools=context["tools"] is not None)
+        request = json.dumps({"variables": context, "tokens": dict(self.tokens)}).encode()
         try:
             with ExitStack() as stack:
                 workers = self.workers or stack.enter_context(closing(Workers()))
@@ -88,17 +88,17 @@ class ChatTemplate:
         except OSError as error:
             raise CannotRender(str(refused(self.name, f"cannot be rendered: {error}"))) from error
         try:
-            said = json.loads(answer)
+            message = json.loads(answer)
         except ValueError:  # The process was stopped, or crashed. Its status is a negative signal number.
             slow = -status in (signal.SIGKILL, signal.SIGXCPU)
             what = f"takes more than {CPU_SECONDS} seconds" if slow else f"ends its process with status {status}"
             raise refused(self.name, what) from None
-        if "error" in said:
-            raise refused(self.name, said["error"][:LONGEST_ERROR])
-        marks = marks_from(said["marks"])
-        if len(marks) != len(said["text"]):  # JSON makes one character of two halves.
+        if "error" in message:
+            raise refused(self.name, message["error"][:LONGEST_ERROR])
+        marks = marks_from(message["marks"])
+        if len(marks) != len(message["text"]):  # JSON makes one character of two halves.
             raise refused(self.name, "makes text that is not valid Unicode")
-        return marked(said["text"], marks)
+        return marked(message["text"], marks)
 
     def rendered_source(self, *, tools: bool) -> str:
         """Give the source of the template that is rendered where there are `tools`, or none."""
@@ -125,8 +125,8 @@ def find_template(tokenizer: Tokenizer, *places: str | Path, template: str | Pat
     """
     if template is not None:
         return _named(template, tokenizer, places)
-    if found := template_of(tokenizer, *places):
-        return found
+    if match := template_of(tokenizer, *places):
+        return match
     where = places[0] if places else "the model"
     choices = f"{', '.join(BUILT_IN_NAMES)}, or a file"
     for name, tokens in SUGGESTED_BY.items():
@@ -144,9 +144,9 @@ def template_of(tokenizer: Tokenizer, *places: str | Path) -> ChatTemplate | Non
     in chat_template.jinja or in tokenizer_config.json. Raises CheckpointError if it cannot be used.
     """
     for place in map(Path, places):
-        found = _in_directory(place, tokenizer) if place.is_dir() else _in_file(place, tokenizer)
-        if found:
-            return found
+        match = _in_directory(place, tokenizer) if place.is_dir() else _in_file(place, tokenizer)
+        if match:
+            return match
     return None
 
 
@@ -162,7 +162,7 @@ def turn_stops(tokenizer: Tokenizer, template: ChatTemplate | None) -> frozenset
 
 
 def check_options(template: ChatTemplate, options: Iterable[str]) -> None:
-    """Raise ValueError for an option that no template of the model reads: nobody would hear of a misspelled one."""
+    """Raise ValueError for an option that no template of the model reads, since it would have no effect."""
     for name in options:
         if name in OWN_VARIABLES:
             raise ValueError(f"{name} is given by the conversation, it is no option of a chat template")
@@ -233,13 +233,13 @@ class SpecialTokens:
 
 
 def _in_file(path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The template inside a GGUF file, else the one beside it."""
+    """Read the template inside a GGUF file, else the one next to it."""
     with os_errors(path):
         if path.is_file() and (file := MappedFile(path)).bytes(0, len(GGUF)) == GGUF:
             from llamaspec.model.tokenizers.gguf import read_templates
 
-            if found := read_templates(file):
-                return _checked(path, *found, tokenizer)
+            if match := read_templates(file):
+                return _checked(path, *match, tokenizer)
     return _in_directory(path.parent, tokenizer)
 
 
@@ -249,7 +249,7 @@ def _in_directory(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
     with os_errors(folder):
         config = read_config(folder)
         sources = {"default": _read(path)} if path.exists() else {}
-        sources |= {other.stem: _read(other) for other in _others(folder / "additional_chat_templates")}
+        sources |= {named.stem: _read(named) for named in _others(folder / "additional_chat_templates")}
     if not sources:
         path, stated = folder / "tokenizer_config.json", config.get("chat_template")
         if stated is None:
@@ -260,19 +260,19 @@ def _in_directory(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
 
 def _others(folder: Path) -> list[Path]:
     """The files of a folder of named templates. `convert` publishes them, so links to files of others are refused."""
-    found = sorted(islice(folder.glob("*.jinja"), MOST_NAMED + 1))
-    if len(found) > MOST_NAMED:
+    paths = sorted(islice(folder.glob("*.jinja"), MOST_NAMED + 1))
+    if len(paths) > MOST_NAMED:
         raise refused(folder, f"more than {MOST_NAMED} chat templates")
-    for path in found:
+    for path in paths:
         if outside := leads_out(folder) or leads_out(path):
             raise refused(path, f"is a link to {outside}, outside the model's folder")
-    return found
+    return paths
 
 
 def _checked(
     path: Path, sources: Mapping[str, str], tokens: Mapping[str, str | None], tokenizer: Tokenizer
 ) -> ChatTemplate:
-    """Make a template of those that a model has by name, whose default is rendered unless there are tools."""
+    """Make a template from the named ones of a model. We render the default one unless there are tools."""
     if any(len(source.encode(errors="surrogatepass")) > LARGEST for source in sources.values()):
         raise refused(path, f"its chat template has more than {LARGEST} bytes")
     if "default" not in sources:
@@ -329,7 +329,7 @@ def _by_name(stated: object, path: Path) -> dict[str, str]:
 
 
 def _tokens(tokenizer: Tokenizer, stated: Mapping[str, str | None]) -> dict[str, str]:
-    """The tokens for a template: those that files name, and where they name none, what the tokenizer suggests."""
+    """Choose the tokens for a template: the ones that files name, otherwise what the tokenizer suggests."""
     end = next((name for name in END_OF_TURN if name in tokenizer.special), None)
     begin = None if tokenizer.bos is None else tokenizer.piece(tokenizer.bos)
     tokens = {"bos_token": begin, "eos_token": end, **stated}

@@ -1,4 +1,4 @@
-"""Jinja's sandbox for chat templates, in which quoted characters stay marked as quoted.
+"""Jinja's sandbox for chat templates; quoted characters stay marked as quoted.
 
 Wherever Jinja would make a plain str of marked texts, this environment keeps the marks: in `~`, in blocks and macros,
 in methods of str that take other texts, and in filters. What it does not know character by character becomes quoted as
@@ -63,8 +63,8 @@ class Namespace(jinja2.utils.Namespace):
     """A namespace that takes no name with an underscore in front, as in transformers."""
 
     def __init__(*args, **kwargs):  # without named parameters, which would be names that no template can use
-        self, *given = args
-        names = dict(*given, **kwargs)
+        self, *values = args
+        names = dict(*values, **kwargs)
         for name in names:
             _check_name(name)
         jinja2.utils.Namespace.__init__(self, names)
@@ -104,7 +104,7 @@ class Macro(jinja2.runtime.Macro):
 
 
 class Template(jinja2.Template):
-    """A compiled template, the code of which puts texts together with marks."""
+    """A compiled template that joins texts with their marks."""
 
     @classmethod
     def _from_namespace(cls, environment, namespace, globals) -> jinja2.Template:
@@ -149,7 +149,7 @@ class Environment(ImmutableSandboxedEnvironment):
         return formatted
 
     def _formatted(self, text: str, args: tuple[Any, ...], named: dict[str, Any]) -> str:
-        """The result of str.format, each field of which is quoted if its value is."""
+        """Format as str.format does; a field is quoted if its value is."""
         formatter, pieces, next_field = SandboxedFormatter(self), [], 0
         for literal, field, specification, conversion in formatter.parse(plain(text)):
             pieces.append(whole(literal, text))
@@ -208,9 +208,9 @@ def join(environment: jinja2.Environment, value: Iterable[Any], d: str = "", att
 def indent(s: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
     """The filter `indent`."""
     space = width if isinstance(width, str) else " " * width
-    head, *rest = marked_as(s + "\n").splitlines()
-    rest = [space + line if line or blank else line for line in rest]
-    return (space if first else "") + marked("\n").join([head, *rest])
+    head, *lines = marked_as(s + "\n").splitlines()
+    lines = [space + line if line or blank else line for line in lines]
+    return (space if first else "") + marked("\n").join([head, *lines])
 
 
 def format_percent(value: str, *args: Any, **named: Any) -> str:
@@ -221,7 +221,7 @@ def format_percent(value: str, *args: Any, **named: Any) -> str:
 
 
 def percent(text: str, values: Any) -> Any:
-    """The operator `%` of a text, each field of which is quoted if its value is."""
+    """Format as the operator `%` does; a field is quoted if its value is."""
     if not is_quoted([text, values]) or is_quoted(text):
         return whole(plain(text) % values, text, values)
     fields = [match for match in FIELD.finditer(plain(text)) if match["kind"] != "%"]

@@ -134,14 +134,14 @@ class Workers:
     def render(self, source: str, variables: bytes) -> tuple[bytes, int]:
         """Render a template; returns the answer, whole or cut short, and the exit status of the process that gave it.
 
-        Raises OSError where the system gives the process no place or no time, whatever the request is.
+        Raises OSError if the system gives the process no memory or no time, for any request.
         """
         with self._lock:
             waiting = self._idle[source]
-            kept = waiting.pop() if waiting else None
-        if kept:
+            worker = waiting.pop() if waiting else None
+        if worker:
             with suppress(Ended):  # It has died since it was used, which is not the template's fault.
-                return self._asked(kept, source, variables)
+                return self._asked(worker, source, variables)
         try:
             return self._asked(Worker(source), source, variables)
         except Ended as ended:
@@ -150,7 +150,7 @@ class Workers:
             return b"", ended.status
 
     def close(self) -> None:
-        """End all workers. Those that render end afterwards."""
+        """End all workers. A worker that is rendering ends afterwards."""
         with self._lock:
             self._closed = True
             workers = [worker for of_one in self._idle.values() for worker in of_one]

@@ -3,10 +3,10 @@
 A template is a program that comes with a model, from someone who may not be trusted. It gets nothing worth having: a
 sandbox keeps it from Python, limits end its process if it computes or holds too much, and there is no model, no
 environment and no file that it could write. Nor does it get other people's conversations: this process reads one
-template, and forks for each rendering, so that whatever a rendering does to memory ends with it.
+template, and forks for each rendering, so a rendering cannot change the memory of the next one.
 
-The process writes a newline to stdout once it is ready. Then it reads messages from stdin, each of which begins with
-its length in 8 bytes: first the template, then for each rendering its variables and the model's tokens as JSON. It
+The process writes a newline to stdout once it is ready. Then it reads messages from stdin. Each begins with its
+length in 8 bytes: first the template, then for each rendering its variables and the model's tokens as JSON. It
 answers each of these with the exit status of the rendering's process, in 8 bytes, and a message of JSON: `{"text": ...,
 "marks": ...}` (see `marked_text.lengths_of`) or `{"error": ...}`. It ends when stdin does.
 
@@ -26,7 +26,7 @@ import jinja2.exceptions
 from llamaspec.model.chat.marked_text import MarkedText, lengths_of, marks_of, plain, quote_all
 from llamaspec.model.chat.template_environment import Environment, Refusal, joined
 
-MEMORY = 512 << 20  # bytes of address space, of which Python takes a tenth
+MEMORY = 512 << 20  # bytes of address space; Python takes a tenth
 LONGEST = 4_000_000  # characters of a rendered conversation: about a million tokens
 
 
@@ -35,12 +35,12 @@ class TooLong(Exception):
 
 
 def compiled(source: str) -> jinja2.Template:
-    """Compile a template. Raises whatever one can, since constant parts of it are computed here."""
+    """Compile a template. Raises any error that a template can, since it computes constant parts."""
     return Environment().from_string(source)
 
 
 def render(template: jinja2.Template, variables: dict[str, Any]) -> MarkedText:
-    """Render a template. Raises whatever one can."""
+    """Render a template. Raises any error that a template can."""
     parts, length = [], 0
     for part in template.generate(**variables):
         length += len(part)
@@ -53,9 +53,9 @@ def render(template: jinja2.Template, variables: dict[str, Any]) -> MarkedText:
 def with_marks(request: dict[str, Any]) -> dict[str, Any]:
     """The variables of a request: all texts are quoted but for the model's tokens and the roles of messages."""
     variables = quote_all(request["variables"])
-    for message, given in zip(variables["messages"], request["variables"]["messages"], strict=True):
-        if "role" in given:
-            message["role"] = given["role"]
+    for message, received in zip(variables["messages"], request["variables"]["messages"], strict=True):
+        if "role" in received:
+            message["role"] = received["role"]
     return request["tokens"] | {plain(name): value for name, value in variables.items()}
 
 
@@ -89,9 +89,9 @@ def answer(template: jinja2.Template | Exception, variables: bytes) -> dict[str,
 
 
 def limit_this_process(cpu_seconds: int, *, for_good: bool) -> dict[int, tuple[int, int]]:
-    """Let this process compute for so many seconds, hold some memory, write no file, and start no other process.
+    """Limit this process to `cpu_seconds` of computing and some memory; it may write no file and start no process.
 
-    Returns the limits that were in force. Those that are not `for_good` can be lifted.
+    Returns the limits that were in force. Limits that are not `for_good` can be lifted.
     """
     before = {}
     for limit, value in {
@@ -107,7 +107,7 @@ def limit_this_process(cpu_seconds: int, *, for_good: bool) -> dict[int, tuple[i
         try:
             resource.setrlimit(limit, (value, value if for_good else hard))
         except ValueError:
-            if limit != resource.RLIMIT_AS:  # macOS has no limit of memory; that of seconds bounds what is held
+            if limit != resource.RLIMIT_AS:  # macOS has no limit of memory; the limit of seconds bounds it
                 raise
     return before
 
@@ -126,8 +126,8 @@ def in_own_process(template: jinja2.Template | Exception, variables: bytes, cpu_
         os._exit(0)
     os.close(writes)
     with os.fdopen(reads, "rb") as pipe:
-        said = pipe.read()
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said
+        output = pipe.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), output
 
 
 def read_message() -> bytes | None:
@@ -137,7 +137,7 @@ def read_message() -> bytes | None:
 
 
 def main(cpu_seconds: int) -> None:
-    """Serve one template, whose renderings may each compute for so many seconds."""
+    """Serve one template; each rendering may compute for `cpu_seconds`."""
     MarkedText.__module__, MarkedText.__name__ = str.__module__, str.__name__  # errors of templates name the type
     before = limit_this_process(cpu_seconds, for_good=False)
     output = sys.stdout.buffer
@@ -155,8 +155,8 @@ def main(cpu_seconds: int) -> None:
     gc.freeze()  # Collections in a child would otherwise copy what it shares with this process.
     while (variables := read_message()) is not None:
         try:
-            status, said = in_own_process(template, variables, cpu_seconds)
+            status, answer = in_own_process(template, variables, cpu_seconds)
         except OSError:
             sys.exit(os.EX_TEMPFAIL)
-        output.write(status.to_bytes(8, signed=True) + len(said).to_bytes(8) + said)
+        output.write(status.to_bytes(8, signed=True) + len(answer).to_bytes(8) + answer)
         output.flush()

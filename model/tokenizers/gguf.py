@@ -6,7 +6,7 @@ implementation serves all files. The rules are llama.cpp's (src/llama-vocab.cpp,
 1. Text is not normalized. In "gpt2", tokenizer.ggml.pre names how it is cut (`gguf_cuttings`).
 2. User-defined tokens are found in the text as it is, spaces and all, before it is cut: the longest first.
 3. In "llama", each text that begins, or that follows a user-defined token or a control token, gets a space in front,
-   unless tokenizer.ggml.add_space_prefix is false. Pieces are then merged, whatever their type: a user-defined token
+   unless tokenizer.ggml.add_space_prefix is false. Pieces are then merged, for every type: a user-defined token
    spelled with "▁" is made by merges, since the text has spaces where it is looked for.
 4. Types of tokens are corrected by name (`model.checkpoints.gguf.control_tokens`). A name of a control token in a text
    is text, also where llama.cpp would take it for the token, as it does with `parse_special`.
@@ -85,11 +85,11 @@ def read_templates(file: MappedFile) -> tuple[dict[str, str], dict[str, str]] | 
     if TEMPLATE not in metadata:
         return None
     named = named_tokens(file)
-    others = metadata.strings(TEMPLATE_NAMES) if TEMPLATE_NAMES in metadata else []
-    if odd := next((name for name in others if not re.fullmatch(r"\w{1,100}", name, re.ASCII)), None):
+    more_names = metadata.strings(TEMPLATE_NAMES) if TEMPLATE_NAMES in metadata else []
+    if odd := next((name for name in more_names if not re.fullmatch(r"\w{1,100}", name, re.ASCII)), None):
         # Names become names of files.
         raise metadata.refused(f"the name of a chat template, {short(odd)}, is not of letters and digits")
-    sources = {name: metadata.string(f"{TEMPLATE}.{name}") for name in others}
+    sources = {name: metadata.string(f"{TEMPLATE}.{name}") for name in more_names}
     return sources | {"default": metadata.string(TEMPLATE)}, named
 
 
@@ -129,7 +129,7 @@ def _bos(metadata: Metadata, tokens: Sequence[str], *, default: bool, absent: in
 
 
 def _with_unknown(metadata: Metadata, tokens: Sequence[str], types: Sequence[int]) -> Sequence[int]:
-    """The types, one of them that of the unknown token, which llama.cpp's converter writes as a control token."""
+    """Give the types. llama.cpp's converter writes the unknown token as a control token."""
     if UNKNOWN in types:
         return types
     key = "tokenizer.ggml.unknown_token_id"
@@ -205,7 +205,7 @@ def _byte_level(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> 
         if kind in (CONTROL, USER_DEFINED)
     ]
     spec = _spec(vocabulary, merges, cutting) | {"added_tokens": added}
-    # This path has no neighbors: a tokenizer_config.json beside the GGUF file belongs to another tokenizer.
+    # This path has no neighbors: a tokenizer_config.json next to the GGUF file belongs to another tokenizer.
     tokenizer = read_huggingface(json.dumps(spec).encode(), path=f"{metadata.path}/tokenizer")
     return replace(tokenizer.longest_first(), bos=bos)
 

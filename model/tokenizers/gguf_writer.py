@@ -83,8 +83,8 @@ def _template_keys(templates: Mapping[str, str]) -> dict[str, Value]:
     keys: dict[str, Value] = {
         TEMPLATE if name == "default" else f"{TEMPLATE}.{name}": source for name, source in named.items()
     }
-    others = [name for name in named if name != "default"]
-    return keys | {TEMPLATE_NAMES: others} if others else keys
+    other_names = [name for name in named if name != "default"]
+    return keys | {TEMPLATE_NAMES: other_names} if other_names else keys
 
 
 def _named_ids(tokenizer: Tokenizer | None, named: Mapping[str, str | None]) -> dict[str, int]:
@@ -107,19 +107,19 @@ def _stop_keys(
     special = tokenizer.special if tokenizer else {}
     text, turn, message = STOPS
     keys: dict[str, Value] = {}
-    rest = sorted(
+    leftover = sorted(
         checkpoint.stops, key=lambda id: (id == bos, id)
     )  # BOS, which ends the texts of llama2.c, comes last.
-    if eos in rest:
+    if eos in leftover:
         keys[text] = eos
-        rest.remove(eos)
+        leftover.remove(eos)
     for key, names in ((turn, END_OF_TURN), (message, END_OF_MESSAGE)):
-        ids = [special[name] for name in names if special.get(name) in rest]
-        if ids and (len(rest) > 1 or text in keys):
+        ids = [special[name] for name in names if special.get(name) in leftover]
+        if ids and (len(leftover) > 1 or text in keys):
             keys[key] = ids[0]
-            rest.remove(ids[0])
+            leftover.remove(ids[0])
     free = [key for key in (text, turn, message) if key not in keys]
-    return keys | dict(zip(free, rest, strict=False))
+    return keys | dict(zip(free, leftover, strict=False))
 
 
 def _stops_for_keys(stops: frozenset[int], tokenizer: Tokenizer) -> frozenset[int]:

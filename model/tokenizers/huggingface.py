@@ -1,7 +1,7 @@
 """Hugging Face's `tokenizer.json`, run by the library that defines it (https://github.com/huggingface/tokenizers).
 
 Ids and text equal the library's. A file with a part that this module cannot follow is refused, and the error names
-the part. `dropout` is ignored: it makes random ids, which help in training alone.
+the part. `dropout` is ignored: it makes random ids, which help only in training.
 """
 
 import codecs
@@ -124,7 +124,7 @@ class HuggingFaceTokenizer:
 
 
 def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
-    """Read a tokenizer from the bytes of a `tokenizer.json`; a `tokenizer_config.json` beside `path` may name its BOS.
+    """Read a tokenizer from the bytes of a `tokenizer.json`; a `tokenizer_config.json` next to `path` may name its BOS.
 
     Raises `CheckpointError` for a file that the library refuses, and for a part that this module cannot follow.
     """
@@ -190,7 +190,7 @@ def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
 def library_errors(path: str, what: str) -> Iterator[None]:
     """Turn any failure of the library, a Rust panic included, into a `CheckpointError` about `path`.
 
-    A panic derives from BaseException, and its class can be recognized by its name alone.
+    A panic derives from BaseException, and we can recognize its class only by name.
     """
     try:
         yield
@@ -217,7 +217,7 @@ def _parse(data: bytes, path: str) -> dict[str, Any]:
         raise refused(path, f"more than {MOST_BRACKETS:,} lists and objects")
     if data.count(b",") > MOST_VALUES:
         raise refused(path, f"more than {MOST_VALUES:,} values")
-    if data.count(b":") > MOST_NAMES:  # in texts, too, which are few beside the names
+    if data.count(b":") > MOST_NAMES:  # in texts, too, which are few compared with the names
         raise refused(path, f"more than {MOST_NAMES:,} tokens and other names")
     try:
         spec = json.loads(data.decode("utf-8-sig"), object_pairs_hook=unique)
@@ -298,8 +298,8 @@ def _check_merges(merges: Any, pieces: Mapping[str, int], path: str) -> None:
     if str(merges[0]).startswith("#version"):  # a line of merges.txt, which the library skips
         merges = merges[1:]
     try:  # half a million pairs at a start, so without a loop
-        made = map(str.replace, merges, repeat(" "), repeat("")) if type(merges[-1]) is str else map("".join, merges)
-        unknown = next(filterfalse(pieces.__contains__, made), None)
+        merged = map(str.replace, merges, repeat(" "), repeat("")) if type(merges[-1]) is str else map("".join, merges)
+        unknown = next(filterfalse(pieces.__contains__, merged), None)
     except (IndexError, TypeError):
         return
     if unknown is not None:
@@ -360,10 +360,10 @@ def _bos(tokenizer: Tokenizer, path: str) -> int | None:
     """
     with library_errors(path, "not a usable tokenizer.json"):
         plain = tokenizer.encode("a", add_special_tokens=False).ids
-        whole = tokenizer.encode("a", add_special_tokens=True).ids
-    if whole[: len(plain)] != plain:
-        if whole[1 : 1 + len(plain)] != plain:
+        sample = tokenizer.encode("a", add_special_tokens=True).ids
+    if sample[: len(plain)] != plain:
+        if sample[1 : 1 + len(plain)] != plain:
             what = "its post_processor puts other ids before a text than one"
-            raise refused(path, f"{what}, which is not supported: {plain} becomes {whole}"[:300])
-        return whole[0]
+            raise refused(path, f"{what}, which is not supported: {plain} becomes {sample}"[:300])
+        return sample[0]
     return stated_bos(Path(path).parent, tokenizer.token_to_id, begins=False, default=None)

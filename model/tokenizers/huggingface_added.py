@@ -1,4 +1,4 @@
-"""The tokens that files beside a tokenizer.json add to it, in the order of transformers 5.24.
+"""The tokens that files next to a tokenizer.json add to it, in the order of transformers 5.24.
 
 1. tokenizer.json has added_tokens of its own.
 2. The tokens of added_tokens_decoder in tokenizer_config.json are added in the order of their ids. Where both files
@@ -61,7 +61,10 @@ def add_tokens_beside(tokenizer: Tokenizer, folder: Path, *, markers: Collection
 
 
 def _stated(folder: Path, special: Collection[str], *, listed: Collection[int]) -> dict[str, Added]:
-    """The tokens whose ids files in `folder` state, by name. `listed` are the ids of tokenizer.json's added tokens."""
+    """Collect the tokens that files in `folder` give ids to, by name.
+
+    `listed` are the ids of tokenizer.json's added tokens.
+    """
     if "added_tokens_decoder" in read_config(folder):
         return {name: token for name, token in added_decoder(folder).items() if name}
     return {

@@ -37,13 +37,13 @@ def check_patterns_and_tables(spec: Mapping[str, Any], path: str) -> None:
     `CheckpointError`.
     """
     for name in ("normalizer", "pre_tokenizer", "decoder"):
-        left = [spec.get(name)]  # A loop bears any depth, and the file may be nested deeper than calls can be.
-        while left:
-            part = left.pop()
+        pending = [spec.get(name)]  # A loop bears any depth, and the file may be nested deeper than calls can be.
+        while pending:
+            part = pending.pop()
             if isinstance(part, list):
-                left += part
+                pending += part
             elif isinstance(part, dict):
-                left += part.values()
+                pending += part.values()
                 if isinstance(pattern := part.get("Regex"), str):
                     check_pattern(pattern, name, path)
                 if isinstance(encoded := part.get("precompiled_charsmap"), str):
@@ -182,7 +182,7 @@ def _without_prefix(part: Part) -> Part | None:
         case {"type": "Prepend"}:
             return None
         case {"type": "Replace", "pattern": {"Regex": pattern}} if pattern.startswith((r"\A", "^")):
-            return None  # This changes the start of a text alone.
+            return None  # This changes only the start of a text.
         case {"type": "Metaspace"}:
             return part | {"prepend_scheme": "never"}
     return part

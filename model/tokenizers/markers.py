@@ -1,6 +1,6 @@
 """Names of control tokens that conversations are made of, in the models that we know."""
 
-# The control tokens that end an answer, or the whole text. Of those that a model has, the first is its eos_token where
+# The control tokens that end an answer, or the whole text. The first one that a model has is its eos_token where
 # no file names one.
 END_OF_TURN = (
     *("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|return|>", "<|call|>", "<|end|>"),

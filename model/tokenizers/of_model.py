@@ -16,7 +16,7 @@ class OtherVocabulary(CheckpointError):
 
 
 def tokenizer_of(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Tokenizer:
-    """Open the tokenizer at a path, or for None the one inside the model's file (GGUF), else the one beside it.
+    """Open the tokenizer at a path, or for None the one inside the model's file (GGUF), else the one next to it.
 
     It may have a few tokens more than the model has rows, which no text needs: the model refuses their ids. Raises
     CheckpointError if there is none, or if its vocabulary is not the model's.
@@ -24,16 +24,18 @@ def tokenizer_of(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Tokeni
     model = Path(checkpoint.path)
     path = Path(tokenizer) if tokenizer is not None else model if model.is_dir() else model.parent
     inside = tokenizer_inside(checkpoint) if tokenizer is None else None
-    found = inside or load_tokenizer(path, beside=None if tokenizer is not None or model.is_dir() else checkpoint.path)
+    tokenizer_found = inside or load_tokenizer(
+        path, beside=None if tokenizer is not None or model.is_dir() else checkpoint.path
+    )
     vocab = checkpoint.config.vocab
-    if not vocab - vocab // PADDING <= found.vocab <= vocab + max(FEW, vocab // PADDING):
-        what = f"a vocabulary of {found.vocab} tokens, but the model {checkpoint.path} has {vocab}"
+    if not vocab - vocab // PADDING <= tokenizer_found.vocab <= vocab + max(FEW, vocab // PADDING):
+        what = f"a vocabulary of {tokenizer_found.vocab} tokens, but the model {checkpoint.path} has {vocab}"
         raise OtherVocabulary(str(refused(path, what)))
-    return found
+    return tokenizer_found
 
 
 def tokenizer_if_any(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Tokenizer | None:
-    """Open the tokenizer as `tokenizer_of`; None where no path is given and the model has none inside or beside it."""
+    """Open the tokenizer as `tokenizer_of` does; None if no path is given and the model has none."""
     beside = Path(checkpoint.path)
     folder = beside if beside.is_dir() else beside.parent
     if tokenizer is None and not tokenizer_in(folder) and not tokenizer_inside(checkpoint):

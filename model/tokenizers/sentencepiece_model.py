@@ -91,12 +91,12 @@ class SentencePieceTokenizer:
 
 
 def read_sentencepiece(data: bytes, *, path: str) -> SentencePieceTokenizer:
-    """Read a tokenizer from the bytes of a `tokenizer.model`; `path` is for messages, and for what lies beside it.
+    """Read a tokenizer from the bytes of a `tokenizer.model`; `path` is for messages, and for files next to it.
 
     An added_tokens.json and a tokenizer_config.json there may add tokens, name BOS, and say whether text after a
     control token or an added token gets a space in front ("legacy"). Raises `CheckpointError`.
 
-    The rules are those of transformers 5.24 (models/llama/tokenization_llama.py, tokenization_utils_base.py
+    The rules come from transformers 5.24 (models/llama/tokenization_llama.py, tokenization_utils_base.py
     `_from_pretrained`, convert_slow_tokenizer.py `SentencePieceExtractor`):
 
     1. Added tokens are found in the text as it is, spaces and all, before SentencePiece cuts what lies between them.

@@ -1,4 +1,4 @@
-"""The interface of all tokenizers, whatever file they come from, and the way from ids back to text."""
+"""The interface of all tokenizers, and the way from ids back to text."""
 
 import codecs
 import re

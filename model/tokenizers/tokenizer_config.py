@@ -1,4 +1,4 @@
-"""Statements about a tokenizer that lie in files beside it: tokenizer_config.json and added_tokens.json."""
+"""Statements about a tokenizer in files next to it: tokenizer_config.json and added_tokens.json."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,7 +28,7 @@ class SpecialToken(NamedTuple):
 
 
 class Added(NamedTuple):
-    """A token beside a vocabulary, or one of it that is never split."""
+    """A token outside a vocabulary, or one in it that is never split."""
 
     id: int
     special: bool  # a control token, which no text spells
@@ -68,20 +68,20 @@ def special_tokens(folder: Path) -> tuple[dict[str, SpecialToken | None], list[S
     if "added_tokens_decoder" not in stated and path.is_file():
         files.append((path, read_object(path)))
     named: dict[str, SpecialToken | None] = {}
-    others: dict[str, SpecialToken | None] = {}
+    unlisted: dict[str, SpecialToken | None] = {}
     lists: dict[str, list[SpecialToken]] = {}
     for path, values in files:
         for key, value in values.items():
             if key in NAMED_TOKENS:
                 named[key] = None if value is None else _special_token(value, key, path)
             elif key.endswith("_token") and (isinstance(value, str) or _is_token(value)):
-                others[key] = _special_token(value, key, path)
+                unlisted[key] = _special_token(value, key, path)
             elif key in EXTRA_TOKENS and isinstance(value, list):
                 lists[key] = [_special_token(entry, key, path) for entry in value]
             elif key == "extra_special_tokens" and isinstance(value, dict):
-                others |= {name: _special_token(entry, name, path) for name, entry in value.items()}
+                unlisted |= {name: _special_token(entry, name, path) for name, entry in value.items()}
     ordered = {key: named[key] for key in NAMED_TOKENS if key in named}
-    return ordered | others, next((lists[key] for key in EXTRA_TOKENS if lists.get(key)), [])
+    return ordered | unlisted, next((lists[key] for key in EXTRA_TOKENS if lists.get(key)), [])
 
 
 def _is_token(value: object) -> bool:
@@ -151,9 +151,9 @@ def prefix_scheme(folder: Path, prefix: bool) -> str:
 def read_added(folder: Path) -> dict[str, Added]:
     """The tokens that added_tokens.json and tokenizer_config.json in `folder` add to a tokenizer.model, by name.
 
-    tokenizer_config.json says which are control tokens. Of those that it does not list, the ones are that a file names
-    as bos_token and the like, and those that look like the marker of a chat: transformers takes only the former. Raises
-    `CheckpointError`.
+    tokenizer_config.json says which are control tokens. Tokens that it does not list are control tokens if a file names
+    them as bos_token and the like, or if they look like the marker of a chat: transformers takes only the former.
+    Raises `CheckpointError`.
     """
     added: dict[str, Added] = {}
     named, extra = special_tokens(folder)

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from llamaspec.learn.site import engine
-from llamaspec.learn.site.engine import ASKED, COLORS, KEPT, LIMITS, OUT, STILL, draw, record
+from llamaspec.learn.site.engine import COLORS, KEPT, LIMITS, OUT, REQUESTS, STILL, draw, record
 from tests.support.browser import silent_page
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -38,16 +38,16 @@ def test_the_drawing_is_of_the_scheduler_as_it_is(steps):
 
 
 def test_the_run_has_one_of_everything(steps):
-    log = " ".join(line for step in steps for line in step.said)
+    log = " ".join(line for step in steps for line in step.sentences)
     for what in ("finds 3 pages", "gives way", "The cache gives up", "come", "and wait", "A and B begin", "an answer"):
         assert what in log
     assert any(len(requests) > 1 for step in steps for requests in step.pages)  # shared while it is read by both
     assert any(KEPT in step.pages for step in steps) and any("" in step.pages for step in steps)
     assert {state for step in steps for state in step.states.values()} == {"waits", "reads", "draws", "runs"}
-    assert set(steps[-1].states) <= set(ASKED) and len(COLORS) == len(ASKED)
+    assert set(steps[-1].states) <= set(REQUESTS) and len(COLORS) == len(REQUESTS)
     # docs/engine.md tells these.
     assert [*steps[0].states] == ["A", "B"] and [step.states["A"] for step in steps[:4]].count("reads") == 3
-    assert steps[4].found == {"C": 12} and steps[7].gave_way == ("C",) and "C" in steps[12].found
+    assert steps[4].hits == {"C": 12} and steps[7].gave_way == ("C",) and "C" in steps[12].hits
     assert LIMITS.page * 3 == 12 and (LIMITS.rows, LIMITS.pages - 1, LIMITS.chunk, LIMITS.burst) == (3, 13, 8, 2)
 
 
@@ -65,14 +65,14 @@ def test_at_every_plan_it_shows_what_stood_then(steps):
     for plan, step in enumerate(steps):
         labels = texts(shown(drawing, plan))
         used_pages = [page for page in step.pages if page not in ("", KEPT)]
-        assert sorted(labels) == sorted([f"plan {plan + 1} of {len(steps)}", *step.said, *used_pages])
+        assert sorted(labels) == sorted([f"plan {plan + 1} of {len(steps)}", *step.sentences, *used_pages])
         rings = [part for part in shown(drawing, plan) if part.find(f"{SVG}circle") is not None]
         assert len(rings) == step.pages.count(KEPT)
 
 
 def test_a_lane_has_a_bar_for_every_plan_that_computes_for_it(steps):
     bars = [bar for bar in ElementTree.parse(OUT).getroot().findall(f"{SVG}rect") if bar.get("fill") in COLORS]
-    for name, shade in zip(ASKED, COLORS, strict=True):
+    for name, shade in zip(REQUESTS, COLORS, strict=True):
         states = [step.states.get(name) for step in steps]
         drawn = [float(bar.get("height", "")) for bar in bars if bar.get("fill") == shade]
         legend = [8.0, 18.0] * (shade == COLORS[0])

@@ -103,7 +103,7 @@ def test_an_empty_function_is_refused_and_a_right_one_accepted(exercise, tmp_pat
 
 def test_a_folder_tells_what_is_judged_without_a_look_at_the_solution():
     texts = {exercise.name: readme(exercise) + kernel(exercise) for exercise in OWN}
-    assert "only draws are made in which `name` is Q4_0" in texts["ggml_encode"]
+    assert "The draws of this exercise are narrowed: `name` is Q4_0" in texts["ggml_encode"]
     assert "The judge: Compare ids" in texts["encode"] and "but of an empty text" in texts["encode"]
     assert "The judge: Compare logits" in texts["forward"] and "params.head are arrays" in texts["forward"]
     assert not any("reference/" in kernel(exercise) for exercise in OWN)
@@ -143,7 +143,7 @@ def test_an_exercise_is_begun_checked_and_solved_in_a_terminal(tmp_path):
     again = lab("start", "2")
     assert again.code == 2 and "may hold your work" in again.err
     wrong = lab("check", "2")
-    assert wrong.code == 1 and "The error bound saw it" in wrong.out and "lab hint 2" in wrong.err
+    assert wrong.code == 1 and "The error bound found it" in wrong.out and "lab hint 2" in wrong.err
     (tmp_path / "lab-02" / KERNEL).write_text(kernel(ALL[2], solved=True), encoding="utf-8")
     solved = lab("check", "2")
     assert solved.code == 0 and "Solved" in solved.out

@@ -64,8 +64,8 @@ def test_code_stands_beside_its_docstring_without_it():
     intro, pair = beside.pairs(
         '"""Title.\n\nMore."""\nimport a\n\n# Why.\ndef f(x):\n    """Turn x."""\n    return x\n'
     )
-    assert (intro.name, intro.said, intro.code) == ("", [("", "Title.\n\nMore.")], "import a")
-    assert (pair.name, pair.said, pair.code) == ("f", [("", "Turn x.")], "# Why.\ndef f(x):\n    return x")
+    assert (intro.name, intro.docstrings, intro.code) == ("", [("", "Title.\n\nMore.")], "import a")
+    assert (pair.name, pair.docstrings, pair.code) == ("f", [("", "Turn x.")], "# Why.\ndef f(x):\n    return x")
 
 
 def test_no_line_of_a_definition_is_lost():

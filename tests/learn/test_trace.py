@@ -139,9 +139,9 @@ def test_only_the_layers_that_are_asked_for_are_read_and_computed():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"position": 7}, "there are 7 tokens, at positions 0 to 6: got 7"),
-        ({"position": -8}, "there are 7 tokens, at positions 0 to 6: got -8"),
-        ({"layers": [0, 2]}, "the model has layers 0 to 1: got 2"),
+        ({"position": 7}, "expected a position from 0 to 6 .7 tokens., got 7"),
+        ({"position": -8}, "expected a position from 0 to 6 .7 tokens., got -8"),
+        ({"layers": [0, 2]}, "expected a layer from 0 to 1, got 2"),
     ],
 )
 def test_what_is_not_there_is_refused(options, message):

@@ -67,7 +67,7 @@ def test_the_definitions_give_the_values_that_the_walk_was_judged_by(walked):
     rerun = Rerun(recording, 3)
     for (layer, op), results in recording.results.items():
         for result in results:
-            expected = result.due.value[3]
+            expected = result.expected.value[3]
             # The same float64 operations on one token and on all: products of a matrix sum in another order.
             np.testing.assert_allclose(rerun.values[op, result.output], expected, rtol=1e-12, atol=1e-12, err_msg=op)
         assert layer in (LAYER, None)
@@ -112,7 +112,7 @@ def test_a_token_holds_what_its_trace_holds(walked):
             values, off = (numbers(entry["map"][part]) for part in ("values", "difference"))
             assert (values == result.actual[3].ravel()).all()
             # The difference is rounded once to float32, so the definition's value comes back to 2^-24 of it.
-            expected = result.due.value[3].ravel()
+            expected = result.expected.value[3].ravel()
             assert (np.abs(values - off - expected) <= 2.0**-24 * np.abs(off) + 2.0**-53 * np.abs(expected)).all()
             assert entry["map"]["share"] is not None and math.prod(entry["map"]["shape"]) == len(values)
     heads = numbers(content_of_token["attention"][LAYER]).reshape(recording.config.heads, -1)
@@ -124,7 +124,7 @@ def test_a_token_holds_what_its_trace_holds(walked):
 def test_a_query_is_turned_back(walked):
     recording, _ = walked
     config, layer = recording.config, recording.model.exact.layers[LAYER]
-    n = rmsnorm(recording.results[LAYER, "norm_qkv"][0].given[[4]], layer.attention_norm, eps=config.eps)
+    n = rmsnorm(recording.results[LAYER, "norm_qkv"][0].input[[4]], layer.attention_norm, eps=config.eps)
     q = linear(n, *layer.q).reshape(-1, config.head_dim)
     if config.qk_norm:
         q = rmsnorm(q, layer.q_norm, eps=config.eps)
@@ -282,7 +282,7 @@ def test_inputs_are_what_the_matrices_were_given(walked):
     recording, _ = walked
     layer = recording.model.exact.layers[LAYER]
     x = quantized.inputs(recording, LAYER)
-    expected = recording.results[LAYER, "norm_qkv"][2].due.value  # v, which nothing turns
+    expected = recording.results[LAYER, "norm_qkv"][2].expected.value  # v, which nothing turns
     np.testing.assert_allclose(linear(x["v"], *layer.v), expected.reshape(len(expected), -1), rtol=1e-12, atol=1e-12)
     assert x["o"].shape == (len(TOKENS), layer.o.weight.shape[1])
 

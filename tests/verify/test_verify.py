@@ -114,7 +114,7 @@ def test_each_fault_has_its_name(actual, kind):
 
 
 def test_a_result_that_is_missing():
-    assert judge((), due([1.0]), FLOAT32).finding == ("shape", "0 arrays returned, 1 due", "")
+    assert judge((), due([1.0]), FLOAT32).finding == ("shape", "expected 1 arrays, got 0", "")
 
 
 def test_what_overflows_its_dtype_may_be_infinite():
@@ -263,7 +263,7 @@ def test_a_budget_ends_a_run():
     assert report.outcome == "within bounds"
     assert 0 < report.examples < 100_000
     assert (
-        f"({report.examples} examples until the time was up, {report.compared:,} numbers compared, seed 0"
+        f"({report.examples} examples before the time ran out, {report.compared:,} numbers compared, seed 0"
         in counterexample(report, RMSNORM)[0]
     )
     assert run(right, seconds=0.0).examples == 1
@@ -319,7 +319,7 @@ def test_programs_are_told_too():
 
 @pytest.mark.parametrize("text", ["3", "dim=", "=3"])
 def test_narrowing_that_is_misspelt(text):
-    with pytest.raises(ValueError, match="a draw is narrowed as NAME=VALUE,VALUE, got"):
+    with pytest.raises(ValueError, match="expected NAME=VALUE,VALUE, got"):
         choices([text])
 
 

@@ -11,7 +11,7 @@ from llamaspec.model.candidates import table
 from llamaspec.verify import contracts, mutants
 from llamaspec.verify.bounds.precision import U, precision
 from llamaspec.verify.candidates.candidate import Direct
-from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS, by_op, contract_for, found
+from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS, by_op, contract_for, instances_in
 from llamaspec.verify.contract import Contract, as_float64
 from llamaspec.verify.draws.draw import Values
 from llamaspec.verify.judging.examination import examine
@@ -80,13 +80,13 @@ def drop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 def test_a_module_in_contracts_is_found(drop):
     drop(contracts, "halve", HALVE)
-    names = by_op((contract.name, contract) for contract in found(contracts, Contract))
+    names = by_op((contract.name, contract) for contract in instances_in(contracts, Contract))
     assert set(names) == {*CONTRACTS, "halve"}
 
 
 def test_a_module_in_mutants_is_found(drop):
     drop(mutants, "halve", MUTANTS)
-    names = [implementation.function.__name__ for implementation in found(mutants, Implementation)]
+    names = [implementation.function.__name__ for implementation in instances_in(mutants, Implementation)]
     assert sorted(names) == sorted([*IMPLEMENTATIONS, "halve"])
 
 

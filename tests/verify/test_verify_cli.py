@@ -98,7 +98,7 @@ def test_arrays_of_another_library_are_thought_of(verify, tmp_path):
     raises = "def softmax(x):\n    raise TypeError({})\n"
     (tmp_path / "typed.py").write_text(raises.format("f'must be Tensor, not {type(x).__name__}'"))
     (tmp_path / "plain.py").write_text(raises.format("'softmax() takes 2 arguments'"))
-    hint = "  are arrays of another library due? --arrays jax|numpy|torch|cupy chooses"
+    hint = "  does it expect arrays of another library? choose with --arrays jax|numpy|torch|cupy"
     lines = verify("softmax", "--candidate", "typed.py:softmax", *NUMPY, status=1).stdout.splitlines()
     assert hint in lines and len(lines) <= 8
     assert hint not in verify("softmax", "--candidate", "plain.py:softmax", *NUMPY, status=1).stdout.splitlines()
@@ -123,7 +123,7 @@ def test_a_wrong_softmax(verify, tmp_path):
     file = tmp_path / replay
     file.write_text(json.dumps({**json.loads(file.read_text()), "inputs": "0" * 64}))
     done = verify("--replay", replay, status=2)
-    assert "same inputs" in done.stderr
+    assert "gives other inputs" in done.stderr
 
 
 def test_a_right_softmax(verify, tmp_path):
@@ -174,7 +174,9 @@ def only_float32(x):
     verdicts = [line.split("  ")[0] for line in out.splitlines() if not line.startswith(" ")]
     assert verdicts == ["within bounds softmax float32", "violated", "violated"]
     out = verify("softmax", "--candidate", "narrow:only_float32", *arguments).stdout
-    assert "(raised TypeError: float32 alone, not bfloat16 (narrow.py:12); --dtype bfloat16 asks for a verdict)" in out
+    assert (
+        "(raised TypeError: float32 alone, not bfloat16 (narrow.py:12); --dtype bfloat16 judges it nevertheless)" in out
+    )
     assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == ["within", "not", "not"]
     verify("softmax", "--candidate", "narrow:only_float32", *arguments, "--dtype", "bfloat16", status=1)
 
@@ -216,7 +218,7 @@ def test_verdicts_outlive_a_candidate_that_is_missing(verify):
 
 def test_a_candidate_in_a_file_that_prints(verify):
     out = verify("softmax", "--candidate", "mine.py:prints", *NUMPY, "--examples", "20").stdout
-    assert out.splitlines()[-11:] == ["  it printed, at last:", *["    \\x1b[1mhere"] * 10]
+    assert out.splitlines()[-11:] == ["  last lines that it printed:", *["    \\x1b[1mhere"] * 10]
 
 
 @pytest.mark.parametrize("text", ["nan", "0", "-1", "soon"])
@@ -235,12 +237,12 @@ def test_times_without_end(verify):
     [
         (
             {"rows": 10**9, "n": 10**9},
-            "rows is one of 1, 2, 3, 5, or any whole number from 1 to 1048576; got 1000000000",
+            "rows: expected one of 1, 2, 3, 5, or any whole number from 1 to 1048576; got 1000000000",
         ),
         ({"rows": 2**20, "n": 2**20}, "x would be 1048576 x 1048576"),
         ({"hidden": "nonesuch"}, "got nonesuch"),
-        ({"law": "nonesuch"}, "its draw is none of softmax"),
-        ({"other": 1}, "its draw is none of softmax"),
+        ({"law": "nonesuch"}, "softmax has no such draw"),
+        ({"other": 1}, "softmax has no such draw"),
     ],
 )
 def test_a_replay_that_asks_for_too_much(folder, tmp_path, draw, error):
@@ -255,10 +257,10 @@ def test_a_replay_that_asks_for_too_much(folder, tmp_path, draw, error):
 def test_a_replay_file_that_is_too_long(folder, tmp_path):
     path = tmp_path / "r.json"
     path.write_text("[" * 2_000_000)
-    with pytest.raises(click.UsageError, match="is no replay file: it has more than 1048576 characters"):
+    with pytest.raises(click.UsageError, match="is not a replay file: it has more than 1048576 characters"):
         llamaspec.main(["verify", "--replay", str(path)], standalone_mode=False)
     path.write_text("[" * 100_000)
-    with pytest.raises(click.UsageError, match="is no replay file"):
+    with pytest.raises(click.UsageError, match="is not a replay file"):
         llamaspec.main(["verify", "--replay", str(path)], standalone_mode=False)
 
 
@@ -313,9 +315,9 @@ FINDINGS = {
     "add": "raised: NotImplementedError: rows of 128 only (kernels.py:8)",
     "argmax": "hung: no answer within 2 s",
     "rmsnorm": "crashed: killed by SIGSEGV",
-    "softmax": "shape: returned (1, 1, 1), (1, 1) due",
-    "swiglu": "dtype: returned float16 for inputs of float32",
-    "linear": "not finite: at [0, 0]: nan where",
+    "softmax": "shape: expected (1, 1), got (1, 1, 1)",
+    "swiglu": "dtype: expected float32 or wider, got float16",
+    "linear": "not finite: at [0, 0]: expected",
     "gemm": "inputs: wrote to its input x",
     "gemv": None,
 }
@@ -370,18 +372,18 @@ def test_a_closed_pipe_is_no_verdict(tmp_path):
         (["softmax", "--candidate", "mine:missing"], "mine:missing cannot be imported: AttributeError"),
         (
             ["softmax", "--candidate", "mine:right", "--dtype", "int8"],
-            "arrays are float32, bfloat16, float16; got int8",
+            "expected a dtype of float32, bfloat16, float16; got int8",
         ),
         (["softmax", "--candidate", "mine:right", "--set", "m=3"], "softmax draws rows, n, x, around, hidden; got m"),
-        (["softmax", "add", "--candidate", "mine:right"], "--candidate is one function: name the op that it is"),
-        (["--candidate", "mine"], "--candidate is a module: name the ops that it has"),
+        (["softmax", "add", "--candidate", "mine:right"], "--candidate names one function: name one op"),
+        (["--candidate", "mine"], "--candidate is a module: name the ops to verify"),
         (["softmax", "--candidate", "mine"], "mine:softmax cannot be imported: AttributeError"),
         (["--replay", "none.json"], "none.json: No such file or directory"),
         (
             ["--replay", "r.json", "--set", "n=1"],
             "--set narrows the draws of a candidate, so it does not go with --replay",
         ),
-        (["pack"], "no function of this package is called as pack is: name yours with --candidate"),
+        (["pack"], "this package has no function for pack: name yours with --candidate"),
         (["softmax", "--candidate", "mine:right", "--set", "hidden=All"], "got All: did you mean all?"),
         (["softmax", "--candidate", "mine:right", "--set", "rows=0"], "any whole number from 1 to 1048576; got 0"),
         (["softmax", "add", "--candidate", "mine", "--set", "n=3"], "add draws rows, dim, x, y; got n"),
@@ -389,7 +391,10 @@ def test_a_closed_pipe_is_no_verdict(tmp_path):
         (["softmax", "--candidate", "mine:right", "--contract", ""], "--contract is empty"),
         (["softmax", "--candidate", "mine:right", "--loose", ""], "--loose is empty"),
         (["softmax", "--candidate", "mine:right", "--device", ""], "--device is empty"),
-        (["softmax", "--candidate", "mine:right", "--device", "gpu"], "arrays of numpy are on no device"),
+        (
+            ["softmax", "--candidate", "mine:right", "--device", "gpu"],
+            "--device gpu needs arrays of jax or torch, got numpy",
+        ),
     ],
 )
 def test_wrong_usage(folder, arguments, error, capsys):
@@ -400,7 +405,7 @@ def test_wrong_usage(folder, arguments, error, capsys):
 
 
 def test_without_a_candidate_our_own_ops_are_verified(verify):
-    """Side by side; an op that no function of this package is called as has no line."""
+    """Side by side; an op without a function of this package has no line."""
     done = verify("softmax", "draw", "pack", "--examples", "3", "--seed", "1", "--dtype", "float32")
     assert [line.split("  ")[1] for line in done.stdout.splitlines() if not line.startswith(" ")] == [
         "llamaspec.model.candidates.kernels:softmax",

@@ -75,7 +75,7 @@ def test_all_candidates_are_made_for_values_of_the_domain():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("hidden=All", "softmax: hidden is one of none, first row, second half, .*; got All: did you mean all?"),
+        ("hidden=All", "softmax: hidden: expected one of none, first row, second half, .*; got All: did you mean all?"),
         ("hidden=non", "got non: did you mean none?"),
         ("hidden=nnoe", "got nnoe: did you mean none?"),
         ("hidden=second-half", "got second-half: did you mean second half?"),
@@ -83,7 +83,7 @@ def test_all_candidates_are_made_for_values_of_the_domain():
         ("hidden=3", "got 3$"),
         ("hidden=null", "got null$"),
         ("hiden=none", "softmax draws rows, n, x, around, hidden; got hiden: did you mean hidden?"),
-        ("rows=0", "rows is one of 1, 2, 3, 5, or any whole number from 1 to 1048576; got 0"),
+        ("rows=0", "rows: expected one of 1, 2, 3, 5, or any whole number from 1 to 1048576; got 0"),
         ("n=-1", "got -1"),
         ("n=abc", "got abc"),
         ("n=1.5", "got 1.5"),
@@ -133,7 +133,7 @@ def test_padding_may_be_nan():
 
 @pytest.mark.parametrize("value", ["none", []])
 def test_python_is_told_that_a_draw_takes_a_list(value):
-    with pytest.raises(ValueError, match="softmax: hidden is narrowed to a list of values; got"):
+    with pytest.raises(ValueError, match="softmax: expected a list of values for hidden, got"):
         narrowed(SOFTMAX, {"hidden": value})
 
 
@@ -199,7 +199,9 @@ def test_a_verdict_needs_a_number_that_was_compared():
         assert isinstance(expected, Expected)
         return expected._replace(hard=np.full(x.shape, 1e30), alarm=np.full(x.shape, 1e30))
 
-    with pytest.raises(NoVerdict, match=r"softmax float32: no number was compared in 60 examples.*rows=1"):
+    with pytest.raises(
+        NoVerdict, match=r"softmax float32: no verdict, because no number was compared in 60 examples.*rows=1"
+    ):
         run(right, contract=replace(SOFTMAX, expect=any_value_will_do, laws=()))
 
 
@@ -228,7 +230,7 @@ def test_a_definition_that_is_not_finite_is_no_verdict():
         return Expected(nan, nan, nan, nan)
 
     broken = replace(CONTRACTS["add"], expect=expect)
-    with pytest.raises(NoVerdict, match="ValueError: the definition is not finite, or its bound is no number"):
+    with pytest.raises(NoVerdict, match="ValueError: the definition is not finite, or its bound is NaN"):
         verify(broken, Direct(lambda x, y: x + y), precision=precision("float32"), examples=9, seed=0)
 
 

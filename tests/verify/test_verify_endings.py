@@ -20,7 +20,7 @@ import pytest
 from llamaspec import cli
 from llamaspec.commands.interrupt import remove_what_is_unfinished
 from llamaspec.verify.bounds.precision import precision
-from llamaspec.verify.campaign import Campaign, Job, _end_when_told, _run_all
+from llamaspec.verify.campaign import Campaign, Job, _exit_on_sigterm, _run_all
 from llamaspec.verify.candidates.candidate import Direct, Failure, Worker
 from llamaspec.verify.candidates.worker import load_file
 from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
@@ -91,7 +91,7 @@ def structured(result):
 @pytest.mark.parametrize(
     ("op", "change", "kind"),
     [
-        ("softmax", structured, "raised: TypeError: returned an array of [('value', '<f4')], which is no number"),
+        ("softmax", structured, "raised: TypeError: expected an array of numbers, got [('value', '<f4')]"),
         ("distribution", lambda p: 3 * p, "value: "),
         ("distribution", lambda p: np.concatenate([p, p, p]), "shape: "),
         ("distribution", lambda p: 3 * p.astype(np.float64), "value: "),
@@ -105,7 +105,7 @@ def test_what_is_wrong_once_is_a_violation_of_its_own_kind(op, change, kind):
     assert report.outcome == "violated" and report.worst.finding
     assert report.worst.finding.kind == "not the same twice"
     first = "right when called again with the same inputs; the first time: "
-    later = "right at first; after a call with other inputs, for the same ones: "
+    later = "right at first; with the same inputs again, after a call with other ones: "
     assert report.worst.finding.message.startswith((first + kind, later + kind))
 
 
@@ -114,7 +114,7 @@ def test_garbage_on_the_pipe_is_the_fault_of_the_candidate(folder):
         report = verify(CONTRACTS["add"], worker, precision=precision("float32"), examples=60, seed=0)
     assert report.outcome == "violated" and report.worst.finding
     assert report.worst.finding.kind in ("reply", "not the same twice")
-    assert "wrote something else than its result to the pipe that the judge reads" in report.worst.finding.message
+    assert "wrote unexpected bytes to the pipe that the judge reads" in report.worst.finding.message
 
 
 @pytest.mark.parametrize("kind", ["once", "always"])
@@ -136,7 +136,8 @@ def test_an_exception_of_the_judge_is_no_pass(monkeypatch, kind):
     assert report.outcome == "violated" and report.worst.finding
     assert report.worst.finding == (
         "not the same twice",
-        "the first result could not be judged (KeyError: 'no such thing'), the second one, of the same inputs, could",
+        "the first result could not be judged (KeyError: 'no such thing'), "
+        "but the second one for the same inputs could",
         "",
     )
 
@@ -258,7 +259,7 @@ def test_a_judge_that_ends_at_once_leaves_no_candidate_of_a_process_of_its_own(f
     pid_file, pid = folder / "process", None
     campaign = Campaign(seed=1, arrays="numpy", dtypes=("float32",), examples=5, seconds=np.inf, timeout=np.inf)
     try:
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_end_when_told) as pool:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_exit_on_sigterm) as pool:
             pool.submit(_run_all, Job("add", "candidates:hangs"), campaign)
             until(lambda: pid_file.exists() and pid_file.read_text().endswith("\n"))
             pid = int(pid_file.read_text())

@@ -121,7 +121,7 @@ class ModelNew(Model):
 
 
 def test_what_no_contract_knows_is_no_verdict(run):
-    with pytest.raises(click.UsageError, match="Model, of 1 inputs of 5 axes, is none of the ops that contracts know"):
+    with pytest.raises(click.UsageError, match="Model, with 1 inputs of 5 axes, meets no contract"):
         run(SINE)
     with pytest.raises(click.UsageError, match=r"problem\.py:Model cannot be imported: AttributeError"):
         run("")

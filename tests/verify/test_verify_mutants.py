@@ -104,5 +104,5 @@ def test_every_contract_has_mutants():
 def test_a_change_that_does_not_apply_is_an_error():
     """Without the error an unchanged function would survive, and a typing slip would look like a weak contract."""
     changes = implementation(answer, "typo\n    - runn =\n    + run =\n")
-    with pytest.raises(ValueError, match="answer, typo: 'runn =' must occur once in it"):
+    with pytest.raises(ValueError, match="answer, typo: expected 'runn =' exactly once in the function"):
         changes.mutated(changes.mutants[0])

@@ -77,7 +77,7 @@ def test_a_page_says_what_the_lines_say(pages):
     within, violated = pages
     assert '<td class="within">within bounds</td>' in within and "The draw nearest to its bound" in within
     assert '<td class="violated">violated</td>' in violated and "The counterexample's draw" in violated
-    assert "where " in violated and " is due: off by 0.25" in violated
+    assert "expected " in violated and ": off by 0.25" in violated
     assert re.search(r"<td>rows</td><td>\d+</td><td>decides the shapes</td>", violated)
 
 

@@ -194,16 +194,16 @@ def test_what_is_wrong_is_not_timed(capsys):
 
 
 UNTIMED = [
-    ("right_if_small", "no time, since a timed call was wrong: value: at ["),
-    ("raises_if_large", "no time, since a timed call raised: MemoryError: too much"),
-    ("kept_where_timed", "no time, since a timed call was wrong: value: at ["),
+    ("right_if_small", "not timed, because a timed call was wrong: value: at ["),
+    ("raises_if_large", "not timed, because a timed call raised: MemoryError: too much"),
+    ("kept_where_timed", "not timed, because a timed call was wrong: value: at ["),
     (
         "computes_when_it_is_read",
-        "no time, since a timed call raised: TypeError: returned Later, which may compute when it is",
+        "not timed, because a timed call raised: TypeError: returned Later, which may compute when it is",
     ),
-    ("subclass", "no time, since a timed call raised: TypeError: returned Subclass, which may"),
-    ("subclass_that_says_numpy", "no time, since a timed call raised: TypeError: returned Named, which may"),
-    ("left_to_a_thread", "no time, since a timed call was wrong: "),
+    ("subclass", "not timed, because a timed call raised: TypeError: returned Subclass, which may"),
+    ("subclass_that_says_numpy", "not timed, because a timed call raised: TypeError: returned Named, which may"),
+    ("left_to_a_thread", "not timed, because a timed call was wrong: "),
 ]
 
 
@@ -224,7 +224,7 @@ def test_results_of_timed_calls_are_judged(capsys, name, why):
         ((*FEW, "--candidate", "mine.py", "--against", "mine.py:nothing"), "mine.py:nothing cannot be imported"),
         (
             (*FEW, "--candidate", "mine.py", "--against", "mine.py:add"),
-            "timed beside another candidate, not beside itself",
+            "is the candidate itself: --against names another one",
         ),
     ],
 )

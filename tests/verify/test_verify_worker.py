@@ -63,14 +63,14 @@ def test_bfloat16_and_jax(worker):
         ("crashes", Failure("crashed", "killed by SIGABRT: out of registers")),
         ("leaves", Failure("crashed", "exit status 3")),
         ("daemon", Failure("crashed", "exit status 5")),
-        ("garbage", Failure("reply", "wrote something else than its result to the pipe that the judge reads")),
-        ("forged", Failure("reply", "wrote something else than its result to the pipe that the judge reads")),
-        ("forged_header", Failure("reply", "wrote something else than its result to the pipe that the judge reads")),
-        ("forged_nest", Failure("reply", "wrote something else than its result to the pipe that the judge reads")),
-        ("forged_dtype", Failure("dtype", "returned an array of \\x1b[2Jfoo, which is no number here")),
+        ("garbage", Failure("reply", "wrote unexpected bytes to the pipe that the judge reads")),
+        ("forged", Failure("reply", "wrote unexpected bytes to the pipe that the judge reads")),
+        ("forged_header", Failure("reply", "wrote unexpected bytes to the pipe that the judge reads")),
+        ("forged_nest", Failure("reply", "wrote unexpected bytes to the pipe that the judge reads")),
+        ("forged_dtype", Failure("dtype", "returned an array of \\x1b[2Jfoo, which is not a dtype of numbers")),
         ("escapes", Failure("raised", "RuntimeError: \\x1b[31mred\\x1b]0;title\\x07 (candidates.py:101)")),
         ("escapes_and_dies", Failure("crashed", "exit status 4: \\x1b[2Jgone")),
-        ("nothing", Failure("raised", "TypeError: returned NoneType, which is no array")),
+        ("nothing", Failure("raised", "TypeError: expected an array, got NoneType")),
     ],
 )
 def test_a_failure_is_told_as_it_is_and_the_next_call_works(worker, name, failure):
@@ -123,8 +123,8 @@ def test_a_candidate_that_answers_and_reads_no_more(worker):
 def test_a_second_reply_is_not_taken_for_that_of_the_next_call(worker):
     candidate = worker("forges_and_answers")
     assert isinstance(call(candidate), Outputs)
-    until(candidate._process.said_too_much)
-    assert call(candidate) == Failure("reply", "wrote something else than its result to the pipe that the judge reads")
+    until(candidate._process.has_extra_reply)
+    assert call(candidate) == Failure("reply", "wrote unexpected bytes to the pipe that the judge reads")
 
 
 def test_numbers_of_the_other_byte_order_are_read(worker):
@@ -136,9 +136,9 @@ def test_prints_are_kept_and_cannot_command_a_terminal(worker):
     candidate = worker("prints_escapes")
     call(candidate)
     call(candidate)
-    assert candidate.said == ["\\x1b[31mfirst", "second\\ttab"] * 2
+    assert candidate.output_lines == ["\\x1b[31mfirst", "second\\ttab"] * 2
     candidate.stop()
-    assert len(candidate.said) == 4
+    assert len(candidate.output_lines) == 4
 
 
 def test_a_library_that_the_candidate_lacks_is_no_verdict(worker):
@@ -154,7 +154,7 @@ def test_a_device_that_is_not_here_is_no_verdict(worker):
 
 @pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan")])
 def test_a_timeout_that_is_no_time(timeout):
-    with pytest.raises(ValueError, match="a time is a number of seconds above 0; got"):
+    with pytest.raises(ValueError, match="expected a number of seconds above 0, got"):
         Worker("m:f", timeout=timeout)
 
 
@@ -184,8 +184,8 @@ def test_a_candidate_that_writes_to_its_inputs(worker):
     [
         ("candidates:missing", "candidates:missing cannot be imported: AttributeError"),
         ("nowhere:right", "nowhere:right cannot be imported: ModuleNotFoundError: No module named 'nowhere'$"),
-        ("candidates", "a candidate is named package.module:function or file.py:function, got candidates"),
-        ("candidates:number", "candidates:number is no function, but a int"),
+        ("candidates", "expected package.module:function or file.py:function, got candidates"),
+        ("candidates:number", "candidates:number: expected a function, got int"),
     ],
 )
 def test_what_cannot_be_imported(worker, name, message):
@@ -207,7 +207,7 @@ def test_another_python_that_is_none(worker):
 
 
 def test_a_library_that_is_unknown():
-    with pytest.raises(ValueError, match="arrays are handed over as jax, numpy, torch, cupy; got tensorflow"):
+    with pytest.raises(ValueError, match="expected arrays of jax, numpy, torch, cupy; got tensorflow"):
         check_library("tensorflow")
 
 

@@ -1,15 +1,15 @@
-"""Arrays that carry a bound on their error: a definition of straight-line NumPy code derives its own bound.
+"""Arrays that carry a bound on their error: straight-line NumPy code derives its own bound.
 
-A definition is called with `Carried` arrays in place of plain ones. Each operation computes the exact value in float64
-and bounds how far a computation in float32 may be off: the errors that come in, and one rounding of its own. Sums,
+We call a definition with `Carried` arrays in place of plain ones. Each operation computes the exact value in float64
+and bounds the error of a computation in float32, from the errors of its operands and one rounding of its own. Sums,
 means and products of matrices may be computed in any order, and elementary functions are within 4 u (tanh within 7 u),
 as in `verify.bounds.running_error`. The bound holds for code that computes the same formula; a kernel that computes
 another one, such as E[x^2] - E[x]^2 for a variance or an online softmax, needs a bound that is written for it.
 
 Covered: + - * / ** 2 to 4, negation, abs, square, sqrt, exp, expm1, log, log1p, tanh, sin, cos, maximum, minimum,
 where; sum, mean, max and min; @ and matmul; indexing, reshape, transpose, split, concatenate and the like.
-Anything else raises TypeError by name. Where a rounding could decide a comparison, `where` covers both of its choices;
-a branch, or a condition made of such comparisons, raises TypeError too.
+Anything else raises TypeError with its name. If a rounding could decide a comparison, `where` covers both choices; a
+branch on it, or a condition made of such comparisons, raises TypeError too.
 """
 
 from collections.abc import Callable
@@ -23,11 +23,11 @@ from llamaspec.verify.bounds.running_error import ELEMENTARY, TANH, gamma
 
 POWERS = (2, 3, 4)  # computed as products
 LARGEST = float(np.finfo(np.float32).max)
-LARGEST_EXPONENT = 700.0  # e to more than that is no float64
+LARGEST_EXPONENT = 700.0  # e to a larger power overflows float64
 
 
 class Rounding(NamedTuple):
-    """The rounding of every operation: of float32, or of a narrower dtype that a looser contract declares."""
+    """The rounding of every operation: to float32, or to the narrower dtype of a weaker contract."""
 
     unit: float = U  # largest relative error
     smallest: float = TINY  # largest absolute error of a tiny number
@@ -35,7 +35,7 @@ class Rounding(NamedTuple):
 
     @staticmethod
     def of(precision: Precision) -> "Rounding":
-        """The rounding of results to a dtype."""
+        """Make the rounding of results to a dtype."""
         return Rounding(precision.unit, precision.smallest, precision.largest)
 
 
@@ -43,7 +43,7 @@ FLOAT32 = Rounding()
 
 
 class Carried(NDArrayOperatorsMixin):
-    """Exact values, a bound on the error of each, and the sum of the magnitudes of the terms that made it.
+    """Exact values, with a bound on the error of each, and the sum of the magnitudes of its terms.
 
     An input has no error unless float32 flushes it to zero.
     """
@@ -64,7 +64,7 @@ class Carried(NDArrayOperatorsMixin):
 
     @property
     def most(self) -> np.ndarray:
-        """A bound on the magnitude of the computed value."""
+        """Bound the magnitude of the computed value."""
         return np.asarray(np.abs(self.value) + self.error)
 
     def __len__(self) -> int:
@@ -77,7 +77,7 @@ class Carried(NDArrayOperatorsMixin):
         raise TypeError("a rounding could decide which branch is taken: no bound is derived for that")
 
     def astype(self, dtype: Any, **_: Any) -> "Carried":
-        """Stay as it is: values are exact, and their rounding belongs to the operation that made them."""
+        """Return the array unchanged: values are exact, and the operation that made them counted its rounding."""
         return self
 
     def reshape(self, *shape: Any) -> "Carried":
@@ -86,8 +86,8 @@ class Carried(NDArrayOperatorsMixin):
     def transpose(self, *axes: Any) -> "Carried":
         return self.moved(lambda part: part.transpose(*axes))
 
-    def swapaxes(self, one: int, other: int) -> "Carried":
-        return self.moved(lambda part: part.swapaxes(one, other))
+    def swapaxes(self, first: int, second: int) -> "Carried":
+        return self.moved(lambda part: part.swapaxes(first, second))
 
     def sum(self, axis: Any = None, *, keepdims: bool = False) -> "Carried":
         return _sum(self, axis=axis, keepdims=keepdims)
@@ -102,18 +102,18 @@ class Carried(NDArrayOperatorsMixin):
         return _extreme(np.min, self, axis=axis, keepdims=keepdims)
 
     def moved(self, move: Callable[[np.ndarray], np.ndarray]) -> "Carried":
-        """Move elements around: the same for values, errors and sizes."""
+        """Apply `move`, which only moves elements, to values, errors and sizes."""
         return self.like(move(self.value), move(self.error), move(self.size))
 
     def like(self, value: Any, error: Any, size: Any = None) -> "Carried":
-        """Another array of the same roundings."""
+        """Make another array with the same rounding."""
         return Carried(value, error, size, rounding=self.rounding)
 
-    def beside(self, one: Any) -> "Carried":
-        """`one`, or a constant beside this array, which may be rounded as every number is."""
-        if isinstance(one, Carried):
-            return one
-        exact = np.asarray(one).astype(np.float64)
+    def beside(self, value: Any) -> "Carried":
+        """Convert `value` to an operand of this array. A constant may be rounded like every other number."""
+        if isinstance(value, Carried):
+            return value
+        exact = np.asarray(value).astype(np.float64)
         with np.errstate(all="ignore"):
             mantissa, exponent = np.frexp(exact)
             apart = np.abs(exact - np.ldexp(np.rint(mantissa / self.unit) * self.unit, exponent))
@@ -122,9 +122,9 @@ class Carried(NDArrayOperatorsMixin):
         return self.like(exact, np.where(np.isfinite(exact), apart, 0.0))
 
     def rounded(self, value: Any, error: Any, size: Any = None) -> "Carried":
-        """The result of one operation, whose computed value is off by `error` before it is rounded.
+        """Round the result of one operation, which already has `error`.
 
-        A zero or an infinity without an error stays what it is.
+        A zero or an infinity without an error rounds to itself.
         """
         error = np.where(np.isnan(error), np.inf, error)  # a zero times a number without a bound
         most = np.abs(value) + error
@@ -145,14 +145,14 @@ class Carried(NDArrayOperatorsMixin):
             )
         if method != "__call__" or ufunc not in UFUNCS or options:
             raise TypeError(
-                f"no bound is derived for np.{ufunc.__name__}{'' if method == '__call__' else f'.{method}'}"
+                f"cannot derive a bound for np.{ufunc.__name__}{'' if method == '__call__' else f'.{method}'}"
             )
         with np.errstate(all="ignore"):
             return UFUNCS[ufunc](*map(self.beside, inputs))
 
     def __array_function__(self, function: Callable[..., Any], types: Any, arguments: Any, options: Any) -> Any:
         if function not in FUNCTIONS:
-            raise TypeError(f"no bound is derived for np.{function.__name__}")
+            raise TypeError(f"cannot derive a bound for np.{function.__name__}")
         with np.errstate(all="ignore"):
             return FUNCTIONS[function](*arguments, **options)
 
@@ -162,8 +162,8 @@ def _add(a: Carried, b: Carried) -> Carried:
 
 
 def _subtract(a: Carried, b: Carried) -> Carried:
-    same = a.value == b.value  # -inf - -inf, say
-    value = np.where(same, 0.0, a.value - b.value)
+    equal = a.value == b.value  # for example -inf - -inf
+    value = np.where(equal, 0.0, a.value - b.value)
     return a.rounded(value, a.error + b.error, a.size + b.size)
 
 
@@ -179,11 +179,11 @@ def _divide(a: Carried, b: Carried) -> Carried:
     least = np.abs(b.value) - b.error
     error = np.where(least > 0, (a.error + np.abs(value) * b.error + a.smallest) / least, np.inf)
     error = np.where((a.most == 0) & (least > 0), 0.0, error)
-    # A divisor that may overflow is at least the largest float32, or infinite.
+    # If a divisor overflows, it is infinite, or at least the largest float32.
     error = np.where(
         np.isposinf(b.error) & (np.abs(b.value) >= a.largest / 2), np.abs(value) + 2 * a.most / a.largest, error
     )
-    # A division may be a product with 1 / b, which rounds once more.
+    # Code may divide by multiplying by 1 / b, which rounds once more.
     error = error + a.unit * (np.abs(value) + error) + a.smallest * a.most
     return a.rounded(value, error, a.size / np.abs(b.value))
 
@@ -201,9 +201,9 @@ def _power(a: Carried, b: Carried) -> Carried:
 def _monotone(
     function: Callable[..., np.ndarray], *, low: float = -np.inf, off: float = ELEMENTARY
 ) -> Callable[[Carried], Carried]:
-    """An elementary function that grows: its values at both ends of an interval enclose the computed one.
+    """Make an increasing elementary function: its values at both ends of an interval enclose the computed value.
 
-    The function itself is off by `off` of its value.
+    `off` is the relative error of the function itself.
     """
 
     def apply(x: Carried) -> Carried:
@@ -219,14 +219,13 @@ def _monotone(
 
 def _exp(x: Carried) -> Carried:
     y = _monotone(lambda v: np.exp(np.minimum(v, LARGEST_EXPONENT)))(x)
-    # e^(a - b) may be computed as 2^(a log2 e - b log2 e), where each product is rounded, to float32, before the
-    # difference.
+    # Code may compute e^(a - b) as 2^(a log2 e - b log2 e), and round each product to float32 before the difference.
     terms = np.where(np.isfinite(x.size), x.size, 0)
     return y.like(y.value, y.error + np.expm1(np.minimum(4 * U * terms, 100)) * (y.value + y.error))
 
 
 def _turning(function: Callable[..., np.ndarray]) -> Callable[[Carried], Carried]:
-    """The sine or the cosine: it moves by no more than its angle, and by no more than 2."""
+    """Make the sine or the cosine, which changes by at most the change of its angle, and by at most 2."""
 
     def apply(x: Carried) -> Carried:
         return x.rounded(function(x.value), np.minimum(x.error + max(ELEMENTARY, 4 * x.unit), 2))
@@ -259,7 +258,7 @@ def _matmul(a: Carried, b: Carried) -> Carried:
 
 
 def _added_up(x: Carried, value: Any, error: Any, size: Any) -> Carried:
-    """A sum, which adds up in float32, rounded to the dtype that is declared, where that is a narrower one."""
+    """Make a sum that is computed in float32, then rounded to the declared dtype if that is narrower."""
     error = np.where(np.isnan(error), np.inf, error)  # a zero times a number without a bound
     return x.like(value, error, size) if x.rounding == FLOAT32 else x.rounded(value, error, size)
 
@@ -285,7 +284,7 @@ def _extreme(reduce: Any, x: Carried, axis: Any = None, *, keepdims: bool = Fals
 
 
 class Undecided:
-    """A comparison that a rounding could decide somewhere: its exact outcome, and where it is sure."""
+    """A comparison that a rounding could decide for some elements: the exact outcome, and where it is certain."""
 
     def __init__(self, ufunc: np.ufunc, a: Carried, b: Carried, sure: np.ndarray):
         self.outcome, self.sure = ufunc(a.value, b.value), sure
@@ -293,11 +292,11 @@ class Undecided:
 
     def __array_function__(self, function: Callable[..., Any], types: Any, arguments: Any, options: Any) -> Any:
         if function is not np.where:
-            raise TypeError(f"a rounding could decide np.{self.name}: no bound is derived for np.{function.__name__}")
+            raise TypeError(f"a rounding could decide np.{self.name}: cannot derive a bound for np.{function.__name__}")
         return _where(*arguments, **options)
 
     def __array_ufunc__(self, ufunc: np.ufunc, *_: Any, **options: Any) -> Any:
-        raise TypeError(f"a rounding could decide np.{self.name}: no bound is derived for np.{ufunc.__name__}")
+        raise TypeError(f"a rounding could decide np.{self.name}: cannot derive a bound for np.{ufunc.__name__}")
 
     def __bool__(self) -> bool:
         raise TypeError(f"a rounding could decide np.{self.name}: no bound is derived for that")
@@ -306,12 +305,12 @@ class Undecided:
 def _where(condition: Any, a: Any, b: Any) -> Carried:
     if isinstance(condition, Carried):
         raise TypeError("a rounding could decide np.where: no bound is derived for a condition that is rounded")
-    carried = [one for one in (a, b) if isinstance(one, Carried)]
+    carried = [branch for branch in (a, b) if isinstance(branch, Carried)]
     known = carried[0] if carried else Carried(0, rounding=condition.rounding)
     a, b = known.beside(a), known.beside(b)
     outcome = condition.outcome if isinstance(condition, Undecided) else condition
     parts = ((a.value, b.value), (a.error, b.error), (a.size, b.size))
-    value, error, size = (np.where(outcome, one, other) for one, other in parts)
+    value, error, size = (np.where(outcome, branch, branch_b) for branch, branch_b in parts)
     if isinstance(condition, Undecided):
         apart = np.where(a.value == b.value, 0.0, np.abs(a.value - b.value)) + np.where(outcome, b.error, a.error)
         error = np.where(condition.sure, error, np.maximum(error, apart))
@@ -319,7 +318,7 @@ def _where(condition: Any, a: Any, b: Any) -> Carried:
 
 
 def _compared(ufunc: np.ufunc) -> Callable[[Carried, Carried], np.ndarray | Undecided]:
-    """Compare numbers: the outcome is sure where they are exact, or farther apart than their errors."""
+    """Compare numbers: the outcome is certain if they are exact, or farther apart than their errors."""
 
     def apply(a: Carried, b: Carried) -> np.ndarray | Undecided:
         error = a.error + b.error
@@ -336,10 +335,10 @@ def _split(x: Carried, sections: Any, axis: int = 0) -> list[Carried]:
 
 def _joining(join: Callable[..., np.ndarray]) -> Callable[..., Carried]:
     def apply(arrays: Any, axis: int = 0) -> Carried:
-        known = next(one for one in arrays if isinstance(one, Carried))
-        all_of_them = [known.beside(one) for one in arrays]
+        known = next(array for array in arrays if isinstance(array, Carried))
+        all_of_them = [known.beside(array) for array in arrays]
         return known.like(
-            *(join([getattr(one, part) for one in all_of_them], axis) for part in ("value", "error", "size"))
+            *(join([getattr(array, part) for array in all_of_them], axis) for part in ("value", "error", "size"))
         )
 
     return apply

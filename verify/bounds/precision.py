@@ -1,21 +1,21 @@
-"""Precisions: the roundings that a dtype allows a kernel, and the numbers that the kernel must cope with."""
+"""Precisions: the rounding errors that a dtype allows a kernel, and the range of its numbers."""
 
 from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
 
-U = 2.0**-24  # largest relative error of a correct rounding to float32, in which every kernel adds up
-TINY = 2.0**-126  # the smallest normal float32; smaller numbers may be flushed to zero
+U = 2.0**-24  # largest relative error of a correct rounding to float32; every kernel accumulates in float32
+TINY = 2.0**-126  # the smallest normal float32; hardware may flush smaller numbers to zero
 
 
 @dataclass(frozen=True)
 class Precision:
-    """A dtype in which arrays come and go; between, everything is float32."""
+    """A dtype of inputs and outputs; computations in between are in float32."""
 
     name: str
     dtype: np.dtype
-    unit: float  # largest relative error of a correct rounding; 0 for float32, which numbers are already
+    unit: float  # largest relative error of a correct rounding; 0 for float32, since results are float32 already
     smallest: float  # largest absolute error of a correct rounding of a tiny number
     normal: float  # the smallest normal number
     largest: float
@@ -27,7 +27,8 @@ def _precision(name: str, *, unit: float, smallest: float) -> Precision:
     return Precision(name, dtype, unit, smallest, float(limits.smallest_normal), float(limits.max))
 
 
-# GPUs and XLA flush subnormal float32 and bfloat16 numbers to zero, but keep those of float16, which are 2^-24 apart.
+# GPUs and XLA flush subnormal float32 and bfloat16 numbers to zero, but keep subnormal float16 numbers, which are 2^-24
+# apart.
 PRECISIONS = {
     "float32": _precision("float32", unit=0.0, smallest=TINY),
     "bfloat16": _precision("bfloat16", unit=2.0**-8, smallest=TINY),
@@ -36,7 +37,7 @@ PRECISIONS = {
 
 
 def precision(name: str) -> Precision:
-    """Look up a dtype. Raises ValueError for one that contracts do not speak of."""
+    """Look up a dtype. Raises ValueError for an unsupported one."""
     if name not in PRECISIONS:
-        raise ValueError(f"arrays are {', '.join(PRECISIONS)}; got {name}")
+        raise ValueError(f"expected a dtype of {', '.join(PRECISIONS)}; got {name}")
     return PRECISIONS[name]

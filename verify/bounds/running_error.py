@@ -1,17 +1,17 @@
-r"""Error bounds for a Llama computed in float32: a proof that is carried along with the numbers.
+r"""Error bounds for a Llama computed in float32: a proof that travels with the numbers.
 
 Every quantity is a pair of the exact value x, from `reference`, and a bound e on |x^ - x|, where x^
-is the number that an implementation holds instead. Each function below takes such pairs through one
-layer: it carries the incoming errors along and adds the layer's own roundings, for sums in any order
+is the number that an implementation computes. Each function below takes such pairs through one
+layer: it propagates the incoming errors and adds the layer's own roundings, for sums in any order
 (running error analysis: Wilkinson, 1963; Higham, Accuracy and Stability of Numerical Algorithms, ch. 3).
 
     u = 2^-24                      a correct rounding to float32 is off by at most u |x|
     gamma_n = n u / (1 - n u)      n roundings in a row, or a sum of n products, in any order
     |fl(w . x) - w . x| <= gamma_n |w| . |x|
 
-Elementary functions (exp, 1/sqrt, the sigmoid) are taken to be within 4 u, tanh within 7 u: a test goes through every
-float32 for XLA's tanh. Results that leave an op in bfloat16 are rounded once more, by at most 2^-8 of themselves:
-`rounded`. Nothing here is fitted: a result outside its bound is a bug, in the code or in this proof.
+We assume that elementary functions (exp, 1/sqrt, the sigmoid) are within 4 u, and tanh within 7 u; a test checks XLA's
+tanh for every float32. A result that leaves an op in bfloat16 is rounded once more, by at most 2^-8 of itself, in
+`rounded`. No constant here is fitted: a result outside its bound is a bug, in the code or in this proof.
 """
 
 from collections.abc import Callable
@@ -36,8 +36,8 @@ from llamaspec.reference.swiglu import swiglu
 from llamaspec.verify.bounds.precision import TINY, U
 
 ELEMENTARY = 4 * U  # relative error of exp, 1/sqrt and the sigmoid
-# Relative error of tanh, which XLA computes as a quotient of two polynomials. For every float32, that is 4.90 u off at
-# most with fused multiply-adds, and 6.89 u without them (tests/verify/test_verify_ours.py).
+# Relative error of tanh, which XLA computes as a quotient of two polynomials. Over all float32 numbers, the error is at
+# most 4.90 u with fused multiply-adds, and 6.89 u without them (tests/verify/test_verify_ours.py).
 TANH = 7 * U
 FIXED = 2.0**-21  # the error of a number in fixed point, over the largest number of its group
 DIGITS_SIZE = 3.02  # the sum of a number's digits, each without its sign and scaled, over the number
@@ -45,7 +45,7 @@ NO_BOUND = 1e30  # allows any value; infinity times a weight of 0 would be NaN
 
 
 class Approx(NamedTuple):
-    """An exact value and a bound on the distance of the computed one, element by element."""
+    """Exact values, and a bound on the error of each computed value."""
 
     value: Float[np.ndarray, "..."]
     error: Float[np.ndarray, "..."]
@@ -56,12 +56,12 @@ class Approx(NamedTuple):
         return np.abs(self.value) + self.error
 
     def map(self, f) -> "Approx":
-        """Move elements around: the same for values and errors."""
+        """Apply `f`, which only moves elements, to values and errors."""
         return Approx(f(self.value), f(self.error))
 
 
 def exactly(values: Any) -> Approx:
-    """Take an input of the computation, any array, as exact."""
+    """Treat an array, which is an input of the computation, as exact."""
     exact = np.asarray(values).astype(np.float64)
     return Approx(exact, np.zeros_like(exact))
 
@@ -76,9 +76,9 @@ def gamma(n: int) -> float:
 
 
 def rounded(x: Approx, unit: float, smallest: float = 0.0) -> Approx:
-    """Round once more, to a dtype whose roundings are off by `unit` of a number, or by `smallest` of a tiny one.
+    """Round once more, to a dtype with relative error `unit`, and absolute error `smallest` for tiny numbers.
 
-    Both are 0 for float32, which x is already.
+    Both are 0 for float32, since x is float32 already.
     """
     return Approx(x.value, x.error + unit * x.size + smallest)
 
@@ -91,25 +91,25 @@ def added(x: Approx, y: Approx) -> Approx:
 
 
 def projected(x: Approx, weight: np.ndarray, bias: np.ndarray | None = None) -> Approx:
-    """Compute W x + b for exact W and b. b is one more term of a sum in any order: XLA's CPU products begin with it."""
+    """Compute W x + b for exact W and b. The sum may take b in any place: XLA's CPU products start with it."""
     magnitudes = np.abs(weight)
     terms = weight.shape[1] if bias is None else weight.shape[1] + 1
     sums = linear(x.size, magnitudes, None if bias is None else np.abs(bias))
     error = linear(x.error, magnitudes) + gamma(terms) * sums
-    # Each product may be flushed to zero, and so may its factors.
+    # Hardware may flush each product and its factors to zero.
     error = error + TINY * (np.sum(x.size, axis=-1, keepdims=True) + terms * (np.max(magnitudes, initial=0) + 2))
     return Approx(linear(x.value, weight, bias), error)
 
 
 def normalized(x: Approx, weight: np.ndarray, *, eps: float) -> Approx:
-    """RMSNorm. Two numbers enclose the computed mean square, and so everything after it."""
+    """RMSNorm. We enclose the computed mean square between two numbers, and every later result likewise."""
     n = x.value.shape[-1]
     mean = np.mean(x.value**2, axis=-1, keepdims=True)
     change = np.mean((2 * np.abs(x.value) + x.error) * x.error, axis=-1, keepdims=True) + TINY
     low = np.maximum(mean - change, 0) * (1 - gamma(n + 2)) + eps
     high = (mean + change) * (1 + gamma(n + 2)) + eps
     exact = 1 / np.sqrt(mean + eps)
-    # The root halves the roundings of eps to a float32 and of its sum. One more is for a root and a quotient apart.
+    # The root halves the roundings of eps to float32 and of its sum. A separate root and quotient round once more.
     slack = ELEMENTARY + 2 * U
     off = np.maximum(1 / np.sqrt(low) * (1 + slack) - exact, exact - 1 / np.sqrt(high) * (1 - slack))
     value = rmsnorm(x.value, weight, eps=eps)
@@ -118,7 +118,7 @@ def normalized(x: Approx, weight: np.ndarray, *, eps: float) -> Approx:
 
 
 def centered(x: Approx) -> Approx:
-    """x less its mean, of n terms in any order and a division by n, or a product with 1/n."""
+    """Subtract the mean: a sum of n terms in any order, divided by n or multiplied by 1/n."""
     mean = np.mean(x.value, axis=-1, keepdims=True)
     terms = gamma(x.value.shape[-1] + 1) * np.mean(x.size, axis=-1, keepdims=True)
     value, error = x.value - mean, x.error + np.mean(x.error, axis=-1, keepdims=True) + terms + 4 * TINY
@@ -126,30 +126,30 @@ def centered(x: Approx) -> Approx:
 
 
 def layer_normalized(x: Approx, weight: np.ndarray, bias: np.ndarray | None, *, eps: float) -> Approx:
-    """LayerNorm: RMSNorm of what is centered, and a sum. The mean's error counts in every feature."""
+    """LayerNorm: RMSNorm of centered values, plus a bias. The mean's error counts in every feature."""
     y = normalized(centered(x), weight, eps=eps)
     return y if bias is None else added(y, exactly(bias))
 
 
 def normed(x: Approx, weight: np.ndarray, bias: np.ndarray | None, *, config: Config) -> Approx:
-    """The norm that this model has."""
+    """Apply the model's kind of norm."""
     if config.layer_norm:
         return layer_normalized(x, weight, bias, eps=config.eps)
     return normalized(x, weight, eps=config.eps)
 
 
 def flushed(*sizes: np.ndarray | float) -> np.ndarray:
-    """A bound on the change of a product when inputs, or products of some of them in any order, are flushed to zero.
+    """Bound the change of a product if hardware flushes its inputs, or partial products in any order, to zero.
 
-    Each flush moves a factor by at most `TINY`, and the result by that times the other factors.
+    Each flush changes a factor by at most `TINY`, and the result by `TINY` times the other factors.
     """
     return 2 ** len(sizes) * TINY * np.prod(np.broadcast_arrays(*(1 + np.asarray(size) for size in sizes)), axis=0)
 
 
 def turned(x: Approx, positions: np.ndarray, config: Config) -> Approx:
-    """RoPE with cos and sin rounded to float32: two products and a sum of each pair. Other features stay."""
+    """RoPE with cos and sin rounded to float32: two products and a sum per pair. Other features do not change."""
     turns, length = config.rotation()
-    rest = x.map(lambda part: part[..., 2 * len(turns) :])
+    unturned = x.map(lambda part: part[..., 2 * len(turns) :])
     x = x.map(lambda part: part[..., : 2 * len(turns)])
     value = length * rope_halves(x.value, positions, turns)
     angles = positions[:, None, None] * turns  # [seq, 1, pairs]
@@ -160,19 +160,19 @@ def turned(x: Approx, positions: np.ndarray, config: Config) -> Approx:
         return np.concatenate([a * cos + b * sin, b * cos + a * sin], axis=-1)
 
     error = spread(x.error) + gamma(3) * spread(x.size)
-    return Approx(*(np.concatenate(parts, axis=-1) for parts in ((value, rest.value), (error, rest.error))))
+    return Approx(*(np.concatenate(parts, axis=-1) for parts in ((value, unturned.value), (error, unturned.error))))
 
 
 def turn_error(angle: np.ndarray) -> np.ndarray:
-    """The error of the cosine or sine of `angle`, a product of position and frequency in float32.
+    """Bound the error of the cosine or sine of `angle`, a product of position and frequency in float32.
 
-    The product rounds once. A reduction to less than a turn, which precedes most cosines, may round once more.
+    The product rounds once. Most implementations first reduce the angle to one turn, which may round once more.
     """
     return 2 * U * angle + ELEMENTARY
 
 
 def rotated(x: Approx, positions: np.ndarray, turns: np.ndarray) -> Approx:
-    """RoPE by halves with the frequencies `turns`, of which an implementation computes the angles: see `turn_error`."""
+    """RoPE by halves, if the implementation computes the angles from the frequencies `turns`: see `turn_error`."""
     value = rope_halves(x.value, positions, turns)
     angles = positions[..., None, None] * turns  # [*batch, seq, 1, pairs]
     angle, cos, sin = (
@@ -183,13 +183,13 @@ def rotated(x: Approx, positions: np.ndarray, turns: np.ndarray) -> Approx:
         return np.concatenate(np.split(part, 2, axis=-1)[::-1], axis=-1)
 
     off = turn_error(angle) * (x.size + partner(x.size))
-    both = x.size * cos + partner(x.size) * sin
+    size = x.size * cos + partner(x.size) * sin
     moved = x.error * cos + partner(x.error) * sin
-    return Approx(value, moved + off + gamma(3) * (both + off) + flushed(x.size + partner(x.size), 1.0))
+    return Approx(value, moved + off + gamma(3) * (size + off) + flushed(x.size + partner(x.size), 1.0))
 
 
 def turned_by(x: Approx, cos: np.ndarray, sin: np.ndarray) -> Approx:
-    """RoPE of x [batch heads head_dim] by a table [batch pairs] that is given: two products and a sum each."""
+    """RoPE of x [batch heads head_dim] with given tables [batch pairs]: two products and a sum per feature."""
     cos, sin = cos[:, None], sin[:, None]
     a, b = np.split(x.value, 2, axis=-1)
     value = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
@@ -202,7 +202,7 @@ def turned_by(x: Approx, cos: np.ndarray, sin: np.ndarray) -> Approx:
 
 
 def in_fixed_point(x: Approx, *, group: int) -> Approx:
-    """x [*batch cols] with each group of columns in fixed point of `FIXED`; the last group may be shorter."""
+    """Convert each group of columns of x [*batch cols] to fixed point with error `FIXED`; the last may be shorter."""
     size = np.pad(x.size, [(0, 0)] * (x.size.ndim - 1) + [(0, -x.size.shape[-1] % group)])
     largest = np.max(size.reshape(*size.shape[:-1], -1, group), axis=-1)
     off = FIXED * np.repeat(largest, group, axis=-1)[..., : x.size.shape[-1]]
@@ -212,18 +212,18 @@ def in_fixed_point(x: Approx, *, group: int) -> Approx:
 def fixed_point_product(
     x: Approx, codes: np.ndarray, scales: np.ndarray, *, group: int, roundings: int, rms: float = 1.0
 ) -> Approx:
-    """Codes [rows cols] times x in fixed point, each group of columns scaled by scales [rows groups].
+    """Multiply codes [rows cols] by x in fixed point, and scale each group of columns by scales [rows groups].
 
-    Products and sums of digits are exact. `roundings` of sums that are scaled remain, for each of the digits. Where x
-    is a norm whose 1/rms multiplies the sums, that is `rms` at most. Numbers are below 2^127.
+    Products and sums of digits are exact. What remains are `roundings` of scaled sums, for each digit. If x is a norm
+    and the code multiplies the sums by 1/rms, `rms` is the largest 1/rms. Numbers are below 2^127.
     """
     cols = codes.shape[1]
     weights = codes * np.repeat(scales, -(-cols // scales.shape[1]), axis=1)[:, :cols]
     fixed = in_fixed_point(x, group=group)
     off, sizes = fixed.error, x.size + fixed.error
     error = off @ np.abs(weights).T + gamma(roundings) * DIGITS_SIZE * (sizes @ np.abs(weights).T)
-    # A scale may be flushed to 0, or its product with the 2^e by which digits up to 1 / FIXED are multiplied. Codes of
-    # four bits are multiplied by 16.
+    # Hardware may flush a scale to 0, or its product with 2^e, which multiplies digits up to 1 / FIXED. Four-bit codes
+    # are multiplied by 16.
     tiny = TINY * (1 + np.max(scales)) * ((x.size + 16 / FIXED) @ (np.abs(codes) + 1).T)
     return Approx(x.value @ weights.T, error + tiny * max(1.0, rms))
 
@@ -241,10 +241,10 @@ def attended(
 ) -> Approx:
     """Attention of q [queries heads head_dim] to k and v [keys kv_heads head_dim], divided before or after the sum.
 
-    With several `blocks` the softmax is an online one, which rescales its sums once a block. Rounding the weights to
-    the dtype of the values, as matrix units take them, is off by `unit` of a weight, or by `smallest` where a weight
-    is too small for that; both are 0 for weights that stay float32. Exact `sinks` [heads] are one more score each, and
-    may be a block of their own.
+    With several `blocks`, the softmax is an online one, which rescales its sums once per block. Matrix units need
+    weights in the dtype of the values: this rounding has the relative error `unit`, and the absolute error `smallest`
+    for tiny weights; both are 0 if weights stay float32. `sinks` [heads] are exact; each is one more score, and may be
+    a separate block.
     """
     arrays = q.value, k.value, v.value
     value = attention(*arrays, mask) if sinks is None else sink_attention(*arrays, sinks, mask)
@@ -272,12 +272,12 @@ def attended(
 
 
 def softmaxed(scores: np.ndarray, moved: np.ndarray, *, blocks: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Softmax of scores that are off by up to `moved`: exact probabilities and their errors.
+    """Softmax of scores with errors up to `moved`: exact probabilities and their errors.
 
-    Shifting all scores alike changes nothing, so only the rounding of score minus maximum counts,
-    and that grows with the distance: once for the difference, twice where e^x is computed as 2^(x log2 e). Every weight
-    is then off by a factor e^a, and so is the sum. An online softmax multiplies by exp(old maximum - new) once a block:
-    the distances add up to that between the scores at most.
+    Adding a constant to all scores changes nothing, so only the rounding of score minus maximum counts, and it grows
+    with that distance: once for the difference, and twice if code computes e^x as 2^(x log2 e). So every weight, and
+    the sum, is off by a factor e^a. An online softmax multiplies by exp(old maximum - new) once per block: these
+    distances add up to at most the distance between the scores.
     """
     p = softmax(scores)
     top = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
@@ -285,17 +285,17 @@ def softmaxed(scores: np.ndarray, moved: np.ndarray, *, blocks: int = 1) -> tupl
     a = moved + 3 * U * (below + moved + np.max(moved, axis=-1, keepdims=True))
     if blocks > 1:
         a = a + 3 * U * np.max(below + moved, axis=-1, keepdims=True)
-    a = np.minimum(a, 100)  # for scores that are less certain, the last line's 1 is the smaller bound
+    a = np.minimum(a, 100)  # for larger errors, the 1 in the last line is the smaller bound
     most, least = (np.sum(p * np.exp(sign * a), axis=-1, keepdims=True) for sign in (1, -1))
-    most, least = (np.where(total == 0, 1, total) for total in (most, least))  # where every score is -inf
+    most, least = (np.where(total == 0, 1, total) for total in (most, least))  # if every score is -inf
     slack = 2 * blocks * ELEMENTARY + gamma(scores.shape[-1] + 2 * blocks)
     rate = np.maximum(np.exp(a) / least * (1 + slack) / (1 - slack) - 1, 1 - np.exp(-a) / most * (1 - slack))
-    # No probability is computed to be above 1, but for its own roundings.
+    # A computed probability exceeds 1 only by its own roundings.
     return p, np.minimum(p * rate + 2 * TINY, 1 + slack) * np.isfinite(scores)
 
 
 def soft_capped(x: Approx, cap: float) -> Approx:
-    """c tanh(x / c). It grows with x, so its values at both ends of x's interval enclose what becomes of x's error."""
+    """c tanh(x / c). It increases with x, so its values at both ends of x's interval enclose the computed value."""
     value = capped(x.value, cap=cap)
     moved = x.error + 2 * U * x.size + TINY  # c as a float32, and the quotient
     carried = np.maximum(capped(x.value + moved, cap=cap) - value, value - capped(x.value - moved, cap=cap))
@@ -303,7 +303,7 @@ def soft_capped(x: Approx, cap: float) -> Approx:
 
 
 def sigmoid(x: Approx) -> Approx:
-    """1 / (1 + e^-x), whose slope is never above 1/4: an exp, a sum and a quotient, as in `gated`."""
+    """1 / (1 + e^-x): an exp, a sum and a quotient, as in `gated`. Its slope is at most 1/4."""
     value = (1 + np.tanh(x.value / 2)) / 2
     moved = x.error / 4
     slack = ELEMENTARY + 2 * U + 2 * U * np.maximum(x.error - x.value, 1)
@@ -311,9 +311,9 @@ def sigmoid(x: Approx) -> Approx:
 
 
 def gated(gate: Approx, up: Approx) -> Approx:
-    """SwiGLU. The derivative of silu is never above 1.1.
+    """SwiGLU. The derivative of silu is at most 1.1.
 
-    The sigmoid is an exp, a sum and a quotient, and an exp computed as a power of 2 is off by its argument, too.
+    The sigmoid is an exp, a sum and a quotient. An exp computed as a power of 2 has an error from its argument, too.
     """
     silu = np.abs(swiglu(gate.value, np.ones_like(gate.value)))
     error = 1.1 * gate.error
@@ -331,10 +331,10 @@ def gelu_gated(gate: Approx, up: Approx) -> Approx:
 
 
 def gelu_of(x: Approx) -> Approx:
-    """GELU by tanh, whose derivative is never above 1.13.
+    """GELU by tanh. Its derivative is at most 1.13.
 
-    Its sigmoid (1 + tanh(z)) / 2 has an absolute error where tanh(z) is near -1: of tanh, a sum, and of z, whose
-    polynomial takes eight roundings. |z| times the sigmoid's slope in z, (1 - tanh(z)^2) / 2, is never above 0.23.
+    For tanh(z) near -1, its sigmoid (1 + tanh(z)) / 2 has an absolute error: from tanh, from the sum, and from the
+    eight roundings of the polynomial z. |z| times the sigmoid's slope in z, (1 - tanh(z)^2) / 2, is at most 0.23.
     """
     value = gelu(x.value)
     sigmoid = ELEMENTARY + 2 * U + 0.23 * gamma(8)
@@ -343,7 +343,7 @@ def gelu_of(x: Approx) -> Approx:
 
 
 def squared_relu_of(x: Approx) -> Approx:
-    """max(x, 0)^2: the maximum rounds nothing, and the square once."""
+    """max(x, 0)^2: only the square rounds."""
     positive = Approx(np.maximum(x.value, 0), np.maximum(x.value + x.error, 0) - np.maximum(x.value, 0))
     value, largest = squared_relu(x.value), positive.size**2
     below = np.maximum(np.maximum(x.value - x.error, 0), 0) ** 2
@@ -352,9 +352,10 @@ def squared_relu_of(x: Approx) -> Approx:
 
 
 def clamped_gated(gate: Approx, up: Approx) -> Approx:
-    """Clamped SwiGLU. Clamping moves no two numbers apart, and the derivative of g sigmoid(1.702 g) is below 1.1.
+    """Clamped SwiGLU. Clamping never increases an error, and the derivative of g sigmoid(1.702 g) is below 1.1.
 
-    The sigmoid is that of `gated`, whose argument is 1.702 g: the slope as a float32 and the product each round once.
+    The sigmoid has the error of `gated`. Its argument 1.702 g adds two roundings: of the slope to float32, and of the
+    product.
     """
     g = Approx(np.minimum(gate.value, LIMIT), gate.error)
     plus_one = added(Approx(np.clip(up.value, -LIMIT, LIMIT), up.error), exactly(1.0))
@@ -366,7 +367,7 @@ def clamped_gated(gate: Approx, up: Approx) -> Approx:
     return Approx(clamped_swiglu(gate.value, up.value), product + flushed(g.size, plus_one.size))
 
 
-# The function of gate and up in a feed-forward layer, or of up where there is no gate, by the activation.
+# The function of gate and up, or only of up in a layer without a gate, by the name of the activation.
 GATED: dict[str, Callable[[Approx, Approx], Approx]] = {
     "silu": gated,
     "gelu_tanh": gelu_gated,
@@ -378,7 +379,7 @@ UNGATED: dict[str, Callable[[Approx], Approx]] = {"gelu_tanh": gelu_of, "relu2":
 def norm_qkv(
     x: Approx, layer: Layer, positions: np.ndarray, *, config: Config, unit: float
 ) -> tuple[Approx, Approx, Approx]:
-    """The norm; q, k and v; their norms; RoPE. Each is rounded by `unit` on the way out, here and below."""
+    """The norm; q, k and v; their norms; RoPE. Here and below, every output is rounded by `unit`."""
     assert layer.attention_norm is not None
     n = rounded(normed(x, layer.attention_norm, layer.attention_norm_bias, config=config), unit)
     q, k, v = (
@@ -394,10 +395,12 @@ def norm_qkv(
 
 
 def _head_normalized(x: Approx, weight: np.ndarray | None, *, eps: float) -> Approx:
-    """LayerNorm of every head of x [tokens heads head_dim] by its own part of `weight`."""
+    """LayerNorm of every head of x [tokens heads head_dim] with its part of `weight`."""
     assert weight is not None
-    each = np.split(weight, x.value.shape[1])
-    parts = [layer_normalized(x.map(lambda part, i=i: part[:, i]), own, None, eps=eps) for i, own in enumerate(each)]
+    head_weights = np.split(weight, x.value.shape[1])
+    parts = [
+        layer_normalized(x.map(lambda part, i=i: part[:, i]), own, None, eps=eps) for i, own in enumerate(head_weights)
+    ]
     return Approx(*(np.stack([part[i] for part in parts], axis=1) for i in (0, 1)))
 
 
@@ -412,7 +415,7 @@ def attend(
     weights_unit: float = 0.0,
     sinks: np.ndarray | None = None,
 ) -> Approx:
-    """Attention, heads side by side. `weights_unit` is the `unit` of `attended`."""
+    """Attention, with the outputs of the heads concatenated. `weights_unit` is the `unit` of `attended`."""
     h = attended(q, k, v, mask, blocks=blocks, unit=weights_unit, sinks=sinks)
     return rounded(h.map(lambda part: part.reshape(len(part), -1)), unit)
 
@@ -423,7 +426,7 @@ def project_add(h: Approx, layer: Layer, x: Approx, *, unit: float) -> Approx:
 
 
 def norm_gate_up(x: Approx, layer: Layer, *, config: Config, unit: float) -> Approx:
-    """The norm; gate and up, or up alone; the activation."""
+    """The norm; gate and up, or only up; the activation."""
     assert isinstance(layer.ffn, FeedForward) and layer.ffn_norm is not None
     n = rounded(normed(x, layer.ffn_norm, layer.ffn_norm_bias, config=config), unit)
     up = projected(n, *layer.ffn.up)
@@ -439,7 +442,7 @@ def down_add(g: Approx, layer: Layer, x: Approx, *, unit: float) -> Approx:
 
 
 def moe_add(x: Approx, layer: Layer, *, config: Config, unit: float) -> Approx:
-    """RMSNorm and the chosen experts. A token whose choice of experts hangs on rounding has `NO_BOUND`."""
+    """RMSNorm and the chosen experts. If rounding could change a token's experts, its bound is `NO_BOUND`."""
     assert isinstance(layer.ffn, Experts) and layer.ffn_norm is not None
     n = rounded(normalized(x, layer.ffn_norm, eps=config.eps), unit)
     mixing = {"experts_per_token": config.experts_per_token, "renormalized": config.renormalize_experts}
@@ -456,7 +459,7 @@ def mixed(
     renormalized: bool = True,
     joined: Callable[[Approx, Approx], Approx] = gated,
 ) -> Approx:
-    """`start` and what the experts say of each of n [tokens dim]; `NO_BOUND` as in `moe_add`. `joined` is a `GATED`."""
+    """Add the experts' outputs for n [tokens dim] to `start`; `NO_BOUND` as in `moe_add`. `joined` is a `GATED`."""
     router, gate, up, down, biases = experts
     bias = None if biases is None else biases.router
     logits = projected(n, router, bias)
@@ -470,13 +473,13 @@ def mixed(
         for e in np.unique(chosen[:, rank]):
             its = chosen[:, rank] == e
             rows = n.map(lambda part, its=its: part[its])
-            by_gate, by_up, by_down = (None,) * 3 if biases is None else (each[e] for each in biases[1:])
+            by_gate, by_up, by_down = (None,) * 3 if biases is None else (by_expert[e] for by_expert in biases[1:])
             hidden = rounded(joined(projected(rows, gate[e], by_gate), projected(rows, up[e], by_up)), unit)
             out.value[its], out.error[its] = projected(hidden, down[e], by_down)
         weight = weights.map(lambda part, rank=rank: part[:, rank, None])
         product = weight.size * out.size * (1 + U) - np.abs(weight.value * out.value)
         y = added(y, Approx(weight.value * out.value, product + flushed(weight.size, out.size)))
-    # Implementations may add the other experts too, times zero. Each such sum rounds once more.
+    # Implementations may also add the other experts times zero. Each such sum rounds once more.
     error = y.error + gamma(len(router)) * y.size
     return Approx(y.value, np.where(clear_choice(p, p_error, chosen)[:, None], error, NO_BOUND))
 
@@ -491,26 +494,26 @@ def routed(
     renormalized: bool,
     bias: np.ndarray | None = None,
 ) -> tuple[np.ndarray, Approx]:
-    """Choose experts and weigh them by p_e, over the sum of the chosen p where that is asked for.
+    """Choose experts and weight them by p_e, divided by the sum of the chosen p if the model does that.
 
-    Each p is off by up to `p_error`.
+    Each p has an error up to `p_error`.
     """
     chosen, weights = route(n, router, experts_per_token=experts_per_token, renormalized=renormalized, bias=bias)
     if not renormalized:
         return chosen, Approx(*(np.take_along_axis(part, chosen, axis=-1) for part in (p, p_error)))
     total, off = (np.take_along_axis(a, chosen, axis=-1).sum(axis=-1, keepdims=True) for a in (p, p_error))
-    least = total - off  # of the computed sum, which bounds nothing where it may vanish; weights are never above 1
+    least = total - off  # of the computed sum; useless if that may vanish, but weights are at most 1
     quotient = (np.take_along_axis(p_error, chosen, axis=-1) + weights * off) / np.where(least > 0, least, np.inf)
     moved = np.where(least > 0, np.minimum(quotient, 1), 1.0)
     return chosen, Approx(weights, moved + gamma(experts_per_token + 1) * (weights + moved))
 
 
 def clear_choice(p: np.ndarray, p_error: np.ndarray, chosen: np.ndarray) -> Bool[np.ndarray, " tokens"]:
-    """Whether the chosen experts are ahead of the others by more than any rounding."""
+    """Return whether the chosen experts lead by more than any rounding."""
     lowest_chosen = np.take_along_axis(p - p_error, chosen, axis=-1).min(axis=-1)
-    others = p + p_error
-    np.put_along_axis(others, chosen, -np.inf, axis=-1)
-    return lowest_chosen > others.max(axis=-1)
+    high = p + p_error
+    np.put_along_axis(high, chosen, -np.inf, axis=-1)
+    return lowest_chosen > high.max(axis=-1)
 
 
 def norm_logits(x: Approx, params: Params, *, config: Config, unit: float) -> Approx:

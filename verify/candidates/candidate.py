@@ -1,7 +1,7 @@
-"""Candidates: functions that may be wrong in every way there is, called so that nothing they do gets out.
+"""Candidates: functions under verification, called so that a bug in them cannot harm the judge.
 
-`Direct` calls a function in this process, as tests do. `Worker` calls one in a process of its own, which is killed
-when it hangs and noticed when it crashes.
+`Direct` calls a function in this process, as tests do. `Worker` calls it in a separate process, kills that process if
+it hangs, and notices if it crashes.
 """
 
 import math
@@ -13,29 +13,29 @@ import numpy as np
 
 from llamaspec.verify.candidates import worker
 from llamaspec.verify.candidates.clock import FEWEST
-from llamaspec.verify.candidates.process import SAID, Process, printable
+from llamaspec.verify.candidates.process import OUTPUT, Process, printable
 
-LIBRARIES = ("jax", "numpy", "torch", "cupy")  # whose arrays a candidate may be handed
-STARTING = 120.0  # seconds that importing a candidate may take
+LIBRARIES = ("jax", "numpy", "torch", "cupy")  # array libraries that a candidate may use
+STARTING = 120.0  # seconds allowed for importing a candidate
 
 
 class NoVerdict(ValueError):
-    """Nothing can be said of a candidate: the machine, or this Python, lacks something, or nothing was compared."""
+    """No verdict is possible: this machine or this Python lacks something, or no number was compared."""
 
 
 class Failure(NamedTuple):
-    """Why a call gave nothing that could be compared."""
+    """Reason why a call returned nothing to compare."""
 
     kind: str  # raised, hung, crashed, reply or dtype
     message: str
 
 
 class Outputs(NamedTuple):
-    """Arrays that a call returned, the names of the arguments that it wrote to, and which result before it."""
+    """Arrays that a call returned, and the inputs and earlier results that it overwrote."""
 
     arrays: tuple[np.ndarray, ...]
     changed: tuple[str, ...]
-    overwritten: int = 0  # how many calls before this one the result was returned that it wrote to; 0 for none
+    overwritten: int = 0  # 1: the previous call's result; 2: the one before that; 0: none
 
 
 @runtime_checkable
@@ -48,7 +48,7 @@ class Candidate(Protocol):
     def call(self, positional: dict[str, Any], keyword: dict[str, Any]) -> Outputs | Failure:
         """Call it with all `positional` in order and all `keyword` by name.
 
-        Raises NoVerdict where the arrays cannot be handed over, or where the candidate lacks a module that it imports.
+        Raises NoVerdict if the arrays cannot be passed on, or if a module that the candidate imports is missing.
         """
         ...
 
@@ -67,10 +67,10 @@ class Direct:
 
 
 class Worker:
-    """A function called `package.module:function` or `file.py:function`, in a process that starts when it is needed.
+    """A function called `package.module:function` or `file.py:function`, in a process started at the first call.
 
-    `timeout` is in seconds, for a call. Raises ValueError for an unknown library, for a device of one that names none,
-    and for a timeout that is no time.
+    `timeout` is in seconds, for each call. Raises ValueError for an unknown library, for a device that its library
+    cannot name, and for a timeout that is not positive.
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class Worker:
         self.name = name
         self.arrays = check_library(arrays)
         if device and arrays in ("numpy", "cupy"):
-            raise ValueError(f"arrays of {arrays} are on no device that has a name: {device} is one of jax or torch")
+            raise ValueError(f"--device {device} needs arrays of jax or torch, got {arrays}")
         self.device = device
         self.python = python
         self.timeout = check_seconds(timeout)
         self.answers = 0  # calls that returned something
         self._process: Process | None = None
-        self._said = b""
+        self._output = b""
 
     def __enter__(self) -> "Worker":
         return self
@@ -100,19 +100,19 @@ class Worker:
         self.stop()
 
     @property
-    def said(self) -> list[str]:
-        """Last lines that the candidate printed, as text that a terminal may show."""
-        now = self._process.said() if self._process else b""
-        return [printable(line) for line in (self._said + now)[-SAID:].decode(errors="replace").splitlines()]
+    def output_lines(self) -> list[str]:
+        """The last lines that the candidate printed, with control characters escaped."""
+        now = self._process.output() if self._process else b""
+        return [printable(line) for line in (self._output + now)[-OUTPUT:].decode(errors="replace").splitlines()]
 
     def start(self) -> None:
         """Start the process, as `call` does too.
 
-        Raises ImportError where the function cannot be imported there, and NoVerdict where arrays cannot be made.
+        Raises ImportError if the process cannot import the function, and NoVerdict if it cannot create arrays.
         """
         self.stop()
         process = Process(self.python, [self.name, self.arrays, self.device or ""])
-        self._process = process  # from here on `stop` ends it, whatever is raised
+        self._process = process  # from here on `stop` ends it, also after an exception
         imported = False
         try:
             problem = process.reply(STARTING)
@@ -123,24 +123,24 @@ class Worker:
         except EOFError:
             problem = f"{self.name}: importing it ended the process: {process.how_it_ended()}"
         except ValueError:
-            problem = f"{self.name}: importing it wrote something else than an answer to the pipe that the judge reads"
+            problem = f"{self.name}: importing it wrote unexpected bytes to the pipe that the judge reads"
         if problem:
             self.stop()
             raise (NoVerdict if imported else ImportError)(printable(str(problem)))
 
     def call(self, positional: dict[str, Any], keyword: dict[str, Any]) -> Outputs | Failure:
-        return self._asked(positional, keyword, None, self.timeout)[1]
+        return self._request(positional, keyword, None, self.timeout)[1]
 
     def timed(
         self, positional: dict[str, Any], keyword: dict[str, Any], *, seconds: float
     ) -> tuple[list[float], Outputs | Failure]:
-        """Call it again and again for about so many `seconds`: the seconds of each call, and the outcome of the last.
+        """Call it repeatedly for about `seconds`. Return the seconds of each call and the outcome of the last.
 
         Raises NoVerdict as `call` does.
         """
-        return self._asked(positional, keyword, seconds, seconds + 2 * FEWEST * self.timeout)
+        return self._request(positional, keyword, seconds, seconds + 2 * FEWEST * self.timeout)
 
-    def _asked(
+    def _request(
         self, positional: dict[str, Any], keyword: dict[str, Any], seconds: float | None, patience: float
     ) -> tuple[list[float], Outputs | Failure]:
         if self._process is None:
@@ -148,7 +148,7 @@ class Worker:
         process = self._process
         assert process is not None
         try:
-            if process.said_too_much():
+            if process.has_extra_reply():
                 raise ValueError("a second reply")
             process.request([list(_as_bytes(positional).values()), _as_bytes(keyword), seconds], self.timeout)
             *reply, times = [*process.reply(patience), *([[]] if seconds is None else [])]
@@ -164,29 +164,29 @@ class Worker:
         except (ValueError, TypeError) as error:
             if isinstance(error, NoVerdict):
                 raise
-            failure = Failure("reply", "wrote something else than its result to the pipe that the judge reads")
+            failure = Failure("reply", "wrote unexpected bytes to the pipe that the judge reads")
         self.stop()
         return [], failure
 
     def stop(self) -> None:
         """End the process, if there is one."""
         if self._process is not None:
-            self._said = (self._said + self._process.said())[-SAID:]
+            self._output = (self._output + self._process.output())[-OUTPUT:]
             self._process.end()
             self._process = None
 
 
 def check_seconds(seconds: float) -> float:
-    """`seconds` as a number above 0, or infinite. Raises ValueError for any other."""
+    """Return `seconds` if it is positive; infinity is allowed. Raises ValueError otherwise."""
     if math.isnan(seconds) or seconds <= 0:
-        raise ValueError(f"a time is a number of seconds above 0; got {seconds:g}")
+        raise ValueError(f"expected a number of seconds above 0, got {seconds:g}")
     return float(seconds)
 
 
 def check_library(arrays: str) -> str:
-    """`arrays`, the name of a library. Raises ValueError for one whose arrays candidates cannot be handed."""
+    """Return `arrays` if it names a supported library. Raises ValueError otherwise."""
     if arrays not in LIBRARIES:
-        raise ValueError(f"arrays are handed over as {', '.join(LIBRARIES)}; got {arrays}")
+        raise ValueError(f"expected arrays of {', '.join(LIBRARIES)}; got {arrays}")
     return arrays
 
 
@@ -197,7 +197,7 @@ def _as_bytes(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _outcome(reply: worker.Reply, positional: dict[str, Any]) -> Outputs | Failure:
-    """Read a reply, which the candidate may have forged. Raises NoVerdict, and ValueError or TypeError for garbage."""
+    """Read a reply, which the candidate may have forged. Raises NoVerdict; ValueError or TypeError if malformed."""
     if reply.unavailable is not None:
         raise NoVerdict(printable(str(reply.unavailable)))
     if reply.failure is not None:
@@ -206,13 +206,15 @@ def _outcome(reply: worker.Reply, positional: dict[str, Any]) -> Outputs | Failu
     try:
         changed = tuple(names[int(name)] if name.isdigit() else name for name in reply.changed)
     except (AttributeError, IndexError) as error:
-        raise ValueError("changed arguments that there are not") from error
+        raise ValueError("the reply names arguments that do not exist") from error
     arrays = []
     for array in reply.outputs:
         if not isinstance(array, worker.Array):
-            raise ValueError("an output that is no array")
+            raise ValueError("an output is not an array")
         try:
             arrays.append(worker.to_numpy(array))
         except (TypeError, AttributeError, ImportError):
-            return Failure("dtype", f"returned an array of {printable(array.dtype)[:100]}, which is no number here")
+            return Failure(
+                "dtype", f"returned an array of {printable(array.dtype)[:100]}, which is not a dtype of numbers"
+            )
     return Outputs(tuple(arrays), changed, int(reply.overwritten))

@@ -1,8 +1,8 @@
 """Time a call until its result is there.
 
 `verify.candidates.worker` loads this file in the candidate's process, so it imports nothing of this project. On a GPU
-with torch or cupy, the second-level cache is cleared before each call, and events around the whole call measure it;
-what other streams still do after it counts too. jax has no events: there a call is timed until its result is ready.
+with torch or cupy, we clear the second-level cache before each call and measure the call with events; work that it
+left on other streams counts too. jax has no events, so we time a call until its result is ready.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ import numpy as np
 
 FEWEST = 3  # timed calls
 FLUSH = 2**28  # bytes: more than a second-level cache has
-SETTLED = ("numpy", "torch", "jax", "jaxlib", "cupy")  # libraries whose arrays have numbers when they are returned
+SETTLED = ("numpy", "torch", "jax", "jaxlib", "cupy")  # libraries that compute an array before they return it
 
 
 class Clock:
@@ -30,7 +30,7 @@ class Clock:
         self.times: list[float] = []  # seconds
 
     def enough(self, end: float) -> bool:
-        """Whether the time is up, and enough calls have been timed."""
+        """Return whether the time is up and enough calls have been timed."""
         return len(self.times) >= FEWEST and perf_counter() >= end
 
     def _plain(self, function: Callable[..., Any], positional: list, keyword: dict[str, Any]) -> Any:
@@ -55,8 +55,8 @@ class Clock:
             return self._plain(function, positional, keyword)
         torch.empty(FLUSH, dtype=torch.int8, device=on_gpu[0].device).zero_()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        result, others = _between(start, end, torch.cuda.synchronize, function, positional, keyword)
-        self.times.append(start.elapsed_time(end) / 1000 + others)
+        result, outside = _between(start, end, torch.cuda.synchronize, function, positional, keyword)
+        self.times.append(start.elapsed_time(end) / 1000 + outside)
         return result
 
     def _cupy(self, function: Callable[..., Any], positional: list, keyword: dict[str, Any]) -> Any:
@@ -64,15 +64,15 @@ class Clock:
         cupy.zeros(FLUSH, dtype="int8")
         start, end = (cupy.cuda.Event() for _ in range(2))
         wait = cupy.cuda.runtime.deviceSynchronize
-        result, others = _between(start, end, wait, function, positional, keyword)
-        self.times.append(cupy.cuda.get_elapsed_time(start, end) / 1000 + others)
+        result, outside = _between(start, end, wait, function, positional, keyword)
+        self.times.append(cupy.cuda.get_elapsed_time(start, end) / 1000 + outside)
         return result
 
 
 def _between(
     start: Any, end: Any, wait: Callable[[], Any], function: Callable[..., Any], positional: list, keyword: dict
 ) -> tuple[Any, float]:
-    """Call between two events; beside the result, the seconds that other streams went on after the second event."""
+    """Call between two events. Return the result, and the seconds that other streams worked after the second event."""
     wait()
     start.record()
     result = function(*positional, **keyword)
@@ -81,15 +81,15 @@ def _between(
     before = perf_counter()
     wait()  # for every stream
     between = perf_counter()
-    wait()  # for nothing: the time that a wait takes
+    wait()  # nothing is running: this measures the wait itself
     return result, max((between - before) - (perf_counter() - between), 0.0)
 
 
 def timed(caller: Any, positional: list, keyword: dict[str, Any], seconds: float) -> tuple[list[float], Any]:
     """Time calls of a `worker.Caller` after one untimed call. Return the seconds of each, and the last call's reply.
 
-    Its result is read after the clock has stopped, and no other one is: reading a result may take a hundred times as
-    long as making it. A result that may compute when it is read is a failure.
+    We read only the last result, after the clock has stopped, since reading a result may take a hundred times as long
+    as computing it. A lazy result, which may compute when it is read, is a failure.
     """
     clock, done = Clock(caller.library), False
     reply = caller(positional, keyword)  # compiles
@@ -108,9 +108,9 @@ def timed(caller: Any, positional: list, keyword: dict[str, Any], seconds: float
 
 
 def _settled(value: Any) -> bool:
-    """Whether a result is of a type of a library of arrays, and of none of the candidate's own.
+    """Return whether the type of a result belongs to an array library, and not to the candidate.
 
-    A type can say that it is of any module, so it must be found there.
+    A type can claim any module name, so we look it up in that module.
     """
     kind = type(value)
     module = modules.get(kind.__module__) if kind.__module__.partition(".")[0] in SETTLED else None

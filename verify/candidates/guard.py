@@ -1,8 +1,9 @@
-"""A guard over what a candidate in this process is judged by: definitions, bounds, and the functions under them.
+"""A guard for the definitions and bounds that judge a candidate in this process.
 
-A candidate in a process of its own cannot reach them. One in a test can, by a patch of `reference.softmax.softmax`,
-say, that a test library or a shortcut made: then both sides agree, whatever the kernel does. Seen are names of modules,
-attributes of classes, and the code of functions. A candidate that searches the memory of the process is not stopped.
+A candidate in its own process cannot reach them. One in a test can, for example by patching
+`reference.softmax.softmax`: then the kernel and the definition agree, even if both are wrong. The guard notices changes
+to names in modules, attributes of classes, and code of functions. It does not stop a candidate that searches the memory
+of the process.
 """
 
 import sys
@@ -17,24 +18,24 @@ JUDGES = (*OURS, "numpy", "math")
 
 CODE = ("__code__", "__defaults__", "__kwdefaults__")
 
-Snapshot = list[tuple[str, Any, dict[str, Any]]]  # what is looked at: its name, itself, and attributes that it has
+Snapshot = list[tuple[str, Any, dict[str, Any]]]  # name, object and attributes of each part that is watched
 
 
 def snapshot() -> Snapshot:
-    """The attributes of all modules that a verdict rests on, of their classes, and the code of their functions."""
-    found: Snapshot = []
+    """Record the attributes of all modules and classes that a verdict depends on, and the code of their functions."""
+    parts: Snapshot = []
     for name, module in list(sys.modules.items()):
-        if name in JUDGES or name.startswith(tuple(f"{ours}." for ours in OURS)):
+        if name in JUDGES or name.startswith(tuple(f"{package}." for package in OURS)):
             attributes = {key: value for key, value in vars(module).items() if not key.startswith("__")}
-            found.append((name, module, attributes))
+            parts.append((name, module, attributes))
             for key, value in attributes.items():
                 if getattr(value, "__module__", None) == name:
-                    found += _within(f"{name}.{key}", value)
-    return found
+                    parts += _within(f"{name}.{key}", value)
+    return parts
 
 
 def _within(name: str, value: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """The parts of a class or a function that may be changed, and of what a decorator put it around."""
+    """Yield the parts of a class or a function that code may change, also under a decorator."""
     if isinstance(value, FunctionType):
         yield name, value, {key: getattr(value, key) for key in CODE}
     if (wrapped := getattr(value, "__wrapped__", None)) is not None:
@@ -49,19 +50,19 @@ def _within(name: str, value: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
 
 
 def changes(before: Snapshot) -> list[str]:
-    """Names that have another value than `before`, as module.name. They get their old one again."""
-    found = []
+    """List the names that changed since `before`, as module.name, and restore their old values."""
+    changed = []
     for name, holder, attributes in before:
         now = {key: getattr(holder, key) for key in attributes} if isinstance(holder, FunctionType) else vars(holder)
         for key, value in attributes.items():
             if now.get(key) is not value:
-                found.append(f"{name}.{key}")
+                changed.append(f"{name}.{key}")
                 setattr(holder, key, value)
-    return found
+    return changed
 
 
 class Guarded:
-    """A candidate in this process that must leave alone what it is judged by."""
+    """A candidate in this process that must not change its judge."""
 
     def __init__(self, candidate: Candidate, before: Snapshot):
         self.candidate = candidate
@@ -72,9 +73,9 @@ class Guarded:
         return self.candidate.name
 
     def call(self, positional: dict[str, Any], keyword: dict[str, Any]) -> Outputs | Failure:
-        """Call the candidate, and look whether anything was changed by then: by it, or before it."""
+        """Call the candidate, then check whether the candidate, or code before it, changed anything."""
         outcome = self.candidate.call(positional, keyword)
-        found = changes(self.before)
-        if not found:
+        changed = changes(self.before)
+        if not changed:
             return outcome
-        return Failure("definition", f"{', '.join(found[:3])} was changed, which the candidate is judged by")
+        return Failure("definition", f"{', '.join(changed[:3])} was changed, but it judges the candidate")

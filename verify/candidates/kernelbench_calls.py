@@ -17,20 +17,20 @@ Call = Callable[..., Any]
 
 
 class Problem:
-    """A class of a problem, whose modules are made once for the arguments that they are made with."""
+    """A class of a problem. Each module is created once per list of constructor arguments."""
 
     def __init__(self, module: Any, name: str):
         self.kind = getattr(module, name)
-        self.given = list(getattr(module, "get_init_inputs", list)())
+        self.init_inputs = list(getattr(module, "get_init_inputs", list)())
         self.inputs = getattr(module, "get_inputs", None)
-        self.made: dict[str, Any] = {}
+        self.modules: dict[str, Any] = {}
 
-    def __call__(self, *arrays: Any, made_with: list | None = None, **named: Any) -> Any:
-        arguments = self.given if made_with is None else made_with
+    def __call__(self, *arrays: Any, init_inputs: list | None = None, **named: Any) -> Any:
+        arguments = self.init_inputs if init_inputs is None else init_inputs
         key = repr(arguments)
-        if key not in self.made:
-            self.made[key] = self.kind(*arguments)
-        module = self.made[key]
+        if key not in self.modules:
+            self.modules[key] = self.kind(*arguments)
+        module = self.modules[key]
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(arrays[0], torch.Tensor):
             return (module if callable(module) else module.forward)(*arrays, **named)
@@ -39,23 +39,26 @@ class Problem:
 
 
 def ranks(problem: Problem) -> Call:
-    """A function of nothing: the number of axes of each input, made without memory where torch can."""
+    """Make a function without arguments that returns the number of axes of each input.
+
+    If the problem uses torch, the inputs take no memory.
+    """
 
     def call() -> np.ndarray:
         torch = sys.modules.get("torch")
         with torch.device("meta") if torch else nullcontext():
             inputs = problem.inputs() if problem.inputs else []
-        return np.array([getattr(one, "ndim", 0) for one in inputs], np.int64)
+        return np.array([getattr(array, "ndim", 0) for array in inputs], np.int64)
 
     return call
 
 
 def as_defined(problem: Problem) -> Call:
-    """Call it with the arguments of the definition in order, and those by name that `forward` takes."""
-    taken = inspect.signature(problem.kind.forward).parameters
+    """Pass the definition's positional arguments, and the named ones that `forward` accepts."""
+    parameters = inspect.signature(problem.kind.forward).parameters
 
     def call(*positional: Any, **named: Any) -> Any:
-        return problem(*positional, **{name: value for name, value in named.items() if name in taken})
+        return problem(*positional, **{name: value for name, value in named.items() if name in parameters})
 
     return call
 
@@ -71,10 +74,10 @@ def product_with_vector(problem: Problem) -> Call:
 
 
 def over_channels(problem: Problem) -> Call:
-    """RMSNorm over the second of four axes, for so many features, without a weight: that is multiplied afterwards."""
+    """RMSNorm over the second of four axes, without a weight; we multiply by the weight afterwards."""
 
     def call(x: Any, weight: Any, *, eps: float) -> Any:
-        y = problem(x.reshape(*x.shape, 1, 1), made_with=[x.shape[1], eps])
+        y = problem(x.reshape(*x.shape, 1, 1), init_inputs=[x.shape[1], eps])
         return y.reshape(*x.shape) * weight
 
     return call
@@ -95,6 +98,6 @@ def heads_first(problem: Problem) -> Call:
 
 
 CALLS: dict[str, Callable[[Problem], Call]] = {
-    one.__name__: one
-    for one in (ranks, as_defined, product, product_with_vector, over_channels, gate_alone, heads_first)
+    function.__name__: function
+    for function in (ranks, as_defined, product, product_with_vector, over_channels, gate_alone, heads_first)
 }

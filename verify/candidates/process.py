@@ -1,4 +1,4 @@
-"""The process that a candidate runs in: `verify.candidates.worker`, with pipes that nobody waits at forever."""
+"""The process that runs a candidate: `verify.candidates.worker`, with a time limit on every read and write."""
 
 import os
 import select
@@ -13,11 +13,11 @@ from typing import Any
 from llamaspec.verify.candidates import worker
 
 ENDING = 5.0  # seconds that a process may take to end once its pipes are closed
-LOOKING = 0.1  # seconds between two looks at whether a process that does not answer still runs
-REPLY = 2**30  # bytes that the arrays of a reply may have
-SAID = 2**16  # bytes that are kept of what a candidate prints
+LOOKING = 0.1  # seconds between checks whether a silent process still runs
+REPLY = 2**30  # most bytes of all arrays of a reply
+OUTPUT = 2**16  # bytes of a candidate's output that we keep
 CHUNK = 2**20  # bytes read from a pipe at once
-RUNNING: set["Process"] = set()  # the processes that a judge which ends at once must not leave behind
+RUNNING: set["Process"] = set()  # processes to kill when the judge ends
 
 
 class Process:
@@ -26,8 +26,8 @@ class Process:
     def __init__(self, python: str, arguments: list[str]):
         # -P: otherwise the worker's folder comes first in sys.path, and a candidate's `import process` finds ours.
         command = [python, "-P", str(Path(worker.__file__)), *arguments]
-        same = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        environment = same if python == sys.executable else None
+        inherited = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        environment = inherited if python == sys.executable else None
         self._stderr, self._stdout = tempfile.TemporaryFile(), tempfile.TemporaryFile()
         try:
             self._popen = subprocess.Popen(
@@ -37,7 +37,7 @@ class Process:
                 stderr=self._stderr,
                 env=environment,
                 pass_fds=[self._stdout.fileno()],
-                start_new_session=True,  # so that what it starts ends with it
+                start_new_session=True,  # so that we can kill its children with it
             )
         except OSError as error:
             self._stderr.close()
@@ -46,49 +46,49 @@ class Process:
         RUNNING.add(self)
 
     def request(self, message: Any, seconds: float) -> None:
-        """Send a frame. Raises TimeoutError where nobody reads it, and BrokenPipeError where nobody is left to."""
+        """Send a frame. Raises TimeoutError if the process does not read it, and BrokenPipeError if it has exited."""
         worker.write_frame(_Impatient(self._popen, seconds), message)
 
     def reply(self, seconds: float) -> Any:
-        """The next frame.
+        """Read the next frame.
 
-        Raises TimeoutError, EOFError where the process has ended, and ValueError for what is no frame.
+        Raises TimeoutError, EOFError if the process has ended, and ValueError for bytes that are not a frame.
         """
         return worker.read_frame(_Impatient(self._popen, seconds), most=REPLY)
 
-    def said_too_much(self) -> bool:
-        """Check for something to read though nothing was asked, such as the reply after a forged one."""
+    def has_extra_reply(self) -> bool:
+        """Return whether there is data before we sent a request, such as the real reply after a forged one."""
         assert self._popen.stdout is not None
         return any(select.select([self._popen.stdout.fileno()], [], [], 0))
 
-    def said(self) -> bytes:
-        """The end of what was printed."""
+    def output(self) -> bytes:
+        """Return the last bytes that the process printed."""
         return _end_of(self._stdout)
 
     def how_it_ended(self) -> str:
-        """Signal or status, and the last line on stderr."""
+        """Describe the signal or exit status, with the last line on stderr."""
         try:
             code = self._popen.wait(ENDING)
         except subprocess.TimeoutExpired:
             return "it closed its standard output"
-        said = _end_of(self._stderr).decode(errors="replace").splitlines()
-        last = next((line.strip() for line in reversed(said) if line.strip()), "")
+        output = _end_of(self._stderr).decode(errors="replace").splitlines()
+        last = next((line.strip() for line in reversed(output) if line.strip()), "")
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         return f"{how}: {printable(last[:200])}" if last else how
 
     def kill(self) -> None:
-        """Kill the process and its group, and wait for nothing."""
+        """Kill the process and its group without waiting."""
         try:
             os.killpg(self._popen.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
         self._popen.kill()
-        RUNNING.discard(self)  # last: before that, `kill_all` in another thread still sees to it
+        RUNNING.discard(self)  # last: until then, `kill_all` in another thread still kills it
 
     def end(self) -> None:
-        """Kill the process and its group, and wait for the process alone.
+        """Kill the process and its group, and wait only for the process.
 
-        A daemon that left the group may hold the pipes open for as long as it runs, so nobody waits for their end.
+        A daemon that left the group may keep the pipes open as long as it runs, so we do not wait for their end.
         """
         self.kill()
         self._popen.wait()
@@ -101,19 +101,19 @@ class Process:
 
 
 def kill_all() -> None:
-    """Kill every process that runs: a candidate that hangs would not notice that its judge has ended."""
-    for process in list(RUNNING):  # a copy in one step: another thread may start or end one meanwhile
+    """Kill every running process: a candidate that hangs would not notice that its judge has ended."""
+    for process in list(RUNNING):  # a copy: another thread may start or end a process meanwhile
         process.kill()
 
 
 def _end_of(file: Any) -> bytes:
-    """The last bytes of a file that another process writes, and that shares its position with this one."""
+    """Read the last bytes of a file that another process writes, without moving the shared file position."""
     size = os.fstat(file.fileno()).st_size
-    return os.pread(file.fileno(), SAID, max(size - SAID, 0))
+    return os.pread(file.fileno(), OUTPUT, max(size - OUTPUT, 0))
 
 
 class _Impatient:
-    """The pipes of a process, read or written for no longer than some seconds in all; then raises TimeoutError."""
+    """The pipes of a process, with one time limit for all reads and writes, after which they raise TimeoutError."""
 
     def __init__(self, process: subprocess.Popen, seconds: float):
         assert process.stdin is not None and process.stdout is not None
@@ -131,17 +131,17 @@ class _Impatient:
 
     def write(self, data: bytes) -> None:
         os.set_blocking(self.stdin, False)
-        rest = memoryview(data)
-        while len(rest):
+        remaining = memoryview(data)
+        while len(remaining):
             if not self._wait(self.stdin, to_write=True):
                 raise BrokenPipeError
-            rest = rest[os.write(self.stdin, rest[:CHUNK]) :]
+            remaining = remaining[os.write(self.stdin, remaining[:CHUNK]) :]
 
     def flush(self) -> None:
-        """Do nothing: nothing is held back."""
+        """Do nothing: writes are not buffered."""
 
     def _wait(self, pipe: int, *, to_write: bool) -> bool:
-        """Wait for the pipe: False where the process has ended, though a child of it may hold the pipe open."""
+        """Wait for the pipe. Return False if the process has ended, even if its child still holds the pipe open."""
         pipes = ([], [pipe]) if to_write else ([pipe], [])
         while True:
             ended = self.process.poll() is not None
@@ -154,7 +154,7 @@ class _Impatient:
 
 
 def printable(text: str) -> str:
-    r"""`text` without what a terminal would obey.
+    r"""Escape the control characters in `text`, which a terminal would obey.
 
     >>> printable("a \x1b[31mred\x07 kernel")
     'a \\x1b[31mred\\x07 kernel'

@@ -1,8 +1,8 @@
-"""Call one function in a process of its own, so that a candidate may hang or crash, and lives in any Python.
+"""Call one function in a separate process, which may hang or crash and may run another Python.
 
-`verify.candidates.process` runs this file as a program, with nothing but NumPy and the candidate's own libraries: the
-file imports nothing of this project. Requests come on stdin, and replies go out on what was stdout. Both are frames: a
-JSON header, then the bytes of the arrays that the header names. What the candidate prints goes to a file of its own.
+`verify.candidates.process` runs this file as a program with only NumPy and the candidate's own libraries, so the file
+imports nothing of this project. Requests come on stdin, and replies go out on the original stdout. Both are frames: a
+JSON header, then the bytes of the arrays that the header names. What the candidate prints goes to a separate file.
 `hand_over`, `read_back` and `Caller` also serve candidates in the same process.
 """
 
@@ -34,7 +34,7 @@ class Writable(Protocol):
 
 
 class Array(NamedTuple):
-    """An array as bytes in this machine's order: bfloat16 has no NumPy dtype where ml_dtypes is missing."""
+    """An array as bytes in this machine's byte order: without ml_dtypes, NumPy has no bfloat16."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -42,17 +42,17 @@ class Array(NamedTuple):
 
 
 def to_bytes(array: np.ndarray) -> Array:
-    """The bytes of any array of numbers, with its numbers kept where it has another byte order."""
+    """Convert an array of numbers to bytes in this machine's byte order."""
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return Array(array.dtype.name, array.shape, np.ascontiguousarray(array).tobytes())
 
 
 def to_numpy(array: Array) -> np.ndarray:
-    """A new array that may be written to.
+    """Make a new, writable array.
 
-    Raises ImportError for a dtype that needs ml_dtypes where that is missing, and TypeError, AttributeError or
-    ValueError for bytes that are no array.
+    Raises ImportError for a dtype that needs ml_dtypes if that is missing, and TypeError, AttributeError or ValueError
+    for bytes that are not an array.
     """
     try:
         dtype = np.dtype(array.dtype)
@@ -62,7 +62,7 @@ def to_numpy(array: Array) -> np.ndarray:
 
 
 def hand_over(array: Array, library: str, device: str | None) -> Any:
-    """`array` as an array of `library`, on `device` (a name the library knows; None: its default)."""
+    """Convert `array` to an array of `library` on `device` (a name that the library knows; None: its default)."""
     if library == "numpy":
         return to_numpy(array)
     if library == "jax":
@@ -78,9 +78,9 @@ def hand_over(array: Array, library: str, device: str | None) -> Any:
 
 
 def read_back(value: Any) -> Array:
-    """Read any array: of a library that is known here, or through DLPack, or of what NumPy can read.
+    """Read an array of a known library, or one that DLPack or NumPy can read.
 
-    A GPU ends all that it does on any stream before. Raises TypeError for what holds no numbers.
+    We first wait for all streams of its GPU. Raises TypeError for values that are not numbers.
     """
     if type(value).__module__.partition(".")[0] == "torch":
         if value.is_cuda:
@@ -98,17 +98,18 @@ def read_back(value: Any) -> Array:
         value = np.from_dlpack(value)
     array = np.asarray(value)
     if array.dtype.hasobject or array.dtype.kind in "SUMm":
-        raise TypeError(f"returned {type(value).__name__}, which is no array")
+        raise TypeError(f"expected an array, got {type(value).__name__}")
     if array.dtype.type is np.void:
-        raise TypeError(f"returned an array of {array.dtype}, which is no number")
+        raise TypeError(f"expected an array of numbers, got {array.dtype}")
     return to_bytes(array)
 
 
 class Reply(NamedTuple):
-    """Outcome of a call: outputs, and the positions or names of the arguments that it changed; or why there are none.
+    """Outcome of a call: its outputs and the positions or names of arguments that it changed, or the reason of a
+    failure.
 
-    `unavailable` says what this Python or this machine lacks, which is no fault of the candidate. `overwritten` is 1
-    where the call wrote to the result of the call before it, 2 for the one before that, and 0 for none.
+    `unavailable` says what this Python or this machine lacks, which is not the candidate's fault. `overwritten` is 1 if
+    the call wrote to the previous call's result, 2 for the result before that, and 0 for none.
     """
 
     outputs: list[Array]
@@ -119,11 +120,11 @@ class Reply(NamedTuple):
 
 
 class Caller:
-    """Calls `function` with arrays handed over. The last results are read again, since buffers may be used in turn."""
+    """Calls `function` with converted arrays. Reads recent results again to notice buffers that the function reuses."""
 
     def __init__(self, function: Callable[..., Any], library: str, device: str | None):
         self.function, self.library, self.device = function, library, device
-        self._held: list[list[tuple[Array, Any]]] = []  # by call, the last one first
+        self._held: list[list[tuple[Array, Any]]] = []  # recent results, newest first
 
     def __call__(
         self,
@@ -132,12 +133,12 @@ class Caller:
         call: Callable[..., Any] | None = None,
         read: Callable[[Any], bool] = lambda results: True,
     ) -> Reply:
-        """Call the function, through `call` where that is given; `read` is shown the results, which it may leave."""
+        """Call the function, through `call` unless it is None. Read the results back if `read` returns True."""
 
         def given(value: Any) -> Any:
             return hand_over(value, self.library, self.device) if isinstance(value, Array) else value
 
-        held, self._held = self._held, []  # a call that fails may have left anything in them
+        earlier_results, self._held = self._held, []  # a failed call may have left any state
         try:
             arguments = [given(value) for value in positional]
             named = {name: given(value) for name, value in keyword.items()}
@@ -157,23 +158,20 @@ class Caller:
         before = {**{str(i): value for i, value in enumerate(positional)}, **keyword}
         after = {**{str(i): value for i, value in enumerate(arguments)}, **named}
         changed = [name for name, value in before.items() if isinstance(value, Array) and _changed(value, after[name])]
-        at = next((n for n, arrays in enumerate(held, 1) if any(_changed(*one) for one in arrays)), 0)
-        self._held = [list(zip(outputs, results, strict=True)), *held[: at - 1 if at else None]]
+        at = next((n for n, arrays in enumerate(earlier_results, 1) if any(_changed(*pair) for pair in arrays)), 0)
+        self._held = [list(zip(outputs, results, strict=True)), *earlier_results[: at - 1 if at else None]]
         earlier = [sum(len(array.bytes) for array, _ in arrays) for arrays in self._held[1:]]
         while len(self._held) > (1 if call else HELD) or sum(earlier[: len(self._held) - 1]) > MOST_HELD:
             self._held.pop()
         return Reply(outputs, changed, overwritten=at)
 
     def timed(self, positional: list, keyword: dict, seconds: float) -> tuple[list[float], Reply]:
-        """Time calls for about so many `seconds`, after one that is not timed, each with arrays of its own.
-
-        The reply is that of the last call.
-        """
+        """Time calls for about `seconds` after one untimed call, each with new arrays. The reply is the last call's."""
         return _neighbor("clock").timed(self, positional, keyword, seconds)
 
 
 def _neighbor(name: str) -> Any:
-    """The module in a file beside this one, whose folder no candidate should have in its path."""
+    """Load a file next to this one by its path, since our folder must not be in the candidate's `sys.path`."""
     spec = spec_from_file_location(
         f"verify_{name}", os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
     )
@@ -184,19 +182,19 @@ def _neighbor(name: str) -> Any:
 
 
 def _no_arrays(library: str, device: str | None, error: Exception) -> str:
-    """One line for a person who asked for arrays that cannot be made here."""
+    """Say in one line why arrays of this library cannot be created here."""
     return f"no arrays of {library}{f' on {device}' if device else ''}: {_describe(error)}"
 
 
 def _changed(before: Array, after: Any) -> bool:
     try:
         return read_back(after).bytes != before.bytes
-    except Exception:  # a donated buffer, for example, cannot be read any more
+    except Exception:  # a donated buffer, for example, cannot be read again
         return True
 
 
 def _describe(error: Exception) -> str:
-    """One line that names what was raised, and the innermost line of code outside this file and Python's imports."""
+    """Describe an exception in one line, with the innermost line of code outside this file and Python's imports."""
     inner = (__file__, import_module.__code__.co_filename, "<frozen importlib.")
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(inner)]
     where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
@@ -205,10 +203,10 @@ def _describe(error: Exception) -> str:
 
 
 def load(name: str) -> Callable[..., Any]:
-    """The function called `package.module:function` or `path/to/file.py:function`.
+    """Load the function called `package.module:function` or `path/to/file.py:function`.
 
-    `kernelbench:CALL:file.py:Class` is a class of a KernelBench problem, called in one of the ways of
-    `verify.candidates.kernelbench_calls`. Raises ImportError with one line for anything else.
+    `kernelbench:CALL:file.py:Class` is a class of a KernelBench problem, called as a function of
+    `verify.candidates.kernelbench_calls` says. Raises ImportError with one line for anything else.
     """
     if name.startswith("kernelbench:") and name.count(":") > 2:
         _, call, name = name.split(":", 2)
@@ -219,20 +217,20 @@ def load(name: str) -> Callable[..., Any]:
             raise ImportError(f"{name} cannot be imported: {_describe(error)}") from error
     module, _, path = name.rpartition(":")
     if not module or not path:
-        raise ImportError(f"a candidate is named package.module:function or file.py:function, got {name}")
+        raise ImportError(f"expected package.module:function or file.py:function, got {name}")
     try:
-        found: Any = _module_in(module) if module.endswith(".py") else import_module(module)
+        value: Any = _module_in(module) if module.endswith(".py") else import_module(module)
         for part in path.split("."):
-            found = getattr(found, part)
+            value = getattr(value, part)
     except Exception as error:
         raise ImportError(f"{name} cannot be imported: {_describe(error)}") from error
-    if not callable(found):
-        raise ImportError(f"{name} is no function, but a {type(found).__name__}")
-    return found
+    if not callable(value):
+        raise ImportError(f"{name}: expected a function, got {type(value).__name__}")
+    return value
 
 
 def load_file(path: str) -> Any:
-    """Import the file at `path`. Raises ImportError with one line for what cannot be imported."""
+    """Import the file at `path`. Raises ImportError with one line if that fails."""
     try:
         return _module_in(path)
     except Exception as error:
@@ -240,7 +238,7 @@ def load_file(path: str) -> Any:
 
 
 def _module_in(path: str) -> Any:
-    """The module in the file at `path`, which may import its neighbors."""
+    """Import the file at `path`, which may import files of its own folder."""
     folder, file = os.path.split(os.path.abspath(path))
     if not os.path.isfile(path):
         raise FileNotFoundError(f"there is no file {path}")
@@ -257,8 +255,8 @@ def _module_in(path: str) -> Any:
 class _AsWritten(SourceFileLoader):
     """A loader that compiles the file as it is now.
 
-    Python takes compiled code for that of a file whose size and second of change are the same, which may be another:
-    a kernel that was judged, mended by a program and judged again.
+    Python reuses a .pyc if size and mtime (in seconds) match. A program may repair a kernel within that second, and
+    then we would judge the old code.
     """
 
     def get_code(self, fullname: str) -> Any:
@@ -285,15 +283,15 @@ def write_frame(stream: Writable, message: Any) -> None:
     stream.flush()
 
 
-HEADER = 2**24  # bytes of JSON that a frame may have
-HELD, MOST_HELD = 4, 2**28  # results that are held, and bytes of those before the last
+HEADER = 2**24  # most bytes of JSON in a frame
+HELD, MOST_HELD = 4, 2**28  # how many recent results we keep, and most bytes of all but the newest
 
 
 def read_frame(stream: Readable, *, most: int | None = None) -> Any:
     """Read what `write_frame` wrote.
 
-    Raises EOFError where the stream ends, and with `most`, the bytes that its arrays may have in all, ValueError for a
-    frame that is none or that announces more. Nothing is read of what is too much.
+    Raises EOFError at the end of the stream. With `most`, the limit in bytes for all arrays, raises ValueError for a
+    malformed frame, and for one that announces more, before reading it.
     """
 
     def take(count: int) -> bytes:
@@ -303,10 +301,10 @@ def read_frame(stream: Readable, *, most: int | None = None) -> Any:
         return data
 
     def array(fields: dict) -> Array:
-        nonlocal left
+        nonlocal budget
         dtype, shape, size = str(fields["dtype"]), tuple(map(int, fields["shape"])), int(fields["bytes"])
-        left -= size
-        if most is not None and (size < 0 or left < 0):
+        budget -= size
+        if most is not None and (size < 0 or budget < 0):
             raise ValueError(f"a frame of more than {most} bytes")
         return Array(dtype, shape, take(size))
 
@@ -319,27 +317,27 @@ def read_frame(stream: Readable, *, most: int | None = None) -> Any:
             return {key: decode(item) for key, item in value["items"]}
         return array(value)
 
-    left = most or 0
+    budget = most or 0
     length = int.from_bytes(take(8), "little")
     if most is not None and length > HEADER:
-        raise ValueError("no frame")
+        raise ValueError("malformed frame")
     try:
         return decode(json.loads(take(length)))
     except (KeyError, TypeError, RecursionError) as error:
-        raise ValueError("no frame") from error
+        raise ValueError("malformed frame") from error
 
 
 OPEN_FILES = 4096
-FILE = 2**33  # bytes that a file may have, and what is printed; a model that is downloaded has some gigabytes
+FILE = 2**33  # most bytes of a file and of the output; a downloaded model has some gigabytes
 GPUS = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvmap", "/dev/kfd")  # of NVIDIA, under Windows and on a Jetson too, and AMD
 
 
 def limit_resources() -> None:
-    """Limit this process and each that it starts, so that one out of hand gets an error and takes no machine along.
+    """Limit the resources of this process and its children, so that a runaway candidate gets an error.
 
-    Memory that it may write to, whether or not it did, ends at what the machine has; so do threads, by their stacks.
-    Beside a GPU, whose driver maps memory as it likes, there is no such limit. A limit that is lower already stays,
-    and one that the system refuses is left out.
+    Writable memory is limited to the machine's memory, and so, through their stacks, are threads. On a machine with a
+    GPU there is no memory limit, since its driver maps far more than it uses. We never raise a limit, and skip limits
+    that the system refuses.
     """
     try:
         import resource
@@ -359,14 +357,14 @@ def limit_resources() -> None:
 def serve(candidate: str, library: str, device: str | None, prints: int) -> None:
     """Answer requests until stdin ends.
 
-    The first frame out is None, or a pair: why the candidate cannot be called, and whether it was imported. The file
-    descriptor `prints` takes what the candidate writes to stdout. Its stdin, and that of what it starts, is empty.
+    The first frame out is None, or a pair: why the candidate cannot be called, and whether it was imported. What the
+    candidate writes to stdout goes to the file descriptor `prints`. Its stdin is empty, also for its children.
     """
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(prints, 1)
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # so that what was printed outlives a crash
+        sys.stdout.reconfigure(line_buffering=True)  # so that output survives a crash
     limit_resources()
     sys.path.insert(0, os.getcwd())
     try:

@@ -5,7 +5,18 @@ from hypothesis import strategies as st
 
 from llamaspec.reference.add import add
 from llamaspec.verify.bounds.precision import TINY, Precision, U
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.contract import (
+    Arguments,
+    Claim,
+    Contract,
+    Expected,
+    Large,
+    Law,
+    Trial,
+    as_float64,
+    beyond,
+    independent,
+)
 from llamaspec.verify.draws.draw import Values, sizes, values
 
 
@@ -35,6 +46,6 @@ CONTRACT = Contract(
     expect=expect,
     domain="x and y [rows dim] of one dtype",
     bound="hard and alarm: u |x + y|, one rounding",
-    laws=[alone("a row", "x", "y"), Law("add(y, x) is add(x, y), bit for bit", _commutes)],
+    laws=[independent("a row", "x", "y"), Law("add(y, x) is add(x, y), bit for bit", _commutes)],
     large=Large({"rows": beyond(64, 1024, 8192), "dim": beyond(1024, 4096, 8192)}, beside={"rows": [3], "dim": [17]}),
 )

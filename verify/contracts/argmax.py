@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from llamaspec.reference.argmax import argmax
 from llamaspec.verify.bounds.precision import Precision
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, beyond
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, beyond, independent
 from llamaspec.verify.draws.draw import Values, hidden, hide, sizes, values
 
 
@@ -27,7 +27,7 @@ def _twice(trial: Trial) -> Claim:
 
 
 def _zeros(trial: Trial) -> Claim:
-    """Give rows of zeros, of which the first is -0."""
+    """Pass rows of zeros; the first zero is -0."""
     x = np.zeros_like(trial.arguments["x"])
     x[:, ::2] = -0.0
     return Claim(trial.again(x=x)[0], np.zeros(len(x)), 0.0)
@@ -37,7 +37,7 @@ CONTRACT = Contract(
     definition=argmax,
     shapes={"rows": st.sampled_from([1, 2, 3, 5]), "n": sizes(8, 32, 64, 128, 256, 1024, most=2049)},
     values={
-        # Some machines flush subnormal numbers to zero, where they are all equal; others tell them apart.
+        # Some machines flush subnormal numbers to zero, so they are all equal; others distinguish them.
         "x": values(-4, 8, without=["denormal"]),
         "around": st.sampled_from([0.0, -20_000.0, -100.0, 100.0]),
         "hidden": hidden,
@@ -47,7 +47,7 @@ CONTRACT = Contract(
     domain="x [rows n], finite or -inf, no subnormal numbers; 0 and -0 are equal",
     bound="exact",
     laws=[
-        alone("a row", "x"),
+        independent("a row", "x"),
         Law("argmax(x / 2) is argmax(x)", _twice),
         Law("0 and -0 are equal", _zeros),
     ],

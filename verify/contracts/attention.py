@@ -1,4 +1,4 @@
-"""Attention with a mask, and the three forms of it that kernels have: prefill, decoding, and decoding from pages."""
+"""Attention with a mask, and its three forms in kernels: prefill, decoding, and decoding from pages."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -8,11 +8,22 @@ from llamaspec.reference.attention import attention, causal_mask
 from llamaspec.reference.cached_attention import attention_decode, attention_paged, attention_prefill
 from llamaspec.verify.bounds.precision import TINY, Precision, U, precision
 from llamaspec.verify.bounds.running_error import attended, exactly
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.contract import (
+    Arguments,
+    Claim,
+    Contract,
+    Expected,
+    Large,
+    Law,
+    Trial,
+    as_float64,
+    beyond,
+    independent,
+)
 from llamaspec.verify.draws import reach
 from llamaspec.verify.draws.draw import HIDDEN, Values, hide, integers, seeds, sizes, values
 
-BLOCKS = 8  # blocks of keys, at most, of an online softmax or a split over keys
+BLOCKS = 8  # most blocks of keys of an online softmax, or of a split over keys
 
 
 def _bounded(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> Expected:
@@ -29,7 +40,7 @@ def _bounded(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> E
     scores = np.einsum("ihd,jhd->ihj", sizes[0], np.repeat(sizes[1], group, axis=1)) / np.sqrt(q.shape[-1])
     largest = np.max(np.where(np.isneginf(mask)[:, None], 0, scores), axis=-1, initial=0)[..., None]
     off = (64 + (8 + 4 * np.sqrt(q.shape[-1])) * largest) * U + unit
-    # A score that is off by `off` multiplies its weight by e^off. e^300 is beyond any hard bound and does not overflow.
+    # An error `off` of a score multiplies its weight by e^off. e^300 exceeds any hard bound and does not overflow.
     alarm = np.expm1(np.minimum(off, 300)) * added
     underflow = (4 * TINY + smallest) * len(k) * (1 + float(np.max(sizes[2], initial=0)))
     return Expected(exact.value, exact.error, alarm + underflow, added)
@@ -50,19 +61,19 @@ def expect(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray) -> Exp
 
 def expect_prefill(q: np.ndarray, k: np.ndarray, v: np.ndarray, offsets: np.ndarray, *, window: int | None) -> Expected:
     rows = []
-    for one, keys, held, offset in zip(q, k, v, offsets.tolist(), strict=True):
-        used = offset + len(one)
-        mask = causal_mask(len(one), used, offset=offset, window=window)
-        rows.append(_bounded(one, keys[:used], held[:used], mask))
+    for query, keys, value_rows, offset in zip(q, k, v, offsets.tolist(), strict=True):
+        used = offset + len(query)
+        mask = causal_mask(len(query), used, offset=offset, window=window)
+        rows.append(_bounded(query, keys[:used], value_rows[:used], mask))
     return _stacked(rows)
 
 
 def expect_decode(q: np.ndarray, k: np.ndarray, v: np.ndarray, lengths: np.ndarray, *, window: int | None) -> Expected:
     rows = []
-    for one, keys, held, length in zip(q, k, v, lengths.tolist(), strict=True):
+    for query, keys, value_rows, length in zip(q, k, v, lengths.tolist(), strict=True):
         start = 0 if window is None else max(length - window, 0)
-        due = _bounded(one[None], keys[start:length], held[start:length], np.zeros((1, length - start)))
-        rows.append(Expected(due.value[0], due.hard[0], due.alarm[0], due.size[0]))
+        output = _bounded(query[None], keys[start:length], value_rows[start:length], np.zeros((1, length - start)))
+        rows.append(Expected(output.value[0], output.hard[0], output.alarm[0], output.size[0]))
     return _stacked(rows)
 
 
@@ -73,34 +84,34 @@ def expect_paged(
     return expect_decode(q, k, v, lengths, window=None)
 
 
-def _value_alone(o: np.ndarray, v: np.ndarray) -> Claim:
-    """Hold o to v, whose heads are shared: a weight of 1 and a total of 1 leave nothing but their roundings."""
-    due = np.repeat(as_float64(v), o.shape[-2] // v.shape[-2], axis=-2)
+def _only_value(o: np.ndarray, v: np.ndarray) -> Claim:
+    """Claim that o is v, repeated for the heads that share it, up to the roundings of a weight and a total of 1."""
+    values = np.repeat(as_float64(v), o.shape[-2] // v.shape[-2], axis=-2)
     unit = 8 * U + 2 * precision(v.dtype.name).unit + precision(o.dtype.name).unit
-    return Claim(o, np.broadcast_to(due, o.shape), unit * np.abs(due) + precision(v.dtype.name).smallest)
+    return Claim(o, np.broadcast_to(values, o.shape), unit * np.abs(values) + precision(v.dtype.name).smallest)
 
 
 def _one_key(trial: Trial) -> Claim | None:
-    """Hide all keys but the last: a number added to the total, such as an epsilon against a division by 0, shows."""
+    """Hide all keys except the last: this reveals a number added to the total, such as an epsilon in the divisor."""
     v = trial.arguments["v"]
     if not v.shape[1]:
         return None
     mask = np.full_like(trial.arguments["mask"], -np.inf)
     mask[..., -1] = 0
-    return _value_alone(trial.again(mask=mask)[0], v[:, -1:])
+    return _only_value(trial.again(mask=mask)[0], v[:, -1:])
 
 
 def _one_position(trial: Trial) -> Claim:
     lengths = np.minimum(trial.arguments["lengths"], 1)
-    held = np.where((lengths > 0)[:, None, None], as_float64(trial.arguments["v"][:, 0]), 0.0)
-    return _value_alone(trial.again(lengths=lengths)[0], held.astype(trial.arguments["v"].dtype))
+    values = np.where((lengths > 0)[:, None, None], as_float64(trial.arguments["v"][:, 0]), 0.0)
+    return _only_value(trial.again(lengths=lengths)[0], values.astype(trial.arguments["v"].dtype))
 
 
 MASKS = ("causal", "window", "ragged", *HIDDEN)
 
 
 def mask_named(which: str, batch: int, queries: int, keys: int) -> Float[np.ndarray, "batch queries keys"]:
-    """Make a mask of 0 and -inf. Where there are more causal queries than keys, the first queries see nothing."""
+    """Make a mask of 0 and -inf. If there are more causal queries than keys, the first queries see nothing."""
     if which in ("causal", "window"):
         window = 3 if which == "window" else None
         mask = causal_mask(queries, keys, offset=keys - queries, window=window)
@@ -214,7 +225,7 @@ def paged_arguments(
     order: int,
     padding: float,
 ) -> Arguments:
-    """Put pages in a random order. Positions beyond a row's length, and one page without an owner, are padding."""
+    """Put pages in a random order. Positions beyond a row's length, and one unused page, hold padding."""
     batch = len(lengths)
     blocks = max(-(-max(lengths) // page), 1) + spare
     needed = [-(-length // page) for length in lengths]
@@ -225,10 +236,10 @@ def paged_arguments(
     table = np.full((batch, blocks), places[nobodys], np.int32)
     for pages in arrays[1:]:
         pages[places[nobodys]] = padding
-    given = 0
+    used = 0
     for row, count in enumerate(needed):
-        table[row, :count] = places[given : given + count]
-        given += count
+        table[row, :count] = places[used : used + count]
+        used += count
         if lengths[row] % page:
             for pages in arrays[1:]:
                 pages[table[row, count - 1], lengths[row] % page :] = padding
@@ -242,7 +253,7 @@ def paged_arguments(
 
 
 def _ones(trial: Trial) -> Claim:
-    """Attend to values of 1: a row that sees anything takes their mean."""
+    """Attend to values of 1: a row that sees any key gets their mean."""
     v = np.ones_like(trial.arguments["v"])
     o = as_float64(trial.again(v=v)[0])
     seen = np.any(np.isfinite(trial.arguments["mask"]), axis=-1)[..., None, None]
@@ -266,7 +277,7 @@ def _repeated_heads(trial: Trial) -> Claim:
 
 
 def _causal(trial: Trial) -> Claim | None:
-    """Change the last position of each sequence, which its last query alone sees."""
+    """Change the last position of each sequence, which only its last query sees."""
     queries = trial.arguments["q"].shape[1]
     if queries == 1:
         return None
@@ -333,7 +344,7 @@ ATTENTION = Contract(
     "keys] float32 of 0 and -inf; head h reads key head h // (heads / kv_heads); a row that sees nothing gives 0",
     bound=BOUND,
     laws=[
-        alone("a sequence", "q", "k", "v", "mask"),
+        independent("a sequence", "q", "k", "v", "mask"),
         Law("values of 1 give 1, where anything is seen", _ones),
         Law("the order of the keys is of no account", _reversed_keys, sets=("mask",)),
         Law("shared keys are the same as repeated ones", _repeated_heads),
@@ -378,7 +389,7 @@ PREFILL = Contract(
     "int32; beyond offset + queries the cache holds anything, NaN included (--set padding=0 for none of that)",
     bound=BOUND,
     laws=[
-        alone("a sequence", "q", "k", "v", "offsets"),
+        independent("a sequence", "q", "k", "v", "offsets"),
         Law("no query sees a later position, bit for bit", _causal),
     ],
     large=Large(
@@ -411,7 +422,7 @@ DECODE = Contract(
     "from 0; beyond its length a cache holds anything, NaN included (--set padding=0 for none of that)",
     bound=BOUND,
     laws=[
-        alone("a sequence", "q", "k", "v", "lengths"),
+        independent("a sequence", "q", "k", "v", "lengths"),
         Law("what lies beyond a length is of no account, bit for bit", _beyond),
         Law("a key alone gives its value", _one_position, sets=("lengths",)),
     ],
@@ -441,7 +452,7 @@ PAGED = Contract(
     "blocks] and lengths [batch] int32; no two rows share a page; what is beyond a length is anything, NaN included",
     bound=BOUND,
     laws=[
-        alone("a sequence", "q", "table", "lengths"),
+        independent("a sequence", "q", "table", "lengths"),
         Law("where pages lie is of no account, bit for bit", _elsewhere),
     ],
     large=Large(

@@ -1,7 +1,7 @@
-"""Backward of attention: five products and a softmax, whose errors are carried from step to step.
+"""Backward of attention: five products and a softmax; we carry the errors from step to step.
 
-The row sums D = sum_j p_j dp_j may be computed from the probabilities or, as FlashAttention does, as <o, do>. Between
-two products, probabilities, their gradients and o may be rounded to the dtype of the inputs, as matrix units take them.
+A kernel may compute the row sums D = sum_j p_j dp_j from the probabilities or, like FlashAttention, as <o, do>. Between
+two products it may round probabilities, their gradients and o to the dtype of the inputs, for its matrix units.
 """
 
 import numpy as np
@@ -10,12 +10,23 @@ from hypothesis import strategies as st
 from llamaspec.reference.backward.attention import attention_backward
 from llamaspec.verify.bounds.precision import TINY, Precision, U, precision
 from llamaspec.verify.bounds.running_error import gamma, softmaxed
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.contract import (
+    Arguments,
+    Claim,
+    Contract,
+    Expected,
+    Large,
+    Law,
+    Trial,
+    as_float64,
+    beyond,
+    independent,
+)
 from llamaspec.verify.contracts.attention import HEADS_ENDS, MASKS, mask_named
 from llamaspec.verify.draws import reach
 from llamaspec.verify.draws.draw import Values, sizes, values
 
-BLOCKS = 8  # parts that an online softmax makes of the keys, at most
+BLOCKS = 8  # most blocks of keys of an online softmax
 
 
 def arguments(
@@ -64,7 +75,7 @@ def _expected(value: np.ndarray, rows: list[tuple[np.ndarray, np.ndarray]]) -> E
 def _bounds(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray, do: np.ndarray, *, unit: float, smallest: float
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Error and sum of magnitudes of dq, dk and dv, for one sequence."""
+    """Compute the error and the sum of magnitudes of dq, dk and dv for one sequence."""
     (queries, heads, head_dim), (keys, kv_heads, _) = q.shape, k.shape
     group, root = heads // kv_heads, np.sqrt(head_dim)
     q, do = (a.swapaxes(0, 1) for a in (q, do))  # [heads queries head_dim]
@@ -79,11 +90,11 @@ def _bounds(
     dp_error = gamma(head_dim) * dp_size
     row_error = np.sum(p_error * dp_size, axis=-1, keepdims=True)
     row_error = row_error + (gamma(keys + head_dim + 3) + 2 * unit) * (row_size + row_error) + smallest * head_dim
-    both = dp_size + row_size
-    ds_error = (p + p_error) * (dp_error + row_error + 4 * U * both) + p_error * both
-    ds_error = (ds_error + unit * (p * both + ds_error)) / root + smallest + TINY
-    ds_error = ds_error * np.isfinite(scores)  # a key that is not seen has a slope of exactly 0
-    ds_size = p * both / root
+    total = dp_size + row_size
+    ds_error = (p + p_error) * (dp_error + row_error + 4 * U * total) + p_error * total
+    ds_error = (ds_error + unit * (p * total + ds_error)) / root + smallest + TINY
+    ds_error = ds_error * np.isfinite(scores)  # a hidden key has a gradient of exactly 0
+    ds_size = p * total / root
     p_error = p_error + (unit * (p + p_error) + smallest) * np.isfinite(scores)
 
     def shared(a: np.ndarray) -> np.ndarray:
@@ -97,7 +108,7 @@ def _bounds(
     dv_sum = (p + p_error).swapaxes(1, 2) @ size_do
     dv_error = p_error.swapaxes(1, 2) @ size_do + gamma(terms + 1) * dv_sum + terms * TINY * (1 + np.max(size_do))
     dv = shared(dv_error), shared(p.swapaxes(1, 2) @ size_do)
-    # Subnormal numbers that are flushed to zero.
+    # Flushing subnormal numbers to zero.
     tiny = TINY * terms * keys * (1 + np.max(size_q)) * (1 + np.max(size_k)) * (1 + np.max(dp_size))
     return [(dq[0].swapaxes(0, 1) + tiny, dq[1].swapaxes(0, 1)), (dk[0] + tiny, dk[1]), dv]
 
@@ -139,7 +150,7 @@ CONTRACT = Contract(
     bound="hard and alarm: errors of the scores, of softmax, of dp = do v^T and of D = sum p dp, carried through "
     "ds = p (dp - D) and the three products; p, ds and o may be rounded to the inputs' dtype in between",
     laws=[
-        alone("a sequence's dq", "q", "k", "v", "mask", "do"),
+        independent("a sequence's dq", "q", "k", "v", "mask", "do"),
         Law("attention_backward of -do is that of do, negated, bit for bit", _sign),
         Law("a key that no query sees has a gradient of 0", _unseen),
     ],

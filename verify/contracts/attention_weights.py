@@ -1,4 +1,4 @@
-"""Weights of attention, with a scale of its own and a soft cap of the scores."""
+"""Weights of attention, with a scale as an argument and a soft cap of the scores."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -6,12 +6,23 @@ from hypothesis import strategies as st
 from llamaspec.reference.attention import attention_weights
 from llamaspec.verify.bounds.precision import TINY, Precision
 from llamaspec.verify.bounds.running_error import Approx, gamma, soft_capped, softmaxed
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.contract import (
+    Arguments,
+    Claim,
+    Contract,
+    Expected,
+    Large,
+    Law,
+    Trial,
+    as_float64,
+    beyond,
+    independent,
+)
 from llamaspec.verify.contracts.attention import HEADS_ENDS, MASKS, mask_named
 from llamaspec.verify.draws import reach
 from llamaspec.verify.draws.draw import Values, sizes, values
 
-BLOCKS = 8  # blocks of keys, at most, of an online softmax
+BLOCKS = 8  # most blocks of keys of an online softmax
 
 
 def arguments(
@@ -43,7 +54,7 @@ def expect(q: np.ndarray, k: np.ndarray, mask: np.ndarray, *, scale: float | Non
     queries, keys = (as_float64(a).swapaxes(1, 2) for a in (q, np.repeat(k, group, axis=2)))  # [batch heads n head_dim]
     by = head_dim**-0.5 if scale is None else scale
     sizes = by * np.abs(queries) @ np.abs(keys).swapaxes(-1, -2)
-    # The scale is rounded, its root and quotient may be, and q or the score is multiplied by it.
+    # The scale is rounded, its root and quotient may be, and it multiplies q or the score.
     moved = gamma(head_dim + 3) * sizes + (head_dim + 4) * TINY
     scores = Approx(by * queries @ keys.swapaxes(-1, -2), moved)
     scores = scores if cap is None else soft_capped(scores, cap)
@@ -66,7 +77,7 @@ def _repeated_heads(trial: Trial) -> Claim:
 
 
 def _longer_queries(trial: Trial) -> Claim | None:
-    """Double the queries and halve the scale: powers of two round nothing, but scores may overflow or vanish."""
+    """Double the queries and halve the scale: this rounds nothing, but scores may overflow or vanish."""
     q, scale = trial.arguments["q"], trial.arguments["scale"]
     if scale is None:
         return None
@@ -101,7 +112,7 @@ CONTRACT = Contract(
     bound="hard and alarm: running error analysis of the scores, the cap, which lets little of a large score's error "
     "pass, and the softmax, a block of keys at a time",
     laws=[
-        alone("a sequence", "q", "k", "mask"),
+        independent("a sequence", "q", "k", "mask"),
         Law("weights sum to 1, or to 0 where a query sees nothing", _sums_to_one),
         Law("shared keys are the same as repeated ones", _repeated_heads),
         Law("2 q with half of the scale is q", _longer_queries, sets=("scale",)),

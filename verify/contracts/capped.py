@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from llamaspec.reference.capped import capped
 from llamaspec.verify.bounds.precision import Precision
 from llamaspec.verify.bounds.running_error import exactly, soft_capped
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, beyond
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, beyond, independent
 from llamaspec.verify.draws.draw import Values, sizes, values
 
 CAPS = st.sampled_from([50.0, 30.0, 0.5, 1000.0])
@@ -34,7 +34,7 @@ CONTRACT = Contract(
     domain="x [rows n], |x| up to 2^28; cap above 0",
     bound="hard and alarm: the change of c tanh(x / c) over 2 u |x|, and 9 u |y| for tanh and the product",
     laws=[
-        alone("a row", "x"),
+        independent("a row", "x"),
         Law("capped(-x) is -capped(x), bit for bit", _sign),
     ],
     large=Large(

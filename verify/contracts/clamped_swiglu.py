@@ -1,4 +1,4 @@
-"""Clamped SwiGLU: element by element, with limits that a gate has above and an up on both sides."""
+"""Clamped SwiGLU, element by element: the gate is limited from above, up on both sides."""
 
 import numpy as np
 

@@ -6,7 +6,18 @@ from hypothesis import strategies as st
 from llamaspec.reference.losses import cross_entropy, cross_entropy_backward, log_softmax
 from llamaspec.verify.bounds.precision import TINY, Precision, U
 from llamaspec.verify.bounds.running_error import ELEMENTARY, gamma, softmaxed
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.contract import (
+    Arguments,
+    Claim,
+    Contract,
+    Expected,
+    Large,
+    Law,
+    Trial,
+    as_float64,
+    beyond,
+    independent,
+)
 from llamaspec.verify.draws.draw import Values, integers, seeds, sizes, values
 
 
@@ -25,7 +36,7 @@ def arguments(
 
 
 def _moved(logits: np.ndarray) -> np.ndarray:
-    """How far scores are off where e^(x - m) is computed as 2^(x log2 e - m log2 e): each product is rounded."""
+    """Bound the error of scores if code computes e^(x - m) as 2^(x log2 e - m log2 e) and rounds each product."""
     return 4 * U * np.abs(as_float64(logits))
 
 
@@ -33,11 +44,11 @@ def expect(logits: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> Expe
     exact, w = as_float64(logits), as_float64(weights)
     tokens, vocab = exact.shape
     _, p_error = softmaxed(exact, _moved(logits))
-    top, due = np.max(exact, axis=-1), np.take_along_axis(exact, targets[:, None], axis=-1)[:, 0]
-    # lse = top + log(sum): the log of a sum that is off by a share is off by as much, and by its own error.
+    top, target = np.max(exact, axis=-1), np.take_along_axis(exact, targets[:, None], axis=-1)[:, 0]
+    # lse = top + log(sum): a relative error of the sum is an absolute error of its log, which adds its own error.
     total = np.log(np.sum(np.exp(exact - top[:, None]), axis=-1))
     error = np.sum(p_error, axis=-1) + gamma(vocab + 4) + ELEMENTARY * (1 + total)
-    error = error + 4 * U * (np.abs(top) + np.abs(due) + total) + np.max(_moved(logits), axis=-1)
+    error = error + 4 * U * (np.abs(top) + np.abs(target) + total) + np.max(_moved(logits), axis=-1)
     nats = -np.take_along_axis(log_softmax(logits), targets[:, None], axis=-1)[:, 0]
     size = np.sum(w * nats)
     hard = np.sum(w * error) * (1 + gamma(tokens + 1)) + gamma(tokens + 1) * size + TINY
@@ -55,7 +66,7 @@ def expect_backward(logits: np.ndarray, targets: np.ndarray, weights: np.ndarray
 
 
 def _sums_to_nothing(trial: Trial) -> Claim:
-    """A gradient of logits adds up to 0: all logits moved alike change no probability."""
+    """Check that a gradient of logits sums to 0: adding a constant to all logits changes no probability."""
     slopes = as_float64(trial.outputs[0])
     return Claim(slopes.sum(axis=-1), np.zeros(len(slopes)), trial.bounds[0].sum(axis=-1) + 1e-12)
 
@@ -97,7 +108,7 @@ BACKWARD = Contract(
     domain=DOMAIN,
     bound="hard: w (softmax's bound + 2 u (p + e_y)); alarm: w ((16 + 2 sqrt(n) + 8 max|l|) u p + 4 u (p + e_y))",
     laws=[
-        alone("a token", "logits", "targets", "weights"),
+        independent("a token", "logits", "targets", "weights"),
         Law("a token's gradient adds up to 0", _sums_to_nothing),
         Law("tokens that do not count have a gradient of 0", _uncounted),
     ],

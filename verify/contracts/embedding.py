@@ -1,4 +1,4 @@
-"""The embedding: rows are copied, so nothing may change."""
+"""The embedding: it copies rows, so the result is exact."""
 
 import numpy as np
 from hypothesis import strategies as st

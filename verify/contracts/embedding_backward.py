@@ -1,4 +1,4 @@
-"""Backward of the embedding: rows that several tokens looked up are sums, all others are zeros."""
+"""Backward of the embedding: each row is the sum over the tokens that looked it up, or zero."""
 
 import numpy as np
 from hypothesis import strategies as st

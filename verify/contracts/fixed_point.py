@@ -1,7 +1,7 @@
-"""The product of quantized weights for implementations that take x in fixed point, a group of columns at a time.
+"""The product of quantized weights for implementations that convert x to fixed point, group by group of columns.
 
-The bound is that of `gemv_quantized` and what fixed point adds: each number of x is off by a share of the largest of
-its group, which for a small number among large ones is more than a rounding.
+The bound adds to that for `gemv_quantized` the error of fixed point: it is relative to the largest number of a group,
+so for a small number among large ones it exceeds a rounding.
 """
 
 import numpy as np
@@ -16,8 +16,8 @@ from llamaspec.verify.contract import Claim, Contract, Expected, Large, Law, Tri
 from llamaspec.verify.contracts.quantized import STORED, WEIGHTS, dequantize, expect_gemv, gemv_arguments
 from llamaspec.verify.draws.draw import sizes, values
 
-INTEGER = ["q8", "q8_row", "q4"]  # schemes whose codes are whole numbers, which meet those of x exactly
-GROUP = 128  # columns that share an exponent where a row shares one scale
+INTEGER = ["q8", "q8_row", "q4"]  # schemes with integer codes, for exact products with the digits of x
+GROUP = 128  # columns that share an exponent, if a whole row has one scale
 
 
 def expect(x: np.ndarray, codes: np.ndarray, scales: np.ndarray, *, scheme: str) -> Expected:
@@ -28,16 +28,16 @@ def expect(x: np.ndarray, codes: np.ndarray, scales: np.ndarray, *, scheme: str)
     product = fixed_point_product(
         exactly(x), as_float64(codes), as_float64(scales), group=group, roundings=-(-n // group) + 8
     )
-    # A sum of unscaled digits and one of scaled products, each in any order, are both allowed.
+    # The contract allows a sum of unscaled digits and a sum of scaled products, each in any order.
     hard = np.maximum(product.error, plain.hard + off * (1 + gamma(n + 3)))
     alarm = plain.alarm + off + 12 * U * plain.size
     return Expected(plain.value, hard, np.minimum(alarm, hard), plain.size)
 
 
 def _powers_of_two(trial: Trial) -> Claim | None:
-    """Multiply x by 4, which changes its exponents and nothing else."""
+    """Multiply x by 4, which changes only its exponents."""
     x = trial.arguments["x"]
-    with np.errstate(over="ignore"):  # what overflows is no power of two larger
+    with np.errstate(over="ignore"):  # a number that overflows is not 4 times larger
         larger = (x * 4).astype(x.dtype)
     if not np.array_equal(as_float64(larger), 4 * as_float64(x)):
         return None
@@ -45,7 +45,7 @@ def _powers_of_two(trial: Trial) -> Claim | None:
 
 
 def _groups_apart(trial: Trial) -> Claim | None:
-    """Make the first group of x large where the codes are 0: it costs the other groups nothing."""
+    """Make the first group of x large and its codes 0: the other groups must stay as accurate."""
     x, codes = trial.arguments["x"].copy(), trial.arguments["codes"].copy()
     group = SCHEMES[trial.arguments["scheme"]].group or GROUP
     if len(x) <= group or np.max(np.abs(as_float64(x))) > 16:

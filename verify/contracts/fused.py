@@ -1,7 +1,7 @@
 """Ops that kernels fuse: a norm, a product, and a bias, a residual, RoPE or SwiGLU, with one rounding on the way out.
 
-Errors are carried from step to step, so a bound is that of the steps together: running error analysis. Between the norm
-and the product a number may be rounded to the dtype of x, as matrix units take it; nowhere else.
+We carry errors from step to step (running error analysis), so the bound covers all steps. Between the norm and the
+product, a kernel may round numbers to the dtype of x for its matrix units; nowhere else.
 """
 
 from typing import Any
@@ -14,14 +14,25 @@ from llamaspec.reference.linear import linear
 from llamaspec.reference.rope import frequencies as exact_frequencies
 from llamaspec.verify.bounds.precision import TINY, Precision, precision
 from llamaspec.verify.bounds.running_error import Approx, exactly, gated, normalized, projected, rotated, rounded
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.contract import (
+    Arguments,
+    Claim,
+    Contract,
+    Expected,
+    Large,
+    Law,
+    Trial,
+    as_float64,
+    beyond,
+    independent,
+)
 from llamaspec.verify.contracts.rope import SCALING, THETA
 from llamaspec.verify.draws import reach
 from llamaspec.verify.draws.draw import Values, sizes, values
 
 
 def _arrays(precision: Precision, batch: int, rows: int, cols: int, **drawn: Values | None) -> dict[str, Any]:
-    """Fill the arrays that fused ops share. A bias that is not drawn is None."""
+    """Make the arrays that the fused ops share. A bias that is not drawn is None."""
     shapes = {"x": (batch, cols), "norm": (cols,), "weight": (rows, cols), "bias": (rows,), "residual": (batch, rows)}
     return {name: value and value.array(name, *shapes[name], precision=precision) for name, value in drawn.items()}
 
@@ -32,10 +43,10 @@ def _multiplied(x: np.ndarray, norm: np.ndarray, weight: np.ndarray, bias: np.nd
     return projected(n, as_float64(weight), None if bias is None else as_float64(bias))
 
 
-def _sizes(x: np.ndarray, weight: np.ndarray, *others: np.ndarray | None) -> np.ndarray:
-    """Sum the magnitudes of all terms of a product and of the `others`."""
+def _sizes(x: np.ndarray, weight: np.ndarray, *terms: np.ndarray | None) -> np.ndarray:
+    """Sum the magnitudes of all terms of a product and of further `terms`."""
     total = linear(np.abs(as_float64(x)), np.abs(as_float64(weight)))
-    return total + sum(np.abs(as_float64(other)) for other in others if other is not None)
+    return total + sum(np.abs(as_float64(term)) for term in terms if term is not None)
 
 
 def norm_linear_arguments(
@@ -76,12 +87,12 @@ def linear_add_arguments(
 
 
 def expect_linear_add(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, residual: np.ndarray) -> Expected:
-    """Take the residual as a column of W times 1: sums come in any order, and a product may begin with it."""
+    """Treat the residual as a column of W times 1: a sum may have any order, so a product may start with it."""
     exact = as_float64(weight)
     parts = []
-    for one, other in zip(as_float64(x), as_float64(residual), strict=True):
-        wider = np.concatenate([exact, other[:, None]], axis=1)
-        with_one = exactly(np.append(one, 1.0))
+    for row, residual_row in zip(as_float64(x), as_float64(residual), strict=True):
+        wider = np.concatenate([exact, residual_row[:, None]], axis=1)
+        with_one = exactly(np.append(row, 1.0))
         parts.append(projected(with_one, wider, None if bias is None else as_float64(bias)))
     error = np.stack([part.error for part in parts])
     return Expected(np.stack([part.value for part in parts]), error, error, _sizes(x, weight, bias, residual))
@@ -94,8 +105,8 @@ def norm_gate_up_arguments(*, ffn: int, **drawn: Any) -> Arguments:
 def expect_norm_gate_up(
     x: np.ndarray, norm: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, *, eps: float
 ) -> Expected:
-    both = _multiplied(x, norm, weight, bias, eps)
-    gate, up = (both.map(lambda part, half=half: np.split(part, 2, axis=-1)[half]) for half in (0, 1))
+    gate_up = _multiplied(x, norm, weight, bias, eps)
+    gate, up = (gate_up.map(lambda part, half=half: np.split(part, 2, axis=-1)[half]) for half in (0, 1))
     y = gated(gate, up)
     return Expected(y.value, y.error, y.error, np.abs(y.value))
 
@@ -176,7 +187,7 @@ def _negated(trial: Trial) -> Claim | None:
 
 
 def _residual_alone(trial: Trial) -> Claim | None:
-    """A number that is subnormal in float32 may be flushed to zero."""
+    """Allow for flushing subnormal float32 numbers to zero."""
     if trial.arguments["bias"] is not None:
         return None
     nothing, residual = np.zeros_like(trial.arguments["x"]), trial.arguments["residual"]
@@ -217,7 +228,7 @@ NORM_LINEAR = Contract(
     expect=expect_norm_linear,
     domain="x [batch cols], norm [cols], weight [rows cols] and bias [rows] or None, of one dtype, summed in float32",
     bound=STEPS + "and the bias, gamma_(n + 1) |W| |n|",
-    laws=[alone("a vector", "x"), Law("-x gives -y, where there is no bias", _negated)],
+    laws=[independent("a vector", "x"), Law("-x gives -y, where there is no bias", _negated)],
     large=Large(
         {"cols": beyond(1024, 2048, 4096, 8192), "rows": beyond(1024, 4096, 8192), "batch": beyond(16, 64, 8192)},
         beside={"batch": [2], "rows": [9], "cols": [17]},
@@ -233,7 +244,7 @@ LINEAR_ADD = Contract(
     "float32 and rounded once",
     bound="hard and alarm: gamma_(n + 2) (|W| |x| + |b| + |r|), n products, bias and residual in any order",
     laws=[
-        alone("a vector", "x", "residual"),
+        independent("a vector", "x", "residual"),
         Law("x = 0 gives the residual, bit for bit unless it is subnormal", _residual_alone),
     ],
     large=Large(
@@ -250,7 +261,7 @@ NORM_GATE_UP = Contract(
     domain="x [batch cols], norm [cols], weight [2 ffn, cols], the rows of gate before those of up, and bias [2 ffn] "
     "or None, of one dtype, summed in float32",
     bound=STEPS + "and SwiGLU of both",
-    laws=[alone("a vector", "x"), Law("a gate of zeros lets nothing through", _gate_of_zeros)],
+    laws=[independent("a vector", "x"), Law("a gate of zeros lets nothing through", _gate_of_zeros)],
     large=Large(
         {"cols": beyond(1024, 2048, 4096, 8192), "ffn": beyond(1024, 4096, 8192), "batch": beyond(16, 64, 8192)},
         beside={"batch": [2], "ffn": [9], "cols": [17]},
@@ -281,7 +292,7 @@ NORM_QKV = Contract(
     "[head_dim/2] float32",
     bound=STEPS + "and RoPE as rope_halves has it; rows of the caches at other positions exact",
     laws=[
-        alone("a sequence", "x", "k_cache", "v_cache", "positions"),
+        independent("a sequence", "x", "k_cache", "v_cache", "positions"),
         Law("values are the same at every position, bit for bit", _values_do_not_turn, sets=("positions",)),
     ],
     large=Large(

@@ -1,4 +1,4 @@
-"""GeGLU: element by element, with GELU by tanh, as Gemma has it."""
+"""GeGLU, element by element, with GELU by tanh, as in Gemma."""
 
 from llamaspec.reference.geglu import geglu
 from llamaspec.verify.bounds.running_error import gelu_gated

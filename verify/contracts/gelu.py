@@ -1,4 +1,4 @@
-"""GELU by tanh, element by element, as Starcoder 2 has it."""
+"""GELU by tanh, element by element, as in Starcoder 2."""
 
 from llamaspec.reference.gelu import gelu
 from llamaspec.verify.bounds.running_error import gelu_of

@@ -1,4 +1,4 @@
-"""LayerNorm: the mean's error counts in every feature, the rest is RMSNorm of what is centered."""
+"""LayerNorm: the mean's error counts in every feature; the rest is RMSNorm of the centered values."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -14,9 +14,9 @@ from llamaspec.verify.contract import (
     Large,
     Law,
     Trial,
-    alone,
     as_float64,
     beyond,
+    independent,
     of_one_size,
 )
 from llamaspec.verify.draws.draw import Values, sizes, values
@@ -42,19 +42,19 @@ def arguments(
 
 
 def expect(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, *, eps: float) -> Expected:
-    given, scale = as_float64(x), np.abs(as_float64(weight))
+    values, scale = as_float64(x), np.abs(as_float64(weight))
     shift = None if bias is None else as_float64(bias)
     y = layer_normalized(exactly(x), as_float64(weight), shift, eps=eps)
-    n, added = given.shape[-1], 0.0 if shift is None else np.abs(shift)
-    centered = np.abs(given - np.mean(given, axis=-1, keepdims=True))
+    n, added = values.shape[-1], 0.0 if shift is None else np.abs(shift)
+    centered = np.abs(values - np.mean(values, axis=-1, keepdims=True))
     root = 1 / np.sqrt(np.mean(centered**2, axis=-1, keepdims=True) + eps)
-    # An error of the mean moves a feature by itself, and through the variance by its share of the root, below 1.
-    off = (4 * np.sqrt(n) + 2) * U * np.mean(np.abs(given), axis=-1, keepdims=True) + 2 * U * centered
+    # An error of the mean changes a feature directly, and by less than itself through the variance.
+    off = (4 * np.sqrt(n) + 2) * U * np.mean(np.abs(values), axis=-1, keepdims=True) + 2 * U * centered
     unit = centered * root
     alarm = scale * (root * off * (1 + unit) + (8 + 2 * np.sqrt(n)) * U * unit) + 2 * U * (scale * unit + added)
     alarm = np.minimum(alarm + flushed(centered, scale, root), y.error)
-    size = scale * root * (np.abs(given) + np.mean(np.abs(given), axis=-1, keepdims=True)) + added
-    return Expected(y.value, y.error, np.where(of_one_size(np.abs(given))[..., None], y.error, alarm), size)
+    size = scale * root * (np.abs(values) + np.mean(np.abs(values), axis=-1, keepdims=True)) + added
+    return Expected(y.value, y.error, np.where(of_one_size(np.abs(values))[..., None], y.error, alarm), size)
 
 
 def _scale(trial: Trial) -> Claim | None:
@@ -90,7 +90,7 @@ CONTRACT = Contract(
     bound="hard: running error analysis of the mean, gamma_(n + 1) mean |x|, and of RMSNorm of the differences; "
     "alarm: (4 sqrt(n) + 2) u mean |x| for the mean and (8 + 2 sqrt(n)) u for the rest, but for rows of one size",
     laws=[
-        alone("a row", "x"),
+        independent("a row", "x"),
         Law("layernorm(4 x, 16 eps) is layernorm(x, eps)", _scale, sets=("eps",)),
         Law("layernorm of -x, with -b, is -y, bit for bit", _sign),
     ],

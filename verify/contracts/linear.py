@@ -17,9 +17,9 @@ from llamaspec.verify.contract import (
     Large,
     Law,
     Trial,
-    alone,
     as_float64,
     beyond,
+    independent,
     of_one_size,
 )
 from llamaspec.verify.draws.draw import Values, sizes, values
@@ -37,7 +37,7 @@ def expect(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) ->
 
 
 def systematic(x: np.ndarray, weight: np.ndarray) -> Bool[np.ndarray, "... rows"]:
-    """Find the rows whose terms of W x are all of one size."""
+    """Find the rows of W x with terms that are all equally large."""
     return of_one_size(np.abs(as_float64(x))[..., None, :] * np.abs(weight))
 
 
@@ -104,7 +104,7 @@ LINEAR = Contract(
     expect=expect,
     domain="x [batch cols], weight [rows cols] and bias [rows] or None, of one dtype, summed in float32",
     bound=BOUND + "; a bias is one more term, of |W| |x| too",
-    laws=[alone("a vector", "x"), *LAWS],
+    laws=[independent("a vector", "x"), *LAWS],
     large=replace(LARGE, beside={**LARGE.beside, "bias": ["normal(1)", None]}),
 )
 GEMM = Contract(
@@ -115,7 +115,7 @@ GEMM = Contract(
     expect=expect,
     domain="x [batch cols] and weight [rows cols] of one dtype, summed in float32",
     bound=BOUND,
-    laws=[alone("a vector", "x"), *LAWS],
+    laws=[independent("a vector", "x"), *LAWS],
     large=LARGE,
 )
 GEMV = Contract(

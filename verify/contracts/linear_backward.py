@@ -20,10 +20,10 @@ def arguments(
     }
 
 
-def _product(left: np.ndarray, right: np.ndarray) -> Expected:
-    """left [m n] times the transpose of right [k n], summed in any order."""
-    y = projected(exactly(left), right)
-    return Expected(y.value, y.error, y.error, np.abs(left) @ np.abs(right).T)
+def _product(first: np.ndarray, second: np.ndarray) -> Expected:
+    """Multiply first [m n] by the transpose of second [k n], summed in any order."""
+    y = projected(exactly(first), second)
+    return Expected(y.value, y.error, y.error, np.abs(first) @ np.abs(second).T)
 
 
 def expect(x: np.ndarray, weight: np.ndarray, dy: np.ndarray) -> tuple[Expected, ...]:
@@ -35,7 +35,7 @@ def expect(x: np.ndarray, weight: np.ndarray, dy: np.ndarray) -> tuple[Expected,
 
 
 def _split(trial: Trial) -> Claim | None:
-    """Gradients of the weight from two parts of a batch add up to the whole batch's."""
+    """Check that gradients of the weight from two parts of a batch add up to the gradient of the batch."""
     x, dy = trial.arguments["x"], trial.arguments["dy"]
     if len(x) < 2:
         return None
@@ -44,7 +44,7 @@ def _split(trial: Trial) -> Claim | None:
 
 
 def _rounding(parts: list[np.ndarray]) -> np.ndarray:
-    """Each part is rounded to the dtype that is returned, at a size that the whole may not have."""
+    """Bound the rounding of each part, which may be larger than the sum of the parts."""
     dtype = precision(parts[0].dtype.name)
     return np.sum([dtype.unit * np.abs(as_float64(part)) + dtype.smallest for part in parts], axis=0)
 

@@ -1,4 +1,4 @@
-"""Log-sum-exp: the errors of all exponentials together move the logarithm by no more than the largest of them."""
+"""Log-sum-exp: together, the errors of all exponentials change the logarithm by at most the largest of them."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -7,7 +7,18 @@ from llamaspec.reference.logsumexp import logsumexp
 from llamaspec.reference.softmax import softmax
 from llamaspec.verify.bounds.precision import TINY, Precision, U
 from llamaspec.verify.bounds.running_error import ELEMENTARY, gamma
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.contract import (
+    Arguments,
+    Claim,
+    Contract,
+    Expected,
+    Large,
+    Law,
+    Trial,
+    as_float64,
+    beyond,
+    independent,
+)
 from llamaspec.verify.contracts.softmax import BLOCKS
 from llamaspec.verify.draws.draw import HIDDEN, Values, hide, sizes, values
 
@@ -22,10 +33,10 @@ def expect(x: np.ndarray) -> Expected:
     exact, n = as_float64(x), x.shape[-1]
     value = logsumexp(exact)
     top = np.max(exact, axis=-1, keepdims=True)
-    shown = np.isfinite(exact)
-    below, size = np.where(shown, top - exact, 0), np.where(shown, np.abs(exact), 0)
-    # A term is off by its exponent, rounded once or, as 2^(x log2 e - m log2 e), with each product; an online softmax
-    # rescales it by exponents that add up to the spread of the row.
+    finite = np.isfinite(exact)
+    below, size = np.where(finite, top - exact, 0), np.where(finite, np.abs(exact), 0)
+    # A term's error comes from its exponent, which rounds once, or once per product in 2^(x log2 e - m log2 e). An
+    # online softmax rescales the term by exponents that add up to the spread of the row.
     off = U * (4 * (size + np.abs(top)) + 6 * np.max(below, axis=-1, keepdims=True))
     blocks = min(BLOCKS, n)
     slack = 2 * blocks * ELEMENTARY + gamma(n + 2 * blocks)
@@ -47,7 +58,7 @@ def _shift(trial: Trial) -> Claim | None:
 
 
 def _coarser(trial: Trial, y: np.ndarray) -> np.ndarray:
-    """The rounding of y + 4, which may be larger than that of y."""
+    """Bound the rounding of y + 4, which may be larger than the rounding of y."""
     return 2 * 2.0**-8 * (np.abs(y) + 4) if trial.outputs[0].dtype.itemsize == 2 else 8 * U * (np.abs(y) + 4)
 
 
@@ -71,7 +82,7 @@ CONTRACT = Contract(
     bound="hard: a + s + 4 u log(sum) + 2 u |L|, a = (4 |x| + 4 |max| + 6 (max - x)) u for scores, s = (n + 10 b) u "
     "for sums of b = min(n, 64) blocks; alarm: (16 + 2 sqrt(n) + 8 max|x| + 4 log(sum) + 2 |L|) u",
     laws=[
-        alone("a row", "x"),
+        independent("a row", "x"),
         Law("logsumexp(x + 4) is logsumexp(x) + 4", _shift),
         Law("a score alone is its own log-sum-exp", _one_score),
     ],

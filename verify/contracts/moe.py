@@ -1,4 +1,4 @@
-"""A mixture of experts: the choice of experts is exact where no rounding could change it, and judged only there."""
+"""A mixture of experts. We judge the choice of experts only if no rounding could change it; it is then exact."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,7 +11,18 @@ from llamaspec.reference.llama import Experts
 from llamaspec.reference.moe import Biases, biased_moe, moe, route
 from llamaspec.verify.bounds.precision import Precision, precision
 from llamaspec.verify.bounds.running_error import NO_BOUND, clamped_gated, exactly, mixed, projected, routed, softmaxed
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.contract import (
+    Arguments,
+    Claim,
+    Contract,
+    Expected,
+    Large,
+    Law,
+    Trial,
+    as_float64,
+    beyond,
+    independent,
+)
 from llamaspec.verify.draws.draw import Values, sizes, values
 
 # Weights of the chosen experts: divided by their sum, as Mixtral does, or probabilities among all experts.
@@ -44,9 +55,9 @@ def expect_route(
     logits = projected(exactly(x), matrix)
     p, p_error = softmaxed(logits.value, logits.error)
     chosen, weights = routed(exact, matrix, p, p_error, experts_per_token=experts_per_token, renormalized=renormalized)
-    # A choice is clear where each of the chosen is ahead of the next by more than any rounding, or where equal logits
-    # come from zeros, whose products are exact: then the lower index comes first. Where some of those logits may be -0
-    # and others not, a sort by bits tells them apart, and either order is right.
+    # A choice is clear if each chosen expert leads the next one by more than any rounding, or if equal logits come from
+    # zeros, because their products are exact: then the lower index comes first. If some of those logits may be -0 and
+    # others not, a sort by bits distinguishes them, and either order is right.
     order = np.argsort(-p, axis=-1, kind="stable")
     ranked, errors = (np.take_along_axis(a, order, axis=-1) for a in (p, p_error))
     ahead = ranked[:, :-1] - errors[:, :-1] > ranked[:, 1:] + errors[:, 1:]
@@ -114,14 +125,14 @@ def expect_moe(
 
 
 def biased_arguments(*, precision: Precision, biases: Values, **draws: Any) -> Arguments:
-    made = moe_arguments(precision=precision, shares=SHARES[0], **draws)
-    del made["renormalized"]
+    named = moe_arguments(precision=precision, shares=SHARES[0], **draws)
+    del named["renormalized"]
     experts, dim, ffn = draws["experts"], draws["dim"], draws["ffn"]
     shapes = {"router": (experts,), "gate": (experts, ffn), "up": (experts, ffn), "down": (experts, dim)}
     drawn = {
         f"{name}_bias": biases.array(f"{name}_bias", *shape, precision=precision) for name, shape in shapes.items()
     }
-    return made | drawn
+    return named | drawn
 
 
 def expect_biased(
@@ -137,13 +148,13 @@ def expect_biased(
     experts = Experts(as_float64(router), as_float64(gate), as_float64(up), as_float64(down), added)
     unit, nothing = precision(x.dtype.name).unit, exactly(np.zeros(x.shape))
     y = mixed(exactly(x), experts, nothing, experts_per_token=experts_per_token, unit=unit, joined=clamped_gated)
-    # Each output of an expert is a sum of terms that clamping bounds by 7 * 8, and its bias.
+    # Each output of an expert is a sum of a bias and of terms that clamping limits to 7 * 8.
     sizes = 56 * np.abs(experts.down).max(axis=0).sum(axis=-1) + np.abs(added.down).max(axis=0)
     return Expected(y.value, y.error, y.error, np.broadcast_to(sizes, x.shape))
 
 
 def _renamed_biased(trial: Trial) -> Claim:
-    """Reverse the order of the experts, as `_renamed`."""
+    """Reverse the order of the experts, like `_renamed`."""
     names = [name for name in trial.arguments if name not in ("x", "experts_per_token")]
     flipped = {name: np.ascontiguousarray(trial.arguments[name][::-1]) for name in names}
     return Claim(trial.again(**flipped)[0], trial.outputs[0], 2 * trial.bounds[0])
@@ -168,7 +179,7 @@ BESIDE = {
     "dim": [24],
     "experts": [9],
     "chosen": [2],
-    # Logits of about 1 for many features, so that the choice is clear.
+    # Make logits of about 1 for many features, so that the choice is clear.
     "x": ["normal(1)", "normal(2)"],
     "router": ["normal(3) * 2**-5", "normal(4) * 2**-6"],
 }
@@ -193,7 +204,7 @@ MOE = Contract(
     domain="x [tokens dim], router [experts dim], gate and up [experts ffn dim], down [experts dim ffn] of one dtype; "
     "tokens whose choice of experts hangs on a rounding are not judged",
     bound="hard and alarm: running error analysis of router, softmax, three products and SwiGLU an expert, and the sum",
-    laws=[alone("a token", "x"), Law("the names of the experts are of no account", _renamed)],
+    laws=[independent("a token", "x"), Law("the names of the experts are of no account", _renamed)],
     large=Large(
         {**LARGE, "experts": beyond(16, 32, 128, 8192), "ffn": beyond(32, 256, 8192)},
         beside={**BESIDE, "ffn": [5], "weights": ["normal(5) * 2**-4", "normal(6) * 2**-3"]},
@@ -211,6 +222,6 @@ BIASED_MOE = Contract(
     "dtype; tokens whose choice of experts hangs on a rounding are not judged",
     bound="hard and alarm: running error analysis of router, softmax, three products and clamped SwiGLU an expert, and "
     "the sum",
-    laws=[alone("a token", "x"), Law("the names of the experts are of no account", _renamed_biased)],
+    laws=[independent("a token", "x"), Law("the names of the experts are of no account", _renamed_biased)],
     large=replace(MOE.large, beside={**MOE.large.beside, "biases": ["normal(7) * 2**-4"]}),
 )

@@ -1,4 +1,4 @@
-"""RoPE of a head's first features, made longer by a magnitude: partial RoPE (Phi-4-mini), YaRN and LongRoPE."""
+"""RoPE of a head's first features, multiplied by a magnitude: partial RoPE (Phi-4-mini), YaRN and LongRoPE."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -7,7 +7,18 @@ from llamaspec.reference.rope import frequencies as exact_frequencies
 from llamaspec.reference.rope import partial_rope
 from llamaspec.verify.bounds.precision import Precision
 from llamaspec.verify.bounds.running_error import flushed, gamma, turn_error
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.contract import (
+    Arguments,
+    Claim,
+    Contract,
+    Expected,
+    Large,
+    Law,
+    Trial,
+    as_float64,
+    beyond,
+    independent,
+)
 from llamaspec.verify.contracts.rope import THETA
 from llamaspec.verify.draws import reach
 from llamaspec.verify.draws.draw import Values, sizes, values
@@ -35,7 +46,7 @@ def arguments(
 
 
 def expect(x: np.ndarray, positions: np.ndarray, frequencies: np.ndarray, *, magnitude: float) -> Expected:
-    """Bound the turned features as in `verify.contracts.rope`; the others are moved alone."""
+    """Bound the turned features as in `verify.contracts.rope`; the others are only copied."""
     turns, pairs = as_float64(frequencies), len(frequencies)
     exact = as_float64(x)
     a, b = (np.abs(exact[..., part]) for part in (slice(pairs), slice(pairs, 2 * pairs)))
@@ -43,10 +54,10 @@ def expect(x: np.ndarray, positions: np.ndarray, frequencies: np.ndarray, *, mag
     cos, sin = np.abs(np.cos(angle)), np.abs(np.sin(angle))
     off = turn_error(angle) * (a + b)
     sizes = [a * cos + b * sin, b * cos + a * sin]
-    # Two products, a sum, and the magnitude: as a float32, and its product.
+    # Two products and a sum; the magnitude rounds to float32, and so does its product.
     hard = [off + gamma(5) * (size + off) + flushed(a + b, magnitude) for size in sizes]
-    rest = np.zeros(exact[..., 2 * pairs :].shape)
-    bound = np.concatenate([magnitude * hard[0], magnitude * hard[1], rest], axis=-1)
+    unturned = np.zeros(exact[..., 2 * pairs :].shape)
+    bound = np.concatenate([magnitude * hard[0], magnitude * hard[1], unturned], axis=-1)
     size = np.concatenate([magnitude * sizes[0], magnitude * sizes[1], np.abs(exact[..., 2 * pairs :])], axis=-1)
     return Expected(partial_rope(x, positions, turns, magnitude=magnitude), bound, bound, size)
 
@@ -57,7 +68,7 @@ def _kept(trial: Trial) -> Claim:
 
 
 def _twice(trial: Trial) -> Claim:
-    """Double the magnitude, which rounds nothing, though a tiny result may be flushed."""
+    """Double the magnitude: this rounds nothing, but hardware may flush a tiny result."""
     pairs = len(trial.arguments["frequencies"])
     again = trial.again(magnitude=2 * trial.arguments["magnitude"])[0]
     turned = slice(0, 2 * pairs)
@@ -86,7 +97,7 @@ CONTRACT = Contract(
     bound="hard and alarm: magnitude ((2 u angle + 4 u) (|a| + |b|) + gamma_5 (|a cos| + |b sin|)); 0 for features "
     "that are kept",
     laws=[
-        alone("a sequence", "x", "positions"),
+        independent("a sequence", "x", "positions"),
         Law("features beyond the pairs stay as they are, bit for bit", _kept),
         Law("twice the magnitude gives twice the result", _twice, sets=("magnitude",)),
     ],

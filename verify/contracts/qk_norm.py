@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from llamaspec.reference.qk_norm import qk_norm, wide_qk_norm
 from llamaspec.verify.bounds.precision import Precision
-from llamaspec.verify.contract import Arguments, Contract, Expected, Large, alone, beyond
+from llamaspec.verify.contract import Arguments, Contract, Expected, Large, beyond, independent
 from llamaspec.verify.contracts import rmsnorm
 from llamaspec.verify.draws import reach
 from llamaspec.verify.draws.draw import Values, sizes, values
@@ -42,9 +42,9 @@ def expect(
 
 
 def wide_arguments(*, precision: Precision, weights: Values, **draws: Any) -> Arguments:
-    made = arguments(precision=precision, weights=weights, **draws)
-    widths = {f"{name}_weight": made[name].shape[-2] * made[name].shape[-1] for name in "qk"}
-    return made | {name: weights.array(name, width, precision=precision) for name, width in widths.items()}
+    named = arguments(precision=precision, weights=weights, **draws)
+    widths = {f"{name}_weight": named[name].shape[-2] * named[name].shape[-1] for name in "qk"}
+    return named | {name: weights.array(name, width, precision=precision) for name, width in widths.items()}
 
 
 def expect_wide(
@@ -86,7 +86,7 @@ CONTRACT = Contract(
     expect=expect,
     domain="q [batch seq heads head_dim], k [batch seq kv_heads head_dim] and two weights [head_dim], eps above 0",
     bound="that of rmsnorm",
-    laws=[alone("a sequence", "q", "k")],
+    laws=[independent("a sequence", "q", "k")],
     large=LARGE,
 )
 WIDE = Contract(
@@ -98,6 +98,6 @@ WIDE = Contract(
     domain="q [batch seq heads head_dim], k [batch seq kv_heads head_dim], q_weight [heads head_dim] and k_weight "
     "[kv_heads head_dim] as one axis each, eps above 0",
     bound="that of rmsnorm over heads times head_dim",
-    laws=[alone("a sequence", "q", "k")],
+    laws=[independent("a sequence", "q", "k")],
     large=LARGE,
 )

@@ -1,7 +1,7 @@
 """Quantized weights: rounding them, packing them, and multiplying by them; each scheme by its name.
 
-A code is exact, except where a weight is so near the middle between two levels that the rounding of a scale or of a
-quotient decides: there either is right. Products are judged beside those with the weights that the codes stand for.
+A code is exact, unless a weight is so close to the middle between two levels that the rounding of a scale or a quotient
+decides: then both codes are right. We compare a product with the product of the dequantized weights.
 """
 
 import numpy as np
@@ -26,11 +26,11 @@ from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Larg
 from llamaspec.verify.contracts.linear import systematic
 from llamaspec.verify.draws.draw import Values, sizes, values
 
-NEAR = 8 * U  # share of a weight by which the rounding of a scale or a quotient may move it towards another level
+NEAR = 8 * U  # relative change of a weight by the rounding of a scale or a quotient
 
 
 def _weights(w: Values, rows: int, cols: int, precision: Precision) -> np.ndarray:
-    """Fill weights without -0, which some formats have and others do not."""
+    """Make weights without -0, since not all formats have it."""
     return w.array("w", rows, cols, precision=precision) + np.zeros(1, precision.dtype)
 
 
@@ -99,7 +99,7 @@ def expect_gemv(x: np.ndarray, codes: np.ndarray, scales: np.ndarray, *, scheme:
     size = linear(np.abs(as_float64(x)), np.abs(weight))
     y = projected(exactly(x), weight)
     tiny = 4 * TINY * (n + 1) * (1 + np.max(np.abs(weight), initial=0)) * (1 + np.max(np.abs(as_float64(x)), initial=0))
-    # Multiplying each weight, or each group's sum, by the scale rounds once more.
+    # Multiplying each weight, or the sum of each group, by the scale rounds once more.
     hard, alarm = y.error + gamma(3) * size + tiny, (4 * np.sqrt(n) + 4) * U * size + tiny
     return Expected(y.value, hard, np.where(systematic(x, weight), hard, alarm), size)
 
@@ -144,7 +144,7 @@ def expect_decode(data: np.ndarray, *, name: str) -> Expected:
     value = ggml_decode(data, name=name)
     kind = ggml.TYPES[name]
     q = kind.unpack(data.reshape(*data.shape[:-1], -1, kind.bytes))
-    # Some types subtract a minimum, which is a product, too. A code of 0 stands for minus that minimum.
+    # Some types subtract a minimum, which is a product, too. A code of 0 means minus that minimum.
     minimum = np.abs(kind.dequantize(q._replace(codes=0 * q.codes)))
     size = np.abs(value) + 2 * minimum
     hard = 3 * U * size + 4 * TINY
@@ -156,7 +156,7 @@ SHAPES = {"rows": st.sampled_from([1, 2, 3]), "cols": sizes(32, 64, 128, most=19
 WEIGHTS = values(-8, 8, without=["denormal"])
 PAIRS = {"rows": st.sampled_from([1, 2, 3]), "pairs": sizes(8, 32, most=65)}
 BLOCKS = {"rows": st.sampled_from([1, 2]), "blocks": st.sampled_from([1, 2, 3])}
-# Types that search for their scales define the outcome, not the bytes, so they are not listed.
+# We do not list types that search for their scales: they do not define the exact bytes.
 ENCODED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "TQ1_0", "TQ2_0"]
 LARGE = Large({"rows": beyond(16, 128, 8192), "cols": beyond(256, 1024, 8192)}, beside={"rows": [2], "cols": [40]})
 MANY_PAIRS = Large(
@@ -167,7 +167,7 @@ MANY_BLOCKS = Large(
     {"rows": beyond(16, 128, 8192), "blocks": (5, 33, 261)},
     beside={"rows": [2], "blocks": [2]},
     closer={"rows": {"blocks": [1]}},
-    ends={"blocks": "261 blocks are 8,352 columns, or 66,816 of those types whose blocks are longer"},
+    ends={"blocks": "261 blocks are 8,352 columns, or 66,816 for types with longer blocks"},
 )
 STORED = "codes [rows cols] and scales [rows groups] as quantize gives them, the last group shorter where it must be"
 

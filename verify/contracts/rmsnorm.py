@@ -14,9 +14,9 @@ from llamaspec.verify.contract import (
     Large,
     Law,
     Trial,
-    alone,
     as_float64,
     beyond,
+    independent,
     of_one_size,
 )
 from llamaspec.verify.draws.draw import Values, sizes, values
@@ -68,7 +68,7 @@ CONTRACT = Contract(
     bound="hard: (n/2 + 9) u |y|, from the roundings of squares, sum, mean, eps, root and two products; "
     "alarm: (8 + 2 sqrt(n)) u |y|, but for rows of one size",
     laws=[
-        alone("a row", "x"),
+        independent("a row", "x"),
         Law("rmsnorm(4 x, 16 eps) is rmsnorm(x, eps)", _scale, sets=("eps",)),
         Law("rmsnorm(-x) is -rmsnorm(x), bit for bit", _sign),
     ],

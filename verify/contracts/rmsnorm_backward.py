@@ -1,6 +1,6 @@
 """Backward of RMSNorm, and of the norms of queries and keys.
 
-An entry of dx is the difference of two terms, A = r g dy and B = x r^3 mean(g dy x), which may cancel: a bound is
+An entry of dx is the difference of two terms, A = r g dy and B = x r^3 mean(g dy x), which may cancel: the bound is
 relative to their magnitudes, not to the difference.
 """
 
@@ -11,7 +11,18 @@ from llamaspec.reference.backward.qk_norm import qk_norm_backward
 from llamaspec.reference.backward.rmsnorm import rmsnorm_backward
 from llamaspec.verify.bounds.precision import TINY, Precision, U
 from llamaspec.verify.bounds.running_error import ELEMENTARY, flushed, gamma
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.contract import (
+    Arguments,
+    Claim,
+    Contract,
+    Expected,
+    Large,
+    Law,
+    Trial,
+    as_float64,
+    beyond,
+    independent,
+)
 from llamaspec.verify.draws import reach
 from llamaspec.verify.draws.draw import Values, sizes, values
 
@@ -33,7 +44,7 @@ def expect(x: np.ndarray, weight: np.ndarray, dy: np.ndarray, *, eps: float) -> 
     x, dn, dy = np.abs(as_float64(x)), np.abs(as_float64(dy) * as_float64(weight)), np.abs(as_float64(dy))
     mean = np.mean(x**2, axis=-1, keepdims=True)
     r = 1 / np.sqrt(mean + eps)
-    # A square may be flushed to zero, and eps and its sum with the mean are rounded.
+    # Hardware may flush a square to zero, and eps and its sum with the mean are rounded.
     root = 1 / np.sqrt(1 - gamma(n + 4) - TINY / eps) * (1 + ELEMENTARY + U) - 1
     through, along = r * dn, x * r**3 * np.mean(dn * x, axis=-1, keepdims=True)
     dx_error = through * ((1 + root) * (1 + gamma(4)) - 1) + along * ((1 + root) ** 3 * (1 + gamma(n + 10)) - 1)
@@ -82,21 +93,21 @@ def expect_qk(
     eps: float,
 ) -> tuple[Expected, ...]:
     (by_q, by_q_weight), (by_k, by_k_weight) = (
-        expect(*given, eps=eps) for given in ((q, q_weight, dq), (k, k_weight, dk))
+        expect(*part, eps=eps) for part in ((q, q_weight, dq), (k, k_weight, dk))
     )
     return by_q, by_k, by_q_weight, by_k_weight
 
 
 def _orthogonal(trial: Trial) -> Claim | None:
-    """A row times its own gradient is eps r^3 sum(dn x), which for a small eps is nearly 0."""
+    """Check that a row times its own gradient is eps r^3 sum(dn x), which is nearly 0 for a small eps."""
     x, dn = as_float64(trial.arguments["x"]), as_float64(trial.arguments["dy"]) * as_float64(trial.arguments["weight"])
     eps, dx = trial.arguments["eps"], as_float64(trial.outputs[0])
     if not np.isfinite(dx).all():  # beyond float16's largest number
         return None
     r = 1 / np.sqrt(np.mean(x**2, axis=-1) + eps)
-    due = eps * r**3 * np.sum(dn * x, axis=-1)
+    product = eps * r**3 * np.sum(dn * x, axis=-1)
     tolerance = np.sum(np.abs(x) * trial.bounds[0], axis=-1) + 1e-12 * np.sum(np.abs(r[:, None] * dn * x), axis=-1)
-    return Claim(np.sum(dx * x, axis=-1), due, tolerance)
+    return Claim(np.sum(dx * x, axis=-1), product, tolerance)
 
 
 def _sign(trial: Trial) -> Claim:
@@ -118,7 +129,7 @@ CONTRACT = Contract(
     domain="x and dy [rows dim] and weight [dim] of one dtype, eps above 0; dx [rows dim] and the weight's [dim]",
     bound=BOUND,
     laws=[
-        alone("a row's dx", "x", "dy"),
+        independent("a row's dx", "x", "dy"),
         Law("rmsnorm_backward of -dy is that of dy, negated, bit for bit", _sign),
         Law("dx is orthogonal to x, but for eps", _orthogonal),
     ],

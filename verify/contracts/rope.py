@@ -1,4 +1,4 @@
-"""RoPE: a rotation of pairs, whose angle may be a rounding of position times frequency away."""
+"""RoPE: a rotation of pairs. Its angle has the rounding error of position times frequency."""
 
 from collections.abc import Callable
 
@@ -9,11 +9,22 @@ from llamaspec.reference.rope import LinearScaling, Llama3Scaling, Scaling, rope
 from llamaspec.reference.rope import frequencies as exact_frequencies
 from llamaspec.verify.bounds.precision import TINY, Precision
 from llamaspec.verify.bounds.running_error import flushed, gamma, turn_error
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.contract import (
+    Arguments,
+    Claim,
+    Contract,
+    Expected,
+    Large,
+    Law,
+    Trial,
+    as_float64,
+    beyond,
+    independent,
+)
 from llamaspec.verify.draws import reach
 from llamaspec.verify.draws.draw import Values, sizes, values
 
-# An implementation that computes frequencies itself, and ignores the given ones, is wrong for scaled ones.
+# With scaled frequencies, we notice an implementation that ignores the argument and computes its own.
 SCALING: dict[str, Scaling | None] = {
     "none": None,
     "linear": LinearScaling(factor=4.0),
@@ -42,7 +53,7 @@ def arguments(
 
 
 def _expect(rope: Callable[..., np.ndarray]) -> Callable[..., Expected]:
-    """Make the bound for one pairing. A quarter turn puts each number's partner in its place."""
+    """Make the bound for one pairing. A quarter turn swaps each number and its partner."""
 
     def expect(x: np.ndarray, positions: np.ndarray, frequencies: np.ndarray) -> Expected:
         turns = as_float64(frequencies)
@@ -56,9 +67,9 @@ def _expect(rope: Callable[..., np.ndarray]) -> Callable[..., Expected]:
             np.concatenate([a, a], axis=-1) if halves else np.repeat(a, 2, axis=-1)
             for a in (angles, np.abs(np.cos(angles)), np.abs(np.sin(angles)))
         )
-        off, both = turn_error(angle) * (size + partner), size * cos + partner * sin
-        hard = off + gamma(3) * (both + off) + flushed(size + partner, 1.0)
-        return Expected(value, hard, hard, both)
+        off, terms = turn_error(angle) * (size + partner), size * cos + partner * sin
+        hard = off + gamma(3) * (terms + off) + flushed(size + partner, 1.0)
+        return Expected(value, hard, hard, terms)
 
     return expect
 
@@ -96,7 +107,7 @@ def _contract(rope: Callable[..., np.ndarray], pairs: str) -> Contract:
         "[head_dim/2] float32",
         bound="hard and alarm: (2 u angle + 4 u) (|a| + |b|) for cos and sin, gamma_3 (|a cos| + |b sin|) for the rest",
         laws=[
-            alone("a sequence", "x", "positions"),
+            independent("a sequence", "x", "positions"),
             Law("position 0 changes nothing", _still, sets=("start",)),
             Law("a rotation keeps lengths", _length),
         ],

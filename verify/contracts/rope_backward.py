@@ -1,15 +1,15 @@
-"""Backward of RoPE: the rotation the other way, with the forward rotation's bound."""
+"""Backward of RoPE: the inverse rotation, with the bound of the forward rotation."""
 
 import numpy as np
 
 from llamaspec.reference.backward.rope import rope_halves_backward
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, alone, as_float64
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64, independent
 from llamaspec.verify.contracts.rope import HALVES
 
 
 def arguments(**drawn) -> Arguments:
-    given = HALVES.arguments(**drawn)
-    return {"dy": given["x"], "positions": given["positions"], "frequencies": given["frequencies"]}
+    named = HALVES.arguments(**drawn)
+    return {"dy": named["x"], "positions": named["positions"], "frequencies": named["frequencies"]}
 
 
 def expect(dy: np.ndarray, positions: np.ndarray, frequencies: np.ndarray) -> Expected:
@@ -31,6 +31,6 @@ CONTRACT = Contract(
     expect=expect,
     domain=HALVES.domain.replace("x [", "dy ["),
     bound=HALVES.bound,
-    laws=[alone("a sequence", "dy", "positions"), Law("position 0 changes nothing", _still, sets=("start",))],
+    laws=[independent("a sequence", "dy", "positions"), Law("position 0 changes nothing", _still, sets=("start",))],
     large=HALVES.large,
 )

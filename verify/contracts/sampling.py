@@ -1,7 +1,7 @@
-"""Sampling: filters decide, and where a rounding could change a decision, either outcome is right.
+"""Sampling: if a rounding could change the decision of a filter, both outcomes are right.
 
-Every probability is an interval, and every filter two sets: the tokens that it surely keeps and those that it may keep.
-Any outcome in between is right.
+Every probability is an interval. Every filter gives two sets: the tokens that it certainly keeps, and the tokens that
+it may keep. Any outcome in between is right.
 """
 
 from typing import NamedTuple
@@ -18,13 +18,13 @@ from llamaspec.verify.draws.draw import HIDDEN, Values, hide, integers, seeds, s
 
 
 class Between(NamedTuple):
-    """A distribution whose probabilities are known to lie between two numbers each."""
+    """A distribution, with a lower and an upper bound for each probability."""
 
     low: Float[np.ndarray, " vocab"]
     high: Float[np.ndarray, " vocab"]
 
     def keep(self, surely: Bool[np.ndarray, " vocab"], maybe: Bool[np.ndarray, " vocab"]) -> "Between":
-        """Drop the tokens that are not kept and make the rest sum to 1 again."""
+        """Drop the tokens that are not kept, and scale the rest to sum to 1 again."""
         low, high = np.where(surely, self.low, 0), np.where(maybe, self.high, 0)
         slack = gamma(len(low) + 2)
         return Between(
@@ -49,7 +49,7 @@ def arguments(
 ) -> Arguments:
     scores = logits.array("logits", vocab, precision=precision, around=around)
     hides = hide(hidden, 2, vocab)[1]
-    if not np.all(hides):  # otherwise no token could be drawn
+    if not np.all(hides):  # otherwise no token is left to draw
         scores[hides] = -np.inf
     return {
         "logits": scores,
@@ -77,15 +77,15 @@ def expect(
     scores = penalize(logits, seen, penalty=repetition_penalty)
     off = np.where(
         np.isneginf(scores) | (repetition_penalty == 1), 0, 3 * U * np.abs(scores)
-    )  # with the penalty's own rounding
-    # Tokens of the same logit, seen or both not, have the same probability in every implementation.
-    same = 2 * np.unique(as_float64(logits), return_inverse=True)[1] + seen
-    p = _greedy(scores, off, same) if temperature == 0 else _tempered(scores, off, temperature)
+    )  # with the rounding of the penalty itself
+    # Tokens with the same logit, both seen or both not, have the same probability in every implementation.
+    groups = 2 * np.unique(as_float64(logits), return_inverse=True)[1] + seen
+    p = _greedy(scores, off, groups) if temperature == 0 else _tempered(scores, off, temperature)
     if 0 < top_k < len(scores):
-        p = p.keep(*(_ahead(p, same, sure, counted=True) < top_k for sure in (True, False)))
+        p = p.keep(*(_ahead(p, groups, sure, counted=True) < top_k for sure in (True, False)))
     if top_p < 1:
         slack = 1 + gamma(len(scores) + 2)
-        p = p.keep(_ahead(p, same, True) * slack < top_p, _ahead(p, same, False) / slack < top_p)
+        p = p.keep(_ahead(p, groups, True) * slack < top_p, _ahead(p, groups, False) / slack < top_p)
     largest = Between(np.max(p.low, keepdims=True), np.max(p.high, keepdims=True))
     surely = p.low >= min_p * largest.high * (1 + 2 * U)
     p = p.keep(surely | (np.sum(p.high > 0) == 1), p.high >= min_p * largest.low * (1 - 2 * U))
@@ -93,11 +93,11 @@ def expect(
     return Expected(value, hard, hard, value)
 
 
-def _greedy(scores: np.ndarray, off: np.ndarray, same: np.ndarray) -> Between:
-    """Put everything on the largest score, the first of several equal ones."""
-    found = np.flatnonzero(scores + off >= np.max(scores - off))
+def _greedy(scores: np.ndarray, off: np.ndarray, groups: np.ndarray) -> Between:
+    """Give probability 1 to the largest score, or to the first of several equal ones."""
+    candidates = np.flatnonzero(scores + off >= np.max(scores - off))
     best = np.zeros(len(scores), bool)
-    best[found[np.unique(same[found], return_index=True)[1]]] = True
+    best[candidates[np.unique(groups[candidates], return_index=True)[1]]] = True
     return Between(np.where(best & (np.sum(best) == 1), 1.0, 0.0), best * 1.0)
 
 
@@ -105,31 +105,31 @@ def _tempered(scores: np.ndarray, off: np.ndarray, temperature: float) -> Betwee
     size = np.where(np.isneginf(scores), 0, np.abs(scores))
     with np.errstate(over="ignore"):
         exponents = np.where(np.isneginf(scores), -np.inf, (scores - np.max(scores)) / temperature)
-        # Any of several scores may be the largest. An error that all exponents share changes nothing.
+        # Any of several scores may be the largest. An error common to all exponents changes nothing.
         moved = (off + np.max(off) + 4 * U * (size + np.max(size))) / temperature
     p, error = softmaxed(exponents[None], moved[None])
     return Between(np.maximum(p - error, 0)[0], np.minimum(p + error, 1)[0])
 
 
-def _ahead(p: Between, same: np.ndarray, sure: bool, *, counted: bool = False) -> Float[np.ndarray, " vocab"]:
+def _ahead(p: Between, groups: np.ndarray, sure: bool, *, counted: bool = False) -> Float[np.ndarray, " vocab"]:
     """Count the more probable tokens for each token, or sum their probabilities: at most (`sure`), or at least.
 
-    Tokens with the same number in `same` are not ahead of each other.
+    Tokens with the same number in `groups` are not ahead of each other.
     """
-    theirs, own, held = (p.high, p.low, p.high) if sure else (p.low, p.high, p.low)
-    masses = np.ones_like(held) if counted else held
-    levels, rank = np.unique(theirs, return_inverse=True)
+    rival, own, bound = (p.high, p.low, p.high) if sure else (p.low, p.high, p.low)
+    masses = np.ones_like(bound) if counted else bound
+    levels, rank = np.unique(rival, return_inverse=True)
     above = np.searchsorted(levels, own, side="right")  # the first level that is ahead
 
     def ahead(group: np.ndarray) -> np.ndarray:
-        """Sum the masses of the group's tokens that are ahead."""
+        """Sum the probabilities of the group's tokens that are ahead."""
         place = group * (len(levels) + 1)
         order = np.argsort(place + rank)
         total = np.append(0, np.cumsum(masses[order]))
         first, end = (np.searchsorted((place + rank)[order], place + level) for level in (above, len(levels)))
         return total[end] - total[first]
 
-    return ahead(np.zeros_like(same)) - ahead(same)
+    return ahead(np.zeros_like(groups)) - ahead(groups)
 
 
 def draw_arguments(*, precision: Precision, vocab: int, p: Values, u: float) -> Arguments:
@@ -173,7 +173,7 @@ DISTRIBUTION = Contract(
     definition=distribution,
     shapes={"vocab": VOCAB},
     values={
-        # A filter shows where several tokens share the mass: small logits, and seldom one token alone.
+        # A filter matters only if several tokens share the mass: small logits, and rarely only one token.
         "logits": values(-6, 0, without=["denormal"]),
         "around": st.sampled_from([0.0, -100.0, 100.0]),
         "hidden": st.sampled_from([which for which in HIDDEN if which != "all but the last"]),

@@ -1,4 +1,4 @@
-"""A shared expert: a SwiGLU layer whose output is weighed by a sigmoid of the token."""
+"""A shared expert: a SwiGLU layer; a sigmoid of the token weights its output."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -7,7 +7,18 @@ from llamaspec.reference.linear import linear
 from llamaspec.reference.moe import shared_expert
 from llamaspec.verify.bounds.precision import Precision, U, precision
 from llamaspec.verify.bounds.running_error import exactly, flushed, gated, projected, rounded, sigmoid
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.contract import (
+    Arguments,
+    Claim,
+    Contract,
+    Expected,
+    Large,
+    Law,
+    Trial,
+    as_float64,
+    beyond,
+    independent,
+)
 from llamaspec.verify.draws.draw import Values, sizes, values
 
 
@@ -45,7 +56,7 @@ CONTRACT = Contract(
     expect=expect,
     domain="x [tokens dim], score [1 dim], gate and up [ffn dim], down [dim ffn] of one dtype",
     bound="hard and alarm: running error analysis of four products, SwiGLU, the sigmoid and its product",
-    laws=[alone("a token", "x"), Law("-down gives -y, bit for bit", _sign)],
+    laws=[independent("a token", "x"), Law("-down gives -y, bit for bit", _sign)],
     large=Large(
         {"tokens": beyond(8, 64, 8192), "dim": beyond(64, 1024, 8192), "ffn": beyond(32, 256, 8192)},
         beside={

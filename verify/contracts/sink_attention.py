@@ -1,4 +1,4 @@
-"""Attention with sinks: a score of each head that takes part in the softmax and has no value."""
+"""Attention with sinks: each head has one more score, which takes part in the softmax but has no value."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,46 +8,46 @@ import numpy as np
 from llamaspec.reference.attention import sink_attention
 from llamaspec.verify.bounds.precision import Precision, U, precision
 from llamaspec.verify.bounds.running_error import attended, exactly
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, alone, as_float64
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Law, Trial, as_float64, independent
 from llamaspec.verify.contracts.attention import ATTENTION, BLOCKS, arguments
 from llamaspec.verify.draws.draw import Values, values
 
 
 def sink_arguments(*, precision: Precision, sinks: Values, around: float, **draws: Any) -> Arguments:
-    made = arguments(precision=precision, **draws)
-    mask = made.pop("mask")
-    heads = made["q"].shape[2]
-    return made | {"sinks": sinks.array("sinks", heads, precision=precision, around=around), "mask": mask}
+    named = arguments(precision=precision, **draws)
+    mask = named.pop("mask")
+    heads = named["q"].shape[2]
+    return named | {"sinks": sinks.array("sinks", heads, precision=precision, around=around), "mask": mask}
 
 
 def expect(q: np.ndarray, k: np.ndarray, v: np.ndarray, sinks: np.ndarray, mask: np.ndarray) -> Expected:
     dtype = precision(v.dtype.name)
     unit, smallest = dtype.unit, dtype.smallest if dtype.unit else 0.0  # float32 weights are not rounded
     z, rows = as_float64(sinks), []
-    for one, keys, held, seen in zip(q, k, v, as_float64(mask), strict=True):
-        arrays = exactly(one), exactly(keys), exactly(held)
-        due = attended(*arrays, seen, blocks=BLOCKS, unit=unit, smallest=smallest, sinks=z)
-        size = sink_attention(as_float64(one), as_float64(keys), np.abs(as_float64(held)), z, seen)
-        rows.append((due.value, due.error, size))
+    for query, keys, value_rows, seen in zip(q, k, v, as_float64(mask), strict=True):
+        arrays = exactly(query), exactly(keys), exactly(value_rows)
+        output = attended(*arrays, seen, blocks=BLOCKS, unit=unit, smallest=smallest, sinks=z)
+        size = sink_attention(as_float64(query), as_float64(keys), np.abs(as_float64(value_rows)), z, seen)
+        rows.append((output.value, output.error, size))
     value, error, size = (np.stack(part) for part in zip(*rows, strict=True))
     return Expected(value, error, error, size)
 
 
 def _halved(trial: Trial) -> Claim | None:
-    """Show one key alone, whose score and sink are 0: it gives half of its value."""
+    """Show only one key, with a score and a sink of 0: the result is half of its value."""
     v, mask = trial.arguments["v"], np.full_like(trial.arguments["mask"], -np.inf)
     if not v.shape[1]:
         return None
     mask[..., -1] = 0
     zeros = {name: np.zeros_like(trial.arguments[name]) for name in ("q", "sinks")}
     o = trial.again(**zeros, mask=mask)[0]
-    due = np.broadcast_to(np.repeat(as_float64(v[:, -1:]), o.shape[-2] // v.shape[-2], axis=-2) / 2, o.shape)
+    half = np.broadcast_to(np.repeat(as_float64(v[:, -1:]), o.shape[-2] // v.shape[-2], axis=-2) / 2, o.shape)
     unit = 8 * U + 2 * precision(v.dtype.name).unit + precision(o.dtype.name).unit
-    return Claim(o, due, unit * np.abs(due) + precision(v.dtype.name).smallest)
+    return Claim(o, half, unit * np.abs(half) + precision(v.dtype.name).smallest)
 
 
 def _heads_apart(trial: Trial) -> Claim | None:
-    """Move the sink of the last head: no other changes."""
+    """Change the sink of the last head: no other head may change."""
     sinks = trial.arguments["sinks"].copy()
     if len(sinks) == 1:
         return None
@@ -66,7 +66,7 @@ CONTRACT = Contract(
     "nothing gives 0",
     bound="hard and alarm: running error analysis as for attention, with one score more",
     laws=[
-        alone("a sequence", "q", "k", "v", "mask"),
+        independent("a sequence", "q", "k", "v", "mask"),
         Law("a key with the sink's own score gives half of its value", _halved, sets=("mask",)),
         Law("a sink is of one head alone, bit for bit", _heads_apart),
     ],

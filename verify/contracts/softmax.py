@@ -1,4 +1,4 @@
-"""Softmax: scores may be so low that a probability vanishes, so high that exp overflows, or hidden altogether."""
+"""Softmax: scores may be so low that a probability vanishes, so high that exp overflows, or all hidden."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -6,10 +6,21 @@ from hypothesis import strategies as st
 from llamaspec.reference.softmax import softmax
 from llamaspec.verify.bounds.precision import TINY, Precision, U, precision
 from llamaspec.verify.bounds.running_error import softmaxed
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.contract import (
+    Arguments,
+    Claim,
+    Contract,
+    Expected,
+    Large,
+    Law,
+    Trial,
+    as_float64,
+    beyond,
+    independent,
+)
 from llamaspec.verify.draws.draw import Values, hidden, hide, sizes, values
 
-BLOCKS = 64  # blocks of a row, at most, of an online softmax
+BLOCKS = 64  # most blocks of a row in an online softmax
 
 
 def arguments(*, precision: Precision, rows: int, n: int, x: Values, around: float, hidden: str) -> Arguments:
@@ -21,7 +32,7 @@ def arguments(*, precision: Precision, rows: int, n: int, x: Values, around: flo
 def expect(x: np.ndarray) -> Expected:
     exact = as_float64(x)
     size = np.where(np.isneginf(exact), 0, np.abs(exact))
-    # An implementation may compute e^(x - m) as 2^(x log2 e - m log2 e) and round each product before the difference.
+    # An implementation may compute e^(x - m) as 2^(x log2 e - m log2 e), and round each product before the difference.
     p, hard = softmaxed(exact, 4 * U * size, blocks=min(BLOCKS, x.shape[-1]))
     furthest = np.max(size, axis=-1, keepdims=True, initial=0)
     alarm = (16 + 2 * np.sqrt(x.shape[-1]) + 8 * furthest) * U * p + 2 * TINY
@@ -48,7 +59,7 @@ def _shift(trial: Trial) -> Claim | None:
 
 
 def _alone(trial: Trial) -> Claim:
-    """Hide all scores but one: a number added to the sum, such as an epsilon against a division by 0, then shows."""
+    """Hide all scores but one: this reveals a number added to the sum, such as an epsilon in the divisor."""
     x = np.full_like(trial.arguments["x"], -np.inf)
     x[:, -1] = 0
     p = trial.again(x=x)[0]
@@ -69,7 +80,7 @@ CONTRACT = Contract(
     bound="hard: p (e^(2 a) (1 + s) / (1 - s) - 1), a = (4 |x| + 6 (max - x)) u for scores, s = (n + 10 b) u for an "
     "online softmax of b = min(n, 64) blocks; alarm: (16 + 2 sqrt(n) + 8 max|x|) u p",
     laws=[
-        alone("a row", "x"),
+        independent("a row", "x"),
         Law("probabilities sum to 1, or to 0 where every score is -inf", _sums_to_one),
         Law("softmax of the scores in reverse is softmax in reverse", _order),
         Law("softmax(x + 4) is softmax(x)", _shift),

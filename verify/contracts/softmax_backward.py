@@ -1,4 +1,4 @@
-"""Backward of softmax, from probabilities that are given."""
+"""Backward of softmax, from its probabilities."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -7,7 +7,18 @@ from llamaspec.reference.backward.softmax import softmax_backward
 from llamaspec.reference.softmax import softmax
 from llamaspec.verify.bounds.precision import Precision, precision
 from llamaspec.verify.bounds.running_error import flushed, gamma
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, as_float64, beyond
+from llamaspec.verify.contract import (
+    Arguments,
+    Claim,
+    Contract,
+    Expected,
+    Large,
+    Law,
+    Trial,
+    as_float64,
+    beyond,
+    independent,
+)
 from llamaspec.verify.draws.draw import Values, hidden, hide, sizes, values
 
 
@@ -26,17 +37,17 @@ def expect(p: np.ndarray, dp: np.ndarray) -> Expected:
 
 
 def _constant(trial: Trial) -> Claim:
-    """Scores do not change the sum of the probabilities, so the same slope for each of them changes nothing."""
+    """Add the same slope to all probabilities: their sum is constant, so the gradient does not change."""
     p = trial.arguments["p"]
     again = trial.again(dp=np.ones_like(p))[0]
     exact, dtype = as_float64(p), precision(again.dtype.name)
-    due = exact * (1 - exact.sum(axis=-1, keepdims=True))
-    tolerance = exact * gamma(p.shape[-1] + 6) * 2 + dtype.unit * 2 * np.abs(due) + 4 * dtype.smallest
-    return Claim(again, due, tolerance)
+    product = exact * (1 - exact.sum(axis=-1, keepdims=True))
+    tolerance = exact * gamma(p.shape[-1] + 6) * 2 + dtype.unit * 2 * np.abs(product) + 4 * dtype.smallest
+    return Claim(again, product, tolerance)
 
 
 def _nothing(trial: Trial) -> Claim | None:
-    """A probability of 0 has a gradient of 0, bit for bit."""
+    """Check that a probability of 0 has a gradient of 0, bit for bit."""
     seen = as_float64(trial.arguments["p"]) != 0
     return None if seen.all() else Claim(np.where(seen, 0, as_float64(trial.outputs[0])), np.zeros(seen.shape), 0.0)
 
@@ -50,7 +61,7 @@ CONTRACT = Contract(
     domain="p [rows n], a softmax's output, where a row may be zeros alone, and dp [rows n], of one dtype",
     bound="hard and alarm: p (3 u |dp| + gamma_(n+3) sum p |dp|)",
     laws=[
-        alone("a row", "p", "dp"),
+        independent("a row", "p", "dp"),
         Law("the same slope for all probabilities changes nothing", _constant),
         Law("a probability of 0 has a gradient of 0", _nothing),
     ],

@@ -1,4 +1,4 @@
-"""Squared ReLU, element by element, as Nemotron has it."""
+"""Squared ReLU, element by element, as in Nemotron."""
 
 from llamaspec.reference.squared_relu import squared_relu
 from llamaspec.verify.bounds.running_error import squared_relu_of

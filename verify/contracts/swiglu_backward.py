@@ -23,18 +23,20 @@ def arguments(
 def expect(gate: np.ndarray, up: np.ndarray, dy: np.ndarray) -> tuple[Expected, ...]:
     dgate, dup = swiglu_backward(gate, up, dy)
     a, b, slope = (as_float64(x) for x in (gate, up, dy))
-    size, both = np.abs(a), np.abs(slope * b)
+    size, product = np.abs(a), np.abs(slope * b)
     small = np.exp(-size)
     s = np.where(a < 0, small, 1) / (1 + small)
-    rest = np.where(a < 0, 1, small) / (1 + small)  # 1 - s
-    off = ELEMENTARY + 2 * U + 2 * U * np.maximum(-a, 1)  # of s: an exp computed as a power of 2 is off by its argument
-    # 1 - s as a difference is off by s's error and a rounding, however small it is.
-    derivative = s * (1 + size * rest) * (off + gamma(6)) + size * s * (s * off + 2 * U)
+    complement = np.where(a < 0, 1, small) / (1 + small)  # 1 - s
+    off = (
+        ELEMENTARY + 2 * U + 2 * U * np.maximum(-a, 1)
+    )  # of s: an exp computed as a power of 2 has an error from its argument
+    # 1 - s, as a difference, has the error of s and a rounding, even if it is small.
+    derivative = s * (1 + size * complement) * (off + gamma(6)) + size * s * (s * off + 2 * U)
     tiny = flushed(size, np.abs(b), np.abs(slope))
-    dgate_error = both * derivative + tiny
+    dgate_error = product * derivative + tiny
     dup_error = np.abs(slope * a) * s * (off + gamma(3)) + tiny
     return (
-        Expected(dgate, dgate_error, dgate_error, both * s * (1 + size * rest)),
+        Expected(dgate, dgate_error, dgate_error, product * s * (1 + size * complement)),
         Expected(dup, dup_error, dup_error, np.abs(dup)),
     )
 
@@ -44,7 +46,7 @@ def _linear(trial: Trial) -> Claim:
 
 
 def _halfway(trial: Trial) -> Claim:
-    """At a gate of 0 the sigmoid is 1/2, and so is the derivative."""
+    """Set the gate to 0: the sigmoid and the derivative are 1/2."""
     up, dy = as_float64(trial.arguments["up"]), as_float64(trial.arguments["dy"])
     again = trial.again(gate=np.zeros_like(trial.arguments["gate"]))[0]
     dtype = precision(again.dtype.name)

@@ -1,7 +1,7 @@
 """Values that each draw of a contract may take.
 
-A person narrows a draw by hand, and a value that means nothing would leave nothing to compare. Every such value is
-therefore checked: a text is one of those that are drawn; a number may also lie between or, as a size, beyond them.
+A user narrows draws by hand, and a meaningless value would leave nothing to compare. So we check each value: a text
+must be one that the contract draws; a number may also lie between the drawn ones or, for a size, beyond them.
 """
 
 import json
@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from llamaspec.verify.contract import Contract
 from llamaspec.verify.draws.draw import Values
 
-LARGEST_SIZE = 2**20  # that a whole number may be narrowed to, where no range is drawn
-LONGEST = 1024  # entries of a list of whole numbers
-SHOWN = 200  # characters of a value that is refused
+LARGEST_SIZE = 2**20  # most value of an integer that is drawn from a list
+LONGEST = 1024  # most entries of a list of integers
+SHOWN = 200  # characters of a refused value that we print
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """Arrays that a draw fills: kinds, and inclusive ranges of seeds and exponents."""
+    """Kinds of array that a draw makes, with inclusive ranges of seeds and exponents."""
 
     kinds: tuple[str, ...]
     seeds: tuple[int, int]
@@ -37,7 +37,7 @@ class Arrays:
         )
 
     def holds(self, values: Values) -> bool:
-        """Whether `values` may be drawn."""
+        """Return whether `values` may be drawn."""
         return (
             values.kind in self.kinds
             and self.seeds[0] <= values.seed <= self.seeds[1]
@@ -47,18 +47,18 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Domain:
-    """Values that a draw may take: those that are drawn, and others of their kind."""
+    """Values that a draw may take: the drawn ones, and similar ones."""
 
     drawn: tuple[Any, ...] = ()  # None, texts and numbers, in the order of the contract
-    whole: tuple[int, int] | None = None  # any whole number in this inclusive range, too
+    integers: tuple[int, int] | None = None  # any whole number in this inclusive range, too
     real: tuple[float, float] | None = None  # any number in this inclusive range, too
     arrays: Arrays | None = None
     lists: tuple[int, int] | None = None  # entries of a list of whole numbers are in this inclusive range
 
     def __str__(self) -> str:
         parts = [", ".join(map(written, self.drawn))] if self.drawn else []
-        if self.whole:
-            parts.append("any whole number from {} to {}".format(*self.whole))
+        if self.integers:
+            parts.append("any whole number from {} to {}".format(*self.integers))
         if self.real:
             parts.append("any number from {:g} to {:g}".format(*self.real))
         if self.arrays:
@@ -69,21 +69,21 @@ class Domain:
 
     @property
     def count(self) -> int:
-        """How many different values or kinds of array are drawn; 0 where these are not counted."""
+        """The number of different values or kinds of array; 0 for ranges and lists."""
         return len(self.drawn) + (len(self.arrays.kinds) if self.arrays else 0)
 
     def value(self, choice: Any) -> Any:
-        """`choice` as a draw has it, whether it comes from Python or was typed. Raises ValueError for any other."""
+        """Convert `choice`, from Python or typed, to a value of the draw. Raises ValueError for any other."""
         for read in (self._listed, self._array, self._list, self._number):
-            found = read(choice.strip() if isinstance(choice, str) else choice)
-            if found is not _NOTHING:
-                return found
+            value = read(choice.strip() if isinstance(choice, str) else choice)
+            if value is not _NOTHING:
+                return value
         got = written(choice) or "an empty text"
         if len(got) > SHOWN:
             got = f"{got[:SHOWN]}..."
         if isinstance(choice, list | tuple):
             got += f", {len(choice):,} entries"
-        raise ValueError(f"one of {self}; got {got}{self._guess(choice)}")
+        raise ValueError(f"expected one of {self}; got {got}{self._guess(choice)}")
 
     def _listed(self, choice: Any) -> Any:
         for value in self.drawn:
@@ -116,7 +116,7 @@ class Domain:
             choice = _as_number(choice)
         if isinstance(choice, bool) or not isinstance(choice, int | float) or not math.isfinite(choice):
             return _NOTHING
-        if self.whole and isinstance(choice, int) and self.whole[0] <= choice <= self.whole[1]:
+        if self.integers and isinstance(choice, int) and self.integers[0] <= choice <= self.integers[1]:
             return choice
         if self.real and self.real[0] <= choice <= self.real[1]:
             return float(choice)
@@ -133,7 +133,7 @@ _NOTHING = object()
 
 
 def did_you_mean(text: str, known: Iterable[str]) -> str:
-    """The end of an error line that names what `text` was probably meant to be, or nothing.
+    """Suggest, for the end of an error line, a known name that `text` resembles.
 
     >>> did_you_mean("All", ["none", "all"]), did_you_mean("x", ["none", "all"])
     (': did you mean all?', '')
@@ -144,7 +144,7 @@ def did_you_mean(text: str, known: Iterable[str]) -> str:
 
 
 def written(value: Any) -> str:
-    """`value` as `--set` takes it."""
+    """Write `value` as `--set` reads it."""
     if value is None:
         return "null"
     return str(list(value)) if isinstance(value, tuple) else str(value)
@@ -165,22 +165,22 @@ def _as_number(text: str) -> int | float | None:
 
 
 def domain(strategy: st.SearchStrategy) -> Domain:
-    """The domain of a draw, read from its strategy."""
+    """Read the domain of a draw from its strategy."""
     strategy = unwrapped(strategy)
     if (alternatives := getattr(strategy, "original_strategies", None)) is not None:
         return _either([domain(alternative) for alternative in alternatives])
     if getattr(strategy, "target", None) is Values:
         fields = {name: domain(field) for name, field in strategy.kwargs.items()}  # type: ignore
-        seeds, exponents = fields["seed"].whole, fields["exponent"].whole
+        seeds, exponents = fields["seed"].integers, fields["exponent"].integers
         assert seeds and exponents
         return Domain(arrays=Arrays(fields["kind"].drawn, seeds, exponents))
     if hasattr(strategy, "start") and hasattr(strategy, "end"):
-        return Domain(whole=(strategy.start, strategy.end))  # type: ignore
+        return Domain(integers=(strategy.start, strategy.end))  # type: ignore
     if hasattr(strategy, "elements") and not getattr(strategy, "_transformations", ()):
         return _of_values(strategy.elements)  # type: ignore
     if getattr(strategy, "pack", None) is tuple:
         entries = domain(getattr(unwrapped(strategy.mapped_strategy), "element_strategy"))  # type: ignore  # noqa: B009
-        return Domain(lists=entries.whole)
+        return Domain(lists=entries.integers)
     return _of_values(sampled(strategy))
 
 
@@ -191,32 +191,32 @@ def unwrapped(strategy: Any) -> Any:
 
 
 def _of_values(values: Sequence[Any]) -> Domain:
-    """Domain of a strategy that draws from `values`."""
+    """Make the domain of a strategy that draws from `values`."""
     plain = tuple(value for value in values if not isinstance(value, tuple))
-    whole = [value for value in plain if type(value) is int]
+    integers = [value for value in plain if type(value) is int]
     real = [value for value in plain if isinstance(value, float) and math.isfinite(value)]
     entries = [entry for value in values if isinstance(value, tuple) for entry in value]
     return Domain(
         drawn=plain,
-        whole=(min(whole), max(LARGEST_SIZE, *whole)) if whole else None,
+        integers=(min(integers), max(LARGEST_SIZE, *integers)) if integers else None,
         real=(min(real), max(real)) if real else None,
         lists=(min(entries), LARGEST_SIZE) if entries else None,
     )
 
 
 def _either(domains: Sequence[Domain]) -> Domain:
-    """Union of domains. Of two ranges of a kind, the first stays."""
+    """Unite domains. If two have a range of the same kind, the first one counts."""
 
     def first(name: str) -> Any:
-        return next((getattr(one, name) for one in domains if getattr(one, name) is not None), None)
+        return next((getattr(part, name) for part in domains if getattr(part, name) is not None), None)
 
-    parts = {name: first(name) for name in ("whole", "real", "arrays", "lists")}
-    return Domain(tuple(value for one in domains for value in one.drawn), **parts)
+    parts = {name: first(name) for name in ("integers", "real", "arrays", "lists")}
+    return Domain(tuple(value for part in domains for value in part.drawn), **parts)
 
 
 def sampled(strategy: st.SearchStrategy) -> list[Any]:
-    """Values that a strategy of an unknown form draws."""
-    found: dict[str, Any] = {}
+    """Collect the values that a strategy of unknown form draws."""
+    values: dict[str, Any] = {}
 
     @hypothesis.seed(0)
     @hypothesis.settings(
@@ -229,19 +229,19 @@ def sampled(strategy: st.SearchStrategy) -> list[Any]:
     )
     @hypothesis.given(strategy)
     def collect(value: Any) -> None:
-        found[repr(value)] = value
+        values[repr(value)] = value
 
     collect()
-    return list(found.values())
+    return list(values.values())
 
 
 def narrowed(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
-    """`only` with every value as its draw has it.
+    """Convert every value in `only` to a value of its draw.
 
-    Raises ValueError, in one line that lists what is allowed, for a draw that the contract does not have, for a value
-    outside the domain of its draw, and for no values at all.
+    Raises ValueError, in one line with the allowed values, for a draw that the contract does not have, for a value
+    outside the domain of its draw, and for an empty list.
     """
-    found = {}
+    chosen = {}
     for name, choices in only.items():
         if name not in contract.draws:
             raise ValueError(
@@ -249,16 +249,16 @@ def narrowed(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str,
             )
         allowed = domain(contract.draws[name])
         if isinstance(choices, str) or not isinstance(choices, Sequence) or not len(choices):
-            raise ValueError(f"{contract.name}: {name} is narrowed to a list of values; got {choices!r}")
+            raise ValueError(f"{contract.name}: expected a list of values for {name}, got {choices!r}")
         try:
-            found[name] = tuple(allowed.value(choice) for choice in choices)
+            chosen[name] = tuple(allowed.value(choice) for choice in choices)
         except ValueError as error:
-            raise ValueError(f"{contract.name}: {name} is {error}") from None
-    return found
+            raise ValueError(f"{contract.name}: {name}: {error}") from None
+    return chosen
 
 
 def choices(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Read how a person narrows draws. Raises ValueError.
+    """Parse the `--set` options that narrow draws. Raises ValueError.
 
     >>> choices(["dim=128,256", "window=null,3", "hidden=none,every other", "lengths=[1,2],[3]"])
     {'dim': [128, 256], 'window': [None, 3], 'hidden': ['none', 'every other'], 'lengths': [(1, 2), (3,)]}
@@ -267,19 +267,19 @@ def choices(texts: Sequence[str]) -> dict[str, list[Any]]:
     for text in texts:
         name, _, listed = (part.strip() for part in text.partition("="))
         if not name or not listed:
-            raise ValueError(f"a draw is narrowed as NAME=VALUE,VALUE, got {text}")
+            raise ValueError(f"expected NAME=VALUE,VALUE, got {text}")
         if name in chosen:
             raise ValueError(f"{name} is narrowed twice: list all of its values in one --set")
         try:
-            found = json.loads(f"[{listed}]")
+            values = json.loads(f"[{listed}]")
         except (json.JSONDecodeError, RecursionError):
-            found = [value.strip() for value in listed.split(",")]
-        chosen[name] = [tuple(value) if isinstance(value, list) else value for value in found]
+            values = [value.strip() for value in listed.split(",")]
+        chosen[name] = [tuple(value) if isinstance(value, list) else value for value in values]
     return chosen
 
 
 def parsed(only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
-    """`only` of a contract itself, which may leave the domains of its draws, with the texts of arrays read."""
+    """Parse the texts of arrays in a contract's own narrowing, which may exceed the domains of its draws."""
 
     def read(choice: Any) -> Any:
         try:
@@ -291,11 +291,11 @@ def parsed(only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
 
 
 def shares(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[int, int]]:
-    """For each draw that `only` narrows, how many of its values or kinds of array are left, and of how many."""
-    found = {}
+    """Count, for each draw in `only`, its remaining values or kinds of array, and all of them."""
+    counts = {}
     for name, choices in narrowed(contract, only).items():
         of = domain(contract.draws[name]).count
-        left = len({choice.kind if isinstance(choice, Values) else repr(choice) for choice in choices})
+        remaining = len({choice.kind if isinstance(choice, Values) else repr(choice) for choice in choices})
         if of:
-            found[name] = (min(left, of), of)
-    return found
+            counts[name] = (min(remaining, of), of)
+    return counts

@@ -1,9 +1,8 @@
-r"""Draws: few small things that a person can read, from which all arrays of a contract are made.
+r"""Draws: a few small, readable values, from which a contract makes all of its arrays.
 
-Hypothesis chooses, prints and shrinks these things, never the elements of an array. An array is `Values`: a kind, a
-seed and a power of two. Its numbers come from SplitMix64 (Steele, Lea & Flood, 2014,
-https://doi.org/10.1145/2714064.2660195) by integer arithmetic alone, so that a replay file means the same inputs on
-every machine and in every version.
+Hypothesis chooses, prints and shrinks these values, never the elements of an array. An array is `Values`: a kind, a
+seed and a power of two. SplitMix64 (Steele, Lea & Flood, 2014, https://doi.org/10.1145/2714064.2660195) computes its
+numbers with integers only, so that a replay file gives the same inputs on every machine and in every version.
 """
 
 import re
@@ -24,11 +23,11 @@ LAW = "law"  # the draw that names the law to check
 AGAIN = "again"  # a value of that draw: call with other inputs in between, and compare two calls with the same inputs
 
 WORD = 2.0**64
-LARGEST = 2**24  # numbers of an array: a mistyped size must not fill the memory
+LARGEST = 2**24  # most numbers in an array: a mistyped size must not fill the memory
 
 
 def _normal(words: UInt64[np.ndarray, " n"], width: int) -> Float[np.ndarray, " n"]:
-    """Nearly normal numbers with variance 1: sums of four uniform ones."""
+    """Nearly normal numbers with variance 1: sums of four uniform numbers."""
     total = np.full(words.shape, -2 * 0xFFFF, np.int64)
     for shift in (0, 16, 32, 48):
         total += ((words >> np.uint64(shift)) & np.uint64(0xFFFF)).view(np.int64)
@@ -58,10 +57,10 @@ def _wide(words: np.ndarray, width: int) -> np.ndarray:
 
 
 def _halves(words: np.ndarray, width: int) -> np.ndarray:
-    """Halfway between two codes wherever a block of 32 has its largest magnitude for a scale of 1."""
+    """Ties between two codes; the largest magnitude of each block of 32 makes its scale 1."""
     largest = (127, 7, -8)[int(words[0] % np.uint64(3))] if len(words) else 0
-    whole = (words % np.uint64(2 * abs(largest) or 1)).astype(np.float64) - abs(largest)
-    return np.where(np.arange(len(words)) % width % 32 == 0, float(largest), whole + 0.5)
+    integers = (words % np.uint64(2 * abs(largest) or 1)).astype(np.float64) - abs(largest)
+    return np.where(np.arange(len(words)) % width % 32 == 0, float(largest), integers + 0.5)
 
 
 # Each comment says why a kind is drawn. Counterexamples shrink to the first.
@@ -79,7 +78,7 @@ KINDS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
 }
 
 
-# Words for a reader of a counterexample, each before it is multiplied by a power of two.
+# Descriptions for a counterexample, before the multiplication by a power of two.
 MEANINGS = {
     "integers": "whole numbers from -4 to 4",
     "normal": "nearly normal numbers",
@@ -96,7 +95,7 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Values:
-    """A filling for an array.
+    """Contents of an array.
 
     >>> str(Values("normal", seed=3, exponent=-2))
     'normal(3) * 2**-2'
@@ -111,21 +110,21 @@ class Values:
 
     @staticmethod
     def parse(text: str) -> "Values":
-        """The inverse of `str`, with or without spaces. Raises ValueError for anything else.
+        """Parse the output of `str`, with or without spaces. Raises ValueError for any other text.
 
         >>> Values.parse("normal(3)*2**-2")
         Values(kind='normal', seed=3, exponent=-2)
         """
         match = re.fullmatch(r"(\w+)\((\d+)\)(?: *\* *2\*\*(-?\d+))?", text, re.ASCII)
         if not match or match[1] not in KINDS:
-            raise ValueError(f"values are written as kind(seed) * 2**exponent, got {text!r}")
+            raise ValueError(f"expected kind(seed) * 2**exponent, got {text!r}")
         return Values(match[1], int(match[2]), int(match[3] or 0))
 
     def array(self, name: str, *shape: int, precision: Precision, around: float = 0.0) -> Shaped[np.ndarray, "..."]:
-        """The array of this shape that an argument called `name` gets: others, of the same values, get other numbers.
+        """Make an array of this shape for the argument called `name`; other names give other numbers.
 
-        All are moved by `around`. A number that is then too large for the dtype becomes its largest number. Raises
-        ValueError for more than `LARGEST` numbers.
+        We add `around` to every number and clip numbers that are too large for the dtype. Raises ValueError for more
+        than `LARGEST` numbers.
         """
         width = max(shape[-1], 1)
         words = _words(self.seed, name, shape)
@@ -140,7 +139,7 @@ class Values:
 
 
 def _words(seed: int, name: str, shape: tuple[int, ...]) -> UInt64[np.ndarray, " count"]:
-    """64 random bits for each number of an array, from SplitMix64."""
+    """Draw 64 random bits for each number of an array with SplitMix64."""
     count = prod(shape)
     if count > LARGEST:
         sizes = " x ".join(map(str, shape))
@@ -157,7 +156,7 @@ def _mix(z: np.ndarray) -> np.ndarray:
 
 
 def integers(seed: int, name: str, *shape: int, below: int) -> Shaped[np.ndarray, "..."]:
-    """Whole numbers from 0 to `below` - 1, as int32. Raises ValueError for more than `LARGEST` of them.
+    """Draw int32 numbers from 0 to `below` - 1. Raises ValueError for more than `LARGEST` numbers.
 
     >>> integers(0, "tokens", 2, 3, below=10).tolist()
     [[3, 3, 9], [6, 8, 4]]
@@ -165,26 +164,25 @@ def integers(seed: int, name: str, *shape: int, below: int) -> Shaped[np.ndarray
     return (_words(seed, name, shape) % np.uint64(below)).astype(np.int32).reshape(shape)
 
 
-SEEDS = 1000  # different fillings of a kind
+SEEDS = 1000  # arrays of each kind
 seeds = st.integers(0, SEEDS - 1)
 
 
 def values(
     low: int = -8, high: int = 8, *, kinds: Iterable[str] = KINDS, without: Iterable[str] = ()
 ) -> st.SearchStrategy[Values]:
-    """Arrays with typical magnitudes from 2^low to 2^high; zeros and subnormal numbers are below that."""
+    """Draw arrays with typical magnitudes from 2^low to 2^high; zeros and subnormal numbers are smaller."""
     chosen = [kind for kind in kinds if kind not in set(without)]
     return st.builds(Values, kind=st.sampled_from(chosen), seed=seeds, exponent=st.integers(low, high))
 
 
-# Names for the scores that are -inf: none, all of the first row, all from the middle on, every other one, all but the
-# last, all.
+# Names for the scores that are -inf.
 HIDDEN = ("none", "first row", "second half", "every other", "all but the last", "all")
 hidden = st.sampled_from(HIDDEN)
 
 
 def hide(which: str, rows: int, n: int) -> Bool[np.ndarray, "rows n"]:
-    """A mask that is True where a score is hidden.
+    """Make a mask that is True for hidden scores.
 
     >>> hide("second half", 1, 3).tolist()
     [[False, True, True]]
@@ -206,7 +204,7 @@ def hide(which: str, rows: int, n: int) -> Bool[np.ndarray, "rows n"]:
 
 
 def sizes(*borders: int, most: int) -> st.SearchStrategy[int]:
-    """Lengths at which a loop over blocks goes wrong: one, small primes, and around one and two of each border.
+    """Draw lengths at which a loop over blocks may go wrong: 1, small primes, and near each border and twice that.
 
     >>> sizes(8, most=20)
     sampled_from([1, 2, 3, 5, 7, 8, 9, 15, 16, 17])

@@ -1,4 +1,4 @@
-"""How far each dimension of a contract is drawn: beyond `FAR`, or up to an end that has a reason."""
+"""Largest size that a contract draws for each dimension: beyond `FAR`, or up to a limit that has a reason."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -8,21 +8,21 @@ from hypothesis import strategies as st
 from llamaspec.verify.contract import Contract
 from llamaspec.verify.draws.domain import LONGEST, domain, sampled, unwrapped
 
-FAR = 8192  # a dimension without a natural end is drawn beyond this
+FAR = 8192  # contracts draw a dimension beyond this unless it has a natural limit
 
-# Ends of several contracts, for `Large.ends`.
+# Limits that several contracts share, for `Large.ends`.
 WIDTH = "heads of published models have at most 512 features"
-HEADS = "published models have at most 232 heads, and attention of each is a program of its own"
+HEADS = "published models have at most 232 heads, and each number of heads compiles another program"
 SEQUENCES = "a server decodes at most about a thousand sequences at once"
 
 
 class Reach(NamedTuple):
-    """How far one dimension is drawn."""
+    """Largest sizes of one dimension."""
 
-    dimension: str  # a draw, or how many entries the tuples of a draw have
+    dimension: str  # a draw, or the number of entries of a draw's tuples
     usual: int  # the largest of most draws
     most: int  # the largest of all
-    why: str  # it ends there, where that is before `FAR`
+    why: str  # why it ends before `FAR`, if it does
 
 
 def reaches(contract: Contract) -> list[Reach]:
@@ -32,7 +32,7 @@ def reaches(contract: Contract) -> list[Reach]:
 
 
 def _reaches(contract: Contract, name: str) -> Iterator[Reach]:
-    """Yield how far a draw goes, unless it is no size, such as the name of a layout."""
+    """Yield the reach of a draw, unless it is not a size, such as the name of a layout."""
     strategy, large = contract.draws[name], contract.large.sizes.get(name, ())
 
     def reach(dimension: str, usual: int, larger: list[int]) -> Reach:
@@ -47,14 +47,14 @@ def _reaches(contract: Contract, name: str) -> Iterator[Reach]:
 
 
 def _usual(strategy: st.SearchStrategy) -> int | None:
-    """The largest whole number that is drawn."""
+    """Return the largest integer that a strategy draws."""
     values = domain(strategy)
-    drawn = [value for value in values.drawn if isinstance(value, int)] or list(values.whole or ())
+    drawn = [value for value in values.drawn if isinstance(value, int)] or list(values.integers or ())
     return max(drawn, default=None)
 
 
 def _lists(strategy: Any) -> tuple[int, int]:
-    """The largest entry and the most entries of a draw of lists."""
+    """Return the largest entry and the largest number of entries of a draw of lists."""
     if getattr(strategy, "pack", None) is tuple:
         lists = unwrapped(strategy.mapped_strategy)
         return _usual(lists.element_strategy) or 0, min(lists.max_size, LONGEST)
@@ -74,7 +74,7 @@ def table(contracts: Mapping[str, Contract]) -> list[str]:
         "|---|---|---|---|---|",
     ]
     return lines + [
-        f"| {op} | {one.dimension} | {one.usual:,} | {one.most:,} | {one.why} |"
+        f"| {op} | {reach.dimension} | {reach.usual:,} | {reach.most:,} | {reach.why} |"
         for op, contract in contracts.items()
-        for one in reaches(contract)
+        for reach in reaches(contract)
     ]

@@ -1,4 +1,4 @@
-"""Hypothesis without what it takes from outside a seed."""
+"""Make Hypothesis depend on the seed only."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +11,12 @@ PROVIDERS = "hypothesis.internal.conjecture.providers"
 
 @contextmanager
 def by_the_seed_alone() -> Iterator[None]:
-    """Let a seed and the version of Hypothesis decide alone what is drawn.
+    """Make draws depend only on the seed and the version of Hypothesis.
 
-    From 6.131 on, a few draws in a hundred are of numbers that stand in the source of modules that are imported and
-    are not installed. The same seed then draws otherwise in a test than on the command line, after another import, or
-    once a number of a candidate was changed; and a number that is found moves all draws after it. No setting turns
-    that off, so the list of them is empty meanwhile, and what is remembered of it set aside. Not for several threads.
+    Since 6.131, a few percent of draws are constants from the source of imported modules that are not installed. So the
+    same seed draws other values in a test than on the command line, after another import, or when a constant of a
+    candidate changes, and one such constant moves all later draws. No setting turns this off, so we replace the list of
+    constants by an empty one, and its cache by a new one. Not thread-safe.
     """
     try:
         providers: Any = import_module(PROVIDERS)
@@ -26,6 +26,6 @@ def by_the_seed_alone() -> Iterator[None]:
         yield
         return
     none = import_module("hypothesis.internal.constants_ast").Constants()
-    remembered = type(providers.CONSTANTS_CACHE)(1024)  # of that length, as Hypothesis has it
+    remembered = type(providers.CONSTANTS_CACHE)(1024)  # the length that Hypothesis uses
     with mock.patch.multiple(providers, _get_local_constants=lambda: none, CONSTANTS_CACHE=remembered):
         yield

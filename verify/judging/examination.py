@@ -1,4 +1,4 @@
-"""Judge one draw: its inputs, a call of the candidate, and a verdict on what it returns."""
+"""Judge one draw: make its inputs, call the candidate, and judge the result."""
 
 import re
 from collections.abc import Iterable
@@ -16,20 +16,20 @@ from llamaspec.verify.judging.judge import Finding, Point, broken, judge, return
 
 NOT_TWICE = "not the same twice"  # kind of a finding
 REUSED = "reused"  # kind of a finding
-OTHERS = "for other numbers than these, of the same kinds: every seed plus one"
+OTHER_SEEDS = "with other numbers of the same kinds: add one to every seed"
 
 
 @dataclass(frozen=True)
 class Examination:
-    """One draw, judged."""
+    """A draw and the verdict on it."""
 
     draw: Draw
     hard: float = 0.0
     alarm: float = 0.0
     finding: Finding | None = None
     compared: int = 0  # numbers that have a bound
-    place: str = ""  # where the result is nearest to its hard bound, and how near
-    differs: str = ""  # where two results for the same inputs have other bits, both within the bound
+    place: str = ""  # the number nearest to its hard bound, in words
+    differs: str = ""  # two results for the same inputs that differ in their bits, both within the bound
     points: tuple[Point, ...] = ()
 
     @property
@@ -38,7 +38,7 @@ class Examination:
 
 
 class Unjudged(RuntimeError):
-    """The judge itself failed, with the same draw twice: a fault of this package, and no verdict."""
+    """The judge failed twice with the same draw: a bug of this package, and no verdict."""
 
 
 def examine(
@@ -46,12 +46,11 @@ def examine(
 ) -> Examination:
     """Judge one draw: its values, and the law that it names.
 
-    A judge that fails once, and not with the same draw again, was given two different results: that is a finding.
-    Results of other bits for the same inputs are one too where they should be `deterministic`.
-    Raises Unjudged where it fails again, NoVerdict where no inputs can be made of the draw, and whatever `call` of the
-    candidate raises.
+    If judging fails once but not again with the same draw, the candidate returned two different results: that is a
+    finding. With `deterministic`, results that differ in their bits for the same inputs are a finding too. Raises
+    Unjudged if judging fails twice, NoVerdict if the draw gives no inputs, and what the candidate's `call` raises.
     """
-    arguments, expected = _due(contract, precision, draw)
+    arguments, expected = _prepared(contract, precision, draw)
     try:
         examination = _judged(contract, candidate, precision, draw, arguments, expected)
         if deterministic and examination.differs and not examination.violated:
@@ -67,18 +66,18 @@ def examine(
         raise
     except Exception as error:
         raise Unjudged(f"{contract.name}: the result for {draw} cannot be judged: {first}") from error
-    message = f"the first result could not be judged ({first}), the second one, of the same inputs, could"
+    message = f"the first result could not be judged ({first}), but the second one for the same inputs could"
     return Examination(draw, np.inf, np.inf, Finding(NOT_TWICE, message))
 
 
 def takes(contract: Contract, candidate: Candidate, precision: Precision, draws: Iterable[Draw]) -> bool:
-    """Whether `candidate` returns anything for one of `draws`: it takes their dtype, though it raises for others.
+    """Return whether `candidate` returns a result for any of `draws`, so that it supports their dtype.
 
-    A candidate that hangs or crashes does not refuse a dtype either, and nobody waits for it again.
+    A candidate that hangs or crashes did not refuse the dtype, so we return True and do not call it again.
     """
     for draw in draws:
         try:
-            outcome = candidate.call(*contract.split(_due(contract, precision, draw)[0]))
+            outcome = candidate.call(*contract.split(_prepared(contract, precision, draw)[0]))
         except (NoVerdict, ImportError):
             continue
         if isinstance(outcome, Outputs) or outcome.kind in ("hung", "crashed"):
@@ -86,8 +85,8 @@ def takes(contract: Contract, candidate: Candidate, precision: Precision, draws:
     return False
 
 
-def _due(contract: Contract, precision: Precision, draw: Draw) -> tuple[Arguments, tuple[Expected, ...]]:
-    """Make the inputs and the results that are due, before the candidate is called and could change them."""
+def _prepared(contract: Contract, precision: Precision, draw: Draw) -> tuple[Arguments, tuple[Expected, ...]]:
+    """Make the inputs and the expected results, before the candidate could change them."""
     drawn = {name: value for name, value in draw.items() if name != LAW}
     try:
         arguments = contract.arguments(precision=precision, **drawn)
@@ -95,7 +94,7 @@ def _due(contract: Contract, precision: Precision, draw: Draw) -> tuple[Argument
     except Exception as error:
         written = ", ".join(f"{name}={value}" for name, value in drawn.items())
         why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise NoVerdict(f"{contract.name}: no inputs and results can be made of {written}: {why}") from error
+        raise NoVerdict(f"{contract.name}: cannot make inputs and expected results from {written}: {why}") from error
 
 
 def _judged(
@@ -135,17 +134,17 @@ def _judged(
         return outputs
 
     bounds = []
-    for actual, due in zip(called, expected, strict=True):
-        returned = returned_precision(actual, np.asarray(due.value), precision)
+    for actual, output in zip(called, expected, strict=True):
+        returned = returned_precision(actual, np.asarray(output.value), precision)
         assert isinstance(returned, Precision)
-        bounds.append(with_rounding(due, returned)[0])
+        bounds.append(with_rounding(output, returned)[0])
     try:
         claim = law.check(Trial(arguments, called, tuple(bounds), again))
         finding = broken(law, claim) if claim else None
         if claim and finding and (differs := _difference(called, again())):
-            # A candidate that adds up in another order each time cannot keep a law to the bit, but within its bounds.
-            held = claim._replace(tolerance=claim.tolerance + 2 * max(map(_largest_bound, bounds)))
-            finding, examination = broken(law, held), replace(examination, differs=differs)
+            # A candidate that sums in another order each time can keep a law only within its bounds.
+            loosened = claim._replace(tolerance=claim.tolerance + 2 * max(map(_largest_bound, bounds)))
+            finding, examination = broken(law, loosened), replace(examination, differs=differs)
     except _Failed as failed:
         finding = failed.finding
     return replace(examination, finding=finding) if finding else examination
@@ -159,45 +158,47 @@ def _called_again(
     expected: tuple[Expected, ...],
     called: tuple[np.ndarray, ...],
 ) -> Examination:
-    """Call with other numbers, and once more with the same: no state of the candidate may decide its result.
+    """Call with other numbers, then again with the same ones: the result must not depend on the candidate's state.
 
-    Two more calls with other numbers show buffers that are returned in turn.
+    More calls with other numbers find buffers that the candidate reuses in turn.
     """
     contract, draw = call.contract, examination.draw
-    others = _others(contract, precision, draw, 1)
-    due = contract.expected(others)
-    between = call(others)
-    found = between if isinstance(between, Finding) else judge(between, due, precision).finding
-    if found and found.kind == REUSED:
-        return replace(examination, finding=found)
-    if found and found.kind != "suspicious":
-        return replace(examination, finding=found._replace(condition=OTHERS))
+    changed = _other_numbers(contract, precision, draw, 1)
+    changed_expected = contract.expected(changed)
+    between = call(changed)
+    finding = between if isinstance(between, Finding) else judge(between, changed_expected, precision).finding
+    if finding and finding.kind == REUSED:
+        return replace(examination, finding=finding)
+    if finding and finding.kind != "suspicious":
+        return replace(examination, finding=finding._replace(condition=OTHER_SEEDS))
     second = call(arguments)
     if not isinstance(second, Finding):
-        found = judge(second, expected, precision).finding
-        if found is None or found.kind == "suspicious":
+        finding = judge(second, expected, precision).finding
+        if finding is None or finding.kind == "suspicious":
             return replace(
                 examination,
                 differs=_difference(called, second),
                 finding=_in_turn(call, precision, draw) or examination.finding,
             )
-        second = found
+        second = finding
     if second.kind in ("hung", "crashed", REUSED):
         return replace(examination, finding=second)
-    message = f"right at first; after a call with other inputs, for the same ones: {second.kind}: {second.message}"
+    message = (
+        f"right at first; with the same inputs again, after a call with other ones: {second.kind}: {second.message}"
+    )
     return replace(examination, finding=Finding(NOT_TWICE, message, second.condition))
 
 
 def _in_turn(call: "_Calls", precision: Precision, draw: Draw) -> Finding | None:
-    """Call with numbers that no call had before, until each of `HELD` buffers in turn would be written to again."""
+    """Call with new numbers until a candidate that rotates up to `HELD` buffers would overwrite one."""
     while call.made <= HELD:
-        outputs = call(_others(call.contract, precision, draw, call.made))
+        outputs = call(_other_numbers(call.contract, precision, draw, call.made))
         if isinstance(outputs, Finding):
-            return outputs if outputs.kind == REUSED else outputs._replace(condition=OTHERS)
+            return outputs if outputs.kind == REUSED else outputs._replace(condition=OTHER_SEEDS)
     return None
 
 
-def _others(contract: Contract, precision: Precision, draw: Draw, by: int) -> Arguments:
+def _other_numbers(contract: Contract, precision: Precision, draw: Draw, by: int) -> Arguments:
     """Make arguments of the same shapes and kinds with other numbers: every seed plus `by`."""
 
     def other(value: Any) -> Any:
@@ -207,16 +208,16 @@ def _others(contract: Contract, precision: Precision, draw: Draw, by: int) -> Ar
 
 
 def _difference(first: tuple[np.ndarray, ...], second: tuple[np.ndarray, ...]) -> str:
-    """Say where two results have other bits; empty where they are the same."""
-    for one, two in zip(first, second, strict=True):
-        if one.dtype != two.dtype or one.shape != two.shape:
-            return f"{two.dtype.name} {two.shape} after {one.dtype.name} {one.shape} for the same inputs"
-        if one.tobytes() != two.tobytes():
-            bits = [np.ascontiguousarray(a).view(np.uint8).reshape(a.size, -1) for a in (one, two)]
+    """Say where the bits of two results differ; empty if they do not."""
+    for before, after in zip(first, second, strict=True):
+        if before.dtype != after.dtype or before.shape != after.shape:
+            return f"{after.dtype.name} {after.shape} after {before.dtype.name} {before.shape} for the same inputs"
+        if before.tobytes() != after.tobytes():
+            bits = [np.ascontiguousarray(a).view(np.uint8).reshape(a.size, -1) for a in (before, after)]
             apart = np.any(bits[0] != bits[1], axis=1)
-            at = np.unravel_index(int(np.argmax(apart)), one.shape)
+            at = np.unravel_index(int(np.argmax(apart)), before.shape)
             place = ", ".join(str(int(i)) for i in at)
-            return f"at [{place}] {two[at]:.9g} after {one[at]:.9g} for the same inputs"
+            return f"at [{place}] {after[at]:.9g} after {before[at]:.9g} for the same inputs"
     return ""
 
 
@@ -225,7 +226,7 @@ def _largest_bound(bound: np.ndarray) -> float:
 
 
 class _Failed(Exception):
-    """The failure of a candidate while a law was looked at."""
+    """A failure of the candidate while we checked a law."""
 
     def __init__(self, finding: Finding):
         super().__init__(finding.message)
@@ -233,7 +234,7 @@ class _Failed(Exception):
 
 
 class _Calls:
-    """Calls of a candidate for one draw. None may write to its inputs, or to the result of a call before it."""
+    """Calls of a candidate for one draw. A call must not write to its inputs or to an earlier result."""
 
     def __init__(self, contract: Contract, candidate: Candidate):
         self.contract, self.candidate = contract, candidate
@@ -247,14 +248,14 @@ class _Calls:
         if outcome.changed:
             return Finding("inputs", f"wrote to its input {' and '.join(outcome.changed)}")
         if outcome.overwritten == 1 < self.made:
-            return Finding(REUSED, "wrote to the result of the call before: two calls share a buffer")
+            return Finding(REUSED, "wrote to the result of the previous call: two calls share a buffer")
         if 1 < outcome.overwritten < self.made:
-            return Finding(REUSED, f"wrote to the result of {outcome.overwritten} calls before: calls share buffers")
+            return Finding(REUSED, f"wrote to the result of {outcome.overwritten} calls earlier: calls share buffers")
         return tuple(_at_most_float32(array) for array in outcome.arrays)
 
 
 def _at_most_float32(array: np.ndarray) -> np.ndarray:
-    """Round float64 to the float32 that contracts speak of: every bound has room for this rounding."""
+    """Round float64 to float32, for which contracts are written: every bound has room for this rounding."""
     if array.dtype != np.float64:
         return array
     with np.errstate(over="ignore"):
@@ -262,8 +263,8 @@ def _at_most_float32(array: np.ndarray) -> np.ndarray:
 
 
 def _of_another_library(failure: Failure) -> str:
-    """Say how a candidate gets other arrays, where it raised because of the type of those that it got."""
+    """Say how to choose another array library, if the candidate raised because of the type of its arguments."""
     of_types = failure.kind == "raised" and failure.message.startswith(("TypeError", "AttributeError"))
     if not of_types or not re.search("ndarray|ArrayImpl|Tensor", failure.message):
         return ""
-    return "are arrays of another library due? --arrays jax|numpy|torch|cupy chooses"
+    return "does it expect arrays of another library? choose with --arrays jax|numpy|torch|cupy"

@@ -1,4 +1,4 @@
-"""The judge: whether a result is within its bounds, and if not, what is wrong with it, in one or two lines."""
+"""The judge: is a result within its bounds, and if not, what is wrong with it?"""
 
 from itertools import pairwise
 from typing import NamedTuple
@@ -8,37 +8,37 @@ import numpy as np
 from llamaspec.verify.bounds.precision import PRECISIONS, Precision
 from llamaspec.verify.contract import Claim, Expected, Law, as_float64, with_rounding
 
-CANCELLING = 100.0  # terms that are so much larger than their sum have cancelled
-PARTS = 8  # of a result, each with a point
-SAYS_NOTHING = 1e30  # a bound from which on any number will do: `verify.bounds.running_error.NO_BOUND`
+CANCELLING = 100.0  # terms this many times larger than their sum have canceled
+PARTS = 8  # of a result; each gives one point for a plot
+SAYS_NOTHING = 1e30  # a bound this large allows any number: `verify.bounds.running_error.NO_BOUND`
 
 
 class Finding(NamedTuple):
     """A fault of a result.
 
-    Its kind is one of raised, hung, crashed, reply, inputs, definition, shape, dtype, not finite, value, law, reused,
-    and not the same twice; or suspicious, which is a doubt and no fault.
+    The kinds are raised, hung, crashed, reply, inputs, definition, shape, dtype, not finite, value, law, reused, and
+    not the same twice; and suspicious, which is not yet a fault.
     """
 
     kind: str
     message: str
-    condition: str = ""  # whether rounding could explain it, or what could
+    condition: str = ""  # whether rounding could explain it, or another hint
 
 
 class Point(NamedTuple):
-    """One number of a result, beside what was due: for a plot."""
+    """One number of a result, compared with the exact one, for a plot."""
 
     magnitude: float  # of the exact value
     error: float
     bound: float  # hard
     position: int  # in the result, row by row
-    of: int  # so many numbers that the result has
+    of: int  # how many numbers the result has
 
 
 class Verdict(NamedTuple):
-    """How near a result came to its bounds (1 is at them), what is wrong, and how many numbers had a bound.
+    """How near a result came to its bounds (1 is at the bound), what is wrong, and how many numbers had a bound.
 
-    `place` says where the result is nearest to its hard bound.
+    `place` describes the number nearest to its hard bound.
     """
 
     hard: float
@@ -50,12 +50,12 @@ class Verdict(NamedTuple):
 
 
 def judge(outputs: tuple[np.ndarray, ...], expected: tuple[Expected, ...], precision: Precision) -> Verdict:
-    """Compare the results of a candidate, for inputs of `precision`, to those that are due."""
+    """Compare the results of a candidate, for inputs of `precision`, with the expected ones."""
     if len(outputs) != len(expected):
-        return Verdict(np.inf, np.inf, Finding("shape", f"{len(outputs)} arrays returned, {len(expected)} due"))
+        return Verdict(np.inf, np.inf, Finding("shape", f"expected {len(expected)} arrays, got {len(outputs)}"))
     worst = Verdict(0.0, 0.0, None)
-    for i, (actual, due) in enumerate(zip(outputs, expected, strict=True)):
-        verdict = _judge_one(actual, due, precision, "" if len(outputs) == 1 else f"output {i} ")
+    for i, (actual, output) in enumerate(zip(outputs, expected, strict=True)):
+        verdict = _judge_one(actual, output, precision, "" if len(outputs) == 1 else f"output {i} ")
         if verdict.finding is not None and (worst.finding is None or worst.finding.kind == "suspicious"):
             worst = worst._replace(finding=verdict.finding)
         worst = worst._replace(
@@ -68,17 +68,17 @@ def judge(outputs: tuple[np.ndarray, ...], expected: tuple[Expected, ...], preci
     return worst
 
 
-def _judge_one(actual: np.ndarray, due: Expected, precision: Precision, which: str) -> Verdict:
-    value = np.asarray(due.value)
+def _judge_one(actual: np.ndarray, expected: Expected, precision: Precision, which: str) -> Verdict:
+    value = np.asarray(expected.value)
     if actual.shape != value.shape:
-        return Verdict(np.inf, np.inf, Finding("shape", f"{which}returned {actual.shape}, {value.shape} due"))
+        return Verdict(np.inf, np.inf, Finding("shape", f"{which}expected {value.shape}, got {actual.shape}"))
     returned = returned_precision(actual, value, precision)
     if isinstance(returned, Finding):
         return Verdict(np.inf, np.inf, returned)
     if not value.size:
         return Verdict(0.0, 0.0, None)
 
-    hard, alarm = (np.broadcast_to(bound, value.shape) for bound in with_rounding(due, returned))
+    hard, alarm = (np.broadcast_to(bound, value.shape) for bound in with_rounding(expected, returned))
     got, exact = as_float64(actual), as_float64(value)
     overflow = np.isinf(got) & (np.where(got > 0, exact, -exact) + hard >= returned.largest)  # exact may have any sign
     with np.errstate(invalid="ignore"):
@@ -89,10 +89,10 @@ def _judge_one(actual: np.ndarray, due: Expected, precision: Precision, which: s
     place = _off(which, at, actual, value, hard, "bound") if error[at] else ""
     if not over[at] <= 1:
         kind = "value" if np.isfinite(got[at]) else "not finite"
-        finding = Finding(kind, _off(which, at, actual, value, hard, "bound"), _condition(due, at))
+        finding = Finding(kind, _off(which, at, actual, value, hard, "bound"), _condition(expected, at))
     elif near[_worst(near)] > 1:
         at = _worst(near)
-        finding = Finding("suspicious", _off(which, at, actual, value, alarm, "alarm"), _condition(due, at))
+        finding = Finding("suspicious", _off(which, at, actual, value, alarm, "alarm"), _condition(expected, at))
     compared = int(np.count_nonzero(hard < SAYS_NOTHING))
     return Verdict(_largest(over), _largest(near), finding, compared, place, _points(exact, error, hard, over))
 
@@ -100,46 +100,46 @@ def _judge_one(actual: np.ndarray, due: Expected, precision: Precision, which: s
 def _points(exact: np.ndarray, error: np.ndarray, bound: np.ndarray, over: np.ndarray) -> tuple[Point, ...]:
     exact, error, bound, over = (array.ravel() for array in (np.abs(exact), error, bound, over))
     borders = sorted({over.size * part // PARTS for part in range(PARTS + 1)})
-    found = [low + int(np.argmax(over[low:high])) for low, high in pairwise(borders)]
+    places = [low + int(np.argmax(over[low:high])) for low, high in pairwise(borders)]
     return tuple(
         Point(float(exact[at]), float(error[at]), float(bound[at]), at, over.size)
-        for at in found
+        for at in places
         if bound[at] < SAYS_NOTHING
     )
 
 
 def returned_precision(actual: np.ndarray, value: np.ndarray, precision: Precision) -> Precision | Finding:
-    """The precision of a result, which may not be narrower than the inputs'."""
+    """Return the precision of a result; one narrower than the inputs' is a finding."""
     name = actual.dtype.name
     if value.dtype.kind != "f":
-        return precision if actual.dtype.kind in "iu" else Finding("dtype", f"returned {name}, whole numbers due")
+        return precision if actual.dtype.kind in "iu" else Finding("dtype", f"expected integers, got {name}")
     if name == "float64":
         return PRECISIONS["float32"]
     if name != precision.name and name != "float32":
-        return Finding("dtype", f"returned {name} for inputs of {precision.name}")
+        return Finding("dtype", f"expected {precision.name} or wider, got {name}")
     return PRECISIONS[name]
 
 
 def broken(law: Law, claim: Claim) -> Finding | None:
-    """A finding where the law does not hold."""
-    actual, due = as_float64(claim.actual), as_float64(claim.due)
-    if actual.shape != due.shape:
-        return Finding("law", f"it does not hold that {law.name}: shapes {actual.shape} and {due.shape}")
+    """Return a finding if the law does not hold."""
+    actual, expected = as_float64(claim.actual), as_float64(claim.expected)
+    if actual.shape != expected.shape:
+        return Finding("law", f"it does not hold that {law.name}: shapes {actual.shape} and {expected.shape}")
     if not actual.size:
         return None
-    tolerance = np.broadcast_to(claim.tolerance, due.shape)
+    tolerance = np.broadcast_to(claim.tolerance, expected.shape)
     with np.errstate(invalid="ignore"):
-        # A number that overflows the dtype on one side only was judged beside its bound.
-        same = (actual == due) | (np.isnan(actual) & np.isnan(due)) | np.isinf(actual) | np.isinf(due)
-        same = same | np.isposinf(tolerance)
-        error = np.where(same, 0.0, np.abs(actual - due))
+        # We already compared a number that overflows the dtype on one side only with its bound.
+        equal = (actual == expected) | (np.isnan(actual) & np.isnan(expected)) | np.isinf(actual) | np.isinf(expected)
+        equal = equal | np.isposinf(tolerance)
+        error = np.where(equal, 0.0, np.abs(actual - expected))
     over = _ratio(error, tolerance)
     at = _worst(over)
     if over[at] <= 1:
         return None
     return Finding(
         "law",
-        f"it does not hold that {law.name}: at {_index(at)} {actual[at]:.7g} and {due[at]:.7g}"
+        f"it does not hold that {law.name}: at {_index(at)} {actual[at]:.7g} and {expected[at]:.7g}"
         + (f", {error[at]:.2g} apart, {tolerance[at]:.2g} allowed" if tolerance[at] else ", which must be equal"),
     )
 
@@ -155,7 +155,7 @@ def _largest(ratio: np.ndarray) -> float:
 
 
 def _worst(ratio: np.ndarray) -> tuple[int, ...]:
-    """The index of the largest; a NaN counts as larger than anything."""
+    """Return the index of the largest; NaN counts as larger than any number."""
     return tuple(int(i) for i in np.unravel_index(np.argmax(ratio), ratio.shape))
 
 
@@ -166,8 +166,8 @@ def _index(at: tuple[int, ...]) -> str:
 def _off(which: str, at: tuple[int, ...], actual, value, bound, word: str) -> str:
     got, exact = float(actual[at]), float(value[at])
     if value.dtype.kind != "f":
-        return f"{which}at {_index(at)}: {int(got)} where {int(exact)} is due"
-    line = f"{which}at {_index(at)}: {got:.7g} where {exact:.7g} is due"
+        return f"{which}at {_index(at)}: expected {int(exact)}, got {int(got)}"
+    line = f"{which}at {_index(at)}: expected {exact:.7g}, got {got:.7g}"
     error = abs(got - exact)
     if not np.isfinite(error):
         return line
@@ -175,10 +175,12 @@ def _off(which: str, at: tuple[int, ...], actual, value, bound, word: str) -> st
     return f"{line}: off by {error:.3g}, {times:.3g} times the {word} of {bound[at]:.3g}"
 
 
-def _condition(due: Expected, at: tuple[int, ...]) -> str:
-    if np.asarray(due.value).dtype.kind != "f":
+def _condition(expected: Expected, at: tuple[int, ...]) -> str:
+    if np.asarray(expected.value).dtype.kind != "f":
         return ""
-    size, exact = (float(np.broadcast_to(a, np.shape(due.value))[at]) for a in (due.size, np.abs(due.value)))
+    size, exact = (
+        float(np.broadcast_to(a, np.shape(expected.value))[at]) for a in (expected.size, np.abs(expected.value))
+    )
     if not size:
         return "every term is zero"
     if exact * CANCELLING < size:

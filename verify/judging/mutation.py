@@ -1,4 +1,4 @@
-"""The worth of a contract: how many of its mutants it finds, and how soon."""
+"""Test a contract with its mutants: how many does it find, and how soon?"""
 
 from collections.abc import Iterator, Sequence
 from statistics import median
@@ -10,12 +10,12 @@ from llamaspec.verify.contract import Contract
 from llamaspec.verify.judging.runner import Report, verify
 from llamaspec.verify.mutant import Implementation
 
-# Draws of a first look, of a user's defaults, and until a mutant counts as one that lives.
+# Draws of a quick look, of a user's default run, and before we give up on a mutant.
 STAGES = (("float32", 40), ("float32", 200), ("bfloat16", 67), ("float16", 67), ("float32", 1000))
 
 
 class Trial(NamedTuple):
-    """One mutant, held to the contract of its op."""
+    """One mutant and the outcome of its contract."""
 
     op: str
     mutant: str
@@ -27,7 +27,7 @@ class Trial(NamedTuple):
 
 
 def trials(contract: Contract, implementation: Implementation, *, seed: int) -> Iterator[Trial]:
-    """Hold every mutant of an implementation to its contract, in each of `STAGES` until a result is wrong."""
+    """Verify every mutant of an implementation, with the draws of each of `STAGES` until a result is wrong."""
     for mutant in implementation.mutants:
         candidate = Direct(implementation.mutated(mutant), name=mutant.name)
         trial = None
@@ -48,7 +48,7 @@ def trials(contract: Contract, implementation: Implementation, *, seed: int) -> 
 
 
 def row(trial: Trial) -> dict[str, str | int | float]:
-    """Give a trial's row of a table; "lives" where nothing was found."""
+    """Make a trial's row of a table; "lives" if no draw found the mutant."""
     finding = trial.report.worst.finding
     return {
         "found by": finding.kind if finding else "lives",
@@ -61,7 +61,7 @@ def row(trial: Trial) -> dict[str, str | int | float]:
 
 
 def table(trials: Sequence[Trial]) -> list[str]:
-    """Sum trials up by op, and at the end for all, in Markdown."""
+    """Summarize trials by op, then in total, as a Markdown table."""
     lines = [
         "| op | mutants | found out | seconds: median | most | examples: median | most |",
         "|---|---|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""The runner: draw, call, judge, and once something is wrong, look for the smallest draw that shows it."""
+"""The runner: draw, call, judge, and after a wrong result, search for the smallest draw that shows it."""
 
 import itertools
 import warnings
@@ -23,41 +23,41 @@ from llamaspec.verify.judging.examination import NOT_TWICE, Examination, Unjudge
 from llamaspec.verify.judging.judge import Finding, Point
 from llamaspec.verify.judging.timing import Timing
 
-LARGE = 5  # one shape in so many is a large one
-SIMPLE = 4  # one draw in so many is Hypothesis's, which prefers simple values; others are uniform
-SHRINKING = 20.0  # seconds that the search for a smaller counterexample may take
+LARGE = 5  # every fifth shape is a large one
+SIMPLE = 4  # Hypothesis, which prefers simple values, makes every fourth draw; the others are uniform
+SHRINKING = 20.0  # seconds allowed for the search for a smaller counterexample
 
-Progress = Callable[[int], object]  # told after each example how many there were
+Progress = Callable[[int], object]  # called after each example with the number of examples
 
 
 def unseen(stage: str, total: int | None = None) -> Progress:
-    """Show nothing of a stage."""
+    """Show no progress."""
     return lambda examples: None
 
 
 @dataclass(frozen=True)
 class Report:
-    """Outcome of a run of one contract on one candidate."""
+    """Outcome of verifying one candidate against one contract."""
 
     op: str
     candidate: str
     dtype: str
     seed: int | None  # of the draws; None for a replay, which draws nothing
-    examples: int  # until the first that is wrong, or in all
+    examples: int  # until the first wrong one, or in total
     seconds: float
-    worst: Examination  # the counterexample if there is one, or the suspicious draw, or the one nearest to its bound
-    cut_short: bool = False  # by the time that it had, with nothing wrong until then
+    worst: Examination  # the counterexample, else the suspicious draw, else the draw nearest to its bound
+    cut_short: bool = False  # the time ran out before all examples
     compared: int = 0  # numbers, in all examples
-    shares: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # of draws that were narrowed, as `shares` has
-    said: Sequence[str] = ()  # last lines that the candidate printed
+    shares: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # of narrowed draws, from `shares`
+    output_lines: Sequence[str] = ()  # last lines that the candidate printed
     nearest: Examination = field(default_factory=lambda: Examination({}))  # to its hard bound
     shares_used: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of the bound, by draw and its value
-    differs: str = ""  # where two results for the same inputs have other bits, both within the bound
-    weaker: str = ""  # contract, in words
-    timing: Timing | None = None  # where it was asked for, and the contract holds
-    points: Sequence[Point] = ()  # numbers of the results, until the first that is wrong
-    shapes: int | None = None  # different ones that were drawn, where their number was limited
-    not_taken: str = ""  # why a dtype that nobody asked for is not judged
+    differs: str = ""  # two results for the same inputs that differ in their bits, both within the bound
+    weaker: str = ""  # the weaker contract, in words
+    timing: Timing | None = None  # if --time was given and the contract holds
+    points: Sequence[Point] = ()  # numbers of the results, until the first wrong result
+    shapes: int | None = None  # how many were drawn, if `shapes` limited them
+    not_taken: str = ""  # why we did not judge a dtype that the user did not name
 
     @property
     def outcome(self) -> str:
@@ -73,7 +73,7 @@ class _Wrong(Exception):
 
 
 class _Enough(BaseException):
-    """A way out of Hypothesis, which would take an Exception for a counterexample."""
+    """A way out of Hypothesis, which would treat an Exception as a counterexample."""
 
 
 def verify(
@@ -90,39 +90,40 @@ def verify(
     deterministic: bool = False,
     progress: Progress = lambda examples: None,
 ) -> Report:
-    """Hold `candidate` to `contract` on `examples` draws, or as many as can be had in `seconds`.
+    """Verify `candidate` against `contract` on `examples` draws, or as many as fit into `seconds`.
 
-    Other bits for the same inputs are a fault where the result should be `deterministic`; else they are named.
-    `shapes` limits the number of different shapes, for candidates that are compiled for each; `only` replaces the
-    values that a draw of a contract is taken from. Raises ValueError for a draw that the contract does not have, or a
-    value that is not in its domain; NoVerdict where nothing can be said of the candidate, not one number having been
-    compared, or something being missing here; Unjudged where the judge fails.
+    With `deterministic`, results that differ in their bits for the same inputs are a fault; otherwise we report them.
+    `shapes` limits the number of different shapes, for candidates that compile once per shape. `only` replaces the
+    values of some draws. Raises ValueError for a draw that the contract does not have, and for a value outside its
+    domain; NoVerdict if no number was compared or something is missing here; Unjudged if the judge fails.
     """
     start = monotonic()
     only = narrowed(contract, only or {})
     search = _Search(contract, candidate, precision, seconds, shrink, deterministic, progress)
     large = contract.large.narrowings(only, most=min(shapes or examples, examples // 2) // LARGE)
-    rest = examples - 2 * len(large)
-    simple = -(-rest // SIMPLE)
+    remaining = examples - 2 * len(large)
+    simple = -(-remaining // SIMPLE)
     pool = pool_of_shapes(narrowed_draws(contract.shapes, only), shapes, seed=seed) if shapes is not None else None
     search.run(strategy(contract, pool, only), examples=simple, seed=seed)
-    search.walk(itertools.islice(uniform(contract, pool, only, seed=seed), rest - simple), all_draws(contract, only))
-    for number, sizes in enumerate(large, 1):  # two draws each: the simplest values, and any
+    search.walk(
+        itertools.islice(uniform(contract, pool, only, seed=seed), remaining - simple), all_draws(contract, only)
+    )
+    for number, sizes in enumerate(large, 1):  # two draws each: the simplest values, and random ones
         if not search.smallest and not search.cut_short:
             search.run(strategy(contract, None, parsed(sizes)), examples=2, seed=seed + number)
-    if search.may_shrink and shapes is not None:  # a smaller one may exist among all shapes
+    if search.may_shrink and shapes is not None:  # there may be a smaller one among all shapes
         any_shape = _Search(contract, candidate, precision, SHRINKING, shrink, deterministic, lambda examples: None)
         try:
             any_shape.run(strategy(contract, None, only), examples=examples, seed=seed)
         except (NoVerdict, ImportError, Unjudged):
-            pass  # the counterexample that there is stays
+            pass  # keep the counterexample that we have
         search.prefer(any_shape.smallest)
     worst = search.settled()
     if worst.finding is None and not search.compared:
         number = "1 example" if search.examples == 1 else f"{search.examples} examples"
         raise NoVerdict(
-            f"{contract.name} {precision.name}: no number was compared in {number}, which is no verdict "
-            f"(at the first: {', '.join(f'{name}={value}' for name, value in search.first.items() if name != LAW)})"
+            f"{contract.name} {precision.name}: no verdict, because no number was compared in {number} "
+            f"(the first: {', '.join(f'{name}={value}' for name, value in search.first.items() if name != LAW)})"
         )
     return Report(
         op=contract.name,
@@ -145,7 +146,7 @@ def verify(
 
 
 class _Search:
-    """State of a search while Hypothesis draws, and when it is to stop."""
+    """State of a search while Hypothesis draws."""
 
     def __init__(self, contract, candidate, precision, seconds, shrink, deterministic, progress):
         self.contract, self.candidate, self.precision = contract, candidate, precision
@@ -154,13 +155,13 @@ class _Search:
         self.examples = 0
         self.compared = 0
         self.first: Draw = {}
-        self.fault: BaseException | None = None  # that ended the search: none of the candidate's
+        self.fault: BaseException | None = None  # ended the search; not the candidate's fault
         self.worst = self.nearest = Examination({})
         self.shares_used: dict[str, dict[str, float]] = {}
         self.differs = ""
         self.points: list[Point] = []
         self.shapes: set[str] = set()
-        self.smallest: Examination | None = None  # that is wrong
+        self.smallest: Examination | None = None  # the smallest counterexample so far
         self.cut_short = False
 
     def run(self, strategy: st.SearchStrategy[Draw], *, examples: int, seed: int) -> None:
@@ -181,12 +182,12 @@ class _Search:
             except (_Wrong, _Enough):
                 pass
             except errors.Flaky:
-                if self.smallest is None:  # or `settled` says that it was not the same twice
+                if self.smallest is None:  # otherwise `settled` reports it as not the same twice
                     raise
         self._raise_fault()
 
     def walk(self, draws: Iterable[Draw], strategies: Mapping[str, st.SearchStrategy]) -> None:
-        """Judge `draws` in order, and at the first that is wrong, look for simpler values of `strategies`."""
+        """Judge `draws` in order. After the first wrong one, try simpler values of `strategies`."""
         if self.smallest or self.cut_short:
             return
         try:
@@ -200,7 +201,7 @@ class _Search:
         self._raise_fault()
 
     def _simplified(self, strategies: Mapping[str, st.SearchStrategy]) -> bool:
-        """Whether a draw with one simpler value is wrong too; it then takes the place of the counterexample."""
+        """Return whether a draw with one simpler value is wrong too; if so, it becomes the counterexample."""
         before = self.smallest
         assert before is not None
         for draw in simpler(strategies, before.draw):
@@ -219,17 +220,19 @@ class _Search:
 
     @property
     def may_shrink(self) -> bool:
-        """Whether there is a counterexample of a candidate that answers when it is called again."""
+        """Whether there is a counterexample to shrink, of a candidate that did not hang."""
         smallest = self.smallest
         return self.shrink and smallest is not None and smallest.finding is not None and smallest.finding.kind != "hung"
 
-    def prefer(self, other: Examination | None) -> None:
+    def prefer(self, examination: Examination | None) -> None:
         """Keep the smaller of two counterexamples."""
-        if other and (not self.smallest or _weight(other, self.contract) <= _weight(self.smallest, self.contract)):
-            self.smallest = other
+        if examination and (
+            not self.smallest or _weight(examination, self.contract) <= _weight(self.smallest, self.contract)
+        ):
+            self.smallest = examination
 
     def examine(self, draw: Draw) -> None:
-        """Judge a draw. An exception that ends the program or the search passes Hypothesis by."""
+        """Judge a draw. Exceptions that end the program or the search bypass Hypothesis."""
         try:
             self._examine(draw)
         except (_Wrong, _Enough):
@@ -239,24 +242,26 @@ class _Search:
             raise _Enough from error
 
     def _examine(self, draw: Draw) -> None:
-        found = self.smallest is not None
-        if self.examples and monotonic() > self.end:  # a run without a draw would have nothing to say
-            self.cut_short = not found
+        shrinking = self.smallest is not None
+        if self.examples and monotonic() > self.end:  # always judge at least one draw
+            self.cut_short = not shrinking
             raise _Enough
         examination = self._judge(draw)
-        if not found:
+        if not shrinking:
             self.examples += 1
             self.first = self.first or draw
             self.compared += examination.compared
             self.progress(self.examples)
-            self.worst = max(self.worst, examination, key=lambda one: (one.finding is not None, one.alarm))
+            self.worst = max(
+                self.worst, examination, key=lambda candidate: (candidate.finding is not None, candidate.alarm)
+            )
             self._note(examination)
         if not examination.violated:
             return
         self.prefer(examination)
         if not self.may_shrink:
             raise _Enough
-        if not found:
+        if not shrinking:
             self.end = min(self.end, monotonic() + SHRINKING)
         raise _Wrong
 
@@ -264,11 +269,11 @@ class _Search:
         return examine(self.contract, self.candidate, self.precision, draw, deterministic=self.deterministic)
 
     def _note(self, examination: Examination) -> None:
-        """Keep how much of the bound was used, for each kind of input."""
+        """Record how much of the bound each kind of input used."""
         self.differs = self.differs or examination.differs
         self.points += examination.points
         self.shapes.add(str([examination.draw[name] for name in self.contract.shapes]))
-        self.nearest = max(self.nearest, examination, key=lambda one: one.hard)
+        self.nearest = max(self.nearest, examination, key=lambda candidate: candidate.hard)
         for name, value in examination.draw.items():
             if isinstance(value, Values | str) and name != LAW:
                 used = self.shares_used.setdefault(name, {})
@@ -276,7 +281,7 @@ class _Search:
                 used[kind] = max(used.get(kind, 0.0), examination.hard)
 
     def settled(self) -> Examination:
-        """The last word: the smallest counterexample, if it is one when it is looked at again."""
+        """Return the final examination. Judge the smallest counterexample once more, since it may not fail again."""
         smallest = self.smallest
         if smallest is None or smallest.finding is None:
             return self.worst
@@ -295,10 +300,10 @@ class _Search:
 
 
 def _run(test: Callable[[], object]) -> None:
-    """Run a test of Hypothesis, and end as a signal's handler says, where it raises SystemExit or KeyboardInterrupt.
+    """Run a test of Hypothesis, and pass on a SystemExit or KeyboardInterrupt that a signal handler raises.
 
-    A signal may arrive while Hypothesis itself is at work, which then sees a failing example that does not fail again,
-    or draws that differ from those before, and raises an error of its own.
+    If the signal arrives inside Hypothesis, it sees an example that fails only once, or draws that differ from earlier
+    ones, and raises its own error instead.
     """
     try:
         test()
@@ -311,18 +316,18 @@ def _run(test: Callable[[], object]) -> None:
 
 
 def _ending(error: BaseException | None, seen: set[int]) -> BaseException | None:
-    """The exception behind `error` that was to end the program, if there is one."""
+    """Find the exception behind `error` that should end the program, if there is one."""
     if error is None or id(error) in seen:
         return None
     seen.add(id(error))
     if isinstance(error, SystemExit | KeyboardInterrupt | GeneratorExit):
         return error
     within = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
-    found = (_ending(one, seen) for one in (*within, error.__cause__, error.__context__))
-    return next((one for one in found if one), None)
+    endings = (_ending(inner, seen) for inner in (*within, error.__cause__, error.__context__))
+    return next((inner for inner in endings if inner), None)
 
 
 def _weight(examination: Examination, contract: Contract) -> tuple[int, int]:
-    """A measure of how much there is to read in a counterexample."""
+    """Measure how much there is to read in a counterexample."""
     numbers = [leaves(examination.draw[name]) for name in contract.shapes if name in examination.draw]
     return sum(sum(leaves) + len(leaves) for leaves in numbers), len(str(examination.draw))

@@ -1,7 +1,7 @@
-"""A walk through a whole model, op by op, to the first whose result is further from the reference than it may be.
+"""Walk through a whole model, op by op, and find the first op that is out of bounds.
 
-Each op is given the result of the one before it, and so is its definition: an error is found where it arises, whatever
-comes of it later. Models, caches and ops come from outside, and are read as NumPy arrays.
+Each op and its definition get the result of the op before it, so an error is found where it arises. The caller passes
+the model, its caches and its ops; we read their arrays with NumPy.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -22,14 +22,14 @@ from llamaspec.verify.judging.examination import Examination
 from llamaspec.verify.judging.judge import Finding
 from llamaspec.verify.judging.runner import Report
 
-# Switches that no Llama has and that `trace` knows as well, and all for which bounds are derived.
+# Switches beyond Llama: the ones that `trace` supports, and all that we have bounds for.
 TRACED = ("activation", "gated", "layer_norm", "parallel_residual", "head_qk_norm", "rotary_dim")
 BOUNDED = (*TRACED, "sinks", "expert_bias")
-PROMPT = 24  # tokens that are walked through at once, where the context has room
+PROMPT = 24  # tokens of the first chunk, if the context has room
 
 
-class Step(NamedTuple):
-    """How far one result of one op is from its definition."""
+class OpError(NamedTuple):
+    """Error of one result of one op, compared with its definition."""
 
     layer: int | None  # None after the last block
     op: str
@@ -46,20 +46,20 @@ class Step(NamedTuple):
 
 
 @runtime_checkable
-class Model(Protocol):
-    """A model whose ops can be called one by one, as `model.candidates.walking.Walkable` is.
+class Walkable(Protocol):
+    """A model with ops that can be called one by one, such as `model.candidates.walking.Walkable`.
 
-    Its arrays are anything that NumPy can read.
+    NumPy must be able to read its arrays.
     """
 
     @property
     def params(self) -> Any:
-        """Weights as its ops take them, with embedding, layers and norm."""
+        """Weights in the form that the ops take, with embedding, layers and norm."""
         ...
 
     @property
     def exact(self) -> Params:
-        """These weights, as the reference takes them."""
+        """Exact weights for the reference."""
         ...
 
     @property
@@ -69,39 +69,41 @@ class Model(Protocol):
 
     @property
     def cache(self) -> Callable[[int], list[Any]]:
-        """From rows of room to a cache a layer, each with k and v [batch kv_heads rows head_dim]."""
+        """Make a cache per layer with room for some rows: k and v [batch kv_heads rows head_dim]."""
         ...
 
     @property
     def positions(self) -> Callable[[np.ndarray], Any]:
-        """From [batch seq] positions to those of the ops."""
+        """Convert positions [batch seq] to the form that the ops take."""
         ...
 
     @property
     def array(self) -> Callable[[np.ndarray], Any]:
-        """To an array of the ops'."""
+        """Convert a NumPy array to an array of the ops' library."""
         ...
 
 
 class Result(NamedTuple):
-    """One result of one op, for every token of a chunk, beside its definition."""
+    """One result of one op for every token of a chunk, with the exact result."""
 
     layer: int | None  # None after the last block
     op: str
-    output: str  # q, k or v; "" where the op has one result
-    given: np.ndarray  # the first argument of the op [seq ...]
+    output: str  # q, k or v; "" if the op has one result
+    input: np.ndarray  # the first argument of the op [seq ...]
     actual: np.ndarray  # [seq ...]
-    due: Approx  # [seq ...]
+    expected: Approx  # [seq ...]
 
 
-def walk(model: Model, chunks: list[np.ndarray], *, config: Config, unit: float, blocks: int = 1) -> Iterator[Step]:
+def walk(
+    model: Walkable, chunks: list[np.ndarray], *, config: Config, unit: float, blocks: int = 1
+) -> Iterator[OpError]:
     """Judge every op on `chunks` of tokens, as `results` computes them."""
     for result in results(model, chunks, config=config, unit=unit, blocks=blocks):
         yield _step(result)
 
 
 def results(
-    model: Model,
+    model: Walkable,
     chunks: list[np.ndarray],
     *,
     config: Config,
@@ -109,11 +111,11 @@ def results(
     blocks: int = 1,
     layers: Collection[int] | None = None,
 ) -> Iterator[Result]:
-    """Feed `chunks` of tokens [seq] one after the other, as prompts and single tokens are, and define every result.
+    """Run `chunks` of tokens [seq] in order, like prompts and single tokens, and compute every exact result.
 
-    `unit` is the rounding of what leaves an op, `blocks` how many parts attention reads a cache in at most. Blocks that
-    are not among `layers` run, but nothing is computed in float64 for them. Raises ValueError for a switch of `config`
-    that no bound is derived for.
+    `unit` is the rounding of an op's output, `blocks` the most parts of a cache that attention reads. Layers outside
+    `layers` run, but nothing is computed in float64 for them. Raises ValueError for a switch of `config` that we have
+    no bound for.
     """
     config.check_llama("walks", known=BOUNDED)
     caches = model.cache(sum(len(tokens) for tokens in chunks))
@@ -124,20 +126,20 @@ def results(
         positions = model.positions(at[None].astype(np.int32))
         x = model.array(_read(model.params.embedding[tokens])[None])
         for i, layer in enumerate(model.params.layers):
-            asked = layers is None or i in layers
-            defined = model.exact.layers[i] if asked else None
+            included = layers is None or i in layers
+            defined = model.exact.layers[i] if included else None
             q, caches[i] = model.ops.norm_qkv(x, layer, caches[i], positions, config=config)
             window = config.window(i)
             sinks = {"sinks": layer.sinks} if config.sinks else {}
             h = model.ops.attend(q, caches[i], positions, window=window, config=config, **sinks)
             if defined:
                 k, v = (_read(a)[0].swapaxes(0, 1) for a in caches[i])
-                due = bound.norm_qkv(_first(x), defined, at, config=config, unit=unit)
-                for name, actual, part in zip("qkv", (_read(q)[0], k[at], v[at]), due, strict=True):
+                expected = bound.norm_qkv(_first(x), defined, at, config=config, unit=unit)
+                for name, actual, part in zip("qkv", (_read(q)[0], k[at], v[at]), expected, strict=True):
                     yield Result(i, "norm_qkv", name, _read(x)[0], actual, part)
                 mask = causal_mask(len(tokens), used, offset=start, window=window)
-                held = exactly(k[:used]), exactly(v[:used])
-                part = bound.attend(_first(q), *held, mask, unit=unit, blocks=blocks, sinks=defined.sinks)
+                cached = exactly(k[:used]), exactly(v[:used])
+                part = bound.attend(_first(q), *cached, mask, unit=unit, blocks=blocks, sinks=defined.sinks)
                 yield Result(i, "attend", "", _read(q)[0], _read(h)[0], part)
 
             first, x = x, model.ops.project_add(h, layer, x)
@@ -152,12 +154,12 @@ def results(
                     part = bound.moe_add(_first(before), defined, config=config, unit=unit)
                     yield Result(i, "moe_add", "", _read(before)[0], _read(x)[0], part)
                 continue
-            given = first if config.parallel_residual else before
-            g = model.ops.norm_gate_up(given, layer, config=config)
+            op_input = first if config.parallel_residual else before
+            g = model.ops.norm_gate_up(op_input, layer, config=config)
             x = model.ops.down_add(g, layer, before)
             if defined:
-                part = bound.norm_gate_up(_first(given), defined, config=config, unit=unit)
-                yield Result(i, "norm_gate_up", "", _read(given)[0], _read(g)[0], part)
+                part = bound.norm_gate_up(_first(op_input), defined, config=config, unit=unit)
+                yield Result(i, "norm_gate_up", "", _read(op_input)[0], _read(g)[0], part)
                 part = bound.down_add(_first(g), defined, _first(before), unit=unit)
                 yield Result(i, "down_add", "", _read(g)[0], _read(x)[0], part)
 
@@ -168,17 +170,17 @@ def results(
 
 
 def walk_through(
-    model: Model,
+    model: Walkable,
     *,
     config: Config,
     dtype: str,
     seed: int,
     name: str = "model",
     progress: Callable[[str, float], object] = lambda stage, share: None,
-) -> tuple[list[Step], Report]:
-    """Walk `model`, which runs in `dtype`, on a prompt of random tokens and two more after it.
+) -> tuple[list[OpError], Report]:
+    """Walk through `model`, which runs in `dtype`, with a prompt of random tokens and two more tokens.
 
-    `progress` is told each step, and the share of the layers that are done. Raises ValueError for an unknown dtype.
+    Calls `progress` with each step and the share of layers done. Raises ValueError for an unknown dtype.
     """
     start, unit = monotonic(), precision(dtype).unit
     steps = []
@@ -189,7 +191,7 @@ def walk_through(
 
 
 def prompt(config: Config, *, seed: int) -> list[np.ndarray]:
-    """Random tokens: up to 24 at once, then one, then another."""
+    """Draw random tokens: a chunk of up to 24, then two chunks of one."""
     length = min(PROMPT, config.context - 2)
     tokens = np.random.default_rng(seed).integers(0, config.vocab, length + 2).astype(np.int32)
     return [tokens[:length], tokens[length:-1], tokens[-1:]]
@@ -200,35 +202,35 @@ def _read(array: Any) -> np.ndarray:
 
 
 def _first(array: Any) -> Approx:
-    """The one sequence of a batch of one, as an op holds it."""
+    """Take the only sequence of a batch of one, as an exact value."""
     return exactly(_read(array)[0])
 
 
 def ratios(result: Result) -> np.ndarray:
-    """Divide the error of each number by its bound: 0 where there is no error, above 1 where there is a bug."""
-    off = np.abs(result.actual.astype(np.float64) - result.due.value)
+    """Divide the error of each number by its bound: 0 means no error, above 1 a bug."""
+    off = np.abs(result.actual.astype(np.float64) - result.expected.value)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(off == 0, 0.0, off / result.due.error)
+        return np.where(off == 0, 0.0, off / result.expected.error)
 
 
-def _step(result: Result) -> Step:
-    due = result.due
-    off = np.abs(result.actual.astype(np.float64) - due.value)
+def _step(result: Result) -> OpError:
+    expected = result.expected
+    off = np.abs(result.actual.astype(np.float64) - expected.value)
     largest = float(np.max(ratios(result), initial=0))
-    return Step(
+    return OpError(
         result.layer,
         result.op,
         result.output,
         float(np.max(off, initial=0)),
-        float(np.max(np.abs(due.value), initial=0)),
+        float(np.max(np.abs(expected.value), initial=0)),
         np.inf if np.isnan(largest) else largest,
-        int(np.count_nonzero(due.error < bound.NO_BOUND)),
+        int(np.count_nonzero(expected.error < bound.NO_BOUND)),
     )
 
 
-def table(steps: list[Step]) -> list[str]:
-    """Lines with the worst of each op over all layers, and its place."""
-    worst: dict[str, Step] = {}
+def table(steps: list[OpError]) -> list[str]:
+    """Write a line for each op with its largest error over all layers, and the layer."""
+    worst: dict[str, OpError] = {}
     for step in steps:
         name = step.op + (f" ({step.output})" if step.output else "")
         if name not in worst or not step.ratio <= worst[name].ratio:
@@ -240,13 +242,13 @@ def table(steps: list[Step]) -> list[str]:
     return lines
 
 
-def first_wrong(steps: list[Step]) -> Step | None:
-    """The first op that is out of bounds."""
+def first_wrong(steps: list[OpError]) -> OpError | None:
+    """Find the first op that is out of bounds."""
     return next((step for step in steps if not step.ratio <= 1), None)
 
 
-def report(steps: list[Step], *, candidate: str, dtype: str, seed: int, seconds: float) -> Report:
-    """A walk in the terms of a contract: an example is a result of an op."""
+def report(steps: list[OpError], *, candidate: str, dtype: str, seed: int, seconds: float) -> Report:
+    """Report a walk like a contract: an example is one result of one op."""
     wrong = first_wrong(steps)
     finding = None
     if wrong:
@@ -259,7 +261,7 @@ def report(steps: list[Step], *, candidate: str, dtype: str, seed: int, seconds:
 
 
 def weights(shapes: Mapping[str, tuple[int, ...]], *, seed: int) -> dict[str, np.ndarray]:
-    """Weights of a checkpoint's tensors, by their names: activations stay near 1, norms differ from 1."""
+    """Draw weights for a checkpoint's tensors, by name: activations stay near 1, norms differ from 1."""
     rng = np.random.default_rng(seed)
 
     def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -275,7 +277,7 @@ def weights(shapes: Mapping[str, tuple[int, ...]], *, seed: int) -> dict[str, np
 _SMALL = Config(
     dim=24, layers=2, heads=4, kv_heads=4, head_dim=6, ffn=40, vocab=50, context=64, eps=1e-5, theta=10_000.0
 )
-# Models of random weights have shapes that make mistakes show.
+# Models with random weights, and shapes that reveal mistakes.
 CONFIGS = {
     "biases, scaled RoPE": replace(
         _SMALL, qkv_bias=True, o_bias=True, ffn_bias=True, scaling=LinearScaling(factor=4.0), tied=True
@@ -309,5 +311,5 @@ BEYOND = {
         windows=(3, None),
     ),
 }
-# One more has widths that kernels are made for.
+# A model with widths that our kernels support.
 KERNELS = replace(_SMALL, dim=256, layers=1, kv_heads=2, head_dim=64, ffn=256, vocab=64, qkv_bias=True, o_bias=True)

@@ -1,4 +1,4 @@
-"""The product of integer codes with x in fixed point: three digits to the base 256, whose sums are exact."""
+"""The product of integer codes with x in fixed point: three digits to the base 256, with exact sums."""
 
 import numpy as np
 

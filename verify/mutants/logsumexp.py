@@ -1,4 +1,4 @@
-"""Log-sum-exp, a span of scores at a time, whose maxima and sums are joined at the end."""
+"""Log-sum-exp: the maximum and the sum of each span of scores, combined at the end."""
 
 import numpy as np
 

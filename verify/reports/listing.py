@@ -1,4 +1,4 @@
-"""Contracts as `--list` shows them: how a candidate is called, and what it is held to."""
+"""Contracts for `--list`: how a candidate is called, and its bounds and laws."""
 
 import inspect
 import re
@@ -11,13 +11,13 @@ from llamaspec.verify.draws.reach import reaches
 
 
 def signature(contract: Contract) -> str:
-    """Parameters of a definition with shapes and dtypes."""
+    """Write the parameters of a definition with shapes and dtypes."""
     parameters = str(inspect.signature(contract.definition))
     return re.sub(r"jaxtyping\.|(?<=\[)(np\.|numpy\.)?ndarray, |np\.|numpy\.", "", parameters).replace("'", "")
 
 
 def group(contract: Contract) -> str:
-    """The group that `--list` names an op in, by where its definition is.
+    """Find the group of an op in `--list` from the folder of its definition.
 
     >>> from llamaspec.verify.contracts.rmsnorm import CONTRACT
     >>> group(CONTRACT)
@@ -31,7 +31,7 @@ def group(contract: Contract) -> str:
 
 
 def as_json(contract: Contract, mutants: Sequence[str]) -> dict[str, Any]:
-    """A contract, as JSON can say it: what `describe` tells, by name."""
+    """Convert a contract to JSON: the contents of `describe`, by name."""
     return {
         "op": contract.name,
         "group": group(contract),
@@ -41,9 +41,9 @@ def as_json(contract: Contract, mutants: Sequence[str]) -> dict[str, Any]:
         "bound": str(contract.bound),
         "draws": {name: str(domain(strategy)) for name, strategy in contract.draws.items()},
         "large": [
-            {"dimension": one.dimension, "most": one.most, "why": one.why}
-            for one in reaches(contract)
-            if one.most > one.usual
+            {"dimension": reach.dimension, "most": reach.most, "why": reach.why}
+            for reach in reaches(contract)
+            if reach.most > reach.usual
         ],
         "laws": [{"law": law.name, "left_out_where_narrowed": list(law.sets)} for law in contract.laws],
         "mutants": list(mutants),
@@ -51,7 +51,7 @@ def as_json(contract: Contract, mutants: Sequence[str]) -> dict[str, Any]:
 
 
 def describe(contract: Contract, mutants: Sequence[str]) -> list[str]:
-    """A contract as `--list` prints it."""
+    """Write a contract as `--list` prints it."""
     parts = as_json(contract, mutants)
     lines = [
         parts["op"] + parts["signature"],
@@ -64,12 +64,13 @@ def describe(contract: Contract, mutants: Sequence[str]) -> list[str]:
         lines.append(f"  {'draws' if i == 0 else '':7} {name:{width}}  {values}")
     if parts["large"]:
         far = (
-            f"{one['dimension']} to {one['most']:,}" + f" ({one['why']})" * bool(one["why"]) for one in parts["large"]
+            f"{reach['dimension']} to {reach['most']:,}" + f" ({reach['why']})" * bool(reach["why"])
+            for reach in parts["large"]
         )
         lines.append(f"  large   one at a time: {'; '.join(far)}")
     for law in parts["laws"]:
         sets = ", ".join(law["left_out_where_narrowed"])
-        lines.append(f"  law     {law['law']}" + f" (left out where {sets} is narrowed)" * bool(sets))
+        lines.append(f"  law     {law['law']}" + f" (left out if {sets} is narrowed)" * bool(sets))
     if mutants:
         lines.append(f"  kills   {len(mutants)} mutants: {'; '.join(mutants)}")
     return lines

@@ -1,4 +1,4 @@
-"""Replay files: a draw, small enough to read and to send, exact enough to find the same inputs anywhere."""
+"""Replay files: a draw in a small file that a person can read and send, and that gives the same inputs anywhere."""
 
 import hashlib
 import json
@@ -15,13 +15,13 @@ from llamaspec.verify.contract import Arguments, Contract
 from llamaspec.verify.draws.domain import narrowed, parsed
 from llamaspec.verify.draws.draw import AGAIN, LAW, Draw, Values
 
-FORMAT = 1  # raised when a draw stands for other inputs than before
+FORMAT = 1  # increased when the same draw gives other inputs than before
 LARGEST = 2**20  # bytes of a file
 
 
 @dataclass(frozen=True)
 class Replay:
-    """Everything that is needed to call a candidate once more exactly as it was called."""
+    """Everything needed to repeat a call of a candidate exactly."""
 
     op: str
     candidate: str
@@ -33,13 +33,13 @@ class Replay:
 
     @property
     def file_name(self) -> str:
-        """A name that another candidate, or the same with other arrays, does not get for the same inputs."""
+        """A file name that depends on the candidate, its array library and the inputs."""
         called = f"{self.candidate} {self.arrays} {self.dtype} {self.draw.get(LAW)} {self.inputs}"
         return f"verify-{self.op}-{hashlib.sha256(called.encode()).hexdigest()[:8]}.json"
 
 
 def digest(contract: Contract, dtype: str, draw: Draw) -> str:
-    """A name for the inputs that a draw stands for, bit for bit."""
+    """Compute a digest of the inputs of a draw, bit for bit."""
     arguments = _arguments(contract, dtype, draw)
     sha = hashlib.sha256()
     for name, value in arguments.items():
@@ -56,7 +56,7 @@ def _arguments(contract: Contract, dtype: str, draw: Draw) -> Arguments:
 
 
 def save(replay: Replay, folder: Path) -> Path:
-    """Write `replay` into `folder`, which is made if need be, and return its path there. Raises OSError."""
+    """Write `replay` into `folder`, creating it if needed, and return the path. Raises OSError."""
     versions = {"python": platform.python_version()}
     for package in ("llamaspec", "numpy", "jax", "torch", "cupy"):
         try:
@@ -71,46 +71,46 @@ def save(replay: Replay, folder: Path) -> Path:
 
 
 def load(path: Path) -> Replay:
-    """Read a replay. Raises ValueError for a file that is none, or of a format that stands for other inputs."""
+    """Read a replay. Raises ValueError for a file that is not a replay, and for one of another format."""
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(LARGEST + 1)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ValueError(f"{path} is no replay file") from None
+        raise ValueError(f"{path} is not a replay file") from None
     if len(text) > LARGEST:
-        raise ValueError(f"{path} is no replay file: it has more than {LARGEST} characters")
+        raise ValueError(f"{path} is not a replay file: it has more than {LARGEST} characters")
     try:
         fields = json.loads(text)
         if fields["format"] != FORMAT:
-            raise ValueError(f"{path}: a replay of format {fields['format']}, where this version has {FORMAT}")
+            raise ValueError(f"{path}: expected a replay of format {FORMAT}, got {fields['format']}")
         names = ("op", "candidate", "arrays", "dtype", "inputs", "finding")
         draw = {name: _drawn(value) for name, value in fields["draw"].items()}
         return Replay(draw=draw, **{name: str(fields[name]) for name in names})
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError(f"{path} is no replay file") from None
+        raise ValueError(f"{path} is not a replay file") from None
 
 
 def check(replay: Replay, contract: Contract, path: Path) -> None:
-    """Raise ValueError where the draw of a replay is none of its contract, or stands for other inputs than it did."""
+    """Raise ValueError if the contract cannot make the draw of a replay, or makes other inputs from it."""
     law = replay.draw.get(LAW)
     drawn = {name: value for name, value in replay.draw.items() if name != LAW}
     if set(drawn) != set(contract.draws) or not (
         law in (None, AGAIN) or law in {known.name for known in contract.laws}
     ):
-        raise ValueError(f"{path}: its draw is none of {contract.name}; it was made by another version")
+        raise ValueError(f"{path}: {contract.name} has no such draw; another version wrote it")
     try:
         narrowed(contract, {name: (value,) for name, value in drawn.items() if not _large(contract, name, value)})
         inputs = digest(contract, replay.dtype, replay.draw)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     if inputs != replay.inputs:
-        raise ValueError(f"{path}: its draw no longer stands for the same inputs; it was made by another version")
+        raise ValueError(f"{path}: its draw now gives other inputs; another version wrote it")
 
 
 def _large(contract: Contract, name: str, value: Any) -> bool:
-    """Whether the large draws of a contract have `value`: a list of them may be longer than a person may type."""
+    """Return whether `value` is one of the contract's large draws, which may exceed the limits of `--set`."""
     large = contract.large
     return any(value in parsed(part).get(name, ()) for part in (large.sizes, large.beside, *large.closer.values()))
 

@@ -18,37 +18,38 @@ from llamaspec.verify.judging.runner import Report
 from llamaspec.verify.judging.timing import Timing
 
 WIDTH = 110
-FEW = 16  # numbers that are shown themselves
-MOST_KINDS = 6  # kinds of input that a line shows
+FEW = 16  # numbers, at most, of arrays that we print
+MOST_KINDS = 6  # kinds of input, at most, in a line
 
 
 def headline(report: Report) -> str:
-    """One line: the verdict, and what it rests on."""
+    """Write one line: the verdict, and what it is based on."""
     if report.not_taken:
-        why = f"{report.not_taken}; --dtype {report.dtype} asks for a verdict"
+        why = f"{report.not_taken}; --dtype {report.dtype} judges it nevertheless"
         return f"{report.outcome:14}{report.op} {report.dtype}  {report.candidate}  ({why})"
     number = "1 example" if report.examples == 1 else f"{report.examples} examples"
     if report.shapes and report.outcome != "violated":
         number += " of 1 shape" if report.shapes == 1 else f" of {report.shapes} shapes"
     if report.cut_short:
-        number += " until the time was up"
+        number += " before the time ran out"
     if report.outcome != "violated":
         number += f", {report.compared:,} numbers compared"
     if report.seed is not None:
         number += f", seed {report.seed}"
-    rest = f"{number}, {report.seconds:.1f} s"
+    details = f"{number}, {report.seconds:.1f} s"
     if report.outcome != "violated":
-        rest += f", at most {max(report.worst.hard, report.nearest.hard):.2g} of the bound"
-    return f"{report.outcome:14}{report.op} {report.dtype}  {report.candidate}  ({rest})"
+        details += f", at most {max(report.worst.hard, report.nearest.hard):.2g} of the bound"
+    return f"{report.outcome:14}{report.op} {report.dtype}  {report.candidate}  ({details})"
 
 
 def counterexample(report: Report, contract: Contract | None, *, replay: str | None = None) -> list[str]:
-    """Lines that tell of a run: of a right candidate the verdict, and the share that it covers of narrowed draws.
+    """Write the lines of a run. For a right candidate: the verdict, and the share of the draws if they were narrowed.
 
-    Of a counterexample up to eight lines: verdict, draw, inputs where they are few numbers or else a legend, what is
-    wrong, conditioning, the convention that it hangs on if it does, why its shape is large if it is, and `replay`: how
-    to call the candidate so again.
-    One more names a weaker contract. A walk through a model, which no contract draws, has no inputs to show.
+    For a counterexample, up to eight lines: verdict; draw; inputs, or a legend if there are many numbers; the fault;
+    conditioning; the convention that it depends on, if any; why its shape is large, if it is; and `replay`, the command
+    that repeats the call.
+
+    One more line names a weaker contract. A walk through a model has no contract, so it has no inputs to show.
     """
     lines = [headline(report)]
     finding = report.worst.finding
@@ -56,8 +57,8 @@ def counterexample(report: Report, contract: Contract | None, *, replay: str | N
         lines.append(f"  a weaker contract: {report.weaker}")
     if report.outcome != "violated" and report.shares:
         lines.append("  " + coverage(report.shares))
-        if contract and (left := [law.name for law in contract.laws if report.shares.keys() & set(law.sets)]):
-            lines.append(f"  laws that draw otherwise are left out: {'; '.join(left)}")
+        if contract and (unchecked := [law.name for law in contract.laws if report.shares.keys() & set(law.sets)]):
+            lines.append(f"  laws that draw otherwise are left out: {'; '.join(unchecked)}")
     if report.differs:
         lines.append(f"  not deterministic: {report.differs}; --deterministic counts that as wrong")
     if finding is None:
@@ -77,9 +78,9 @@ def counterexample(report: Report, contract: Contract | None, *, replay: str | N
 
 
 def _nearness(report: Report) -> list[str]:
-    """The share of the bound that each kind of array used, and where the result came nearest to it.
+    """Write the share of the bound that each kind of array used, and the number that came nearest to its bound.
 
-    Shares below a hundredth of the largest are left out; the largest comes first.
+    The largest comes first. We omit shares below a hundredth of the largest.
     """
     lines = []
     for name, used in report.shares_used.items():
@@ -87,27 +88,27 @@ def _nearness(report: Report) -> list[str]:
             continue
         largest = max(used.values())
         ranked = sorted(((share, kind) for kind, share in used.items() if share), reverse=True)
-        shown = [f"{kind} {share:.2g}" for share, kind in ranked if share >= largest / 100]
-        if len(used) > 1 and shown:
-            lines.append(f"  of the bound, by {name}: {', '.join(shown[:MOST_KINDS])}")
+        kinds = [f"{kind} {share:.2g}" for share, kind in ranked if share >= largest / 100]
+        if len(used) > 1 and kinds:
+            lines.append(f"  of the bound, by {name}: {', '.join(kinds[:MOST_KINDS])}")
     if report.nearest.place:
         lines.append(f"  nearest {report.nearest.place}, for {_draw(report.nearest.draw)}")
     return lines
 
 
 def coverage(shares: Mapping[str, tuple[int, int]]) -> str:
-    """The share of a contract's draws that is left where draws are narrowed.
+    """Write which share of a contract's draws remains after narrowing.
 
     >>> coverage({"hidden": (1, 6), "n": (5, 25)})
     "narrowed to 3.3 % of the contract's draws: hidden 1 of 6, n 5 of 25"
     """
-    share = prod(left / of for left, of in shares.values())
-    parts = ", ".join(f"{name} {left} of {of}" for name, (left, of) in shares.items())
+    share = prod(remaining / of for remaining, of in shares.values())
+    parts = ", ".join(f"{name} {remaining} of {of}" for name, (remaining, of) in shares.items())
     return f"narrowed to {100 * share:.2g} % of the contract's draws: {parts}"
 
 
 def _convention(contract: Contract, report: Report) -> str:
-    """How to leave out inputs for which the result is a convention of the contract, where the counterexample has any.
+    """Say how to leave out inputs that have only a conventional result, if the counterexample has any.
 
     Kernels may have other conventions for a row that sees nothing, or may rely on finite numbers beyond a length.
     """
@@ -119,23 +120,23 @@ def _convention(contract: Contract, report: Report) -> str:
     blind = any(a.ndim and a.size and np.any(np.all(np.isneginf(a), axis=-1)) for a in arrays)
     for name in ("hidden", "mask"):
         if blind and draw.get(name, "none") != "none":
-            return f"zeros for a row of -inf alone are this contract's convention: --set {name}=none leaves it out"
+            return f"by convention, this contract expects zeros for a row of only -inf: --set {name}=none leaves it out"
     if draw.get("padding") and any(np.any(np.isnan(a)) for a in arrays):
-        return "the inputs hold NaN where nothing may be read: --set padding=0 leaves it out"
+        return "the inputs hold NaN where a kernel must not read: --set padding=0 leaves it out"
     return ""
 
 
 def _large(contract: Contract, report: Report) -> str:
-    """Say what was right before a large shape was drawn. A replay draws nothing before it."""
+    """Say which smaller shapes were right before a large one was wrong. A replay draws no smaller ones."""
     if report.seed is None or report.outcome != "violated":
         return ""
-    usual = {one.dimension: one.usual for one in reaches(contract)}
+    usual = {reach.dimension: reach.usual for reach in reaches(contract)}
     for name, sizes in contract.large.sizes.items():
         if name in report.shares:
             continue
         value = report.worst.draw.get(name)
         if value in sizes and isinstance(value, int) and value > usual.get(name, value):
-            return f"a large draw: nothing was wrong in those before it, of {name} up to {usual[name]:,}"
+            return f"a large draw: the draws before it, with {name} up to {usual[name]:,}, were right"
     return ""
 
 
@@ -144,7 +145,7 @@ def _draw(draw: Draw) -> str:
 
 
 def short(value: Any) -> str:
-    """A drawn value as a person types it, but for a long list of one number.
+    """Write a drawn value as a person types it; abbreviate a long list of one number.
 
     >>> short((5, 5, 3)), short((2,) * 1041)
     ('(5,5,3)', '(2,)*1041')
@@ -159,7 +160,7 @@ def _whole(value: Any) -> str:
 
 
 def legend(contract: Contract, draw: Draw) -> list[tuple[str, Any, str]]:
-    """Name, value and meaning of each thing that was drawn."""
+    """List name, value and meaning of each draw."""
 
     def meaning(name: str, value: Any) -> str:
         if isinstance(value, Values):
@@ -170,13 +171,13 @@ def legend(contract: Contract, draw: Draw) -> list[tuple[str, Any, str]]:
 
 
 def _legend(contract: Contract, draw: Draw) -> str:
-    """The layouts of the arguments, and the kinds of array of a draw, in words."""
+    """Describe the layouts of the arguments and the kinds of array of a draw."""
     kinds = {value.kind: MEANINGS[value.kind] for value in draw.values() if isinstance(value, Values)}
     return "; ".join([contract.domain, *(f"{kind}: {meaning}" for kind, meaning in kinds.items())])
 
 
 def _inputs(contract: Contract, report: Report) -> str:
-    """The arguments, where all that is in them fits a line."""
+    """Write the arguments if all their numbers fit on a line."""
     arrays = {name: value for name, value in _arguments(contract, report).items() if isinstance(value, np.ndarray)}
     if sum(array.size for array in arrays.values()) > FEW:
         return ""
@@ -197,7 +198,7 @@ def _numbers(array: np.ndarray) -> str:
 
 
 def as_json(reports: Sequence[Report]) -> dict[str, Any]:
-    """All reports, for programs."""
+    """Convert all reports to JSON."""
     return {
         "outcome": "violated" if any(report.outcome == "violated" for report in reports) else "within bounds",
         "reports": [
@@ -241,7 +242,7 @@ def _finite(number: float) -> float | None:
 
 
 def as_junit(reports: Sequence[Report], contracts: Mapping[str, Contract]) -> str:
-    """A JUnit file: one test case an op and dtype; a suspicious one passes, with its findings as output."""
+    """Write a JUnit file: one test case per op and dtype. A suspicious one passes, with its findings as output."""
     violated = sum(report.outcome == "violated" for report in reports)
     suite = ElementTree.Element("testsuite", name="llamaspec verify", tests=str(len(reports)), failures=str(violated))
     for report in reports:
@@ -264,9 +265,9 @@ def as_junit(reports: Sequence[Report], contracts: Mapping[str, Contract]) -> st
 
 
 def as_annotations(reports: Sequence[Report]) -> list[str]:
-    """Lines that GitHub Actions shows beside the code: an error for each violation, a warning for each suspicion.
+    """Write annotations for GitHub Actions: an error for each violation, a warning for each suspicious result.
 
-    A candidate that is named by its file is annotated at the line where it is defined.
+    If the candidate is named by its file, the annotation points at the line of its definition.
     """
     lines = []
     for report in reports:
@@ -288,13 +289,13 @@ def _escaped(text: str) -> str:
 
 
 def _defined(candidate: str) -> dict[str, str]:
-    """File and line of a candidate called file.py:function, as far as they can be read."""
+    """Find file and line of a candidate called file.py:function, if the file can be read."""
     path, _, name = candidate.rpartition(":")
     try:
         source = Path(path).read_text(encoding="utf-8") if path.endswith(".py") else ""
     except OSError:
         return {}
-    found = re.search(rf"^(def {re.escape(name)}\(|{re.escape(name)} *=)", source, re.MULTILINE)
-    if not found:
+    match = re.search(rf"^(def {re.escape(name)}\(|{re.escape(name)} *=)", source, re.MULTILINE)
+    if not match:
         return {"file": path} if source else {}
-    return {"file": path, "line": str(source.count("\n", 0, found.start()) + 1)}
+    return {"file": path, "line": str(source.count("\n", 0, match.start()) + 1)}

@@ -1,4 +1,4 @@
-"""The contract of a nonlinearity without a gate: a function of each element."""
+"""Contracts of nonlinearities without a gate: functions of each element."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from llamaspec.verify.bounds.precision import Precision
 from llamaspec.verify.bounds.running_error import Approx, exactly
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, beyond
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, beyond, independent
 from llamaspec.verify.draws.draw import Values, sizes, values
 
 
@@ -16,7 +16,7 @@ def activation_contract(
 ) -> Contract:
     """Make the contract of `definition(x)`, which is 0 at 0.
 
-    `running` computes it with its error. `low` is a number below 0 whose function is near 0.
+    `running` computes it with its error. `low` is a negative number for which the function is near 0.
     """
 
     def expect(x: np.ndarray) -> Expected:
@@ -31,7 +31,7 @@ def activation_contract(
         expect=expect,
         domain="x [rows ffn], |x| up to 2^17",
         bound=bound,
-        laws=[alone("a row", "x"), Law(f"{definition.__name__}(0) is 0", _zero)],
+        laws=[independent("a row", "x"), Law(f"{definition.__name__}(0) is 0", _zero)],
         large=Large(
             {"rows": beyond(64, 1024, 8192), "ffn": beyond(1024, 4096, 8192)}, beside={"rows": [3], "ffn": [17]}
         ),

@@ -1,4 +1,4 @@
-"""The contract of a feed-forward layer's nonlinearity: a function of one half of the hidden layer times the other."""
+"""Contracts of gated nonlinearities: a function of one half of the hidden layer times the other half."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from llamaspec.verify.bounds.precision import Precision
 from llamaspec.verify.bounds.running_error import Approx, exactly
-from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, alone, beyond
+from llamaspec.verify.contract import Arguments, Claim, Contract, Expected, Large, Law, Trial, beyond, independent
 from llamaspec.verify.draws.draw import Values, sizes, values
 
 
@@ -19,11 +19,11 @@ def gating_contract(
     bound: str,
     laws: Sequence[Law] | None = None,
 ) -> Contract:
-    """Make the contract of `definition(gate, up)`, which is 0 where the gate is.
+    """Make the contract of `definition(gate, up)`, which is 0 if the gate is 0.
 
     It is odd in `up`, or has other `laws`.
 
-    `running` computes it with its error. `low` is a gate whose function is near 0 and must not be taken for 0.
+    `running` computes it with its error. `low` is a gate for which the function is near 0, but not 0.
     """
 
     def expect(gate: np.ndarray, up: np.ndarray) -> Expected:
@@ -45,7 +45,7 @@ def gating_contract(
         domain="gate and up [rows ffn] of one dtype, |gate| up to 2^17",
         bound=bound,
         laws=[
-            alone("a row", "gate", "up"),
+            independent("a row", "gate", "up"),
             *([odd] if laws is None else laws),
             Law("a gate of 0 lets nothing through", _zero),
         ],
