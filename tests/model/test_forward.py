@@ -1,8 +1,6 @@
 """The JAX model as a whole: against transformers, and by laws."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -18,10 +16,11 @@ from llamaspec.model.ops.cpu import CPU
 from llamaspec.model.ops.xla import XLA
 from llamaspec.model.weights.loading import load_params
 from tests.support.families import FAMILIES, write_checkpoint
+from tests.support.goldens import read_golden
 from tests.support.random_models import CONFIGS, random_checkpoint
 from tests.support.strategies import seeds, share_of
 
-GOLDENS = json.loads((Path(__file__).parents[1] / "goldens" / "logits.json").read_text())["families"]
+GOLDENS = read_golden("logits")["families"]
 FLOAT32 = np.dtype(np.float32)
 CAPACITY, LONGEST = 32, 12
 

@@ -1,7 +1,6 @@
 """The built-in model: its card is right, transformers computes the same, and its stories are the golden ones."""
 
 import hashlib
-import json
 import re
 from pathlib import Path
 
@@ -18,8 +17,9 @@ from llamaspec.model.tokenizers.tokenizer import encode_text
 from llamaspec.training.stories import vocabulary
 from llamaspec.training.stories.talk import NAMES
 from tests.goldens.make_stories import CHAT, MODEL
+from tests.support.goldens import read_golden
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "goldens/stories.json").read_text())
+GOLDEN = read_golden("stories")
 STORY = (Path(__file__).parents[1] / "goldens/story.txt").read_text()
 FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.model", "tokenizer_config.json")
 

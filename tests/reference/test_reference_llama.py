@@ -1,11 +1,9 @@
 """The whole reference: logits against transformers', and the laws that any Llama obeys."""
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,9 +27,10 @@ from llamaspec.reference.llama import (
 )
 from llamaspec.reference.rope import LinearScaling, Llama3Scaling
 from tests.support.families import FAMILIES, write_checkpoint
+from tests.support.goldens import read_golden
 from tests.support.strategies import assert_within, seeds
 
-GOLDENS = json.loads((Path(__file__).parents[1] / "goldens" / "logits.json").read_text())["families"]
+GOLDENS = read_golden("logits")["families"]
 
 
 def test_every_family_has_its_golden():

@@ -1,6 +1,3 @@
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,9 +13,10 @@ from llamaspec.reference.rope import (
     rope_halves,
     rope_interleaved,
 )
+from tests.support.goldens import read_golden
 from tests.support.strategies import U, assert_within, dtypes, noises, roundoff
 
-GOLDENS = json.loads((Path(__file__).parents[1] / "goldens" / "rope.json").read_text())["cases"]
+GOLDENS = read_golden("rope")["cases"]
 
 ropes = st.sampled_from([rope_halves, rope_interleaved])
 head_dims = st.sampled_from([2, 4, 6, 14, 16])

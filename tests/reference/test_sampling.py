@@ -1,8 +1,6 @@
 """`reference.sampling`: its definitions once more by loops, laws, and the logits processors of transformers."""
 
-import json
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +9,10 @@ from hypothesis import strategies as st
 
 from llamaspec.reference.sampling import distribution, draw, keep_min_p, keep_top_k, keep_top_p, penalize, temper
 from llamaspec.reference.softmax import softmax
+from tests.support.goldens import read_golden
 from tests.support.strategies import U, assert_within, noises
 
-GOLDENS = json.loads((Path(__file__).parents[1] / "goldens" / "sampling.json").read_text())["rows"]
+GOLDENS = read_golden("sampling")["rows"]
 
 # Small integers over their sum, so that ties are frequent.
 counts = st.lists(st.integers(0, 6), min_size=1, max_size=12).filter(any)

@@ -1,6 +1,5 @@
 """`model.chat.template` against what transformers renders, and against templates that mean harm."""
 
-import json
 import os
 import resource
 import signal
@@ -36,9 +35,10 @@ from llamaspec.model.tokenizers.load import load_tokenizer
 from llamaspec.model.tokenizers.tiktoken_ranks import read_tiktoken
 from llamaspec.model.tokenizers.tokenizer import decode
 from tests.support import tiny_tokenizers
+from tests.support.goldens import read_golden
 from tests.support.waiting import PATIENCE
 
-GOLDEN = json.loads((Path(__file__).parents[2] / "goldens/chat.json").read_text("utf-8"))
+GOLDEN = read_golden("chat")
 WHAT_ERRORS_SAY = {
     "TemplateError": "refuses this conversation: ",
     "UndefinedError": "fails: UndefinedError: ",

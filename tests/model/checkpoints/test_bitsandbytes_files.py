@@ -29,12 +29,11 @@ from tests.model.checkpoints.stored_goldens import arrays_of
 from tests.model.checkpoints.test_quantized_checkpoints import CONFIG as NARROW
 from tests.support import families
 from tests.support.families import is_matrix
+from tests.support.goldens import read_golden
 from tests.support.random_models import CONFIGS, random_checkpoint
 from tests.support.refusals import refusal
 
-GOLDENS = json.loads((Path(__file__).parents[2] / "goldens" / "quantizers" / "bitsandbytes_files.json").read_text())[
-    "cases"
-]
+GOLDENS = read_golden("quantizers/bitsandbytes_files")["cases"]
 CONFIG = {**NARROW, "intermediate_size": 128}
 UP = "model.layers.1.mlp.up_proj"
 STATE = "weight.quant_state.bitsandbytes__nf4"

@@ -18,9 +18,10 @@ from tests.model.checkpoints.stored_goldens import arrays_of
 from tests.model.checkpoints.test_quantized_checkpoints import CONFIG
 from tests.support import families
 from tests.support.families import is_matrix
+from tests.support.goldens import read_golden
 from tests.support.refusals import refusal
 
-GOLDENS = json.loads((Path(__file__).parents[2] / "goldens" / "quantizers" / "hqq_files.json").read_text())
+GOLDENS = read_golden("quantizers/hqq_files")
 ROWS, COLS = GOLDENS["shape"]
 CASES = GOLDENS["cases"]
 

@@ -31,12 +31,13 @@ from llamaspec.reference.quantizers.minifloat import E2M1, E4M3
 from tests.goldens.quantizers import make_marlin
 from tests.support import families
 from tests.support.families import is_matrix
+from tests.support.goldens import read_golden
 from tests.support.random_models import CONFIGS, random_checkpoint
 from tests.support.refusals import refusal
 from tests.support.strategies import seeds
 
-GOLDENS = json.loads((Path(__file__).parents[2] / "goldens" / "quantizers" / "methods.json").read_text())
-MARLIN = json.loads((Path(__file__).parents[2] / "goldens" / "quantizers" / "marlin.json").read_text())
+GOLDENS = read_golden("quantizers/methods")
+MARLIN = read_golden("quantizers/marlin")
 FLOAT32 = np.dtype(np.float32)
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -24,10 +24,11 @@ from tests.model.checkpoints.stored_goldens import arrays_of
 from tests.model.checkpoints.test_quantized_checkpoints import CONFIG
 from tests.support import families
 from tests.support.families import is_matrix
+from tests.support.goldens import read_golden
 from tests.support.refusals import refusal
 from tests.support.strategies import seeds
 
-GOLDENS = json.loads((Path(__file__).parents[2] / "goldens" / "quantizers" / "torchao_files.json").read_text())
+GOLDENS = read_golden("quantizers/torchao_files")
 ROWS, COLS = GOLDENS["shape"]
 CASES = GOLDENS["cases"]
 

@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -26,10 +25,11 @@ from llamaspec.model.text import read_text
 from llamaspec.model.tokenizers.load import load_tokenizer
 from tests.commands.test_cli import assert_refused
 from tests.support import tiny_tokenizers
+from tests.support.goldens import read_golden
 from tests.support.random_models import CONFIGS, SMALL, random_checkpoint
 from tests.support.strategies import roundoff, seeds
 
-GOLDEN = json.loads((Path(__file__).parents[2] / "goldens" / "eval.json").read_text())
+GOLDEN = read_golden("eval")
 
 
 class Bigrams:

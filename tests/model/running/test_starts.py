@@ -160,7 +160,7 @@ def test_other_shapes_settings_and_environments_are_other_programs(tmp_path: Pat
     monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", "") + " ")
     loaded(tmp_path, prompt=1)
     assert count() == 5
-    monkeypatch.setattr(program_store, "_source", lambda: "another version")
+    monkeypatch.setattr(program_store, "_source", lambda packages: "another version")
     loaded(tmp_path, prompt=1)
     assert count() == 6
     with jax.log_compiles():

@@ -1,7 +1,6 @@
 """Mistral's tekken.json, against the ids that its own library gave, and through other formats."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -16,9 +15,10 @@ from llamaspec.reference.byte_bpe import LLAMA3
 from tests.model.checkpoints import test_mistral_layout
 from tests.reference import test_sentencepiece_bpe
 from tests.support import tiny_tokenizers
+from tests.support.goldens import read_golden
 from tests.support.tiny_tokenizers import tekken
 
-CASES = json.loads((Path(__file__).parents[2] / "goldens" / "tekken.json").read_text())["cases"]
+CASES = read_golden("tekken")["cases"]
 BYTES = [bytes([byte]) for byte in range(256)]
 
 

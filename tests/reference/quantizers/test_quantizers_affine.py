@@ -1,6 +1,3 @@
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,9 +6,10 @@ from hypothesis import strategies as st
 from llamaspec.reference.quantizers import affine, symmetric
 from llamaspec.reference.quantizers.blocks import FLOAT32_MAX, join, split, spread
 from tests.goldens.quantizers.weights import KINDS, Weights
+from tests.support.goldens import read_golden
 from tests.support.strategies import assert_within, roundoff
 
-GOLDENS = json.loads((Path(__file__).parents[2] / "goldens" / "quantizers" / "methods.json").read_text())
+GOLDENS = read_golden("quantizers/methods")
 U32 = roundoff(np.float32)
 HALF_DENORMAL = 2.0**-150
 

@@ -1,6 +1,3 @@
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import assume, example, given
@@ -13,10 +10,11 @@ from llamaspec.verify.bounds import running_error
 from tests.goldens.quantizers import make_awq_search
 from tests.goldens.quantizers.make_methods import inputs
 from tests.goldens.quantizers.weights import KINDS, Weights
+from tests.support.goldens import read_golden
 from tests.support.strategies import U, assert_within, roundoff
 
-SEARCHED = json.loads((Path(__file__).parents[2] / "goldens" / "quantizers" / "awq_search.json").read_text())
-GOLDENS = json.loads((Path(__file__).parents[2] / "goldens" / "quantizers" / "methods.json").read_text())["awq"]
+SEARCHED = read_golden("quantizers/awq_search")
+GOLDENS = read_golden("quantizers/methods")["awq"]
 U32 = roundoff(np.float32)
 
 weights = st.builds(Weights, kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32 - 1), exponent=st.integers(-10, 10))

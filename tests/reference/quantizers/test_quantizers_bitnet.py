@@ -1,8 +1,5 @@
 """One and two bits: XNOR-Net's signs, BitNet's trits."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,9 +9,10 @@ from llamaspec.reference.linear import linear
 from llamaspec.reference.quantizers import binary, bitnet
 from tests.goldens.quantizers.make_methods import inputs
 from tests.goldens.quantizers.weights import KINDS, Weights
+from tests.support.goldens import read_golden
 from tests.support.strategies import U, assert_within, roundoff
 
-GOLDENS = json.loads((Path(__file__).parents[2] / "goldens" / "quantizers" / "methods.json").read_text())["bitnet"]
+GOLDENS = read_golden("quantizers/methods")["bitnet"]
 U32 = roundoff(np.float32)
 
 weights = st.builds(Weights, kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32 - 1), exponent=st.integers(-40, 40))

@@ -2,8 +2,6 @@
 
 import base64
 import itertools
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,9 +15,10 @@ from llamaspec.reference.quantizers.ggml_blocks import Blocks, Shifted, Signed
 from llamaspec.reference.quantizers.ggml_codebooks import IQ4_NL, IQ4_NL_LEVELS, MXFP4
 from llamaspec.reference.quantizers.ggml_superblocks import Superblock, Superblocks
 from tests.goldens.quantizers.weights import KINDS, Weights
+from tests.support.goldens import read_golden
 from tests.support.strategies import U, assert_within
 
-GOLDENS = json.loads((Path(__file__).parents[2] / "goldens" / "quantizers" / "ggml.json").read_text())
+GOLDENS = read_golden("quantizers/ggml")
 LINEAR = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
 TERNARY = ["TQ1_0", "TQ2_0"]
 SUPERBLOCKS = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]

@@ -1,6 +1,3 @@
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -12,9 +9,10 @@ from llamaspec.reference.quantizers.affine import Affine
 from llamaspec.reference.quantizers.blocks import spread
 from tests.goldens.quantizers.make_methods import inputs
 from tests.goldens.quantizers.weights import Weights
+from tests.support.goldens import read_golden
 from tests.support.strategies import U, assert_within
 
-GOLDENS = json.loads((Path(__file__).parents[2] / "goldens" / "quantizers" / "methods.json").read_text())
+GOLDENS = read_golden("quantizers/methods")
 
 weights = st.builds(
     Weights,

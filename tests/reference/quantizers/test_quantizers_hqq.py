@@ -1,6 +1,3 @@
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,9 +6,10 @@ from hypothesis import strategies as st
 from llamaspec.reference.quantizers import hqq
 from llamaspec.reference.quantizers.blocks import spread
 from tests.goldens.quantizers.weights import KINDS, Weights
+from tests.support.goldens import read_golden
 from tests.support.strategies import U, assert_within, roundoff
 
-GOLDENS = json.loads((Path(__file__).parents[2] / "goldens" / "quantizers" / "methods.json").read_text())["hqq"]
+GOLDENS = read_golden("quantizers/methods")["hqq"]
 U32 = roundoff(np.float32)
 
 weights = st.builds(Weights, kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32 - 1), exponent=st.integers(-60, 60))

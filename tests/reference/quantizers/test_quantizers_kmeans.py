@@ -1,6 +1,4 @@
 import itertools
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +8,10 @@ from hypothesis import strategies as st
 from llamaspec.reference.quantizers import kmeans
 from llamaspec.reference.quantizers.kmeans import lloyd, nearest, optimal
 from tests.goldens.quantizers.weights import KINDS, Weights
+from tests.support.goldens import read_golden
 from tests.support.strategies import U, assert_within, roundoff
 
-GOLDENS = json.loads((Path(__file__).parents[2] / "goldens" / "quantizers" / "methods.json").read_text())["kmeans"]
+GOLDENS = read_golden("quantizers/methods")["kmeans"]
 U32 = roundoff(np.float32)
 
 weights = st.builds(Weights, kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32 - 1), exponent=st.integers(-30, 30))

@@ -1,8 +1,5 @@
 """ggml's IQ types against the package gguf, and models in them: the same weights, as codes or read whole."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -13,8 +10,9 @@ from llamaspec.reference.quantizers.ggml_lattices import SUPERBLOCK
 from tests.goldens.quantizers.make_ggml_lattices import BYTES, blocks, checksum
 from tests.support import families, gguf_files
 from tests.support.gguf_files import CODES, Tensor
+from tests.support.goldens import read_golden
 
-GOLDENS = json.loads((Path(__file__).parents[2] / "goldens" / "quantizers" / "ggml_lattices.json").read_text())
+GOLDENS = read_golden("quantizers/ggml_lattices")
 POINTS = {"IQ2_XXS": (256, 8), "IQ2_XS": (512, 8), "IQ2_S": (1024, 8), "IQ3_XXS": (256, 4), "IQ3_S": (512, 4)}
 
 

@@ -1,6 +1,4 @@
 import base64
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,9 +7,10 @@ from hypothesis import strategies as st
 
 from llamaspec.reference.quantizers import llama2c, symmetric
 from tests.goldens.quantizers.weights import KINDS, Weights
+from tests.support.goldens import read_golden
 from tests.support.strategies import assert_within, roundoff
 
-GOLDENS = json.loads((Path(__file__).parents[2] / "goldens" / "quantizers" / "llama2c.json").read_text())
+GOLDENS = read_golden("quantizers/llama2c")
 U32 = roundoff(np.float32)
 
 weights = st.builds(

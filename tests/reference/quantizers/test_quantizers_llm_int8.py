@@ -1,6 +1,4 @@
 import base64
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +8,10 @@ from hypothesis import strategies as st
 from llamaspec.reference.linear import linear
 from llamaspec.reference.quantizers import llm_int8
 from tests.goldens.quantizers.weights import KINDS, Weights
+from tests.support.goldens import read_golden
 from tests.support.strategies import U, assert_within, roundoff
 
-GOLDENS = json.loads((Path(__file__).parents[2] / "goldens" / "quantizers" / "bitsandbytes.json").read_text())
+GOLDENS = read_golden("quantizers/bitsandbytes")
 U32 = roundoff(np.float32)
 OVERFLOW = 127 / 2.0**127  # below this 127 / a may be infinite
 

@@ -1,8 +1,6 @@
 """Minifloats and the block formats made of them: against ml_dtypes, gfloat and torchao, and the laws they obey."""
 
 import base64
-import json
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -14,9 +12,10 @@ from llamaspec.reference.quantizers import minifloat, mx, nvfp4
 from llamaspec.reference.quantizers.blocks import Quantized, spread
 from llamaspec.reference.quantizers.minifloat import E2M1, E2M3, E3M2, E4M3, E5M2, Minifloat
 from tests.goldens.quantizers.weights import KINDS, Weights
+from tests.support.goldens import read_golden
 from tests.support.strategies import assert_within, roundoff
 
-GOLDENS = json.loads((Path(__file__).parents[2] / "goldens" / "quantizers" / "minifloats.json").read_text())
+GOLDENS = read_golden("quantizers/minifloats")
 FORMATS = {"e4m3": E4M3, "e5m2": E5M2, "e2m3": E2M3, "e3m2": E3M2, "e2m1": E2M1}
 DTYPES = {
     "e4m3": ml_dtypes.float8_e4m3fn,

@@ -1,8 +1,6 @@
 """NF4, FP4 and scales that are quantized again: against bitsandbytes (goldens/quantizers), and the laws they obey."""
 
 import base64
-import json
-from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
@@ -14,9 +12,10 @@ from llamaspec.reference.quantizers import double_quantization, nf4
 from llamaspec.reference.quantizers.blocks import spread
 from llamaspec.reference.quantizers.nf4 import FP4, NF4
 from tests.goldens.quantizers.weights import KINDS, Weights
+from tests.support.goldens import read_golden
 from tests.support.strategies import assert_within, roundoff
 
-GOLDENS = json.loads((Path(__file__).parents[2] / "goldens" / "quantizers" / "bitsandbytes.json").read_text())
+GOLDENS = read_golden("quantizers/bitsandbytes")
 U32 = roundoff(np.float32)
 
 codebooks = st.sampled_from([NF4, FP4])

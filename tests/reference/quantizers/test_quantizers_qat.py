@@ -1,6 +1,3 @@
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,11 +6,10 @@ from hypothesis import strategies as st
 from llamaspec.reference.quantizers import affine, qat, symmetric
 from llamaspec.reference.quantizers.blocks import spread
 from tests.goldens.quantizers.weights import KINDS, Weights
+from tests.support.goldens import read_golden
 from tests.support.strategies import U, assert_within
 
-GOLDENS = json.loads((Path(__file__).parents[2] / "goldens" / "quantizers" / "methods.json").read_text())[
-    "fake_quantize"
-]
+GOLDENS = read_golden("quantizers/methods")["fake_quantize"]
 
 weights = st.builds(Weights, kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32 - 1), exponent=st.integers(-20, 20))
 

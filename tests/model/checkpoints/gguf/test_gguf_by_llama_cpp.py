@@ -22,8 +22,9 @@ from llamaspec.model.weights.loading import abstract_params
 from tests.goldens import make_eval_gguf
 from tests.goldens.make_eval_gguf import DISTINCT, IDS, MULTIPLIED, SHOWN, shown
 from tests.model.checkpoints.gguf.test_gguf_goldens import distance
+from tests.support.goldens import read_golden
 
-GOLDENS = json.loads((Path(__file__).parents[3] / "goldens" / "eval_gguf.json").read_text())
+GOLDENS = read_golden("eval_gguf")
 FILES = [(model, type) for model, types in make_eval_gguf.TYPES.items() for type in types]
 
 # Positions that differ, where a number is within float32's noise of a tie (see test_eval_emulation.py), and the

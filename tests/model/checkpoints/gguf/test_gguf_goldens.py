@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import json
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +16,10 @@ from llamaspec.model.tokenizers.tokenizer import encode_text
 from llamaspec.reference.llama import empty_cache, forward
 from tests.goldens import make_gguf
 from tests.goldens.make_gguf_stories import COUNT, prompts, write_story
+from tests.support.goldens import read_golden
 
-STORIES = json.loads((Path(__file__).parents[3] / "goldens" / "gguf_stories.json").read_text())["stories"]
-GOLDENS = json.loads((Path(__file__).parents[3] / "goldens" / "gguf.json").read_text())
+STORIES = read_golden("gguf_stories")["stories"]
+GOLDENS = read_golden("gguf")
 IDS = np.array(GOLDENS["ids"])
 
 
