@@ -269,7 +269,7 @@ def test_a_patched_judge_is_refused_in_a_test(patch, name):
 
     candidate = Guarded(Direct(patches), before)
     report = verify(CONTRACTS["softmax"], candidate, precision=precision("float32"), examples=9, seed=0, shrink=False)
-    assert report.worst.finding[0] == "definition" and name in report.worst.finding[1]
+    assert report.worst.finding and report.worst.finding[0] == "definition" and name in report.worst.finding[1]
     assert not changes(before)
 
 
