@@ -95,7 +95,7 @@ def in_order(g_idx: np.ndarray, group: int) -> bool:
 def check_groups(name: str, g_idx: np.ndarray | None, groups: int) -> None:
     """Raise ValueError where `g_idx` names a group that there is not."""
     if g_idx is not None and not (g_idx.min() >= 0 and g_idx.max() < groups):
-        raise ValueError(f"{name} names groups from {g_idx.min()} to {g_idx.max()}, and there are {groups}")
+        raise ValueError(f"{name} names groups from {g_idx.min()} to {g_idx.max()}, but there are {groups}")
 
 
 def group_size(size: int | None) -> int | None:
