@@ -232,11 +232,11 @@ def _verify_problem(
     click.echo(f"{path}: Model is {adapter.op}", err=True)
     if options["timed"]:
         options["against"] = options["against"] or adapter.job(path, "Model").candidate
-    held_contracts = {**contracts, adapter.op: adapter.contract(contracts[adapter.op])}
+    adapted_contracts = {**contracts, adapter.op: adapter.contract(contracts[adapter.op])}
     _verify(
         [adapter.op],
         check_signals,
-        contracts=held_contracts,
+        contracts=adapted_contracts,
         named=True,
         jobs=[adapter.job(path, "ModelNew")],
         **options,

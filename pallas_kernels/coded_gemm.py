@@ -286,8 +286,8 @@ def _coded_gemm(codes, scales, x, minima, sums, low_bits, *, geometry: Geometry,
                         continue
                     some = first // group, len(products)
                     scales = scales_of(staged["scales"].at[slot, own_rows], *some, target)
-                    for product_, scale in zip(products, scales, strict=True):
-                        sums[which] = sums[which] + product_ * across(scale, geometry.width)
+                    for partial_product, scale in zip(products, scales, strict=True):
+                        sums[which] = sums[which] + partial_product * across(scale, geometry.width)
                     if geometry.minima:
                         lowest = scales_of(staged["minima"].at[slot, own_rows], *some, target)
                         of_x = sums_of(staged["sums"].at[slot], *some, target)

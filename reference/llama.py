@@ -197,8 +197,8 @@ def feed_forward(
     >>> feed_forward(np.array([[3.0, 4.0]]), layer, config=config).round(4)
     array([[3.5042, 4.9678]])
     """
-    before_norm = before if config.parallel_residual and before is not None else x
-    n = normed(before_norm, layer.ffn_norm, layer.ffn_norm_bias, config=config)
+    norm_input = before if config.parallel_residual and before is not None else x
+    n = normed(norm_input, layer.ffn_norm, layer.ffn_norm_bias, config=config)
     if isinstance(layer.ffn, Experts):
         *matrices, biases = layer.ffn
         chosen, renormalized = config.experts_per_token, config.renormalize_experts

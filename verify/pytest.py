@@ -116,9 +116,9 @@ def contract(
     return decorate
 
 
-def _of_pytest(function: Callable[..., Any], held_contract: Contract) -> inspect.Signature:
+def _of_pytest(function: Callable[..., Any], checked_contract: Contract) -> inspect.Signature:
     """Return the signature for pytest: `self`, and the parameters that the definition does not have."""
-    arguments = inspect.signature(held_contract.definition).parameters.values()
+    arguments = inspect.signature(checked_contract.definition).parameters.values()
     by_name = {parameter.name for parameter in arguments if parameter.kind is parameter.KEYWORD_ONLY}
     own = list(inspect.signature(function).parameters.values())
     method = own[:1] if own and own[0].name == "self" else []

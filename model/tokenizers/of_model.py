@@ -24,14 +24,12 @@ def tokenizer_of(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Tokeni
     model = Path(checkpoint.path)
     path = Path(tokenizer) if tokenizer is not None else model if model.is_dir() else model.parent
     inside = tokenizer_inside(checkpoint) if tokenizer is None else None
-    tokenizer_found = inside or load_tokenizer(
-        path, beside=None if tokenizer is not None or model.is_dir() else checkpoint.path
-    )
+    chosen = inside or load_tokenizer(path, beside=None if tokenizer is not None or model.is_dir() else checkpoint.path)
     vocab = checkpoint.config.vocab
-    if not vocab - vocab // PADDING <= tokenizer_found.vocab <= vocab + max(FEW, vocab // PADDING):
-        what = f"a vocabulary of {tokenizer_found.vocab} tokens, but the model {checkpoint.path} has {vocab}"
+    if not vocab - vocab // PADDING <= chosen.vocab <= vocab + max(FEW, vocab // PADDING):
+        what = f"a vocabulary of {chosen.vocab} tokens, but the model {checkpoint.path} has {vocab}"
         raise OtherVocabulary(str(refused(path, what)))
-    return tokenizer_found
+    return chosen
 
 
 def tokenizer_if_any(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Tokenizer | None:

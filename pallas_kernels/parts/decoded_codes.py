@@ -239,8 +239,8 @@ def scales_of(ref: Any, first: int, count: int, target: Target) -> list[Any]:
         start = total(times(lane.warp, 2 * OCTET * 4 * groups), times(lane.row, 4 * groups), word(4 * first))
         halves = [load(ref, total(start, word(half * OCTET * 4 * groups)), float32(), count) for half in range(2)]
         return [
-            array(([entry] for entry in pair_), (ROWS,), np.dtype("float32"), ROW_NUMBERS)
-            for pair_ in zip(*halves, strict=True)
+            array(([entry] for entry in halves_of_row), (ROWS,), np.dtype("float32"), ROW_NUMBERS)
+            for halves_of_row in zip(*halves, strict=True)
         ]
 
     entry = plgpu.ShapeDtypeStruct((ROWS,), np.dtype("float32"), layout=ROW_NUMBERS)

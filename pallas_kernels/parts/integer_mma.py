@@ -413,11 +413,11 @@ def _chosen(codes: Any) -> list[tuple[Any, Any]]:
 def _looked_up(selectors: list[tuple[Any, Any]], table: Sequence[int]) -> tuple[Any, Any]:
     """Select bytes from a table of 16, given as four words, by selectors from `_chosen`."""
     first, second, third, fourth = (word(entry) for entry in table)
-    bytes_found = []
+    selected = []
     for byte, half in selectors:
         (lower,), (upper,) = (ptx(LOOK_UP, [*pair, byte], results=1) for pair in ((first, second), (third, fourth)))
-        bytes_found += ptx(LOOK_UP, [lower, upper, half], results=1)
-    return bytes_found[0], bytes_found[1]
+        selected += ptx(LOOK_UP, [lower, upper, half], results=1)
+    return selected[0], selected[1]
 
 
 def _together(step: Step) -> bool:

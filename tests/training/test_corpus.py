@@ -169,13 +169,16 @@ def test_a_conversation_takes_turns(conversations):
 def test_another_story_has_another_hero_and_another_plot():
     """As long as the person does not ask for one that was told."""
     for seed in range(100):
-        told_before: list[Story] = []
+        earlier_stories: list[Story] = []
         for _ in range(4):
-            choices = Choices(random.Random(seed + len(told_before)))
-            plots_told, heroes = {tale.plot for tale in told_before}, {tale.facts["n"] for tale in told_before}
-            tale = tell_story(choices, OPEN, plots=plots_told, heroes=heroes)
-            assert tale.plot not in plots_told and tale.facts["n"] not in heroes
-            told_before.append(tale)
+            choices = Choices(random.Random(seed + len(earlier_stories)))
+            earlier_plots, heroes = (
+                {tale.plot for tale in earlier_stories},
+                {tale.facts["n"] for tale in earlier_stories},
+            )
+            tale = tell_story(choices, OPEN, plots=earlier_plots, heroes=heroes)
+            assert tale.plot not in earlier_plots and tale.facts["n"] not in heroes
+            earlier_stories.append(tale)
 
 
 def test_nothing_outside_is_in_a_story(stories):

@@ -140,8 +140,8 @@ def _take(
         fits = fits or (expected.any_length and len(entry.shape) == 1)
         if not fits or entry.dtype.name not in expected.dtypes:
             actual = f"{entry.dtype} {list(entry.shape)}"
-            due_form = f"{' or '.join(sorted(expected.dtypes))} {list(expected.shape)}"
-            raise refused(path, f"{name} is {actual}, but config.json makes it {due_form}")
+            expected_form = f"{' or '.join(sorted(expected.dtypes))} {list(expected.shape)}"
+            raise refused(path, f"{name} is {actual}, but config.json makes it {expected_form}")
         arrays[part] = file.array(entry.dtype, entry.shape, entry.offset)
         size += entry.bytes
     try:

@@ -120,8 +120,8 @@ class _Source:
         if name not in self.used:
             expected = (self._experts, *shape)
             if entry.shape != expected or entry.dtype.name not in dtypes:
-                actual, wanted_form = f"{entry.dtype} {list(entry.shape)}", f"{' or '.join(dtypes)} {list(expected)}"
-                raise refused(self._path, f"{name} is {actual}, but config.json makes it {wanted_form}")
+                actual, expected_form = f"{entry.dtype} {list(entry.shape)}", f"{' or '.join(dtypes)} {list(expected)}"
+                raise refused(self._path, f"{name} is {actual}, but config.json makes it {expected_form}")
             self.used[name] = None
         part = entry._replace(shape=shape)
         return entry.dtype, partial(file.array, entry.dtype, shape, entry.offset + expert * part.bytes)
