@@ -242,7 +242,7 @@ class Site:
         return await self._texts(request, await self.api.chat(body, tenant=self._tenant(request)))
 
     async def _texts(self, request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
-        """Answer with texts, whole or streamed. In any case, cancels what is unfinished in the end."""
+        """Answer with texts, whole or streamed. At the end, cancels requests that an error left unfinished."""
         try:
             return await (self._stream(request, answer) if answer.stream else self._whole(answer))
         finally:

@@ -63,7 +63,7 @@ class PagePool:
         return page
 
     def publish(self, page: int, *, before: int, tokens: Sequence[int], tenant: str) -> None:
-        """Put a held page into the tree, after `before`. A page that is already there stays as it is.
+        """Put a held page into the tree, after the page `before`. Does nothing if the page is in the tree already.
 
         Raises ValueError if the page is not full, or if the tree has another page with the same tokens.
         """
