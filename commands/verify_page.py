@@ -90,7 +90,7 @@ def _plots(report: Report) -> Iterator[str]:
 
 
 def _shares(points: Sequence[Point], numbers: Sequence[int]) -> dict[str, list[tuple[int, float]]]:
-    rows: dict[str, list[tuple[int, float]]] = {"within": [], "beyond": []}  # both, so that each keeps its color
+    rows: dict[str, list[tuple[int, float]]] = {"within": [], "beyond": []}  # both keys, so that each keeps its color
     for point, number in zip(points, numbers, strict=True):
         share = point.error / point.bound
         rows["within" if share <= 1 else "beyond"].append((number, share))
