@@ -32,7 +32,7 @@ class Page(HTMLParser):
 
 
 def faults(site: Path) -> list[str]:
-    """List the addresses in a built site that lead nowhere, are absolute, or load from other sites, with their pages."""
+    """List the addresses of a built site that lead nowhere, are absolute, or load from other sites, by page."""
     pages = {path: Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
     return [
         f"{path.relative_to(site)}: {fault}" for path, page in pages.items() for fault in _of_page(path, page, pages)

@@ -1,4 +1,4 @@
-"""Functions of jax, and its Triton kernels, interpreted."""
+"""Functions of jax, and jax's Triton kernels, interpreted."""
 
 from functools import partial
 
