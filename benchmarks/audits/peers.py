@@ -84,7 +84,7 @@ def compare_servers(
 ) -> list[dict[str, Any]]:
     """Send load to our server and llama.cpp's, with the built-in model in float32. Returns a row per server and rate.
 
-    Without `rates`, the rates are shares of the rate that our server reaches. llama.cpp's cache is float16, its default.
+    Without `rates`, the rates are shares of the rate that our server reaches. llama.cpp's cache is in float16.
     """
     checkpoint = open_checkpoint("stories")
     config, file = checkpoint.config, str(folder / "stories.gguf")

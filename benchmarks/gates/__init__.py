@@ -1,11 +1,11 @@
 """Gates on the machine code of our kernels, without a GPU: `make test-gpu-compile`.
 
 Every case of the kernel table, and the decode step of every model, is compiled for an H200 by the CUDA plugin of jax,
-which needs no device. The machine code is held to gates: registers and spills, the order and the width of loads,
-meetings of threads between a store to shared memory and a read, and between a read and a copy over it, instructions per
-weight, copies and temporary memory of a whole step. A burst of steps must be one CUDA graph, its loops too. The
-products of a prompt must be cuBLASLt's. `serve` must write its pages in place, by stores. The limits are in code, in no
-file of results.
+which needs no device. The gates check the machine code: registers and spills, the order and the width of loads,
+barriers between a store to shared memory and a read, and between a read and a copy over the same memory, instructions
+per weight, copies and temporary memory of a whole step. A burst of steps, with its loops, must be one CUDA graph. The
+products of a prompt must be calls of cuBLASLt. `serve` must write its pages in place, by stores. All limits are in
+code, and none in a file of results.
 
     sass.py       read machine code: instructions, loops
     kernel.py     facts of one kernel, from what Mosaic GPU writes down while it compiles

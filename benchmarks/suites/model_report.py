@@ -1,4 +1,4 @@
-"""Reports of `benchmarks.suites.model_suite` as text and as a chart."""
+"""Renders reports of `benchmarks.suites.model_suite` as text and as a chart."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -26,8 +26,8 @@ from llamaspec.pallas_kernels.parts.quantized_product import QuantizedProduct
 from llamaspec.pallas_kernels.parts.row_product import PIECES, TOGETHER, RowProduct
 
 MOST_REGISTERS = 255
-FENCE = 1  # instructions that wait for reads
-TURN = 25  # instructions of a turn that another chunk does not repeat
+FENCE = 1  # instructions of a turn that wait for reads
+TURN = 25  # instructions of a turn that a further chunk in the same turn does not repeat
 
 # Limits by dtype and rows of a tile. Apart from its products, a turn takes as many instructions for half the rows: in
 # float32 43 instructions for 8 or 16 weights. float32 takes eight registers more than the design, because a residual
@@ -57,7 +57,7 @@ E4M3 = 1.5  # instructions that widen a weight of eight bits, in addition to the
 
 
 def product_limits(product: RowProduct | QuantizedProduct, *, normed: bool) -> Limits:
-    """Limit a thread block that multiplies as `product` does."""
+    """Return limits for the kernel of `product`."""
     if isinstance(product, QuantizedProduct):
         return _of_codes(product)
     return _of_floats(product, normed=normed)
@@ -170,5 +170,5 @@ def _of_codes(product: QuantizedProduct) -> Limits:
 
 
 def _up(instructions: float) -> float:
-    """Round up to one decimal, as limits are stated."""
+    """Round up to one decimal, like all limits."""
     return ceil(instructions * 10) / 10

@@ -27,7 +27,7 @@ SCALES = {"full": scales.full, "dry": scales.dry}
 
 
 def measure_memory(scale: Scale, _: Clock) -> Iterator[Row]:
-    """Measure the machine, in one row, to which all other rows are relative."""
+    """Measure the machine in one row. The shares in all other rows are relative to this row."""
     yield {"about": about(), "ceilings": measure_ceilings(DTYPES, scale.memory)._asdict()}
 
 
