@@ -98,7 +98,7 @@ def _shares(points: Sequence[Point], numbers: Sequence[int]) -> dict[str, list[t
 
 
 def _drawn(report: Report, contract: Contract | None) -> Iterator[str]:
-    """Describe the draw of the counterexample, or the draw nearest to its bound, and what each name means."""
+    """Describe the draw of the counterexample, or else the draw nearest to its bound, with a meaning for each name."""
     from llamaspec.verify.reports.report import legend, short
 
     examination = report.worst if report.worst.finding else report.nearest

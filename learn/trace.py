@@ -87,7 +87,7 @@ class Trace:
     position: int
     definitions: dict[str, list[Definition]]  # by op
     visits: list[Visit]
-    guesses: dict[int, list[Guess]]  # by layer: what would come next if the model ended there (the logit lens)
+    guesses: dict[int, list[Guess]]  # by layer: the next tokens if the model ended there (the logit lens)
     attention: dict[int, np.ndarray]  # by layer: the weights of the token's heads [heads keys]
     next: list[Guess]
 

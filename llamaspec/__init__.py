@@ -24,7 +24,7 @@ Chat. Each `reply` computes only the new tokens:
 
     chat = Chat(llama)
     for question in ("Tell me a story about a fox.", "What color is the fox?"):
-        chat.make_room(question, answer=256)  # forgets the oldest turns, where the context is nearly full
+        chat.make_room(question, answer=256)  # forgets the oldest turns if the context is nearly full
         print("".join(token.text for token in chat.reply(question, seed=7)))
 
 Verify a kernel, as a test that pytest finds:

@@ -66,8 +66,8 @@ def _digest(key: str) -> bytes:
 def loopback_hosts(host: str) -> frozenset[str] | None:
     """List the host names of a server that only this machine can reach; None for other servers.
 
-    This stops DNS rebinding: another site can point its own name to 127.0.0.1 and then read our answers as its own. Its
-    requests carry that name as the host, which is not in the list.
+    This stops DNS rebinding: another site can point its own name to 127.0.0.1, and then read our answers as if they
+    came from that site. The Host header of its requests has the site's name, which is not in the list.
     """
     with suppress(ValueError):
         if ip_address(host).is_loopback:

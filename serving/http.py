@@ -182,7 +182,7 @@ class Site:
         origin = request.headers.get("Origin")
         if origin is None or origin not in self.access.origins:
             return {}
-        # A page of an allowed origin may send any headers: OpenAI's client for JavaScript sends a dozen of its own.
+        # A page of an allowed origin may send any headers: OpenAI's client for JavaScript sends a dozen unusual ones.
         requested = request.headers.get("Access-Control-Request-Headers", "Authorization, Content-Type")
         return {
             "Access-Control-Allow-Origin": origin,

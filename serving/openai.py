@@ -210,7 +210,7 @@ def _field(option: SamplingOption) -> tuple[str, Any, None]:
     low, high, _, above = option.range
     top = high if option.kind is float and math.isfinite(high) else None
     bounds: dict[str, Any] = {"gt" if above else "ge": low, "le": top}
-    return option.name, Optional[Annotated[option.kind, Meta(**bounds)]], None  # noqa: UP045  # `|` is no type's here
+    return option.name, Optional[Annotated[option.kind, Meta(**bounds)]], None  # noqa: UP045  # `|` is not a type here
 
 
 if TYPE_CHECKING:

@@ -104,7 +104,7 @@ class Prompts:
         return Prompt(ids, text == "", self.stops)
 
     def from_ids(self, ids: Sequence[int], *, param: str = "prompt") -> Prompt:
-        """Take ids as they are. Raises Refusal for an id outside the vocabulary."""
+        """Make a prompt of these ids. Raises Refusal for an id outside the vocabulary."""
         begins = not any(self.tokenizer.bytes_of(token) for token in self._checked(ids, param))
         return Prompt(list(ids), begins, self.stops)
 

@@ -227,7 +227,7 @@ class Scheduler:
         return self._planned
 
     def done(self, draws: Mapping[int, Draws]) -> list[News]:
-        """Take the tokens that the plan drew, by request, and return what is new."""
+        """Take the tokens that the plan drew, by request, and return the new tokens and ends of requests."""
         plan, self._planned = self._planned, None
         assert plan is not None, "nothing was planned"
         if plan.chunk and (job := self.running.get(plan.chunk.number)):

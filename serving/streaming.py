@@ -123,7 +123,7 @@ class TextReader:
             self._out(self._filter.feed(heard.text))
 
     def finish(self) -> None:
-        """End the text, and release what was held back."""
+        """End the text, and release the text and tokens that were held back."""
         if self.stopped:
             return
         heard = self._store(self._channels.hear(self._decoder.finish())) if self._channels else None

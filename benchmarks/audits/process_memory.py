@@ -1,4 +1,4 @@
-"""Memory of a process in addition to its arrays on a CPU, while it compiles a model and while it runs one.
+"""Measures the memory of a process beyond its arrays on a CPU, while it compiles a model and while it runs the model.
 
     python -m llamaspec.benchmarks.audits.process_memory --json benchmarks/results/raw/process-memory.json
 

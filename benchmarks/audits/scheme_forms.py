@@ -83,7 +83,7 @@ def changed(checkpoint: Checkpoint, change: Callable[[np.ndarray], np.ndarray], 
 
 
 def in_type(checkpoint: Checkpoint, type: str) -> Checkpoint:
-    """Round the matrices of a model to what a GGUF file of that type would hold."""
+    """Round the matrices of a model to the numbers that a GGUF file of this type would hold."""
 
     def rounded(weights: np.ndarray) -> np.ndarray:
         return ggml.decode(ggml.encode(weights.astype(np.float32), type), type).astype(np.float32)

@@ -139,7 +139,7 @@ async def _answered(
 
 
 def summarize(answers: Sequence[Answered], texts: Sequence[str] | None = None) -> dict[str, Any]:
-    """Compute throughput, and percentiles of what each request waited for, in seconds.
+    """Compute throughput, and percentiles of the delays of requests, in seconds.
 
     - `first_token`: from the planned time of a request to its first piece of text
     - `between_tokens`: the mean time between two tokens of a text. If pieces have several tokens, we assume that the

@@ -29,7 +29,7 @@ def skipped(name: str, why: str = "no time was left") -> Row:
 
 
 def in_a_line(error: Exception) -> str:
-    """Describe an error in a line: its type and the first line of its message.
+    """Describe an error in one line: its type and the first line of its message.
 
     >>> in_a_line(ValueError("no such tile\\nat all"))
     'ValueError: no such tile'
@@ -77,7 +77,7 @@ def machine_lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def model_line(model: Mapping[str, Any]) -> str:
-    """Describe a model in a line.
+    """Describe a model in one line.
 
     >>> model_line({"name": "stories", "dtype": "float32", "quantize": "q8"})
     'stories, float32, matrices in q8'

@@ -8,17 +8,17 @@ products of a prompt must be calls of cuBLASLt. `serve` must write its pages in 
 code, and none in a file of results.
 
     sass.py       read machine code: instructions, loops
-    kernel.py     facts of one kernel, from what Mosaic GPU writes down while it compiles
+    kernel.py     facts of one kernel, from the files that Mosaic GPU dumps while it compiles
     program.py    facts of one compiled program: launches, copies, memory
     h200.py       the GPU: its description for the compiler, and the bandwidth that a kernel can reach
     checks.py     the gates
     compiler.py   compile for an H200 (needs the plugin)
-    chunk.py      a chunk of a prompt: what computes its products (needs the plugin)
+    chunk.py      a chunk of a prompt: its products must be cuBLASLt's (needs the plugin)
     multi_device.py  decode steps on several devices (needs the plugin)
     serving.py    the programs of `serve`: how they write pages (needs the plugin)
     workers.py    a process for each compilation, within a time limit
     report.py     rows and tables
-    __main__.py   compile, print tables, fail where a gate does
+    __main__.py   compile, print tables, and fail if a gate is broken
 
 The plugin and the Mosaic interpreter must not share a process: together they abort at random.
 """

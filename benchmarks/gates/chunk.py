@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from llamaspec.benchmarks.gates.compiler import hlo_for_h200
 
-import jax  # isort: skip  # after the compiler's module, which sets what JAX reads when it is imported
+import jax  # isort: skip  # after the compiler's module, which sets variables that JAX reads when it is imported
 
 from llamaspec.benchmarks.common.random_model import random_shapes
 from llamaspec.benchmarks.gates.decode_steps import CAPACITY, DTYPES, FEW_LAYERS

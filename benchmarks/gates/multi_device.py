@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from llamaspec.benchmarks.gates.compiler import TARGET
 
-import jax  # isort: skip  # after the compiler's module, which sets what JAX reads when it is imported
+import jax  # isort: skip  # after the compiler's module, which sets variables that JAX reads when it is imported
 import numpy as np
 from jax.experimental import topologies
 

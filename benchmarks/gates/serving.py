@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from llamaspec.benchmarks.gates.compiler import mesh, placed
 
-import jax  # isort: skip  # after the compiler's module, which sets what JAX reads when it is imported
+import jax  # isort: skip  # after the compiler's module, which sets variables that JAX reads when it is imported
 
 from llamaspec.benchmarks.common.random_model import random_shapes
 from llamaspec.benchmarks.gates.decode_steps import CAPACITY, DTYPES, FEW_LAYERS

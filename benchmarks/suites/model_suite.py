@@ -59,10 +59,11 @@ def planned(
     quantize: str | None, cache: str | None, devices: int = 1, measured: Path | None = None,
     progress: Progress = no_progress,
 ) -> MemoryPlan:  # fmt: skip
-    """Plan what `choose_model` chooses, on a device of `model.insight.plan.DEVICES`; None measures this machine.
+    """Plan the memory and speed of the model that `choose_model` chooses, on a device of `model.insight.plan.DEVICES`.
 
-    Several `devices` of that kind share the model; several parts of a CPU share its memory and its rates, too. If the
-    folder `measured` has the link between devices of this machine, written by `keep_link`, the plan uses it.
+    If `device` is None, the device is this machine, which is measured. Several `devices` of one kind share the model;
+    several parts of a CPU share its memory and its rates, too. If the folder `measured` has the link between devices of
+    this machine, written by `keep_link`, the plan uses it.
 
     Raises ValueError for unknown names and for a context that the model does not have.
     """
@@ -116,7 +117,7 @@ def run_suite(
     sizes: Sizes | None = None,
     **chosen: Any,
 ) -> dict[str, Any]:
-    """Measure the machine, then what `choose_model` chooses, and report it.
+    """Measure the machine and then the model that `choose_model` chooses. Returns a report.
 
     `context` is the number of tokens of the prompt, and of those before decoding; None is 512, or half of what the
     model can hold. Raises ValueError for a context that the model cannot hold, MemoryError for arrays that do not fit.

@@ -164,7 +164,7 @@ def measure_several(
 ) -> dict[str, Any]:
     """Measure sums over each number of devices. If `decoding`, also time the model that `choose_model` chooses.
 
-    Steps are those after `context` tokens, by default 512 or half of what the model can hold. Raises ValueError for
+    Steps come after `context` tokens, by default 512 or half of the model's context. Raises ValueError for
     unknown names, for a context that the model cannot hold, and for a number of devices that JAX lacks, or that cannot
     share the model.
     """
@@ -214,7 +214,7 @@ def as_text(report: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure what the command line asks for, and write it as JSON."""
+    """Run the command line: measure, and write a report as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--shape", choices=SHAPES, help="also decode with random weights of this model")

@@ -185,7 +185,7 @@ def run_suite(
     progress: Progress = no_progress,
     **options: Any,
 ) -> dict[str, Any]:
-    """Serve a model in a process of its own, load it, and report. `context` is the median length of a prompt.
+    """Serve a model in a new process, send load to the server, and report. `context` is the median prompt length.
 
     Raises as `open_checkpoint` does, and ValueError for prompts beyond the model's context or a server that ends.
     """

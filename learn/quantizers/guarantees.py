@@ -30,7 +30,7 @@ Matrix = Float64[np.ndarray, "rows cols"]
 
 
 class Shown(NamedTuple):
-    """Code, scale and guaranteed error of each weight; None where a quantizer has none."""
+    """Code, scale and guaranteed error of each weight. A field is None if the quantizer has no such number."""
 
     codes: np.ndarray | None  # [rows, cols], integers
     scales: np.ndarray | None  # [rows, cols]

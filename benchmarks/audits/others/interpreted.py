@@ -1,4 +1,4 @@
-"""Triton's interpreter as a GPU would be: import this before a package of kernels.
+"""Makes Triton's interpreter behave like a GPU. Import this module before a package of kernels.
 
 With TRITON_INTERPRET=0 in the environment, kernels are compiled for the GPU and nothing is changed. Otherwise it
 changes the machine and no kernel. `torch.cuda` names a device of no consequence; of several tuning configurations

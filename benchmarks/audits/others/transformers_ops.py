@@ -1,4 +1,4 @@
-"""Modules and functions of transformers, on torch's CPU. Each docstring names what is called."""
+"""Modules and functions of transformers, on torch's CPU. Docstrings name the called functions."""
 
 from types import SimpleNamespace
 

@@ -1,7 +1,7 @@
 """The ops of the table in float64, with bounds on a kernel's error, composed from `verify.bounds.running_error`.
 
-Each function takes the arguments of the kernel of its name, as NumPy arrays, and gives its results, with a bound on the
-error of each element that holds for sums in any order.
+Each function takes the arguments of the kernel with the same name, as NumPy arrays. It returns the exact results, with
+a bound on the error of each element. The bounds are valid for sums in any order.
 """
 
 from typing import Any
@@ -54,9 +54,9 @@ def _biased(y: Approx, bias) -> Approx:
 def _product(x: Approx, w, *, eps: float | None) -> Approx:
     """Compute W x and its error bound. Kernels multiply codes by x in fixed point.
 
-    A warp adds up the sums of its groups, a quarter of all, each scaled, in one rounding; for each digit. Three sums
-    over digits follow, three over warps, and a scale for the row. Where x has a norm, with an `eps`, its 1/rms
-    multiplies the sums: 1 / sqrt(eps) at most.
+    For each digit, a warp multiplies the sums of a quarter of the groups by their scales and adds them up, with one
+    rounding for each. Then come three additions of digits, three additions of warps, and a scale for the row. If x has
+    a norm, with an `eps`, its 1/rms multiplies the sums. 1/rms is at most 1 / sqrt(eps).
     """
     if isinstance(w, tuple):
         parts = [_product(x, part, eps=eps) for part in w]
@@ -83,10 +83,10 @@ def _product(x: Approx, w, *, eps: float | None) -> Approx:
 def coded_gemm(w, x) -> Approx:
     """Compute W x and its error bound. The tensor cores add a group's products in float32, and then groups are added.
 
-    They add sixteen products and a sum at once, and cut each of the seventeen off at about the last bit of the largest:
-    a group's sum is off by (17 / 16) 2 U of its terms for each of them, and 3 U are allowed. Then a scale rounds, and
-    an addition, for each group, or two of each with minima, and the additions of parts. Codes and vectors are exact in
-    bfloat16.
+    They add sixteen products and a sum at once, and cut off each of the seventeen at about the last bit of the largest.
+    This changes a group's sum by at most (17 / 16) 2 U of its size for each term, and the bound allows 3 U. A scale and
+    an addition then round once each for every group (twice each with minima), and so do the additions of parts. Codes
+    and vectors are exact in bfloat16.
     """
     (rows, cols), group = w.shape, w.group or max(GROUPS)
     scales = np.asarray(w.scales, np.float64).reshape(rows, -1)
@@ -210,8 +210,8 @@ def softmax(scores) -> Approx:
 def _off(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Compute the difference of a row's largest and smallest score, and the relative error of the sum of exponentials.
 
-    Each exponent is off by U times its size at most, and so are the exponents that rescale sums of parts. A term takes
-    two exponentials and their product, and a sum has n terms.
+    The error of each exponent is at most U times its size, also for the exponents that rescale sums of parts. A term
+    has two exponentials and their product, and a sum has n terms.
     """
     lowest = np.min(scores, axis=-1, keepdims=True, initial=np.inf, where=np.isfinite(scores))
     spread = scores.max(axis=-1, keepdims=True) - lowest

@@ -107,9 +107,9 @@ def _of_codes(product: QuantizedProduct) -> Limits:
                                 load for four scales
         3 a word                to cut 8 codes of four bits apart, or 6 to make selectors of levels of them
         4 a word and 2          to join them with their rest, where codes have 5 or 6 bits, and to load it
-        7 a word and plane      to look 8 levels up, with what moves a table
+        7 a word and plane      to look 8 levels up, with moves of the table
         1 a word and plane      for each plane but the first: the compiler of jax 0.12.0.1 adds up to 1.4 a word to
-                                NF4's three planes; what for has not been looked up in its machine code
+                                NF4's three planes, for a reason that we have not looked up in its code
         4 a product             to move codes of eight bits in groups of 32; their sides are not loaded together
         30                      a turn of the loop
         20 + 16 a copy          to ask for another step, unless the ring holds all steps

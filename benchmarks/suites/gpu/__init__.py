@@ -5,7 +5,7 @@ compares kernels with exact numbers for options that no published Llama uses, wi
 It also times the cases of the table, from the last to the first, the clearing of rows of V, and attention to prompts.
 The suite `variants` times the options that no published Llama uses.
 
-    suite.py      the parts in their order, each in a process of its own, and the time that each may take
+    suite.py      runs the parts in order, each in a new process, within its time limit
     report.py     tables, JSON and the chart
     __main__.py   one part: rows as lines of JSON
 

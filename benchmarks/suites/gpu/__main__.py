@@ -1,4 +1,4 @@
-"""One part of the suite, in a process of its own: prints rows as lines of JSON as soon as it has them."""
+"""Runs one part of the suite in this process, and prints each row as a line of JSON at once."""
 
 import json
 import sys

@@ -37,7 +37,7 @@ class Part:
     """The work of one process, or of several processes that share it."""
 
     section: str  # section of the report, and name in benchmarks/suites/gpu/__main__.py
-    seconds: float  # time limit; the next part may use what is left
+    seconds: float  # time limit; the next part may use the remaining time
     options: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     grace: float = GRACE  # seconds beyond the limit before the process is killed
