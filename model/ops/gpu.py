@@ -4,8 +4,8 @@ Kernels are for decoding: one new token for each of a few sequences, when readin
 XLA keeps the products of a prompt's many tokens, because its matrix products reach the tensor cores' speed. Attention
 has a kernel for both.
 
-`pallas_ops` asks each kernel once, before anything is compiled, which calls of a model it accepts. The form of a call is
-the shapes and dtypes of its arguments. The table of ops stores the accepted forms, and routes each call by its form.
+`pallas_ops` asks each kernel once, before anything is compiled, which calls of a model the kernel accepts. The form of
+a call is the shapes and dtypes of its arguments. The table of ops stores the accepted forms, and routes calls by form.
 
 This module stands apart from the other tables because importing Pallas takes a second, and only a GPU needs it.
 """

@@ -1,4 +1,4 @@
-"""A table of the fields of `Config`: which ops have kernels that handle a field, and which have kernels that refuse it."""
+"""A table of the fields of `Config`: which kernel ops handle a field, and which kernel ops refuse a field."""
 
 from dataclasses import MISSING, fields
 from typing import NamedTuple

@@ -116,7 +116,7 @@ class Step(NamedTuple):
 
     @property
     def unsigned(self) -> bool:
-        """Whether codes are unsigned."""
+        """Tell whether codes are unsigned."""
         return self.in_words and self.minima
 
 
@@ -421,9 +421,9 @@ def _looked_up(selectors: list[tuple[Any, Any]], table: Sequence[int]) -> tuple[
 
 
 def _together(step: Step) -> bool:
-    """Whether a lane loads 16 adjacent columns for both sides at once, as for eight-bit codes in one group.
+    """Tell whether a lane loads 16 adjacent columns for both sides at once, as for eight-bit codes in one group.
 
-    Then the first four of eight codes belong to one side. Otherwise all eight do.
+    If so, four of eight adjacent codes belong to each side; otherwise all eight belong to one side.
     """
     return not step.in_words and step.group > SIDE
 
