@@ -156,7 +156,7 @@ class Queries:
         return pl.cdiv(self.stop, TILE) - self.first_tile
 
     def unmasked(self, worker) -> tuple[Any, Any]:
-        """The first step and the last step + 1 in which all 64 queries of a worker see all keys."""
+        """The first step and the last step + 1 with a tile that all 64 queries of a worker see completely."""
         position = self.offset + self.first + worker * ROWS
         last = jnp.clip(jnp.minimum(position + 1, self.stop) // TILE - self.first_tile, 0, self.steps)
         if self.window is None:

@@ -57,8 +57,8 @@ def cpu_attend(
 def _smallest_span(numbers: int, head_dim: int, dtype: np.dtype) -> int:
     """Choose the smallest span for one query, if each row of the cache has `numbers` numbers.
 
-    The span is doubled if XLA then gives its loops to both cores. Two cores read twice as many rows in the same time,
-    and both are awake for the product that follows.
+    The span is twice `SPANS.smallest` if XLA gives only the loops over the doubled span to both cores. Two cores read
+    twice as many rows in the same time, and both are awake for the product that follows.
     """
     for rows in (SPANS.smallest, 2 * SPANS.smallest):
         if all(_summed(rows * numbers, dtype, most=most) for most in (head_dim // LANES, SUMMED)):

@@ -17,7 +17,7 @@ class KernelOp[**P, R]:
     kernel: Callable[P, R]
     plain: Callable[P, R]
     prompt: Callable[P, R]  # for arguments without a form
-    form: Callable[P, Form | None]  # the form of arguments, by which the kernel accepts or refuses them
+    form: Callable[P, Form | None]  # the form of arguments; it decides whether the kernel accepts them
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from llamaspec.pallas_kernels.parts.operands import check_operand
 from llamaspec.pallas_kernels.parts.staging import own_meetings
 from llamaspec.pallas_kernels.unsupported import Unsupported
 
-RING_BYTES = 32 * 1024  # bytes of a block's ring, or two tiles; it leaves room for the next kernel's blocks
+RING_BYTES = 32 * 1024  # bytes of a block's ring, unless two tiles take more; this leaves room for the next kernel's blocks
 AT_ONCE = 2048  # maximum number of keys of a head if each block has one tile
 
 # A function that finds the pieces of a tile, given an array of keys or values, a sequence, a key head, the tile and the
@@ -66,8 +66,8 @@ def attend_in_parts(
 
         target.let_next_start()
         if target.overlaps and not tables:
-            # The length may still be the previous one, and the newest keys may not be written yet. We only
-            # prefetch keys to the L2 cache here, and most are right. With pages we would have to read the table first.
+            # We may read an old length here, and the newest keys may not be written yet. Both are harmless, because we
+            # only prefetch keys to the L2 cache. With pages we would have to read the table first.
             ring_for(read_past_first_cache(lengths_ref.at[pl.ds(row, 1)])).ask_ahead()
         target.wait_for_previous()
         opened = ring_for(lengths_ref[row])

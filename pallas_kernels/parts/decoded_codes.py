@@ -20,8 +20,9 @@ no conversion: we add bits around it and subtract, for two codes at once:
     eight bits    (128 + c) - 128 or - 256, with c the lower seven bits. The upper bit becomes a bit of the exponent,
                   which distinguishes the two cases
 
-Row i of eight belongs to the quad with the reversed bits of i. Then the lanes' eight bytes are never in the same banks,
-and neither are the bytes of two quads that read 16 (`matrices` in swizzled lines of 128 bytes).
+Row i of eight belongs to the quad with the reversed bits of i. With this order, lanes that load 8 bytes at once never
+use the same banks, and neither do two quads with lanes that load 16 bytes at once. The codes are stored in swizzled
+lines of 128 bytes.
 """
 
 from itertools import batched

@@ -33,10 +33,10 @@ from llamaspec.pallas_kernels.parts.row_tiles import RowTiles
 from llamaspec.pallas_kernels.parts.staging import Store, store_all
 
 PIECES = 4  # 16-byte loads of a piece of x per thread
-TOGETHER = 4  # pieces to read before any is stored; one with a norm
+TOGETHER = 4  # pieces to read before the first is stored; with a norm, each piece is stored before the next read
 SQUARES = tiled_layout(((WARPS, THREADS), (1, THREADS // LANES)), warps=-4, lanes=-3).reduce(
     0
-)  # all of them, for each warp
+)  # layout of the threads' sums of squares: each warp has all of them
 
 
 @dataclass(frozen=True)
