@@ -1,4 +1,4 @@
-"""Facts of the tree: how docstrings open, and that imports have no cycle."""
+"""Rules for all files: how docstrings open, unique names of test files, and imports without a cycle."""
 
 import ast
 import re
@@ -15,7 +15,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 @cache
 def sources() -> dict[str, str]:
-    """Python files of the repository by path, without hidden and generated folders."""
+    """Read the Python files of the repository, by path, without hidden and generated folders."""
     generated, paths = {"build", "dist", "__pycache__"}, []
     for folder, folders, files in REPOSITORY.walk():
         folders[:] = [name for name in folders if name not in generated and not name.startswith(".")]  # not entered
@@ -29,7 +29,7 @@ def parsed(source: str) -> ast.Module:
 
 
 def statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield a tree and the statements in it, but not expressions, since these hold no docstring."""
+    """Yield a tree and the statements in it, but no expressions, since they hold no docstring."""
     yield tree
     for node in ast.iter_child_nodes(tree):
         if not isinstance(node, ast.expr):
@@ -56,13 +56,13 @@ def test_an_unclear_docstring_is_seen():
 
 
 def module(path: str) -> str:
-    """Name the module of a file, as it is imported."""
+    """Return the name under which a file is imported."""
     name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     return name if name.startswith(("llamaspec", "tests", "docs")) else f"llamaspec.{name}"
 
 
 def imported(source: str, modules: set[str]) -> Iterator[str]:
-    """The modules of ours that a file imports when it is imported itself, apart from its functions."""
+    """Yield the modules of ours that a file imports at its import, outside functions."""
     for node in at_import(parsed(source)):
         match node:
             case ast.Import(names=names):
@@ -83,7 +83,7 @@ def at_import(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def cycle(graph: dict[str, set[str]]) -> list[str]:
-    """A cycle of a graph, from one node back to itself; empty if there is none.
+    """Find a cycle of a graph, from one node back to itself; empty if there is none.
 
     >>> cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}})
     ['b', 'c', 'b']
@@ -114,6 +114,6 @@ def test_a_cycle_is_seen():
 
 
 def test_names_of_test_files_are_unique():
-    """A name then stands for one file, also in a comment or in `pytest -k`."""
+    """No two test files have the same name, so a comment or `pytest -k` can name one."""
     names = [Path(path).name for path in sources() if path.startswith("tests/") and "/test_" in path]
     assert len(names) > 100 and [name for name, count in Counter(names).items() if count > 1] == []
