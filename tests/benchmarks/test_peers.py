@@ -1,4 +1,4 @@
-"""`benchmarks/audits/peers.py` runs engines in turn, and a ratio compares runs of one round. Other engines are not run."""
+"""`benchmarks/audits/peers.py` runs engines in turn; a ratio compares runs of one round. Only our engine runs here."""
 
 import doctest
 import json

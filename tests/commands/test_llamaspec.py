@@ -67,7 +67,7 @@ def test_ids_and_texts_go_into_each_other():
 
 
 def test_ids_and_texts_are_told_apart(tmp_path):
-    """Methods refuse ids for texts and texts for ids. A separate process, since the tests' type checks come first here."""
+    """Methods refuse ids for texts and texts for ids. A separate process, since our tests check all types first."""
     script = textwrap.dedent("""
         from llamaspec import load
         llama = load("stories", backend="reference", context=16)
