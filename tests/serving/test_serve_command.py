@@ -177,7 +177,7 @@ def test_lm_eval_finds_what_our_own_evaluation_finds(server, tmp_path):
 
 @pytest.mark.slow  # 25 s
 def test_sigterm_under_load_lets_everybody_finish(server):
-    """After SIGTERM, running requests finish and new ones are refused. This test runs last, since it ends the server."""
+    """After SIGTERM, running requests finish and new ones are refused. Runs last, since it ends the server."""
     long: dict[str, Any] = {"max_tokens": 600, "ignore_eos": True}  # 20 of these take longer than sending the requests
     full_text = text(chat(server, 5, **long))
     before = asked(server)

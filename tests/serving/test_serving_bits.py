@@ -93,7 +93,7 @@ class Recorded(Exception):
 
 @pytest.mark.parametrize(("model", "scheme"), [("2 to 1, wide, tied", "q8"), ("experts", None)])
 def test_no_program_of_the_server_is_tuned(monkeypatch, model, scheme):
-    """No program is tuned: four servers that started together on a GPU had one fingerprint but three sets of logprobs."""
+    """No program is tuned: with tuning, four servers on one GPU had one fingerprint but three sets of logprobs."""
     compiled: dict[str, dict[str, Any]] = {}
     real_compile = jax.stages.Lowered.compile
 

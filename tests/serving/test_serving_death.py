@@ -172,7 +172,7 @@ def test_a_command_that_is_told_to_end_does_not_wait_for_a_device_for_ever(monke
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_line_that_begins_with_ctrl_c_is_ended_and_no_other(number, monkeypatch):
-    """A terminal prints ^C when it sends SIGINT, and nothing for other signals; only then a newline is written first."""
+    """A terminal prints ^C when it sends SIGINT, and nothing for other signals: only ^C is followed by a newline."""
     lines: list[str] = []
 
     def say(line: str) -> None:

@@ -88,7 +88,7 @@ def test_a_schema_that_cannot_be_used_is_refused_for_one_call_and_for_several():
 
 @pytest.mark.parametrize("separator", ["; ", "<|user|>", ";<|user|>;"])
 def test_values_have_a_most_and_between_them_control_tokens_are_drawn_as_such(separator):
-    """A list of values has a maximum length; its separators are control tokens if the vocabulary has them, as Qwen's."""
+    """A list of values has a maximum length; its separators are control tokens if the vocabulary has them."""
     eos = TOKENIZER.special["</s>"]
     grammars = Grammars(TOKENIZER, vocab=1024, stops=frozenset({eos}))
     rule = grammars.of_schema({"const": 1}, param="tools", most=3, separator=separator)()

@@ -223,7 +223,7 @@ def answers(engine: BatchingEngine, requests: Sequence[Request]) -> list[list[Ev
 
 @pytest.mark.slow  # 13 s
 def test_a_text_is_that_of_one_sequence(stories):
-    """The server's texts equal those of `Session`, although batches round differently: no two logits nearly tie here."""
+    """The server's texts equal those of `Session`, although batches round differently: no logits nearly tie here."""
     checkpoint = open_checkpoint("stories")
     backend: Any = load_backend(checkpoint, RunOptions(context=128))
     session = Session(backend, vocab=checkpoint.config.vocab)
