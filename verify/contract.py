@@ -70,8 +70,8 @@ def independent(what: str, *names: str) -> Law:
 class Large:
     """Sizes beyond a tile, one dimension at a time: a kernel may be right within its tiles and wrong beyond one."""
 
-    sizes: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # by the draw that is large
-    beside: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # of the other draws at the same time
+    sizes: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # large values, by draw
+    beside: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # values of the other draws at the same time
     closer: Mapping[str, Mapping[str, Sequence[Any]]] = field(
         default_factory=dict
     )  # further narrowings, by the large draw

@@ -133,7 +133,7 @@ def nearest_level(x: Float32[np.ndarray, "*shape"]) -> np.ndarray:
 def _sums(
     blocks: Float32[np.ndarray, "*batch block"], start: Float32[np.ndarray, "*batch"]
 ) -> tuple[Float32[np.ndarray, "*batch"], Float32[np.ndarray, "*batch"]]:
-    """sum w^3 v and sum w^2 v^2 for the levels nearest to `start` w, in float32, added in order."""
+    """Return sum w^3 v and sum w^2 v^2 for the levels nearest to `start` w, in float32, added in order."""
     levels = IQ4_NL_LEVELS[nearest_level(blocks * start[..., None])].astype(np.float32)
     terms = blocks * blocks * levels
     along, across = (np.cumsum(a, axis=-1, dtype=np.float32)[..., -1] for a in (terms * blocks, terms * levels))

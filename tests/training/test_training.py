@@ -203,7 +203,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(full_run, stopped, command):
 
 
 def test_a_host_that_is_ahead_of_its_device_trains_the_same_weights(full_run, command, monkeypatch, tmp_path):
-    """Training gives the same weights if the host is ahead of the device, as with a GPU, and reads losses a step later."""
+    """Training gives the same weights if the host runs ahead of the device, as with a GPU, and reads losses late."""
     monkeypatch.setattr(loop, "steps_ahead", lambda platform: 1)
     code, _, log = llamaspec(*command, "--eval-every=10", "--save-every=20", "--out", str(tmp_path / "out"))
     assert code == 0, log

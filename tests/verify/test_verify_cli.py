@@ -182,7 +182,7 @@ def only_float32(x):
 
 
 def test_a_dtype_that_a_candidate_takes_now_and_then_is_judged(verify, tmp_path):
-    """A dtype is judged if the candidate returns anything for it; here it refuses the first draw, a row of one score."""
+    """A dtype is judged if the candidate returns anything for it; here it refuses the first draw, a row of one."""
     (tmp_path / "picky.py").write_text(
         """
 import numpy as np
@@ -324,7 +324,7 @@ FINDINGS = {
 
 
 def test_each_way_to_misbehave_is_named_and_the_run_goes_on(verify, tmp_path):
-    """Each kind of misbehavior is reported and the run goes on; kernels are named like the ops, and the last is right."""
+    """Each kind of misbehavior is reported and the run goes on; kernels are named like the ops; the last is right."""
     (tmp_path / "kernels.py").write_text(MISBEHAVING)
     done = verify(*FINDINGS, "--candidate", "kernels", *NUMPY, "--timeout", "2", status=1)
     reports = re.split(r"(?m)^(?=violated|within)", done.stdout)[1:]
