@@ -60,7 +60,7 @@ class Config:
     local_theta: float | None = None  # theta of layers with a window, whose RoPE is not rescaled (Gemma 3)
     attention_scale: float | None = None  # factor of the scores; None: 1 / sqrt(head_dim) (Gemma 2)
     attention_cap: float | None = None  # scores s become cap tanh(s / cap) (Gemma 2)
-    logit_cap: float | None = None  # and likewise for logits
+    logit_cap: float | None = None  # logits l become cap tanh(l / cap) (Gemma 2)
     embedding_scale: float = 1.0  # factor of a token's embedding (Gemma, Granite)
     residual_scale: float = 1.0  # factor of the output of each half of a block (Granite)
     logit_divisor: float = 1.0  # divisor of the logits (Granite)

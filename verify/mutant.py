@@ -66,12 +66,7 @@ class Implementation:
     def mutated(self, mutant: Mutant) -> Callable[..., Any]:
         """Compile a mutant and return its function. Raises ValueError as `text` does."""
         source = self.text(mutant)
-        helpers = {
-            "bf16": bf16,
-            "f16": f16,
-            "whole": whole,
-            "kept": {},
-        }  # `kept` lasts between calls
+        helpers = {"bf16": bf16, "f16": f16, "whole": whole, "kept": {}}  # `kept` lasts between calls
         # A class has no __globals__, and the module of a user's file may not be in sys.modules.
         of_module = getattr(self.function, "__globals__", None) or vars(sys.modules[self.function.__module__])
         scope: dict[str, Any] = {**helpers, **of_module}

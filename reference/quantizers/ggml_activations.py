@@ -70,7 +70,7 @@ def q8_1(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch col
     d = np.max(np.abs(blocks), axis=-1) / np.float32(127)
     stored = d.astype(np.float16).astype(np.float64)
     totals = np.add.reduceat(rounded, np.arange(0, x.shape[-1], BLOCK), axis=-1)
-    sums = np.rint(totals / np.where(stored == 0, 1, stored)).astype(np.float32)  # of the codes
+    sums = np.rint(totals / np.where(stored == 0, 1, stored)).astype(np.float32)  # sums of the codes
     return np.concatenate([rounded, in_float16(d * sums) - totals], axis=-1)
 
 
@@ -112,4 +112,4 @@ _OF = {
     "bfloat16": ("BF16",),
     "float16": ("F16",),
 }
-ROUNDING_OF = {type: rounding for rounding, types in _OF.items() for type in types}  # by the matrix's type
+ROUNDING_OF = {type: rounding for rounding, types in _OF.items() for type in types}  # key: the matrix's type

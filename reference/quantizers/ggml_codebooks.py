@@ -70,7 +70,7 @@ class NonLinear:
         for t in range(-7, 8):
             along, across = _sums(blocks, np.float32(t - 127) / first)
             fit = along / np.where(across == 0, 1, across)
-            with np.errstate(over="ignore"):  # for weights above about 10^5, nothing is better than infinity
+            with np.errstate(over="ignore"):  # sums of weights above about 10^5 overflow; no start improves on infinity
                 better = (across > 0) & (along * along > best * across)
                 d, best = np.where(better, fit, d), np.where(better, fit * along, best)
         d = np.where(zero, 0, d)

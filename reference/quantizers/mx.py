@@ -40,7 +40,7 @@ from llamaspec.reference.quantizers.blocks import Quantized, finite, join, split
 from llamaspec.reference.quantizers.minifloat import Minifloat
 
 BLOCK = 32
-BIAS = 127  # of e; 255 is a NaN, which our quantizers never write
+BIAS = 127  # bias of e; 255 is a NaN, which our quantizers never write
 
 Exponent = Callable[[np.ndarray, Minifloat], np.ndarray]
 

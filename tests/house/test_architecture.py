@@ -28,7 +28,7 @@ class Rule(NamedTuple):
     never: tuple[str, ...] = ()
     but: tuple[str, ...] = ()  # exceptions to `never`
     beside: str = ""  # a file exempt from the rule
-    at_once: bool = False  # True: the rule concerns imports of the module, not those inside functions
+    at_once: bool = False  # True: the rule ignores imports inside functions
 
 
 # The parts of verify/, in order. Each imports only earlier ones: a contract never imports code that judges.

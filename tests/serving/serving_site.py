@@ -129,7 +129,7 @@ class FakeEngine:
     def _run(self, number: int, request: Request, deliver: Deliver) -> None:
         reason, drawn = self._draw(number, request, deliver)
         with self._lock:
-            self.ends[reason] += 1  # first, since who sees that it is no longer open may count
+            self.ends[reason] += 1  # before it leaves `_open`: a test then reads the counts
             self._open.discard(number)
         message = "logits are not finite" if reason == "error" else None
         deliver(Finished(reason, len(request.prompt), drawn, 0, message))

@@ -272,7 +272,7 @@ def test_a_step_that_ends_late_is_nobodys(hung):
     events = []
     hung.submit(Request((1, 2), 50), events.append)
     take_too_long(hung)
-    until(lambda: not hung._open)  # Everybody has been told.
+    until(lambda: not hung._open)  # every client has got its error
     before = [*events]
     hung._executor.goes_on = True
     hung._executor.dies.set()
@@ -301,7 +301,7 @@ def test_a_step_does_not_end_while_it_is_judged(hung, monkeypatch):
     hung.submit(Request((1, 2), 50), events.append)
     assert judged.wait(PATIENCE)
     hung._thread.join(PATIENCE)
-    until(lambda: not hung._open)  # Everybody has been told.
+    until(lambda: not hung._open)  # every client has got its error
     assert isinstance(hung.failed, DeviceHangs) and not hung._thread.is_alive()
     assert [event.reason for event in events if isinstance(event, Finished)] == ["error"]
     assert isinstance(events[-1], Finished)

@@ -105,10 +105,7 @@ def test_a_misspelt_draw_is_refused_where_it_is_written():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"seconds": 0.0},
-            "expected a number of seconds above 0",
-        ),  # one example would prove little
+        ({"seconds": 0.0}, "expected a number of seconds above 0"),  # one example would prove little
         ({"seconds": float("nan")}, "expected a number of seconds above 0"),
         ({"examples": 0}, "expected examples of at least 1, got 0"),
         ({"shapes": 0}, "expected shapes of at least 1, got 0"),

@@ -73,7 +73,7 @@ KINDS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "last": _last,  # the largest number of a row is its last: a running maximum rises there
     "wide": _wide,  # magnitudes from 2^-12 to 2^13 in one row
     "halves": _halves,  # ties, for ops that round to whole numbers
-    "zeros": lambda words, width: np.where(words & np.uint64(1), -0.0, 0.0),  # of both signs
+    "zeros": lambda words, width: np.where(words & np.uint64(1), -0.0, 0.0),  # zeros of both signs
     "denormal": lambda words, width: (words / WORD - 0.5) * 2,  # below the dtype's smallest normal number
 }
 
