@@ -300,8 +300,8 @@ def test_bias_penalties_and_masks():
     assert everything.tokens == [best] and everything.reports[0][0] == values[0]
     assert first_token(Request(prompt, 1, logit_bias={second: gap * 0.99})).tokens == [best]
     assert first_token(Request(prompt, 1, logit_bias={second: gap * 1.01})).tokens == [second]
-    odd = next(token for token in ids if token % 2 == 0 and token != POISON)
-    assert first_token(Request(prompt, 1, allowed=even_only)).tokens == [odd]
+    even = next(token for token in ids if token % 2 == 0 and token != POISON)
+    assert first_token(Request(prompt, 1, allowed=even_only)).tokens == [even]
 
     # The presence penalty counts each token of the answer once, the frequency penalty every time; neither counts the
     # prompt.
