@@ -19,7 +19,7 @@ from llamaspec.pallas_kernels.parts.operands import check_operand
 from llamaspec.pallas_kernels.parts.staging import own_meetings
 from llamaspec.pallas_kernels.unsupported import Unsupported
 
-RING_BYTES = 32 * 1024  # bytes of a block's ring, unless two tiles take more; this leaves room for the next kernel's blocks
+RING_BYTES = 32 * 1024  # bytes of a block's ring, unless two tiles take more; the rest is for the next kernel's blocks
 AT_ONCE = 2048  # maximum number of keys of a head if each block has one tile
 
 # A function that finds the pieces of a tile, given an array of keys or values, a sequence, a key head, the tile and the
