@@ -9,7 +9,7 @@ from llamaspec.reference.config import Config
 from llamaspec.reference.rope import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
 
 SMALLEST = 2.0**-126  # the smallest normal float32; its inverse is a float32, too
-LARGEST = 2**31 - 1  # dimension: llama2.c stores them in 32 bits, and no model comes near
+LARGEST = 2**31 - 1  # of a dimension; llama2.c stores dimensions in 32 bits
 MOST_LAYERS = 10_000  # the deepest Llama has 126; a false header must not make us name billions of tensors
 MOST_EXPERTS = 10_000
 
