@@ -16,7 +16,7 @@ SECONDS = 20.0  # real time of a rendering, even on a busy machine
 SECONDS_TO_START = 30.0  # for Python and Jinja to start, perhaps from a slow disk
 LONGEST_ANSWER = 70_000_000  # bytes; the worker allows 4 million characters, each at most 12 bytes, and 3 for marks
 KEPT = 2  # idle workers of one template
-# The worker's Python ignores PYTHONPATH and the user's site-packages (-I), so we pass the folders of packages. The worker
+# The worker's Python ignores PYTHONPATH and the user's site-packages (-I), so we pass the folders of packages. It
 # imports llamaspec from the same folder as this process, even if another llamaspec is installed.
 START = (
     "import sys; sys.path.insert(0, sys.argv[2]); import llamaspec; del sys.path[0]; sys.path += sys.argv[3:];"

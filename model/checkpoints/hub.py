@@ -35,7 +35,7 @@ def find_in_cache(model: str) -> Path | None:
 
 
 def cache_folder() -> Path:
-    """Return the folder in which the Hub's own programs keep their downloads."""
+    """Return the folder that the Hub's own programs use for downloads."""
     if cache := os.environ.get("HF_HUB_CACHE"):
         return Path(cache)
     home = os.environ.get("HF_HOME")

@@ -11,8 +11,8 @@ from llamaspec.model.checkpoints.strict_json import read_object
 GGUF = b"GGUF"
 TO_SAFETENSORS = "transformers' from_pretrained() and save_pretrained() write it as safetensors"
 IMATRIX = "is an importance matrix (imatrix) of llama.cpp, which guides its quantization: no model"
-# The formats that we read begin with a number: a header's length or a model's width. Each key here, read as a number, is
-# too large for both.
+# The formats that we read begin with a number: a header's length or a model's width. Each key here, read as a number,
+# is too large for both.
 OTHER_FORMATS = {
     GGUF: "is a GGUF file, where safetensors is due: name the file itself",
     b"PK\x03\x04": f"is a zip archive, as PyTorch's pickles are (.pth, .bin), which are never read: {TO_SAFETENSORS}",

@@ -42,5 +42,5 @@ def _is_sound(table: bytes) -> bool:
     starts = units[bases[units[inner] & HAS_LEAF != 0]] & ~LEAF
     if np.any(starts >= len(replacements)):
         return False
-    ends = np.frombuffer(b"\0" + replacements, np.uint8)  # One before each place.
+    ends = np.frombuffer(b"\0" + replacements, np.uint8)  # ends[i] is the byte before replacements[i]; it must be 0.
     return not np.any(ends[starts])

@@ -76,7 +76,7 @@ def _recognize(data: bytes, path: str) -> Tokenizer:
         from llamaspec.model.tokenizers.tiktoken_ranks import read_tiktoken
 
         return read_tiktoken(data, path=path)
-    if data[2:4] == b"\0\0":  # The high half of a length below 65,536 is here; SentencePiece has text.
+    if data[2:4] == b"\0\0":  # llama2.c's file has the high half of a length below 65,536 here.
         from llamaspec.model.tokenizers.llama2c import read_llama2c
 
         return read_llama2c(data, path=path)

@@ -44,7 +44,7 @@ def read_tekken(data: bytes, *, path: str) -> TiktokenTokenizer:
 
 
 def _names(listed: object, count: int, path: str) -> list[str]:
-    """The control tokens in the order of their ids."""
+    """Return the names of the control tokens in the order of their ids."""
     if listed is None:
         names: list[Any] = list(UNLISTED)[:count]
     elif isinstance(listed, list):

@@ -52,8 +52,8 @@ TYPE_NAMES = {
     20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
     29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
 }  # fmt: skip
-# Types that ggml has dropped, each with the type that has replaced it (ggml/include/ggml.h). Types such as Q4_0_4_4 were
-# rearranged for one kind of processor; programs now rearrange weights as they load a file.
+# Types that ggml has dropped, each with the type that has replaced it (ggml/include/ggml.h). Types such as Q4_0_4_4
+# were rearranged for one kind of processor; programs now rearrange weights as they load a file.
 DROPPED_TYPES = {
     4: ("Q4_2", "Q4_0"), 5: ("Q4_3", "Q4_1"), 31: ("Q4_0_4_4", "Q4_0"), 32: ("Q4_0_4_8", "Q4_0"),
     33: ("Q4_0_8_8", "Q4_0"), 36: ("IQ4_NL_4_4", "IQ4_NL"), 37: ("IQ4_NL_4_8", "IQ4_NL"), 38: ("IQ4_NL_8_8", "IQ4_NL"),

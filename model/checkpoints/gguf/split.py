@@ -27,7 +27,7 @@ class Located(NamedTuple):
 
 
 def locate(file: MappedFile, header: Header) -> dict[str, Located]:
-    """Locate the tensors of a file. If it is the first of several parts, locate those of the other parts, too.
+    """Locate the tensors of a file, and also of the other parts if the file is the first of several.
 
     Raises `CheckpointError` if `file` is a part but not the first, if a part is missing or belongs to another model,
     and if the parts together do not have as many tensors as the first one states.
