@@ -14,7 +14,7 @@ IMATRIX = "is an importance matrix (imatrix) of llama.cpp, which guides its quan
 # The formats that we read begin with a number: a header's length or a model's width. Each key here, read as a number,
 # is too large for both.
 OTHER_FORMATS = {
-    GGUF: "is a GGUF file, where safetensors is due: name the file itself",
+    GGUF: "is a GGUF file, expected safetensors: name the file itself",
     b"PK\x03\x04": f"is a zip archive, as PyTorch's pickles are (.pth, .bin), which are never read: {TO_SAFETENSORS}",
     b"\x80\x02\x8a": f"is a Python pickle, which is never read: {TO_SAFETENSORS}",
     b"\x80\x04\x95": f"is a Python pickle, which is never read: {TO_SAFETENSORS}",

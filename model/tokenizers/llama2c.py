@@ -46,7 +46,7 @@ def read_llama2c(data: bytes, *, path: str) -> SentencePieceTokenizer:
         elif i < FIRST_PIECE:
             kind = BYTE
             if text != f"<0x{i - FIRST_BYTE:02X}>":
-                raise refused(path, f"not a llama2.c tokenizer: piece {i} is {text[:40]!r} where a byte is due")
+                raise refused(path, f"not a llama2.c tokenizer: piece {i} is {text[:40]!r}, expected a byte")
         else:
             text = text.replace(" ", "▁")
         if not text:

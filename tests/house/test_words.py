@@ -1,4 +1,4 @@
-"""Facts of the tree: how docstrings open, and that imports have no cycle."""
+"""Facts of the tree: how docstrings open, and that names of test files are unique."""
 
 import ast
 import re
@@ -53,64 +53,6 @@ def test_an_unclear_docstring_is_seen():
     source = '"""What it is."""\nclass A:\n    """Those that count."""\n    def f():\n        """Whatever is."""'
     within = '\nif A:\n    try:\n        def g():\n            """Which is within."""\n    finally:\n        pass'
     assert [line for line, _ in unclear_docstrings(source + within)] == [1, 3, 9]
-
-
-def module(path: str) -> str:
-    """Name the module of a file, as it is imported."""
-    name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    return name if name.startswith(("llamaspec", "tests", "docs")) else f"llamaspec.{name}"
-
-
-def imported(source: str, modules: set[str]) -> Iterator[str]:
-    """The modules of ours that a file imports when it is imported itself, apart from its functions."""
-    for node in at_import(parsed(source)):
-        match node:
-            case ast.Import(names=names):
-                yield from (alias.name for alias in names if alias.name in modules)
-            case ast.ImportFrom(module=str(package), names=names, level=0):
-                inside = [f"{package}.{alias.name}" for alias in names]
-                yield from (name if name in modules else package for name in inside if {name, package} & modules)
-
-
-def at_import(tree: ast.AST) -> Iterator[ast.AST]:
-    for node in ast.iter_child_nodes(tree):
-        match node:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.If(test=ast.Name(id="TYPE_CHECKING")):
-                pass
-            case _:
-                yield node
-                yield from at_import(node)
-
-
-def cycle(graph: dict[str, set[str]]) -> list[str]:
-    """A cycle of a graph, from one node back to itself; empty if there is none.
-
-    >>> cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}})
-    ['b', 'c', 'b']
-    """
-    done: set[str] = set()
-
-    def visit(node: str, path: list[str]) -> list[str]:
-        if node in path:
-            return [*path[path.index(node) :], node]
-        if node not in done:
-            for neighbor in sorted(graph.get(node, ())):
-                if circle := visit(neighbor, [*path, node]):
-                    return circle
-            done.add(node)
-        return []
-
-    return next((circle for node in sorted(graph) if (circle := visit(node, []))), [])
-
-
-def test_imports_have_no_cycle():
-    files = {module(path): source for path, source in sources().items()}
-    assert cycle({name: {*imported(source, {*files})} - {name} for name, source in files.items()}) == []
-
-
-def test_a_cycle_is_seen():
-    files = {"a": "from a import b", "a.b": "import a.c", "a.c": "def f():\n    import a.b\nfrom a.b import x"}
-    assert cycle({name: {*imported(source, {*files})} for name, source in files.items()}) == ["a.b", "a.c", "a.b"]
 
 
 def test_names_of_test_files_are_unique():

@@ -300,8 +300,8 @@ def test_bias_penalties_and_masks():
     assert everything.tokens == [best] and everything.reports[0][0] == values[0]
     assert first_token(Request(prompt, 1, logit_bias={second: gap * 0.99})).tokens == [best]
     assert first_token(Request(prompt, 1, logit_bias={second: gap * 1.01})).tokens == [second]
-    odd = next(token for token in ids if token % 2 == 0 and token != POISON)
-    assert first_token(Request(prompt, 1, allowed=even_only)).tokens == [odd]
+    even = next(token for token in ids if token % 2 == 0 and token != POISON)
+    assert first_token(Request(prompt, 1, allowed=even_only)).tokens == [even]
 
     # The presence penalty counts an answer's tokens once, the frequency penalty each time, and neither the prompt's.
     for request in (Request(prompt, 4, presence_penalty=2.0), Request(prompt, 4, frequency_penalty=2.0)):

@@ -66,7 +66,7 @@ class BitsAndBytes(Rule):
         settings = self._parsed(arrays)
         for key, value in expected.items():
             if settings.get(key) != value:
-                raise ValueError(f"{key} is {short(settings.get(key))} in quant_state, where {short(value)} is due")
+                raise ValueError(f"{key} is {short(settings.get(key))} in quant_state, expected {short(value)}")
         if settings.get("shape") != [rows, cols]:
             raise ValueError(f"shape is another than [{rows}, {cols}] in quant_state")
         if not np.array_equal(arrays["weight.quant_map"], self.levels):

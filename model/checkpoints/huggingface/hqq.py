@@ -77,7 +77,7 @@ class HQQ(Rule):
             expected["group_size"] = self.group
         for name, value in expected.items():
             if name in arrays and (actual := arrays[name].reshape(())) != actual.dtype.type(value):
-                raise ValueError(f"{name} is {actual}, where {value:g} is due")
+                raise ValueError(f"{name} is {actual}, expected {value:g}")
 
     def in_groups(self, arrays: Arrays, cols: int) -> bool:
         """Return False if neighbors are in different groups."""
