@@ -20,7 +20,7 @@ from llamaspec.reference.quantizers.blocks import Quantized
 
 
 class CheckpointError(ValueError):
-    """A file that cannot be used; the message is one line that names the file and what is wrong with it."""
+    """Raised for a file that cannot be used; the message is one line that names the file and the fault."""
 
 
 def refused(path: str | Path, what: str) -> CheckpointError:
@@ -96,7 +96,7 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model in a file or directory, opened and checked but not read."""
+    """A model in a file or directory. It was opened and checked, but its weights were not read."""
 
     path: str
     format: str  # "llama2c-v0" to "-v2", "kuiper-int8", "gguf-v2", "gguf-v3", "safetensors", "mistral"

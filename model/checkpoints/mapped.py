@@ -135,7 +135,7 @@ def release_all(files: Iterable[MappedFile]) -> None:
 
 @contextmanager
 def scattered_in_all(files: Sequence[MappedFile]) -> Iterator[Callable[[np.ndarray], None]]:
-    """Do for several files what `MappedFile.scattered` does for one."""
+    """Enter `MappedFile.scattered` for several files; the value reads a view of any of these files at once."""
     with ExitStack() as stack:
         readers = [stack.enter_context(file.scattered()) for file in files]
 

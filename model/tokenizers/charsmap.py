@@ -13,7 +13,7 @@ LEAF, HAS_LEAF = np.uint32(1 << 31), np.uint32(1 << 8)
 
 
 def check_charsmap(table: bytes, path: str) -> None:
-    """Raise `CheckpointError` for a table with offsets that lead out of it: they would crash the libraries.
+    """Raise `CheckpointError` for a table with an offset beyond its end: the libraries would crash.
 
     >>> check_charsmap(b"", "tokenizer.model")
     Traceback (most recent call last):

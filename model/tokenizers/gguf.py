@@ -1,6 +1,6 @@
 """The tokenizer inside a GGUF file: SentencePiece's pieces and scores ("llama"), or byte-level BPE's merges ("gpt2").
 
-This module turns it into a SentencePiece model or a tokenizer.json, which the libraries read, so that one
+This module converts the tokenizer to a SentencePiece model or a tokenizer.json for the libraries, so that one
 implementation serves all files. The rules are llama.cpp's (src/llama-vocab.cpp, commit 00ad355):
 
 1. Text is not normalized. In "gpt2", tokenizer.ggml.pre names how it is cut (`gguf_cuttings`).

@@ -64,7 +64,7 @@ def vocabulary_keys(
 
 
 def unkept(tokenizer: Tokenizer) -> list[str]:
-    """List what the tokenizer does to a text but a GGUF file cannot state, one line each."""
+    """List the changes that the tokenizer makes to a text and a GGUF file cannot state, one line each."""
     if not isinstance(tokenizer, SentencePieceTokenizer):
         return []
     spec, lines = tokenizer.proto().normalizer_spec, []

@@ -18,9 +18,8 @@ LARGEST = 48 << 20  # bytes; the largest known, Gemma 3's tokenizer.json, has 33
 def load_tokenizer(path: str | Path, *, beside: str | None = None) -> Tokenizer:
     """Open the tokenizer in a file, or the first of `NAMES`, else the newest of `MISTRALS`, in a directory.
 
-    The file may be a GGUF with a tokenizer inside. `beside` is the model's file in this directory, which the error
-    names where there is no tokenizer.
-    Raises CheckpointError, one line that names the file and what is wrong with it.
+    The file may be a GGUF with a tokenizer inside. `beside` is the model's file in this directory; if there is no
+    tokenizer, the error names this file. Raises CheckpointError, one line that names the file and the fault.
     """
     path = Path(path)
     with os_errors(path):

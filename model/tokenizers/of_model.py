@@ -35,7 +35,7 @@ def tokenizer_of(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Tokeni
 
 
 def tokenizer_if_any(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Tokenizer | None:
-    """Open the tokenizer as `tokenizer_of` does; None if no path is given and the model has none."""
+    """Open the tokenizer as `tokenizer_of` does; return None if `tokenizer` is None and the model has no tokenizer."""
     beside = Path(checkpoint.path)
     folder = beside if beside.is_dir() else beside.parent
     if tokenizer is None and not tokenizer_in(folder) and not tokenizer_inside(checkpoint):

@@ -49,7 +49,7 @@ ORDER = {0: _LEGACY_ORDER, 1: _ORDER, 2: _ORDER, KUIPER: _KUIPER_ORDER}
 
 
 class StoredBlock(NamedTuple):
-    """A tensor in a file of one of the versions."""
+    """A tensor in a file of llama2.c."""
 
     weight: Weight | None  # None: the RoPE tables
     shape: tuple[int, ...]
