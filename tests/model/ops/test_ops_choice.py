@@ -236,7 +236,7 @@ def test_switches_that_kernels_know_are_refused_where_they_have_no_form(switch, 
 
 
 def test_layers_of_different_forms_are_routed_apart():
-    """A layer whose feed-forward matrices no kernel reads falls back for these ops only; the other layer uses kernels."""
+    """A layer whose feed-forward matrices no kernel reads falls back for these ops; the other layer uses kernels."""
     coded, floats = in_codes(shapes(WIDE), "int8", 32), in_codes(shapes(WIDE), "fp8", 32)
     params = coded._replace(layers=[coded.layers[0], coded.layers[1]._replace(ffn=floats.layers[1].ffn)])
     choice = ops_for("auto", WIDE, params, **SIZES, device=H200)
