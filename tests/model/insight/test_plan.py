@@ -235,7 +235,7 @@ def test_on_a_gpu_only_arrays_count():
 
 
 def test_a_plan_fits_where_loading_would_go_on():
-    """Memory that a process uses before loading counts in the plan, and is not free; a plan fits when loading would."""
+    """Memory in use before loading counts in a plan and is not free, so the plan fits exactly when loading would."""
     config = SHAPES["stories-110m"]
     shapes = abstract_params(config, dtype=FLOAT32, positions=1)
 

@@ -250,7 +250,7 @@ def test_processes_with_other_options_end_with_the_difference():
 
 
 def test_a_command_is_told_from_others_by_its_options(run, monkeypatch, tmp_path):
-    """Processes compare the command and its options, except for folders and each process's number.
+    """Processes compare their command and options, but not their numbers, addresses or parent folders of the model.
 
     Output files may differ, but a training that resumes compares what it would read there.
     """
@@ -358,7 +358,7 @@ def test_a_process_reads_its_part_of_a_file(large):
 
 @pytest.mark.slow  # 20 s
 def test_a_process_takes_the_memory_of_its_share(started, large, tmp_path):
-    """Peak memory of a device with its own process: its weights, and 400 MB for the rest, its cache included."""
+    """Peak memory of each process is at most its share of the weights plus 400 MB."""
     share = share_of(open_checkpoint(large), device=0, devices=2)
     weights = 4 * sum(prod(tensor.shape) for tensor in share.tensors.values())
     request = ("logits", "--model", str(large), "--dtype", "float32", "--tokens", "1,2,3")

@@ -205,7 +205,7 @@ def test_its_tokens_do_too(tokenizer_pair):
     assert (after.vocab, after.special, after.bos) == (before.vocab + 3, before.special, before.bos)
     assert after.dummy_prefix == before.dummy_prefix
     for token in range(before.vocab):
-        if before.piece(token) == "<unk>":  # which SentencePiece shows, and the tokenizers library does not
+        if before.piece(token) == "<unk>":  # SentencePiece prints it, the tokenizers library does not
             continue
         assert after.bytes_of(token) == before.bytes_of(token)  # `piece` may spell the token in other characters
 
