@@ -85,9 +85,7 @@ def test_a_token_changes_nothing_of_what_is_stored(noise, first):
     window=st.sampled_from([None, 3]),
 )
 def test_attention_is_within_the_bound_of_the_definition(noise, heads, queries, longest, window):
-    """Attention is within its bound over the stored numbers, and within `kv_cache`'s bound of the exact keys and
-    values.
-    """
+    """Attention is within its bound over the stored numbers, and within `kv_cache`'s bound of the exact ones."""
     head_dim, keys = 6, 8
     config = Config(**{**vars(SMALL), "heads": heads[0], "kv_heads": heads[1], "head_dim": head_dim})
     q = noise(queries, heads[0], head_dim)

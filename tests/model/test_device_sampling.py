@@ -59,7 +59,7 @@ def test_filters_are_those_of_the_reference(seed, ties, options):
         repetition_penalty=1.0,
     )
     actual = np.asarray(DISTRIBUTION(logits[None], as_arrays(options)))[0]
-    # A threshold that float32 and float64 round to different sides keeps or drops whole tokens.
+    # If float32 and float64 round a threshold to different sides, whole tokens are kept or dropped.
     assume(np.array_equal(actual > 0, expected.astype(np.float32) > 0) or not near_threshold(logits, options))
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-30)
 

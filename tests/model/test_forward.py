@@ -137,8 +137,9 @@ def test_shared_heads_are_repeated_heads(name, seed):
 
 @given(seed=seeds, capacity=st.sampled_from([CAPACITY, 200]))
 def test_what_lies_beyond_the_used_part_of_the_cache_does_not_matter(seed, capacity):
-    """Leftovers of a longer sequence, past the used part of the cache, do not change the logits; 200 rows have several
-    spans.
+    """Leftovers of a longer sequence do not change the logits.
+
+    With 200 rows, attention reads one of several spans; the leftovers lie in all spans.
     """
     checkpoint = random_checkpoint(CONFIGS["experts"], seed=seed)
     config = checkpoint.config

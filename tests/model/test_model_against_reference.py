@@ -180,9 +180,7 @@ def composed_bound(
 
 @given(name=narrow, table=st.sampled_from(["CPU", "XLA"]), lengths=row_lengths(2), seed=seeds)
 def test_the_whole_model_is_within_the_composed_bound(name, table, lengths, seed):
-    """Logits of one narrow layer are within the composed bound. In wider models each product would make the bound too
-    large.
-    """
+    """Logits of a narrow one-layer model are within the composed bound, which each product would multiply."""
     config = one_layer(CONFIGS[name])
     checkpoint = random_checkpoint(config, seed=seed)
     params, exact = load_params(checkpoint, dtype=FLOAT32, positions=CAPACITY), load_reference_params(checkpoint)

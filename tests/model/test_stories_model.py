@@ -59,7 +59,7 @@ def test_a_file_of_that_name_comes_first(monkeypatch, tmp_path):
 
 @pytest.mark.slow  # 9 s
 def test_transformers_reads_the_same_directory(stories):
-    """Ids are equal, and logits agree to 1e-5 of the largest, float32's roundoff in both; so greedy stories are equal."""
+    """Ids are equal and logits agree to 1e-5 of the largest, so transformers' greedy story is the same."""
     tokenizer = stories.tokenizer
     assert {text: encode_text(tokenizer, text) for text in GOLDEN["texts"]} == GOLDEN["texts"]
     template = find_template(tokenizer, MODEL)
@@ -71,9 +71,7 @@ def test_transformers_reads_the_same_directory(stories):
 
 
 def test_it_answers_questions_about_what_it_told_and_declines_others(stories):
-    """The chat tells a story on request, answers a question about it, declines other questions, and tells another
-    story.
-    """
+    """The chat tells a story, answers a question about it, declines other questions, and tells another story."""
     chat = Chat(stories, find_template(stories.tokenizer, place_of("stories")))
 
     def reply(text: str) -> str:

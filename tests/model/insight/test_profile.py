@@ -102,9 +102,7 @@ def test_the_time_of_kernels_in_graphs_is_divided_by_part(h200: dict[str, Any]):
             of_kernel["attention_decode_mosaic_gpu_kernel"] + of_kernel["attention_combine_mosaic_gpu_kernel"]
         ),
     }
-    assert {part: step[part] / 2 for part in expected} == pytest.approx(
-        expected, rel=0.02
-    )  # plus the fusions around them
+    assert {part: step[part] / 2 for part in expected} == pytest.approx(expected, rel=0.02)  # plus nearby fusions
     assert step[None] < 0.1 * length and {"norm_qkv", "sample"} < step.keys()
     prompt, length = microseconds("prefill")
     assert prompt["norm_gate_up"] > prompt["down_add"] > prompt["project_add"] > prompt["attend"] > 100

@@ -61,9 +61,7 @@ class Matrix:
                 scales = rng.integers(123, 132, grid).astype(np.uint8)
             part = Quantized(codes, scales)
             if self.form in WITH_MINIMA:
-                scales = scales.astype(np.float16).astype(
-                    np.float32
-                )  # so that the product with a code is exact, as `Shifted` requires
+                scales = scales.astype(np.float16).astype(np.float32)  # a product with a code must be exact
                 part = Shifted(codes, scales, -scales * rng.integers(low, high, grid).astype(np.float32))
         codes = Codes(self.form, group, self.zeros, bytes=0, parts=lambda: iter([part]))
         return Tensor((rows, cols), FLOAT32, lambda: dequantized(codes, (rows, cols)), codes), part

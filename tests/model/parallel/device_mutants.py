@@ -32,9 +32,7 @@ class Mutant(NamedTuple):
     walk: Walk
     least: float = 1000  # smallest error of the first wrong op, as a multiple of its bound
     ops: Callable[[Any], Any] | None = None  # makes a wrong table from a device's table
-    arrays: Callable[..., dict[str, np.ndarray]] | None = (
-        None  # makes wrong weights from weights, config and number of devices
-    )
+    arrays: Callable[..., dict[str, np.ndarray]] | None = None  # makes wrong weights
     replaced: tuple[Any, str, Any] | None = None  # module or class, attribute, and its replacement
 
 

@@ -385,9 +385,7 @@ def served(devices: int) -> dict[str, Any]:
             40,
             **{"temperature": 0.8 * (i % 2), "seed": i, "logprobs": 2, "ignore_eos": True},
         )
-        for i, length in enumerate(
-            (74, 48, 38, 20, 2)
-        )  # the first takes two of three pages, the second needs two later
+        for i, length in enumerate((74, 48, 38, 20, 2))  # the first takes two of three pages, the second later, too
     ]
 
     def answers(some: list[Request]) -> list[Any]:
