@@ -12,12 +12,12 @@ writes the models in float32. In an environment with llama.cpp (Python 3.11),
 quantizes and runs them. The tests quantize with our code, and compare the hash of the tensors with llama.cpp's. The
 models are:
 
-- stories260K, whose hidden vectors of 172 numbers are padded with zeros to 192, a multiple of 32
+- stories260K: hidden vectors of 172 numbers are padded with zeros to 192, a multiple of 32
 - a random model
-- a model for Q2_K to Q6_K, whose rows consist of sixteen random superblocks. llama.cpp searches for their codes, and no
+- a model for Q2_K to Q6_K: rows consist of sixteen random superblocks. llama.cpp searches for their codes, and no
   other program finds the same codes. So we store llama.cpp's codes of the sixteen superblocks, and the tests build the
   files from these codes.
-- a model with a tokenizer of single bytes, which reads a text. We store its loss, and its divergence from the float32
+- a model with a tokenizer of single bytes that reads a text. We store its loss, and its divergence from the float32
   model.
 """
 

@@ -39,7 +39,7 @@ def shapes(config: dict) -> dict[str, list[int]]:
 
 
 def in_mxfp4(shapes: dict[str, list[int]]) -> dict[str, list[int]]:
-    """Convert expert shapes to those of gpt-oss's release: blocks of 32 codes, two per byte, and a scale per block."""
+    """Convert expert shapes to gpt-oss's release format: blocks of 32 codes, two per byte, and a scale per block."""
     stored = {}
     for name, shape in shapes.items():
         if name.endswith("experts.gate_up_proj") or name.endswith("experts.down_proj"):

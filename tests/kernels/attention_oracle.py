@@ -30,7 +30,7 @@ def assert_attends(actual, q, k, v, offset: int, *, stop: int, window: int | Non
     """Check `actual` [seq, heads * head_dim] against exact attention of q [seq, heads, head_dim] over k and v.
 
     The queries are at positions `offset`, `offset` + 1, ...; keys and values are the first `stop` rows of k and v
-    [kv_heads, capacity, head_dim]. The bound is that of an online softmax over tiles of `tile` keys. Rows that no query
+    [kv_heads, capacity, head_dim]. The bound allows for an online softmax over tiles of `tile` keys. Rows that no query
     sees are ignored.
     """
     seq, heads, head_dim = q.shape

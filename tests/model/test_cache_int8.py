@@ -143,7 +143,7 @@ def test_both_backends_tell_the_same_story():
 
 @pytest.mark.slow  # 5 s
 def test_logits_are_those_of_the_reference_s_cache(run, tmp_path):
-    """Both backends' int8 caches give nearly equal logits, much closer than to those of a full-precision cache.
+    """Both backends' int8 caches give nearly equal logits; a full-precision cache gives logits farther away.
 
     A few codes near a tie may differ.
     """

@@ -18,7 +18,7 @@ GREEDY = SamplingOptions(temperature=0.0)
 
 
 class Alphabet:
-    """Tokenizer whose ids are bytes; 256 begins a text and 257 ends it."""
+    """Tokenizer with bytes as ids; 256 begins a text and 257 ends it."""
 
     vocab, bos, special, dummy_prefix, absorbs = VOCAB, 256, {"<s>": 256, "</s>": 257}, False, {}
 

@@ -180,7 +180,7 @@ def composed_bound(
 
 @given(name=narrow, table=st.sampled_from(["CPU", "XLA"]), lengths=row_lengths(2), seed=seeds)
 def test_the_whole_model_is_within_the_composed_bound(name, table, lengths, seed):
-    """Logits of a narrow one-layer model are within the composed bound, which each product would multiply."""
+    """Logits of a narrow one-layer model are within the composed bound; a larger model would make the bound useless."""
     config = one_layer(CONFIGS[name])
     checkpoint = random_checkpoint(config, seed=seed)
     params, exact = load_params(checkpoint, dtype=FLOAT32, positions=CAPACITY), load_reference_params(checkpoint)
@@ -193,7 +193,7 @@ def test_the_whole_model_is_within_the_composed_bound(name, table, lengths, seed
         value, _ = reference.forward(exact, tokens[row, :length], reference.empty_cache(config), config=config)
         np.testing.assert_allclose(expected.value, value, rtol=1e-12, atol=1e-12)  # it gives the reference's own values
         check(np.asarray(logits)[row, :length], expected)
-        certain = expected.error < 1e6  # without tokens whose experts depend on rounding
+        certain = expected.error < 1e6  # without tokens with experts that depend on rounding
         assert np.median(expected.error[certain]) < 0.1 * np.abs(value).max()  # the bound is useful
 
 

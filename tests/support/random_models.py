@@ -36,8 +36,8 @@ def random_checkpoint(
 ) -> Checkpoint:
     """Draw weights that keep activations near 1, norms away from 1, and logits at several units.
 
-    With `few`, each row has only `few` nonzero weights, whose magnitudes sum to about 1. Products then do not amplify
-    errors, so an error bound for the whole model stays small enough to be useful.
+    With `few`, each row has only `few` nonzero weights, with magnitudes that sum to about 1. Products then do not
+    amplify errors, so an error bound for the whole model stays small enough to be useful.
     """
     rng = np.random.default_rng(seed)
 

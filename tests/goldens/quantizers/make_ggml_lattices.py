@@ -2,8 +2,8 @@
 
     python -m tests.goldens.quantizers.make_ggml_lattices
 
-Run it in the root of the repository, in an environment with numpy and gguf, whose decoders are tested against ggml's C
-code.
+Run it in the root of the repository, in an environment with numpy and gguf. The gguf project tests its decoders against
+ggml's C code.
 """
 
 import hashlib

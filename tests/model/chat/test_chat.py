@@ -161,7 +161,7 @@ def test_tools_and_options_are_the_templates():
     ids = talk.tokenizer.encode(rendered)
     assert talk.cached[: len(ids)] == ids  # the tool's output spells no special token
     assert "tool:yes <|eot_id|>" in decode(talk.tokenizer, talk.cached)
-    assert talk.cached.count(talk.stop) == 3  # one after each message but the last, whose answer is in the cache
+    assert talk.cached.count(talk.stop) == 3  # one after each message but the last: its answer is in the cache
     with pytest.raises(ValueError, match="reads no option"):
         Chat(talk.llama, ChatTemplate("t", TOOLED), options={"thinking": True})
     with pytest.raises(ValueError, match="tells the model of no tools"):
@@ -208,9 +208,7 @@ def test_an_answer_that_is_left_early_is_kept_so_far(kind):
     assert talk.cached[generation.prompt_tokens : kept_length] == generation.ids
     assert len(talk.script.fed) - before <= len(talk.cached) - kept_length + 1
 
-    unread = [
-        token.text for token in generation
-    ]  # the rest of the burst in which the reader stopped; no more tokens are drawn
+    unread = [token.text for token in generation]  # the rest of the burst; no more tokens are drawn
     assert len(unread) < talk.script.burst and generation.finish_reason == "interrupted"
     assert [m["content"] for m in talk.chat.messages] == ["Hi", printed, "Go on", text("No", kind)]
 
@@ -290,7 +288,7 @@ def test_a_stop_text_is_not_part_of_the_answer(kind):
 
 
 def test_a_stop_text_may_be_the_name_of_a_control_token(kind):
-    """A control token whose name is a stop string ends the answer, although its text never appears in the answer."""
+    """A control token ends the answer if its name is a stop string, although no text spells the token."""
     name = "<|begin_of_text|>" if kind == "llama3" else "<s>"
     talk = Talk(kind)
     answer = text("one", kind)

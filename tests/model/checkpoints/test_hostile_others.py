@@ -1,4 +1,4 @@
-"""Invalid safetensors and llama2c files beyond those of `test_bad_checkpoints` and `test_bad_huggingface`.
+"""Invalid safetensors and llama2c files that `test_bad_checkpoints` and `test_bad_huggingface` do not have.
 
 Unusual files that other readers accept are read: tensors in any order, and empty vectors.
 """
@@ -63,7 +63,7 @@ def test_safetensors_headers(folder, kind):
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.bool_, ml_dtypes.float8_e4m3fn])
 def test_safetensors_weights_that_are_no_plain_floats(folder, dtype, monkeypatch):
-    """Weights of such dtypes are refused without a quantization_config that defines them."""
+    """Integer, boolean or float8 weights are refused without a quantization_config, which would define them."""
     codes = {"int8": "I8", "uint8": "U8", "int64": "I64", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3"}
     monkeypatch.setattr(families, "CODES", {**families.CODES, **codes})
     rewrite(folder, **{UP: np.zeros((112, 48), dtype)})

@@ -66,7 +66,7 @@ def test_codes_stand_for_the_weights(tmp_path, monkeypatch, version, at_once):
 def test_groups_that_span_rows_are_read_as_floats(tmp_path):
     """Groups that span rows are read as floats.
 
-    export.py writes such groups for stories260K, whose hidden dimension is not a multiple of 64.
+    export.py writes such groups for stories260K: its hidden dimension is not a multiple of 64.
     """
     sizes = Sizes(ffn=24)
     path = llama2c_files.write(tmp_path / "model.bin", 2, sizes=sizes, group=16)

@@ -1,4 +1,4 @@
-"""LayerNorm and the switches that come with it: what llama.cpp lacks, and which pages refuse non-Llamas."""
+"""LayerNorm and the switches that come with it: what llama.cpp lacks, and models that pages for Llamas refuse."""
 
 import json
 from dataclasses import replace

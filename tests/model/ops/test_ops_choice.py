@@ -39,7 +39,7 @@ from tests.support.random_models import random_checkpoint
 TINY = Config(
     dim=256, layers=2, heads=4, kv_heads=2, head_dim=64, ffn=256, vocab=64, context=128, eps=1e-5, theta=1e4, tied=True
 )
-WIDE = replace(TINY, dim=1024, heads=16, ffn=1024)  # the narrowest model whose codes kernels take
+WIDE = replace(TINY, dim=1024, heads=16, ffn=1024)  # the narrowest model that kernels with codes support
 CAPACITY = 136
 BFLOAT16 = np.dtype(jnp.bfloat16)
 H200 = Device("gpu", "NVIDIA H200", HOPPER)
@@ -236,7 +236,7 @@ def test_switches_that_kernels_know_are_refused_where_they_have_no_form(switch, 
 
 
 def test_layers_of_different_forms_are_routed_apart():
-    """A layer whose feed-forward matrices no kernel reads falls back for these ops; the other layer uses kernels."""
+    """If no kernel reads a layer's feed-forward matrices, only these ops of this layer fall back to XLA's form."""
     coded, floats = in_codes(shapes(WIDE), "int8", 32), in_codes(shapes(WIDE), "fp8", 32)
     params = coded._replace(layers=[coded.layers[0], coded.layers[1]._replace(ffn=floats.layers[1].ffn)])
     choice = ops_for("auto", WIDE, params, **SIZES, device=H200)

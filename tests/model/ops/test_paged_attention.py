@@ -1,4 +1,4 @@
-"""Both forms of paged attention against the reference, and each row's bits whatever the other rows are."""
+"""Both forms of paged attention against the reference, and a row's bits do not depend on the other rows."""
 
 from dataclasses import replace
 from functools import partial

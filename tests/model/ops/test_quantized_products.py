@@ -34,7 +34,7 @@ FLOAT32 = np.dtype(np.float32)
 
 @dataclass
 class Matrix:
-    """Draw a quantized matrix with codes over their whole range, scales from 2^-4 to 2^4, and cancelling minima."""
+    """Draw a quantized matrix: codes over their whole range, scales from 2^-4 to 2^4, minima that cancel weights."""
 
     form: Form
     zeros: bool

@@ -37,7 +37,7 @@ class Mutant(NamedTuple):
 
 
 def with_total(wrong_total: Callable) -> Callable:
-    """Return a maker of ops whose sum over devices is `wrong_total`."""
+    """Return a maker of ops with `wrong_total` as the sum over devices."""
 
     def make(ops: Any) -> Any:
         added = {op: partial(getattr(ops, op), total=wrong_total) for op in ("project_add", "down_add", "moe_add")}
@@ -169,7 +169,7 @@ def everyone_writes(rows: Any, new: Any, at: Any) -> Any:
 
 
 def attending(name: str, replacement: Callable) -> Callable:
-    """Return a maker of ops whose attention over devices uses `replacement` for the collective `lax.NAME`."""
+    """Return a maker of ops with attention over devices that uses `replacement` for the collective `lax.NAME`."""
 
     def make(ops: Any) -> Any:
         def attend(*arguments, **static):

@@ -1,21 +1,21 @@
-"""Results of several virtual devices, from a process that has eight of them: one JSON line a case on stdout.
+"""Compute results on eight virtual devices, and print one JSON line per case on stdout.
 
 Run it as `python -m tests.model.parallel.on_devices KIND`, with one of these kinds:
 
     walk        every case of `WALKS`
     more        every case of `MORE`
-    every       every case of `EVERY`: two minutes of a processor, in no test
+    every       every case of `EVERY`: takes two minutes; no test runs it
     gradients   every case of `GRADIENTS`
     caches      every case of `SPREAD`
     families    every case of `FAMILIES`
-    drawn       tokens that four devices draw, and again with a key for each device
-    trained     a training on two devices, killed and resumed, for each kind of `TRAINED`
-    served      answers of engines, on the numbers of devices in `SERVED`
-    stories     the texts of the built-in model, by each way of `SHARED_BY`
-    commands    code, stdout and stderr of every command of `COMMANDS`
-    shown       likewise, of `shown`
+    drawn       tokens that four devices sample with one random key, and with a key per device
+    trained     trainings on two devices, killed and resumed, for each kind of `TRAINED`
+    served      answers of engines, for each number of devices in `SERVED`
+    stories     texts of the built-in model, for each sharding and number of devices in `SHARED_BY`
+    commands    exit code, stdout and stderr of every command of `COMMANDS`
+    shown       the same, for every command of `shown`
 
-A case that raises gives its error.
+For a case that raises, the line contains the error.
 """
 
 import json
@@ -100,7 +100,7 @@ EVERY = [
     )
 ]
 SHARED_BY = (("tensor", 1), ("tensor", 2), ("tensor", 4), ("context", 4))
-GRADIENTS = {  # True: the gradient equals that of one device
+GRADIENTS = {  # True: the gradient equals one device's gradient
     "data parallel": True,
     "FSDP": True,
     "FSDP, computed again": True,
@@ -115,7 +115,7 @@ FAMILIES = (  # switches without a derived bound: model of `switched`, way of sh
     ("OLMo 2", "tensor", 4),
     ("OLMo 2", "context", 4),
 )
-SPREAD = {  # caches on four devices; True: the logits equal those of one device
+SPREAD = {  # caches on four devices; True: the logits equal one device's logits
     "float32": True,
     "int8": True,
     "bfloat16": True,
@@ -162,7 +162,7 @@ def results(*arguments: str, module: str = "on_devices") -> list[dict[str, Any]]
 
 
 def configs() -> Mapping[str, Any]:
-    """Return models whose shapes make mistakes visible."""
+    """Return models with shapes that make mistakes visible."""
     from llamaspec.verify.judging.walk import BEYOND, CONFIGS
 
     small = replace(CONFIGS["biases, scaled RoPE"], layers=1)
@@ -608,7 +608,10 @@ _alone: list[Any] = []
 
 
 def trained(kind: str) -> dict[str, Any]:
-    """Train on two devices, straight and with a kill and a resume; return the differences, also to one device."""
+    """Train on two devices, once without a break and once killed and resumed.
+
+    Return the differences of the two results, and the difference from one device's training.
+    """
     import string
     import tempfile
 

@@ -1,4 +1,4 @@
-"""Commands on several devices: those of docs/parallel.md, and measurements of `bench` that `inspect --plan` uses."""
+"""Commands on several devices: the examples of docs/parallel.md, and measurements that `inspect --plan` uses."""
 
 import json
 import re

@@ -46,7 +46,7 @@ def start(
     peaks: Path | None = None,
     first: str = "",
 ):
-    """Start `processes` processes of one command that meet at `port`, or only those whose numbers are in `which`.
+    """Start `processes` processes of one command that meet at `port`, or only the process numbers in `which`.
 
     Each process runs the Python code `first` before the command. With `peaks`, it writes its peak memory in KB to a
     file in that folder.

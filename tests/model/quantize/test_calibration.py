@@ -246,7 +246,7 @@ def divergence(of: np.ndarray, base: np.ndarray) -> float:
 
 
 def check_held_out(checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
-    """GPTQ's divergence on unseen text is below that of rounding to nearest.
+    """GPTQ diverges less on unseen text than rounding to nearest does.
 
     AWQ is not checked: it helps with outlier features, which such small models lack.
     """
@@ -325,7 +325,7 @@ LAYERS, WINDOWS, SEQ = 4, 5, 13
 def test_the_activations_of_one_layer_are_in_memory_at_a_time(name):
     """Between windows, memory holds the activations of only one layer.
 
-    They are the layer's inputs, those of its second half, and the last inputs.
+    They are the inputs of the layer, the inputs of its second half, and the inputs of the last window.
     """
     checkpoint = random_checkpoint(replace(CONFIGS["experts"], layers=LAYERS), seed=2)
     windows = np.random.default_rng(0).integers(0, checkpoint.config.vocab, (WINDOWS, SEQ)).astype(np.int32)

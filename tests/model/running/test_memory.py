@@ -42,8 +42,8 @@ def test_large_blocks_are_given_back_when_they_are_freed(returned):
     assert (freed > 0.95 * most) if returned else (freed < 0.05 * most), done
 
 
-# A program and its result before and after the library is released, and another program compiled afterwards. Files
-# whose names are not UTF-8 are mapped too, as checkpoints may be.
+# A program and its result before and after the library is released, and another program compiled afterwards. Files with
+# names that are not UTF-8 are mapped too, as checkpoints may be.
 CODE = """
 import mmap, os, tempfile
 import jax, jax.numpy as jnp, jaxlib

@@ -281,7 +281,7 @@ def test_weights_are_in_memory_once(tmp_path):
 
 
 def overflowing(largest: float) -> Checkpoint:
-    """Make a model with finite weights whose logits overflow float32, because its head is too large."""
+    """Make a model with logits beyond float32, because its finite head weights are too large."""
     checkpoint = random_checkpoint(CONFIG, seed=0)
     head = checkpoint.tensors["lm_head.weight"]
     huge = head._replace(read=lambda: np.full(head.shape, largest, np.float32))

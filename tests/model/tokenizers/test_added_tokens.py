@@ -96,7 +96,7 @@ def gguf(folder: Path, keys: Keys) -> Path:
 
 
 def folder_with(folder: Path, names: list[str], **config: Any) -> Path:
-    """Write a tokenizer.model and the two files in which transformers stores added tokens."""
+    """Write a tokenizer.model and the two files that transformers uses for added tokens."""
     (folder / "tokenizer.model").write_bytes(trained_pieces())
     ids = {name: 450 + i for i, name in enumerate(names)}
     flags = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word", "special"), False)
@@ -227,7 +227,7 @@ MARKERS = [
 @pytest.mark.parametrize("names", MARKERS, ids=lambda names: names[0])
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_control_tokens_are_known_by_name(tmp_path, make, names, mistake):
-    """Control tokens are known by name whatever their type in the file: text does not spell them, and `end` stops."""
+    """Control tokens are known by name, with any type in the file: text does not spell them, and `end` stops."""
     begin, end = names
     keys = with_added(make(), dict.fromkeys(names, MISTAKES[mistake] or NORMAL))
     tokens = keys["tokenizer.ggml.tokens"][1][1]
@@ -274,7 +274,7 @@ def test_converted_they_are_the_same_tokens(tmp_path, tokenizer, kind):
 
 
 def test_more_ends_than_there_are_keys_for_are_written(tmp_path):
-    """All five end tokens of Qwen's files survive: llama.cpp knows some by name, and keys name those that end turns."""
+    """All five end tokens of Qwen's files survive: llama.cpp knows some by name, and keys name the ends of turns."""
     ends = ["<|endoftext|>", "<|im_end|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"]
     keys = with_added(byte_level_keys(), dict.fromkeys(ends, CONTROL))
     first = open_checkpoint(model_with(tmp_path, keys))

@@ -142,7 +142,7 @@ NAMES_IN_TEMPLATE = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
 
 
 def there_and_back(tmp_path: Path, *, eos: str, stops: tuple[str, ...]) -> list[Path]:
-    """Write a GGUF model whose template uses bos_token and eos_token, and convert it twice; return all three paths.
+    """Write a GGUF model with a template that uses bos_token and eos_token, and convert it twice; return all paths.
 
     Texts do not begin with BOS, and several tokens end them.
     """

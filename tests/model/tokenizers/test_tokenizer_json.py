@@ -138,7 +138,7 @@ STRANGE = [
 
 
 def places(value: Any) -> list[tuple[dict[str, Any] | list[Any], Any]]:
-    """List all values of an object and of nested ones as (owner, key), except those of the vocabulary."""
+    """List all values of an object and of nested ones as (owner, key), without the vocabulary's values."""
     items = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else [])
     inside = [place for key, inner in items if key not in ("vocab", "merges") for place in places(inner)]
     return [*((value, key) for key, _ in items), *inside]

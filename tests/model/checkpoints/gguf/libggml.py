@@ -1,6 +1,6 @@
 """Run libggml in another process, to quantize and dequantize weights and to run GGUF files.
 
-The process needs a Python that has llama-cpp-python and gguf. Start it in the root of the repository with
+The process needs a Python that has llama-cpp-python and gguf. It is started in the root of the repository with
 
     python -m tests.model.checkpoints.gguf.libggml
 

@@ -74,7 +74,7 @@ def normal_blocks(type: str, shape: tuple[int, ...], *, seed: int) -> bytes:
 
 
 def file_in(types: Types, *, blocks: Callable[..., bytes] = random_blocks, seed: int = 0, **fields: Any):
-    """Make a model whose matrices hold `blocks`, each in the type that `types` gives for its name."""
+    """Make a model with matrices of `blocks`, each in the type that `types` gives for its name."""
     config = {**CONFIG, **fields}
     tensors = families.random_tensors(config, seed=seed)
     file = gguf_files.file_of(config, tensors)
