@@ -84,7 +84,7 @@ def test_a_prompt_and_what_follows_are_those_of_the_plain_form():
 
 @pytest.mark.parametrize("batch", [1, MOST_SEQUENCES, MOST_SEQUENCES + 1])
 def test_products_of_floats_are_kernels_for_few_sequences(batch):
-    """With more sequences, XLA computes the products, but attention stays a kernel."""
+    """With more sequences than the kernels take, XLA computes the products, but attention stays a kernel."""
     dtype = DTYPES["bfloat16"]
     params = abstract_params(TINY, dtype=dtype, positions=CAPACITY)
     layer = params.layers[0]

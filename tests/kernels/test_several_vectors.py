@@ -87,7 +87,7 @@ def test_what_a_kernel_is_given_begins_where_the_gpu_lets_it(op, batch):
 
 
 def _slices(jaxpr) -> Iterator[int]:
-    """Yield the byte offset in its array of each slice of rows, except 0."""
+    """Yield the byte offset of each slice of rows within its array, but skip offset 0."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == "slice" and any(equation.params["start_indices"]):
             (operand,) = equation.invars

@@ -32,7 +32,7 @@ WEIGHTS, SHAPE = Weights("student", seed=25), (8, 64)
 
 
 def shuffle(path: str) -> Any:
-    """Import the file without its package."""
+    """Import the Python file at `path` without its package."""
     names = ["mslk", "mslk.quantize", "mslk.quantize.triton", "mslk.quantize.triton.fp8_quantize"]
     stubs = {name: ModuleType(name) for name in names}
     stubs[names[-1]].quantize_fp8_row = None  # pyright: ignore[reportAttributeAccessIssue]

@@ -305,7 +305,7 @@ def test_emulated_activations_have_no_kernels_and_say_so(monkeypatch):
 
 
 def test_tables_are_values():
-    """Equal tables are equal values with one hash, so a program compiled for one serves the other."""
+    """Two tables for the same arguments are equal and have one hash, so a program compiled for one serves the other."""
     table, again = (pallas_ops(TINY, shapes(TINY), capacity=CAPACITY)[0] for _ in range(2))
     assert table == again and hash(table) == hash(again)
     assert table != pallas_ops(TINY, shapes(TINY), capacity=2 * CAPACITY)[0]

@@ -15,7 +15,7 @@ Run it as `python -m tests.model.parallel.on_devices KIND`, with one of these ki
     commands    exit code, stdout and stderr of every command of `COMMANDS`
     shown       the same, for every command of `shown`
 
-For a case that raises, the line contains the error.
+A case that raises ends the process with a traceback.
 """
 
 import json

@@ -325,7 +325,7 @@ LAYERS, WINDOWS, SEQ = 4, 5, 13
 def test_the_activations_of_one_layer_are_in_memory_at_a_time(name):
     """Between windows, memory holds the activations of only one layer.
 
-    They are the inputs of the layer, the inputs of its second half, and the inputs of the last window.
+    For each window they are the inputs of the layer and of its second half; at most two more arrays exist.
     """
     checkpoint = random_checkpoint(replace(CONFIGS["experts"], layers=LAYERS), seed=2)
     windows = np.random.default_rng(0).integers(0, checkpoint.config.vocab, (WINDOWS, SEQ)).astype(np.int32)
