@@ -110,7 +110,7 @@ def assert_within(actual, exact, bound):
         return
     excess = np.abs(actual - exact) - bound
     worst = tuple(int(i) for i in np.unravel_index(excess.argmax(), excess.shape))  # a NaN, if there is one
-    assert excess[worst] <= 0, f"at {worst}: {actual[worst]} where {exact[worst]} was due, {excess[worst]} too far"
+    assert excess[worst] <= 0, f"at {worst}: expected {exact[worst]}, got {actual[worst]}, {excess[worst]} too far"
 
 
 def attention_bound(

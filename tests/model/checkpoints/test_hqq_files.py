@@ -111,9 +111,9 @@ NAN = np.full((192, 1), np.nan, np.float16)
         ("zero", NAN, "not a finite number"),
         ("W_q", np.zeros((96, 31), np.uint8), "up_proj.W_q is uint8 [96, 31], but config.json makes it uint8 [96, 32]"),
         ("shape", np.array([64, 96]), "up_proj: shape is [64, 96]"),
-        ("nbits", np.array(2, np.int32), "up_proj: nbits is 2, where 4 is due"),
-        ("axis", np.array(0, np.int32), "up_proj: axis is 0, where 1 is due"),
-        ("quant_zero", np.array(1, np.uint8), "up_proj: quant_zero is 1, where 0 is due"),
+        ("nbits", np.array(2, np.int32), "up_proj: nbits is 2, expected 4"),
+        ("axis", np.array(0, np.int32), "up_proj: axis is 0, expected 1"),
+        ("quant_zero", np.array(1, np.uint8), "up_proj: quant_zero is 1, expected 0"),
     ],
 )
 def test_tensors_that_cannot_be_meant_are_refused(part, value, what, tmp_path):
@@ -127,7 +127,7 @@ def test_tensors_that_cannot_be_meant_are_refused(part, value, what, tmp_path):
         ({"nbits": 7}, {}, "hqq with 7 bits by axis 1 is not read (only 1, 1.58, 2, 3, 4, 5, 6, 8 by axis"),
         ({"nbits": 1.5}, {}, "hqq with 1.5 bits"),
         ({"nbits": True}, {}, "hqq with true bits"),
-        ({"nbits": 1.58}, {}, "up_proj: nbits is 4, where 1.58 is due|but config.json makes it uint8"),
+        ({"nbits": 1.58}, {}, "up_proj: nbits is 4, expected 1.58|but config.json makes it uint8"),
         ({"nbits": [4]}, {}, "hqq with a list bits"),
         ({"axis": 2}, {}, "by axis 2 is not read"),
         ({"axis": "1"}, {}, 'axis is "1", not an integer'),

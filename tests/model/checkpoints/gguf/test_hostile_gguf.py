@@ -330,6 +330,6 @@ def test_the_corpus_is_large_enough():
 def test_a_gguf_under_another_name(tmp_path: Path):
     families.write_checkpoint(tmp_path, CONFIG)
     good().write(tmp_path / "model.safetensors")
-    assert "GGUF file, where safetensors is due" in refusal(tmp_path, named=str(tmp_path / "model.safetensors"))
+    assert "GGUF file, expected safetensors" in refusal(tmp_path, named=str(tmp_path / "model.safetensors"))
     good().write(tmp_path / "model.bin")
     load(tmp_path / "model.bin")
