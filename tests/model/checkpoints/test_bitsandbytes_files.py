@@ -184,7 +184,12 @@ SCALES = np.full(128, np.nan, np.float32)
         (False, "weight.absmax", np.ones(64, np.float32), "weight.absmax is float32 [64], but config.json makes it"),
         (False, "weight.absmax", SCALES, "is nan, not a finite number"),
         (False, "weight.quant_map", NF4.levels[::-1].copy(), "quant_map holds other levels than NF4's"),
-        (False, STATE, state_of(**{**SOUND, "quant_type": "fp4"}), 'quant_type is "fp4" in quant_state, expected "nf4"'),
+        (
+            False,
+            STATE,
+            state_of(**{**SOUND, "quant_type": "fp4"}),
+            'quant_type is "fp4" in quant_state, expected "nf4"',
+        ),
         (False, STATE, state_of(**{**SOUND, "blocksize": 128}), "blocksize is 128 in quant_state, expected 64"),
         (False, STATE, state_of(**{**SOUND, "shape": [64, 128]}), "shape is another than [128, 64] in quant_state"),
         (False, STATE, np.frombuffer(b"{", np.uint8), "quant_state: is not JSON"),

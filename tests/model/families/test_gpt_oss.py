@@ -1,4 +1,4 @@
-"""gpt-oss: attention sinks in every form of attention, the layout of its experts, and refusals by other parts."""
+"""gpt-oss: attention sinks in every form of attention, the layout of its experts, and code that refuses gpt-oss."""
 
 import json
 from dataclasses import replace

@@ -56,7 +56,7 @@ CHANGED = {"Q4_1": range(3, 10)}
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory) -> Callable[[str], Path]:
-    """Return a function that makes the file of a type, as llama.cpp read it, once."""
+    """Return a function that makes the file of a type once: the same file that llama.cpp read."""
     folder, paths = tmp_path_factory.mktemp("gguf"), {}
 
     def path(name: str) -> Path:

@@ -109,7 +109,7 @@ def program(ops: Ops, call: Call) -> str:
 
 
 def lowered(call: Call) -> str:
-    """Lower XLA's form of a call. Function names do not matter, since the result has none."""
+    """Lower XLA's form of a call, wrapped in a lambda so that the name of the op's function does not matter."""
     op = getattr(XLA, call.op)
     return jax.jit(lambda *arguments: op(*arguments, **call.fixed)).lower(*call.arguments).as_text()
 

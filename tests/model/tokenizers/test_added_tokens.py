@@ -288,7 +288,7 @@ def test_more_ends_than_there_are_keys_for_are_written(tmp_path):
 def test_users_tokens_of_a_model_are_found_by_llama_cpp(tmp_path):
     """A model's user-defined tokens get a GGUF spelling that llama.cpp finds.
 
-    SentencePiece searches them after a space became "▁", llama.cpp before.
+    SentencePiece searches them in text where a space is "▁"; llama.cpp searches them in text with plain spaces.
     """
     proto = ModelProto()
     proto.ParseFromString(trained_pieces())
