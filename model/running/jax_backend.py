@@ -95,7 +95,7 @@ class JaxBackend:
     def begin(
         self, token: int, *, seen: Bool[np.ndarray, " vocab"], seed: int, options: SamplingOptions, stops: Sequence[int]
     ) -> Drawing:
-        """Start a completion after `token` that ends at one of `stops`. Raises ValueError for more than `STOPS` stops."""
+        """Start a completion after `token` that ends at one of `stops`. Raises ValueError for more than `STOPS` ids."""
         if len(stops) > STOPS:
             raise ValueError(f"{len(stops)} ids that end a text are more than the {STOPS} that a program takes")
         ends = np.array([*stops, *[-1] * (STOPS - len(stops))], np.int32)

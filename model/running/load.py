@@ -67,7 +67,7 @@ def load_on_one_device(
     memory = plan(layout.widest)
     check_fits(memory, context=layout.capacity, available=free, other_programs=other_programs)
 
-    # On a GPU we compile while reading only if the weights leave memory for the compiler. On a CPU we first compile.
+    # On a GPU we compile while weights are read only if there is memory for the compiler, too; on a CPU we never do.
     on_cpu, roomy = platform == "cpu", memory.running + COMPILERS_ROOM <= free
     prompt = None if on_cpu and is_large(config) else options.prompt
     store = None

@@ -90,7 +90,7 @@ def keep_heaps_small(config: Config, *, platform: str) -> None:
 
 
 def give_back_compilers_memory(config: Config, *, platform: str) -> None:
-    """Return memory that is free after compiling to the system; for a large model on a CPU, also the compiler's code."""
+    """Return the compiler's memory to the system; for a large model on a CPU, also the memory of its code."""
     return_freed_memory()
     if _counts_its_memory(config, platform):
         import jaxlib

@@ -104,10 +104,10 @@ def wide_chunks(platform: str, capacity: int, *, codes: bool) -> tuple[int, ...]
     """Choose the widths of the wider chunks for longer prompts; none on a CPU, where they are not faster.
 
     On an H100, Llama 3.1 8B in bfloat16 reads 512 tokens in 18.9 ms in chunks of 256 and in 15.6 ms at once. It reads
-    4,096 tokens in 145 ms in chunks of 256, in 108 ms in chunks of 1,024 and in 107 ms in chunks of 2,048. With quantized
-    matrices (`codes`), every chunk decodes each matrix once, which takes longer than reading the matrix, so we add a
-    chunk of 2,048. If 512 were the widest, q8 would read 1,024 or 1,536 tokens 1.5 times slower than bfloat16 does in
-    chunks of 1,024.
+    4,096 tokens in 145 ms in chunks of 256, in 108 ms in chunks of 1,024 and in 107 ms in chunks of 2,048. With
+    quantized matrices (`codes`), every chunk decodes each matrix once, which takes longer than reading the matrix, so
+    we add a chunk of 2,048. If 512 were the widest, 1,024 or 1,536 tokens in q8 would take 1.5 times as long as in
+    bfloat16 with chunks of 1,024.
     """
     widths = (MIDDLE, WIDE, WIDE_OF_CODES) if codes else (MIDDLE, WIDE)
     return tuple(width for width in widths if platform != "cpu" and capacity >= width)

@@ -108,7 +108,7 @@ class ReferenceBackend:
         return Drawing(token, seen.copy(), seed, options)
 
     def decode(self, cache: Cache, drawing: Drawing, *, steps: int) -> tuple[Callable[[], list[int]], Drawing, Cache]:
-        """Feed the newest token and draw one token, whatever `steps` is."""
+        """Feed the newest token and draw one token; `steps` is not used."""
         x, cache = hidden_states(self._params, np.array([drawing.token]), cache, config=self._config)
         options = drawing.options
         p = distribution(
