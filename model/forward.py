@@ -33,7 +33,7 @@ def hidden_states(
     """Run new `tokens`, which follow those in `cache`, through the blocks; the returned cache holds both.
 
     The cache must have room for `seq` more positions in every row, padding included. If the cache is in pages, padding
-    needs no room. When decoding in pages, a row is idle if its length in the cache is -1.
+    needs no room, and a row with length -1 in the cache is idle when decoding.
     """
     positions = _positions(params.rope.cos, params.rope.sin, cache.lengths, tokens.shape[1])
     if lengths is not None and isinstance(cache.layers[0], LayerPages):

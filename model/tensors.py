@@ -3,8 +3,8 @@
 Loading on either backend, the layouts of files, quantization, calibration, initial values and cuts over several devices
 are loops over this table.
 
-We name a weight as Hugging Face's Llamas and Mixtrals do, whatever the format of the file. The `part` of a weight is
-its place in a block, such as "q" or "down"; `model.families` maps parts to the names in files.
+We name a weight as Hugging Face's Llamas and Mixtrals do, for every format of file. The `part` of a weight is its place
+in a block, such as "q" or "down"; `model.families` maps parts to the names in files.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

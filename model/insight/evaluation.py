@@ -65,7 +65,7 @@ class EvalText(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A part of a text: tokens `begin` to `end`, of which tokens `scored` to `end` are counted."""
+    """A part of a text: tokens `begin` to `end`. Only tokens `scored` to `end` are counted."""
 
     begin: int
     scored: int
@@ -91,7 +91,7 @@ class Evaluation(NamedTuple):
 
 
 class Divergence(NamedTuple):
-    """The distance of a model's predictions from its base's: the KL divergence over all positions of a text, in nats."""
+    """The distance of a model's predictions from its base's: KL divergences over the positions of a text, in nats."""
 
     mean: float
     median: float

@@ -35,9 +35,9 @@ class Link(NamedTuple):
         return min(ring_seconds(devices, float(size), **sizes), tree_seconds(devices, float(size), **sizes))
 
 
-# Alpha and beta were measured on two H100s (benchmarks/results/several-h100.md). In a decode step of an 8B model each of
-# the 64 all-reduces takes about 20 us, the time of two messages; large ones move 140 GB/s. An all-reduce as a separate
-# program takes 44 us. `llamaspec bench --suite collectives` measures these times.
+# Alpha and beta were measured on two H100s (benchmarks/results/several-h100.md). In a decode step of an 8B model each
+# of the 64 all-reduces takes about 20 us, the time of two messages; large ones move 140 GB/s. An all-reduce as a
+# separate program takes 44 us. `llamaspec bench --suite collectives` measures these times.
 NVLINK = Link(alpha=10e-6, beta=1 / 140e9)
 
 

@@ -52,7 +52,7 @@ def named(ops: Ops) -> Ops:
 
 
 def record(calls: Mapping[str, Callable[[], Any]]) -> Trace:
-    """Profile the calls one after the other; each call has a span with its name, which ends when its arrays are ready."""
+    """Profile the calls one after the other, each in a span with its name that ends when its arrays are ready."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # calls of Python would be most of the trace
     with tempfile.TemporaryDirectory() as folder:

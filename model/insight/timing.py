@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-MOST_TURNS = 1 << 24  # if so many turns take no time, we cannot measure a turn
+MOST_TURNS = 1 << 24  # if this number of turns takes no time, we cannot measure a turn
 
 
 class Seconds(NamedTuple):

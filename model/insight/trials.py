@@ -201,7 +201,7 @@ def _reordered(layer: Any, config: Config, order: Callable[..., np.ndarray]) -> 
 
 
 def _shifted(by: float) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """Return two functions that add `by` to the weights of norms: one for a layer, one for the norm after all layers."""
+    """Return two functions that add `by` to the weights of norms: one for a layer, one for the final norm."""
 
     def shifted(fields: Any) -> Any:
         return fields._replace(**{name: norm + by for name, norm in _norms(fields)})

@@ -109,7 +109,7 @@ def _count_codes(part: Part, tensor: Tensor) -> _Seen:
     """Count suspicious numbers in some rows of codes; `dead` counts groups with different codes but a scale of 0.
 
     If the weights of a group were all 0, its codes would be equal. In ggml's K types the scale of one group may be
-    rounded to 0, so for these types `dead` counts superblocks in which all scales are 0.
+    rounded to 0, so for these types `dead` counts superblocks with only scales of 0.
     """
     codes = tensor.codes
     assert codes

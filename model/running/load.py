@@ -113,7 +113,7 @@ def load_on_one_device(
 
 
 def plan_memory(params: Params, config: Config, layout: Layout, platform: str, widest: int) -> Memory:
-    """Plan the memory of a layout in which the widest chunk of a prompt has `widest` tokens."""
+    """Plan the memory of a layout, if the widest chunk of a prompt has `widest` tokens."""
     return memory_of(
         params,
         config,
