@@ -48,7 +48,7 @@ class ProgramStore(NamedTuple):
             stored = path.read_bytes()
             digest, program = stored[:DIGEST], stored[DIGEST:]
             if hashlib.sha256(program).digest() != digest:
-                raise ValueError("a part of the file is missing")
+                raise ValueError("the file is damaged or incomplete")
             trees = jax.tree.structure((arguments, {})), jax.tree.structure(results)
             device = jax.devices()[0]
             loaded = serialize_executable.deserialize_and_load(
