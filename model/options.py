@@ -78,7 +78,7 @@ ParallelName = Literal["tensor", "context"]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a model runs. `model.llama.load` explains the fields that users set. Raises ValueError out of range."""
+    """Options for running a model; `model.llama.load` explains most of them. Raises ValueError out of range."""
 
     context: int | None = None
     dtype: DtypeName | None = None

@@ -50,8 +50,8 @@ def sample(
 ) -> Int[Array, " batch"]:
     """Choose a token for each row: the likeliest if `greedy`, else one drawn at a temperature that is not 0.
 
-    A token at position m is drawn with the m-th number of its row's key. A row of logits that holds NaN gives the id
-    `vocab`, which is no token.
+    A token at position m is drawn with the m-th number of its row's key. A row of logits with NaN gets the id `vocab`,
+    which stands for no token.
     """
     penalized = penalize(logits.astype(jnp.float32), seen, sampling.repetition_penalty)
     if greedy:

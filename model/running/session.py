@@ -18,7 +18,7 @@ DISPLAY_SECONDS = 0.08
 
 
 class Session[Cache, Drawing]:
-    """One sequence on a backend. A new prompt reuses the cached tokens that it has in common with the last one."""
+    """One sequence on a backend. A new prompt reuses the cache as far as both begin with the same tokens."""
 
     def __init__(self, backend: Backend[Cache, Drawing], *, vocab: int):
         self._backend = backend
