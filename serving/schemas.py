@@ -38,7 +38,6 @@ SINGLE = {
 }
 IDS = ("$id", "id")  # the latter until draft 4
 UPPER, LOWER = ("maximum", "exclusiveMaximum"), ("minimum", "exclusiveMinimum")
-COUNTS = ("minItems", "minLength", "minProperties")
 
 
 def prepared(schema: dict[str, Any], only_names: Callable[[str, set[str]], bool]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def broken_by(case: Case, program: Program, kernels: Sequence[Kernel]) -> Iterat
     """Yield the broken gates of a case of the kernel table."""
     compiled = {kernel.name for kernel in kernels}
     if compiled != case.kernels.keys():
-        yield f"compiled {_listed(compiled)} where {_listed(case.kernels)} were due"
+        yield f"expected {_listed(case.kernels)} to be compiled, got {_listed(compiled)}"
     for kernel in kernels:
         limits = case.kernels.get(kernel.name, Limits())
         yield from (f"{kernel.name}: {wrong}" for wrong in _broken_by_kernel(kernel, limits, bits=case.bits))

@@ -69,9 +69,9 @@ def broken_by_shared_step(step: SharedStep) -> list[str]:
     """List the broken gates of a step."""
     faults = []
     if (sums := step.count("all-reduce")) != SUMS_A_LAYER * step.layers:
-        faults.append(f"{sums} all-reduces where {SUMS_A_LAYER * step.layers} are due")
+        faults.append(f"expected {SUMS_A_LAYER * step.layers} all-reduces, got {sums}")
     if (gathers := step.count("all-gather")) != 1:
-        faults.append(f"{gathers} all-gathers where one is due, of the logits")
+        faults.append(f"expected one all-gather, of the logits, got {gathers}")
     if not any(launch.by_us for launch in step.launches):
         faults.append("none of our kernels")
     faults += [f"no kernel for {name}" for name in step.refused]

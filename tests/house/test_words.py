@@ -1,4 +1,4 @@
-"""Facts of the tree: how docstrings open, and that imports have no cycle."""
+"""Rules for all files: how docstrings open, and that names of test files are unique."""
 
 import ast
 import re
@@ -15,7 +15,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 @cache
 def sources() -> dict[str, str]:
-    """Python files of the repository by path, without hidden and generated folders."""
+    """Read the Python files of the repository, by path, without hidden and generated folders."""
     generated, paths = {"build", "dist", "__pycache__"}, []
     for folder, folders, files in REPOSITORY.walk():
         folders[:] = [name for name in folders if name not in generated and not name.startswith(".")]  # not entered
@@ -29,7 +29,7 @@ def parsed(source: str) -> ast.Module:
 
 
 def statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield a tree and the statements in it, but not expressions, since these hold no docstring."""
+    """Yield a tree and the statements in it, but no expressions, since they hold no docstring."""
     yield tree
     for node in ast.iter_child_nodes(tree):
         if not isinstance(node, ast.expr):
@@ -55,65 +55,7 @@ def test_an_unclear_docstring_is_seen():
     assert [line for line, _ in unclear_docstrings(source + within)] == [1, 3, 9]
 
 
-def module(path: str) -> str:
-    """Name the module of a file, as it is imported."""
-    name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    return name if name.startswith(("llamaspec", "tests", "docs")) else f"llamaspec.{name}"
-
-
-def imported(source: str, modules: set[str]) -> Iterator[str]:
-    """The modules of ours that a file imports when it is imported itself, apart from its functions."""
-    for node in at_import(parsed(source)):
-        match node:
-            case ast.Import(names=names):
-                yield from (alias.name for alias in names if alias.name in modules)
-            case ast.ImportFrom(module=str(package), names=names, level=0):
-                inside = [f"{package}.{alias.name}" for alias in names]
-                yield from (name if name in modules else package for name in inside if {name, package} & modules)
-
-
-def at_import(tree: ast.AST) -> Iterator[ast.AST]:
-    for node in ast.iter_child_nodes(tree):
-        match node:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.If(test=ast.Name(id="TYPE_CHECKING")):
-                pass
-            case _:
-                yield node
-                yield from at_import(node)
-
-
-def cycle(graph: dict[str, set[str]]) -> list[str]:
-    """A cycle of a graph, from one node back to itself; empty if there is none.
-
-    >>> cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}})
-    ['b', 'c', 'b']
-    """
-    done: set[str] = set()
-
-    def visit(node: str, path: list[str]) -> list[str]:
-        if node in path:
-            return [*path[path.index(node) :], node]
-        if node not in done:
-            for neighbor in sorted(graph.get(node, ())):
-                if circle := visit(neighbor, [*path, node]):
-                    return circle
-            done.add(node)
-        return []
-
-    return next((circle for node in sorted(graph) if (circle := visit(node, []))), [])
-
-
-def test_imports_have_no_cycle():
-    files = {module(path): source for path, source in sources().items()}
-    assert cycle({name: {*imported(source, {*files})} - {name} for name, source in files.items()}) == []
-
-
-def test_a_cycle_is_seen():
-    files = {"a": "from a import b", "a.b": "import a.c", "a.c": "def f():\n    import a.b\nfrom a.b import x"}
-    assert cycle({name: {*imported(source, {*files})} for name, source in files.items()}) == ["a.b", "a.c", "a.b"]
-
-
 def test_names_of_test_files_are_unique():
-    """A name then stands for one file, also in a comment or in `pytest -k`."""
+    """No two test files have the same name, so a comment or `pytest -k` can name one."""
     names = [Path(path).name for path in sources() if path.startswith("tests/") and "/test_" in path]
     assert len(names) > 100 and [name for name, count in Counter(names).items() if count > 1] == []

@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 from sentencepiece import SentencePieceTrainer
 
-from llamaspec.model.tokenizers.sentencepiece_model import read_sentencepiece
 from llamaspec.model.tokenizers.tokenizer import Tokenizer
 from llamaspec.training.stories.corpus import story
 from llamaspec.training.stories.talk import Message, conversation
@@ -67,11 +66,6 @@ def train_tokenizer(seeds: Iterable[int] = SEEDS) -> bytes:
 def write_tokenizer(path: str | Path) -> None:
     """Write `train_tokenizer` to a file."""
     Path(path).write_bytes(train_tokenizer())
-
-
-def stories_tokenizer() -> Tokenizer:
-    """Train the tokenizer in a few seconds, and load it."""
-    return read_sentencepiece(train_tokenizer(), path="the stories' tokenizer")
 
 
 def messages(seed: int) -> list[Message]:

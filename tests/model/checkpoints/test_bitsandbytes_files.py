@@ -1,4 +1,4 @@
-"""NF4 and FP4 in Hugging Face's directories, in the layout of bitsandbytes: read and written as by bitsandbytes."""
+"""NF4 and FP4 in Hugging Face folders, read and written in bitsandbytes' layout."""
 
 import hashlib
 import json
@@ -42,7 +42,7 @@ ROWS, COLS = SHAPE
 
 @pytest.mark.parametrize("case", GOLDENS)
 def test_what_bitsandbytes_stores_is_read_as_it_reads(case):
-    """Weights are float32: products of a scale and a level, rounded once."""
+    """We read bitsandbytes' float32 weights: each is a scale times a level, rounded once."""
     rule, arrays = (
         read_bitsandbytes(Fields(GOLDENS[case]["config"], "config.json")),
         arrays_of(GOLDENS[case]["tensors"]),
@@ -109,7 +109,10 @@ def test_what_is_written_is_read_again(tied, tmp_path):
 def write(
     folder: Path, kind: Form = "nf4", *, double: bool = False, **changes: np.ndarray | None
 ) -> dict[str, np.ndarray]:
-    """Write a checkpoint with matrices in NF4 or FP4, with other tensors in `UP`, and return its weights."""
+    """Write a checkpoint with matrices in NF4 or FP4, and return the weights.
+
+    `changes` replace stored tensors of `UP`.
+    """
     tensors, exact = {}, {}
     rule, codebook = BitsAndBytes(kind), CODEBOOKS[kind]
     for name, w in families.random_tensors(CONFIG).items():
@@ -157,7 +160,7 @@ def test_a_checkpoint_of_theirs_stays_in_codes(kind, double, tmp_path):
         tensor = checkpoint.tensors[name]
         assert tensor.codes
         read = np.concatenate(list(exact_parts(tensor)))
-        # Scales of scales are added in float32 there, and here; in the reference once in float64.
+        # Ours and bitsandbytes add the offset of double-quantized scales in float32; the reference adds it in float64.
         bound = 4 * 2.0**-24 * np.max(np.abs(weights)) if double else 0.0
         np.testing.assert_allclose(read, weights, rtol=0, atol=bound)
     params = load_params(checkpoint, dtype=np.dtype(np.float32), positions=1)
@@ -181,13 +184,18 @@ SCALES = np.full(128, np.nan, np.float32)
         (False, "weight.absmax", np.ones(64, np.float32), "weight.absmax is float32 [64], but config.json makes it"),
         (False, "weight.absmax", SCALES, "is nan, not a finite number"),
         (False, "weight.quant_map", NF4.levels[::-1].copy(), "quant_map holds other levels than NF4's"),
-        (False, STATE, state_of(**{**SOUND, "quant_type": "fp4"}), 'quant_type is "fp4" in quant_state, where "nf4"'),
-        (False, STATE, state_of(**{**SOUND, "blocksize": 128}), "blocksize is 128 in quant_state, where 64 is due"),
+        (
+            False,
+            STATE,
+            state_of(**{**SOUND, "quant_type": "fp4"}),
+            'quant_type is "fp4" in quant_state, expected "nf4"',
+        ),
+        (False, STATE, state_of(**{**SOUND, "blocksize": 128}), "blocksize is 128 in quant_state, expected 64"),
         (False, STATE, state_of(**{**SOUND, "shape": [64, 128]}), "shape is another than [128, 64] in quant_state"),
         (False, STATE, np.frombuffer(b"{", np.uint8), "quant_state: is not JSON"),
         (False, STATE, np.zeros(5000, np.uint8), "quant_state has 5000 bytes, more than 4096"),
         (False, STATE, np.zeros((2, 2), np.uint8), f"{STATE} is uint8 [2, 2], but config.json makes it"),
-        (True, STATE, state_of(**SOUND), "nested_blocksize is null in quant_state, where 256 is due"),
+        (True, STATE, state_of(**SOUND), "nested_blocksize is null in quant_state, expected 256"),
         (True, STATE, state_of(**{**NESTED, "nested_offset": "0.5"}), 'nested_offset is "0.5" in quant_state'),
         (True, STATE, state_of(**{**NESTED, "nested_offset": 1e39}), "nested_offset is 1e+39 in quant_state"),
         (True, STATE, state_of(**{**NESTED, "nested_offset": float("nan")}), "nested_offset is NaN in quant_state"),

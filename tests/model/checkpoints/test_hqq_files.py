@@ -1,4 +1,4 @@
-"""hqq's layout in Hugging Face's directories: read as hqq reads it."""
+"""hqq's layout in Hugging Face folders, read as hqq reads it."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ CASES = GOLDENS["cases"]
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_hqq_stores_is_read_as_it_reads(case):
-    """A weight is (code - zero) * scale, rounded once: zero * scale is exact, as both are of half precision."""
+    """We read hqq's weights, (code - zero) * scale, rounded once: zero * scale is exact for half-precision numbers."""
     rule, arrays = read_hqq(Fields(CASES[case]["config"], "config.json")), arrays_of(CASES[case]["tensors"])
     stored = rule.stored(ROWS, COLS)
     assert arrays.keys() == stored.keys()
@@ -46,7 +46,7 @@ def test_what_hqq_stores_is_read_as_it_reads(case):
 
 
 def packed(w: np.ndarray, *, axis: int, group: int = 32) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Quantize a matrix to 4 bits, plainly, and lay it out as hqq does; with the weights that are meant."""
+    """Quantize a matrix to 4 bits, rounding to nearest, in hqq's layout; return the tensors and the exact weights."""
     groups = w.reshape(group, -1) if axis == 0 else w.reshape(-1, group)
     low, high = (f(groups, axis=axis, keepdims=True).astype(np.float64) for f in (np.min, np.max))
     scale = ((high - low) / 15).astype(np.float16)
@@ -59,7 +59,10 @@ def packed(w: np.ndarray, *, axis: int, group: int = 32) -> tuple[dict[str, np.n
 
 
 def write(folder: Path, changes: dict[str, Any], *, axis: int = 1, tag: str | None = None) -> dict[str, np.ndarray]:
-    """Write a checkpoint with quantized matrices (all, or the ones of a `tag`), and other tensors in one module."""
+    """Write a checkpoint and return its quantized weights; `changes` replace stored tensors of one module.
+
+    With `tag`, only matrices with `tag` in their names are quantized.
+    """
     tensors, exact = {}, {}
     for name, w in families.random_tensors(CONFIG).items():
         if not is_matrix(name) or name == "lm_head.weight" or (tag and tag not in name):
@@ -78,7 +81,10 @@ def write(folder: Path, changes: dict[str, Any], *, axis: int = 1, tag: str | No
 
 @pytest.mark.parametrize(("axis", "tag"), [(1, None), (1, "mlp.down_proj"), (0, None)])
 def test_a_checkpoint_runs_from_its_codes(axis, tag, tmp_path):
-    """With axis 0, each column of a row has another scale, and the matrices run in float32."""
+    """A model with axis 1 runs from hqq's codes.
+
+    With axis 0, the columns of a row have different scales, and the matrices run in float32.
+    """
     exact = write(tmp_path, {}, axis=axis, tag=tag)
     checkpoint = open_checkpoint(tmp_path)
     assert {name for name, tensor in checkpoint.tensors.items() if tensor.codes} == exact.keys()
@@ -105,9 +111,9 @@ NAN = np.full((192, 1), np.nan, np.float16)
         ("zero", NAN, "not a finite number"),
         ("W_q", np.zeros((96, 31), np.uint8), "up_proj.W_q is uint8 [96, 31], but config.json makes it uint8 [96, 32]"),
         ("shape", np.array([64, 96]), "up_proj: shape is [64, 96]"),
-        ("nbits", np.array(2, np.int32), "up_proj: nbits is 2, where 4 is due"),
-        ("axis", np.array(0, np.int32), "up_proj: axis is 0, where 1 is due"),
-        ("quant_zero", np.array(1, np.uint8), "up_proj: quant_zero is 1, where 0 is due"),
+        ("nbits", np.array(2, np.int32), "up_proj: nbits is 2, expected 4"),
+        ("axis", np.array(0, np.int32), "up_proj: axis is 0, expected 1"),
+        ("quant_zero", np.array(1, np.uint8), "up_proj: quant_zero is 1, expected 0"),
     ],
 )
 def test_tensors_that_cannot_be_meant_are_refused(part, value, what, tmp_path):
@@ -121,7 +127,7 @@ def test_tensors_that_cannot_be_meant_are_refused(part, value, what, tmp_path):
         ({"nbits": 7}, {}, "hqq with 7 bits by axis 1 is not read (only 1, 1.58, 2, 3, 4, 5, 6, 8 by axis"),
         ({"nbits": 1.5}, {}, "hqq with 1.5 bits"),
         ({"nbits": True}, {}, "hqq with true bits"),
-        ({"nbits": 1.58}, {}, "up_proj: nbits is 4, where 1.58 is due|but config.json makes it uint8"),
+        ({"nbits": 1.58}, {}, "up_proj: nbits is 4, expected 1.58|but config.json makes it uint8"),
         ({"nbits": [4]}, {}, "hqq with a list bits"),
         ({"axis": 2}, {}, "by axis 2 is not read"),
         ({"axis": "1"}, {}, 'axis is "1", not an integer'),
