@@ -158,7 +158,7 @@ def _campaigns(rows: Sequence[Row]) -> str:
 
 
 def read(raw: Path) -> Any:
-    """Read a raw file: JSON, or a line of JSON a row. Raises ValueError where it is neither."""
+    """Read a raw file: JSON, or with the ending .jsonl one line of JSON per row. Raises ValueError for other text."""
     text = raw.read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()] if raw.suffix == ".jsonl" else json.loads(text)
 

@@ -188,7 +188,10 @@ def bench(
 
 
 def _several(suite: str, devices: int, json_file: str | None, **of: Any) -> None:
-    """Print the time of a sum over devices, and their decoding speed. The suite collectives also runs one device."""
+    """Measure and print the time of a sum over devices, and the speed of decoding if the options ask for it.
+
+    The suite collectives measures one device, too, for comparison.
+    """
     if devices == 1:
         raise click.UsageError("the suite collectives needs --devices 2 or more")
     if of["shape"] and of["model"]:
@@ -252,7 +255,7 @@ def _serve(json_file: str | None, plot_file: str | None, of: dict[str, Any], *, 
 
 
 def _option(invocation: click.Context, name: str) -> str:
-    """Find the option of a parameter, as it is typed."""
+    """Find a parameter's option as a user types it, such as `--batch`."""
     return next(option.opts[0] for option in invocation.command.params if option.name == name)
 
 

@@ -50,7 +50,7 @@ Once it has told one:
 
 
 def named_values(stated: Iterable[str]) -> dict[str, Any]:
-    """Parse NAME=VALUE pairs. VALUE is JSON, or else plain text. Raises click.BadParameter."""
+    """Parse NAME=VALUE pairs. A VALUE that is not valid JSON is a string. Raises click.BadParameter."""
     import json
 
     values = {}
@@ -132,7 +132,7 @@ def chat(
 
         typed, lines = bool(agree(typed)), others.shared(lines)
     interrupted = _Pressed(agree, prompts=first)
-    # If the questions come from a file, Ctrl-C ends the chat: no person would ask the next one.
+    # If the questions come from a file, Ctrl-C ends the whole chat, not only the answer.
     with handled_by(interrupted.press) if typed else nullcontext():
         for line in lines:
             if line.strip() in ("/exit", "quit", "exit"):
@@ -142,8 +142,8 @@ def chat(
                     _command(conversation, line.strip(), sample=STORIES if is_built_in else "", saves=first)
                 elif line.strip():
                     started = perf_counter()
-                    # With several processes, echo stays on: if another one fails, this one ends at once and could
-                    # not restore it.
+                    # With several processes, echo stays on: if another process fails, this one ends at once, and
+                    # could not turn echo on again.
                     with unechoed() if others is None else nullcontext():
                         answer = _answer(conversation, line, interrupted, request, thoughts=thoughts)
                     if timings:
@@ -158,7 +158,7 @@ def chat(
 def _command(conversation: Chat, line: str, *, sample: str, saves: bool) -> None:
     """Run a line that begins with a slash. Raises ValueError for an unknown command.
 
-    With several processes, only one `saves`.
+    `saves` says whether this process writes files: with several processes, only one does.
     """
     name, _, argument = line.partition(" ")
     match name, argument.strip():
@@ -211,7 +211,7 @@ def _answer(
 
 
 def _ending(answer: Generation, context: int) -> str:
-    """Say why an answer was cut. Returns an empty text for a complete one."""
+    """Return a line that says why an answer was cut. Returns an empty string for a complete answer."""
     if answer.finish_reason == "length":
         return f"(cut after {len(answer.ids)} tokens: --max-new-tokens allows more)"
     if answer.finish_reason == "context":
@@ -244,9 +244,9 @@ class _Pressed:
     """Whether Ctrl-C was pressed during an answer. A second press during the same answer raises KeyboardInterrupt.
 
     Between answers, Ctrl-C is ignored if this process `prompts`: the answer may have ended just before the press, and
-    the prompt handles the key itself. A process that waits for another one's questions raises KeyboardInterrupt:
-    it has no other way to leave. `agree` combines the states of several processes, so that all stop after the same
-    burst.
+    the prompt handles the key itself. A process without a prompt, which waits for the questions of another process,
+    raises KeyboardInterrupt, so that the user can end it. `agree` combines the states of several processes, so that
+    all stop after the same burst.
     """
 
     def __init__(self, agree: Callable[[bool], int], *, prompts: bool):

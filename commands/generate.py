@@ -97,7 +97,7 @@ def _summary(generation: Generation, llama: Llama) -> str:
 
 
 def _bandwidth(generation: Generation, llama: Llama) -> str:
-    """Word the rate at which decoding read memory, compared with the rate that `bench` measured here."""
+    """Describe the rate at which decoding read memory, compared with the rate that `bench` measured here."""
     read = llama.bytes_read(generation.prompt_tokens + len(generation.ids) / 2)
     rate = generation.timings.tokens_per_second
     if not read or not rate:

@@ -22,8 +22,8 @@ from typing import Any, NoReturn
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PATIENCE = 0.4  # seconds for the main thread to end the process itself
 ASYNCIO = threading.Event()  # set while asyncio handles the signals
-AT_THE_END: list[Callable[[], object]] = []  # these restore the modes of the terminal
-SHOW_CURSOR = "\r\x1b[2K\x1b[?25h"  # an interrupted progress bar leaves its line, and hides the cursor
+AT_THE_END: list[Callable[[], object]] = []  # functions that restore the modes of the terminal
+SHOW_CURSOR = "\r\x1b[2K\x1b[?25h"  # clears the line of an interrupted progress bar, and shows the cursor
 
 
 class Interrupts:
@@ -51,7 +51,7 @@ class Interrupts:
         sys.exit(self.status)
 
     def watch(self, pipe: int) -> None:
-        """Read signal numbers from `pipe`, and end the process after one that `handle` handles."""
+        """Read signal numbers from `pipe`. End the process after a signal, unless a command handles it."""
         while number := os.read(pipe, 1):
             time.sleep(PATIENCE)
             # Some commands handle a signal themselves. We do not interfere, even at their next prompt.
@@ -142,7 +142,7 @@ def answered_at_once() -> Iterator[Interrupts]:
     threading.Thread(target=interrupts.watch, args=[pipe], daemon=True).start()
     if (
         signal.SIGINT in before
-    ):  # registered first, so called last: Python then drops its handlers, and a signal would kill it
+    ):  # registered first, so called last: after this, Python removes its handlers, and a signal would kill it
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     atexit.register(interrupts.skip_teardown)
     try:
@@ -164,8 +164,8 @@ def answered_at_once() -> Iterator[Interrupts]:
 
 @contextmanager
 def still_watched() -> Iterator[None]:
-    """Hand signals back to the watcher thread after an asyncio block; asyncio does not restore them."""
-    watched = signal.set_wakeup_fd(-1)  # the only way to read it
+    """Let asyncio handle the signals inside this context. Afterwards the watcher thread gets them again."""
+    watched = signal.set_wakeup_fd(-1)  # returns the old descriptor; Python has no function that only reads it
     try:
         signal.set_wakeup_fd(watched, warn_on_full_buffer=False)
         ASYNCIO.set()
@@ -258,7 +258,7 @@ def first_handled_by(act: Callable[[int], object], numbers: Iterable[int]) -> It
         if acted:  # a second signal before the next lines ran: `timeout`, for example, sends a signal twice
             return
         acted = True
-        for number in handled:  # still a handler of ours, or the watcher thread would end the process
+        for number in handled:  # without a handler of ours, the watcher thread would end the process
             signal.signal(number, CommandHandler(end))
         act(first)
 

@@ -17,7 +17,7 @@ NUMBER = click.argument("number", type=int)
 
 
 class Group(click.Group):
-    """A group with the same form of help as the verbs."""
+    """A group of commands with the help format of the verbs."""
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the text with its examples."""

@@ -1,4 +1,4 @@
-"""The model, caches and request that a command's options describe."""
+"""Turns the options of a command into a model, a request and cache folders."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def load(
 ) -> Llama:
     """Load the model that the options name, and say on stderr how it runs unless that is the default.
 
-    We check files and prompt first, because importing JAX takes a second and reading weights may take a minute. At that
-    point we call `examine` with the tokenizer and `Llama.places`. `clock` measures the phases.
+    We check files and prompt first, because importing JAX takes a second and reading weights may take a minute. After
+    these checks we call `examine` with the tokenizer and `Llama.places`. `clock` measures the phases.
     """
     from llamaspec.model.checkpoints.open import open_checkpoint, place_of
     from llamaspec.model.options import RunOptions, check_length, choose_context

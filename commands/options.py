@@ -68,7 +68,7 @@ def broken_choices(option: str, width: int) -> str:
 
 
 class Verb(click.Command):
-    """A command that accepts --debug anywhere; `cli.main` looks for it.
+    """A command that accepts --debug anywhere. The flag does nothing here: `cli.main` looks for it in `sys.argv`.
 
     If the command samples tokens, its help has sections.
     """
@@ -88,7 +88,7 @@ class Verb(click.Command):
             raise
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Prepare the process, then run the command, which may import JAX. `--help` does not get here.
+        """Prepare the process, then run the command, which may import JAX. Click does not call this for `--help`.
 
         With several processes, `ctx.obj` is their `model.parallel.processes.Watch`, otherwise None.
         """
@@ -142,13 +142,13 @@ FILE = click.Path(path_type=str)  # the shell completes file names
 
 
 def default_model() -> str:
-    """Return the name of the default model. A line on stderr says if a file hides it."""
+    """Return the name of the default model. Prints a line on stderr if a file of this name hides the model."""
     say_what_hides(BUILT_IN)
     return BUILT_IN
 
 
 def say_what_hides(model: str) -> None:
-    """Print a line on stderr if a file or folder has the name of the built-in model, since it is used instead."""
+    """Print a line on stderr if a file or folder with the name of the built-in model is used in its place."""
     if model == BUILT_IN and os.path.exists(model):
         say(f"./{model} is used: it hides the built-in model of this name")
 
@@ -253,7 +253,7 @@ serving_options = combined(_context, _dtype, quantize_option, _cache, kernels_op
 
 
 def max_new_tokens(default: int) -> Callable:
-    """Make the option. The longest story we found has about 315 tokens, and `story` must not stop earlier."""
+    """Make `--max-new-tokens`. The longest story we found has about 315 tokens, and `story` must not stop earlier."""
     text = "Stop after N tokens."
     return click.option("--max-new-tokens", type=int, default=default, show_default=True, metavar="N", help=text)
 

@@ -127,7 +127,7 @@ def _think(text: str):
 def say(message: str):
     """Print a message on stderr, apart from the result. On a terminal, its lines break between words.
 
-    If stderr cannot be written, as on a full disk, the message is lost and the command goes on.
+    If stderr cannot be written, as on a full disk, the message is lost and the command continues.
     """
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns
@@ -172,7 +172,7 @@ def fail(message: str, status: int) -> NoReturn:
 
 
 def one_line(error: Exception) -> str:
-    """Word an error for the user of a command: its own message, or that the fault is ours."""
+    """Describe an error in one line: by its own message, or as a fault of llamaspec if we did not expect it."""
     text = str(error) or type(error).__name__
     if isinstance(error, OSError) and error.strerror:  # without the errno that Python adds
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror

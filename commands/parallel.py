@@ -80,7 +80,7 @@ def described(params: dict[str, Any], command: click.Command) -> dict[str, str]:
 
     facts = {"the command": str(command.name)}
     for package in COMPUTING:
-        with suppress(PackageNotFoundError):  # source code that is not installed
+        with suppress(PackageNotFoundError):  # llamaspec runs from a checkout and is not installed
             facts[f"the version of {package}"] = version(package)
     own = OF_ONE if "resume" in params else {*OF_ONE, "out"}  # `train --resume` reads its own output there
     options = [param for param in command.params if param.name in params and param.name not in own]

@@ -270,7 +270,7 @@ def _name(model: str) -> str:
 
 
 def _fingerprint(name: str, options: dict[str, Any], tokenizer: Tokenizer, template: ChatTemplate | None) -> str:
-    """Hash everything besides the request that a text depends on: model, tokenizer, programs and engine options."""
+    """Hash all that an answer depends on besides the request: model, tokenizer, template, programs and options."""
     import hashlib
 
     from llamaspec.model.running.program_store import SERVING_SOURCES, facts
@@ -300,7 +300,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Bind the port before the model is loaded, which takes longer. Clients cannot connect until we listen."""
+    """Bind the port before the model is loaded, so that a taken port is an error at once. Clients cannot connect."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)

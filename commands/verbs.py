@@ -19,9 +19,9 @@ class Entry(NamedTuple):
     """A verb in the table."""
 
     section: str  # the heading in the help
-    file: str  # the module in `commands`, with a function called as the verb, or `name`
+    file: str  # the module in `commands` with the verb's function
     summary: str  # the first line of its help
-    name: str = ""
+    name: str = ""  # the name of the function; "": the verb
 
 
 class Verbs(click.Group):

@@ -223,7 +223,7 @@ def _verify_mutants(
 def _verify_problem(
     path: str, check_signals: Callable[[], None], contracts: Mapping[str, Contract], options: dict[str, Any]
 ):
-    """Check ModelNew against the contract that Model meets. `--time` compares it with Model."""
+    """Check ModelNew against the contract of the op that Model computes. `--time` compares its time with Model's."""
     from llamaspec.verify.kernelbench import adapter_for
 
     options["arrays"] = options["arrays"] or "torch"

@@ -48,7 +48,7 @@ def verify_model(
 
 
 def walk_random_models(campaign: Campaign) -> Iterator[tuple[Report, list[str]]]:
-    """Check small models in each dtype: by plain JAX, by plain JAX shaped for CPUs, and by kernels."""
+    """Check small random models in each dtype: with XLA's ops, with XLA's ops for CPUs, and with our kernels."""
     prepare_jax()
     from llamaspec.model.candidates.walking import random_checkpoint, tables
     from llamaspec.model.tensors import tensor_shapes

@@ -90,7 +90,7 @@ def _plots(report: Report) -> Iterator[str]:
 
 
 def _shares(points: Sequence[Point], numbers: Sequence[int]) -> dict[str, list[tuple[int, float]]]:
-    rows: dict[str, list[tuple[int, float]]] = {"within": [], "beyond": []}  # both, so that each keeps its color
+    rows: dict[str, list[tuple[int, float]]] = {"within": [], "beyond": []}  # both keys, so that each keeps its color
     for point, number in zip(points, numbers, strict=True):
         share = point.error / point.bound
         rows["within" if share <= 1 else "beyond"].append((number, share))
@@ -98,7 +98,7 @@ def _shares(points: Sequence[Point], numbers: Sequence[int]) -> dict[str, list[t
 
 
 def _drawn(report: Report, contract: Contract | None) -> Iterator[str]:
-    """Describe the draw of the counterexample, or the draw nearest to its bound, and what each name means."""
+    """Describe the draw of the counterexample, or else the draw nearest to its bound, with a meaning for each name."""
     from llamaspec.verify.reports.report import legend, short
 
     examination = report.worst if report.worst.finding else report.nearest

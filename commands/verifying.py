@@ -43,7 +43,7 @@ def interruptible() -> Iterator[Callable[[], None]]:
         yield check_signals
         check_signals()
     finally:
-        if not numbers:  # after a signal, its handler has already decided about further ones
+        if not numbers:  # after a signal, its handler has already set the handlers of further signals
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
@@ -54,8 +54,8 @@ def verify_progress(
 ) -> Iterator[tuple[Stage, Callable]]:
     """Show bars on stderr, one after the other. Yields a stage, and a context that hides the bar while we print.
 
-    Shows no bar if stderr is no terminal or rich is missing. Every step calls `check_signals`. The first stage prints
-    the seed; wrong options are refused before it, in one line.
+    Shows no bar if stderr is not a terminal or rich is missing. Every step calls `check_signals`. The seed is printed
+    when the first stage begins, so that an error in the options prints only one line.
     """
     unsaid = [seed] if seed is not None else []
 

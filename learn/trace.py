@@ -1,11 +1,11 @@
-"""Trace one token through a model: each op with its definition, its sizes, and the error of the running form.
+"""Traces one token through a model: each op with its definition, its sizes, and the error of the op that runs.
 
     tracing = trace(model, tokens, config=checkpoint.config, dtype="float32")
     for visit in tracing.visits:
         print(visit.layer, visit.op, visit.seconds)
 
-`model.candidates.walking.walkable` makes `model`. The numbers come from `verify.judging.walk`, which gives each op the
-result of the op before it, so an error is shown where it arises.
+`model.candidates.walking.walkable` makes `model`. The numbers come from `verify.judging.walk`, which feeds each
+definition the actual result of the op before it, so an error is shown at the op that makes it.
 """
 
 import inspect
@@ -52,7 +52,7 @@ class Output(NamedTuple):
 
     name: str  # q, k or v; "" if the op has one result
     shape: tuple[int, ...]
-    norm: float  # Euclidean
+    norm: float  # the Euclidean norm
     reference: float
     running: float
     ulps: float  # their distance, in units of the last place of the dtype
@@ -65,10 +65,10 @@ class Visit(NamedTuple):
     layer: int | None  # None after the last block
     op: str
     shape: tuple[int, ...]  # of the op's first argument
-    norm: float  # of it, Euclidean
+    norm: float  # the Euclidean norm of this argument
     outputs: list[Output]
-    bytes: float  # of weights, or of keys and values, that one token reads
-    flops: int  # of its products, for one token
+    bytes: float  # bytes of weights, or of keys and values, that the op reads for one token
+    flops: int  # operations in the op's products, for one token
     seconds: float  # for the whole text, as it runs
 
 
@@ -87,7 +87,7 @@ class Trace:
     position: int
     definitions: dict[str, list[Definition]]  # by op
     visits: list[Visit]
-    guesses: dict[int, list[Guess]]  # by layer: what would come next if the model ended there (the logit lens)
+    guesses: dict[int, list[Guess]]  # by layer: the next tokens if the model ended there (the logit lens)
     attention: dict[int, np.ndarray]  # by layer: the weights of the token's heads [heads keys]
     next: list[Guess]
 
@@ -211,12 +211,12 @@ def record(
 
 
 def definitions(config: Config) -> dict[str, list[Definition]]:
-    """Give the layers of `reference/` that make up each op of a model, in the order of their application."""
+    """Return the layers of `reference/` that make up each op of a model, in the order of their application."""
     return {op: [_definition(layer) for layer in layers] for op, layers in layers_of_ops(config).items()}
 
 
 def layers_of_ops(config: Config) -> dict[str, list[Callable]]:
-    """Give the functions of `definitions`, by op."""
+    """Return the functions that define each op."""
     norm, norms = layernorm if config.layer_norm else rmsnorm, [qk_norm] if config.qk_norm else []
     norms = [head_qk_norm] if config.head_qk_norm else norms
     activations = GATED if config.gated else UNGATED
@@ -234,7 +234,7 @@ def layers_of_ops(config: Config) -> dict[str, list[Callable]]:
 
 
 def formula(docstring: str) -> tuple[str, ...]:
-    """Take the formula from a definition's docstring: its first indented lines.
+    """Return the formula in a definition's docstring: the first block of indented lines.
 
     >>> formula("Add.\\n\\n    x <- x + y\\n\\nAnd more.")
     ('x <- x + y',)
@@ -263,7 +263,7 @@ def _order(config: Config, *, layers: int | None = None) -> list[tuple[int | Non
 
 
 def _timed(op: Callable, note: Callable[[float], object]) -> Callable:
-    """Call an op repeatedly, since the first call compiles it, and record the shortest time."""
+    """Wrap an op: a call runs it once to compile, then `TIMED` times, and passes the shortest time to `note`."""
 
     def call(*arguments: Any, **options: Any) -> Any:
         value = jax.block_until_ready(op(*arguments, **options))
@@ -279,8 +279,8 @@ def _timed(op: Callable, note: Callable[[float], object]) -> Callable:
 
 
 def _alone(params: Any, config: Config, layer: int | None) -> tuple[Any, Config]:
-    """Give the model with only `layer`, since layers may differ in their window and in their bits in a GGUF file."""
-    at = layer or 0  # the weights outside all layers go with any layer
+    """Return parameters and config of a model with only `layer`, as layers may differ in window and in stored bits."""
+    at = layer or 0  # None: the weights outside the layers, for which any layer will do
     return params._replace(layers=params.layers[at : at + 1]), replace(config, layers=1, windows=(config.window(at),))
 
 

@@ -1,4 +1,4 @@
-"""A trace as text for a terminal, and as JSON."""
+"""Writes a trace as text for a terminal, and as JSON."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -9,13 +9,13 @@ import numpy as np
 from llamaspec.learn.trace import Guess, Output, Trace, Visit, by_layer
 
 BLOCKS = " ▁▂▃▄▅▆▇█"  # in steps of an eighth of the height
-KEYS = 48  # the newest keys, drawn as blocks for each head
+KEYS = 48  # how many of the newest keys are drawn as blocks, for each head
 WIDTH = 80  # of a line
 NAMED = 3  # keys named for each head
 
 
 def lines(trace: Trace, *, text_of: Callable[[int], str]) -> Iterator[str]:
-    """Print a walk, op by op; `text_of` gives the text of an id."""
+    """Yield the lines of a trace, op by op. `text_of` returns the text of an id."""
     yield from _legend(trace)
     for layer, visits in by_layer(trace.visits).items():
         yield ""
@@ -72,14 +72,14 @@ def _block(p: float) -> str:
 
 
 def _named(guesses: list[Guess], text_of: Callable[[int], str], *, room: int) -> str:
-    """Name the likeliest tokens that fit into `room` characters, and at least the first."""
+    """Name as many of the likeliest tokens as fit into `room` characters, but at least one."""
     named = [f"{_quoted(text_of(guess.id))} {guess.probability:.1%}" for guess in guesses]
     fitting = [n for n in range(1, len(named) + 1) if len(", ".join(named[:n])) <= room]
     return ", ".join(named[: max(fitting, default=1)])
 
 
 def _quoted(text: str) -> str:
-    """Write a token so that spaces and line breaks can be seen and nothing reaches the terminal as a command.
+    """Quote the text of a token, so that spaces and line breaks are visible and no control character takes effect.
 
     >>> _quoted(" time"), _quoted(chr(10)), _quoted(chr(27) + "[2J")
     ("' time'", "'\\\\n'", "'\\\\x1b[2J'")
@@ -106,7 +106,7 @@ def _time(seconds: float) -> str:
 
 
 def as_json(trace: Trace, *, text_of: Callable[[int], str]) -> dict[str, Any]:
-    """Give everything that a trace holds; every value goes into JSON as it is."""
+    """Return the contents of a trace as values that JSON can hold."""
 
     def named(guesses: list[Guess]) -> list[dict[str, Any]]:
         return [{"id": guess.id, "text": text_of(guess.id), "probability": guess.probability} for guess in guesses]

@@ -1,4 +1,4 @@
-"""Llama in JAX, and a verifier for kernels: the one name to import.
+"""Llama in JAX, and a verifier for kernels: the module that users import.
 
 Generate text. `load` takes a Hugging Face directory, a GGUF file, a file of llama2.c, or `stories`, the model that
 comes with the package:
@@ -12,19 +12,19 @@ comes with the package:
         print(token.text, end="", flush=True)
     print()
 
-Look inside. `logits` takes ids, and gives a row for each:
+Look inside. `logits` takes ids, and returns one row for each id:
 
     ids = llama.encode(prompt)
     likeliest = llama.logits(ids)[-1].argmax()
     print(llama.decode([*ids, int(likeliest)]))
 
-Chat. Each `reply` computes the new tokens alone:
+Chat. Each `reply` computes only the new tokens:
 
     from llamaspec import Chat
 
     chat = Chat(llama)
     for question in ("Tell me a story about a fox.", "What color is the fox?"):
-        chat.make_room(question, answer=256)  # forgets the oldest turns, where the context is nearly full
+        chat.make_room(question, answer=256)  # forgets the oldest turns if the context is nearly full
         print("".join(token.text for token in chat.reply(question, seed=7)))
 
 Verify a kernel, as a test that pytest finds:
@@ -39,13 +39,14 @@ Verify a kernel, as a test that pytest finds:
 that needs it.
 """
 
-# In a checkout our packages are folders next to this one, and links here lead to them. A wheel has them in here.
+# In a checkout, our packages are folders next to this one, and this folder has links to them. A wheel has no links:
+# there, the packages are in this folder.
 
 from __future__ import annotations
 
 from llamaspec.start import leave, leave_at_interrupt
 
-TYPE_CHECKING = False  # importing `typing` takes time in which nothing answers Ctrl-C
+TYPE_CHECKING = False  # importing `typing` takes time, and Ctrl-C would print a traceback during that time
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 

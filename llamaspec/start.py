@@ -1,4 +1,4 @@
-"""Answering Ctrl-C from the first moment, before the command line is imported.
+"""Answers Ctrl-C from the first moment, before the command line is imported.
 
 Imports nothing of ours, and only `signal` when it is called.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-TYPE_CHECKING = False  # importing `typing` takes time in which nothing answers Ctrl-C
+TYPE_CHECKING = False  # importing `typing` takes time, and Ctrl-C would print a traceback during that time
 if TYPE_CHECKING:
     from typing import NoReturn
 

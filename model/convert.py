@@ -67,12 +67,12 @@ def convert(
     - `quantize` is a scheme for the matrices, and `dtype` their dtype in a GGUF file. By default every weight stays as
       it is stored.
     - `tokenizer` is a path, by default the model's own. A GGUF file holds the tokenizer and its chat template. A
-      directory that is made from a GGUF file gets them as files.
-    - `calibration` is a file of text, for the schemes that are `CALIBRATED`. They call `calibrating` with each layer
-      and the share of it that is done.
+      directory that is made from a GGUF file gets both as files.
+    - `calibration` is a text file, for the schemes in `CALIBRATED`. Calibration calls `calibrating` with a stage and
+      the share of the stage that is done.
     - `progress` is called after each tensor.
 
-    Returns remarks for a person, a line each. Raises ValueError for a request that `check_request` refuses,
+    Returns notes for the user, one line each. Raises ValueError for a request that `check_request` refuses,
     CheckpointError for files that cannot be used, or for a model that the format cannot hold.
     """
     check_request(to, quantize=quantize, dtype=dtype, tokenizer=tokenizer, calibration=calibration)
@@ -103,7 +103,7 @@ def _tokenizer_left_behind(checkpoint: Checkpoint, destination: str | Path) -> s
 
 
 def _files_inside(checkpoint: Checkpoint) -> tuple[dict[str, bytes], list[str]]:
-    """A GGUF file's own tokenizer and chat template, as files; and what a person should know."""
+    """Return the tokenizer and chat template inside a GGUF file, as files to write, and notes for the user."""
     inside = tokenizer_inside(checkpoint)
     if inside is None:
         return {}, []
@@ -117,7 +117,7 @@ def _files_inside(checkpoint: Checkpoint) -> tuple[dict[str, bytes], list[str]]:
 
 
 def _templates(tokenizer: Tokenizer, places: Sequence[str | Path]) -> tuple[dict[str, str], list[str]]:
-    """The chat templates to take along, by name; and what a person should know."""
+    """Return the chat templates to write, by name, and notes for the user."""
     template = template_of(tokenizer, *places)
     if template is None:
         return {}, []
@@ -128,7 +128,7 @@ def _templates(tokenizer: Tokenizer, places: Sequence[str | Path]) -> tuple[dict
 
 
 def _named(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Mapping[str, str | None]:
-    """The texts of bos_token and eos_token by the file or the folder that the tokenizer comes from."""
+    """Return the strings of bos_token and eos_token that the tokenizer's file or folder states."""
     if tokenizer is None and tokenizer_inside(checkpoint):
         from llamaspec.model.tokenizers.gguf import named_tokens
 
@@ -148,7 +148,7 @@ def _calibrated(
     from llamaspec.model.quantize.calibration import (
         calibrated,
         read_windows,
-    )  # This imports JAX, which other conversions do without.
+    )  # imported here, since it imports JAX, which other conversions do not need
 
     windows = read_windows(calibration, tokenizer_of(checkpoint, tokenizer), context=checkpoint.config.context)
     return calibrated(checkpoint, windows, method=method, progress=progress)

@@ -7,7 +7,7 @@ import jax
 
 from llamaspec.model.system import available_bytes, cuda_memory, nvidia_memory
 
-# Words of JAX's errors about a GPU that is full. Libraries fail to open when no memory is left for their handles.
+# Parts of JAX's error messages that mean that a GPU has no memory left.
 FULL = ("RESOURCE_EXHAUSTED", "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
 HOPPER = "9.0"  # the compute capability that the kernels are made for
 
@@ -21,7 +21,7 @@ class Device(NamedTuple):
 
     @property
     def has_kernels(self) -> bool:
-        """Whether the kernels of `pallas_kernels` are made for it."""
+        """Whether the kernels of `pallas_kernels` are made for this device."""
         return self.capability == HOPPER
 
     def __str__(self) -> str:
@@ -33,14 +33,14 @@ class Device(NamedTuple):
 
 
 def devices() -> list[Any]:
-    """Ask JAX for its devices, which opens them.
+    """List JAX's devices; the first call initializes them.
 
-    Raises MemoryError if other processes hold the GPU's memory, and ValueError if JAX has no device as JAX_PLATFORMS
-    names it.
+    Raises MemoryError if other processes hold the GPU's memory, and ValueError if JAX has no device of the platform
+    that JAX_PLATFORMS names.
     """
     try:
         return jax.devices()
-    except (RuntimeError, AssertionError) as error:  # The latter has no words: JAX finds no backend at all.
+    except (RuntimeError, AssertionError) as error:  # AssertionError has no message: JAX found no backend.
         if is_full(str(error)):
             raise MemoryError(no_room_to_start()) from error
         if platforms := os.environ.get("JAX_PLATFORMS"):
@@ -57,7 +57,7 @@ def is_full(message: str) -> bool:
 
 
 def no_room_to_start() -> str:
-    """Say that a GPU is full before anything of ours is on it."""
+    """Return the error message for a GPU that other processes have filled before this one starts."""
     memory = nvidia_memory()
     holders = "" if memory is None else f": {(memory[1] - memory[0]) / 2**30:.1f} GiB are held by other processes"
     return f"the GPU has no room to start{holders}"
@@ -77,14 +77,14 @@ class Room(NamedTuple):
 
 
 def room() -> Room:
-    """Ask how much memory the first device of this process has left: a GPU's own, or the machine's.
+    """Return the free memory of this process's first device: the GPU's memory, or main memory for a CPU.
 
-    JAX counts all that it may take of a GPU, also what other programs hold. CUDA knows of them.
+    JAX's limit for a GPU includes memory that other programs hold, so we also ask CUDA how much is free.
     """
-    device = jax.local_devices()[0]  # JAX does not say it of another process's device
+    device = jax.local_devices()[0]  # JAX has no memory statistics for another process's device
     stats = None if device.platform == "cpu" else device.memory_stats()
     memory = cuda_memory() if device.platform == "gpu" else None
-    if not stats:  # a GPU has none with XLA_PYTHON_CLIENT_ALLOCATOR=platform
+    if not stats:  # a CPU, or a GPU with XLA_PYTHON_CLIENT_ALLOCATOR=platform
         return Room(memory[0] if memory else available_bytes())
     allowed = stats["bytes_limit"] - stats["bytes_in_use"]
     if not memory:
@@ -95,5 +95,5 @@ def room() -> Room:
 
 
 def free_bytes() -> int:
-    """Give the memory that is free now on JAX's default device."""
+    """Return the bytes that are free now on this process's first device."""
     return room().free

@@ -16,7 +16,7 @@ from llamaspec.model.tensors import NAMES
 from llamaspec.reference.config import Config
 from llamaspec.reference.rope import DynamicScaling, Llama3Scaling, LongRopeScaling, YarnScaling, yarn_magnitude
 
-# Fields of `Config`, and the key of config.json that sets each: of several spellings the first is written.
+# Fields of `Config`, and the spellings of the config.json key that sets each. We read any spelling and write the first.
 KEYS: dict[str, tuple[str, ...]] = {
     "dim": ("hidden_size",),
     "ffn": ("intermediate_size",),
@@ -30,10 +30,10 @@ KEYS: dict[str, tuple[str, ...]] = {
     "tied": ("tie_word_embeddings",),
 }
 
-# The values of fields without a key in the file. A field that is neither here nor in a family's own must have its key.
+# Values of fields if config.json lacks their key. A field that is neither here nor in `Family.defaults` needs its key.
 DEFAULTS: dict[str, Any] = {"head_dim": None, "eps": 1e-6, "tied": False}
 
-# Parts of `model.tensors`, and their names in a GGUF file; the matrices of all experts of a layer are one tensor.
+# Parts of `model.tensors`, and their names in a GGUF file, which joins the matrices of a layer's experts in one tensor.
 GGUF_NAMES: dict[str, str] = {
     "embedding": "token_embd",
     "attention_norm": "blk.{layer}.attn_norm",
@@ -55,7 +55,7 @@ GGUF_NAMES: dict[str, str] = {
     "head": "output",
 }
 
-# Fields of `Config`, and a GGUF file's keys for them, each behind the name of the architecture.
+# Fields of `Config`, and their keys in a GGUF file, without the prefix: the name of the architecture and a dot.
 GGUF_KEYS: dict[str, str] = {
     "context": "context_length",
     "dim": "embedding_length",
@@ -70,7 +70,7 @@ GGUF_KEYS: dict[str, str] = {
     "experts_per_token": "expert_used_count",
 }
 
-# Switches of `Config` that not every architecture of llama.cpp has, in the words of an error.
+# Switches of `Config` that some architectures of llama.cpp lack, and how an error message names each.
 GGUF_SWITCHES: dict[str, str] = {
     "experts": "experts",
     "qk_norm": "norms of q and k",
@@ -87,14 +87,14 @@ GGUF_SWITCHES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class RopeKeys:
-    """The keys of config.json for RoPE, if they are not the same in all families."""
+    """Differences between families in the keys of config.json for RoPE."""
 
     theta: float = 10_000.0  # if rope_theta is absent
-    local_theta: tuple[str, float] | None = None  # the key, and the value if it is absent; None: there is none
+    local_theta: tuple[str, float] | None = None  # the key, and the value without it; None: no such key
     partial: bool = False  # whether partial_rotary_factor may be below 1
-    fraction: float = 1.0  # if it is absent
+    fraction: float = 1.0  # if partial_rotary_factor is absent
     original_context: int | None = None  # if original_max_position_embeddings is absent outside rope_scaling
-    aliases: Mapping[str, str] = field(default_factory=dict)  # of the names of rescalings
+    aliases: Mapping[str, str] = field(default_factory=dict)  # the family's names of rescalings: usual names
 
 
 Read = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
@@ -114,20 +114,21 @@ class Architecture:
     keys: Mapping[str, str] = field(default_factory=lambda: GGUF_KEYS)
     interleaved: bool = False  # whether the pairs of q and k, which RoPE turns, are neighbors
     has: tuple[str, ...] = ()  # switches of `Config` that a file shows by its tensors or by `keys`
-    switches: Mapping[str, Any] = field(default_factory=dict)  # fields of `Config` that every member has so
-    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names of matrices that are stored as one
+    switches: Mapping[str, Any] = field(default_factory=dict)  # values of `Config` fields that all its models share
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # common name of matrices stored as one: parts
     square: bool = False  # whether all heads together must be as wide as the model
     llama3_scaling: bool = False
     long_rope: bool = False
-    whole_yarn: bool = True  # whether models have YaRN's two indices rounded, which llama.cpp always does
-    own: tuple[str, ...] = ()  # keys that matter here and that other architectures must not have
-    # Fields that are computed from other keys: from a `gguf.config.Keys` and the fields so far, and back.
+    whole_yarn: bool = True  # whether the models round YaRN's two indices, as llama.cpp always does
+    own: tuple[str, ...] = ()  # keys that we read for this architecture and refuse for others
+    # `derived` names the fields that `read` computes, from a `gguf.config.Keys` and the fields that were read before.
+    # `write` returns the keys for the derived fields of a `Config`.
     derived: tuple[str, ...] = ()
     read: Read = _nothing
     write: Write = _nothing
 
     def lacks(self, config: Config) -> str | None:
-        """Return the first feature of `config` that llama.cpp does not compute here, or None."""
+        """Name a feature of `config` that llama.cpp does not compute for this architecture; None if it computes all."""
         derived = self.read(_Written(self.write(config)), vars(config)) if self.derived else {}
         reasons = []
         for name in (switch.name for switch in fields(Config)):
@@ -163,7 +164,7 @@ class Architecture:
 
 
 class _Written:
-    """The keys that `write` gives, for `read`."""
+    """A wrapper of the keys that `write` returned, so that `read` can read them back."""
 
     def __init__(self, values: Mapping[str, Any]):
         self.values = values
@@ -177,8 +178,8 @@ class _Written:
     decimal = number
 
 
-# How config.json gives sliding windows: by no key; by `sliding_window`, for all layers; the same if
-# `use_sliding_window` turns it on; or then for the layers that `layer_types` names; or for those without a switch.
+# The layers that `sliding_window` of config.json is for: none, every layer, or the layers that `layer_types` names
+# ("by layer"). "if on" means that windows are used only if `use_sliding_window` is true.
 Windows = Literal["none", "every layer", "every layer if on", "by layer if on", "by layer"]
 
 
@@ -189,23 +190,24 @@ class Family:
     name: str  # the model_type
     model: str  # the class of transformers that computes it
     gguf: Architecture
-    defaults: Mapping[str, Any]  # of absent keys
+    defaults: Mapping[str, Any]  # values of `Config` fields if config.json lacks their key
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: KEYS)
-    names: Mapping[str, str] = field(default_factory=lambda: NAMES)  # of the parts of `model.tensors`
-    switches: Mapping[str, Any] = field(default_factory=dict)  # fields of `Config` that every member has so
-    # Keys that would change the computation, and the values that leave it as it is; we write the first value.
+    names: Mapping[str, str] = field(default_factory=lambda: NAMES)  # name of each part of `model.tensors`
+    switches: Mapping[str, Any] = field(default_factory=dict)  # values of `Config` fields that all its models share
+    # Keys that could change the computation, and the values for which they do not; we write the first value.
     understood: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     windows: Windows = "none"
     window: int | None = None  # if sliding_window is absent
-    full_every: int | None = None  # one layer of `full_every` has no window, if layer_types is absent
+    full_every: int | None = None  # every `full_every`-th layer has no window, if layer_types is absent
     rope: RopeKeys = RopeKeys()
     within: str = ""  # the object in config.json that holds the keys of the text model; "": config.json itself
-    beside: tuple[str, ...] = ()  # how the names of tensors begin that belong to no text model
-    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names of matrices that are stored as one
-    stacked_experts: str = ""  # the module that holds all experts of a layer as one; "": each has a module
-    norm_offset: float = 0.0  # what is added to the stored weights of norms
+    beside: tuple[str, ...] = ()  # prefixes of tensors that do not belong to the text model
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # common name of matrices stored as one: parts
+    stacked_experts: str = ""  # the module that holds all experts of a layer; "": each expert has a module
+    norm_offset: float = 0.0  # a number to add to the stored weights of norms
     interleaved: bool = False  # whether the pairs of q and k, which RoPE turns, are neighbors
-    # Fields that are computed from other keys: from a `huggingface.fields.Fields` and the fields so far, and back.
+    # `derived` names the fields that `read` computes, from a `huggingface.fields.Fields` and the fields that were read
+    # before. `write` returns the keys for the derived fields of a `Config`.
     derived: tuple[str, ...] = ()
     read: Read = _nothing
     write: Write = _nothing
@@ -213,7 +215,7 @@ class Family:
     stop: int | None = None  # if eos_token_id is absent
 
     def differences(self, config: Config) -> list[str]:
-        """List the fields of `config` that no config.json of this family can give."""
+        """List the fields of `config` with values that a config.json of this family cannot express."""
         written = self.written(config)
         names = []
         for name in (switch.name for switch in fields(Config)):
@@ -239,11 +241,11 @@ class Family:
         return names
 
     def written(self, config: Config) -> dict[str, Any]:
-        """Return the keys of config.json that hold one field each. If fields share a key, the last one counts."""
+        """Return the keys of config.json that each hold one field. If two fields share a key, the later one wins."""
         return {keys[0]: getattr(config, name) for name, keys in self.keys.items()}
 
     def _reads(self, config: Config) -> Mapping[str, Any]:
-        """Read the derived fields of `config` back, from the keys that are written for them."""
+        """Compute the derived fields again from the keys that `write` returns for `config`."""
         written = self.written(config) | dict(self.write(config))
         return self.read(_Written(written), vars(config))
 
@@ -262,7 +264,7 @@ def _plain(name: str) -> Any:
 
 
 def windows_but_every(nth: int, window: int, *, layers: int) -> tuple[int | None, ...]:
-    """Give the same window to all layers but every `nth`, which has none.
+    """Return the window of each layer: None for every `nth` layer, `window` for the others.
 
     >>> windows_but_every(2, 8, layers=4)
     (8, None, 8, None)
@@ -282,12 +284,16 @@ def architectures() -> dict[str, Architecture]:
 
 
 def nearest_family(config: Config) -> Family:
-    """Choose the family that can write most of `config`; families that force another switch come last."""
+    """Choose the family to write `config` as: the one that forces the fewest other values.
+
+    On a tie we choose the family that can express the most fields of `config`.
+    """
 
     def distance(family: Family) -> tuple[int | str, ...]:
         missing = sum(getattr(config, name) != value for name, value in family.switches.items())
         differences = len(family.differences(config))
-        # LongRoPE is Phi-3's own in llama.cpp. A model of text is no part of another, and a plain one is a Llama.
+        # In llama.cpp only Phi-3's architecture has LongRoPE. On a further tie we prefer a family that is not a part of
+        # a larger model and that has few derived fields, and in the end the first by name: Llama, for instance.
         foreign = isinstance(config.scaling, LongRopeScaling) and not family.gguf.long_rope
         special = bool(family.within) + len(family.derived)
         return missing, differences, foreign, special, -len(family.switches), family.name

@@ -1,7 +1,7 @@
-"""The model as functions over pytrees: five ops a block, the same text for prefill and for decoding.
+"""The model as functions over pytrees: five ops per block, with the same code for prefill and for decoding.
 
-Tokens are `[batch, seq]`. Rows may be of different lengths: `lengths` says how many tokens of each
-row count, the rest is padding at the end that no later query sees.
+Tokens are `[batch, seq]`. Rows may have different lengths: `lengths` is the number of tokens of each row that count.
+The tokens after them are padding, which later queries do not attend to.
 """
 
 from functools import partial
@@ -32,8 +32,8 @@ def hidden_states(
 ) -> tuple[Float[Array, "batch seq dim"], Cache]:
     """Run new `tokens`, which follow those in `cache`, through the blocks; the returned cache holds both.
 
-    The cache must have room for `seq` more positions in every row, padding included. In pages, padding needs no room,
-    and a row with length -1 is idle.
+    The cache must have room for `seq` more positions in every row, padding included. If the cache is in pages, padding
+    needs no room, and a row with length -1 in the cache is idle when decoding.
     """
     positions = _positions(params.rope.cos, params.rope.sin, cache.lengths, tokens.shape[1])
     if lengths is not None and isinstance(cache.layers[0], LayerPages):
@@ -49,7 +49,8 @@ def hidden_states(
     return x, Cache(layers, cache.lengths + (tokens.shape[1] if lengths is None else lengths))
 
 
-# Layers of equal shapes are traced and lowered once, since that dominates a second start. XLA inlines the calls.
+# With `jit`, layers of equal shapes are traced and lowered once: tracing takes most of the time of a start for which
+# all programs were compiled before. XLA inlines the calls.
 @partial(jax.jit, static_argnames=("window", "config", "ops"))
 def _block(
     x: Float[Array, "batch seq dim"],
@@ -94,24 +95,27 @@ def prefill(
     config: Config,
     ops: Ops,
 ) -> Cache:
-    """Append the first `lengths` tokens of each row to the cache. No logits: decoding starts from the last token."""
+    """Append the first `lengths` tokens of each row to the cache.
+
+    No logits are computed, since decoding starts by feeding the last token of the prompt.
+    """
     return hidden_states(params, tokens, cache, lengths=lengths, config=config, ops=ops)[1]
 
 
 class DecodeState(NamedTuple):
-    """State that drawing tokens changes, in addition to the cache.
+    """The state of decoding, apart from the cache.
 
-    It stays on the device from one call of `decode` to the next, so that the next call can start before the host has
-    read the tokens of the one before.
+    These arrays stay on the device between calls of `decode`, so the next call can start before the host has read the
+    tokens of the previous one.
     """
 
-    tokens: Int[Array, " batch"]  # newest of each row, not fed yet
+    tokens: Int[Array, " batch"]  # the newest token of each row, not fed yet
     seen: Bool[Array, "batch vocab"]  # tokens that the repetition penalty applies to
-    done: Bool[Array, " batch"]  # rows that have a token that ends a text
+    done: Bool[Array, " batch"]  # whether the row has drawn a stop token
 
 
 def state_after(tokens: Int[np.ndarray, " batch"], seen: Bool[np.ndarray, "batch vocab"]) -> DecodeState:
-    """Make the state of a text that continues `tokens`, on the default device."""
+    """Make the state before the first call of `decode`, on the default device; `tokens` has each row's newest token."""
     return DecodeState(*jax.device_put((tokens.astype(np.int32), seen, np.zeros(len(tokens), bool))))
 
 
@@ -129,12 +133,12 @@ def decode(
     config: Config,
     ops: Ops,
 ) -> tuple[Int[Array, "burst batch"], Int[Array, ""], DecodeState, Cache]:
-    """Feed the newest tokens, draw the next of each row, and repeat at most `steps` times, all on the device.
+    """Draw up to `steps` tokens for each row on the device: feed the newest token, draw the next one, repeat.
 
-    If `greedy`, the next token is the likeliest. Otherwise it is drawn with the rows' random `keys`, and the
-    temperature must not be 0. Stops once every row has one of `stops`, and takes no step if every row had one before.
-    Returns the tokens, the number of steps (later rows of the tokens are zeros), the text, and the cache, which holds
-    all but the last token drawn.
+    If `greedy`, the next token is the likeliest. Otherwise it is drawn with the row's random key from `keys`, and the
+    temperature must not be 0. The loop ends once every row has drawn one of `stops`, and takes no step if every row had
+    done so before. Returns the tokens (zeros after the last step), the number of steps, the new state, and the cache,
+    which holds all tokens but the newest of each row.
     """
     batch, ids = text.tokens.shape[0], jnp.arange(config.vocab, dtype=jnp.int32)
 
@@ -142,11 +146,12 @@ def decode(
         step, _, _, _, _, done = state
         return (step < steps) & ~jnp.all(done)
 
-    # Outside the layers there is little to compute, but on a GPU each operation is a kernel. So lengths follow from the
-    # step, `seen` and `done` are one expression each, and we do not check indices that cannot be wrong.
+    # Outside the layers little is computed, but on a GPU each operation is a kernel. So we compute lengths from the
+    # step, update `seen` and `done` by one expression each, and do not check indices that cannot be out of range.
     def step(state):
         step, tokens, drawn, layers, seen, done = state
-        # The barrier ties weights to the loop's state. Without it XLA would convert narrow ones before the loop.
+        # The barrier ties the weights to the loop's state. Without the barrier XLA would convert weights of a narrow
+        # dtype to a wider one before the loop.
         weights, tokens = lax.optimization_barrier((params, tokens))
         x, now = hidden_states(weights, tokens[:, None], Cache(layers, cache.lengths + step), config=config, ops=ops)
         logits = ops.norm_logits(x[:, 0], weights, config=config)
@@ -168,11 +173,11 @@ def _positions(cos: Array, sin: Array, starts: Int[Array, " batch"], seq: int) -
 
 
 def _of_layer(positions: Positions, rope: Rope, layer: int, *, config: Config) -> Positions:
-    """Choose the angles of `layer`: the usual ones, none at all, or the ones of `local_theta`."""
+    """Return the positions with the RoPE angles of `layer`: from `theta`, from `local_theta`, or 0 without RoPE."""
     if not config.uses_rope(layer):
         return positions._replace(cos=jnp.ones_like(positions.cos), sin=jnp.zeros_like(positions.sin))
     if not config.is_local(layer):
         return positions
     assert rope.local_cos is not None and rope.local_sin is not None
-    index = jnp.maximum(positions.at, 0)  # an idle row at -1 is turned, too, but nothing sees it
+    index = jnp.maximum(positions.at, 0)  # -1 in an idle row, where the result is not used
     return positions._replace(cos=rope.local_cos[index], sin=rope.local_sin[index])

@@ -1,4 +1,4 @@
-"""Generated tokens as text: when they stop, and how long they took."""
+"""Generated tokens as text, with stop strings and timings."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from llamaspec.model.tokenizers.tokenizer import Decoder, Tokenizer
 
 
 class Token(NamedTuple):
-    """A generated token, and the text that is certain once the token is known.
+    """A generated token, and the text that can be shown once the token is known.
 
-    The text is empty while a character lacks bytes, or while it may be the beginning of a stop text. In a conversation
-    with a model that writes to channels, what it thinks is no text of the answer.
+    `text` is empty while a character is incomplete, or while the text may be the beginning of a stop string. If the
+    model writes to channels, its thoughts are in `thoughts` and not in `text`.
     """
 
     id: int
@@ -31,7 +31,7 @@ class Timings(NamedTuple):
 
 
 class Generation(Iterator[Token]):
-    """A text that is being generated. Iterate for tokens as they are drawn; the attributes hold the text so far."""
+    """A completion in progress. Iterate to get tokens as they are drawn; `completion` holds the text so far."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class Generation(Iterator[Token]):
         self.ids: list[int] = []  # every token drawn, a stopping one included
         self.completion = ""
         self.finish_reason: FinishReason | None = None  # None: not finished
-        self.channels = channels  # None: all text is of the answer
+        self.channels = channels  # None: all text belongs to the answer
         self._text = StopTexts(stop_texts)
         self._decoder = Decoder(tokenizer, start=prompt == "")
-        self.stops = stops  # the ids that end it
+        self.stops = stops  # the ids that end the completion
         self._began = perf_counter()
         self._first = self._latest = self._began
         self._tokens = self._run(bursts)
@@ -64,7 +64,7 @@ class Generation(Iterator[Token]):
 
     @property
     def timings(self) -> Timings:
-        """The time that it has taken so far."""
+        """The times of this generation so far."""
         decoding = self._latest - self._first
         rate = (len(self.ids) - 1) / decoding if decoding > 0 else 0.0
         return Timings(self._first - self._began, self._latest - self._began, rate)
@@ -86,7 +86,7 @@ class Generation(Iterator[Token]):
                 spelled = "" if token in self.stops or ends_character else self._decoder.feed(token)
                 spelled += self._decoder.finish() if last or ends_character else ""
                 heard = self.channels.feed(token, spelled) if self.channels else Heard(spelled)
-                if last and self.channels:  # What stayed back comes out.
+                if last and self.channels:  # Release the text that `channels` still holds.
                     heard = heard._replace(text=heard.text + self.channels.hear("").text)
                 text = self._text.feed(heard.text)
                 if last and not self._text.stopped:
@@ -103,7 +103,7 @@ class Generation(Iterator[Token]):
                 yield from self._end(reason)
 
     def _end(self, reason: FinishReason) -> Iterator[Token]:
-        """End after the last token was given: text that was held back follows without a token of its own."""
+        """End a generation if its last burst has no tokens: yield the held-back text with the id of the last token."""
         last_text = self._decoder.finish()
         heard = self.channels.hear(last_text) if self.channels else Heard(last_text)
         text = self._text.feed(heard.text) + self._text.finish()
@@ -115,19 +115,19 @@ class Generation(Iterator[Token]):
 
 @dataclass
 class StopTexts:
-    """A filter that passes text on up to the first stop text, and holds back what may be the beginning of one."""
+    """A filter that passes text on up to the first stop string, and holds back text that may begin a stop string."""
 
     stops: Sequence[str]
     stopped: bool = False
     _held: str = ""
 
     def feed(self, text: str) -> str:
-        """Take new text, and give the part that is certain to come before any stop text."""
+        """Take new text, and return the text so far that certainly comes before any stop string."""
         if self.stopped:
             return ""
         text = self._held + text
         end = min((at + len(stop) for stop in self.stops if (at := text.find(stop)) >= 0), default=None)
-        if end is not None:  # the first stop text to be complete, however the text came in pieces
+        if end is not None:  # the stop string that is complete first, however the text was split
             self.stopped = True
             return text[: min(end - len(stop) for stop in self.stops if text[:end].endswith(stop))]
         longest = max((len(stop) for stop in self.stops), default=0)
@@ -136,7 +136,7 @@ class StopTexts:
         return text[: len(text) - length]
 
     def finish(self) -> str:
-        """Give the text that was held back, since nothing follows."""
+        """Return the text that was held back, at the end of the completion."""
         text, self._held = self._held, ""
         return "" if self.stopped else text
 

@@ -1,4 +1,4 @@
-"""A model, its tokenizer and a backend, as one object: what the command line does, without the parsing."""
+"""A model, its tokenizer and a backend as one object, for the commands and for users of the library."""
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -49,7 +49,7 @@ from llamaspec.reference.config import Config, for_sequences
 
 
 class Llama:
-    """A model ready to use; `load` makes one. Every generation has a cache of its own."""
+    """A model ready to use; `load` makes one. Every call of `generate` has its own cache."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Llama:
         stops: frozenset[int],
         places: Sequence[str | Path] = (),
     ):
-        """Put a backend and the tokenizer of its model together. `stops` are the ids that end a text."""
+        """Combine a backend and the tokenizer of its model. `stops` are the ids that end a text."""
         self.config = config
         self.tokenizer = tokenizer
         self.stops = stops
@@ -73,7 +73,7 @@ class Llama:
         return self._backend.capacity
 
     def describe_run(self) -> str:
-        """Say in one line how the model runs: dtype, device, and which ops are plain and why.
+        """Say in one line how the model runs: dtype, device, and which ops run without a kernel and why.
 
         >>> load("stories", backend="reference").describe_run()
         'float64 on CPU, by the NumPy reference'
@@ -81,11 +81,13 @@ class Llama:
         return self._backend.describe()
 
     def bytes_read(self, position: float) -> float | None:
-        """Count the bytes that drawing a token reads at least, after `position` tokens; None for the reference."""
+        """Count the bytes that drawing one token must read after `position` tokens; None for the reference."""
         return self._backend.bytes_read(position)
 
     def encode(self, text: str, *, bos: bool = True) -> list[int]:
-        """Turn a text into ids, with BOS first if the model's convention has it. Raises TypeError for no text.
+        """Turn a text into ids, with BOS in front if the model uses it and `bos` is true.
+
+        Raises TypeError for anything but a str.
 
         >>> load("stories", backend="reference").encode("Once upon a time")
         [1, 373, 433, 378, 290, 263, 768]
@@ -97,7 +99,7 @@ class Llama:
         return encode_text(self.tokenizer, text, bos=bos)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Turn the ids of a whole text into the text. Bytes that are not UTF-8 become U+FFFD.
+        """Turn the ids of a whole text into the text; bytes that are not UTF-8 become U+FFFD.
 
         Raises ValueError for ids out of range.
 
@@ -120,8 +122,8 @@ class Llama:
     ) -> Generation:
         """Continue `prompt`. Iterate over the result for tokens as they are drawn.
 
-        `stop` are texts that end the completion and are not part of it, or names of control tokens. The same
-        seed gives the same text on either backend; None draws one, which the result holds. Raises ValueError
+        `stop` are strings that end the completion and are left out of it, or names of control tokens. The same
+        seed gives the same text on either backend; None draws a seed, which `Generation.seed` holds. Raises ValueError
         for a request out of range or a prompt longer than the context, before anything is computed.
 
             for token in llama.generate("Once upon a time", seed=7):
@@ -156,11 +158,12 @@ class Llama:
         interrupted: Callable[[], bool] = lambda: False,
         channels: Channels | None = None,
     ) -> Generation:
-        """Continue ids in a session, and reuse its cache as far as it holds the same ids.
+        """Continue `ids` in a session, and reuse the session's cache as far as it holds the same ids.
 
         `prompt` is the text that the ids end with, "" if the completion begins a text. `stops` are the ids that end
-        it, by default the model's own. `interrupted` is called between bursts; the generation ends once it returns
-        True. `channels` separates the answer from thoughts. The other arguments are as in `generate`.
+        the completion, by default the model's own. `interrupted` is called between bursts, and the generation ends once
+        `interrupted` returns True. `channels` separates the answer from thoughts. The other arguments are as in
+        `generate`.
         """
         check_ids(ids, self.config.vocab)
         check_length(ids, self.context)
@@ -223,18 +226,19 @@ def load(
     - `quantize` is one of `reference.quantizers.schemes`, for the matrices (`model.checkpoints.codes.quantized`). None
       runs matrices as they are stored.
     - `cache` is the dtype of keys and values (`reference.quantizers.kv_cache`); None is `dtype`.
-    - `greedy` says that the first text will be of temperature 0. Temperatures of 0 and above are two programs, and the
-      other one is compiled when it is first needed.
+    - `greedy` says that the first completion will use temperature 0. Temperature 0 and higher temperatures need two
+      different programs; the other one is compiled when it is first needed.
     - `compile_cache` is a folder where JAX keeps compiled programs, for this whole process, so that the next start is
       fast. None leaves JAX as it is configured (`jax_compilation_cache_dir`). The command line uses
       `~/.cache/llamaspec/compiled`.
-    - `devices` share the model (docs/parallel.md): with `parallel` tensor its heads and columns, with context the
-      positions of the cache. They are the first of JAX's devices, which may belong to several processes
-      (`jax.distributed`): every process then makes the same calls with the same seeds.
+    - `devices` is the number of devices that share the model (docs/parallel.md). If `parallel` is "tensor", each device
+      has some heads and columns; if it is "context", some positions of the cache. We use the first of JAX's devices.
+      These may belong to several processes (`jax.distributed`); every process must then make the same calls with the
+      same seeds.
     - `progress` is called with a stage and the share of it that is done; True prints the stages on stderr.
 
     Raises CheckpointError for files that cannot be used, ValueError for arguments out of range, MemoryError for a
-    model that does not fit: each a single line.
+    model that does not fit. Each message is a single line.
 
         from llamaspec import Chat, load
 
@@ -316,7 +320,7 @@ def load_backend(
     )
     placement: dict[str, Any] = {"layout": layout, "dtype": dtype, "device": device}
     if options.devices != 1:
-        from llamaspec.model.parallel.load import load_parallel  # here, since most runs need none of it
+        from llamaspec.model.parallel.load import load_parallel  # imported here: most runs do not need it
 
         return load_parallel(checkpoint, options, **placement, progress=progress, clock=clock)
     return load_on_one_device(checkpoint, run, options, **placement, roundings=emulated, progress=progress, clock=clock)
@@ -325,9 +329,9 @@ def load_backend(
 def choose_dtype(dtype: str | None, run: Checkpoint | None, *, platform: str) -> np.dtype:
     """Choose the dtype of activations, and of the weights that are not quantized.
 
-    `dtype` wins if it is given. None is float32 on a CPU. On a GPU None is bfloat16, unless every matrix of `run`
-    is stored in float32: norms, which many files store in float32, do not decide. `run` has the tensors that run, and
-    is None for a model of random weights.
+    Returns `dtype` if it is given. Otherwise the dtype is float32 on a CPU; elsewhere it is bfloat16, unless every
+    matrix of `run` is stored in float32. Norms do not count, since many files store them in float32. `run` is the
+    checkpoint to run, or None for a model of random weights.
     """
     if dtype:
         return np.dtype(dtype)

@@ -16,7 +16,7 @@ class Range(NamedTuple):
 
     low: float | int
     high: float | int
-    words: str  # for an error
+    words: str  # the range, as an error message describes it
     above: bool = False  # whether `low` itself is excluded
 
     def holds(self, value: float | int) -> bool:
@@ -32,8 +32,8 @@ def _sampled(default: float | int, range: Range, help: str) -> Any:
 class SamplingOptions:
     """Options for choosing a token; `reference.sampling` defines each filter. Raises ValueError out of range.
 
-    Commands and servers read their own options from these fields. A new one also needs a field of
-    `model.sampling.Sampling`, where it is computed.
+    Commands and servers read their own options from these fields. A new option also needs a field in
+    `model.sampling.Sampling`, and code in `model.sampling` that applies it.
     """
 
     temperature: float = _sampled(  # 0 is greedy
@@ -52,7 +52,7 @@ class SamplingOptions:
     min_p: float = _sampled(  # 0: off
         0.0, Range(0, 1, "between 0 and 1"), "Drop tokens below this share of the top token's probability."
     )
-    repetition_penalty: float = _sampled(  # 1: off; beyond the range, ordinary logits leave the range of float32
+    repetition_penalty: float = _sampled(  # 1: off; outside of the range, ordinary logits would overflow float32
         1.0,
         Range(0.01, 100, "between 0.01 and 100"),
         "Above 1, make tokens less likely that occurred before.",
@@ -66,7 +66,7 @@ class SamplingOptions:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is taken: at 0, and below the normal numbers of float32, which count as 0."""
+        """Whether to take the likeliest token: at temperature 0, or below the normal numbers of float32."""
         return self.temperature < 2**-126
 
 
@@ -78,7 +78,7 @@ ParallelName = Literal["tensor", "context"]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a model runs. `model.llama.load` explains the fields that users set. Raises ValueError out of range."""
+    """Options for running a model; `model.llama.load` explains most of them. Raises ValueError out of range."""
 
     context: int | None = None
     dtype: DtypeName | None = None
@@ -90,12 +90,12 @@ class RunOptions:
     devices: int = 1
     parallel: ParallelName = "tensor"
     compile_cache: str | Path | None = None  # a folder of `model.running.program_store`; None: no folder
-    # The number of tokens of the first prompt, or None if it is not known. Only the programs that read this prompt are
-    # compiled at once, and others when they are needed, unless a large model leaves no memory for that.
+    # The number of tokens of the first prompt, or None if it is not known. At the start we compile only the programs
+    # that this prompt needs, and the others when they are needed. A large model on a CPU ignores the number.
     prompt: int | None = None
     emulate_activations: str | None = None  # a method of `model.ops.emulated.roundings`
-    # Whether this process runs the model and nothing else. It then returns the compiler's memory to the system, and a
-    # large model on a CPU changes how its allocator works (`model.running.process`).
+    # Whether this process only runs the model. We then return the compiler's memory to the system, and for a large
+    # model on a CPU we change how the process allocates memory (`model.running.process`).
     own_process: bool = False
 
     def __post_init__(self):
@@ -126,7 +126,7 @@ SAMPLING = {
 
 
 def check_seed(seed: int | None) -> int:
-    """Return the seed, or a fresh one for None. Raises ValueError out of range."""
+    """Return `seed`, or a random seed if it is None. Raises ValueError out of range."""
     if seed is None:
         return secrets.randbelow(2**32)
     _check("seed", seed, 0 <= seed <= MAX_SEED, "between 0 and 2^64 - 1")
@@ -134,13 +134,13 @@ def check_seed(seed: int | None) -> int:
 
 
 def check_max_new_tokens(count: int) -> int:
-    """Return a number of tokens to generate at most. Raises ValueError below 0."""
+    """Return `count`, the most tokens to generate. Raises ValueError if it is negative or not an integer."""
     _check("max-new-tokens", count, isinstance(count, int) and count >= 0, "a whole number, 0 or more")
     return count
 
 
 def choose_context(context: int | None, trained: int) -> int:
-    """Return the length of a sequence, by default the model's own, 4096 at most. Raises ValueError out of range."""
+    """Return `context`, or by default the smaller of `trained` and 4096 tokens. Raises ValueError out of range."""
     if context is None:
         return min(trained, LONGEST_DEFAULT_CONTEXT)
     _check("context", context, 1 <= context <= trained, f"between 1 and the model's {trained} tokens")
@@ -164,5 +164,5 @@ def check_length(ids: Sequence[int], context: int) -> None:
 
 
 def _check(name: str, value: float | int, holds: bool, domain: str):
-    if not holds:  # NaN too: no comparison with it holds
+    if not holds:  # also for NaN, since comparisons with NaN are false
         raise ValueError(f"{name} must be {domain}, got {value}")

@@ -2,8 +2,8 @@
 
 Top-k and top-p keep the tokens above some probability. The bits of positive floats are ordered as the floats are, so a
 CPU finds that threshold by halving a range of 31 bits, with 31 sums over the vocabulary. A sort would take many times
-as long. On a GPU a sum is a few kernels that have next to nothing to do, so it cuts the range into 16: 15 sums at
-once, 8 times.
+as long. On a GPU each sum is a few tiny kernels, so a GPU cuts the range into 16 parts instead: 15 sums at once,
+8 times.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,9 @@ from llamaspec.model.options import SAMPLING, SamplingOptions
 
 
 class Sampling(NamedTuple):
-    """`SamplingOptions` as run-time values, so that changing one recompiles nothing; only greedy is a program apart.
+    """`SamplingOptions` as arguments of a compiled program, so changing one recompiles nothing.
 
-    They are numbers, or [batch, 1] if each row has its own.
+    Only `greedy` needs a separate program. Each field is a scalar, or [batch, 1] if each row has its own value.
     """
 
     temperature: Array | np.float32
@@ -50,8 +50,8 @@ def sample(
 ) -> Int[Array, " batch"]:
     """Choose a token for each row: the likeliest if `greedy`, else one drawn at a temperature that is not 0.
 
-    A token at position m is drawn with the m-th number of its row's key. A row of logits that holds NaN gives the id
-    `vocab`, which is no token.
+    A token at position m is drawn with the m-th number of its row's key. A row of logits with NaN gets the id `vocab`,
+    which stands for no token.
     """
     penalized = penalize(logits.astype(jnp.float32), seen, sampling.repetition_penalty)
     if greedy:
@@ -73,9 +73,10 @@ def sample_by_row(
     positions: Int[Array, " batch"],
     sampling: Sampling,
 ) -> Int[Array, " batch"]:
-    """Choose a token for each row by its own options, [batch, 1] each; a row of temperature 0 takes the likeliest.
+    """Choose a token for each row by the row's own options; at temperature 0 the row gets its likeliest token.
 
-    `logits` are penalized already. A row's token does not depend, to the last bit, on what the other rows ask for.
+    Each field of `sampling` is [batch, 1]. The caller has already applied the repetition penalty to `logits`. A row's
+    token does not depend, to the last bit, on the options of the other rows.
     """
     likeliest, draws = largest(logits), jnp.asarray(sampling.temperature) > 0
 
@@ -135,7 +136,7 @@ def draw(p: Float[Array, "batch vocab"], uniforms: Float[Array, " batch"]) -> In
     cumulative = jnp.cumsum(p, axis=-1)
     # A parallel sum need not grow at every step, so we rule out tokens of probability 0 explicitly.
     reached = (cumulative > uniforms[:, None] * cumulative[:, -1:]) & (p > 0)
-    # The first that is reached, or else the last that is possible, by one reduction.
+    # One reduction finds the first token that is reached, or else the last token with a probability above 0.
     order = jnp.where(reached, ids, jnp.where(p > 0, 2 * vocab - 1 - ids, 2 * vocab))
     least = jnp.min(order, axis=-1)
     finite = jnp.isfinite(cumulative[:, -1])
@@ -143,10 +144,11 @@ def draw(p: Float[Array, "batch vocab"], uniforms: Float[Array, " batch"]) -> In
 
 
 def _cut_tails(p: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Array, "batch vocab"]:
-    """Apply top-k, then top-p, to the rows that ask for them; nothing is computed for none.
+    """Apply top-k, then top-p, to the rows that use them; a filter that no row uses is not computed.
 
-    Both keep the tokens from the smallest probability t up for which the numbers of those above t add up to enough:
-    ones, or probabilities. So they are two turns of one loop, which halves what a GPU's compiler is given.
+    Both filters keep the tokens with a probability of at least t. For top-k, t is the smallest probability with fewer
+    than `top_k` tokens above it; for top-p, the smallest with tokens above it that have less than `top_p` together. So
+    the two filters are two turns of one loop, which halves the code that a GPU's compiler gets.
     """
     by_k, by_p = (sampling.top_k > 0) & (sampling.top_k < p.shape[-1]), sampling.top_p < 1
 
@@ -158,7 +160,7 @@ def _cut_tails(p: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Arra
         bits = lax.bitcast_convert_type(p, jnp.int32)
 
         def enough(t):
-            # Ones are counted exactly: a vocabulary has less than 2^24 tokens.
+            # The float32 sum of ones is exact, since a vocabulary has less than 2^24 tokens.
             return jnp.sum(jnp.where(bits > t, numbers, 0), axis=-1, keepdims=True) < most
 
         low, high = jnp.full((*p.shape[:-1], 1), -1, jnp.int32), jnp.max(bits, axis=-1, keepdims=True)
@@ -177,10 +179,10 @@ def smallest(
     *,
     ways: int,
 ) -> Int[Array, "*batch 1"]:
-    """Find the smallest number above `low` that is enough.
+    """Find the smallest integer above `low` for which `enough` is true.
 
-    `high` is enough, and `low` is not, or is -1. Ranges of up to 31 bits are cut into `ways` parts, a power of 2, until
-    their length is 1.
+    `enough` must be true for `high`, and false for `low` unless `low` is -1. Each round cuts the range, of up to 31
+    bits, into `ways` parts (a power of 2) and goes on with one part, until its length is 1.
     """
     bits = ways.bit_length() - 1
     parts = jnp.arange(ways + 1, dtype=jnp.int32).reshape(-1, *(1 for _ in low.shape))
@@ -191,11 +193,11 @@ def smallest(
 
     def narrow(_, ends):
         low, high = ends[0], ends[-1]
-        short = jnp.sum(~jax.vmap(enough)(ends[1:-1]), axis=0, dtype=jnp.int32)  # parts with an end that is not enough
+        short = jnp.sum(~jax.vmap(enough)(ends[1:-1]), axis=0, dtype=jnp.int32)  # parts that end too low
         return end(end(low, high, short), end(low, high, short + 1), parts)
 
-    # The state is where the parts begin and end. It holds all that a round needs, in one array, so that each round is
-    # the same three kernels on a GPU, which are compiled once.
+    # The loop's state is one array: the points at which the parts begin and end. So each round is the same three
+    # kernels on a GPU, which are compiled once.
     return lax.fori_loop(0, -(-31 // bits), narrow, end(low, high, parts), unroll=ways > 2)[-1]
 
 

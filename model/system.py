@@ -1,6 +1,6 @@
 """The operating system: memory, processors and the C library. Every dependence on Linux is here.
 
-Each function has a plain form for a system without `/proc`, `/sys` or glibc, such as macOS.
+Each function has a fallback for a system without `/proc`, `/sys` or glibc, such as macOS.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ CACHES = "/sys/devices/system/cpu/cpu{}/cache"
 
 M_MMAP_THRESHOLD = -3  # glibc's <malloc.h>
 MAP_FIXED = 0x10  # <sys/mman.h>, of Linux and of macOS
-LARGE_BLOCK = 1 << 18  # bytes: an array of a cache for 300 tokens, of 4 heads of 64 numbers
+LARGE_BLOCK = 1 << 18  # bytes: the keys of a layer for 256 tokens, with 4 heads of 64 float32 each
 
 
 def usable_cpus() -> list[int]:
@@ -56,7 +56,7 @@ def nvidia_driver() -> str | None:
 
 
 def last_level_cache_bytes(cpus: Iterable[int] | None = None) -> int | None:
-    """Add up the caches next to memory, of all `cpus`, by default the usable ones; None if unknown."""
+    """Add up the last-level caches of `cpus`, by default the usable CPUs; None if unknown."""
     sizes: dict[str, int] = {}  # by the CPUs that share a cache
     for cpu in usable_cpus() if cpus is None else cpus:
         try:
@@ -70,7 +70,7 @@ def last_level_cache_bytes(cpus: Iterable[int] | None = None) -> int | None:
 
 
 def cuda_memory() -> tuple[int, int] | None:
-    """Give the bytes of the first GPU that CUDA shows, free and in all; None without CUDA."""
+    """Return the free and total bytes of the first GPU that CUDA lists; None without CUDA."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -92,7 +92,7 @@ def cuda_memory() -> tuple[int, int] | None:
 
 
 def nvidia_memory() -> tuple[int, int] | None:
-    """Give the free and all bytes of this process's first GPU as the driver counts them; None without a driver.
+    """Return the free and total bytes of this process's first GPU, as the driver counts them; None without a driver.
 
     Unlike CUDA, the driver's library needs no memory on the GPU to answer.
     """
@@ -113,7 +113,7 @@ def nvidia_memory() -> tuple[int, int] | None:
 
 
 def process_age() -> float:
-    """Give the seconds since this process was started, to a hundredth; 0 if the system does not say."""
+    """Return the seconds since this process was started, to a hundredth; 0 if the system does not say."""
     try:
         after_name = PROCESS.read_text().rpartition(")")[2].split()
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(after_name[19]) / os.sysconf("SC_CLK_TCK"))
@@ -122,9 +122,9 @@ def process_age() -> float:
 
 
 def available_bytes() -> int:
-    """Give the main memory that this process can still take, within the limit of its control group.
+    """Return the bytes of main memory that this process can still take, within the limit of its control group.
 
-    Linux says how much is available. Elsewhere all memory that is installed counts.
+    Linux says how much memory is available. On other systems we count all installed memory.
     """
     available = _available_on_linux() or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for limit, used in CGROUPS:
@@ -134,7 +134,7 @@ def available_bytes() -> int:
 
 
 def return_freed_memory() -> None:
-    """Return free blocks to the system, once. After compiling, glibc keeps a hundred MB that weights will need."""
+    """Return free blocks to the system, once. After compiling, glibc keeps about 100 MB that weights could use."""
     if trim := _libc("malloc_trim"):
         trim(0)
 
@@ -171,7 +171,7 @@ def use_huge_pages(memory: mmap.mmap, start: int, count: int) -> None:
         memory.madvise(advice, start, count)
 
 
-# Several threads may be in `at_bus_error`: the first to come sets the handler, and the last to leave sets the old one.
+# Several threads may be in `at_bus_error`: the first one sets our handler, and the last one to leave restores the old.
 _acts: list[Callable[[], bool]] = []
 _before: list[int | None] = []
 _acts_lock = Lock()
@@ -183,7 +183,7 @@ def _on_bus_error(number: int) -> None:
     try:
         handled = any(act() for act in reversed(_acts))
     finally:
-        if not handled:  # or the same instruction would come here again, forever
+        if not handled:  # otherwise the same instruction would fault again, forever
             _set_bus_handler(ctypes.c_void_p(_before[-1]))
 
 
@@ -217,7 +217,7 @@ def _set_bus_handler(handler: Any) -> int | None:
 
 
 def map_zeros(begin: int, end: int) -> bool:
-    """Put zeros in the place of the pages of a file from address `begin` to `end`; tell whether that went."""
+    """Map zeros over the pages of a mapped file from address `begin` to `end`; return whether that succeeded."""
     if begin >= end:
         return True
     if map := _libc("mmap"):
@@ -229,12 +229,12 @@ def map_zeros(begin: int, end: int) -> bool:
 
 
 def _libc(function: str) -> Any:
-    """Find a function of the C library; None if it has none of that name."""
+    """Find a function of the C library by name; None if the library lacks it."""
     return getattr(ctypes.CDLL(None), function, None)
 
 
 def _lines(path: Path) -> list[str]:
-    """Read a file's lines; none if it is missing. Paths inside it may have any byte but a newline."""
+    """Return the lines of a file, [] if it cannot be read. The lines may hold paths, with any byte but a newline."""
     try:
         return os.fsdecode(path.read_bytes()).split("\n")
     except OSError:

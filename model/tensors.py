@@ -3,8 +3,8 @@
 Loading on either backend, the layouts of files, quantization, calibration, initial values and cuts over several devices
 are loops over this table.
 
-A weight has one name in all formats, the name in Hugging Face's Llamas and Mixtrals. Its `part` is its place in a
-block, in the words of `reference.llama`; `model.families` maps parts to the names in files.
+We name a weight as Hugging Face's Llamas and Mixtrals do, for every format of file. The `part` of a weight is its place
+in a block, such as "q" or "down"; `model.families` maps parts to the names in files.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,10 +54,10 @@ HEAD = f"{NAMES['head']}.weight"
 class Role(Enum):
     """The kind of a weight."""
 
-    EMBEDDING = "embedding"  # [vocab, dim], looked up; a tied head as well
+    EMBEDDING = "embedding"  # [vocab, dim], looked up by token; also the head if it is tied
     HEAD = "head"  # [vocab, dim], of a model that is not tied
     MATRIX = "matrix"  # of attention, or of a feed-forward layer that every token passes
-    EXPERT = "expert"  # a matrix that only the tokens of one expert are multiplied by
+    EXPERT = "expert"  # a matrix that multiplies only the tokens of one expert
     ROUTER = "router"  # [experts, dim]
     NORM = "norm"
     BIAS = "bias"
@@ -73,12 +73,12 @@ class Weight(NamedTuple):
     name: str
     part: str  # a key of `NAMES`; a bias has the part of its matrix or norm
     shape: tuple[int, ...]
-    axes: tuple[str, ...]  # of vocab, dim, heads, kv_heads (both times head_dim), head_dim, ffn, experts and others
+    axes: tuple[str, ...]  # keys of `sizes` in `_made`; the sizes of heads and kv_heads are times head_dim
     role: Role
-    field: str  # of `model.weights.params.Layer` and its parts: matrices that share it are stacked along their rows
+    field: str  # in `model.weights.params.Layer` and its parts; matrices of the same field are stacked by rows
     layer: int | None = None  # None: outside the blocks
     expert: int | None = None
-    head: int | None = None  # of a norm that one head has
+    head: int | None = None  # for a norm of one head
 
     def named(self, names: Mapping[str, str]) -> str:
         """Return the name under a table of names such as `NAMES`.
@@ -88,7 +88,7 @@ class Weight(NamedTuple):
         'blk.0.attn_q.weight'
         """
         name = names[self.part].format(layer=self.layer, expert=self.expert, head=self.head)
-        if self.role is Role.SINKS:  # the table has their whole name
+        if self.role is Role.SINKS:  # the table has the whole name of sinks
             return name
         return f"{name}.{'bias' if self.role is Role.BIAS else 'weight'}"
 
@@ -108,7 +108,7 @@ class _Part(NamedTuple):
     axes: tuple[str, ...]
     role: Role
     field: str
-    bias: str | None = None  # the switch of `Config` that gives it one
+    bias: str | None = None  # the switch of `Config` that adds a bias
     switch: str | None = None  # the switch or property of `Config` without which it is absent
 
 
@@ -242,7 +242,7 @@ def fused_rows(
 ) -> Iterator[tuple[str, list[str], list[int]]]:
     """Yield the matrices that a format stores as one: their common name, and the names and rows of each.
 
-    `fused` has the parts of each common name, which may hold {layer}.
+    `fused` maps each common name, which may contain {layer}, to the parts that it joins.
 
     >>> config = Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4)
     >>> next(fused_rows(config, {"blk.{layer}.attn_qkv": ("q", "k")}, {"q": "q.{layer}", "k": "k.{layer}"}))
@@ -256,7 +256,7 @@ def fused_rows(
 
 
 def by_layer(config: Config) -> dict[int | None, dict[str, list[Weight]]]:
-    """Group the weights, not biases, by block (None: outside) and part; an expert's part has a weight per expert."""
+    """Group the weights, without biases, by block and part; None is for the weights outside the blocks."""
     matches: dict[int | None, dict[str, list[Weight]]] = {}
     for weight in weights(config):
         if weight.role is not Role.BIAS:
@@ -265,7 +265,10 @@ def by_layer(config: Config) -> dict[int | None, dict[str, list[Weight]]]:
 
 
 def rotated_heads(weight: Weight, config: Config) -> int:
-    """Return how many heads with pairs for RoPE the rows of a weight form; 0: none. Formats order pairs differently."""
+    """Return how many heads the rows of a weight form if it is q or k, otherwise 0.
+
+    RoPE turns pairs of rows within these heads, and file formats order the pairs differently.
+    """
     return {"q": config.heads, "k": config.kv_heads}.get(weight.part, 0)
 
 

@@ -1,4 +1,4 @@
-"""A text that a user hands over as a file: to predict, to calibrate with, to train on."""
+"""Reading of a text file that a user gives for evaluation, calibration or training."""
 
 import codecs
 import os
@@ -11,10 +11,10 @@ LARGEST = 1 << 30  # bytes of a text that is read whole: its tokens take some 20
 
 
 def read_text(path: str | Path, *, most: int | None = None) -> str:
-    """Read a file's text, bit for bit, or the whole characters of its first `most` bytes.
+    """Read a text file without changing anything, or only the complete characters in its first `most` bytes.
 
-    Raises CheckpointError for a file that cannot be read, is not UTF-8 or holds nothing but white space. A file that
-    has no end (`/dev/zero`, a pipe) or is larger than `LARGEST` is refused, too, before any of it is read.
+    Raises CheckpointError for a file that cannot be read, is not UTF-8 or holds only white space. Before reading, it
+    is also raised for a file without an end (`/dev/zero`, a pipe), and, if `most` is None, for one above `LARGEST`.
     """
     with os_errors(path), open(path, "rb", opener=_open_at_once) as file:
         about = os.fstat(file.fileno())

@@ -5,8 +5,8 @@ bytes. `reference/` defines the numbers. Every kernel sums in float32 and rounds
 kernel does not support its arguments, it raises `unsupported.Unsupported`.
 
 A model uses five kernels: `gemv`, `norm_qkv`, `norm_gate_up`, `attention_decode` and `attention_prefill`.
-`attention_paged` is attention over a paged cache, for many sequences at once. `rmsnorm` and `softmax` are single ops.
-No model calls them; read them to learn.
+`attention_paged` is attention over a paged cache, for many sequences at once. No model calls `rmsnorm` and `softmax`;
+read these two to learn.
 
 `parts/` has the building blocks. Start with `rmsnorm.py`, then read `gemv.py` and its loop, `parts/row_product.py`,
 where decoding spends most of its time. `parts/compat.py` has the target of a kernel: a GPU, or the interpreter that

@@ -32,7 +32,7 @@ def attention_decode(
     window: int | None = None,
     splits: int | None = None,
 ) -> Float[Array, "batch width"]:
-    """Attend from the query at position length - 1 to all keys up to its own. The result has the heads joined.
+    """Attend from the query at position length - 1 to the first `length` keys. The result has the heads joined.
 
     With a `window`, the query sees only the last `window` keys. A length is clamped to 0 ... capacity, and 0 gives
     zeros. Unseen rows of the cache may contain anything, including NaN. `splits` is the number of thread blocks per
@@ -43,8 +43,8 @@ def attention_decode(
     Raises Unsupported for other dtypes, heads that are not 64 or 128 wide, a capacity that is not a multiple of 8,
     and more than 8 query heads per key head (bfloat16 also supports 16, 24, ... 64).
 
-    Reads the visible keys and values once. With several splits, each writes heads x head_dim float32, which are read
-    again. In bfloat16, a key head with fewer than 8 query heads then writes as much as with 8.
+    Reads the visible keys and values once. With several splits, each split writes heads x head_dim numbers in float32,
+    and a second kernel reads them. In bfloat16, a key head with fewer than 8 query heads writes as much as with 8.
     """
     check_attention("attention_decode", q, k, v, lengths, window=window, splits=splits)
     if len(k) != len(q):

@@ -52,7 +52,7 @@ def attention_paged(
 @partial(jax.jit, static_argnames=("window", "splits", "target"))
 def _attention_paged(q, k, v, table, lengths, *, window: int | None, splits: int, target: Target):
     pages, _, page, _ = k.shape
-    rows = min(page, TILE)  # of a page in a tile
+    rows = min(page, TILE)  # rows of a page that go into one tile
 
     def locate(ref, row, head, tile, table_ref):
         def piece(i):

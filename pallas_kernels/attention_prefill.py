@@ -6,8 +6,8 @@ This is flash attention (Dao, 2023, https://arxiv.org/abs/2307.08691): scores ne
 softmax goes over tiles of keys, and keeps the largest score, the sum of the weights and the weighted sum of values.
 
 A thread block has 128 queries of one head. Two warpgroups compute 64 queries each, and a third one fills a ring of keys
-and values. As in FlashAttention-3 (Shah et al., 2024, https://arxiv.org/abs/2407.08608), the two take turns: while one
-uses the tensor cores, the other computes its exponentials.
+and values. As in FlashAttention-3 (Shah et al., 2024, https://arxiv.org/abs/2407.08608), the two computing warpgroups
+take turns: while one uses the tensor cores, the other computes its exponentials.
 """
 
 import math
@@ -29,7 +29,7 @@ from llamaspec.pallas_kernels.parts.wgmma import WGMMA, accumulate, across, fill
 from llamaspec.pallas_kernels.unsupported import Unsupported
 
 WORKERS = 2  # warpgroups that compute
-ROWS = 64  # queries of each
+ROWS = 64  # queries of each computing warpgroup
 BLOCK = WORKERS * ROWS
 TILE = 128  # keys
 LOWEST = float(np.finfo(np.float32).min)  # the maximum before the first score; finite, because -inf - -inf is NaN
@@ -46,8 +46,8 @@ def attention_prefill(
     """Attend from queries at positions offset, offset + 1, ... to the rows of a cache. The result has the heads joined.
 
     The cache already contains the keys and values of these positions. Each query sees the rows up to its own position,
-    or the last `window` of them. A query that sees no row, as before position 0, gives zeros. Unseen rows may contain
-    anything. An offset is clamped to -seq ... capacity.
+    or the last `window` of them. A query that sees no row gives zeros, such as a query before position 0. Unseen rows
+    may contain anything. An offset is clamped to -seq ... capacity.
 
     All arrays are bfloat16. Sums and exponentials are float32. The weights are rounded to bfloat16 before they multiply
     v, and the result is rounded once. Scores must stay below 2^31. Raises ValueError for shapes that do not fit
@@ -111,7 +111,7 @@ def scratch(stages: int, head_dim: int, target: Target) -> dict[str, Any]:
     filled_by_copy = plgpu.Barrier(num_barriers=stages)
     read_by_all = plgpu.Barrier(num_arrivals=WORKERS, num_barriers=stages)
     return {
-        "q": matrices(WORKERS, ROWS, head_dim),  # and o, at the end
+        "q": matrices(WORKERS, ROWS, head_dim),  # also the buffer for o, at the end
         "q_filled": plgpu.Barrier(num_barriers=WORKERS),
         "k": tiles,
         "k_filled": filled_by_copy,
@@ -156,7 +156,7 @@ class Queries:
         return pl.cdiv(self.stop, TILE) - self.first_tile
 
     def unmasked(self, worker) -> tuple[Any, Any]:
-        """The first step and the last step + 1 in which all 64 queries of a worker see all keys."""
+        """The first step and the last step + 1 with a tile that all 64 queries of a worker see completely."""
         position = self.offset + self.first + worker * ROWS
         last = jnp.clip(jnp.minimum(position + 1, self.stop) // TILE - self.first_tile, 0, self.steps)
         if self.window is None:
@@ -180,7 +180,7 @@ class Ring:
     stages: int
 
     def fill(self, k_ref, v_ref, first_tile, steps) -> None:
-        """Copy every tile in turn, once the previous tile in its slot has been read: the copying warpgroup's work."""
+        """Do the work of the copying warpgroup: copy each tile when the previous tile in its slot has been read."""
 
         def wait_until_read(name: str, step) -> None:
             plgpu.barrier_wait(self.staged[f"{name}_read"].at[lax.rem(step, self.stages)])
@@ -210,7 +210,7 @@ class Ring:
 
 
 def attend(q_ref, o_ref, queries: Queries, ring: Ring, worker, staged: dict[str, Any], target: Target) -> None:
-    """Attend from 64 queries [64, head_dim] to all tiles: a computing warpgroup's work."""
+    """Do the work of a computing warpgroup: attend from its 64 queries [64, head_dim] to all tiles."""
     q_smem = staged["q"].at[worker]
     head_dim = q_smem.shape[1]
     scale = math.log2(math.e) / math.sqrt(head_dim)

@@ -42,7 +42,7 @@ from llamaspec.pallas_kernels.parts.wgmma import across, down, filled
 from llamaspec.pallas_kernels.unsupported import Unsupported
 
 MOST_VECTORS = 64
-GROUPS = (16, 32, 64, 128)  # group sizes; the smallest is not for four-bit codes
+GROUPS = (16, 32, 64, 128)  # group sizes; four-bit codes do not support 16
 WIDTHS = (8, 16, 32, 64)  # numbers of vectors in one product of the tensor cores
 PIECE = 64  # columns of a vector in a line of shared memory
 
@@ -88,22 +88,22 @@ class Geometry:
 
     @property
     def groups(self) -> int:
-        """Scales of a row in a step."""
+        """The number of scales of a row in a step."""
         return self.columns // self.group if self.group else 0
 
     @property
     def apart(self) -> bool:
-        """Whether the lowest bits of codes are in separate words."""
+        """Tell whether the lowest bits of codes are in separate words."""
         return 4 < self.bits < 8
 
     @property
     def piece(self) -> int:
-        """Columns of one product: a group, or a line of x if a group is larger."""
+        """The number of columns of one product: a group, or a line of x if a group is larger."""
         return min(PIECE, self.group or PIECE)
 
     @property
     def run(self) -> int:
-        """Columns that are reordered together."""
+        """The number of columns that are reordered together."""
         return min(RUN, self.piece)
 
     @property
@@ -143,14 +143,14 @@ def coded_gemm(
 ) -> Float32[Array, "batch rows"]:
     """Multiply each of up to 64 vectors by W^T. Only the float32 sums are rounded.
 
-    W has codes of eight or four bits with a float32 scale for each 32, 64 or 128 columns, with or without minima; codes
-    of 8, 6 or 5 bits with a scale for each 16; codes of 6 or 5 bits with one for each 32; or codes of eight bits with a
-    scale for each row. The result of a vector does not depend on the other vectors, as long as their number, padded to
-    8, 16, 32 or 64, is the same.
+    W has float32 scales, with or without minima. Codes of 8 or 4 bits may have groups of 32, 64 or 128 columns with a
+    common scale; codes of 8, 6 or 5 bits, groups of 16; codes of 6 or 5 bits, groups of 32; codes of 8 bits, one scale
+    for each row. The number of vectors is padded to 8, 16, 32 or 64. For the same padded number, the result of a vector
+    does not depend on the other vectors.
 
     Raises ValueError for shapes that do not fit together. Raises Unsupported for other codes and groups, for levels,
-    for a dtype that is not bfloat16, unless `rows` is a multiple of 64 and `cols` of 128 (256 for fewer than
-    eight bits), and for more vectors.
+    for vectors that are not bfloat16, for more than 64 vectors, and unless `rows` is a multiple of 64 and `cols` a
+    multiple of 128 (256 for codes of fewer than eight bits).
 
     Reads rows x cols codes once, and 4 bytes per scale.
     """
@@ -200,11 +200,14 @@ def step_columns(group: int | None) -> int:
 
 
 def cut_for(rows: int, cols: int, *, width: int, bits: int, group: int | None) -> Cut:
-    """Choose the cut of a matrix: tiles for all processors, which run all at once if there are not many times more.
+    """Choose how to divide a matrix: its columns into parts until there are 192 tiles, and its rows into tiles.
+
+    A tile has 64 rows. For 32 vectors, a tile has 128 rows if each processor would get more than three tiles and at
+    most four.
 
     On an H100, gate and up of an 8B model in q8 take 60 us for 32 vectors as 448 tiles, three per processor, and 53 us
-    as 224 tiles of 128 rows. Other cuts of its matrices are slower, or faster by less than two runs differ
-    (benchmarks/results/several-vectors-h100.md).
+    as 224 tiles of 128 rows. Other cuts of this model's matrices are slower, or faster by less than the difference
+    between two runs (benchmarks/results/several-vectors-h100.md).
     """
     columns, parts = step_columns(group), 1
     while rows // ROWS * parts < 192 and cols % (columns * 2 * parts) == 0 and cols // (columns * 2 * parts) >= 4:
@@ -228,7 +231,7 @@ def _coded_gemm(codes, scales, x, minima, sums, low_bits, *, geometry: Geometry,
         started: list[bool] = []  # whether x is ready
 
         def place(tile) -> tuple[Any, Any]:
-            """The first row of a tile, and its part of the columns."""
+            """Return the first row of a tile, and the number of its part of the columns."""
             row, part = (tile, tile * 0) if cut.parts == 1 else (lax.div(tile, cut.parts), lax.rem(tile, cut.parts))
             return pl.multiple_of(row * geometry.tile_rows, ROWS), part
 

@@ -38,9 +38,9 @@ def gemv(
     """Multiply W by each of up to 8 vectors in float32, and round once to `out`, by default the dtype of x.
 
     x, norm, bias and residual are all float32 or all bfloat16, and so is a W of floats. `ScaledCodes` are int8 with a
-    scale for each row, or int8 or int4 with a scale for each 32, 64 or 128 columns. They multiply x, times the norm, in
-    fixed point: each number is off by 2^-21 of the largest in its group (of 128 columns if a row has one scale).
-    Numbers must be smaller than 2^127, and a number that is not finite gives NaN.
+    scale for each row, or int8 or int4 with a scale for each 32, 64 or 128 columns. For codes, x times the norm is
+    rounded to fixed point: each number is off by at most 2^-21 of the largest number in its group (of 128 columns if a
+    row has one scale). Numbers must be smaller than 2^127, and a number that is not finite gives NaN.
 
     Raises ValueError for shapes that do not fit together. Raises Unsupported for other dtypes and groups; unless `rows`
     is a multiple of 8; unless `cols` is a multiple of 128 (float32) or 256 (bfloat16); for codes, unless `cols` is a

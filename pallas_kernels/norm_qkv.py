@@ -28,12 +28,12 @@ from llamaspec.pallas_kernels.parts.staging import finish_reads, own_meetings
 from llamaspec.pallas_kernels.parts.tile import Tile
 from llamaspec.pallas_kernels.unsupported import Unsupported
 
-PIECE = 8  # rows of W in a run: numbers of a head in each half of a tile
+PIECE = 8  # rows of W in a run; a tile has two runs, one in each half of a head
 AHEAD = 4  # vectors for which positions and angles are read before the product; registers limit their number
 
 
 class Part(NamedTuple):
-    """One of the matrices of W."""
+    """One of the stacked matrices of W, with the numbers of its first thread block and its first head."""
 
     product: ProductOf
     first_block: int
@@ -136,7 +136,7 @@ def _norm_qkv(matrices, x, norm, bias, k, v, positions, cos, sin, *, parts, head
 def _launched(
     parts, base: int, matrices, x, norm, bias, k, v, positions, cos, sin, *, heads: int, eps: float, target: Target
 ):
-    """Launch the kernel for the vectors of the sequences from `base` on.
+    """Launch the kernel for the given vectors, which belong to the sequences from number `base` on.
 
     We pass small arrays whole: a slice would be a view, but a kernel's arrays must start at multiples of 256 bytes.
     """

@@ -42,7 +42,7 @@ def _rmsnorm(x, weight, *, eps: float, target: Target):
     values = as_rows(x, pad=0.0)
     rows, width = values.shape
     spans = Spans.of(width, x.dtype, size=width).whole
-    early = dim == width <= EARLY  # a padded weight has just been written
+    early = dim == width <= EARLY  # not for a padded weight, since the previous kernel writes it
 
     def rmsnorm(
         x_ref,  # [rows, width]

@@ -34,7 +34,8 @@ def softmax(x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
     """Compute the distribution over the last axis in float32, and round once to the dtype of `x`.
 
     A score of -inf gives a probability of 0, and a row with only -inf gives zeros. Raises Unsupported for dtypes other
-    than float32 and bfloat16, and for rows of more than 2^20 scores. Rows below 128 are copied to padded ones.
+    than float32 and bfloat16, and for rows of more than 2^20 scores. Rows of fewer than 128 scores are copied to padded
+    rows.
     """
     check_rows("softmax", x, most=MAX_SCORES)
     return _softmax(x, target=current_target())

@@ -1,10 +1,10 @@
-"""The one error that means "use the plain form"."""
+"""The error of a kernel that does not support a call, so that the caller uses XLA instead."""
 
 
 class Unsupported(ValueError):
     """A kernel does not support the dtype, sizes or layout of its arguments, although they are consistent.
 
     The message names the limit and the actual value. Inconsistent arguments, such as a norm with a different length
-    than its rows, raise a plain ValueError, and so does a mistake inside a kernel: these must not fall back to the
-    plain form.
+    than its rows, raise a plain ValueError, and so does a mistake inside a kernel. For these errors, the caller must
+    not fall back to XLA.
     """

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 
 def add(x: Float[np.ndarray, "*batch dim"], y: Float[np.ndarray, "*batch dim"]) -> Float[np.ndarray, "*batch dim"]:
-    """x + y, in float64.
+    """Return x + y, in float64.
 
     >>> add(np.float32([1.0]), np.float32([1e-10]))
     array([1.])

@@ -36,7 +36,7 @@ from llamaspec.reference.softmax import softmax
 def causal_mask(
     queries: int, keys: int, *, offset: int = 0, window: int | None = None
 ) -> Float[np.ndarray, "queries keys"]:
-    """M for `queries` at positions `offset`, `offset + 1`, ... over keys at positions 0, 1, ...
+    """Make the mask M for `queries` at positions `offset`, `offset + 1`, ... over keys at positions 0, 1, ...
 
     Each query sees its own position and all earlier ones. With a `window` (Mistral,
     https://arxiv.org/abs/2310.06825) it sees only the last `window` positions, its own included.

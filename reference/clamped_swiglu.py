@@ -19,7 +19,7 @@ def clamped_swiglu(
     gate: Float[np.ndarray, "*batch ffn"],
     up: Float[np.ndarray, "*batch ffn"],
 ) -> Float[np.ndarray, "*batch ffn"]:
-    """min(gate, 7) sigmoid(1.702 min(gate, 7)) (up + 1), with up clamped to -7 and 7, in float64.
+    """Return min(gate, 7) sigmoid(1.702 min(gate, 7)) (up + 1), with up clamped to -7 and 7, in float64.
 
     >>> clamped_swiglu(np.array([0.0, 1.0, 9.0, -1e4]), np.array([5.0, 2.0, -9.0, 1.0])).round(4)
     array([  0.    ,   2.5374, -41.9997,  -0.    ])

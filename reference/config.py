@@ -60,7 +60,7 @@ class Config:
     local_theta: float | None = None  # theta of layers with a window, whose RoPE is not rescaled (Gemma 3)
     attention_scale: float | None = None  # factor of the scores; None: 1 / sqrt(head_dim) (Gemma 2)
     attention_cap: float | None = None  # scores s become cap tanh(s / cap) (Gemma 2)
-    logit_cap: float | None = None  # and likewise for logits
+    logit_cap: float | None = None  # logits l become cap tanh(l / cap) (Gemma 2)
     embedding_scale: float = 1.0  # factor of a token's embedding (Gemma, Granite)
     residual_scale: float = 1.0  # factor of the output of each half of a block (Granite)
     logit_divisor: float = 1.0  # divisor of the logits (Granite)
@@ -105,7 +105,7 @@ class Config:
         return self.pre_norms and not self.parallel_residual
 
     def check_llama(self, what: str, *, known: Collection[str] = ()) -> None:
-        """Raise ValueError if a switch is on that no Llama has, unless it is `known`. `what`, a plural, lacks it."""
+        """Raise ValueError if a switch that no Llama has is on and not in `known`. `what`, a plural, lacks support."""
         if names := [name for name in self.beyond_llama() if name not in known]:
             raise ValueError(f"{what} do not know {', '.join(name.replace('_', ' ') for name in names)} yet")
 
@@ -125,7 +125,7 @@ class Config:
 
 
 def for_sequences(config: Config, context: int) -> Config:
-    """The configuration for sequences of up to `context` tokens: LongRoPE has two forms.
+    """Choose the form of LongRoPE for sequences of up to `context` tokens. Other configurations do not change.
 
     >>> scaling = LongRopeScaling((1.0,), (9.0,), original_context=4096, magnitude=1.0, is_long=True)
     >>> long = Config(8, 2, 4, 2, 2, 9, vocab=9, context=8192, eps=0.0, theta=1.0, scaling=scaling)

@@ -15,7 +15,7 @@ def geglu(
     gate: Float[np.ndarray, "*batch ffn"],
     up: Float[np.ndarray, "*batch ffn"],
 ) -> Float[np.ndarray, "*batch ffn"]:
-    """gelu(gate) * up, in float64.
+    """Return gelu(gate) * up, in float64.
 
     >>> geglu(np.array([0.0, 1.0, -1e4]), np.array([5.0, 2.0, 1.0])).round(4)
     array([ 0.    ,  1.6824, -0.    ])

@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 
 def gelu(x: Float[np.ndarray, "*batch ffn"]) -> Float[np.ndarray, "*batch ffn"]:
-    """gelu(x), in float64.
+    """Return gelu(x), in float64.
 
     >>> gelu(np.array([0.0, 1.0, -1e4])).round(4)
     array([ 0.    ,  0.8412, -0.    ])

@@ -26,7 +26,7 @@ def linear(
 
 
 def gemv(x: Float[np.ndarray, " cols"], weight: Float[np.ndarray, "rows cols"]) -> Float[np.ndarray, " rows"]:
-    """W x for one vector, without a bias.
+    """Multiply one vector by the weight, W x, without a bias.
 
     >>> gemv(np.array([1.0, 2.0]), np.array([[1.0, 1.0], [0.0, 3.0]]))
     array([3., 6.])
@@ -35,7 +35,7 @@ def gemv(x: Float[np.ndarray, " cols"], weight: Float[np.ndarray, "rows cols"]) 
 
 
 def gemm(x: Float[np.ndarray, "batch cols"], weight: Float[np.ndarray, "rows cols"]) -> Float[np.ndarray, "batch rows"]:
-    """x W^T for several vectors, without a bias.
+    """Multiply several vectors by the weight, x W^T, without a bias.
 
     >>> gemm(np.array([[1.0, 2.0], [1.0, 0.0]]), np.array([[1.0, 1.0], [0.0, 3.0]]))
     array([[3., 6.],

@@ -147,7 +147,7 @@ def attend(
 ) -> tuple[Float[np.ndarray, "seq dim"], LayerCache]:
     """Compute the attention half of a block, and the cache with the new positions appended.
 
-    `rotation` is the one of this layer; None: the model's usual rotation.
+    `rotation` is this layer's rotation; None: the model's usual rotation.
 
     The first token sees only itself. With W_v = W_o = 1, its normalized vector is added to it:
 

@@ -27,7 +27,7 @@ from llamaspec.reference.softmax import softmax
 
 
 def log_softmax(logits: Float[np.ndarray, "*batch vocab"]) -> Float[np.ndarray, "*batch vocab"]:
-    """The log probabilities l - lse(l), in float64. They stay accurate even if the probability underflows to 0.
+    """The log probabilities l - lse(l), in float64. They are accurate even if p underflows to 0.
 
     >>> log_softmax(np.array([0.0, -2000.0]))
     array([    0., -2000.])

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 
 def squared_relu(x: Float[np.ndarray, "*batch ffn"]) -> Float[np.ndarray, "*batch ffn"]:
-    """max(x, 0)^2, in float64.
+    """Return max(x, 0)^2, in float64.
 
     >>> squared_relu(np.array([-2.0, 0.0, 3.0]))
     array([0., 0., 9.])

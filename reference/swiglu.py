@@ -13,7 +13,7 @@ def swiglu(
     gate: Float[np.ndarray, "*batch ffn"],
     up: Float[np.ndarray, "*batch ffn"],
 ) -> Float[np.ndarray, "*batch ffn"]:
-    """silu(gate) * up, in float64.
+    """Return silu(gate) * up, in float64.
 
     >>> swiglu(np.array([0.0, np.log(3.0), -1e4]), np.array([5.0, 4.0, 1.0])).round(4)
     array([ 0.    ,  3.2958, -0.    ])

@@ -1,4 +1,4 @@
-"""The texts of one HTTP request: submits requests to the engine, and turns its events into pieces of text."""
+"""Submits the engine requests of one HTTP request, and turns the engine's events into pieces of text."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -24,19 +24,19 @@ from llamaspec.serving.streaming import Drawn, Inbox, Piece, TextReader
 
 REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "context": "length"}
 
-# OpenAI's clients repeat a request after a 500 or a 503 unless they read this. The same request would end as before.
+# With this header, OpenAI's clients do not repeat a request after a 500 or a 503. A repeated request would fail again.
 NO_RETRY = {"x-should-retry": "false"}
 
 
 class Choice:
-    """One text of an answer. If the prompt is echoed, the first piece begins with it."""
+    """One text of an answer. If the client asked for `echo`, the text begins with the prompt."""
 
     def __init__(self, index: int, request: Request, prompt: Prompt, reader: TextReader, *, echo: TextReader | None):
-        """Prepare for the events of `request`. `echo` decodes the prompt if the text begins with it."""
+        """Prepare for the events of `request`. `reader` decodes the drawn tokens; `echo` decodes the prompt to echo."""
         self.index = index
         self.request = request
         self.prompt = prompt
-        self.number: int | None = None  # given by the engine
+        self.number: int | None = None  # the engine's number of the request
         self.finish_reason: FinishReason | None = None
         self.refusal: Refusal | None = None  # the error that ended the text early
         self._reader = reader
@@ -52,7 +52,7 @@ class Choice:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing follows."""
+        """Whether the text has ended, normally or with an error."""
         return self.finish_reason is not None or self.refusal is not None
 
     def take(self, event: Event) -> None:
@@ -98,7 +98,7 @@ class Answering:
     """Requests that run in the engine for one HTTP request."""
 
     def __init__(self, engine: Engine, choices: Sequence[Choice], metrics: Metrics):
-        """Belong to the running event loop."""
+        """Prepare to submit the requests of `choices`. Events arrive in the event loop that runs now."""
         self.choices = choices
         self._engine = engine
         self._metrics = metrics
@@ -138,7 +138,7 @@ class Answering:
             self._time(choice.count - before, first=before == 0)
             changed[index] = choice
             if choice.ended and isinstance(event, Tokens) and choice.number is not None:
-                self._engine.cancel(choice.number)  # A stop text has ended it; the engine knows only stop tokens.
+                self._engine.cancel(choice.number)  # The engine knows only stop tokens, so a stop text must cancel.
         return list(changed.values())
 
     def cancel(self) -> None:
@@ -197,7 +197,7 @@ def _pairs(top: Likeliest) -> tuple[tuple[int, float], ...]:
 def _refusal(event: Finished) -> Refusal:
     """Make the error for a request that the engine has ended."""
     match event.reason:
-        case "cancelled":  # Clients that disconnect do not read this.
+        case "cancelled":  # The server shuts down. (A client that has disconnected reads nothing.)
             return shutting_down()
         case "expired":
             headers = {"Retry-After": "5"} | NO_RETRY

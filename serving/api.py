@@ -33,10 +33,10 @@ from llamaspec.serving.request import Engine, Request
 from llamaspec.serving.streaming import TextReader
 from llamaspec.serving.tools import CallForm, CallReader, offered_tools
 
-DEFAULT_COMPLETION = 16  # tokens, as OpenAI has it
+DEFAULT_COMPLETION = 16  # tokens, OpenAI's default
 MOST_PROMPTS = 32  # in one request
-THREADS = 2  # that encode prompts
-MOST_PREPARED = 256  # prompts that are encoded or wait for it
+THREADS = 2  # threads that encode prompts
+MOST_PREPARED = 256  # prompts that are being encoded or wait to be encoded
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ class Api:
     ) -> Answering:
         """Make and submit `n` requests for each prompt, with consecutive seeds.
 
-        If `shows_end`, the tokens of a text include the one that ends it. `channels` makes the parser that separates
+        If `shows_end`, the tokens of a text include its end token. `channels` makes the parser that separates
         the thoughts of an answer from its text.
         """
         if body.stream_options is not None and not body.stream:

@@ -1,4 +1,4 @@
-"""HTTP connections: their limits, and access control."""
+"""Limits of HTTP connections, and access control."""
 
 import asyncio
 import hashlib
@@ -66,8 +66,8 @@ def _digest(key: str) -> bytes:
 def loopback_hosts(host: str) -> frozenset[str] | None:
     """List the host names of a server that only this machine can reach; None for other servers.
 
-    This stops DNS rebinding: another site can point its own name to 127.0.0.1 and then read our answers as its own. Its
-    requests carry that name as the host, which is not in the list.
+    This stops DNS rebinding: another site can point its own name to 127.0.0.1, and then read our answers as if they
+    came from that site. The Host header of its requests has the site's name, which is not in the list.
     """
     with suppress(ValueError):
         if ip_address(host).is_loopback:
@@ -116,7 +116,7 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer something that is not HTTP."""
+        """Answer a request that aiohttp cannot parse."""
         message = "not a valid HTTP request, or its headers are too long, or its body has an unknown encoding"
         response = error(Refusal(message, status=status))
         response.force_close()
@@ -127,7 +127,7 @@ class TooMany(asyncio.Protocol):
     """A connection beyond the limit: answers any request with 503, then closes."""
 
     def __init__(self, refused: set["TooMany"]):
-        """Join the open connections that are `refused`, too."""
+        """Prepare to join `refused`, the set of connections beyond the limit that are still open."""
         self._refused = refused
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -173,7 +173,7 @@ async def reading(request: web.BaseRequest, limits: ClientLimits) -> AsyncIterat
 
 
 def allow_files(connections: int) -> int:
-    """Raise this process's limit of open files so that all connections fit. Returns how many the system allows.
+    """Raise this process's limit of open files so that all connections fit. Returns the number that the system allows.
 
     A process at that limit cannot accept a connection, not even to refuse it.
     """

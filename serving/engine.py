@@ -1,4 +1,4 @@
-"""The engine: a thread that plans, has a device carry the plan out, and delivers what it drew."""
+"""The engine: a thread that makes a plan, runs the plan on a device, and delivers the drawn tokens, in a loop."""
 
 import logging
 import threading
@@ -45,9 +45,9 @@ class Open:
     request: Request
     deliver: Deliver
     prompt: list[Reports] = field(default_factory=list)  # log-probabilities of the prompt that are not yet delivered
-    read: int = 0  # tokens of the prompt that they cover
+    read: int = 0  # prompt tokens with collected log-probabilities, delivered or not
     drawn: int = 0  # tokens delivered
-    message: str | None = None  # of its error
+    message: str | None = None  # the text of the request's error
 
 
 class BatchingEngine:
@@ -171,7 +171,7 @@ class BatchingEngine:
             return self._tell_all()
 
     def _fail_all(self, error: BaseException) -> None:
-        """Fail the engine, unless the watchdog already has."""
+        """Fail the engine, unless the watchdog has already failed it."""
         with self._changed:
             if self.failed is not None:
                 return
@@ -191,7 +191,7 @@ class BatchingEngine:
             self._changed.notify_all()
 
     def _turn(self) -> bool:
-        """Carry out one plan. Returns False once the engine is closed and no request is open."""
+        """Carry out one plan. Returns False once the engine has failed, or is closed and has no open request."""
         with self._changed:
             self._changed.wait_for(lambda: self._closing or not self._scheduler.idle)
             if self._closing and self._scheduler.idle:

@@ -105,7 +105,7 @@ class JaxExecutor:
     def _mask(
         self, row: Row, request: Request, masks: Mapping[int, Bool[np.ndarray, " vocab"]]
     ) -> Bool[np.ndarray, " vocab"] | None:
-        """Find the tokens that may follow a row's last step. If the next token is already known, only that one may."""
+        """Find the tokens that may follow a row's last step: only the next token, if it is already known. None: any."""
         if request.allowed is None or row.after is None:
             return masks.get(row.number)
         return np.arange(self._config.vocab) == row.after

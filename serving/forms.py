@@ -138,7 +138,7 @@ class ChatForm:
         self._head = vars(head)
         self._reader = reader
         self._readers: dict[int, CallReader] = {}  # by choice
-        self._called: set[int] = set()  # choices with calls that came separately from their text
+        self._called: set[int] = set()  # choices with calls that arrived on a channel, separate from the text
         self._tokenizer = tokenizer
         self._logprobs = logprobs
         self._usage: UnsetType | None = None if usage else UNSET

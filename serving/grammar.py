@@ -37,7 +37,7 @@ class Grammars:
     """Compiles grammars for one tokenizer. `vocab` is the number of logits; `stops` are the ids that end an answer."""
 
     def __init__(self, tokenizer: Tokenizer, *, vocab: int, stops: frozenset[int]):
-        """Do no work yet: llguidance takes a second to process a large vocabulary, so the first grammar does that."""
+        """Store the arguments. The first grammar prepares llguidance, which takes a second for a large vocabulary."""
         self._tokenizer = tokenizer
         self._vocab = vocab
         self._stops = stops
@@ -86,7 +86,7 @@ class Grammars:
         from llguidance import LLMatcher
 
         written = json.dumps(prepared(schema, _matches_only))
-        # A grammar around the schema changes the words of errors, so it is used only if needed.
+        # A grammar around the schema changes the wording of errors, so we use one only for several values.
         if most == 1:
             grammar = LLMatcher.grammar_from_json_schema(written, overrides=SPACING)
         else:
@@ -123,20 +123,20 @@ class Grammars:
             drawn.append(int(choices[draw.randrange(len(choices))]))
 
     def _in_lark(self, text: str) -> str:
-        """Write a text as part of a Lark grammar of llguidance. It may have no quotation mark and no backslash."""
+        """Write `text`, which has no quotation mark and no backslash, as part of a Lark grammar of llguidance."""
         special = self._tokenizer.special
         names = "|".join(re.escape(name) for name in sorted(special, key=len, reverse=True) if name) or "(?!)"
         parts = re.split(f"({names})", text)
         return " ".join(f"<[{special[part]}]>" if i % 2 else json.dumps(part) for i, part in enumerate(parts) if part)
 
     def _escapes(self) -> "Escapes":
-        """Find out how tokens spell characters, once."""
+        """Make the masks for escapes at the first call, and return them."""
         if self._spelling is None:
             self._spelling = Escapes([self._tokenizer.bytes_of(token) for token in range(self._vocab)])
         return self._spelling
 
     def _known(self) -> Any:
-        """Give llguidance the vocabulary, once."""
+        """Make llguidance's tokenizer for this vocabulary at the first call, and return it."""
         if self._learned is None:
             from llguidance import LLTokenizer, TokenizerWrapper
 
@@ -181,11 +181,11 @@ class Escapes:
             self._allowed[begun] = allowed
 
     def allowed_after(self, begun: bytes) -> Bool[np.ndarray, " vocab"]:
-        """Return the mask of tokens that may follow an escape that has `begun`."""
+        """Return the mask of tokens that may follow the incomplete escape `begun`."""
         return self._allowed[begun]
 
     def begun(self, begun: bytes, token: int) -> bytes:
-        """Return the escape that has begun after a token follows an escape that had `begun`."""
+        """Return the incomplete escape at the end of `begun`, an incomplete escape, followed by `token`."""
         match = ONE_SPELLING.fullmatch(begun + self.spelled[token])
         return match[1] or b"" if match else b""
 
@@ -197,7 +197,7 @@ class Rule:
         """Start an answer."""
         self._matcher = matcher
         self._escapes = escapes
-        self._begun = b""  # the escape that has begun, or nothing
+        self._begun = b""  # the incomplete escape at the end of the answer, or b""
         self._read = 0
         self._allowed: Bool[np.ndarray, " vocab"] | None = None  # the mask of the latest call
 

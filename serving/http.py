@@ -182,7 +182,7 @@ class Site:
         origin = request.headers.get("Origin")
         if origin is None or origin not in self.access.origins:
             return {}
-        # A page of an allowed origin may send any headers: OpenAI's client for JavaScript sends a dozen of its own.
+        # A page of an allowed origin may send any headers: OpenAI's client for JavaScript sends a dozen unusual ones.
         requested = request.headers.get("Access-Control-Request-Headers", "Authorization, Content-Type")
         return {
             "Access-Control-Allow-Origin": origin,
@@ -242,7 +242,7 @@ class Site:
         return await self._texts(request, await self.api.chat(body, tenant=self._tenant(request)))
 
     async def _texts(self, request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
-        """Answer with texts, whole or streamed. In any case, cancels what is unfinished in the end."""
+        """Answer with texts, whole or streamed. At the end, cancels requests that an error left unfinished."""
         try:
             return await (self._stream(request, answer) if answer.stream else self._whole(answer))
         finally:

@@ -28,15 +28,15 @@ from llamaspec.serving.watchdog import STEP_SECONDS
 
 WIDTH = 16  # default number of requests that decode at once
 PAGE = 64  # tokens
-SHARE = 0.5  # of the memory left by the weights, used for the cache
+SHARE = 0.5  # the part of the memory left by the weights that the cache may use
 
 
 def engine_chunk(config: Config, platform: str) -> int:
-    """Choose how many prompt tokens a plan prefills: one number for all prompts and all parts of a prompt.
+    """Choose how many prompt tokens a plan prefills: the same number for all prompts and all parts of a prompt.
 
-    A product of another size may round keys and values differently, and the prefix cache decides where a part of a
-    prompt begins. On an H100, Llama 3.1 8B prefills 512 tokens in 16 ms and 256 in 9 ms (24 and 19 ms with 8-bit
-    codes), so the larger chunk halves the plans of a long prompt.
+    A matrix product of another size may round keys and values differently. With chunks of several sizes, the prefix
+    cache would decide which sizes a prompt gets, so the same prompt could give other values later. On an H100,
+    Llama 3.1 8B prefills 512 tokens in 16 ms and 256 in 9 ms (24 and 19 ms with 8-bit codes), so 512 is faster.
     """
     return prompt_chunk(config, platform) if platform == "cpu" else MIDDLE
 
@@ -56,12 +56,13 @@ def load_engine(
     step_seconds: float = STEP_SECONDS,
     progress: Progress = no_progress,
 ) -> BatchingEngine:
-    """Load a model and start an engine. The first arguments are the same as for `model.llama.load_backend`.
+    """Load a model and start an engine.
 
+    - `context`, `dtype`, `kernels`, `quantize` and `cache` mean the same as for `model.llama.load`.
     - `width` is the number of requests that decode at once. Engines of one width on one kind of machine give the same
       text for the same request, seed and model; another width may round differently.
     - `cached_tokens` is the size of the KV cache in tokens, for all requests and the prefix cache together. None means
-      `width` contexts, or as many tokens as fit in half of the memory left by the weights.
+      `width` contexts, or fewer if these need more than half of the memory that the weights leave free.
     - `waiting` is the number of requests that may wait; `submit` refuses more.
     - `step_seconds` is how long a step may take before we decide that the device hangs.
     - `devices` is the number of this process's devices that share the model by tensor parallelism.

@@ -31,13 +31,14 @@ class EngineDevices(NamedTuple):
         return State([(HEADS, HEADS)] * self.config.layers, *replicated)  # type: ignore[list-item]
 
     def program(self, run: Callable, arguments: Sequence[Any]) -> tuple[Callable, list[Any]]:
-        """Turn a program of `serving.programs` for one device, and its arguments' shapes, into one for all devices.
+        """Turn `run`, a program of `serving.programs` for one device, into a program for all devices.
 
-        The first result of every program is the state. All other results are replicated.
+        `arguments` are the shapes of one device's arguments. Returns the program and the shapes of its arguments. A
+        program returns the state, sharded, and all but `set_row` return a second result, which is replicated.
         """
         layouts = tuple(self._layout(argument) for argument in arguments)
         shapes = [self.partition.shapes(*pair) for pair in zip(layouts, arguments, strict=True)]
-        returns_state = isinstance(arguments[0], State)  # and nothing else
+        returns_state = isinstance(arguments[0], State)  # true for `set_row`, which returns nothing else
         results = self.state if returns_state else (self.state, P())
         mesh = self.partition.mesh
         return jax.shard_map(run, mesh=mesh, in_specs=layouts, out_specs=results, check_vma=False), shapes
@@ -47,7 +48,7 @@ class EngineDevices(NamedTuple):
         local = jax.eval_shape(partial(empty_state, self.config, sizes))
         shapes = self.partition.shapes(self.state, local)
         where = jax.tree.map(lambda shape: shape.sharding, shapes)
-        # Pages may take most of a GPU's memory, so they are allocated there.
+        # Pages may take most of a GPU's memory, so each device makes its own zeros, and the host makes no copy.
         return jax.jit(lambda: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes), out_shardings=where)()
 
     def _layout(self, argument: Any) -> Any:

@@ -29,7 +29,7 @@ Priority = Annotated[int, Meta(ge=-100, le=100)]  # each step adds a bounded wai
 Ids = list[Count]
 FunctionName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 MOST_TOOLS = 128
-# Fields with free JSON: 4.0 stays 4.0.
+# Fields that may hold any JSON: in these, 4.0 is not turned into 4.
 FREE = {"chat_template_kwargs", "metadata", "parameters", "schema"}
 LONGEST_QUOTED = 100  # characters of a client's text that an error quotes
 
@@ -62,7 +62,7 @@ class Refusal(Exception):
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-Seed = Annotated[int, Meta(ge=-(2**63))]  # one below 0 stands for itself plus 2^64
+Seed = Annotated[int, Meta(ge=-(2**63))]  # a negative seed s stands for s + 2^64
 
 
 class Fields(Struct, forbid_unknown_fields=True):
@@ -92,9 +92,9 @@ class RefusalPart(Fields, kw_only=True, tag_field="type", tag="refusal"):
 
 
 class CalledFunction(Struct, kw_only=True):
-    """The function of a call, and its arguments: a JSON object in a text, unless the answer was cut.
+    """The function of a call, and its arguments: a string that holds a JSON object, incomplete if the answer was cut.
 
-    Clients add fields of their own (`parsed_arguments`, `provider_specific_fields`), which change nothing.
+    Clients add other fields (`parsed_arguments`, `provider_specific_fields`), which are ignored.
     """
 
     name: FunctionName
@@ -102,7 +102,7 @@ class CalledFunction(Struct, kw_only=True):
 
 
 class ToolCall(Struct, kw_only=True):
-    """A call that an answer made. Fields that clients add (`index`, `cache_control`) change nothing."""
+    """A call that an answer made. Fields that clients add (`index`, `cache_control`) are ignored."""
 
     id: str
     type: Literal["function"] = "function"
@@ -110,12 +110,12 @@ class ToolCall(Struct, kw_only=True):
 
 
 class Message(Fields, kw_only=True, tag_field="role"):
-    """One message of a conversation. Each role has a class of its own."""
+    """One message of a conversation. Each role has its own class."""
 
     content: str | list[TextPart | RefusalPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None  # only in assistant messages
-    tool_call_id: str | None = None  # only in tool messages: the call that this one answers
+    tool_call_id: str | None = None  # only in tool messages: the id of the call with this result
     reasoning_content: str | None = None  # an assistant's thoughts, named as in our answers
     reasoning: str | None = None  # the same, under the name that other servers use
     refusal: str | None = None  # an assistant's text instead of an answer
@@ -125,7 +125,7 @@ class Message(Fields, kw_only=True, tag_field="role"):
 
     @property
     def role(self) -> str:
-        """The role, by the class."""
+        """The role, which is the tag of the class."""
         return str(self.__struct_config__.tag)
 
 
@@ -146,7 +146,7 @@ class ToolMessage(Message, tag="tool"):
 
 
 class AssistantTurn(Message, tag="assistant", forbid_unknown_fields=False):
-    """An earlier answer. Clients store fields of their own in answers and send them back, so others are ignored."""
+    """An earlier answer. Clients add fields to an answer and send them back, so unknown fields are ignored."""
 
 
 AnyMessage = SystemMessage | DeveloperMessage | UserMessage | ToolMessage | AssistantTurn
@@ -210,7 +210,7 @@ def _field(option: SamplingOption) -> tuple[str, Any, None]:
     low, high, _, above = option.range
     top = high if option.kind is float and math.isfinite(high) else None
     bounds: dict[str, Any] = {"gt" if above else "ge": low, "le": top}
-    return option.name, Optional[Annotated[option.kind, Meta(**bounds)]], None  # noqa: UP045  # `|` is no type's here
+    return option.name, Optional[Annotated[option.kind, Meta(**bounds)]], None  # noqa: UP045  # `|` is not a type here
 
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ class SampledRequest(SamplingFields, kw_only=True):
 class CompletionRequest(SampledRequest, kw_only=True):
     """`POST /v1/completions`."""
 
-    # a text, several, ids, or several lists of ids; None: an empty text
+    # a string, a list of strings, a list of ids, or a list of lists of ids; None: an empty string
     prompt: str | Annotated[list[str | Count | Ids], Meta(min_length=1)] | None = None
     echo: bool | None = None
     logprobs: Likeliest | None = None

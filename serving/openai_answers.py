@@ -51,7 +51,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class CompletionChoice(Struct):
-    """One text, or a chunk's piece of it."""
+    """One text, or a piece of a text in a chunk."""
 
     index: int
     text: str
@@ -60,7 +60,7 @@ class CompletionChoice(Struct):
 
 
 class CallPart(Struct):
-    """The arguments of a call, as JSON text, whole or in pieces. The first piece has the function's name."""
+    """The arguments of a call, as a JSON string, whole or in pieces. The first piece has the function's name."""
 
     arguments: str
     name: str | UnsetType = UNSET
@@ -75,7 +75,7 @@ class Call(Struct):
 
 
 class CallDelta(Struct):
-    """A chunk's piece of a call. The first piece has everything but arguments."""
+    """A piece of a call in a chunk. The first piece has the id, the type and the name, but no arguments."""
 
     index: int
     function: CallPart
@@ -94,7 +94,7 @@ class AssistantMessage(Struct):
 
 
 class Delta(Struct, omit_defaults=True):
-    """A chunk's piece of an answer. The first piece has the role."""
+    """A piece of an answer in a chunk. The first piece has the role."""
 
     content: str | None = None
     role: Literal["assistant"] | None = None

@@ -4,9 +4,9 @@ A page stores the keys and values of `size` consecutive tokens, in all layers. A
 in order. Several requests may hold the same page once it is no longer written.
 
 The prefix cache is a tree. A full page of a prompt is looked up by the page before it, the tenant and its tokens. All
-of them are compared, so there is no hash that could collide. A page without holders stays in the tree until its memory
-is needed, and the page released longest ago is evicted first. A request that holds a page also holds all pages before
-it and releases the last page first, so an evicted page never has a page after it in the tree.
+of them are compared, so two prompts cannot be confused as by a hash. A page without holders stays in the tree until we
+need its memory. We evict the page that was released longest ago. A request that holds a page also holds all pages
+before it, and releases the last page first, so an evicted page never has a page after it in the tree.
 """
 
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ class PagePool:
         return page
 
     def publish(self, page: int, *, before: int, tokens: Sequence[int], tenant: str) -> None:
-        """Put a held page into the tree, after `before`. A page that is already there stays as it is.
+        """Put a held page into the tree, after the page `before`. Does nothing if the page is in the tree already.
 
         Raises ValueError if the page is not full, or if the tree has another page with the same tokens.
         """

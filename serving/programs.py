@@ -159,7 +159,7 @@ def decode(
 
 
 def adjusted(logits: Float[Array, "rows vocab"], state: State, rows: Rows) -> Float[Array, "rows vocab"]:
-    """Apply penalties and bias. A row without any keeps its logits exactly."""
+    """Apply penalties and bias. The logits of a row that has neither do not change by a bit."""
     logits = penalize(logits, state.prompted | (state.counts > 0), rows.sampling.repetition_penalty)
     logits = logits - rows.presence * (state.counts > 0) - rows.frequency * state.counts
     return logits + state.bias
@@ -191,7 +191,7 @@ def set_row(
     bias: Float[Array, " vocab"],
     fresh: Bool[Array, ""],
 ) -> State:
-    """Set prompt tokens and bias of a row. If it is `fresh`, reset its token counts."""
+    """Set prompt tokens and bias of a row. If `fresh`, also reset the row's token counts."""
     counts = jnp.where(fresh, 0, state.counts[row])
     return state._replace(
         counts=state.counts.at[row].set(counts),
@@ -222,10 +222,11 @@ class Spreads(Protocol):
 def compile_serving(
     params: Params, config: Config, *, ops: Ops, sizes: Sizes, platform: str, spread: Spreads | None = None
 ) -> ServingPrograms:
-    """Compile for JAX's default device, or with `spread` for several; then all shapes describe one device's share.
+    """Compile the programs for JAX's default device, or for several devices.
 
-    `params` may be shapes only. XLA measures no times while it compiles: servers with equal fingerprints must compute
-    equal bits, and two processes that tune at the same time may choose different algorithms for a product.
+    `params` are arrays or shapes. For several devices, `params` and `config` describe one device's share, and `spread`
+    turns each program into one for all devices. Autotuning is off: two servers that tune may choose different
+    algorithms for a product, but servers with equal fingerprints must compute equal bits.
     """
     state = jax.eval_shape(partial(empty_state, config, sizes))
     options = untuned_options(platform)

@@ -1,4 +1,4 @@
-"""Prompts as ids: texts, ids, and conversations by the model's own template.
+"""Turns texts, ids and conversations into prompts. The model's own chat template renders a conversation.
 
 Text of users never becomes special tokens, neither in a conversation nor in a plain prompt.
 """
@@ -64,7 +64,7 @@ class Prompt(NamedTuple):
     stops: frozenset[int]  # ids that end the answer
     begun: tuple[int, ...] = ()  # ids at the end of `ids` that already belong to the answer
     calls: CallForm | None = None  # the form of tool calls, if the answer may have any
-    param: str = "prompt"  # the field of the request that it comes from
+    param: str = "prompt"  # the field of the request that the prompt comes from
 
 
 class Prompts:
@@ -104,7 +104,7 @@ class Prompts:
         return Prompt(ids, text == "", self.stops)
 
     def from_ids(self, ids: Sequence[int], *, param: str = "prompt") -> Prompt:
-        """Take ids as they are. Raises Refusal for an id outside the vocabulary."""
+        """Make a prompt of these ids. Raises Refusal for an id outside the vocabulary."""
         begins = not any(self.tokenizer.bytes_of(token) for token in self._checked(ids, param))
         return Prompt(list(ids), begins, self.stops)
 
@@ -207,7 +207,7 @@ class Prompts:
         return self._call_form
 
     def _writes_two_calls(self, offered: Any) -> bool:
-        """Check whether the template writes a message's second call. Llama's refuses it, others drop it."""
+        """Check whether the template writes a message's second call. Llama's template refuses it, others drop it."""
         with_tools = offered is not None
         if with_tools not in self._two_calls:
             try:
@@ -220,7 +220,7 @@ class Prompts:
         return self._two_calls[with_tools]
 
     def _as_read(self, message: Message, place: str) -> dict[str, Any]:
-        """A message as templates read it."""
+        """Convert a message to the dict that templates read. Errors name the message by `place`."""
         role = "system" if message.role == "developer" else message.role
         content = message.content
         if content is None and role != "assistant":
@@ -251,7 +251,7 @@ class Prompts:
         return turn
 
     def _called(self, call: ToolCall, place: str) -> dict[str, Any]:
-        """Convert an earlier call to what templates read: its arguments are an object."""
+        """Convert an earlier call to the dict that templates read, with the arguments as an object."""
         param = f"{place}.function.arguments"
         function = {"name": call.function.name, "arguments": called_arguments(call.function.arguments)}
         try:

@@ -33,8 +33,8 @@ class Request(SamplingOptions):
     """A prompt and the options of its answer. Raises ValueError for an option out of range.
 
     `reference.sampling` defines temperature, filters and the repetition penalty. The presence and frequency penalties
-    are OpenAI's: if the answer already has a token, its logit is reduced once by the first, and by the second for each
-    occurrence. The bias is added to the logit. Bias and penalties are applied before the temperature.
+    are OpenAI's: a token that the answer already has loses the presence penalty from its logit, and the frequency
+    penalty once for each occurrence. The bias is added to the logit. Bias and penalties come before the temperature.
     """
 
     prompt: tuple[int, ...]  # token ids, with BOS if the model uses it
@@ -161,7 +161,7 @@ class Engine(Protocol):
 
     @property
     def failed(self) -> BaseException | None:
-        """The exception that ended the engine's thread; then every open request ends with an error."""
+        """The exception that made the engine fail, and all open requests end with an error; None while it works."""
         ...
 
     def submit(self, request: Request, deliver: Deliver) -> int:

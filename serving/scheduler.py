@@ -79,21 +79,21 @@ class Job:
 
     @property
     def known(self) -> int:
-        """Count the tokens of the text so far."""
+        """The number of tokens so far, of the prompt and of the answer."""
         return len(self.request.prompt) + len(self.drawn)
 
     @property
     def to_read(self) -> int:
-        """Count the tokens of the prompt that are still to be prefilled."""
+        """The number of prompt tokens that are still to be prefilled."""
         return max(0, len(self.request.prompt) - 1 - self.computed)
 
     @property
     def shares(self) -> bool:
-        """Whether its prompt uses the prefix cache."""
-        return self.request.prompt_logprobs is None  # these need every prompt token to be computed
+        """Whether the prompt uses the prefix cache."""
+        return self.request.prompt_logprobs is None  # log-probabilities need every prompt token to be computed
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
-        """The known tokens of the text from `start` to `stop`."""
+        """Return the known tokens of prompt and answer from position `start` up to `stop`."""
         prompt = self.request.prompt
         return (*prompt[start:stop], *self.drawn[max(0, start - len(prompt)) : max(0, stop - len(prompt))])
 
@@ -145,7 +145,7 @@ class Draws(NamedTuple):
 
 
 class News(NamedTuple):
-    """New tokens of a request, and its end, if it has ended. The first `skipped` drawn tokens were known before."""
+    """New tokens of a request, and its end, if it has ended. `skipped` drawn tokens before these were already known."""
 
     number: int
     tokens: tuple[int, ...]
@@ -183,7 +183,7 @@ class Scheduler:
         self.waiting[number] = Job(number, request, rank, request.deadline and now + request.deadline)
 
     def cancel(self, number: int, reason: FinishReason = "cancelled") -> None:
-        """End a request, at any time. What the current plan computes for it is dropped."""
+        """End a request, at any time. The results of the current plan for this request are dropped."""
         job = self.waiting.pop(number, None)
         if job is None and (job := self.running.pop(number, None)):
             self.pool.release(job.pages)
@@ -227,7 +227,7 @@ class Scheduler:
         return self._planned
 
     def done(self, draws: Mapping[int, Draws]) -> list[News]:
-        """Take the tokens that the plan drew, by request, and return what is new."""
+        """Take the tokens that the plan drew, by request, and return the new tokens and ends of requests."""
         plan, self._planned = self._planned, None
         assert plan is not None, "nothing was planned"
         if plan.chunk and (job := self.running.get(plan.chunk.number)):
@@ -261,7 +261,7 @@ class Scheduler:
             first = min(self.waiting.values(), key=lambda job: job.rank)
             rows = set(range(self.limits.rows)) - {job.row for job in self.running.values()}
             prefix = self._match(first)
-            idle = sum(page in self.pool.idle for page in prefix)  # available now, but held once it begins
+            idle = sum(page in self.pool.idle for page in prefix)  # available now, but held once the request begins
             promised = sum(max(0, self._need(job) - len(job.pages)) for job in self.running.values())
             if rows and self._need(first) - len(prefix) + idle + promised <= self.pool.available:
                 del self.waiting[first.number]

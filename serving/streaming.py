@@ -29,7 +29,7 @@ class Placed(NamedTuple):
 
     token: Drawn
     start: int
-    first: bool  # whether it begins a text, so that it has no space in front
+    first: bool  # whether the token begins a text, so that it has no space in front
 
 
 class CallPiece(NamedTuple):
@@ -71,9 +71,9 @@ class TextReader:
     ):
         """Start an answer, which either `begins` a text or continues one.
 
-        `begun` are tokens at the beginning of the answer known before. `stops` are ids that end the answer and
-        have no text; if `shows_end`, the tokens of the answer include the one that ended it. `spelled` are control
-        tokens that count as text here. `channels` separates thoughts and calls from text.
+        `begun` are tokens of the answer that the request has given. `stops` are ids that end the answer and
+        have no text; if `shows_end`, the tokens of the answer include the one that ended it. `spelled` lists control
+        tokens with the text that stands for them. `channels` separates thoughts and calls from text.
         """
         self.count = 0  # tokens drawn for this text, including one that stopped it
         self.stopped = False  # whether a stop text has ended the answer
@@ -123,7 +123,7 @@ class TextReader:
             self._out(self._filter.feed(heard.text))
 
     def finish(self) -> None:
-        """End the text, and release what was held back."""
+        """End the text, and release the text and tokens that were held back."""
         if self.stopped:
             return
         heard = self._store(self._channels.hear(self._decoder.finish())) if self._channels else None
@@ -149,7 +149,7 @@ class TextReader:
         return self._store(self._channels.feed(token, "" if token in self._stops else self._decode(token)))
 
     def _decide(self, text: str) -> None:
-        """Count decoded text. If there is text, undecided tokens before it belong to it, and otherwise to a header."""
+        """Count decoded `text`. Undecided tokens belong to this text, or to the header of a channel if it is empty."""
         self._decoded += len(text)
         if text:
             self._held_back += [(placed, self._decoded) for placed in self._undecided]
@@ -194,7 +194,7 @@ class Inbox:
     """Passes events from the engine's thread to a coroutine."""
 
     def __init__(self):
-        """Belong to the running event loop."""
+        """Deliver events to the event loop that runs now."""
         self._loop = asyncio.get_running_loop()
         self._events: list[tuple[int, Any]] = []
         self._news = asyncio.Event()
@@ -217,9 +217,9 @@ class Inbox:
 
 
 def server_sent(data: Any, *, event: str | None = None) -> bytes:
-    """Format one event of a stream: `data` as JSON, or a text as it is.
+    """Format one event of a stream: `data` as JSON, or unchanged if it is a string.
 
-    Some clients take certain characters of JSON for the end of a line, so these are escaped.
+    Some clients treat certain Unicode characters as the end of a line, so these are escaped in JSON.
     """
     body = data.encode() if isinstance(data, str) else _in_one_line(msgspec.json.encode(data))
     name = f"event: {event}\n".encode() if event else b""

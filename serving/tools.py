@@ -44,7 +44,7 @@ class CallForm:
     on_channel: bool = False  # whether a call is a separate message that contains only the arguments
 
     def beginning(self, tools: Sequence[Tool]) -> str:
-        """Return the text before a forced call of one of `tools`. Raises Refusal if it would have to choose a tool."""
+        """Return the text before a forced call. Raises Refusal if this text names a tool and `tools` has several."""
         if not self.on_channel:
             return self.opens + "\n" if self.closes else self.opens
         if len(tools) > 1:
@@ -181,7 +181,7 @@ class Balance:
 
 
 class CallReader:
-    """Separates calls from text in one answer, piece by piece. Where the text is cut into pieces has no effect."""
+    """Separates calls from text in one answer, piece by piece. The result does not depend on where the text is cut."""
 
     def __init__(self, form: CallForm, names: frozenset[str], *, begun: bool = False, most: int | None = None):
         """Read calls of tools with these `names`. `begun` says that the answer starts with the form's `beginning`.
@@ -195,7 +195,7 @@ class CallReader:
         self._pending = ""  # text that may belong to a call
         self._before = ""  # text just before the current object
         self._object: str | None = None
-        self._called = False  # whether the latest object was a call, without a new opening since
+        self._called = False  # whether the latest object was a call, and no new opening has followed
         self._balance = Balance()
         self._arguments: Balance | None = None  # of the current call
         self._calling = begun or not form.opens

@@ -1,17 +1,17 @@
-"""The tests; pyproject.toml has `lazily` check every call of the package."""
+"""The tests; pyproject.toml has `lazily` check the types of every call into the package."""
 
 from collections.abc import Callable
 from typing import Any
 
 
 def lazily(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make beartype's check of a function when the function is first called; most of 7,000 never are."""
+    """Create beartype's check of a function at its first call, since most of 7,000 functions are never called."""
     checked: Callable[..., Any] | None = None
 
     def check(*arguments: Any, **named: Any) -> Any:
         nonlocal checked
         if checked is None:
-            from beartype import beartype  # not sooner: this package has programs, too, which check nothing
+            from beartype import beartype  # late: the programs in this package check nothing
 
             checked = beartype(function)
         return checked(*arguments, **named)

@@ -1,4 +1,4 @@
-"""Shared set-up: JAX on the CPU, Hypothesis's profiles, and outside data only from the folder LLAMASPEC_DATA names."""
+"""Shared setup: JAX on the CPU, Hypothesis's profiles, and outside data from LLAMASPEC_DATA only."""
 
 import gc
 import importlib.util
@@ -17,24 +17,27 @@ from hypothesis import HealthCheck, Phase, settings
 from tests.support.browser import started_browser
 from tests.support.strategies import EXAMPLES
 
-# JAX reads this when it is imported. A test of the GPU sets it itself.
+# JAX reads this when it is imported. Tests of the GPU set it for their processes.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # An interpreted kernel calls back into Python, which runs further JAX programs. If the kernel holds all of XLA's
 # threads, as it can on two cores, those programs wait forever. NPROC sets the number of threads, by default one a core;
 # with 1 the tests of whole models always hang, with 2 sometimes.
 os.environ.setdefault("JAX_CPU_ENABLE_ASYNC_DISPATCH", "0")
 os.environ["NPROC"] = "16"
-# `nohup make test &` starts us with SIGINT ignored, and tests of Ctrl-C, here and in processes of their own, need it.
+# `nohup make test &` starts this process with SIGINT ignored, but tests of Ctrl-C need Python's handler, here and in
+# child processes.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Otherwise a hundred processes (the workers, and the ones that tests start) would compile the same modules again.
+# Without bytecode files, a hundred processes (the workers, and those that tests start) would compile the same modules
+# again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# We set no deadline, since the first call of every new shape compiles. Draws may take any time, too: Hypothesis judges
-# them by a clock, and a machine may be busy. We skip Hypothesis's explain phase, which runs a failure many more times.
-# CI draws the same examples every time, so that its change judges a push, not luck; every other run draws anew.
+# We set no deadline, since the first call of every new shape compiles. We do not limit the time of draws either:
+# Hypothesis uses a wall clock, and the machine may be busy. We skip Hypothesis's explain phase, which repeats a failure
+# many more times. CI draws the same examples every time, so that a failure comes from the change and not from luck;
+# other runs draw new examples.
 settings.register_profile(
     "quick",
     max_examples=EXAMPLES,
@@ -44,13 +47,13 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
     phases=set(Phase) - {Phase.explain},
 )
-settings.register_profile("brief", parent=settings.get_profile("quick"), max_examples=5)  # of `make test`
+settings.register_profile("brief", parent=settings.get_profile("quick"), max_examples=5)  # used by `make test`
 settings.register_profile(
     "thorough", max_examples=500, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
-# Collection makes a million objects that stay, and every pass of the garbage collector would look at them again.
+# Collection creates a million objects that stay, and every pass of the garbage collector would visit them again.
 gc.disable()
 NEEDS_DATA = "needs outside data: set LLAMASPEC_DATA"
 
@@ -61,15 +64,15 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "sampled(count, first=False): all cases are slow except `count`, spread evenly or the first ones"
     )
     if config.getoption("dist", "no") == "no":  # this process collects and runs tests
-        # While jaxtyping's hook runs a module of ours, Python finds no bytecode of what that module imports, and
-        # compiles it. So we import the largest packages of others before any of ours.
+        # While jaxtyping's hook imports a module of ours, Python compiles the modules that it imports, even if bytecode
+        # exists. So we import the largest external packages before any of ours.
         for package in ("beartype", "jax.experimental.pallas.mosaic_gpu", "optax", "aiohttp.web"):
             if importlib.util.find_spec(package.partition(".")[0]):
                 importlib.import_module(package)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow what `sampled` leaves out. Comments at these marks give seconds of processor time."""
+    """Mark the cases that `sampled` leaves out as slow. Comments at these marks give processor time in seconds."""
     names = [item.nodeid.partition("[")[0] for item in items]
     totals, places = Counter(names), Counter()
     for item, name in zip(items, names, strict=True):
@@ -85,7 +88,7 @@ def pytest_collection_finish() -> None:
 
 
 def is_sampled(place: int, total: int, count: int, *, first: bool = False) -> bool:
-    """Tell whether the case at `place` is one of the `count` that stay in `make test`.
+    """Return whether the case at `place` is one of the `count` cases that `make test` runs.
 
     >>> [is_sampled(place, 4, 2) for place in range(4)]
     [True, False, True, False]
@@ -100,7 +103,7 @@ def caches(tmp_path_factory) -> Path:
     """Put compiled programs and command histories where pytest cleans up, instead of the user's caches.
 
     Tests mostly wait for compilers. So all workers, and the commands that tests start, share one folder of compiled
-    programs: a program that JAX has compiled once is read from there, with the same bits.
+    programs: JAX reads a program from there once it was compiled, with the same bits.
     """
     import jax
     from jax.experimental.compilation_cache import compilation_cache
@@ -120,9 +123,9 @@ def caches(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def compiled_fast() -> Iterator[None]:
-    """Have LLVM optimize little in `make test`, also in other processes: for files that judge no numbers.
+    """Have LLVM optimize little in `make test`, also in child processes; for files that check no numbers.
 
-    XLA's own passes are as ever. `make test-all` optimizes everything.
+    XLA's own passes run as usual. `make test-all` optimizes everything.
     """
     import jax
 
@@ -135,12 +138,12 @@ def compiled_fast() -> Iterator[None]:
         jax.config.update("jax_disable_most_optimizations", True)
         yield
         jax.config.update("jax_disable_most_optimizations", before)
-    jax.clear_caches()  # or the next files would run what was compiled so: JAX tells no such programs apart
+    jax.clear_caches()  # the next files must not run these programs, and JAX does not distinguish them
 
 
 @pytest.fixture(scope="module")
 def workers_stay() -> Iterator[None]:
-    """Have the tests of a file render chat templates by processes that stay, as a server does."""
+    """Let the tests of a file render chat templates in processes that are reused, as a server does."""
     from llamaspec.model.chat.template_process import Workers
 
     workers = Workers()
@@ -153,14 +156,14 @@ def workers_stay() -> Iterator[None]:
 
 @pytest.fixture(scope="module")  # not longer: while it runs, no other test can run an event loop
 def browser():
-    """Chromium; without one, the test is skipped."""
+    """Start Chromium; skip the test if there is none."""
     with started_browser() as browser:
         yield browser
 
 
 @pytest.fixture(scope="session")
 def data() -> Path:
-    """Folder of models and tokenizers that are not ours to copy into the repository."""
+    """Return the folder of models and tokenizers that we may not copy into the repository; skip the test without it."""
     if not os.environ.get("LLAMASPEC_DATA"):
         pytest.skip(NEEDS_DATA)
     folder = Path(os.environ["LLAMASPEC_DATA"]).resolve()
@@ -170,7 +173,7 @@ def data() -> Path:
 
 @pytest.fixture
 def unchecked(monkeypatch) -> None:
-    """Turn the run-time checks of shapes off, as they are for users: what refuses an argument is then our own code."""
+    """Turn off run-time checks of shapes, as for users, so that our own code refuses an argument."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
@@ -182,9 +185,9 @@ def pytest_terminal_summary(terminalreporter) -> None:
 
 @pytest.fixture
 def run(monkeypatch, capfd, tmp_path_factory, caches):
-    """Run a command in this process; returns exit code, stdout and stderr.
+    """Return a function that runs a command in this process and returns exit code, stdout and stderr.
 
-    Each test has caches of its own, except for the programs that earlier ones have compiled.
+    Each test has new caches, except for compiled programs, which all tests share.
     """
     from llamaspec import cli  # not sooner: see pytest_configure
 

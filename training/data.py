@@ -15,14 +15,14 @@ from llamaspec.model.tokenizers.tokenizer import Tokenizer
 from llamaspec.training.recipe import Recipe, check_context
 
 LENGTHS = range(32, 1025, 32)  # documents are padded to these lengths, because each length compiles a program
-COARSE = range(128, 1025, 128)  # for batches of several documents, where the lengths differ more anyway
+COARSE = range(128, 1025, 128)  # for batches of several documents, which are padded to the longest anyway
 
 
 class Example(NamedTuple):
     """A document to train on."""
 
     ids: list[int]
-    weights: list[float]  # the weight of this id's prediction in the loss; 0: not counted
+    weights: list[float]  # for each id, the weight of its prediction in the loss; 0: not counted
 
 
 class Batch(NamedTuple):
@@ -80,7 +80,7 @@ class Source(Protocol):
 
 
 class Text:
-    """The paragraphs of a file, in a new order in each epoch. Every twentieth is held out."""
+    """The paragraphs of a file as documents, in a new order in each epoch. Every twentieth document is held out."""
 
     def __init__(self, file: str | Path, tokenizer: Tokenizer, files: Mapping[str, bytes], *, context: int):
         """Read a UTF-8 file. Documents are cut to `context` tokens.
@@ -116,7 +116,7 @@ class Text:
         ]
 
     def held_out(self) -> list[Example]:
-        """Return every twentieth paragraph."""
+        """Return every twentieth document."""
         return self._held_out
 
     def questions(self) -> list[Example]:
@@ -130,7 +130,7 @@ def stops(source: Source) -> frozenset[int]:
 
 
 def files_beside(tokenizer: str | Path) -> dict[str, bytes]:
-    """Read the files of a tokenizer and of chat templates, by their paths in a model's folder.
+    """Read the files of a tokenizer and of chat templates. Returns their bytes by path in the model's folder.
 
     Raises `CheckpointError` for a link that leaves the folder.
     """
@@ -160,7 +160,7 @@ def batches(examples: Iterable[Example], *, rows: int, context: int) -> Iterator
 
 
 def padded(length: int, lengths: Iterable[int]) -> int:
-    """Round a length up to one of `lengths`, or beyond them to a power of two, to compile few programs.
+    """Round a length up to one of `lengths`, or to a power of two above them, so that few programs are compiled.
 
     >>> padded(225, LENGTHS), padded(257, LENGTHS), padded(257, COARSE), padded(1025, COARSE)
     (256, 288, 384, 2048)

@@ -1,4 +1,4 @@
-"""The training loop: from the start or from the last checkpoint, to a directory with the model.
+"""The training loop: starts anew or from the last checkpoint, and writes a directory with the model.
 
     DIR/tokenizer.model, chat_template.jinja …   the model's files
     DIR/step-00001200.safetensors              the last two checkpoints: weights and optimizer
@@ -33,7 +33,7 @@ from llamaspec.training.parallel import even, spread
 from llamaspec.training.recipe import Recipe, check_at_least_one, check_recipe
 from llamaspec.training.saving import checkpoints, load_state, save_state, write_model
 
-STREAMS = 2  # batches computed in parallel: a single one leaves two cores partly idle
+STREAMS = 2  # batches computed in parallel: a single batch leaves two cores partly idle
 
 
 def steps_ahead(platform: str) -> int:
@@ -49,9 +49,9 @@ class StepReport(NamedTuple):
     """The state of a training after a step."""
 
     step: int  # completed steps
-    loss: float  # nats per counted token of the last
+    loss: float  # nats per counted token of this step
     rate: float  # tokens per second, without padding
-    seconds: float  # since the beginning, without pauses
+    seconds: float  # from the start of the training, without evaluations, checkpoints and interruptions
     evaluation: Evaluation | None = None
 
 
@@ -59,7 +59,7 @@ class _Begun(NamedTuple):
     """A step that was submitted to the device and may still be running."""
 
     step: int
-    nats: jax.Array  # the sum over all its predictions
+    nats: jax.Array  # the sum over all predictions of the step
     predictions: int
     tokens: int
 
@@ -122,7 +122,7 @@ def train(
     if over:
         tensors, state = over.place((tensors, state))
         zeros = jax.jit(zeros, out_shardings=over.shardings((tensors, np.float32(0))))
-        streams_at_once = 1  # devices could meet in two programs in different orders, and deadlock
+        streams_at_once = 1  # devices could run two programs in different orders, and wait for each other forever
     ahead = steps_ahead(platform)
     pool, writer = ThreadPoolExecutor(streams_at_once), ThreadPoolExecutor(1)
     side_by_side: Any = map if ahead else pool.map  # if the host runs ahead, the device runs programs in order

@@ -38,7 +38,7 @@ Tensors = dict[str, Array]  # weights or gradients by name
 def initial_tensors(config: Config, *, seed: int) -> Tensors:
     """Make norms of one, biases of zero, and random matrices that preserve the scale of their inputs.
 
-    The matrices that write to the residual stream are smaller, so that all layers together add as much as one would.
+    The matrices that write to the residual stream are smaller, so that all layers together add as much as one layer.
     """
     rng = np.random.default_rng(seed)
     tensors = {}
@@ -79,8 +79,8 @@ def summed_loss(
 ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Int[Array, "batch predicted"]]]:
     """Sum the nats of all predictions, each times its importance. Computes in `dtype`, with sums in float32.
 
-    The second result has the unweighted sum over predictions with an importance, and the likeliest ids. The first id
-    of a row has no prediction, so `predicted` is seq - 1.
+    The second result has the unweighted sum over predictions with importance above 0, and the likeliest ids. The
+    first id of a row has no prediction, so `predicted` is seq - 1.
     """
     batch, seq = ids.shape
     params = params_of(config, {name: a.astype(dtype) for name, a in tensors.items()}, rope_table(config, seq))
@@ -93,7 +93,7 @@ def summed_loss(
 
 
 class Step(NamedTuple):
-    """The compiled functions of a training. The first and the last compile once per sequence length."""
+    """The compiled functions of a training. `add_gradient` and `score` compile once per sequence length."""
 
     add_gradient: Callable[..., tuple[Tensors, Array]]
     update: Callable[..., tuple[Tensors, optax.OptState]]
@@ -126,7 +126,7 @@ def compile_step(
         changes, state = transform.update(jax.tree.map(lambda g: g / count, gradient), state, tensors)
         return optax.apply_updates(tensors, changes), state
 
-    # Each length compiles a program. Autotuning a dozen of them took nine minutes.
+    # Each length compiles a program, and autotuning a dozen programs took nine minutes, so we switch autotuning off.
     options: Any = untuned_options(platform)
     return Step(
         add_gradient=jax.jit(add_gradient, donate_argnums=0, compiler_options=options),

@@ -1,8 +1,8 @@
 """Training on several devices: data parallelism, with all weights on each device or with sharded weights (FSDP).
 
 Devices share the documents of a batch. The loss is one `jax.shard_map` that ends in a sum over devices, and `jax.grad`
-goes around it. Inside, `jax.grad` would treat the sum as its own transpose and silently return gradients that are too
-large.
+differentiates the whole `shard_map`. Inside the `shard_map`, `jax.grad` would treat the sum as its own transpose and
+silently return gradients that are too large.
 
 The devices may belong to several processes. Each process makes all documents and weights, and places only the parts of
 its own devices.

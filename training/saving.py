@@ -51,8 +51,8 @@ def save_state(out: Path, step: int, seconds: float, recipe: Recipe, tensors: Te
 def load_state(path: Path, recipe: Recipe, tensors: Tensors, state: Any) -> tuple[Tensors, Any, int, float]:
     """Read the weights, optimizer state, completed steps and elapsed seconds that `save_state` wrote.
 
-    `tensors` and `state` have the expected structure. Raises CheckpointError for a damaged file, or one with another
-    recipe.
+    `tensors` and `state` give the expected names and shapes. Raises CheckpointError for a damaged file, or one with
+    another recipe.
     """
     try:
         with os_errors(path), safe_open(path, "np") as file:

@@ -52,11 +52,11 @@ class Campaign:
     device: str | None = None
     python: str = sys.executable
     examples: int = 200
-    seconds: float = 60.0  # for each op and dtype
-    timeout: float = 60.0  # for each call
+    seconds: float = 60.0  # limit for each op and dtype
+    timeout: float = 60.0  # limit for each call
     shapes: int | None = None
     only: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    folder: Path | None = None  # for replay files; None writes none
+    folder: Path | None = None  # folder for replay files; None writes none
     deterministic: bool = False  # results that differ in their bits for the same inputs are a fault
     own: Mapping[str, Contract] | None = None  # the user's contracts, instead of ours
     contract_file: str | None = None  # the file of the user's contracts

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Shaped
 
 from llamaspec.verify.bounds.precision import Precision
 
-Arguments = dict[str, Any]  # by name, in the order of the definition's signature
+Arguments = dict[str, Any]  # arguments by name, in the order of the definition's signature
 
 
 class Expected(NamedTuple):
@@ -70,8 +70,8 @@ def independent(what: str, *names: str) -> Law:
 class Large:
     """Sizes beyond a tile, one dimension at a time: a kernel may be right within its tiles and wrong beyond one."""
 
-    sizes: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # by the draw that is large
-    beside: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # of the other draws at the same time
+    sizes: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # large values, by draw
+    beside: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # values of the other draws at the same time
     closer: Mapping[str, Mapping[str, Sequence[Any]]] = field(
         default_factory=dict
     )  # further narrowings, by the large draw
@@ -104,16 +104,16 @@ class Large:
 class Contract:
     """Inputs, exact outputs, error bounds and laws, to verify an implementation of `definition`."""
 
-    definition: Callable[..., Any]  # in float64; candidates have its signature
+    definition: Callable[..., Any]  # the definition in float64; candidates have its signature
     shapes: Mapping[str, st.SearchStrategy]  # draws that decide the shapes
     values: Mapping[str, st.SearchStrategy]  # draws that decide the numbers
     arguments: Callable[..., Arguments]  # makes the arguments from both kinds of draws and a `precision`
-    expect: Callable[..., Expected | tuple[Expected, ...]]  # with the definition's signature
+    expect: Callable[..., Expected | tuple[Expected, ...]]  # called with the definition's arguments
     domain: str
     bound: str  # the formulas of `expect`, for a reader
     laws: Sequence[Law] = ()
     large: Large = field(default_factory=Large)
-    weaker: str = ""  # in words, what this weaker contract allows
+    weaker: str = ""  # description of what a weaker contract allows
 
     @property
     def name(self) -> str:

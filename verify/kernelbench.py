@@ -27,7 +27,7 @@ CONVENTIONS = {"hidden": "none", "mask": "none", "padding": 0.0}
 
 @dataclass(frozen=True)
 class Adapter:
-    """Calls a problem's class like an op."""
+    """A way to call a problem's class like an op."""
 
     op: str
     call: str  # a function of `verify.candidates.kernelbench_calls`

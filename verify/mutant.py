@@ -1,7 +1,8 @@
 """Mutants: implementations with one bug each, which a contract must find.
 
 Each file of `verify/mutants` has plain implementations in float32, written like kernels, with blocks, tails and running
-sums. Their contracts must accept them. Each comes with a list of changes to its text, and each change is a likely bug:
+sums. Their contracts must accept them. Each implementation has a list of changes to its source, and each change is a
+likely bug:
 
     eps outside the root
         - np.sqrt(mean + eps)
@@ -22,7 +23,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change to the text of an implementation: replace `old`, which occurs once, by `new`."""
+    """A change to the source of an implementation: replace `old`, which occurs once, by `new`."""
 
     name: str
     old: str
@@ -49,7 +50,7 @@ class Implementation:
         return f"{self.function.__module__}:{self.function.__qualname__}"
 
     def text(self, mutant: Mutant | None = None) -> str:
-        """Return the text of the right function, or of a mutant.
+        """Return the source of the right function, or of a mutant.
 
         Raises ValueError unless `old` of the mutant occurs exactly once in the right function.
         """
@@ -63,9 +64,9 @@ class Implementation:
         return source.replace(mutant.old, mutant.new)
 
     def mutated(self, mutant: Mutant) -> Callable[..., Any]:
-        """Apply a mutant's change. Raises ValueError as `text` does."""
+        """Compile a mutant and return its function. Raises ValueError as `text` does."""
         source = self.text(mutant)
-        helpers = {"bf16": bf16, "f16": f16, "whole": whole, "kept": {}}  # `kept` survives a call
+        helpers = {"bf16": bf16, "f16": f16, "whole": whole, "kept": {}}  # `kept` lasts between calls
         # A class has no __globals__, and the module of a user's file may not be in sys.modules.
         of_module = getattr(self.function, "__globals__", None) or vars(sys.modules[self.function.__module__])
         scope: dict[str, Any] = {**helpers, **of_module}
@@ -76,9 +77,9 @@ class Implementation:
 def implementation(
     function: Callable[..., Any], changes: str, *, only: Mapping[str, Sequence[Any]] | None = None, op: str = ""
 ) -> Implementation:
-    """Parse the mutants of `function`, which implements `op` or the op with the function's name.
+    """Parse `changes`, the mutants of `function`, an implementation of `op` (default: the op named like the function).
 
-    The text has names, and under each name old lines after "-" and new lines after "+".
+    `changes` has the names of mutants; under each name, old lines begin with "-" and new lines with "+".
 
     >>> implementation(f32, '''
     ... narrower than it should be

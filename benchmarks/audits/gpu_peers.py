@@ -37,15 +37,15 @@ from llamaspec.reference.config import Config
 WORKERS = Path(__file__).parent / "peer_workers"
 OURS = "llamaspec.benchmarks.audits.peer_workers.our_engine"
 TYPES = ("BF16", "Q4_K_M", "Q8_0", "Q4_0", "Q6_K", "Q5_K_M", "Q3_K_M", "Q2_K", "IQ4_NL", "Q5_0", "Q4_1", "Q5_1")
-SCHEMES = ("q8", "q4", "fp8", "nf4")  # which files do not hold
-PROMPTS, DECODED, BEFORE = (512, 4096, 16_384), 512, 8  # tokens; `BEFORE` are those before the decoded ones
+SCHEMES = ("q8", "q4", "fp8", "nf4")  # our own schemes, which GGUF files cannot hold
+PROMPTS, DECODED, BEFORE = (512, 4096, 16_384), 512, 8  # tokens; the decoded tokens follow a prompt of `BEFORE`
 TINY = Config(256, 2, 4, 4, 64, 512, vocab=1024, context=1024, eps=1e-5, theta=1e4)
-CONTEXT = 32_768  # beyond what a shape says, so that all read the same prompts
+CONTEXT = 32_768  # replaces the context of a shape, so that all models read the same prompts
 THREADS = 16
 
 
 def ask_ours(worker: Engine, prompts: Sequence[int], decoded: int, rounds: int) -> dict[str, Any]:
-    """Ask an engine that answers requests, once to warm up and then in rounds."""
+    """Send requests to an engine: one round to warm up, then `rounds`. Returns tokens per second by request."""
     rates: dict[str, list[float]] = {}
     for number in range(rounds + 1):
         for request, count in [*(("prefill", tokens) for tokens in prompts), ("decode", decoded)]:
@@ -58,7 +58,7 @@ def ask_ours(worker: Engine, prompts: Sequence[int], decoded: int, rounds: int) 
 def ask_llama_bench(
     folder: Path, file: Path, prompts: Sequence[int], decoded: int, rounds: int, layers: int
 ) -> dict[str, Any]:
-    """Run llama.cpp's benchmark on a file. Raises ValueError with its last line if it fails."""
+    """Run llama.cpp's benchmark on a file. Raises ValueError with the last line of stderr if it fails."""
     command = [str(folder / "llama-bench"), "-m", str(file), "-ngl", str(layers), "-fa", "1", "-r", str(rounds)]
     rates: dict[str, Any] = {}
     reading = [["-p", ",".join(map(str, prompts)), "-n", "0"]] if prompts else []
@@ -70,7 +70,7 @@ def ask_llama_bench(
 
 
 def told(*command: str) -> str:
-    """Run a program of llama.cpp, and give its output. Raises ValueError with its last line if it fails."""
+    """Run a program of llama.cpp, and return its output. Raises ValueError with the last line of stderr if it fails."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise ValueError(f"{Path(command[0]).name}: {(done.stderr.strip() or 'no words').splitlines()[-1]}")
@@ -78,7 +78,7 @@ def told(*command: str) -> str:
 
 
 def ours(model: Path, form: str, context: int, *, wait: Callable[[], object], **requests: Any) -> dict[str, Any]:
-    """Start our engine on a model, `wait`, and ask it."""
+    """Start our engine on a model, call `wait`, and send requests to the engine."""
     command = (sys.executable, "-m", OURS, str(model), form, str(context))
     began = time.perf_counter()
     with engine(*command, threads=THREADS) as worker:
@@ -88,7 +88,7 @@ def ours(model: Path, form: str, context: int, *, wait: Callable[[], object], **
 
 
 def written(config: Config, stored: Path, first: Path) -> None:
-    """Write a model for transformers and our own schemes, and as a file in bfloat16."""
+    """Write a random model into the folder `stored`, and as the GGUF file `first` in bfloat16."""
     write_random_model(config, stored)
     checkpoint = open_checkpoint(stored)
     write_gguf(checkpoint, first, vocabulary=vocabulary_keys(checkpoint, None))
@@ -98,7 +98,7 @@ def compared(
     config: Config, folder: Path, *, llama_cpp: Path, types: Sequence[str], schemes: Sequence[str], transformers: bool,
     rounds: int, prompts: Sequence[int], decoded: int, over: float, device: str
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Write the model, and yield a row for each file and engine until the time is over."""
+    """Write the model, and yield a row for each file and engine. After the time `over`, engines are skipped."""
     context = max(prompts, default=BEFORE) + decoded
     requests: dict[str, Any] = {"prompts": prompts, "decoded": decoded, "rounds": rounds}
     stored, first = folder / "hf", folder / "BF16.gguf"
@@ -111,7 +111,7 @@ def compared(
             return {"file": file, "engine": who, "skipped": "no time was left"}
         try:
             return {"file": file, "engine": who, **ask()}
-        except Exception as error:  # a single file or engine
+        except Exception as error:  # the other files and engines still run
             return {"file": file, "engine": who, "failed": in_a_line(error)}
 
     def quantize(kind: str) -> Path:

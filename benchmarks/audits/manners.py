@@ -33,7 +33,7 @@ from llamaspec.model.running.process import MEMORY
 from llamaspec.model.system import nvidia_driver
 
 ROOT = Path(__file__).parents[3]
-# What the libraries below us write: a log line of theirs, or one that names them.
+# Lines that other libraries write: a line in the format of their logs, or a line that names such a library.
 NOISE = re.compile(
     r"^[IWEF]\d{4} |^\d{4}-\d\d-\d\d .*: [IWEF] |^WARNING|Warning:|external/|/xla/|cuda_|CUDA_ERROR|cuBLAS"
     r"|bfc_allocator|stream_executor|Delay kernel|PJRT|pjrt|Traceback"
@@ -48,7 +48,7 @@ Row = dict[str, Any]
 
 
 def noise(stderr: str) -> list[str]:
-    """List the lines that are not ours.
+    """List the lines that other libraries wrote.
 
     >>> noise("Llama on H100, 15M weights\\nE0000 00:00:17.1 cuda_timer.cc:87] Delay kernel timed out")
     ['E0000 00:00:17.1 cuda_timer.cc:87] Delay kernel timed out']
@@ -57,7 +57,7 @@ def noise(stderr: str) -> list[str]:
 
 
 class Ended(NamedTuple):
-    """Command that has ended."""
+    """The result of a command that has ended."""
 
     code: int
     out: str
@@ -66,7 +66,7 @@ class Ended(NamedTuple):
 
 
 class Runner:
-    """Commands that share a cache folder."""
+    """Runs commands that share a cache folder."""
 
     def __init__(self, cache: Path):
         paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -75,7 +75,7 @@ class Runner:
         self.environment = {**inherited, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": paths}
 
     def begin(self, *words: str, **more: Any) -> subprocess.Popen[str]:
-        """Start a command, in a group of its own."""
+        """Start a command in a new process group."""
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         command = [sys.executable, "-m", "llamaspec", *words]
         return subprocess.Popen(
@@ -91,7 +91,7 @@ class Runner:
 
 
 def ended(process: subprocess.Popen[str], typed: str = "") -> tuple[str, str]:
-    """Wait for the end of a process, and kill it if it does not come."""
+    """Wait until a process ends, and kill it after `PATIENCE` seconds. Returns stdout and stderr."""
     try:
         return process.communicate(typed, timeout=PATIENCE)
     except subprocess.TimeoutExpired:
@@ -100,7 +100,7 @@ def ended(process: subprocess.Popen[str], typed: str = "") -> tuple[str, str]:
 
 
 def quiet(name: str, done: Ended, *, more: Mapping[str, Any] | None = None) -> Row:
-    """Judge a command that should have ended well, and said nothing of XLA's."""
+    """Judge a command that should exit with 0, without a line of another library on stderr."""
     lines = noise(done.err)
     right = done.code == 0 and not lines
     row = {"check": name, "right": right, "exit": done.code, "seconds": round(done.seconds, 2), "noise": lines[:5]}
@@ -108,12 +108,12 @@ def quiet(name: str, done: Ended, *, more: Mapping[str, Any] | None = None) -> R
 
 
 def agreeing(row: Row, equal: bool) -> Row:
-    """Judge, too, whether a command said what another one did."""
+    """Add to a row whether a command printed the same text as another command."""
     return {**row, "right": row["right"] and equal, "same text": equal}
 
 
 def refused(done: Ended, share: float) -> Row:
-    """Judge a command that should have been refused for want of memory, in a last line of ours."""
+    """Judge a command that should end with one line that says that memory is short."""
     lines = [line for line in re.split(r"[\r\n]+", done.err) if line.strip()]
     last = lines[-1] if lines else ""
     right = done.code != 0 and not noise(done.err) and last.startswith("error: ") and "GB" in last
@@ -140,7 +140,7 @@ def holding(share: float) -> Iterator[None]:
 
 @contextmanager
 def memory_watched() -> Iterator[dict[str, float]]:
-    """Watch how much of the GPU is taken, in GiB: before and at most; nothing where nvidia-smi is not there."""
+    """Watch the used memory of the GPU in GiB: before, and at its peak. Without nvidia-smi the result is empty."""
     gigabytes: dict[str, float] = {}
     stop = Event()
 
@@ -168,7 +168,7 @@ def memory_watched() -> Iterator[dict[str, float]]:
 
 
 def alone(runner: Runner, model: str, text: Path) -> Iterator[Row]:
-    """Run each command by itself."""
+    """Run each command while no other runs."""
     story = ("story", "--seed", "7", "--max-new-tokens", "32")
     with memory_watched() as memory:
         done = runner.run(*story)
@@ -201,7 +201,7 @@ def beside_another(runner: Runner, model: str) -> Iterator[Row]:
         yield quiet(f"story beside a process that holds {MOST:.0%}", runner.run("story", "--seed", "7"))
     with holding(NEARLY_ALL):
         done = runner.run("generate", "Once", "--model", model, "--max-new-tokens", "4")
-    if model == "stories":  # fits in what is left of any card
+    if model == "stories":  # this model fits in the remaining memory of any GPU
         yield quiet(f"generate beside a process that holds {NEARLY_ALL:.0%}", done)
     else:
         yield refused(done, NEARLY_ALL)
@@ -223,7 +223,7 @@ def interrupted(runner: Runner, model: str, folder: Path) -> Iterator[Row]:
 
 
 def interruption(name: str, done: Ended, *, running: bool) -> Row:
-    """Judge an interrupted command. One that was not `running` any more must have ended well, as on a fast machine."""
+    """Judge an interrupted command. A command that had already ended before Ctrl-C must have exited with 0."""
     code = 130 if running else 0
     right = done.code == code and done.seconds < AT_ONCE and not noise(done.err)
     row = {"check": name if running else f"{name}, which came too late", "right": right, "exit": done.code}
@@ -231,7 +231,7 @@ def interruption(name: str, done: Ended, *, running: bool) -> Row:
 
 
 def checks(shape: str, folder: Path) -> Iterator[Row]:
-    """Run all of them."""
+    """Run all checks."""
     model = "stories"
     if shape != "stories":
         model = str(folder / "model")

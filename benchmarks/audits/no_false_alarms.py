@@ -33,7 +33,7 @@ from llamaspec.verify.judging.runner import unseen
 
 LOG = RAW / "no-false-alarms.jsonl"
 EXAMPLES = {"numpy": 10_000, "xla": 10_000, "onnxruntime": 10_000, "kernels": 200}
-KERNEL_SHAPES = 8  # a shape takes the interpreter seconds
+KERNEL_SHAPES = 8  # few, because the interpreter takes seconds for each shape
 
 
 def jobs(group: str) -> list[Job]:
@@ -112,7 +112,7 @@ def versions(python: str) -> dict[str, str]:
 
 
 def finished(log: Path, *, examples: int | None) -> set[tuple[str, str]]:
-    """Read the candidates and dtypes that the log has within bounds, with as many examples as asked for."""
+    """Read from the log the candidates and dtypes that were within bounds, with at least `examples` examples."""
     if not log.exists():
         return set()
     logged = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]

@@ -53,7 +53,7 @@ OURS = ("float32", "bfloat16", "q8", "q8_row", "q4")
 LLAMA_CPP = {"F32": "", "BF16": "BF16", "Q8_0": "Q8_0", "Q4_K_M": "Q4_K_M"}  # names of llama.cpp's quantizer
 TRANSFORMERS = ("float32", "bfloat16")
 
-# Ratios of speeds, with our aims in decoding and with a prompt.
+# Pairs of engines, with the ratios of speeds that we aim for, in decoding and for a prompt.
 RATIOS: dict[tuple[str, str], tuple[float | None, float | None]] = {
     ("ours float32", "llama.cpp F32"): (1.0, 1.0),
     ("ours float32", "transformers float32"): (2.2, 1.0),
@@ -69,11 +69,11 @@ RATIOS: dict[tuple[str, str], tuple[float | None, float | None]] = {
     ("ours q4", "llama.cpp Q4_K_M"): (0.75, None),
 }
 
-Rates = dict[str, dict[str, list[float]]]  # tokens a second, by engine, by request, a round each
+Rates = dict[str, dict[str, list[float]]]  # tokens per second, by engine and request, one number per round
 
 
 class Engine(NamedTuple):
-    """Process that answers requests, and the versions that it reported."""
+    """A process that answers requests, and the versions that it reported."""
 
     ask: Callable[[str, int], dict[str, Any]]
     versions: dict[str, str]
@@ -82,9 +82,9 @@ class Engine(NamedTuple):
 def compare_servers(
     program: str, folder: Path, *, work: Workload, width: int, rates: Sequence[float], tell: Callable[[str], object]
 ) -> list[dict[str, Any]]:
-    """Load our server and llama.cpp's with the built-in model in float32; returns a row for each server and rate.
+    """Send load to our server and llama.cpp's, with the built-in model in float32. Returns a row per server and rate.
 
-    Without `rates`, both get shares of the rate that ours can serve. llama.cpp's cache is in float16, its default.
+    Without `rates`, the rates are shares of the rate that our server reaches. llama.cpp's cache is in float16.
     """
     checkpoint = open_checkpoint("stories")
     config, file = checkpoint.config, str(folder / "stories.gguf")
@@ -110,7 +110,7 @@ def compare_servers(
 
 @contextmanager
 def engine(*command: str, threads: int) -> Iterator[Engine]:
-    """Start an engine on this process's cores. Raises ValueError if it ends instead of answering."""
+    """Start an engine on this process's cores. Raises ValueError if the engine ends instead of answering."""
     variables = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     environment = {**os.environ, **dict.fromkeys(variables, str(threads))}
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -137,7 +137,7 @@ def engine(*command: str, threads: int) -> Iterator[Engine]:
 def commands(
     folder: Path, checkpoint: Checkpoint, *, llama_cpp: str | None, transformers: str | None, cores: int
 ) -> dict[str, list[str]]:
-    """Write the model for each engine; returns the command that starts each."""
+    """Write the model for each engine. Returns the command that starts each engine."""
     directory = folder / "hf"
     write_huggingface(checkpoint, directory)
     our_engine = [sys.executable, "-m", "llamaspec.benchmarks.audits.peer_workers.our_engine", str(directory)]
@@ -158,7 +158,10 @@ def commands(
 
 
 def measure(engines: Mapping[str, Engine], *, rounds: int, tell: Callable[[str], object]) -> tuple[Rates, dict]:
-    """Measure tokens a second in rounds, after a warm-up round; also returns the tokens that each engine drew."""
+    """Measure tokens per second in rounds, after a warm-up. Returns the rates, and the tokens that each engine drew.
+
+    The rate "the floor" is the speed of decoding that the measured read bandwidth allows.
+    """
     rates: Rates = {name: {"prefill": [], "decode": []} for name in [*engines, "the floor"]}
     drawn: dict[str, list[int]] = {}
     for number in range(rounds + 1):
@@ -178,7 +181,7 @@ def measure(engines: Mapping[str, Engine], *, rounds: int, tell: Callable[[str],
 
 
 def ratios(rates: Rates) -> list[dict[str, Any]]:
-    """Compute the ratio of each measured pair round by round: its median, least and most.
+    """Compute the ratio of speeds of each pair in every round, and the median, minimum and maximum of the rounds.
 
     >>> rates = {"ours q4": {"decode": [6.0, 9.0]}, "ours float32": {"decode": [2.0, 3.0]}}
     >>> [(row["ours"], row["to"], row["ratio"], row["least"]) for row in ratios(rates)]
@@ -195,7 +198,7 @@ def ratios(rates: Rates) -> list[dict[str, Any]]:
 
 
 def matching_tokens(drawn: Mapping[str, list[int]]) -> dict[str, int]:
-    """Count the first tokens that each engine draws as ours does in float32; rounding decides the later ones.
+    """Count the tokens before the first one that differs from our engine's in float32. Rounding causes differences.
 
     >>> matching_tokens({"ours float32": [5, 3, 8], "llama.cpp Q8_0": [5, 4, 8]})
     {'ours float32': 3, 'llama.cpp Q8_0': 1}
@@ -208,7 +211,7 @@ def matching_tokens(drawn: Mapping[str, list[int]]) -> dict[str, int]:
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """Render the machine, the versions, the speeds and the ratios with their spread."""
+    """Render the machine, the versions, the speeds, and the ratios with minimum and maximum."""
     versions = ", ".join(f"{name} {number}" for name, number in report["versions"].items())
     lines = [
         f"{report['cores']} cores of {report['processor']}; {versions}. Medians of {report['rounds']} rounds in turn "

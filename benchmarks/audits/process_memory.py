@@ -1,4 +1,4 @@
-"""Memory of a process in addition to its arrays on a CPU, while it compiles a model and while it runs one.
+"""Measures the memory of a process beyond its arrays on a CPU, while it compiles a model and while it runs the model.
 
     python -m llamaspec.benchmarks.audits.process_memory --json benchmarks/results/raw/process-memory.json
 
@@ -30,9 +30,9 @@ COLUMNS = (
 
 
 def measured(layers: int, quantize: str | None) -> Row:
-    """Measure this process: after JAX has started, and the peaks above that while it compiles and while it runs.
+    """Measure the memory of this process after JAX has started, and how far it rises while compiling and while running.
 
-    The peak while it runs leaves out the arrays.
+    The arrays do not count in the peak while it runs.
     """
     import jax
     import numpy as np

@@ -1,4 +1,4 @@
-"""Forms of a model: whole, in each scheme, calibrated, and as GGUF files would hold it."""
+"""Makes the forms of a model: in floats, in each scheme, calibrated, and in the types of GGUF."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +24,7 @@ INT8 = {"emulate_activations": "int8"}
 
 
 class Form(NamedTuple):
-    """Model in one scheme, and the options that it runs with."""
+    """A model in one scheme, and the options that it runs with."""
 
     name: str
     checkpoint: Checkpoint
@@ -33,7 +33,7 @@ class Form(NamedTuple):
 
 
 def forms(base: Checkpoint, windows: Int[np.ndarray, "windows seq"]) -> Iterator[Form]:
-    """Yield the forms of a model with float matrices; `windows` calibrate AWQ, GPTQ and SmoothQuant."""
+    """Yield the forms of a model with float matrices. AWQ, GPTQ and SmoothQuant are calibrated on `windows`."""
     yield Form("float32", changed(base, lambda w: w.astype(np.float32)), {})
     yield Form("bfloat16", changed(base, lambda w: w.astype(ml_dtypes.bfloat16)), {})
     for name in SCHEMES:
@@ -52,7 +52,7 @@ def forms(base: Checkpoint, windows: Int[np.ndarray, "windows seq"]) -> Iterator
 
 
 def matrices(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """Select the matrices, which schemes quantize."""
+    """Select the matrices that schemes quantize."""
     names = quantizable(checkpoint.config)
     return {name: tensor for name, tensor in checkpoint.tensors.items() if name in names}
 
@@ -72,7 +72,7 @@ def padded(checkpoint: Checkpoint, block: int) -> Checkpoint:
 
 
 def changed(checkpoint: Checkpoint, change: Callable[[np.ndarray], np.ndarray], **fields: Any) -> Checkpoint:
-    """Replace the matrices of a model; the dtype may change."""
+    """Apply `change` to each matrix of a model. The result may have another dtype."""
 
     def tensor(old: Tensor) -> Tensor:
         new = change(old.read())
@@ -83,7 +83,7 @@ def changed(checkpoint: Checkpoint, change: Callable[[np.ndarray], np.ndarray], 
 
 
 def in_type(checkpoint: Checkpoint, type: str) -> Checkpoint:
-    """Round the matrices of a model to what a GGUF file of that type would hold."""
+    """Round the matrices of a model to the numbers that a GGUF file of this type would hold."""
 
     def rounded(weights: np.ndarray) -> np.ndarray:
         return ggml.decode(ggml.encode(weights.astype(np.float32), type), type).astype(np.float32)
@@ -92,7 +92,7 @@ def in_type(checkpoint: Checkpoint, type: str) -> Checkpoint:
 
 
 def in_memory(checkpoint: Checkpoint) -> Checkpoint:
-    """Read all tensors of a model in order, since calibration starts over for a reader that goes back."""
+    """Read all tensors of a calibrated model into memory in order. Another order would repeat the calibration."""
 
     def tensor(old: Tensor) -> Tensor:
         values, codes = old.read(), old.codes
@@ -105,7 +105,7 @@ def in_memory(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def bits(checkpoint: Checkpoint) -> float:
-    """Compute the mean bits of a weight over all matrices, with scales."""
+    """Compute the mean number of bits per weight over all matrices, including scales."""
     parts = matrices(checkpoint).values()
 
     def bits_of(tensor: Tensor) -> float:

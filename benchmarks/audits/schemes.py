@@ -123,7 +123,7 @@ def predictions(name: str, place: str | Path, tokenizer: Path | None, *, tokens:
 
 
 def speeds(shape: str, *, rounds: int) -> dict[str, list[float]]:
-    """Measure the tokens a second that each of `DECODED` decodes, in each round."""
+    """Measure the decoding speed of each form in `DECODED`, in tokens per second, one number per round."""
     config, platform = SHAPES[shape], jax.default_backend()
     chunk, burst = prompt_chunk(config, platform), longest_burst(platform)
     capacity = AFTER + burst + chunk
@@ -143,7 +143,7 @@ def speeds(shape: str, *, rounds: int) -> dict[str, list[float]]:
 
 
 def shapes(config: Config, stored: Stored, *, positions: int) -> Params:
-    """Shapes of a model with matrices stored in this form."""
+    """Return the shapes of a model with matrices stored in this form."""
 
     matrices = quantizable(config)
 
@@ -181,7 +181,7 @@ def _cells(row: Mapping[str, float]) -> list[str]:
 
 
 def _ratio(decoding: Mapping[str, list[float]], form: str) -> str:
-    """Render a form's speed relative to float32 in the same round, or the form that it runs as.
+    """Render a form's speed relative to float32 in the same round, or "as" and another form that runs the same program.
 
     >>> rates = {"float32": [10.0, 20.0, 10.0], "q4": [20.0, 60.0, 20.0], "nf4": [9.0, 16.0, 9.0]}
     >>> [_ratio(rates, form) for form in ("q4", "nf4", "gptq")]

@@ -40,7 +40,7 @@ BURST = 16
 
 
 def single_stream(params: Params, shapes: Params, config: Config, dtype: np.dtype) -> Callable[[], float]:
-    """Make a function that draws a burst of greedy tokens after `AFTER` others, as `generate` does, and times it."""
+    """Make a function that times a burst of greedy tokens after `AFTER` tokens, drawn as `generate` does."""
     device = default_device()
     capacity = AFTER + 8 * BURST
     layout = Layout(
@@ -68,7 +68,7 @@ def single_stream(params: Params, shapes: Params, config: Config, dtype: np.dtyp
 
 
 def together(params: Params, shapes: Params, config: Config, dtype: np.dtype, width: int) -> Callable[[int], float]:
-    """Make a function that times a burst of `width` rows, each after `AFTER` tokens; `live` of them draw."""
+    """Make a function that times a burst of an engine of `width` rows. `live` rows draw, each after `AFTER` tokens."""
     blocks = -(-(AFTER + BURST) // PAGE)
     sizes = Sizes(width, 128, BURST, 1 + width * blocks, PAGE, blocks, dtype)
     cache_options: dict[str, Any] = {"capacity": blocks * PAGE, "cache_dtype": dtype, "pages": Pages(sizes.pages, PAGE)}
@@ -89,13 +89,13 @@ def together(params: Params, shapes: Params, config: Config, dtype: np.dtype, wi
 
 
 def measure(config: Config, dtype: str, scheme: str | None, widths: Sequence[int], rounds: int) -> dict[str, float]:
-    """Measure one model: multiples of one sequence's tokens a second, by width, with all rows live and with one."""
+    """Measure the speed of each width relative to `generate` with one sequence, with all rows live and with one."""
     numbers, device = np.dtype(dtype), default_device()
     shapes = random_shapes(config, dtype=numbers, positions=AFTER + 8 * BURST + 128, quantize=scheme)
     if device.has_kernels:
         shapes = jax.eval_shape(arranged, shapes)
     params = random_params(shapes, config)
-    # One after the other, a GPU's programs took most of a run; a CPU has both cores and memory for one compilation.
+    # For a GPU we compile all programs at once, because compiling took most of a run. A CPU has memory for one only.
     with ThreadPoolExecutor(1 if device.platform == "cpu" else 1 + len(widths)) as pool:
         single = pool.submit(single_stream, params, shapes, config, numbers)
         batches = {width: pool.submit(together, params, shapes, config, numbers, width) for width in widths}

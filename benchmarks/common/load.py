@@ -1,7 +1,7 @@
-"""Load for a server of completions: prompts of random lengths that come at random times, and how long each waits.
+"""Sends load to a server: prompts of random lengths at random times. Measures how long each request waits.
 
 Requests come as a Poisson process: at a rate of r, the times between two of them are exponential with mean 1 / r, and
-no client waits for an earlier answer (an open loop). So the figures show it if a server falls behind. A delay counts
+no client waits for an earlier answer (an open loop). If a server is too slow, the delays therefore grow. A delay counts
 from the planned time of a request.
 """
 
@@ -25,17 +25,17 @@ class Workload:
     """Distribution of requests. Lengths are in tokens."""
 
     requests: int = 64
-    prompt: int = 64  # median of the tokens that a prompt shares with no other, which are log-normal
-    spread: float = 0.7  # standard deviation of their logarithm
-    shared: float = 0.5  # share of the prompts that begin with a prefix others have, too
-    prefix: int = 128  # length of such a prefix
-    prefixes: int = 4  # different ones
-    answer: int = 32  # mean length of an answer, which is geometric
+    prompt: int = 64  # median number of the tokens that only this prompt has; the distribution is log-normal
+    spread: float = 0.7  # standard deviation of the logarithm of this number
+    shared: float = 0.5  # share of the prompts that begin with a prefix of other prompts
+    prefix: int = 128  # length of a shared prefix
+    prefixes: int = 4  # number of different shared prefixes
+    answer: int = 32  # mean length of an answer; the distribution is geometric
     seed: int = 0
 
 
 class Ask(NamedTuple):
-    """A request: the ids of its prompt, the tokens of its answer, and the seed that they are drawn with."""
+    """A request: the ids of its prompt, the number of tokens of its answer, and the seed of the answer."""
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -46,17 +46,17 @@ class Answered(NamedTuple):
     """An answer, with times in seconds since the planned time of the first request."""
 
     planned: float
-    pieces: tuple[float, ...]  # when each piece of text came
+    pieces: tuple[float, ...]  # when each piece of text arrived
     ended: float
     text: str
     prompt_tokens: int
     tokens: int
-    cached: int  # tokens of the prompt that the server says it had, 0 where it does not say
+    cached: int  # prompt tokens that the server reports as cached; 0 without a report
     error: str | None
 
 
 def draw_requests(work: Workload, *, vocab: int, context: int) -> list[Ask]:
-    """Draw requests with ids below `vocab`; prompt and answer fit a `context`, half of it each at most."""
+    """Draw requests with ids below `vocab`. Prompt and answer have at most half of `context` each."""
     rng = np.random.default_rng(work.seed)
     most = context // 2
     heads = rng.integers(0, vocab, (work.prefixes, min(work.prefix, most // 2)))
@@ -70,7 +70,7 @@ def draw_requests(work: Workload, *, vocab: int, context: int) -> list[Ask]:
 
 
 def arrivals(count: int, rate: float | None, *, seed: int) -> Float[np.ndarray, " count"]:
-    """Draw the planned times of requests, `rate` a second from 0 on; without a rate, all at once."""
+    """Draw the planned times of requests, with `rate` requests per second on average. None: all at time 0."""
     if rate is None:
         return np.zeros(count)
     gaps = np.random.default_rng(seed).exponential(1 / rate, count)
@@ -139,11 +139,11 @@ async def _answered(
 
 
 def summarize(answers: Sequence[Answered], texts: Sequence[str] | None = None) -> dict[str, Any]:
-    """Compute throughput, and percentiles of what each request waited for, in seconds.
+    """Compute throughput, and percentiles of the delays of requests, in seconds.
 
     - `first_token`: from the planned time of a request to its first piece of text
-    - `between_tokens`: between two tokens of a text, on average over the text. Where a piece has several tokens, those
-      of the first piece are taken for its fair share. A text of one piece has none.
+    - `between_tokens`: the mean time between two tokens of a text. If pieces have several tokens, we assume that the
+      first piece has the average number of them. A text of one piece has no such time.
     - `longest_pause`: the longest time between two pieces of a text
     - `whole`: from the planned time of a request to the end of its answer
 
@@ -173,7 +173,7 @@ def summarize(answers: Sequence[Answered], texts: Sequence[str] | None = None) -
 
 
 def between_tokens(pieces: Sequence[float], tokens: int) -> float:
-    """Compute the mean time between tokens that came in two pieces or more, each with as many tokens.
+    """Compute the mean time between tokens that arrived in two or more pieces of equally many tokens.
 
     >>> between_tokens([1.0, 2.0, 3.0], 3), between_tokens([1.0, 2.0, 3.0], 12)
     (1.0, 0.25)
@@ -182,7 +182,7 @@ def between_tokens(pieces: Sequence[float], tokens: int) -> float:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float | None]:
-    """Compute percentiles, linear between two values.
+    """Compute percentiles, with linear interpolation between two values.
 
     >>> percentiles([0.0, 1.0, 2.0])["p50"], percentiles([])["p99"]
     (1.0, None)

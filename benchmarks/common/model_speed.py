@@ -1,4 +1,4 @@
-"""Speed of prompts and of decoding: the compiled programs of `generate`, timed without what surrounds them."""
+"""Times the compiled programs of `generate`, for prompts and for decoding, without the work of the host around them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,14 +28,14 @@ GREEDY = SamplingOptions(temperature=0.0)
 
 @dataclass(frozen=True)
 class Programs:
-    """Programs of a model, compiled for `batch` sequences of up to `capacity` tokens."""
+    """The programs of a model, compiled for `batch` sequences of up to `capacity` tokens."""
 
-    prefill: Callable[..., Cache]  # raises ValueError where prompts are not read
-    decode: Callable[[bool], Any]  # by greedy: a program, compiled when it is first needed
+    prefill: Callable[..., Cache]  # raises ValueError if compiled without a chunk
+    decode: Callable[[bool], Any]  # takes whether decoding is greedy; returns a program, compiled at its first use
     config: Config
     capacity: int
-    chunk: int  # tokens of a prompt that a call reads
-    burst: int  # tokens that a call draws
+    chunk: int  # prompt tokens that a call of `prefill` reads
+    burst: int  # tokens that a call of `decode` draws
     batch: int
     seconds: float  # to compile prefill and greedy decoding
 
@@ -98,9 +98,9 @@ def decoding(
     context: int,
     options: SamplingOptions = GREEDY,
 ) -> Callable[..., Any]:
-    """Make a call that draws a burst after `context` tokens, or as many tokens as it is given.
+    """Make a function that draws a burst after `context` tokens, or fewer tokens if called with their number.
 
-    Raises ValueError for more than there is room for; the call raises it for more than a burst.
+    Raises ValueError if the cache has no room for context and burst. The function raises it for more than a burst.
     """
     config, batch = programs.config, programs.batch
     if context + programs.burst > programs.capacity:
@@ -136,7 +136,7 @@ def decode_seconds(
 
 
 def prefilling(programs: Programs, params: Params, *, tokens: int) -> Callable[[], Any]:
-    """Make a call that reads a prompt of `tokens` tokens, chunk by chunk. Raises ValueError for too many."""
+    """Make a function that reads a prompt of `tokens` tokens, chunk by chunk. Raises ValueError for too many tokens."""
     chunks = -(-tokens // programs.chunk)
     if chunks * programs.chunk > programs.capacity:
         raise ValueError(f"{chunks} chunks of {programs.chunk} tokens are more than a cache of {programs.capacity}")
@@ -165,7 +165,7 @@ def prefill_seconds(programs: Programs, params: Params, *, tokens: int, effort: 
 
 
 def first_token_seconds(programs: Programs, params: Params) -> float:
-    """Time a prompt of one chunk up to its first token, once and cold."""
+    """Time a prompt of one chunk up to its first token, in one call without a warm-up."""
     config, batch = programs.config, programs.batch
     cache = empty_cache(config, batch=batch, capacity=programs.capacity, dtype=params.embedding.dtype)
     began = perf_counter()
@@ -177,7 +177,7 @@ def first_token_seconds(programs: Programs, params: Params) -> float:
 
 
 def _decoding(config: Config, cache: Any, batch: int, burst: int, options: SamplingOptions) -> tuple[Any, ...]:
-    """Arguments of the decoding program after the weights."""
+    """Make the arguments of the decoding program after the weights."""
     return (
         state_after(np.ones(batch, int), np.zeros((batch, config.vocab), bool)),
         cache,

@@ -1,4 +1,4 @@
-"""Random weights and caches, drawn on the device: as fast as a trained model's, without a file."""
+"""Draws random weights and caches on the device. A model with them is as fast as a trained one, and needs no file."""
 
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from llamaspec.model.weights.params import Params, rope_table
 from llamaspec.reference.config import Config
 
 NO_NAN = 0x77  # bits of a code that may be set: no such pattern is NaN in any scheme
-PERIOD = 1 << 20  # weights of a written model that are drawn; the others repeat them
+PERIOD = 1 << 20  # number of weights that we draw for a written model; all further weights repeat them
 
 
 def random_checkpoint(config: Config) -> Checkpoint:
@@ -61,7 +61,7 @@ def write_random_model(config: Config, folder: Path) -> None:
 
 
 def random_shapes(config: Config, *, dtype: np.dtype, positions: int, quantize: str | None = None) -> Params:
-    """Shapes and dtypes of a model's weights; `quantize` names one of `reference.quantizers.schemes`."""
+    """Return shapes and dtypes of a model's weights. `quantize` names one of `reference.quantizers.schemes`."""
     nothing = np.empty(0, dtype)
     tensors = {name: Tensor(shape, dtype, lambda: nothing) for name, shape in tensor_shapes(config).items()}
     checkpoint = Checkpoint("random", "memory", config, tensors, bos=None, stops=frozenset())
@@ -71,10 +71,10 @@ def random_shapes(config: Config, *, dtype: np.dtype, positions: int, quantize: 
 
 
 def random_params(shapes: Params, config: Config) -> Params:
-    """Draw weights of these shapes: norms about 1, matrices of a size that keeps activations there, codes of any value.
+    """Draw weights of these shapes: norms near 1, matrices that keep activations near 1, and codes of any value.
 
-    On a CPU they lie in memory as `load_params` places them, which decides how fast they are read. The largest are
-    drawn first, since drawing takes additional memory.
+    On a CPU we place them in memory as `load_params` does, because their place decides how fast they are read. The
+    largest are drawn first, since drawing takes additional memory.
     """
     paths, tree = jax.tree_util.tree_flatten_with_path(shapes._replace(rope=None))  # type: ignore
     place = _aligned if jax.default_backend() == "cpu" else lambda drawn: drawn
@@ -89,7 +89,7 @@ def random_params(shapes: Params, config: Config) -> Params:
 
 
 def random_cache(config: Config, *, dtype: np.dtype, capacity: int, batch: int = 1) -> Cache:
-    """Draw a cache with random numbers at all positions; none counts as used yet."""
+    """Draw a cache with random numbers at all positions. Its lengths are 0."""
     shape = (batch, config.kv_heads, capacity, config.head_dim)
     layers = [
         LayerCache(*(random_numbers(2 * i + j, *shape, dtype=dtype) for j in (0, 1))) for i in range(config.layers)

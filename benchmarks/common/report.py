@@ -1,4 +1,4 @@
-"""Rows of a benchmark: numbers that are measured, numbers that follow from them, and tables of both."""
+"""Rows of a benchmark, with measured and computed numbers, and tables of rows."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -15,12 +15,12 @@ RAW = RESULTS / "raw"  # every figure of a run; ignored by git
 
 
 class Column(NamedTuple):
-    """Column of a table: where its values are, and how they are shown."""
+    """A column of a table: the key of its values in a row, and their format."""
 
     heading: str
     key: str
     form: str = ""  # a format specification
-    scale: float = 1  # factor of a number
+    scale: float = 1  # numbers are multiplied by this
 
 
 def skipped(name: str, why: str = "no time was left") -> Row:
@@ -29,7 +29,7 @@ def skipped(name: str, why: str = "no time was left") -> Row:
 
 
 def in_a_line(error: Exception) -> str:
-    """Describe an error in a line: its type and the first line of its message.
+    """Describe an error in one line: its type and the first line of its message.
 
     >>> in_a_line(ValueError("no such tile\\nat all"))
     'ValueError: no such tile'
@@ -38,12 +38,12 @@ def in_a_line(error: Exception) -> str:
 
 
 def timed(seconds: Seconds, *, bytes: float, flops: float, dtype: str) -> Row:
-    """Make a row of seconds with the bytes and operations that they took."""
+    """Make a row of a measured time, and of the bytes and operations of the work that was timed."""
     return {**seconds._asdict(), "bytes": bytes, "flops": flops, "dtype": dtype}
 
 
 def with_shares(row: Row, ceilings: Ceilings) -> Row:
-    """Add rates to a timed row, and their shares of the machine's own rates.
+    """Add rates to a timed row, and the shares that these rates have of the machine's measured rates.
 
     `share` is the share of the copy bandwidth, `of_floor` the share of the speed that bandwidth and matrix rate allow.
     """
@@ -61,7 +61,7 @@ def with_shares(row: Row, ceilings: Ceilings) -> Row:
 
 
 def write_report(report: Any, file: Path) -> None:
-    """Write a report as JSON, a value a line, so that two reports can be compared with `diff`."""
+    """Write a report as JSON with one value per line, so that `diff` can compare two reports."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(report, indent=1) + "\n")
 
@@ -77,7 +77,7 @@ def machine_lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def model_line(model: Mapping[str, Any]) -> str:
-    """Describe a model in a line.
+    """Describe a model in one line.
 
     >>> model_line({"name": "stories", "dtype": "float32", "quantize": "q8"})
     'stories, float32, matrices in q8'
@@ -86,7 +86,7 @@ def model_line(model: Mapping[str, Any]) -> str:
 
 
 def table(columns: Iterable[Column], rows: Iterable[Row]) -> str:
-    """Render rows as a Markdown table, aligned for a terminal too; a column that no row has is left out.
+    """Render rows as an aligned Markdown table. A column without values is left out.
 
     >>> print(table([Column("name", "n"), Column("us", "s", ",.1f", 1e6)], [{"n": "a", "s": 8e-6}, {"n": "b"}]))
     | name |  us |

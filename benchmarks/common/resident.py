@@ -1,4 +1,4 @@
-"""Memory of this process, as Linux counts it."""
+"""Reads the memory of this process from Linux."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ def resident_bytes() -> int:
 
 
 def peak_resident_bytes() -> int:
-    """Read the most memory in use since the process began or `forget_peak` was called, in bytes."""
+    """Read the peak of the memory in use since the start, or since `forget_peak` was called, in bytes."""
     return _marked("VmHWM")
 
 

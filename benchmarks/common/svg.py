@@ -1,4 +1,4 @@
-"""Charts as SVG: bars and lines are a page of code, and a plotting library is a dozen packages."""
+"""Draws charts as SVG. Bars and lines take a page of code, and a plotting library would be a dozen packages."""
 
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
@@ -7,14 +7,14 @@ from math import ceil, log10
 COLOURS = ("#4053d3", "#b51d14", "#00b25d", "#ddb310", "#00beff", "#fb49b0")  # distinct for color-blind readers
 WIDTH, LABELS, NUMBER, ROW, TOP, BOTTOM = 900, 330, 44, 20, 64, 28  # pixels
 HEIGHT = 480  # of charts that have axes
-FINE, DECADES = 5, 12  # decades on an axis that has room for 1, 2 and 5 of each; decades that it has room for
-BEYOND = 1.1  # of a full bar: longer ones are cut here
+FINE, DECADES = 5, 12  # axes of fewer decades than FINE have ticks at 1, 2 and 5; longer ones at up to DECADES powers
+BEYOND = 1.1  # bars longer than this share of a full bar are cut
 Series = Mapping[str, float]  # by the label of a bar
 Point = tuple[float, float]
 
 
 def bars(title: str, remark: str, rows: Mapping[str, Series], *, full: float = 1.0) -> str:
-    """Draw a bar for each row and series; its length is its share of `full`, written in percent."""
+    """Draw a bar for each row and series. The length is the value as a share of `full`, labeled in percent."""
     names = list(dict.fromkeys(name for series in rows.values() for name in series))
     height = TOP + BOTTOM + ROW * sum(len(series) for series in rows.values())
     span = (WIDTH - LABELS - NUMBER) / BEYOND
@@ -49,7 +49,7 @@ def lines(title: str, remark: str, rows: Mapping[str, Sequence[Point]], *, x: st
 def scatter(
     title: str, remark: str, rows: Mapping[str, Sequence[Point]], *, x: str, y: str, level: float | None = None
 ) -> str:
-    """Draw a dot for each point, on logarithmic axes, and a line at `level`. Numbers must be above 0; one is needed."""
+    """Draw a dot for each point, on logarithmic axes, and a line at `level`. Needs a point; numbers must be above 0."""
     points = [point for row in rows.values() for point in row]
     place, body = _axes([*points, *([(points[0][0], level)] if level else [])], list(rows), x=x, y=y)
     if level:
@@ -63,7 +63,7 @@ def scatter(
 
 
 def _axes(points: Sequence[Point], names: Sequence[str], *, x: str, y: str) -> tuple[Callable[[Point], Point], list]:
-    """A function that places a point, and the elements of a frame with logarithmic axes."""
+    """Make a function that places a point, and the elements of a frame with logarithmic axes."""
     start, right, foot = 70, WIDTH - 30, HEIGHT - 50
     (x_low, x_high), (y_low, y_high) = (_decades([point[i] for point in points]) for i in (0, 1))
 
@@ -84,13 +84,13 @@ def _axes(points: Sequence[Point], names: Sequence[str], *, x: str, y: str) -> t
 
 
 def _decades(values: Sequence[float]) -> tuple[float, float]:
-    """Logarithms a little beyond the least and the greatest number."""
+    """Return the ends of a logarithmic axis: a little below the smallest number and above the largest."""
     low, high = log10(min(values)), log10(max(values))
     return low - 0.05, max(high, low + 0.3) + 0.05
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten between two logarithms; over many decades, only every few powers.
+    """List the ticks between two logarithms: 1, 2 and 5 times powers of ten, or only powers, or every few powers.
 
     >>> _ticks(0.2, 1.1), _ticks(-0.1, 5.5), _ticks(-0.1, 16.0)[:3]
     ([2.0, 5.0, 10.0], [1.0, 10.0, 100.0, 1000.0, 10000.0, 100000.0], [1.0, 100.0, 10000.0])

@@ -1,4 +1,4 @@
-"""Compile the kernel table and the decode steps for an H200 and hold them to the gates; see the package."""
+"""Compiles the kernel table and the decode steps for an H200, and checks them by the gates. See the package."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -24,12 +24,12 @@ from llamaspec.model.insight.shapes import SHAPES
 
 VERSIONS = ("jax", "jaxlib", "nvidia-cuda-nvcc", "nvidia-cuda-nvdisasm")
 
-# A function that compiles each name; yields the name with its result or a `Failure`.
+# `Compile` calls a function with each name, and yields the name with the function's result or a `Failure`.
 Compile = Callable[[Callable[[str], Any], list[str]], Iterator[tuple[str, Any]]]
 
 
 def kernel_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
-    """Compile the cases with `only` in their name, or the sample; yields name, rows and broken gates."""
+    """Compile the cases with `only` in their name, of the sample or of all. Yields name, rows and broken gates."""
     cases = sampled() if sample else gated_cases()
     names = [name for name in cases if only in name and refusal(name) is None]
     for name, compiled in compile(compile_case, names):
@@ -42,7 +42,7 @@ def kernel_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[st
 
 
 def step_table(only: str, sample: bool, compile: Compile) -> Iterator[tuple[str, list[Row], list[str]]]:
-    """Compile the decode steps likewise; `only` may begin with "decode step"."""
+    """Compile the decode steps in the same way. Their names here begin with "decode step"."""
     models = set(TWO_MODELS) if sample else set(SHAPES)
     names = [name for name in STEPS if only in f"decode step {name}" and name.split()[0] in models]
     for name, compiled in compile(compile_step, names):

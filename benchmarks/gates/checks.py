@@ -6,15 +6,15 @@ from llamaspec.benchmarks.common.kernel_cases.case import Case, Limits
 from llamaspec.benchmarks.gates.kernel import Kernel
 from llamaspec.benchmarks.gates.program import Program
 
-LARGE = 1 << 20  # bytes: a copy as slow as a kernel
+LARGE = 1 << 20  # bytes: a copy of this size takes as long as a kernel
 STEP_TEMP = 32 << 20  # bytes
-STEP_SECONDS = 20.0  # of a processor core, to lower and compile 32 layers
+STEP_SECONDS = 20.0  # seconds of a processor core to lower and compile 32 layers
 KERNELS_A_LAYER = 6
-GRAPH = "kCommandBuffer"  # XLA's word
+GRAPH = "kCommandBuffer"  # XLA's name of a CUDA graph
 
 
 def instructions_per_weight(kernel: Kernel, bits: float) -> float | None:
-    """Count the instructions of a thread per weight in the main loop; None if no loop goes over weights."""
+    """Count the instructions of a thread per weight in the main loop. None: no loop reads weights."""
     if not (bits and kernel.refilled and kernel.loop):
         return None
     return kernel.loop * kernel.threads / (kernel.refilled * 8 / bits)
@@ -34,7 +34,7 @@ def broken_by(case: Case, program: Program, kernels: Sequence[Kernel]) -> Iterat
 def _broken_by_kernel(kernel: Kernel, limits: Limits, *, bits: float) -> Iterator[str]:
     if kernel.spilled:
         yield f"spills {kernel.spilled} bytes a thread"
-    # A short row is unrolled, without a limit of registers.
+    # The loop over a short row is unrolled, and has no limit of registers.
     if kernel.loop and kernel.registers > limits.registers:
         yield f"{kernel.registers} registers where {limits.registers} are allowed"
     per_weight = instructions_per_weight(kernel, bits)
@@ -60,9 +60,9 @@ def _broken_by_kernel(kernel: Kernel, limits: Limits, *, bits: float) -> Iterato
 
 
 def kernels_a_layer(short: Program, full: Program, layers: tuple[int, int]) -> int:
-    """Count the launches of a layer, ours and the compiler's, from two numbers of layers.
+    """Count the launches of a layer, of our kernels and the compiler's, from programs with few and with many layers.
 
-    The count is rounded, since the compiler splits work over all layers at once, such as copies of their pointers.
+    The count is rounded, because some launches are for all layers together, such as copies of pointers.
     """
     few, many = layers
     return round((len(full.launches) - len(short.launches)) / (many - few))
@@ -73,16 +73,16 @@ def broken_by_step(
 ) -> Iterator[str]:
     """Yield the broken gates of a decode step, compiled with few layers and with all of them.
 
-    `cache` is the number of bytes that must be updated in place, `plain` the number of ops of a layer that have no
-    kernel for this model; each takes one more launch.
+    `cache` is the number of bytes that must be updated in place. `plain` is the number of ops of a layer without a
+    kernel for this model; each of these takes one more launch.
     """
     if (launched := kernels_a_layer(short, full, layers)) > KERNELS_A_LAYER + plain:
         yield f"{launched} kernels a layer where {KERNELS_A_LAYER + plain} are allowed"
     if not any(launch.by_us for launch in full.launches):
         yield "none of our kernels"
     yield from _large_copies(full)
-    # Anything outside the one CUDA graph waits for the host in every step: a loop for its condition, a kernel of ours
-    # for its launch.
+    # All work outside the CUDA graph waits for the host in every step: a loop needs its condition checked, and a kernel
+    # needs a launch.
     if full.issued != (GRAPH,):
         yield f"the host issues {len(full.issued)} times ({_listed({*full.issued})}) where a burst is one CUDA graph"
     if full.aliased < cache:

@@ -1,4 +1,4 @@
-"""A chunk of a prompt, compiled without a GPU by the product's options: cuBLASLt computes its products.
+"""Compiles a chunk of a prompt without a GPU, with the options that llamaspec uses: cuBLASLt must compute its products.
 
 Nothing is tuned for such a model, and XLA's own kernels for products are slow untuned: see `model.running.compile`.
 """
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from llamaspec.benchmarks.gates.compiler import hlo_for_h200
 
-import jax  # isort: skip  # after the compiler's module, which sets what JAX reads when it is imported
+import jax  # isort: skip  # after the compiler's module, which sets variables that JAX reads when it is imported
 
 from llamaspec.benchmarks.common.random_model import random_shapes
 from llamaspec.benchmarks.gates.decode_steps import CAPACITY, DTYPES, FEW_LAYERS
@@ -29,8 +29,8 @@ class Chunk(NamedTuple):
     """Facts of a compiled chunk."""
 
     layers: int
-    calls: int  # of cuBLASLt
-    kernels: int  # of XLA's own for products
+    calls: int  # calls of cuBLASLt
+    kernels: int  # XLA's own kernels for products
 
 
 def compile_chunk(name: str) -> Chunk:
@@ -51,7 +51,7 @@ def compile_chunk(name: str) -> Chunk:
 
 
 def broken_by_chunk(chunk: Chunk) -> list[str]:
-    """List the broken gates of a chunk. Of the last layer only the keys and values are needed."""
+    """List the broken gates of a chunk. The last layer has only the product for keys and values."""
     expected = PRODUCTS_A_LAYER * (chunk.layers - 1) + 1
     if (chunk.calls, chunk.kernels) != (expected, 0):
         return [f"{chunk.calls} calls of cuBLASLt and {chunk.kernels} kernels of XLA's for {expected} products"]

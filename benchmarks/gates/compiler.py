@@ -1,7 +1,7 @@
-"""Compile any function for an H200, on a machine without a GPU. Needs the CUDA plugin of jax; needs no CUDA.
+"""Compiles any function for an H200 on a machine without a GPU. Needs the CUDA plugin of jax, but no CUDA.
 
-Its tools come from wheels, where jax finds them: ptxas (nvidia-cuda-nvcc), libdevice (nvidia-nvvm) and nvdisasm. Works
-with jax 0.11.2 to 0.12.
+jax finds the tools in wheels: ptxas (nvidia-cuda-nvcc), libdevice (nvidia-nvvm) and nvdisasm. Works with jax 0.11.2 to
+0.12.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-# JAX reads these when it is imported: no device is needed, nor the plugin's libraries (cuDNN and the like).
+# JAX reads these variables when it is imported. They say that no device and no libraries such as cuDNN are needed.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
 
@@ -27,7 +27,7 @@ from llamaspec.benchmarks.gates.kernel import Kernel, read_kernels
 from llamaspec.benchmarks.gates.program import Program, issued, launches
 from llamaspec.model.running.compile import LOOPS_IN_GRAPHS
 
-# With this format, of programs that run, XLA writes down little but the thunks of one that is only compiled.
+# In this format XLA dumps snapshots of programs that run. For a program that is only compiled, it dumps the thunks.
 DUMPED = {"xla_dump_hlo_snapshots": True}
 
 
@@ -39,7 +39,7 @@ def mesh() -> Mesh:
 
 
 def compile_for_h200(function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()) -> Program:
-    """Lower and compile `function` for these shapes; `arguments` are pytrees of arrays or of their shapes."""
+    """Lower and compile `function` for the shapes of `arguments`, which are pytrees of arrays or of shapes."""
     with TemporaryDirectory(prefix="gpu-compile-") as folder:
         start = sum(os.times()[:4])  # of all threads, and of the assembling processes
         compiled = _compiled(function, arguments, donate, LOOPS_IN_GRAPHS | {"xla_dump_to": folder, **DUMPED})
@@ -57,7 +57,7 @@ def compile_for_h200(function: Callable[..., Any], *arguments: Any, donate: tupl
 
 
 def _thunks(folder: Path) -> Path:
-    """Find XLA's list of thunks; a program that its passes leave as it is, such as a single kernel's, has only one."""
+    """Find XLA's list of thunks after its passes. A program that these do not change has only the list before them."""
     (first,), last = folder.glob("*.thunk_sequence.txt"), [*folder.glob("*.thunk_sequence_after_thunk_passes.txt")]
     return last[0] if last else first
 
@@ -65,7 +65,7 @@ def _thunks(folder: Path) -> Path:
 def hlo_for_h200(
     function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = (), options: dict[str, Any]
 ) -> str:
-    """Compile likewise, by other options of XLA; give the compiled program's text."""
+    """Compile like `compile_for_h200`, with other `options` of XLA, and return the program's HLO."""
     hlo = _compiled(function, arguments, donate, options).as_text()
     assert hlo
     return hlo
@@ -80,15 +80,15 @@ def _compiled(
 
 
 def placed(arguments: Any) -> Any:
-    """Give the shapes of `arguments`, a pytree, on the H200."""
+    """Return the shapes of `arguments`, a pytree, with a sharding on the H200."""
     there = NamedSharding(mesh(), PartitionSpec())
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=there), arguments)
 
 
 def compile_case(name: str) -> tuple[Program, list[Kernel]]:
-    """Compile a case of the kernel table, in a process that has compiled nothing before.
+    """Compile a case of the kernel table. Call this in a process that has compiled nothing before.
 
-    A process compiles each kernel only once, and only then dumps its files.
+    A process compiles each kernel only once, and dumps its files only at that time.
     """
     case = gated_cases()[name]
     with TemporaryDirectory(prefix="gpu-compile-") as folder:
@@ -98,7 +98,7 @@ def compile_case(name: str) -> tuple[Program, list[Kernel]]:
 
 
 def compile_step(name: str) -> tuple[Program, Program]:
-    """Compile a decode step with few of its layers, and with all."""
+    """Compile a decode step twice: with few of its layers, and with all."""
 
     def compile(layers: int | None) -> Program:
         step = decode_step(name, layers=layers)

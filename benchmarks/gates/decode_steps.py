@@ -20,12 +20,12 @@ from llamaspec.model.weights.gpu_codes import arranged
 
 CAPACITY = 4096  # positions of the cache
 FEW_LAYERS = 2
-DRAWN = "drawn"  # in the name of a step that samples
+DRAWN = "drawn"  # a word in the name of a step that samples
 DTYPES = {"bfloat16": np.dtype(jnp.bfloat16), "float32": np.dtype(np.float32)}
 
-# Attention has kernels for heads of 64 and 128, so the models have those. Float32 is compiled for models that run in
-# it, and each scheme with kernels for one model, the coarsest for the largest. Two steps sample, from a small and from
-# a large vocabulary; the others are greedy.
+# All models have heads of 64 or 128, for which attention has kernels. Float32 is compiled for the models that run in
+# float32. Each scheme with kernels is compiled for one model, and the coarsest scheme for the largest model. Two steps
+# sample, from a small and from a large vocabulary; all other steps are greedy.
 STEPS = (
     *(f"{name} bfloat16" for name, config in SHAPES.items() if config.head_dim in (64, 128)),
     *(f"{name} float32" for name in ("stories-110m", "tinyllama-1.1b")),
@@ -37,7 +37,7 @@ STEPS = (
 
 
 class DecodeStep(NamedTuple):
-    """Loop that draws tokens for one sequence; its body is the step."""
+    """A loop that draws tokens for one sequence. The body of the loop is the step."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]

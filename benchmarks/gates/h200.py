@@ -1,6 +1,6 @@
-"""An H200: its description for the compiler, and the bandwidth that a compiled kernel can reach.
+"""Describes an H200 for the compiler, and computes the bandwidth that a compiled kernel can reach.
 
-The second half computes, without measuring, how fast a kernel could stream its bytes at most, from its machine code.
+The bandwidth is an upper bound from the kernel's machine code. Nothing is measured here.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ BLOCKS = 32
 BANDWIDTH = 4.3e12  # bytes a second, read and written, of a copy; nominally 4.8e12
 LATENCY = 0.75e-6  # seconds from a request of the copy engine to its bytes, under load
 CLOCK = 1.755e9  # Hz, sustained; the boost is 1.98e9
-SCHEDULERS = 4  # of a multiprocessor; each issues an instruction a clock
+SCHEDULERS = 4  # of a multiprocessor; each issues one instruction per clock
 
 TARGET = f"""
 gpu_device_info {{
@@ -47,12 +47,12 @@ device_description_str: "NVIDIA H200"
 
 
 class Roofline(NamedTuple):
-    """Bounds of a kernel that streams bytes."""
+    """Upper bounds for a kernel that streams bytes."""
 
     resident: int  # thread blocks at once on a multiprocessor
     in_flight: int  # bytes on their way to a multiprocessor
-    slots: float | None  # warp instructions a clock that keep up with memory, of 4
-    bandwidth: float  # bytes a second: the least bound of memory, latency and issue
+    slots: float | None  # warp instructions per clock, of at most 4, that the kernel needs to keep up with memory
+    bandwidth: float  # bytes per second: the smallest of the bounds by memory, by latency and by instructions
 
 
 def roofline(kernel: Kernel) -> Roofline | None:
@@ -75,7 +75,7 @@ def roofline(kernel: Kernel) -> Roofline | None:
 def resident_blocks(kernel: Kernel) -> int:
     """Compute the thread blocks of `kernel` that fit on a multiprocessor.
 
-    Registers come in units of 256 a warp. Each block takes a kilobyte of shared memory more than it asks for.
+    A warp gets registers in units of 256. Each block takes a kilobyte of shared memory more than it requests.
     """
     warps = -(-kernel.threads // 32)
     by_registers = SCHEDULERS * (REGISTERS // SCHEDULERS // (-(-kernel.registers * 32 // 256) * 256)) // warps

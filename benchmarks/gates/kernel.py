@@ -1,4 +1,4 @@
-"""Facts of one kernel, from the files that Mosaic GPU dumps as it compiles (`MOSAIC_GPU_DUMP_TO`)."""
+"""Reads the facts of a kernel from the files that Mosaic GPU dumps while it compiles (`MOSAIC_GPU_DUMP_TO`)."""
 
 import math
 import re
@@ -15,8 +15,8 @@ _PTXAS = re.compile(
 )
 _LAUNCH = re.compile(r"blocks\(.*?\) in \((.*?)\) threads\(.*?\) in \((.*?)\) dynamic_shared_memory_size (%\S+)")
 _CONSTANT = re.compile(r"%c(\d+)(?:_|\b)")
-_FENCES = ("FENCE.VIEW.ASYNC", "MEMBAR.SC")  # wait for a thread's reads
-_COPIES_IN = ("UTMALDG", "UBLKCP.S.G")  # to shared memory
+_FENCES = ("FENCE.VIEW.ASYNC", "MEMBAR.SC")  # instructions that wait for a thread's reads
+_COPIES_IN = ("UTMALDG", "UBLKCP.S.G")  # copies to shared memory
 _READS = ("LDS", "HGMMA", "UTMASTG", "UBLKCP.G.S")
 _EXPECT = re.compile(r"^( *)mosaic_gpu\.arrive_expect_tx .*?(%c\d+)")
 
@@ -26,23 +26,23 @@ class Kernel:
     """Facts of one compiled kernel."""
 
     name: str
-    registers: int  # a thread
-    spilled: int  # bytes a thread
-    shared: int  # bytes a thread block
-    threads: int  # a thread block
+    registers: int  # per thread
+    spilled: int  # bytes per thread
+    shared: int  # bytes per thread block
+    threads: int  # per thread block
     blocks: int
     prefetched: int  # bytes requested from the copy engine before the main loop
     refilled: int  # bytes requested in each turn of a loop, which may be several unrolled turns
     loop: int  # instructions of the main loop
-    refills: bool  # the main loop requests copies, rather than an outer loop or another warp
-    hasty: bool  # requests a copy before all threads finished their reads of shared memory
-    unmet: bool  # reads shared memory after a store, without a meeting of threads between
+    refills: bool  # whether the main loop itself requests copies, and not an outer loop or another warp
+    hasty: bool  # whether a copy is requested before all threads have finished their reads of shared memory
+    unmet: bool  # whether shared memory is read after a store without a barrier between
     instructions: int
     wgmma: int  # tensor-core products in innermost loops
-    narrow: int  # global loads below 128 bits in the main loop, unless it is unrolled
-    waits: bool  # for the kernel before it: programmatic dependent launch
-    eager: bool  # loads something before it waits
-    kept: int  # loads before it waits that the first-level cache keeps
+    narrow: int  # global loads of fewer than 128 bits in the main loop, unless this loop is unrolled
+    waits: bool  # whether the kernel waits for the previous kernel (programmatic dependent launch)
+    eager: bool  # whether the kernel loads anything before this wait
+    kept: int  # loads before this wait that the first-level cache keeps
 
 
 def read_kernels(folder: Path) -> list[Kernel]:
@@ -92,8 +92,8 @@ def _read_kernel(path: Path) -> Kernel:
 def hasty(code: Sequence[sass.Instruction]) -> bool:
     r"""Tell whether a copy into shared memory is requested before all threads have finished their reads of it.
 
-    Each thread must wait for its own reads, and then all must meet: a read waits in a queue that the copy engine does
-    not use, and a meeting does not wait for it. Warps wait for reads of the tensor cores by themselves.
+    Each thread must wait for its own reads, and then all threads must pass a barrier: a read waits in a queue that the
+    copy engine does not use, and a barrier does not wait for this queue. Warps always wait for the tensor cores' reads.
     Instructions count in the order of addresses, including any that a branch skips.
 
     >>> code = ["/*0000*/ LDS R4, [R2]", "/*0010*/ MEMBAR.SC.CTA", "/*0020*/ BAR.SYNC 0x1", "/*0030*/ UTMALDG.2D [UR8]"]
@@ -116,10 +116,10 @@ def hasty(code: Sequence[sass.Instruction]) -> bool:
 
 
 def unmet(code: Sequence[sass.Instruction]) -> bool:
-    r"""Tell whether shared memory is read after a store to it without a meeting of threads between.
+    r"""Tell whether shared memory is read after a store without a barrier between.
 
-    Reads of threads, tensor cores and the copy engine count, in the order of addresses. `ldmatrix` does not, since our
-    kernels read copied data with it.
+    Reads of threads, tensor cores and the copy engine count, in the order of addresses. `ldmatrix` does not count,
+    because our kernels use it only for data that the copy engine has written.
 
     >>> code = ["/*0000*/ STS [R2], R4", "/*0010*/ BAR.SYNC.DEFER_BLOCKING 0x1, 0x80", "/*0020*/ LDS R4, [R2]"]
     >>> [unmet(sass.read("\n".join(some)).instructions) for some in (code, code[::2])]
@@ -134,14 +134,14 @@ def unmet(code: Sequence[sass.Instruction]) -> bool:
 
 
 def _runs(code: sass.Listing) -> Iterator[Sequence[sass.Instruction]]:
-    """Yield sequences of instructions: the kernel from its beginning, and each loop twice, since turns follow turns."""
+    """Yield sequences of instructions: the whole kernel, and each loop twice, because its start follows its end."""
     yield code.instructions
     for loop in code.all_loops():
         yield [*code.inside(loop), *code.inside(loop)]
 
 
 def launch(layouts: str) -> tuple[int, int, int]:
-    """Read thread blocks, threads and bytes of shared memory of a block from Mosaic's MLIR.
+    """Read from Mosaic's MLIR the number of thread blocks, and the threads and bytes of shared memory of a block.
 
     >>> launch("gpu.launch async [%1] blocks(%arg2, %arg3) in (%arg8 = %c256, %arg9 = %c2_7) "
     ...        "threads(%arg5, %arg6) in (%arg11 = %c128, %arg12 = %c1) dynamic_shared_memory_size %c44064_i32 {")
@@ -154,7 +154,7 @@ def launch(layouts: str) -> tuple[int, int, int]:
 
 
 def copied(layouts: str) -> tuple[int, int]:
-    """Count the bytes that a thread block expects from the copy engine before its loops, and in each turn of them.
+    """Count the bytes that a thread block expects from the copy engine outside all loops, and in a turn of all loops.
 
     >>> copied('''
     ...   mosaic_gpu.arrive_expect_tx barrier(%61 : memref) %c8192_i32

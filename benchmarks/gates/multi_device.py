@@ -1,4 +1,4 @@
-"""Decode steps that several H200 share, compiled without a GPU: our kernels, two all-reduces a layer, no copies."""
+"""Compiles decode steps for several H200s without a GPU: a step has our kernels, two all-reduces a layer, no copies."""
 
 from dataclasses import replace
 from functools import partial
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from llamaspec.benchmarks.gates.compiler import TARGET
 
-import jax  # isort: skip  # after the compiler's module, which sets what JAX reads when it is imported
+import jax  # isort: skip  # after the compiler's module, which sets variables that JAX reads when it is imported
 import numpy as np
 from jax.experimental import topologies
 
@@ -29,7 +29,7 @@ SUMS_A_LAYER = 2
 
 
 class SharedStep(NamedTuple):
-    """Facts of a compiled step, of one device."""
+    """Facts of a compiled step on one device."""
 
     layers: int
     launches: list[Launch]

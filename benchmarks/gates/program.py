@@ -1,4 +1,4 @@
-"""Facts of one compiled program, from its optimized HLO: launches, copies, memory."""
+"""Reads the facts of a compiled program from its optimized HLO: launches, copies, memory."""
 
 import math
 import re
@@ -13,16 +13,16 @@ _CALLED = re.compile(r"(?:body|condition|to_apply|true_computation|false_computa
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _KERNEL = re.compile(r'op_name="(?:[^"]*/)?([^"/]+)/mpmd_map"')
 
-# Opcodes that run no kernel: views of memory, control, and the second halves of asynchronous pairs.
+# Opcodes without a kernel: views of memory, control, and the second halves of asynchronous pairs.
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "opt-barrier", "after-all", "add-dependency"}
 _CONTROL = {"while", "conditional", "call", "async-start"}
 _UPDATES = {"dynamic-update-slice", "scatter"}
 
 
 class Launch(NamedTuple):
-    """Launch of one kernel, ours or the compiler's, or of one copy."""
+    """The launch of one kernel, ours or the compiler's, or of one copy."""
 
-    kind: str  # name of a Mosaic kernel, else the opcode
+    kind: str  # the name of a Mosaic kernel, or the opcode of another launch
     by_us: bool
     bytes: int  # of the largest array that it writes in full
 
@@ -34,12 +34,12 @@ class Program:
     launches: tuple[Launch, ...]
     temp: int  # bytes
     aliased: int  # bytes of donated arguments that are reused for results
-    seconds: float  # of a core, to lower and compile
-    issued: tuple[str, ...]  # XLA's kinds of what the host issues: kCommandBuffer, kWhile, kCustomCall …
+    seconds: float  # seconds of a core to lower and compile the function
+    issued: tuple[str, ...]  # XLA's names for the work that the host issues: kCommandBuffer, kWhile, kCustomCall …
 
 
 def issued(thunks: str) -> list[str]:
-    """List the kinds of what the host issues by itself, from XLA's dump of its thunks; a CUDA graph is one.
+    """List the kinds of the work that the host issues, from XLA's dump of thunks. A CUDA graph counts once.
 
     >>> issued("000: kCommandBuffer [source | sink]\\n    001: kCopy [source | sink]\\ncondition:\\n002: kWhile [sink]")
     ['kCommandBuffer', 'kWhile']
@@ -48,7 +48,7 @@ def issued(thunks: str) -> list[str]:
 
 
 def launches(hlo: str) -> list[Launch]:
-    """Yield the kernels and copies of a program; the body of a loop counts once."""
+    """List the kernels and copies of a program. The body of a loop counts once."""
     computations = _computations(hlo)
     entry = next(name for name, (is_entry, _) in computations.items() if is_entry)
     return list(_launches(entry, computations))
@@ -64,7 +64,7 @@ def products(hlo: str) -> tuple[int, int]:
 
 
 def swaps(hlo: str, size: int) -> int:
-    r"""Count the writes to some places of an array of `size` bytes or more that XLA does not know to be distinct.
+    r"""Count the scatters into arrays of `size` bytes or more with indices that XLA does not know to be different.
 
     >>> swaps(" %a = f32[8]{0} scatter(%x, %i, %y)\n %b = f32[8]{0} scatter(%x, %i, %y), unique_indices=true", 32)
     1
@@ -103,7 +103,7 @@ def _launches(name: str, computations: dict[str, tuple[bool, list[_Instruction]]
                 yield from _launches(computation, computations)
         elif word.opcode in ("fusion", "fusion-start"):
             root = next(inner for inner in computations[called[0]][1] if inner.root)
-            # An update in place writes only the update. Where XLA cannot do that, a separate copy shows it.
+            # An update in place writes only the update. If XLA cannot update in place, the HLO has a separate copy.
             written = 0 if root.opcode in _UPDATES else _bytes(root.shape)
             yield Launch(word.opcode, by_us=False, bytes=written)
         elif word.opcode == "custom-call" and "mosaic_gpu" in word.operands:

@@ -12,7 +12,7 @@ from llamaspec.benchmarks.gates.program import Program
 
 Row = dict[str, Any]
 
-# Rows have no times, so that they change only with the code.
+# Rows contain no times, so that they change only if the code changes.
 KERNEL_COLUMNS = {
     "case": "case",
     "kernel": "name",
@@ -64,7 +64,7 @@ def step_row(name: str, short: Program, full: Program, *, layers: tuple[int, int
 
 
 def table(columns: dict[str, str], rows: Sequence[Row]) -> str:
-    """Render rows as a Markdown table, aligned for a terminal too.
+    """Render rows as an aligned Markdown table.
 
     >>> print(table({"model": "name", "registers": "r"}, [{"name": "a", "r": 8}, {"name": "b", "r": None}]))
     | model | registers |

@@ -37,9 +37,9 @@ class Listing(NamedTuple):
         return (i for i, word in enumerate(self.instructions) if word.opcode.split(".")[0] in opcodes)
 
     def all_loops(self) -> Iterator[Loop]:
-        """Yield loops from the target of a backward branch to that branch, nested ones included.
+        """Yield all loops, including nested ones: the instructions from the target of a backward branch to the branch.
 
-        Branches behind the exit are left out: the compiler puts rarely taken paths there, which return.
+        Loops around an exit are left out: the compiler puts rare paths after the exit, and these branch back.
         """
         for end, word in enumerate(self.instructions):
             if word.opcode.split(".")[0] == "BRA" and (target := _TARGET.search(word.operands)):
@@ -49,7 +49,7 @@ class Listing(NamedTuple):
                     yield loop
 
     def loops(self) -> list[Loop]:
-        """Yield innermost loops that end at their branch, without the few instructions that spin at a barrier."""
+        """List the innermost loops, without the short loops that spin at a barrier."""
         loops: list[Loop] = []
         for loop in self.all_loops():
             outer = any(loop.start <= inner.start and inner.end <= loop.end for inner in loops)

@@ -1,4 +1,4 @@
-"""The programs of `serve`, compiled without a GPU by the product's options: pages are written in place, by stores."""
+"""Compiles the programs of `serve` without a GPU, with the options that llamaspec uses. Stores must write pages."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from llamaspec.benchmarks.gates.compiler import mesh, placed
 
-import jax  # isort: skip  # after the compiler's module, which sets what JAX reads when it is imported
+import jax  # isort: skip  # after the compiler's module, which sets variables that JAX reads when it is imported
 
 from llamaspec.benchmarks.common.random_model import random_shapes
 from llamaspec.benchmarks.gates.decode_steps import CAPACITY, DTYPES, FEW_LAYERS
@@ -20,13 +20,13 @@ from llamaspec.serving.loading import PAGE, WIDTH
 from llamaspec.serving.programs import Sizes, compile_serving
 
 SERVED = ("tinyllama-1.1b bfloat16",)
-PAGES = 10_001  # enough that nothing else in a program is as large as the keys of a layer
+PAGES = 10_001  # so many that no other array of a program is as large as the keys of a layer
 
 
 class Serving(NamedTuple):
     """Facts of the compiled programs, by their names."""
 
-    pages: int  # bytes of a layer's keys
+    pages: int  # the bytes of a layer's keys
     launches: dict[str, list[Launch]]
     swaps: dict[str, int]  # writes to pages by operations that wait for each other
 
@@ -47,7 +47,7 @@ def compile_served(name: str) -> Serving:
     with jax.sharding.use_abstract_mesh(mesh().abstract_mesh):
         programs = compile_serving(params, config, ops=ops, sizes=sizes, platform="gpu", spread=on_h200)
     size = PAGES * config.kv_heads * PAGE * config.head_dim * number.itemsize
-    compiled: dict[str, Any] = programs._asdict()  # JAX's, though their type says only that they can be called
+    compiled: dict[str, Any] = programs._asdict()  # JAX's compiled programs, though their type is only `Callable`
     texts: dict[str, str] = {name: program.as_text() for name, program in compiled.items()}
     return Serving(
         size,

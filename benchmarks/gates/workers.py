@@ -1,4 +1,4 @@
-"""Processes for compilations, since a compilation may hang, abort, or depend on earlier ones."""
+"""Runs compilations in processes, because a compilation may hang, abort, or depend on earlier ones."""
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,7 @@ _BOOKKEEPING = Lock()  # starting a process reaps others, and could take the exi
 
 
 class Failure(NamedTuple):
-    """Reason why a call has no result."""
+    """The reason why a call has no result."""
 
     reason: str
 
@@ -26,7 +26,7 @@ def call_each(
 ) -> Iterator[Any]:
     """Call `function` with each argument; yields results or `Failure`s in the order of the arguments.
 
-    Each call has `limit` seconds and a process of its own, forked from one that only imported the modules `preload`.
+    Each call has `limit` seconds and a new process, forked from a process that has only imported the modules `preload`.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
@@ -59,6 +59,6 @@ def _answer(pipe: Connection, function: Callable[[Any], Any], argument: Any) -> 
     try:
         answer = function(argument)
     except Exception as error:
-        # Some messages take pages; the first line says what is wrong.
+        # Some messages are pages long, and the beginning says what is wrong.
         answer = Failure(f"{type(error).__name__}: {' '.join(str(error).split())}"[:500])
     pipe.send(answer)

@@ -1,4 +1,4 @@
-"""Cost of more work: the slope of a series of measurements, and the slope that the machine's own rates allow."""
+"""Measures the cost of more work: the slope of a series of times, and the slope that the machine's rates allow."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,12 +10,12 @@ from llamaspec.model.insight.machine import Ceilings
 
 
 class Series(NamedTuple):
-    """Measurements that differ in one number."""
+    """A series of measurements that differ in one number."""
 
-    grows: str  # key of that number
-    step: str  # one more of it, in words
-    of: str  # what takes longer, in words
-    share: Callable[[Row], float]  # share of a row's call that the slope counts
+    grows: str  # the key of this number in a row
+    step: str  # words for an increase by one, such as "a sequence more"
+    of: str  # words for the work that takes longer, such as "a step"
+    share: Callable[[Row], float]  # the part of a row's time that counts
 
 
 SERIES = {
@@ -37,7 +37,10 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 
 
 def slopes(rows: Sequence[Row], ceilings: Ceilings) -> list[Row]:
-    """Compute what one more adds in each series of at least two rows: measured, and by bytes and by operations."""
+    """Compute the time that an increase by one adds in each series: measured, by bytes, and by operations.
+
+    A series needs two different numbers at least.
+    """
     slope_rows = []
     for name, series in SERIES.items():
         chosen = [row for row in rows if row.get("series") == name]

@@ -1,4 +1,4 @@
-"""Time of a prompt and of a decoding step, by part of the model."""
+"""Profiles a prompt and a decoding step by part of the model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -73,7 +73,7 @@ def tables(parts: Mapping[str, list[Row]], *, context: int) -> str:
 def _rows(
     trace: Trace, span: str, program: Any, names: Trace | None, *, read: dict[str, float], steps: int
 ) -> list[Row]:
-    """Divide a span by part. `program` is the one that `names` traced, or that `trace` did if there are no graphs."""
+    """Divide the time of a span by part. `program` is the traced program: in `names`, or in `trace` if that is None."""
     runs = [events_of(trace, f"{span} {run}") for run in range(RUNS)]
     ran, start, end = sorted(runs, key=lambda run: run[2] - run[1])[RUNS // 2]
     parts = parts_of(program.as_text() or "")

@@ -1,4 +1,4 @@
-"""Reports of `benchmarks.suites.model_suite` as text and as a chart."""
+"""Renders reports of `benchmarks.suites.model_suite` as text and as a chart."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -59,7 +59,7 @@ def _cached(cache: int | None) -> str:
 
 
 def as_svg(report: Mapping[str, Any]) -> str:
-    """Draw tokens a second as the work grows, or the share of the floor."""
+    """Draw tokens per second over the amount of work, or for the suite decode the shares of the floor."""
     about, rows = report["about"], [row for row in report["rows"] if "median" in row]
     remark = f"{report['model']['name']}, {report['model']['dtype']}; {about['device']}, {about['processor']}"
     if report["suite"] == "decode":

@@ -1,4 +1,4 @@
-"""Speed of a model on the default device, and how it changes as the work grows."""
+"""Measures the speed of a model on the default device, and how it changes as the work grows."""
 
 import statistics
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ from llamaspec.model.weights.loading import Progress, no_progress
 from llamaspec.model.weights.params import Params
 
 PROMPT = 512  # tokens, unless the model's context is short
-GROWTH = (128, 8192)  # least and most tokens; each length is twice the last
+GROWTH = (128, 8192)  # smallest and largest number of tokens; each length is twice the previous one
 BATCHES = (1, 2, 4, 8, 16, 32)
 PATIENT = Effort(3, warm=1)  # for slow calls
 # These take memory that a generation does not: a program that samples in addition to the greedy one, and a trace.
@@ -59,10 +59,11 @@ def planned(
     quantize: str | None, cache: str | None, devices: int = 1, measured: Path | None = None,
     progress: Progress = no_progress,
 ) -> MemoryPlan:  # fmt: skip
-    """Plan what `choose_model` chooses, on a device of `model.insight.plan.DEVICES`; None measures this machine.
+    """Plan the memory and speed of the model that `choose_model` chooses, on a device of `model.insight.plan.DEVICES`.
 
-    Several `devices` of that kind share the model; several parts of a CPU share its memory and its rates, too. If the
-    folder `measured` has the link between devices of this machine, written by `keep_link`, the plan uses it.
+    If `device` is None, the device is this machine, which is measured. Several `devices` of one kind share the model;
+    several parts of a CPU share its memory and its rates, too. If the folder `measured` has the link between devices of
+    this machine, written by `keep_link`, the plan uses it.
 
     Raises ValueError for unknown names and for a context that the model does not have.
     """
@@ -93,7 +94,7 @@ def planned(
 
 
 def describe_suite(suite: str, *, context: int | None, batch: int, backend: BackendName = "jax", **chosen: Any) -> str:
-    """Say in one line how `run_suite` runs the model: dtype, device, and on a GPU how many ops are plain.
+    """Say in one line how `run_suite` runs the model: dtype, device, and on a GPU how many ops have no kernel.
 
     Raises as `choose_model` does, and ValueError for more tokens than the model can hold.
     """
@@ -116,7 +117,7 @@ def run_suite(
     sizes: Sizes | None = None,
     **chosen: Any,
 ) -> dict[str, Any]:
-    """Measure the machine, then what `choose_model` chooses, and report it.
+    """Measure the machine and then the model that `choose_model` chooses. Returns a report.
 
     `context` is the number of tokens of the prompt, and of those before decoding; None is 512, or half of what the
     model can hold. Raises ValueError for a context that the model cannot hold, MemoryError for arrays that do not fit.
@@ -160,7 +161,7 @@ def run_suite(
 
 
 def decode_rows(subject: TimedModel, *, tokens: int, batch: int, reader: Reader, progress: Progress) -> Iterator[Row]:
-    """Time the first token, a prompt of `tokens`, and decoding after as many."""
+    """Time the first token, a prompt of `tokens` tokens, and decoding after `tokens` tokens."""
     progress("compiling", 0.1)
     programs, shapes = subject.compiled(longest=tokens, batch=batch)
     progress("weights", 0.3)
@@ -182,7 +183,7 @@ def decode_rows(subject: TimedModel, *, tokens: int, batch: int, reader: Reader,
 
 
 def reference_rows(subject: TimedModel, *, tokens: int, progress: Progress) -> Iterator[Row]:
-    """Time a prompt and decoding by the definition, in float64, without a floor: the float64 rate is not measured."""
+    """Time a prompt and decoding by the reference. Rows have no floor, as we do not measure the rate of float64."""
     progress("weights", 0.3)
     checkpoint, vocab = subject.checkpoint(), subject.config.vocab
     backend = load_backend(
@@ -244,7 +245,7 @@ def decode_row(
     name: str = "greedy",
     options: SamplingOptions = GREEDY,
 ) -> Row:
-    """Time decoding; weights that come from memory are timed with its bandwidth in each round, which may vary."""
+    """Time decoding. If weights come from memory, we also measure the read bandwidth in each round, since it varies."""
     call = decoding(programs, params, context=context, options=options)
     middle = context + programs.burst / 2
     cost = decode_cost(params, subject.config, position=middle, batch=programs.batch)
@@ -274,9 +275,9 @@ def _row(
 def profile_model(
     *, context: int | None, progress: Progress = no_progress, **chosen: Any
 ) -> tuple[dict[str, Any], Trace]:
-    """Profile what `choose_model` chooses; returns a report and the trace.
+    """Profile the model that `choose_model` chooses. Returns a report and the trace.
 
-    `context` is as in `run_suite`, and so are the errors.
+    `context` has the same meaning as in `run_suite`, and raises the same errors.
     """
     subject = choose_model(**chosen)
     tokens = prompt_tokens(subject, context)
@@ -291,7 +292,7 @@ def profile_model(
 
 
 def _longest(subject: TimedModel, suite: str, context: int | None, *, random: bool) -> int:
-    """Choose the most tokens that a suite has before it decodes. Raises ValueError for more than the model can hold."""
+    """Choose the largest context of a suite. Raises ValueError for more tokens than the model can hold."""
     tokens, most = prompt_tokens(subject, context), subject.config.context - subject.burst
     if suite == "decode":
         return tokens
@@ -300,7 +301,7 @@ def _longest(subject: TimedModel, suite: str, context: int | None, *, random: bo
 
 
 def prompt_tokens(subject: TimedModel, context: int | None) -> int:
-    """Choose the tokens of a prompt, and before decoding. Raises ValueError for more than the model can hold."""
+    """Choose the length of the prompt, before decoding, too. Raises ValueError for more than the model can hold."""
     most = subject.config.context - subject.burst
     if context is not None and not 1 <= context <= most:
         raise ValueError(f"{context} tokens and {subject.burst} to decode: this model holds {subject.config.context}")
@@ -308,7 +309,7 @@ def prompt_tokens(subject: TimedModel, context: int | None) -> int:
 
 
 def _completed(row: Row, ceilings: Ceilings, cache: int | None) -> Row:
-    """Add rates, shares of the machine's own rates, and floors. Reads from a cache have no floor of memory."""
+    """Add rates, shares of the machine's rates, and floors. Reads from a cache have no floor by memory bandwidth."""
     if row["what"] == "breakdown":
         parts = row["parts"]["decode"]
         read, seconds = (sum(part.get(key, 0) for part in parts) for key in ("bytes", "seconds"))
@@ -334,7 +335,7 @@ def _completed(row: Row, ceilings: Ceilings, cache: int | None) -> Row:
 
 
 def _doubling(first: int, last: int) -> Iterator[int]:
-    """Yield the least number and its doubles up to the most.
+    """Yield `first` and its doubles, up to `last`.
 
     >>> list(_doubling(128, 600))
     [128, 256, 512]
@@ -345,7 +346,7 @@ def _doubling(first: int, last: int) -> Iterator[int]:
 
 
 def peak_bytes() -> int:
-    """Peak memory of the model: the device's, or this process's on a CPU."""
+    """Return the peak memory of the device, or of this process on a CPU."""
     if stats := jax.devices()[0].memory_stats():
         return stats["peak_bytes_in_use"]
     return peak_resident_bytes()

@@ -68,9 +68,10 @@ def all_reduce_rows(devices: int) -> list[dict[str, float]]:
 
 
 def constants(rows: Sequence[dict[str, float]], devices: int) -> dict[str, float]:
-    """Fit a ring's 2 (n - 1) (alpha + beta m / n): alpha from the fastest array, beta from the largest.
+    """Fit the time 2 (n - 1) (alpha + beta m / n) of a ring of n devices that sum arrays of m bytes.
 
-    On a busy machine the largest may be the fastest. Then all of its time counts for its bytes.
+    We compute alpha from the fastest array, and beta from the largest. On a busy machine the largest array may be the
+    fastest. Then beta comes from all of its time.
 
     >>> fitted = constants([{"bytes": 0, "seconds": 2e-6}, {"bytes": 10**9, "seconds": 0.01}], 2)
     >>> round(fitted["alpha"] * 1e6, 3), round(1 / fitted["beta"] / 1e9)
@@ -161,9 +162,9 @@ def measure_several(
     progress: Progress = no_progress,
     **chosen: Any,
 ) -> dict[str, Any]:
-    """Measure sums over each number of devices and, if asked, what `choose_model` chooses, decoding on each.
+    """Measure sums over each number of devices. If `decoding`, also time the model that `choose_model` chooses.
 
-    Steps are those after `context` tokens, by default 512 or half of what the model can hold. Raises ValueError for
+    Steps come after `context` tokens, by default 512 or half of the model's context. Raises ValueError for
     unknown names, for a context that the model cannot hold, and for a number of devices that JAX lacks, or that cannot
     share the model.
     """
@@ -192,7 +193,7 @@ def measure_several(
 
 
 def as_text(report: Mapping[str, Any]) -> str:
-    """Format what was measured for a person to read."""
+    """Render the report as text."""
     lines = []
     for devices, measured in report["all_reduce"].items():
         lines.append(f"all-reduce over {devices} devices: {measured['alpha'] * 1e6:.1f} us a message, ")
@@ -213,7 +214,7 @@ def as_text(report: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure what the command line asks for, and write it as JSON."""
+    """Run the command line: measure, and write a report as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--shape", choices=SHAPES, help="also decode with random weights of this model")

@@ -1,4 +1,4 @@
-"""A server under load: what `bench --suite serve` measures and shows, and the same of other servers.
+"""Measures a server under load, ours for `bench --suite serve`, and other servers in the same way.
 
 Every request is sent several times: in a first run all at once, which shows the most that the server can do, then at
 rates. A prompt of one run is never found in the cache by another.
@@ -27,7 +27,7 @@ from llamaspec.model.options import choose_context
 from llamaspec.model.weights.loading import Progress, no_progress
 
 WIDTH = 16  # requests that decode at once
-SHARES = (0.25, 0.5, 0.75, 1.0)  # of the most that the server can do: the rates, unless others are asked for
+SHARES = (0.25, 0.5, 0.75, 1.0)  # default rates, relative to the rate when all requests come at once
 START = 600.0  # seconds until a server must be ready
 HIDDEN = "LLAMASPEC_API_KEY"  # a variable that would have our server ask for a key
 COLUMNS = [
@@ -61,9 +61,9 @@ def our_command(
 
 @contextmanager
 def served(command: Sequence[str]) -> Iterator[Served]:
-    """Start a server and wait until it is healthy; kills it at the end of the block.
+    """Start a server, and wait until it is healthy. Kills the server at the end of the block.
 
-    Raises ValueError if it ends before, with the last line that it wrote.
+    Raises ValueError with the server's last line if the server ends before it is healthy.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -93,14 +93,14 @@ def _is_healthy(url: str) -> bool:
 
 
 def _read(url: str, *, seconds: float) -> str:
-    """Read what a server of this machine has at an address, past any proxy. Raises OSError unless it answers 200."""
+    """Read an address of a server on this machine, without a proxy. Raises OSError unless the status is 200."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with direct.open(url, timeout=seconds) as reply:
         return reply.read().decode()
 
 
 def processor_seconds(pid: int) -> float | None:
-    """Read how long a process has had a processor, in all its threads; None where the system does not tell."""
+    """Read the processor time of a process, of all its threads. None if the system does not tell."""
     with suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -108,7 +108,7 @@ def processor_seconds(pid: int) -> float | None:
 
 
 def cache_counts(url: str) -> dict[str, float]:
-    """Read how many tokens of prompts our server has had, and how many of them it found in its cache."""
+    """Read how many prompt tokens our server has received, and how many of these it found in its cache."""
     lines = _read(f"{url}/metrics", seconds=30).splitlines()
     values = dict(line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
     return {name: float(values[f"llamaspec_{name}_total"]) for name in ("prompt_tokens", "cached_tokens")}
@@ -123,10 +123,10 @@ def measure_rates(
     seed: int,
     progress: Progress = no_progress,
 ) -> list[dict[str, Any]]:
-    """Measure a server with all requests at once, then at each rate; without `rates`, at `SHARES` of the first run's.
+    """Measure a server with all requests at once, then at each rate. Without `rates`, uses `SHARES` of the first rate.
 
-    `open_server` makes a context manager that gives a `Served`. A server of another kind is started anew for each run,
-    so that its cache is empty; ours keeps the prompts of one run apart from another's.
+    `open_server` makes a context manager that yields a `Served`. Without `metrics` it is a server of another kind,
+    which we start anew for each run, so that its cache is empty. Our server gets a different cache salt in each run.
     """
     rows: list[dict[str, Any]] = []
     texts: list[str] | None = None
@@ -171,7 +171,7 @@ def measure_rates(
 
 
 def _warm(url: str) -> None:
-    """Have a server answer once, so that nothing is done for the first time while we measure."""
+    """Send one request before we measure, since the first request of a server is slow."""
     send(url, [Ask((1, 2, 3), 4, 0)], [0.0], extra={})
 
 
@@ -185,7 +185,7 @@ def run_suite(
     progress: Progress = no_progress,
     **options: Any,
 ) -> dict[str, Any]:
-    """Serve a model in a process of its own, load it, and report. `context` is the median length of a prompt.
+    """Serve a model in a new process, send load to the server, and report. `context` is the median prompt length.
 
     Raises as `open_checkpoint` does, and ValueError for prompts beyond the model's context or a server that ends.
     """
@@ -230,7 +230,7 @@ def as_text(report: Mapping[str, Any]) -> str:
 
 
 def shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the percentiles of a row in a cell each, and the share of its prompts that the cache had.
+    """Format the percentiles of a row, one cell for each delay, and the share of prompt tokens found in the cache.
 
     >>> row = {"first_token": {"p50": 0.1, "p95": 2.0, "p99": None}, "prompt_tokens": 8, "cached_tokens": 2}
     >>> shown(row)["first_token"], shown(row)["hits"]
@@ -266,7 +266,7 @@ def as_svg(report: Mapping[str, Any]) -> str:
 
 
 def wrong(report: Mapping[str, Any]) -> list[str]:
-    """List what no server of ours may do: fail, or give a request another text than before."""
+    """List failed requests, and requests that got different texts in two runs."""
     complaints = []
     for row in report["rows"]:
         if row["errors"]:

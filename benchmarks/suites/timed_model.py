@@ -1,4 +1,4 @@
-"""A model to be timed: one with files, or a published shape with random weights."""
+"""Chooses a model to time: a model with files, or a published shape with random weights."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ EFFORT = Effort(5)
 
 @dataclass(frozen=True)
 class TimedModel:
-    """Model to be timed, with its weights as shapes until they are needed, and the ops that run it."""
+    """A model to time. Its weights are shapes until `load` loads or draws them."""
 
     name: str
     config: Config
@@ -44,11 +44,11 @@ class TimedModel:
     kernels: str  # auto, xla, cpu or pallas
     dtype: str
     quantize: str | None
-    random: bool = False  # weights that no file has
+    random: bool = False  # whether the weights are random, and not from a file
     effort: Effort = EFFORT
 
     def share_shapes(self, positions: int, devices: int) -> Params:
-        """Give the shapes of the share that each of several devices has."""
+        """Return the shapes of one device's share of the weights."""
         config, dtype = share(self.config, devices), np.dtype(self.dtype)
         checkpoint = self.checkpoint() if not self.random else None
         if checkpoint:
@@ -73,11 +73,11 @@ class TimedModel:
 
     @property
     def burst(self) -> int:
-        """Tokens that one call draws: few if the context is short, so that other tokens fit before them."""
+        """The number of tokens that one call draws: few if the context is short, so that a prompt fits before them."""
         return min(longest_burst(jax.default_backend()), max(DRAWN, self.config.context // 8))
 
     def capacity(self, longest: int) -> int:
-        """Count the positions of a cache for sequences of up to `longest` tokens, with a burst and a chunk after."""
+        """Count the positions of a cache for sequences of up to `longest` tokens, a burst and a chunk."""
         chunk = min(prompt_chunk(self.config, jax.default_backend()), longest)
         return -(-(longest + self.burst + chunk) // 8) * 8
 
@@ -89,7 +89,8 @@ class TimedModel:
     def compiled(self, *, longest: int, batch: int, shapes: Params | None = None) -> tuple[Programs, Params]:
         """Compile programs for sequences of up to `longest` tokens.
 
-        Returns them with their shapes: those given, or the smallest. Raises MemoryError if they do not fit.
+        Returns the programs, and the shapes of their weights: `shapes`, or else the smallest. Raises MemoryError if
+        they do not fit.
         """
         chunk, burst = min(prompt_chunk(self.config, jax.default_backend()), longest), self.burst
         capacity = self.capacity(longest)
@@ -104,9 +105,9 @@ class TimedModel:
         return programs, shapes
 
     def without_graphs(self, programs: Programs, shapes: Params) -> Programs | None:
-        """Compile programs for a GPU again, without CUDA graphs: XLA's profiler names the kernels of these only.
+        """Compile programs for a GPU again, without CUDA graphs: XLA's profiler does not name kernels in graphs.
 
-        None on other platforms, which have no graphs.
+        Returns None on other platforms, which have no graphs.
         """
         if (platform := jax.default_backend()) != "gpu":
             return None
@@ -122,7 +123,7 @@ def choose_model(
 ) -> TimedModel:
     """Choose a published shape with random weights, or a model. Raises ValueError for unknown names.
 
-    `platform` is "cpu" or "gpu" where it is not the default device's.
+    `platform` is "cpu" or "gpu", or "" for the platform of the default device.
     """
     check_kernels(kernels, default_device())
     platform = platform or jax.default_backend()

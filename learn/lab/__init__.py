@@ -1,1 +1,1 @@
-"""Exercises: kernels with one wrong line each, and layers to write; contracts are the judges."""
+"""Exercises: kernels with one wrong line each, and layers to write. Contracts judge the answers."""

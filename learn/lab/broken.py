@@ -10,7 +10,7 @@ QUANTIZERS = "Quantizers"
 SAMPLING = "Sampling and experts"
 
 _TABLE = [
-    # Chapter, op, mutant, what a user reports, a hint, where such a mistake was made.
+    # Each entry has the chapter, the op, the mutant, a user's report, a hint, and a project that made such a mistake.
     (
         NORMS, "softmax", "maximum starts at 0",
         "A row of very negative scores comes out as NaN or zeros.",

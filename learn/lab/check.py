@@ -1,4 +1,4 @@
-"""Judge an exercise, and explain the verdict."""
+"""Judges an exercise, and explains the verdict."""
 
 import difflib
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from llamaspec.verify.candidates.worker import load_file
 from llamaspec.verify.judging.runner import unseen
 
 EXAMPLES, SECONDS = 1000, 60.0
-SEEN_BY = {  # how we found a fault, by the kind of the finding
+SEEN_BY = {  # for each kind of finding, a sentence that says how we found it
     "value": "The error bound found it: rounding cannot explain an error this large.",
     "suspicious": "The alarm found it: rounding could only just explain it.",
     "law": "A law found it: two results that must agree do not.",
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
 
 
 def check(exercise: Exercise, folder: Path, *, seed: int = 0, progress: Stage = unseen) -> Outcome:
-    """Judge the kernel in a folder. Raises FileNotFoundError if there is none, ImportError if we cannot import it.
+    """Judge the kernel in a folder. Raises FileNotFoundError for a missing kernel, ImportError for a broken one.
 
     Calls `progress` with the number of examples done, out of `EXAMPLES`.
     """
@@ -62,7 +62,7 @@ def _own(judge: Callable[[Callable], str | None], file: Path, function: str) -> 
 
 
 def solution(exercise: Exercise) -> list[str]:
-    """Show the wrong and the right line, and a project that made the mistake; for a layer to write, its definition."""
+    """Show the wrong and the right line, and a project that made the mistake. For a layer, name its definition."""
     if not isinstance(exercise, Broken):
         return [f"{exercise.file} has the definition, with its derivation."]
     wrong, right = kernel(exercise).splitlines(), kernel(exercise, solved=True).splitlines()

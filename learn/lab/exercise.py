@@ -1,4 +1,4 @@
-"""The parts of an exercise."""
+"""Types of exercises."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,20 +14,20 @@ class Broken:
 
     number: int
     chapter: str
-    op: str  # the contract that judges
+    op: str  # the op, and the name of its contract, which judges
     mutant: str
     title: str  # the report of a user of the kernel
     hint: str
-    seen: str  # a project that made the mistake, and the thread about it
+    seen: str  # a project that made the mistake, with a link to the discussion
 
     @property
     def implementation(self) -> Implementation:
-        """The right kernel, and its mutants."""
+        """The correct kernel, and its mutants."""
         return IMPLEMENTATIONS[self.op]
 
     @cached_property
     def change(self) -> Mutant:
-        """The wrong line. Raises LookupError if no mutant has this name."""
+        """Return the mutant that makes the wrong line. Raises LookupError if no mutant has this name."""
         matches = [mutant for mutant in self.implementation.mutants if mutant.name == self.mutant]
         if not matches:
             raise LookupError(f"{self.op} has no mutant called {self.mutant}")
@@ -36,18 +36,18 @@ class Broken:
 
 @dataclass(frozen=True)
 class Own:
-    """A layer to write, from an empty function."""
+    """A layer to write: the user fills in an empty function."""
 
     number: int
     chapter: str
-    name: str  # of the function
+    name: str  # the name of the function
     title: str
     hint: str
-    file: str  # in reference/, with its definition, which is the solution
+    file: str  # the file in reference/ with the definition, which is the solution
     skeleton: str
-    op: str = ""  # the contract that judges it; "": `judge` does
-    only: tuple[tuple[str, tuple[str, ...]], ...] = ()  # draws of the contract
-    judge: Callable[[Callable], str | None] | None = None  # returns the fault, or None
+    op: str = ""  # the contract that judges the layer; "": the function `judge` judges it
+    only: tuple[tuple[str, tuple[str, ...]], ...] = ()  # the values to which the draws of the contract are narrowed
+    judge: Callable[[Callable], str | None] | None = None  # returns the fault of a function, or None
 
 
 Exercise = Broken | Own

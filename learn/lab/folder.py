@@ -1,4 +1,4 @@
-"""The files of an exercise: a kernel, its test, and what to do."""
+"""Writes the files of an exercise: a kernel, its test, and a README with the task."""
 
 import ast
 import inspect
@@ -16,7 +16,7 @@ from llamaspec.verify.reports.listing import describe
 
 KERNEL, TEST, README = "kernel.py", "test_kernel.py", "README.md"
 ALL: dict[int, Exercise] = {exercise.number: exercise for exercise in (*EXERCISES, *own_exercises(len(EXERCISES) + 1))}
-HELPERS = ("bf16", "f16", "f32", "spans", "whole")  # of verify.mutant
+HELPERS = ("bf16", "f16", "f32", "spans", "whole")  # functions of verify.mutant that kernels call
 
 
 def exercise(number: int) -> Exercise:
@@ -50,7 +50,7 @@ def write(exercise: Exercise, folder: Path) -> None:
 
 
 def kernel(exercise: Exercise, *, solved: bool = False) -> str:
-    """Give the text of the kernel: the exercise, or its solution."""
+    """Return the source of kernel.py: the exercise, or its solution."""
     if not isinstance(exercise, Broken):
         return f'"""{exercise.title}"""\n\nimport numpy as np\n\n\n{exercise.skeleton}'
     source = exercise.implementation.text(None if solved else exercise.change)
@@ -58,7 +58,7 @@ def kernel(exercise: Exercise, *, solved: bool = False) -> str:
 
 
 def _preamble(exercise: Broken, source: str) -> str:
-    """Collect the imports, constants and functions of the module that the text of a kernel uses."""
+    """Collect the imports, constants and functions of the kernel's module that `source` uses."""
     module = ast.parse(inspect.getsource(sys.modules[exercise.implementation.function.__module__]))
     named = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
     parts: list[str] = []
@@ -80,7 +80,7 @@ def _preamble(exercise: Broken, source: str) -> str:
 
 
 def test(exercise: Exercise) -> str:
-    """Give the text of a test for pytest, with the verdict of `lab check`."""
+    """Return the source of a test for pytest, which gives the same verdict as `lab check`."""
     function = function_of(exercise)
     if not exercise.op:
         return (
@@ -103,7 +103,7 @@ def only(exercise: Exercise) -> dict[str, list]:
 
 
 def readme(exercise: Exercise) -> str:
-    """Give the text that describes the fault and the task."""
+    """Return the README, which describes the fault and the task."""
     task = "One line of kernel.py is wrong. Find it." if isinstance(exercise, Broken) else "Fill in kernel.py."
     contract = "\n".join(describe(CONTRACTS[exercise.op], [])) if exercise.op else ""
     called = f"\nThe contract:\n\n```\n{contract}\n```\n" if contract else ""

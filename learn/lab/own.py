@@ -1,4 +1,4 @@
-"""Layers to write: from an empty function to a whole Llama that tells a story."""
+"""Layers to write, from small ones to a whole Llama that tells a story."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -15,13 +15,13 @@ from llamaspec.reference.sentencepiece_bpe import Piece, Vocabulary, encode
 
 CHAPTER = "Write it yourself"
 LENGTH = 60  # tokens of the story
-CLOSE = 1e-9  # relative to the largest logit; another order of float64 sums changes logits by less than 1e-12
+CLOSE = 1e-9  # allowed error, relative to the largest logit; the order of float64 sums changes it by less than 1e-12
 
 TEXTS = ("", "a", "Once upon a time", "  two  spaces ", "\n", "héé 狐 🦊", "</s><0x41>", "▁▁", "banana bandana")
 
 
 def _judge_bpe(candidate: Callable) -> str | None:
-    """Compare ids with the definition, for texts with spaces, other alphabets and ties, with and without bytes."""
+    """Compare the candidate's ids with the definition's, with and without bytes, for texts with spaces and for ties."""
     spelt = "▁ a b n d ▁a an na nd ana ban ▁ban band".split()
     pieces = {
         text: Piece(256 + i, -float(len(spelt) - i) if len(text) == 1 else -float(i)) for i, text in enumerate(spelt)
@@ -42,7 +42,7 @@ def _judge_bpe(candidate: Callable) -> str | None:
 
 
 def _judge_llama(candidate: Callable) -> str | None:
-    """Compare logits with the definition, to 1e-9 of the largest, for a story of the built-in model."""
+    """Compare the candidate's logits with the definition's, for a story of the built-in model. Tolerance: `CLOSE`."""
     checkpoint = open_checkpoint("stories")
     params, config = load_reference_params(checkpoint), checkpoint.config
     tokenizer = tokenizer_of(checkpoint, None)

@@ -1,1 +1,1 @@
-"""Every quantizer of weights in `reference/quantizers/`, in one form: for the gallery and for the X-ray page."""
+"""All quantizers of weights in `reference/quantizers/`, with one interface, for the gallery and the X-ray page."""

@@ -15,7 +15,7 @@ Inputs = Float64[np.ndarray, "tokens cols"]
 
 
 class Method(NamedTuple):
-    """A quantizer: the file that defines it, stored bits a weight, its guarantee in short, and its function."""
+    """A quantizer: the file that defines it, stored bits per weight, its guarantee in short, and its function."""
 
     page: str
     bits: float

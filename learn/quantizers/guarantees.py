@@ -1,6 +1,6 @@
-"""Codes, scales and the guaranteed error of each weight of a matrix, as the file of each quantizer proves it.
+"""Computes the code, the scale and the guaranteed error of each weight. The quantizers' files prove the guarantees.
 
-A function here takes the weights [rows, cols], of float32 or narrower, and what the quantizer made of them.
+Each function takes weights w [rows, cols], of float32 or narrower, and q, the result of the quantizer for them.
 """
 
 import math
@@ -24,13 +24,13 @@ from llamaspec.reference.quantizers.symmetric import largest_code
 from llamaspec.reference.quantizers.torchao_int4 import Int4
 
 U32, U64 = 2.0**-24, 2.0**-53
-OVERFLOW = 2.0**-120  # ggml loses weights this small, because 1 / d overflows
+OVERFLOW = 2.0**-120  # ggml turns weights this small into 0, because 1 / d overflows
 
 Matrix = Float64[np.ndarray, "rows cols"]
 
 
 class Shown(NamedTuple):
-    """Code, scale and guaranteed error of each weight; None where a quantizer has none."""
+    """Code, scale and guaranteed error of each weight. A field is None if the quantizer has no such number."""
 
     codes: np.ndarray | None  # [rows, cols], integers
     scales: np.ndarray | None  # [rows, cols]
@@ -45,7 +45,9 @@ def of_weights(scales: np.ndarray, w: Matrix, group: int | None = None) -> Matri
 
 
 def nearest(w: Matrix, levels: Float64[np.ndarray, "rows _ levels"]) -> Matrix:
-    """Bound the error of the level nearest to each weight: half the gap around it, or what lies beyond the ends.
+    """Bound the error of rounding each weight to the nearest level.
+
+    The bound is half the gap between the two levels around the weight, or the distance to the last level beyond it.
 
     >>> nearest(np.array([[0.1, 1.5, 4.0]]), np.array([[[0.0, 1.0, 3.0]]]))
     array([[0.5, 1. , 1. ]])
@@ -57,65 +59,65 @@ def nearest(w: Matrix, levels: Float64[np.ndarray, "rows _ levels"]) -> Matrix:
 
 
 def symmetric(w: Matrix, q: Quantized, *, bits: int, group: int | None = None) -> Shown:
-    """Show integers around zero: half a step."""
+    """Show symmetric integers, with an error of at most half a step."""
     s = of_weights(q.scales, w, group)
     return Shown(q.codes, s, np.maximum(s / 2, largest_code(bits) * 2.0**-150))
 
 
 def llama2c_groups(w: Matrix, q: Quantized) -> Shown:
-    """Show llama2.c's Q8_0, with groups of the flattened matrix."""
+    """Show llama2.c's Q8_0, which has groups of the flattened matrix."""
     s = np.repeat(q.scales.astype(np.float64), w.size // q.scales.size).reshape(w.shape)
     return Shown(q.codes, s, (1 / 2 + 256 * U32) * s + 64 * 2.0**-149)
 
 
 def absmax(w: Matrix, q: Quantized) -> Shown:
-    """Show LLM.int8()'s rows."""
+    """Show LLM.int8(), which has a scale for each row."""
     top = of_weights(q.scales, w)
     return Shown(q.codes, top / 127, np.where(top < 127 * 2.0**-127, top, (1 / 2 + 256 * U32) * top / 127))
 
 
 def affine(w: Matrix, q: Affine, *, bits: int) -> Shown:
-    """Show integers with a zero point: half a step."""
+    """Show integers with a zero point, with an error of about half a step."""
     s = of_weights(q.scales, w)
     return Shown(q.codes, s, s / 2 + (2**bits - 1) * (2 * U32 * s + 2.0**-150))
 
 
 def hqq(w: Matrix, q: Hqq, *, bits: int) -> Shown:
-    """Show HQQ's codes: the nearest number, up to roundings of w / s + z and s (q - z) in float64."""
+    """Show HQQ's codes: the level nearest to w, up to roundings of w / s + z and s (code - z) in float64."""
     s, z = of_weights(q.scales, w), of_weights(q.zeros, w)
     levels = s[..., None] * (np.arange(2**bits) - z[..., None])
     return Shown(q.codes, s, nearest(w, levels) + 8 * U64 * (np.abs(w) + s * (2**bits + np.abs(z))))
 
 
 def torchao_int4(w: Matrix, q: Int4) -> Shown:
-    """Show integers from the smallest weight on: half a step."""
+    """Show integers that count steps from the smallest weight, with an error of about half a step."""
     s, z = of_weights(q.scales, w), of_weights(q.zeros, w)
     return Shown(q.codes, s, s / 2 + U32 * (100 * s + 2 * np.abs(z)))
 
 
 def minifloat(w: Matrix, q: Quantized, *, to: Minifloat) -> Shown:
-    """Show minifloats with a scale of float32: half a unit in the last place."""
+    """Show minifloats with a float32 scale, with an error of half a unit in the last place."""
     s, m = of_weights(q.scales, w), to.mantissa_bits
     near = np.maximum(2.0 ** -(m + 1) * np.abs(w), 2.0 ** -(to.bias + m) * s)
     return Shown(q.codes, s, near + to.largest * 2.0**-150)
 
 
 def microscaling(w: Matrix, q: Quantized, *, to: Minifloat) -> Shown:
-    """Show minifloats with a power of two as the scale."""
+    """Show minifloats with a power of two as scale. Weights beyond the largest minifloat become the largest."""
     s = of_weights(np.ldexp(1.0, q.scales.astype(int) - mx.BIAS), w, mx.BLOCK)
     saturated = 1 - to.largest / 2.0 ** math.frexp(to.largest)[1]
     return Shown(q.codes, s, np.maximum(saturated * np.abs(w), s * 2.0 ** -(to.bias + to.mantissa_bits)))
 
 
 def codebook(w: Matrix, q: Quantized, *, codebook: Codebook, group: int | None = None) -> Shown:
-    """Show NF4 or FP4: half the gap between two levels."""
+    """Show NF4 or FP4, with an error of half the gap between two levels."""
     a = of_weights(q.scales, w, group)
     near = nearest(w, a[..., None] * codebook.levels.astype(np.float64)) + 3 * 2.0**-23 * a
     return Shown(q.codes, a, np.where(a < SMALLEST, a, near))
 
 
 def double(w: Matrix, q: tuple[Quantized, double_quantization.Scales]) -> Shown:
-    """Show NF4 with quantized scales: they add the error of a scale times its level."""
+    """Show NF4 with quantized scales, which add the error of the scale times the level of the code."""
     first, second = q
     a = first.scales.astype(np.float64)
     blocks = np.arange(a.size) // double_quantization.BLOCK
@@ -130,12 +132,12 @@ def double(w: Matrix, q: tuple[Quantized, double_quantization.Scales]) -> Shown:
 
 
 def kmeans(w: Matrix, q: Codebooks) -> Shown:
-    """Show levels of a row's own: no scale, the nearest level."""
+    """Show codebooks: each row has its own levels and no scale, and a weight becomes the nearest level."""
     return Shown(q.codes, None, nearest(w, q.levels.astype(np.float64)[:, None]))
 
 
 def nvfp4(w: Matrix, q: Nvfp4) -> Shown:
-    """Show e2m1 in blocks of 16 with scales in e4m3."""
+    """Show NVFP4: e2m1 in blocks of 16, with scales in e4m3."""
     g = np.float64(q.scale)
     s = g * spread(E4M3.decode(q.scales), w.shape)
     tops = np.max(np.abs(w.reshape(len(w), -1, 16)), axis=-1)
@@ -145,13 +147,13 @@ def nvfp4(w: Matrix, q: Nvfp4) -> Shown:
 
 
 def bitnet(w: Matrix, q: Quantized) -> Shown:
-    """Show -1, 0 and 1: half of the scale, and beyond 3 / 2 scales what is left."""
+    """Show codes -1, 0 and 1. The error is at most half the scale b, or |w| - b if |w| is above 3 b / 2."""
     b = np.broadcast_to(q.scales.astype(np.float64), w.shape)
     return Shown(q.codes, b, (4 * U32) * b + np.maximum(b / 2, np.abs(w) - b))
 
 
 def binary(w: Matrix, q: Quantized) -> Shown:
-    """Show signs: their sum of squares is the least, and nothing is said of one weight."""
+    """Show signs. They minimize the sum of squared errors, and guarantee nothing for a single weight."""
     return Shown(q.codes, of_weights(q.scales, w), None)
 
 
@@ -175,7 +177,7 @@ def ggml_type(w: Matrix, q: Any, *, name: str) -> Shown:
         d = of_weights(np.ldexp(1.0, q.scales.astype(int) - mx.BIAS), w)
         return Shown(codes, d, np.maximum(np.abs(w) / 4, d / 4))
     d = of_weights(q.scales, w)
-    if name == "IQ4_NL":  # codes are taken before d is rounded, which moves a level at most twice as far as `moved`
+    if name == "IQ4_NL":  # codes are chosen before d is rounded, which moves a level at most twice as far as `moved`
         moved = 127 * _in_float16(np.abs(d) * (1 + 2.0**-10))
         near = nearest(w, d[..., None] * IQ4_NL_LEVELS)
         return Shown(codes, d, near + 2 * moved + 2.0**-22 * 127 * np.abs(d))
@@ -187,7 +189,7 @@ def ggml_type(w: Matrix, q: Any, *, name: str) -> Shown:
 
 
 def _equal_steps(blocks: np.ndarray, q: Blocks, kind: Any) -> np.ndarray:
-    """Bound the errors of Q8_0, Qb_0 and Qb_1 by block [rows, blocks, 32]."""
+    """Bound the errors of Q8_0, Q4_0, Q5_0, Q4_1 and Q5_1, for `blocks` of weights [rows, blocks, 32]."""
     low = np.min(blocks, axis=-1, keepdims=True)
     codes, m, opposite = q.codes.astype(np.float64), np.zeros_like(low), np.zeros(blocks.shape, bool)
     if isinstance(kind, Signed):
@@ -198,11 +200,11 @@ def _equal_steps(blocks: np.ndarray, q: Blocks, kind: Any) -> np.ndarray:
         m, d = low, (np.max(blocks, axis=-1, keepdims=True) - low) / (2**kind.bits - 1)
     else:
         d = np.max(np.abs(blocks), axis=-1, keepdims=True) / 127
-    d = np.abs(d) * (1 + 4 * U32)  # which ggml rounds to float32
+    d = np.abs(d) * (1 + 4 * U32)  # ggml rounds d to float32
     step = (np.where(opposite, 1, 0.5) + 2.0**-14) * d
     return step + np.abs(codes) * _in_float16(d) + _in_float16(np.abs(m)) * (m != 0) + OVERFLOW
 
 
 def _in_float16(d: np.ndarray) -> np.ndarray:
-    """Bound what rounding of d to float16 changes."""
+    """Bound the error of rounding d to float16."""
     return np.maximum(2.0**-11 * d, 2.0**-25)

@@ -1,4 +1,4 @@
-"""Quantizers of weights that `reference/quantizers/` defines, each with its rounding of a matrix and its guarantee."""
+"""A table of the quantizers of weights in `reference/quantizers/`: how to round a matrix, and with which guarantee."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,19 +33,19 @@ from llamaspec.reference.quantizers.nf4 import FP4, NF4
 from llamaspec.reference.quantizers.schemes import SCHEMES as NAMED
 
 Rounding = Callable[[Matrix], Matrix]
-COLS = 4096  # of a row, where a scheme's bits depend on it
+COLS = 4096  # the length of a row, for schemes with a number of bits that depends on it
 GROUP = 64
 
 
 class Kept(NamedTuple):
-    """A matrix under a scheme: what its codes stand for, and what `Shown` says of each weight."""
+    """A quantized matrix: its dequantized weights, and the code, scale and guarantee of each weight."""
 
     restored: Matrix
     shown: Shown
 
 
 class Scheme(NamedTuple):
-    """A quantizer: the file that defines it, stored bits a weight, its guarantee in short, and its functions."""
+    """A quantizer: the file that defines it, stored bits per weight, its guarantee in short, and its functions."""
 
     page: str
     bits: float
@@ -53,10 +53,10 @@ class Scheme(NamedTuple):
     quantize: Callable[[Matrix], Any]
     dequantize: Callable[[Any], Matrix]
     show: Callable[[Matrix, Any], Shown]
-    multiple: int = 1  # rows are padded to one with zeros
+    multiple: int = 1  # rows are padded with zeros to a multiple of this length
 
     def rounded(self, w: Matrix) -> Matrix:
-        """Quantize a matrix and give the weights that it then has."""
+        """Quantize a matrix, and return the dequantized weights."""
         return self.dequantize(self.quantize(self._padded(w)))[:, : w.shape[1]]
 
     def kept(self, w: Matrix) -> Kept:
@@ -71,7 +71,7 @@ class Scheme(NamedTuple):
 
 
 def rounded(checkpoint: Checkpoint, rounding: Rounding) -> Checkpoint:
-    """Round every matrix of a model; embeddings, and the head that is tied to them, stay."""
+    """Round all matrices of a model except the embeddings and a head that is tied to them."""
     names = quantizable(checkpoint.config)
     tensors = {}
     for name, tensor in checkpoint.tensors.items():

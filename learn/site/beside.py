@@ -1,4 +1,4 @@
-"""A file of `reference/` as a page: what a docstring derives stands to the left of the code that does it."""
+"""Makes a page from a file of `reference/`, with each docstring to the left of its code."""
 
 import ast
 import inspect
@@ -11,15 +11,15 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 
 
 class Pair(NamedTuple):
-    """A name, what is said about it, and its code."""
+    """A name, its docstrings, and its code."""
 
     name: str  # "" for the introduction
-    docstrings: list[tuple[str, str]]  # name of the function, or "", and its docstring
+    docstrings: list[tuple[str, str]]  # each with the name of its method; "" for the docstring of the name itself
     code: str
 
 
 def pairs(source: str) -> list[Pair]:
-    """Part the source of a module into pairs; code without a docstring goes with what stands before it.
+    """Split the source of a module into pairs. Code without a docstring belongs to the pair before it.
 
     >>> [pair.name for pair in pairs('"Doc."\\nimport a\\ndef f():\\n    "F."\\ndef _g():\\n    pass')]
     ['', 'f']
@@ -46,14 +46,14 @@ def pairs(source: str) -> list[Pair]:
 
 
 def page(source: str, name: str, links: Mapping[str, str]) -> str:
-    """Write the page of a module in Markdown; `links` has the address of each name that is a page.
+    """Write the page of a module in Markdown. `links` has the address of each name with a page.
 
-    Raises SyntaxError for a source that is not Python.
+    Raises SyntaxError for source code that is not Python.
     """
     first, *further = pairs(source)
     title, _, body = (first.docstrings[0][1] if first.docstrings else "").partition("\n\n")
     intro = f'<p class="lead">{inline(" ".join(title.split()), links)}</p>\n{to_html(body, links)}'
-    # The title has an anchor of its own, since a function may have the module's name.
+    # The title has a special anchor, because a function may have the module's name.
     head = f"---\ntitle: {name}\nhide: [toc]\n---\n\n# {name} {{ #page }}\n"
     if len(further) == 1:
         [only] = further
@@ -75,7 +75,7 @@ def _row(docstring: str, code: str, inside: str = "") -> str:
 
 
 def _said(node: ast.AST) -> list[tuple[str, str]]:
-    """Collect the docstring of a node; for a class also the docstrings of its methods."""
+    """Collect the docstring of a node, and for a class also the docstrings of its methods."""
     assert isinstance(node, DOCUMENTED)
     own = ast.get_docstring(node)
     docstrings = [("", inspect.cleandoc(own))] if own else []

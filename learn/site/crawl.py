@@ -1,4 +1,4 @@
-"""Check of a built site: every address in it must lead to a file of it, without a network."""
+"""Checks a built site: every address must lead to a file of the site, so that the site works without a network."""
 
 import os
 from collections.abc import Iterator
@@ -6,12 +6,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}  # by the browser, unasked
-FOLLOWED = ("canonical", "alternate", "prev", "next")  # kinds of `link` that nothing is loaded from
+LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}  # loaded without a click
+FOLLOWED = ("canonical", "alternate", "prev", "next")  # kinds of `link` that the browser does not load
 
 
 class Page(HTMLParser):
-    """Addresses of a page, and the anchors that it has."""
+    """The addresses and the anchors in a page."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -21,7 +21,7 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note what an element names."""
+        """Collect the anchors and the address of an element."""
         named = {name: value for name, value in attrs if value is not None}
         self.anchors |= {named[name] for name in ("id", "name") if name in named}
         if tag == "a" and "href" in named:
@@ -32,7 +32,7 @@ class Page(HTMLParser):
 
 
 def faults(site: Path) -> list[str]:
-    """List addresses of a built site that lead nowhere, are absolute, or load from elsewhere, each with its page."""
+    """List the addresses of a built site that lead nowhere, are absolute, or load from other sites, by page."""
     pages = {path: Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
     return [
         f"{path.relative_to(site)}: {fault}" for path, page in pages.items() for fault in _of_page(path, page, pages)
@@ -41,7 +41,7 @@ def faults(site: Path) -> list[str]:
 
 def _of_page(path: Path, page: Page, pages: dict[Path, Page]) -> Iterator[str]:
     yield from (f"{address} is loaded from elsewhere" for address in page.loaded if urlsplit(address).netloc)
-    if path.name == "404.html":  # a server sends it for any address, so its own are absolute
+    if path.name == "404.html":  # a server sends this page for any address, so its links are absolute
         return
     for address in (*page.links, *page.loaded):
         parts = urlsplit(address)

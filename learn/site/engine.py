@@ -1,10 +1,11 @@
-"""The drawing of `docs/engine.md`: a run of the scheduler, plan by plan, as an SVG that moves by itself.
+"""Draws the picture of `docs/engine.md`: a run of the scheduler, plan by plan, as an animated SVG.
 
 python -m llamaspec.learn.site.engine    write docs/images/engine.svg again
 
 We run the real `serving.scheduler` and draw every line, page and sentence from its plans, so a test notices if the
 drawing no longer shows what the scheduler does. No model runs: the values of tokens do not change a plan. The SVG needs
-no script. Readers who prefer reduced motion see one plan.
+no script. Readers who prefer reduced motion see one plan. The file is long because it records the run, writes a
+sentence for each event, and draws lanes, pages, text and legend, all without a graphics library.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,21 +17,21 @@ from llamaspec.serving.request import Request
 from llamaspec.serving.scheduler import Draws, Limits, Plan, Scheduler
 
 OUT = Path(__file__).parents[3] / "docs/images/engine.svg"
-SECONDS = 1.6  # that a plan is shown for
-STILL = 12  # the plan for readers who prefer reduced motion: two begin, two wait, pages are shared and kept
+SECONDS = 1.6  # time for which a plan is shown
+STILL = 12  # the plan for readers who prefer reduced motion: two requests begin, two wait, pages are shared and kept
 LIMITS = Limits(pages=14, page=4, rows=3, chunk=8, burst=2, context=36)
 PREFIX = tuple(range(100, 112))  # three pages
 
 
 class DemoRequest(NamedTuple):
-    """A request of the run: when it comes, its prompt, and the tokens of its answer."""
+    """A request of the run: the plan before which it arrives, its prompt, and the number of tokens of its answer."""
 
     plan: int
     prompt: tuple[int, ...]
     answer: int
 
 
-# Chosen so that the run has one of everything: a prompt in several chunks, one that waits, pages found, giving way.
+# The run shows every kind of event: a prompt in several chunks, a wait, pages found in the cache, a preemption.
 REQUESTS = {
     "A": DemoRequest(0, (*PREFIX, *range(6)), 16),
     "B": DemoRequest(0, tuple(range(20, 29)), 18),
@@ -38,13 +39,13 @@ REQUESTS = {
     "D": DemoRequest(5, tuple(range(40, 57)), 6),
     "E": DemoRequest(9, (*PREFIX, *range(60, 66)), 5),
 }
-State = Literal["waits", "reads", "draws", "runs"]  # "runs": holds a row and pages, and is not in the plan
+State = Literal["waits", "reads", "draws", "runs"]  # "runs": the request holds a row and pages, but is not in the plan
 
 
 class Moment(NamedTuple):
-    """A plan, and how things stand while it is carried out."""
+    """A plan, and the state of requests and pages during the plan."""
 
-    states: Mapping[str, State]  # of requests that have come and not ended
+    states: Mapping[str, State]  # of requests that have arrived and not ended
     pages: tuple[str, ...]  # the holders of each page: names, KEPT, or ""
     hits: Mapping[str, int]  # cached tokens, for each request that begins with this plan
     gave_way: tuple[str, ...]
@@ -55,7 +56,7 @@ KEPT = "·"
 
 
 def record() -> list[Moment]:
-    """Run the scheduler on `REQUESTS` until all have their answers, and write down every plan."""
+    """Run the scheduler on `REQUESTS` until all have their answers, and record every plan."""
     scheduler, names, steps = Scheduler(LIMITS), [*REQUESTS], list[Moment]()
     while not steps or not scheduler.idle or any(event.plan >= len(steps) for event in REQUESTS.values()):
         came = [name for name in names if REQUESTS[name].plan == len(steps)]
@@ -133,10 +134,10 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number > 1)}"
 
 
-# The drawing is as wide as a telephone's screen, and is scaled up elsewhere.
+# The drawing is as wide as the screen of a phone. Wider screens scale it up.
 WIDTH, LEFT, RIGHT, TOP, LANE, PAGE, LINE = 400, 28, 392, 34, 24, 28, 17  # pixels
-COLORS = ("#8ab4f8", "#f6a6a1", "#8fd6a8", "#f2d06b", "#d9a8ec")  # of requests; dark letters are legible on all
-# Everything is within #engine, since the site puts the SVG into a page with styles of its own.
+COLORS = ("#8ab4f8", "#f6a6a1", "#8fd6a8", "#f2d06b", "#d9a8ec")  # of requests; dark letters are legible on each
+# All rules apply within #engine only, because the site puts the SVG into a page that has other styles.
 STYLE = """
 #engine {
 --ink: #1f2328; --paper: #ffffff; --faint: #5b6472; font: 12px sans-serif;
@@ -153,7 +154,7 @@ text { fill: var(--ink) } .on { fill: #1f2328 } .faint { fill: var(--faint) } .p
 
 
 def draw(steps: Sequence[Moment]) -> str:
-    """Draw a run: a lane for each request, the pages and what happens, at one plan after the other."""
+    """Draw a run: a lane for each request, and for each plan the pages and the events."""
     names, count = [*REQUESTS], len(steps)
     wide = (RIGHT - LEFT) / count
     shades = dict(zip(names, COLORS, strict=True))
@@ -232,7 +233,7 @@ def _pages(steps: Sequence[Moment], y: int, shades: Mapping[str, str], spans: se
 
 
 def _page(holders: str, x: float, y: int, shades: Mapping[str, str]) -> Iterator[str]:
-    """Fill a page with a stripe for each holder, or with a dot where it is only kept."""
+    """Fill a page with a stripe for each holder, or with a dot if only the prefix cache keeps the page."""
     middle = x + PAGE / 2 - 1
     if holders == KEPT:
         yield f'<circle class="line" cx="{middle:.2f}" cy="{y + PAGE / 2 - 1}" r="4"/>'
@@ -269,7 +270,7 @@ def _cross(x: float, y: float) -> str:
 
 
 def _shown(start: int, stop: int, count: int, spans: set[tuple[int, int]], inside: str) -> str:
-    """Show a part while the plans from `start` to `stop` are carried out."""
+    """Make the part `inside` visible during the plans from `start` up to `stop`."""
     if (start, stop) == (0, count):
         return inside
     spans.add((start, stop))
@@ -278,7 +279,7 @@ def _shown(start: int, stop: int, count: int, spans: set[tuple[int, int]], insid
 
 
 def _keyframes(start: int, stop: int, count: int) -> str:
-    """Make the animation of what `_shown` shows.
+    """Make the animation that shows a part of `_shown` during its plans.
 
     >>> _keyframes(1, 2, 4)
     '@keyframes engine-1-2 { 0% { visibility: hidden } 25% { visibility: visible } 50% { visibility: hidden } }'

@@ -1,4 +1,4 @@
-"""Every quantizer of weights on the built-in model: what it stores, guarantees, and costs, and a picture of its grid.
+"""Judges every quantizer of weights on the built-in model: bits, guarantee, error, and a picture of its grid.
 
 python -m llamaspec.learn.site.gallery    writes docs/gallery.md and its pictures, in two minutes
 """
@@ -26,13 +26,13 @@ from llamaspec.model.tensors import quantizable
 from llamaspec.reference.llama import empty_cache, forward
 from llamaspec.reference.logsumexp import logsumexp
 
-STORIES = 2  # that the model tells itself, and then predicts
-CALIBRATION = 4  # other stories, for the methods that look at activations
-WIDTH, HEIGHT, LEFT, AXIS, TICK, SAW = 360, 150, 10, 46, 18, 130  # of a picture, in pixels
+STORIES = 2  # stories that the model writes, and then predicts
+CALIBRATION = 4  # other stories, for the methods that use activations
+WIDTH, HEIGHT, LEFT, AXIS, TICK, SAW = 360, 150, 10, 46, 18, 130  # of a picture [pixels]
 STEPS, COLUMNS = (
     1440,
     180,
-)  # numbers that a picture rounds, and points of its line, each the largest error of a few numbers
+)  # how many numbers a picture rounds, and how many points its line has: each is the largest error of a few numbers
 SPEEDS = Path(__file__).parents[3] / "benchmarks/results/schemes.md"
 Number = int | float
 
@@ -68,19 +68,19 @@ Not in the table: `kv_cache`, `fixed_point` and `ggml_activations` round activat
 
 
 class Row(NamedTuple):
-    """A scheme, and what it does to the built-in model."""
+    """A scheme, and its effect on the built-in model."""
 
     name: str
     page: str  # file of its definition
     bits: float
     guarantee: str
-    error: float | None  # root mean square, relative to the weights; None where scales moved between matrices
-    divergence: float  # from the model in float64, nats a token
+    error: float | None  # root mean square, relative to the weights; None if scales moved between matrices
+    divergence: float  # from the model in float64, in nats per token
     same_top: float
 
 
 class Judge:
-    """The built-in model, the stories that it told, and the logits that it gives them."""
+    """The built-in model, the stories that it wrote, and its logits for them."""
 
     def __init__(self, stories: int = STORIES):
         self.base = open_checkpoint("stories")
@@ -91,7 +91,7 @@ class Judge:
         self.due = [_logits(self.base, ids) for ids in self.stories]
 
     def error(self, model: Checkpoint) -> float:
-        """Divide the root mean square of the change of all matrices by the root mean square of the matrices."""
+        """Compute the root mean square error of all matrices, relative to the root mean square of their weights."""
         names = sorted(quantizable(self.base.config))
         flat = [
             np.concatenate([of.tensors[name].read().astype(np.float64).ravel() for name in names])
@@ -100,7 +100,7 @@ class Judge:
         return relative_error(*flat)
 
     def predictions(self, model: Checkpoint) -> tuple[float, float]:
-        """Compute the mean divergence of a model's predictions from the base's, and how often the likeliest agree."""
+        """Compute the mean KL divergence of a model from the base model, and how often their likeliest tokens agree."""
         divergences, agreed = [], []
         for ids, expected in zip(self.stories, self.due, strict=True):
             got = _logits(model, ids)
@@ -111,7 +111,7 @@ class Judge:
 
 
 def tell(count: int) -> list[list[int]]:
-    """Let the built-in model tell stories, at temperature 1, from the first token to the last."""
+    """Let the built-in model write stories at temperature 1. Returns their ids."""
     llama = load("stories", backend="reference")
     as_is = SamplingOptions(temperature=1.0, top_p=1.0)
     ids = []
@@ -141,9 +141,10 @@ def rows(judge: Judge) -> Iterator[Row]:
 
 
 def picture(rounding: Rounding, weights: Float64[np.ndarray, " n"]) -> str:
-    """Draw the numbers that a row can become around its first 32 weights, and how far each number is from its own.
+    """Draw the numbers that a weight can be rounded to, and the rounding error over the weight.
 
-    One weight of the row is moved from the least to the largest of its group, and the whole row is rounded each time.
+    We set one of the first 32 weights to each number from the smallest to the largest of these, and round the row each
+    time.
     """
     group = weights[:32]
     place = int(np.argmin(np.abs(group)))
@@ -175,14 +176,14 @@ def picture(rounding: Rounding, weights: Float64[np.ndarray, " n"]) -> str:
 
 
 class Speeds(NamedTuple):
-    """Measured speeds: when and on what, and tokens/s by scheme, relative to float32."""
+    """Measured speeds: a line about the date and the machine, and tokens/s relative to float32, by scheme."""
 
     measured: str
     relative: dict[str, str]
 
 
 def speeds(summary: str) -> Speeds:
-    """Read the summary of `benchmarks.audits.schemes`. A scheme that runs as another does has the speed of that.
+    """Read the summary of `benchmarks.audits.schemes`. A scheme marked "as NAME" has the speed of NAME.
 
     >>> speeds("Measured on today: cpu.\\n| q4 | 4.5 | 2.2 |\\n| awq | 4.5 | as q4 |\\nDecoding: Q6_K 1.8.").relative
     {'q4': '2.2', 'awq': '2.2', 'Q6_K': '1.8'}

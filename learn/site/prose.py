@@ -1,4 +1,4 @@
-"""Docstrings of `reference/` as HTML: paragraphs, formulas, lists and examples."""
+"""Renders docstrings of `reference/` as HTML: paragraphs, formulas, lists and examples."""
 
 import html
 import re
@@ -10,7 +10,7 @@ ITEM = re.compile(r"- |\d+\. ")
 
 
 def to_html(text: str, links: Mapping[str, str]) -> str:
-    """Render a docstring, already dedented. A name in backquotes that `links` has becomes a link.
+    """Render a dedented docstring. A name in backquotes becomes a link if `links` has its address.
 
     >>> to_html("Turn x by `rope`:\\n\\n    y = R x", {"rope": "rope.py.md"})
     '<p>Turn x by <a href="rope.py.md"><code>rope</code></a>:</p>\\n<pre class="formula">y = R x</pre>'
@@ -19,7 +19,7 @@ def to_html(text: str, links: Mapping[str, str]) -> str:
 
 
 def inline(text: str, links: Mapping[str, str]) -> str:
-    """Render code in backquotes, emphasis and addresses of one paragraph; everything else is escaped."""
+    """Render code in backquotes, emphasis and addresses of one paragraph, and escape everything else."""
     done, rendered = 0, ""
     for match in INLINE.finditer(text):
         rendered += html.escape(text[done : match.start()], quote=False)
@@ -36,7 +36,7 @@ def inline(text: str, links: Mapping[str, str]) -> str:
 
 
 def _blocks(text: str) -> Iterator[list[str]]:
-    """Yield the lines of each block; indented lines that only blank ones part are one block."""
+    """Yield the lines of each block. Indented lines with only blank lines between them are one block."""
     block: list[str] = []
     for line in text.splitlines():
         example = bool(block) and block[0].startswith(">>>")
@@ -54,7 +54,7 @@ def _blocks(text: str) -> Iterator[list[str]]:
             block = [line]
         else:
             block.append(line)
-            if len(block) == 2 and set(line) == {"-"}:  # a heading, which what follows may touch
+            if len(block) == 2 and set(line) == {"-"}:  # a heading, which needs no blank line after it
                 yield block
                 block = []
     if block:

@@ -1,7 +1,7 @@
-"""Source of the site: a folder of Markdown, made of the documents and of what they link to.
+"""Writes the source of the site: a folder of Markdown pages, from the documents and the files that they link to.
 
-It has the layout of the repository, so that links stay as they are but for an ending: a document keeps its name, and
-another file, `reference/rope.py`, becomes the page `reference/rope.py.md`.
+The folder has the layout of the repository, so that links change only in their ending: a document keeps its name,
+and another file, such as `reference/rope.py`, becomes the page `reference/rope.py.md`.
 """
 
 import ast
@@ -19,11 +19,11 @@ FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)
 COPIED = (".svg", ".png")
 ASSETS = Path(__file__).parent / "assets"
 FIRST = "README.md"
-# A drawing that moves stands in its page, where it can be stopped, and where it stands still for who asks for that:
-# browsers do not tell an image. A box that is ticked stops it, without a script.
+# The SVG of an animated drawing is put into the page itself. There a checkbox can stop it without a script, and it
+# stands still for readers who prefer reduced motion: browsers do not tell an image about that.
 MOVING = ("docs/images/engine.svg",)
 STOP = '<input type="checkbox" id="stop"> <label for="stop">Stop</label>'
-# `make docs` has `llamaspec xray` write the page that this one leads to.
+# In `make docs`, `llamaspec xray` writes the page that this page links to.
 XRAY = """# A text in the model
 
 The built-in model reads a text: every token, block and op, with its equation, its code and its numbers.
@@ -50,9 +50,9 @@ SECTIONS = {  # the other pages; the pages of reference/ come after the first pa
 
 
 def stage(root: Path, out: Path) -> list[str]:
-    """Write the source of the site of the repository at `root` into `out`, which is emptied, and list its pages.
+    """Empty `out`, write the source of the site of the repository `root` into it, and list its pages.
 
-    Raises FileNotFoundError where a page that SECTIONS names is not there, ValueError for a document that it lacks.
+    Raises FileNotFoundError for a missing page of SECTIONS, ValueError for a document that SECTIONS does not name.
     """
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(ASSETS, out / "assets", ignore=shutil.ignore_patterns("*.yml"))
@@ -75,21 +75,21 @@ def stage(root: Path, out: Path) -> list[str]:
 
 
 def reading_order(root: Path) -> list[str]:
-    """List the files of reference/ in the order of docs/reading.md; the files of a folder follow its name."""
+    """List the files of reference/ in the order of docs/reading.md. A folder there stands for its files, sorted."""
     text = (root / "docs/reading.md").read_text(encoding="utf-8")
     named = [target.removeprefix("../") for _, target, _ in LINK.findall(text) if target.startswith("../reference/")]
     order: list[str] = []
     for path in named:
         folder = root / path
         order += [path] if folder.is_file() else [f"{path}{file.name}" for file in sorted(folder.glob("*.py"))]
-    # A file that is named by itself stands where it is named, and not where its folder is.
+    # A file that docs/reading.md names comes at the place of its name, and not at the place of its folder.
     files = [path for path in named if (root / path).is_file()]
     first = dict.fromkeys(files[: files.index("reference/quantizers/blocks.py")] if files else [])
     return [path for path in dict.fromkeys([*first, *order]) if not path.endswith("__init__.py")]
 
 
 def target_of(path: str) -> str:
-    """Name the file of the site that a path of the repository becomes.
+    """Return the file of the site for a path of the repository.
 
     >>> target_of("reference/rope.py"), target_of("docs/reading.md"), target_of("model/families")
     ('reference/rope.py.md', 'docs/reading.md', 'model/families/index.md')
@@ -124,7 +124,7 @@ def _write(root: Path, path: str, out: Path) -> list[str]:
 
 
 def _redirected(text: str, root: Path, path: str, linked: list[str]) -> str:
-    """Let the links of a document lead to pages of the site, and note what they lead to."""
+    """Change the links of a document to pages of the site, and add their targets to `linked`."""
 
     def redirect(match: re.Match) -> str:
         address, _, anchor = match[2].partition("#")
@@ -148,7 +148,7 @@ def _outside_of_code(text: str, change: Callable[[str], str]) -> str:
 
 
 def _names(root: Path, path: str) -> dict[str, str]:
-    """Address, from the page of `path`, of each name that a docstring may give to a page of reference/."""
+    """Map the names that a docstring may use for a page of reference/ to addresses, relative to the page of `path`."""
     here, names = os.path.dirname(path), {}
     for file in sorted((root / "reference").rglob("*.py")):
         goal = file.relative_to(root).as_posix()
@@ -175,7 +175,7 @@ def _listing(root: Path, path: str, linked: list[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Escape what Markdown would take for its own."""
+    """Escape the characters that have a meaning in Markdown."""
     return re.sub(r"([\\*_|<>\[\]])", r"\\\1", text)
 
 
@@ -185,7 +185,7 @@ def _listed(text: str, path: str) -> str:
 
 
 def _notebook(text: str) -> str:
-    """Write a notebook's cells in Markdown, code with what it printed."""
+    """Write a notebook's cells in Markdown, and the output of a cell after its code."""
     parts = []
     for cell in json.loads(text)["cells"]:
         source = "".join(cell["source"])

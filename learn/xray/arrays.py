@@ -1,4 +1,4 @@
-"""Arrays as text that a browser turns back into the same numbers."""
+"""Writes arrays as strings that a browser turns back into the same numbers."""
 
 import base64
 import math
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-CELLS = 1024  # most numbers of an array on the page; we show the first ones of a longer array
+CELLS = 1024  # largest number of values of an array on the page; of a longer array we show the leading values
 
 
 def packed(array: np.ndarray) -> str:
@@ -19,7 +19,7 @@ def packed(array: np.ndarray) -> str:
 
 
 def heat_map(name: str, axes: tuple[str, ...], array: np.ndarray, **beside: np.ndarray) -> dict[str, Any]:
-    """Describe an array with its first `CELLS` numbers, and the same numbers of arrays `beside` it, of the same shape.
+    """Describe an array by its first `CELLS` values, and other arrays of the same shape by theirs.
 
     >>> heat_map("x", ("dim",), np.ones(2), error=np.zeros(2))["shape"]
     [2]
@@ -37,7 +37,7 @@ def heat_map(name: str, axes: tuple[str, ...], array: np.ndarray, **beside: np.n
 
 
 def _columns(shape: tuple[int, ...]) -> int:
-    """Choose the numbers per row: one head, or a width that makes a vector twice as wide as high.
+    """Choose the number of columns: the last dimension, or for a vector a width about twice the height.
 
     >>> _columns((4, 32)), _columns((128,)), _columns((3,))
     (32, 16, 3)

@@ -1,4 +1,4 @@
-"""The contents of the page as values for JSON: a part for the model, and a part for each token."""
+"""Collects the contents of the page as values for JSON: a part for the model, and a part for each token."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +19,8 @@ from llamaspec.model.insight.describe import matrix_weights
 from llamaspec.reference.config import Config
 from llamaspec.reference.rope import frequencies
 
-SMALL = 50_000_000  # most weights of a model for which we show all layers, and a text under each scheme
-LIKELY = 40  # tokens of a distribution that have a name
+SMALL = 50_000_000  # up to this number of weights, we show all layers, and a text written under each scheme
+LIKELY = 40  # the likeliest tokens of a distribution, which the page names
 CACHES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16), "int8": np.dtype(np.int8)}
 SIZES = ("dim", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context", "eps", "theta", "experts")
 
@@ -118,14 +118,14 @@ def _guesses(guesses: list[Guess], text_of: TextOf) -> list[dict[str, Any]]:
 
 
 def _attention(trace: Trace) -> dict[int, str]:
-    """Pack each layer's weights of the token [heads keys], up to itself."""
+    """Pack the attention weights of the token in each layer [heads keys], for the keys up to the token itself."""
     return {layer: packed(rows) for layer, rows in trace.attention.items()}
 
 
 def _told(
     recording: Recording, checkpoint: Checkpoint, *, text_of: TextOf, progress: Progress
 ) -> tuple[dict[str, list[str]], dict[str, float]]:
-    """Have a small model tell the text under each scheme: tokens as text, and divergences."""
+    """Let a small model continue the text under each scheme. Returns the tokens and the divergence, by scheme."""
     texts: dict[str, list[str]] = {}
     divergence: dict[str, float] = {}
     if not small(recording.config):

@@ -1,4 +1,4 @@
-"""The equation of each definition as MathML, which browsers set and screen readers read.
+"""The equation of each definition in MathML, which browsers typeset and screen readers read.
 
 The letters are the ones in the definition's docstring. `row` reads words separated by spaces, and the functions below
 it build all other elements.
@@ -12,7 +12,7 @@ SPACE = '<mspace width="0.2em"/>'
 
 
 def row(*parts: str) -> str:
-    """Set parts in a row: elements unchanged, and words; a word `a_b` has an index.
+    """Put parts in a row. A part is a MathML element, or words with spaces between them; `a_b` is a with the index b.
 
     >>> row("y_i = 2")
     '<mrow><msub><mi>y</mi><mi>i</mi></msub><mo>=</mo><mn>2</mn></mrow>'
@@ -37,27 +37,27 @@ def _word(word: str) -> str:
 
 
 def over(top: str, bottom: str) -> str:
-    """Set a fraction."""
+    """Make a fraction."""
     return f"<mfrac>{row(top)}{row(bottom)}</mfrac>"
 
 
 def root(*parts: str) -> str:
-    """Set a square root."""
+    """Make a square root."""
     return f"<msqrt>{row(*parts)}</msqrt>"
 
 
 def power(base: str, exponent: str) -> str:
-    """Set a power."""
+    """Make a power."""
     return f"<msup>{row(base)}{row(exponent)}</msup>"
 
 
 def under(operator: str, index: str) -> str:
-    """Set a sum or a maximum over an index."""
+    """Make an operator such as a sum or a maximum, with its index below."""
     return f'<munder><mo lspace="0.2em" rspace="0.2em">{operator}</mo>{row(index)}</munder>'
 
 
 def lines(*rows: str) -> str:
-    """Set formulas below each other."""
+    """Put formulas below each other."""
     return "".join(f'<math display="block">{equation}</math>' for equation in rows)
 
 

@@ -1,4 +1,4 @@
-"""Run definitions and record their code, the executed lines, and the shapes that each line made.
+"""Runs definitions, and records their code, the executed lines, and the shapes of the arrays that each line made.
 
     runs = Runs()
     y = runs(rmsnorm, x, weight, eps=1e-5)
@@ -23,7 +23,7 @@ class RunLine(NamedTuple):
     """A line that ran."""
 
     line: int  # from 0, in `Listing.lines`
-    made: dict[str, list[int]]  # names of arrays that were bound there, with their shapes
+    made: dict[str, list[int]]  # names of the arrays that the line assigned, with their shapes
 
 
 class Listing(NamedTuple):
@@ -38,13 +38,13 @@ class Listing(NamedTuple):
 
 
 class Runs:
-    """Calls of definitions, each with the lines that it ran."""
+    """A recorder for calls of definitions: calls them, and keeps a listing for each function."""
 
     def __init__(self) -> None:
         self.listings: list[Listing] = []
 
     def __call__(self, function: Callable, *arguments: Any, **options: Any) -> Any:
-        """Call a function, and record its lines unless an earlier call did."""
+        """Call a function, and record its lines at its first call."""
         value, listing = run(function, *arguments, **options)
         if listing.name not in [known.name for known in self.listings]:
             self.listings.append(listing)
@@ -52,7 +52,7 @@ class Runs:
 
 
 def run(function: Callable, *arguments: Any, **options: Any) -> tuple[Any, Listing]:
-    """Call a function, and give its value and its code.
+    """Call a function, and return its value and its listing.
 
     >>> from llamaspec.reference.add import add
     >>> value, listing = run(add, np.ones(2), np.ones(2))
@@ -119,7 +119,7 @@ def _without_docstring(source: list[str]) -> list[int]:
 
 
 def _first_lines(source: list[str]) -> dict[int, int]:
-    """Give, for every line of a function, the first line of its innermost statement."""
+    """Map every line of a function to the first line of its innermost statement."""
     firsts = {i: i for i in range(len(source))}
     for node in ast.walk(_definition(source)):  # outer statements first
         if isinstance(node, ast.stmt) and not isinstance(node, ast.FunctionDef):

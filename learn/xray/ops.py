@@ -1,4 +1,4 @@
-"""Ops of a recorded walk for the page: we run their definitions again, and take the arrays of one token."""
+"""Describes the ops of a recorded text for the page: runs their definitions again, for the arrays of one token."""
 
 from typing import Any
 
@@ -131,7 +131,7 @@ def visits(recording: Recording, trace: Trace) -> list[dict[str, Any]]:
 
 
 def unturned(recording: Recording, layer: int, output: str, position: int) -> np.ndarray:
-    """Compute q or k of a token before RoPE, in float64 [heads head_dim], by turning it back."""
+    """Compute q or k of a token before RoPE, in float64 [heads head_dim], by the inverse rotation."""
     config = recording.config
     result = next(part for part in recording.results[layer, "norm_qkv"] if part.output == output)
     turns = frequencies(config.head_dim, theta=config.theta, scaling=config.scaling)
@@ -139,7 +139,7 @@ def unturned(recording: Recording, layer: int, output: str, position: int) -> np
 
 
 def logits(recording: Recording, position: int) -> np.ndarray:
-    """Give the logits of a token, as they ran."""
+    """Return the actual logits of a token."""
     return recording.results[None, "norm_logits"][0].actual[position]
 
 

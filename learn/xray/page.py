@@ -1,11 +1,11 @@
-"""The X-ray page: a folder that a browser opens from the file system, with nothing loaded from elsewhere.
+"""Writes the X-ray page: a folder that a browser opens from the file system and that loads nothing else.
 
     recording = record(model, tokens, config=config, dtype="float32", layers=default_layers(config))
     index = write_page(Path("xray"), recording, checkpoint, name="stories", text_of=text_of)
 
 A page from a file may load scripts, but may not read data. So the data are scripts, too: `model.js`, and `token-N.js`
-for each token that a reader can choose; the page loads it then. They are in a folder next to index.html, with all other
-files. A new page goes into another folder, and becomes visible when we write its index.html.
+for each token that a reader can choose, which the page loads then. All files except index.html are in a folder next to
+it. A new page goes into another folder, and becomes visible when we write its index.html.
 """
 
 import json
@@ -22,9 +22,9 @@ from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.checkpoints.staging import new_directory, new_file
 
 MARK = '<meta name="generator" content="llamaspec xray">'
-BUDGET = 12_000_000  # most bytes of the tokens' data: a reader can choose the newest tokens that fit
-MOST = 32  # tokens that can be chosen
-DATA = ("data-1", "data-2")  # folders of what index.html names, in turn
+BUDGET = 12_000_000  # bytes for the data of tokens: a reader can choose the newest tokens that fit
+MOST = 32  # largest number of tokens that a reader can choose
+DATA = ("data-1", "data-2")  # folders for the data; a new page uses the one that the old page does not
 UNFINISHED = re.compile(rf"\.({'|'.join(DATA)}|index\.html)\.[0-9a-f]{{8}}\.partial")  # of `model.checkpoints.staging`
 
 
@@ -66,18 +66,18 @@ def write_page(
 
 
 def data_of(index: Path) -> Path:
-    """Give the data folder that index.html names; without a page, the second, so the new page takes the first."""
+    """Return the data folder that index.html names, or the second if there is no page: a new page uses the first."""
     page = index.read_text(encoding="utf-8", errors="replace") if index.exists() else ""
     return index.parent / next((name for name in DATA if f'"{name}/' in page), DATA[-1])
 
 
 def _is_left(file: Path) -> bool:
-    """Tell whether a killed process left these files without a page. A user's own data may have the same name."""
+    """Tell whether a killed process left this file, and not the user, whose data may have the same name."""
     return bool(UNFINISHED.fullmatch(file.name)) or (file.name in DATA and (file / "state.js").is_file())
 
 
 def _fill(folder: Path, scripts: dict[str, str]) -> None:
-    """Write a page into a folder that is empty or has an older page, which stays complete until the new one is."""
+    """Write a page into a folder that is empty or has an older page, which works until the new one is complete."""
     index = folder / "index.html"
     older = data_of(index)
     data = next(folder / name for name in DATA if folder / name != older)
@@ -97,7 +97,7 @@ def _fill(folder: Path, scripts: dict[str, str]) -> None:
 
 
 def _tokens(recording: Recording, text_of: TextOf, progress: Progress) -> dict[int, str]:
-    """Make the scripts of the newest tokens that fit into the budget, and at least one."""
+    """Make the scripts of the newest tokens: as many as fit into the budget, but at least one."""
     scripts: dict[int, str] = {}
     newest = range(len(recording.tokens))[::-1][:MOST]
     budget = BUDGET

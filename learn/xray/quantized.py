@@ -1,4 +1,4 @@
-"""A row of a matrix under each quantizer of weights, with the guaranteed error and a text of the quantized model."""
+"""Describes a row of a matrix under each quantizer, with the guaranteed error and a text of the quantized model."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -59,9 +59,9 @@ def inputs(recording: Recording, layer: int) -> dict[str, np.ndarray]:
 def tellings(
     checkpoint: Checkpoint, prompt: list[int], *, stops: frozenset[int], schemes: Mapping[str, Scheme] = SCHEMES
 ) -> Iterator[tuple[str, list[int], float]]:
-    """Yield greedy continuations of `prompt` in float64: of the model itself (named ""), then under each scheme.
+    """Yield greedy continuations of `prompt` in float64: first by the model itself, named "", then under each scheme.
 
-    With each scheme comes its mean KL divergence from the model itself, in nats per token, over the model's own text.
+    The last value is the scheme's mean KL divergence from the model itself, in nats per token of the model's own text.
     """
     config = checkpoint.config
     exact = load_reference_params(checkpoint)
@@ -90,9 +90,9 @@ def _logits(params: Params, text: list[int], config: Config) -> np.ndarray:
 def schemes(
     layer: Any, config: Config, *, x: Mapping[str, np.ndarray] | None, text: Callable[[str], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Describe all schemes: a row of each matrix, quantized separately, and the `text` of each scheme.
+    """Describe all schemes: a row of each matrix, quantized separately, and the result of `text` for each scheme.
 
-    Methods that need a matrix's inputs appear only if `x` has them.
+    `x` has the inputs of each matrix. Without `x`, the methods that need these inputs are left out.
     """
     matrices = rows(layer, config)
     stored: dict[str, dict[str, Kept]] = {

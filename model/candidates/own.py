@@ -1,4 +1,4 @@
-"""A function that is called as the definition of an op, with the draws that it is made for."""
+"""A function with the signature of an op's definition, and the inputs that it supports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,20 +7,20 @@ from typing import Any
 
 @dataclass(frozen=True)
 class OwnCandidate:
-    """A candidate for the contract of `op`, which is called as the function itself is."""
+    """A candidate for the contract of `op`: calling it calls `function`."""
 
     op: str
     function: Callable[..., Any]
-    only: dict[str, list[Any]] = field(default_factory=dict)  # narrowed draws of the contract
+    only: dict[str, list[Any]] = field(default_factory=dict)  # fewer values to draw, by argument
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
-    kernel: bool = False  # interpreted if there is no GPU
+    kernel: bool = False  # a kernel, which is interpreted without a GPU
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         return self.function(*arguments, **named)
 
 
 def own_candidate(op: str, **how: Any) -> Callable[[Callable[..., Any]], OwnCandidate]:
-    """Declare the function below as a candidate for `op`; `how` are the fields of `OwnCandidate`.
+    """Decorate a function as a candidate for `op`; `how` are further fields of `OwnCandidate`.
 
     >>> @own_candidate("add", dtypes=("float32",))
     ... def plus(x, y):

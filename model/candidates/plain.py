@@ -1,6 +1,6 @@
-"""Our ops in plain JAX and in the form for CPUs, called as the reference is.
+"""Our ops in plain JAX and in the form for CPUs, with the signatures of the reference.
 
-Each op here can be called by itself. The walk through models verifies the fused ops of a block.
+These ops can be called one at a time. The walk through models verifies the fused ops of a block.
 """
 
 from dataclasses import replace
@@ -19,7 +19,7 @@ from llamaspec.model.ops.table import Positions
 from llamaspec.model.options import SamplingOptions
 from llamaspec.reference.config import Config
 
-# A cache of ours holds finite leftovers beyond its length, and XLA reads at least one position of it.
+# Our cache holds finite old values past its length, and XLA's attention reads at least one position.
 CACHE = {"padding": [0.0, 100.0]}
 LENGTHS = {"lengths": [(1,), (7, 8), (33, 1, 16), (17,)]}
 
@@ -103,7 +103,7 @@ def attention_decode(
     return _attend(q[:, None], k, v, lengths[:, None] - 1, window=window)[:, 0]
 
 
-# Attention reads only the numbers of heads from a model's config.
+# Attention needs only the numbers of heads and head_dim from a model's config.
 _ONE = Config(dim=1, layers=1, heads=1, kv_heads=1, head_dim=2, ffn=1, vocab=1, context=1, eps=1.0, theta=1.0)
 
 
@@ -125,7 +125,7 @@ def distribution(
     seen: Array,
     **options: Any,
 ) -> Float[Array, " vocab"]:
-    """Compute the distribution without a penalty, which `model.sampling.sample` applies before."""
+    """Compute the distribution without the repetition penalty, which `model.sampling.sample` applies earlier."""
     return _distribution(logits, sampling.as_arrays(SamplingOptions(**options)))
 
 

@@ -1,6 +1,6 @@
-"""Functions of this package that are called as the reference is, and the draws that each is made for.
+"""A table of this package's functions with signatures of the reference, and of the inputs that each supports.
 
-A function is in this table because a module of this package holds it as a `OwnCandidate`: nothing else names it.
+The table lists every `OwnCandidate` in the modules of this package, so a new candidate needs no other entry.
 """
 
 import pkgutil
@@ -17,13 +17,13 @@ class ListedCandidate(NamedTuple):
 
     op: str
     function: str
-    only: dict[str, list[Any]]  # narrowed draws of the op's contract
+    only: dict[str, list[Any]]  # fewer values to draw, by argument, than the contract of `op` has
     dtypes: tuple[str, ...]
-    kernel: bool  # takes seconds a call, and more for each new shape, if it is interpreted
+    kernel: bool  # a kernel; if interpreted, it takes seconds per call, and more for each new shape
 
 
 def found() -> Iterator[ListedCandidate]:
-    """Yield the candidates that the modules of this package hold."""
+    """Yield the candidates in the modules of this package."""
     for name in sorted(module.name for module in pkgutil.iter_modules(llamaspec.model.candidates.__path__)):
         if name == "table":
             continue

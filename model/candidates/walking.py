@@ -1,4 +1,4 @@
-"""A model as `verify.judging.walk` walks through it: its ops, compiled, with the weights and caches that they take.
+"""A model for `verify.judging.walk`: its ops, compiled one by one, with the weights and caches that they take.
 
     checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
     model = walkable(checkpoint, XLA, dtype=np.dtype("float32"), rows=26)
@@ -34,18 +34,18 @@ class Walkable:
     """A model with ops to call one at a time, for a batch of one sequence."""
 
     params: Any  # with embedding, layers and norm
-    exact: Any  # the weights that it holds, as `reference.llama.Params`
+    exact: Any  # the same weights in float64, as `reference.llama.Params`
     ops: Ops
     cache: Callable[[int], list[Any]]  # from a capacity to an empty cache for each layer
     positions: Callable[[np.ndarray], Positions]  # from positions [batch, seq] to the ops' argument
     array: Callable[[np.ndarray], Any]  # from NumPy to an array of the ops
 
 
-OpsFor = Callable[[Config, Params, int], Ops]  # from weights, and the rows of the cache, to a table made for them
+OpsFor = Callable[[Config, Params, int], Ops]  # makes a table from a config, weights, and the rows of the cache
 
 
 def chosen_ops(kernels: str) -> OpsFor:
-    """Choose the table of ops for a sequence as the option `--kernels` says. It raises ValueError as `ops_for` does."""
+    """Return a function that chooses ops as the option `--kernels` does. The function raises as `ops_for` does."""
 
     def table(config: Config, params: Params, rows: int) -> Ops:
         return ops_for(kernels, config, params, batch=1, capacity=rows, cache_dtype=params.embedding.dtype).ops
@@ -54,25 +54,25 @@ def chosen_ops(kernels: str) -> OpsFor:
 
 
 class Table(NamedTuple):
-    """A table of ops, or how to make it, and the context to call them in."""
+    """A table of ops, or a function that makes the table, and the context to call the ops in."""
 
     ops: Ops | OpsFor
     context: Callable[[], AbstractContextManager]
 
 
 def tables() -> dict[str, Table]:
-    """The tables of this package by the name of their kernels: `our` are the GPU's, interpreted if there is none."""
+    """Return tables of ops by name; "our" has the GPU's kernels, which are interpreted without a GPU."""
     return {"xla": Table(XLA, nullcontext), "cpu": Table(CPU, nullcontext), "our": Table(walked_ops, runnable)}
 
 
 def random_checkpoint(config: Config, arrays: Mapping[str, np.ndarray]) -> Checkpoint:
-    """A checkpoint in memory that holds `arrays`, by the names of tensors."""
+    """Make a checkpoint in memory from `arrays`, which map names of tensors to values."""
     tensors = {name: Tensor(a.shape, a.dtype, lambda a=a: a) for name, a in arrays.items()}
     return Checkpoint("random", "memory", config, tensors, bos=None, stops=frozenset())
 
 
 def walkable(checkpoint: Checkpoint, table: Ops | OpsFor, *, dtype: np.dtype, rows: int) -> Walkable:
-    """The model of `checkpoint` in `dtype`, for a sequence of `rows` tokens."""
+    """Load the model of `checkpoint` in `dtype`, for a sequence of `rows` tokens."""
     params = load_params(checkpoint, dtype=dtype, positions=rows)
     ops = table if isinstance(table, Ops) else table(checkpoint.config, params, rows)
     rounded_tensors = {

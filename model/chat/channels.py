@@ -1,9 +1,9 @@
-"""The channels that gpt-oss writes its answers to: what it thinks, what it says, and what it calls.
+"""Channels of gpt-oss's answers: thoughts, the answer itself, and calls of tools.
 
-An answer is a list of messages, `<|channel|>NAME<|message|>TEXT<|end|><|start|>assistant<|channel|>...`, each to a
-channel: analysis, which only the model reads, commentary and final. A message ` to=functions.NAME` calls a tool,
-and its text is the arguments; these words stand before the channel or after it. Source: the format harmony,
-https://github.com/openai/harmony.
+An answer is a list of messages, `<|channel|>NAME<|message|>TEXT<|end|><|start|>assistant<|channel|>...`. What stands
+before `<|message|>` is the message's header. Each message has a channel: analysis (the model's thoughts), commentary or
+final. A message with ` to=functions.NAME` in its header, before or after the channel, calls the tool NAME, and TEXT is
+the arguments. Source: the format harmony, https://github.com/openai/harmony.
 """
 
 import re
@@ -14,39 +14,39 @@ from llamaspec.model.tokenizers.tokenizer import Tokenizer
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
 HIDDEN = "analysis"
-TO_TOOL = " to="  # within the header: the message is a call, and this says of what
+TO_TOOL = " to="  # in a header, before the name of the tool that the message calls
 FUNCTIONS = "functions."  # before the name of a tool that the conversation has
 
 
 class Heard(NamedTuple):
-    """The text that a token adds to an answer, to the thoughts before it, or to a call of a tool."""
+    """The text that one token adds to the answer, to the thoughts or to the call of a tool."""
 
     text: str
     thoughts: str = ""
     called: str | None = None  # the tool, if a call begins
     arguments: str = ""  # more of the current call
     is_answer: bool = True  # whether the token belongs to the answer's text
-    waits: bool = False  # whether that is yet to be told, with its text
+    waits: bool = False  # whether later tokens decide what this token's text is
 
 
 class Channels:
-    """Tells what an answer says from what the model thinks and calls, token by token."""
+    """Sorts the tokens of an answer, one at a time, into the answer's text, thoughts and calls of tools."""
 
     def __init__(self, tokenizer: Tokenizer, *, tools: frozenset[str] = frozenset()):
-        """Begin an answer, and count text before a channel name as the answer. Calls of other than `tools` are text."""
+        """Begin an answer. Text before any channel is answer text, as are calls of tools that are not in `tools`."""
         names = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
         self._controls = {tokenizer.special[name]: name for name in names if name in tokenizer.special}
         self._tools = tools
-        self._header: str | None = None  # what has come of the header; None: within a message
-        self._first: str | None = ""  # text at the start that may be the rest of a header; None: none may
+        self._header: str | None = None  # the part of the header so far; None: no header is open
+        self._first: str | None = ""  # leading text that may be a header's; None: decided
         self._kind: Literal["answer", "thought", "call"] = "answer"
 
     def ends_character(self, token: int) -> bool:
-        """Tell whether the token is a control token, before which an unfinished character ends."""
+        """Tell whether `token` is a control token: an unfinished character before it cannot continue."""
         return token in self._controls
 
     def feed(self, token: int, text: str) -> Heard:
-        """Take a token and the text that it brought; of a control token, the text that was unfinished before it."""
+        """Process a token and its text. For a control token, `text` is the unfinished character before it, if any."""
         control = self._controls.get(token)
         if control is None:
             if self._header is None:
@@ -67,7 +67,7 @@ class Channels:
         return Heard("", is_answer=False)
 
     def hear(self, text: str) -> Heard:
-        """Take text that belongs to the message that is under way."""
+        """Add `text` to the current message: to the answer, the thoughts or the call's arguments."""
         first, self._first = self._first or "", None
         match self._kind:
             case "thought":
@@ -77,16 +77,19 @@ class Channels:
         return Heard(first + text)
 
     def _begin(self, text: str) -> Heard:
-        """Take text at the start of the answer; it stays back while it may name the recipient of the first message."""
+        """Process text at the start of the answer, before any control token.
+
+        While the text may be ` to=` and the name of a tool, it is held back until later tokens decide.
+        """
         assert self._first is not None
         self._first += text
         is_open = TO_TOOL.startswith(self._first) or self._first.startswith(TO_TOOL)
         return Heard("", waits=True) if is_open else self.hear("")
 
     def _open(self, text: str) -> Heard:
-        """Begin a message; its header tells its kind."""
+        """Begin a message. Its header decides whether it is an answer, a thought or a call."""
         header, self._header, self._first = self._header or self._first or "", None, None
-        # The role stands before the channel, and only its " to=" matters.
+        # The header may have " to=" and a name in the role, before the channel, or after the channel.
         recipient = re.search(rf"(?:^|\s){TO_TOOL.strip()}(\S+)", header)
         name = recipient[1].removeprefix(FUNCTIONS) if recipient else None
         if name in self._tools:
@@ -98,5 +101,5 @@ class Channels:
 
 
 def channels_of(tokenizer: Tokenizer, *, tools: frozenset[str] = frozenset()) -> Channels | None:
-    """Make a reader of channels for a tokenizer that has their control tokens; None for another."""
+    """Make a `Channels` for a tokenizer that has the control tokens of channels; None for any other tokenizer."""
     return Channels(tokenizer, tools=tools) if {CHANNEL, MESSAGE} <= tokenizer.special.keys() else None

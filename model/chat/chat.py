@@ -13,12 +13,12 @@ from llamaspec.model.options import SamplingOptions
 from llamaspec.model.tokenizers.tokenizer import check_text, check_texts
 
 MARGIN = 100  # tokens, more than a template puts around a question
-LONGEST_TOKEN = 256  # characters that a token may stand for; the longest known is 128 spaces
+LONGEST_TOKEN = 256  # characters of a token; the longest known token is 128 spaces
 
 
 @dataclass(frozen=True)
 class _Turn:
-    """A question to the model, and its answer so far."""
+    """A question, and the model's answer so far."""
 
     question: dict[str, str]  # as a message
     text: MarkedText  # the conversation up to the answer, as the template renders it
@@ -27,18 +27,18 @@ class _Turn:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The question and the answer, once it is begun."""
-        if not self.generation.ids:  # The answer was not begun, or interrupted before its first token.
+        """The question and the answer; empty while the answer has no tokens."""
+        if not self.generation.ids:  # The answer did not begin, or was interrupted early.
             return []
         answer = self.generation.completion
         return [self.question, {"role": "assistant", "content": answer}]
 
 
 class Chat:
-    """A conversation; `reply` is a turn.
+    """A conversation with a model; each call of `reply` is a turn.
 
-    The conversation keeps its tokens as the model read and wrote them, so a turn computes only the new ones. If a
-    template rewrites earlier turns (by dropping thoughts, for example), all tokens from there on are computed again.
+    The conversation keeps the tokens that the model read and wrote, so a turn computes only new tokens. If the template
+    changes an earlier turn (for example, drops its thoughts), the model computes all tokens from there on again.
 
         chat = Chat(load("path/to/a/model"), system="Be brief.")
         for token in chat.reply("Why is the sky blue?"):
@@ -54,14 +54,14 @@ class Chat:
         tools: Sequence[Mapping[str, Any]] = (),
         options: Mapping[str, Any] | None = None,
     ):
-        """Begin a conversation with `llama`, by `template` or for None by the one that came with the model.
+        """Begin a conversation with `llama`. If `template` is None, use the template that came with the model.
 
-        - `tools` are JSON schemas of functions, which the template tells the model of. The model calls one in its
-          answer, in words of its own; `reply(result, role="tool")` goes on from there.
-        - `options` are switches of the template by name, such as `{"enable_thinking": False}`.
+        - `tools` are JSON schemas of functions; the template describes them to the model. If the model's answer calls a
+          function, run it and pass the result to `reply(result, role="tool")`.
+        - `options` set variables of the template by name, such as `{"enable_thinking": False}`.
 
-        Raises CheckpointError where the model has no template, and ValueError for options or tools that the template
-        does not read.
+        Raises CheckpointError if the model has no template, and ValueError for options or tools that the template does
+        not read.
         """
         template = template or find_template(llama.tokenizer, *llama.places)
         self._llama = llama
@@ -79,48 +79,49 @@ class Chat:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The messages so far, as `{"role": ..., "content": ...}`, with an unfinished answer.
+        """The messages so far, as `{"role": ..., "content": ...}`, an unfinished answer included.
 
-        An answer keeps the white space that the model wrote in front, as templates expect.
+        An answer keeps its leading white space, as templates expect.
         """
         return [dict(message) for message in (*self._messages, *(self._turn.messages if self._turn else []))]
 
     @property
     def context(self) -> int:
-        """How many tokens a conversation can have."""
+        """The most tokens that a conversation can have."""
         return self._llama.context
 
     def instruct(self, system: str | None) -> None:
-        """Begin anew with another system message, or with none."""
+        """Forget the conversation, and begin with another system message or with none."""
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self.reset()
 
     def make_room(self, text: str, *, answer: int) -> int:
-        """Forget the oldest turns, so that the question `text` and `answer` tokens fit; returns how many.
+        """Forget the oldest turns if `text` and `answer` tokens do not fit; returns the number of forgotten turns.
 
-        An answer has a quarter of the context at most. Where something must go, turns go until half of the context is
-        free: the rest of the conversation is computed anew, which should not happen at each turn. Nothing goes where
-        that does not help, and `reply` then raises. Raises ValueError where the template refuses the conversation.
+        `text` is the next question. The answer gets at most a quarter of the context. If turns must go, we forget
+        enough to free half of the context: the model then computes the remaining conversation again, which should not
+        happen at every turn. If forgetting does not help, nothing is forgotten, and `reply` will raise ValueError.
+        Raises ValueError if the template refuses the conversation.
         """
         self._settle()
         room = min(answer, self.context // 4)
         if len(self._ids) + len(self._special.encode(quoted(text))) + room + MARGIN <= self.context:
             return 0
         first, end, dropped = len(self._system), len(self._messages), 0
-        # A tool's result goes with the question that the tool was called for.
+        # We forget a tool's result together with the question that led to the call.
         begins = [i for i in range(first, end) if i == first or self._messages[i]["role"] == "user"]
         turns, begins = len(begins), [*begins, end]
 
         def size() -> int:
             messages = [*self._messages[:first], *self._messages[begins[dropped] :]]
             rendered = self._rendered([*messages, {"role": "user", "content": text}])
-            if len(rendered) > self._longest:  # encoding it would take long, and it cannot fit
+            if len(rendered) > self._longest:  # It cannot fit, and encoding it would take long.
                 return self.context + 1
             return len(self._special.encode(rendered))
 
         if size() + room <= self.context:
             return 0
-        # The latest turn stays if it fits: the question is likely to be about it.
+        # We keep the latest turn if it fits, since the question is probably about it.
         while dropped < turns and size() > (self.context // 2 if dropped < turns - 1 else self.context - room):
             dropped += 1
         if size() > self.context:
@@ -146,12 +147,13 @@ class Chat:
         stop: Iterable[str] = (),
         interrupted: Callable[[], bool] = lambda: False,
     ) -> Generation:
-        """Put a question. Iterate over the result for the answer, as with `Llama.generate`.
+        """Ask the model a question. Iterate over the result to generate the answer, as with `Llama.generate`.
 
         `role` is the author of the message `text`: "tool" for the result of a tool that the model called.
-        The question and the answer, as far as it was iterated over, are part of the conversation from the answer's
-        first token on. The next `reply` or `reset` ends the answer. Raises ValueError, and leaves the conversation as
-        it was, where the template refuses it or it no longer fits the context.
+
+        Once the answer has its first token, the question and the answer's tokens so far belong to the conversation. The
+        next call of `reply` or `reset` ends the answer. Raises ValueError, and leaves the conversation as it was, if
+        the template refuses the conversation or the conversation no longer fits the context.
         """
         check_text(text)
         self._settle()
@@ -194,14 +196,14 @@ class Chat:
 
     @property
     def _longest(self) -> int:
-        """The characters that the context can hold at most."""
+        """The most characters that the context can hold."""
         return self.context * LONGEST_TOKEN
 
     def _rendered(self, messages: Iterable[dict[str, str]]) -> MarkedText:
         return self._template.render(list(messages), **self._variables)
 
     def _settle(self) -> None:
-        """Make the latest turn a part of the conversation."""
+        """Append the latest turn to the conversation."""
         turn, self._turn = self._turn, None
         if turn is None or not turn.messages:
             return
@@ -211,10 +213,11 @@ class Chat:
         self._ids = [*turn.ids, *kept_ids]
 
     def _kept(self, turn: _Turn) -> tuple[list[int], int]:
-        """Find the ids at the start of the answer, and the number of their characters; none if there were channels.
+        """Find the ids of the answer that the conversation can keep, and the number of characters that they spell.
 
-        These are all ids but the stopping one, as a rule. A stop text may have cut the last one short, and bytes that
-        are not UTF-8 became another character: the answer is encoded again from there on.
+        Usually these are all ids except the one that stopped the answer. A stop string may have cut the last token
+        short, and bytes that are not UTF-8 became another character: from there on, the next turn encodes the answer
+        again. If the answer had channels, no ids are kept.
         """
         if turn.generation.channels:  # The template writes an earlier answer without its thoughts.
             return [], 0
@@ -227,13 +230,13 @@ class Chat:
             if token in turn.generation.stops or not answer.startswith(spelling, read):
                 break
             read += len(spelling)
-            if read == len(answer) or answer[read] & 0xC0 != 0x80:  # The place is not within a character.
+            if read == len(answer) or answer[read] & 0xC0 != 0x80:  # A character ends here.
                 kept_ids, whole_bytes = count, read
         return turn.generation.ids[:kept_ids], len(answer[:whole_bytes].decode())
 
 
 def _as_json(value: Any) -> Any:
-    """A tool's description with lists and dictionaries for other collections."""
+    """Copy a tool's description, with dictionaries and lists in place of other mappings and tuples."""
     match value:
         case Mapping():
             return {key: _as_json(entry) for key, entry in value.items()}

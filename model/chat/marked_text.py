@@ -1,9 +1,9 @@
-"""Text that remembers which of its characters were quoted from a message.
+"""Strings that remember which of their characters were quoted from a message.
 
-A chat template writes control tokens, and it quotes messages, which may spell the names of control tokens. The marks
-tell the two apart after rendering. To a template, a marked text is a str like any other: it equals, contains and
-splits as the str does. Operations that take a text apart or put texts together keep each character's mark. The results
-of all others are quoted as a whole if any operand is.
+A chat template writes control tokens and quotes messages, and a message may spell the name of a control token. After
+rendering, the marks tell who wrote a character: the template or a message. A template can use a marked string like any
+str: it equals, contains and splits as the str does. Slices, splits and concatenations keep each character's mark. The
+result of any other operation is marked as quoted as a whole if an operand has a quoted character.
 """
 
 import re
@@ -37,11 +37,11 @@ class MarkedText(str):
         return text_with_marks
 
     def _operand(self, text: Any) -> Any:
-        """Prepare another text to become a part of one of this kind."""
+        """Prepare another string to be joined with this one (HTML escapes it)."""
         return text
 
     def _base(self) -> str:
-        """The text without marks, as the type that this class behaves like."""
+        """Return the string without marks, as a str or, for HTML, a markupsafe.Markup."""
         return plain(self)
 
     def __str__(self) -> Any:
@@ -101,7 +101,7 @@ class MarkedText(str):
         return self._parts(plain(self).rsplit(sep, maxsplit), sep)
 
     def _parts(self, parts: Sequence[str], sep: str | None) -> list[Any]:
-        """The parts of this text in their order. Between them is `sep`; for None, white space."""
+        """Give marks to consecutive parts of this string. Between them is `sep`, or white space if `sep` is None."""
         text, at, marked = plain(self), 0, []
         for part in parts:
             at = at if sep is not None else text.find(part, at)
@@ -118,7 +118,7 @@ class MarkedText(str):
 
     def partition(self, sep: str, /) -> tuple[Any, Any, Any]:
         at = self.find(sep) if sep in self else len(self)
-        plain(self).partition(sep)  # raises what an empty `sep` does
+        plain(self).partition(sep)  # raises ValueError for an empty `sep`
         return self[:at], self[at : at + len(sep)], self[at + len(sep) :]
 
     def rpartition(self, sep: str, /) -> tuple[Any, Any, Any]:
@@ -141,7 +141,7 @@ class MarkedText(str):
         return self._made(plain(self).join(texts), self._marks.join(map(marks_of, texts)))
 
     def _recased(self, text: str) -> Any:
-        # Changing a character's case makes one character of it, or more: a text of this length has them in place.
+        # Changing case turns a character into one or more. If the length is the same, no character has moved.
         return self._made(text, self._marks) if len(text) == len(self) else self._made(text, _all(text, self._marks))
 
     def lower(self) -> Any:
@@ -172,7 +172,10 @@ def _quoting(name: str) -> Callable[..., Any]:
 
 
 class MarkedMarkup(MarkedText, markupsafe.Markup):
-    """A marked text that is HTML, as Jinja's filters `escape` and `safe` make it: what is added to it is escaped."""
+    """A marked string that is HTML, as Jinja's filters `escape` and `safe` make it.
+
+    A string that is joined with it is escaped.
+    """
 
     __slots__ = ()
 
@@ -194,7 +197,7 @@ class MarkedMarkup(MarkedText, markupsafe.Markup):
 
 
 def escape(value: Any) -> MarkedMarkup:
-    """Replace the characters that HTML reserves, each by an entity that has its mark."""
+    """Replace each character that HTML reserves by an entity; the entity gets the character's mark."""
     if hasattr(value, "__html__"):
         return MarkedMarkup(value)
     text = value if isinstance(value, str) else whole(str(value), value)
@@ -211,22 +214,22 @@ for _name in ("center", "expandtabs", "format", "format_map", "ljust", "rjust", 
 
 
 def plain(text: str) -> str:
-    """The text without marks."""
+    """Return the string without marks."""
     return str.__str__(text)
 
 
 def marks_of(text: str) -> bytes:
-    """The marks of a text, one for each character. A plain str was not quoted."""
+    """Return the marks of a string, one for each character. A plain str has marks 0."""
     return text._marks if isinstance(text, MarkedText) else bytes(len(text))
 
 
 def quoted(text: str) -> MarkedText:
-    """Mark a whole text as quoted."""
+    """Mark a whole string as quoted."""
     return MarkedText._made(text, QUOTED * len(text))
 
 
 def marked(text: str, marks: bytes | None = None) -> MarkedText:
-    """Put marks on a text; None keeps its own marks."""
+    """Make a MarkedText of a string with these `marks`; None keeps the string's own marks."""
     return MarkedText._made(plain(text), marks_of(text) if marks is None else marks)
 
 
@@ -250,7 +253,7 @@ def is_quoted(value: Any) -> bool:
 
 
 def whole(result: Any, *operands: Any) -> Any:
-    """Mark the texts of a result as quoted if any operand is."""
+    """Mark all strings in `result` as quoted if any operand has a quoted character."""
     match result:
         case str():
             kind = MarkedMarkup if hasattr(result, "__html__") else MarkedText
@@ -261,7 +264,7 @@ def whole(result: Any, *operands: Any) -> Any:
 
 
 def quote_all(value: Any) -> Any:
-    """Mark each text of a value as quoted, keys included."""
+    """Mark every string in a JSON value as quoted, keys included."""
     match value:
         case str():
             return quoted(value)
@@ -273,7 +276,7 @@ def quote_all(value: Any) -> Any:
 
 
 def lengths_of(marks: bytes) -> list[int]:
-    """Count the lengths of runs of equal marks, beginning with a run of 0.
+    """Return the lengths of the runs of equal marks; the first run is of marks 0, and may have length 0.
 
     >>> lengths_of(b"\\0\\0\\1\\0"), lengths_of(b"\\1\\1")
     ([2, 1, 1], [0, 2])
@@ -285,7 +288,7 @@ def lengths_of(marks: bytes) -> list[int]:
 
 
 def marks_from(lengths: Iterable[int]) -> bytes:
-    """The marks that `lengths_of` gave these lengths of.
+    """Return the marks with these lengths of runs: the inverse of `lengths_of`.
 
     >>> marks_from([2, 1, 1])
     b'\\x00\\x00\\x01\\x00'

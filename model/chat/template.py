@@ -1,7 +1,7 @@
-"""Renders a conversation as text, by the template that came with a model, and encodes that text.
+"""Renders a conversation by a model's chat template, and encodes the result.
 
-Special tokens that the template writes become their ids. Messages may spell the same names, and these stay text
-wherever the template puts them: a rendered text has marks on the characters that it quotes from messages.
+Special tokens that the template writes become their ids. If a message spells the name of a special token, the name
+stays text: in the rendered string, each character that comes from a message is marked as quoted.
 """
 
 import json
@@ -28,22 +28,22 @@ from llamaspec.model.tokenizers.tokenizer_config import read_config, stated_toke
 LARGEST = 1 << 20  # bytes of a template; the longest known has 30 thousand
 MOST_NAMED = 100  # templates of one model
 WITH_TOOLS = "tool_use"  # the name of a model's template for conversations with tools
-OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")  # that no person's option may replace
-THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # the keys of a message under which its thoughts come
+OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")  # No option of the user may replace these.
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # A message may have its thoughts under any of these keys.
 LONGEST_ERROR = 300  # characters
 
 BUILT_IN = Path(__file__).with_name("templates")
-# The control tokens that suggest a built-in template, the most telling first.
+# The control tokens that suggest each built-in template. The first template with all its tokens there is used.
 SUGGESTED_BY = {
     "llama3": {"<|start_header_id|>"},
     "chatml": {"<|im_start|>", "<|im_end|>"},
-    "mistral-tekken": {"[INST]", "[/INST]", "<SPECIAL_100>"},  # of its thousand, most are called so
+    "mistral-tekken": {"[INST]", "[/INST]", "<SPECIAL_100>"},  # Most of its thousand control tokens have such names.
     "mistral": {"[INST]", "[/INST]"},
     "llama2": {"<s>", "</s>"},
 }
 BUILT_IN_NAMES = (*SUGGESTED_BY, "vicuna")
 
-# White space as the tokenizers library has it, which leaves out U+001C to U+001F.
+# White space as the tokenizers library defines it, without U+001C to U+001F.
 WHITE = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 WHITE_AT_START, WHITE_AT_END = re.compile(rf"\A{WHITE}+"), re.compile(rf"{WHITE}+\Z")
 
@@ -51,31 +51,32 @@ Message = Mapping[str, Any]
 
 
 class CannotRender(CheckpointError):
-    """A template that the machine has no place or no time for at present, through no fault of its own."""
+    """Raised when the machine lacks memory or time for a rendering, for which the template is not to blame."""
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A template in the Jinja language, rendered as transformers does."""
+    """A chat template in the Jinja language, rendered as transformers renders it."""
 
-    name: str  # for messages: the file that it is from
+    name: str  # the file of the template, for error messages
     source: str = field(repr=False)
     tokens: Mapping[str, str] = field(default_factory=dict)  # bos_token, eos_token and such, where the model has them
-    note: str | None = None  # a line for the person who chats, where the model came without a template
+    note: str | None = None  # a notice for the user if the model has no template
     named: Mapping[str, str] = field(default_factory=dict, repr=False)  # the model's other templates, by name
     workers: Workers | None = field(default=None, repr=False, compare=False)  # None: each rendering starts its own
 
     def render(self, messages: Sequence[Message], **variables: Any) -> MarkedText:
-        """Render the conversation as text, ready for the assistant's answer. What it quotes is marked.
+        """Render the conversation up to the assistant's answer. Characters from messages are marked as quoted.
 
-        `variables` are what else the template reads: `tools`, or switches such as `enable_thinking`. With tools, the
-        model's template of the name tool_use is rendered, if it has one. Thoughts of a message may come under any name
-        in `THOUGHTS`.
+        `variables` are other variables that the template reads: `tools`, or switches such as `enable_thinking`. With
+        tools, we render the model's template named tool_use if there is one. A message may have its thoughts under any
+        key in `THOUGHTS`.
 
-        Each rendering runs in a process of its own, which is stopped if it takes too much. Without `workers` it takes a
-        tenth of a second, since Python starts for it.
-        Raises CheckpointError, one line that names the template, also where the template refuses the conversation. It
-        is a CannotRender where the machine is the reason.
+        Each rendering runs in its own process, which is killed if it takes too much time or memory. Without `workers`,
+        every rendering starts Python, which takes a tenth of a second.
+
+        Raises CheckpointError, one line that names the template, if the template fails or refuses the conversation, and
+        CannotRender if the machine is the reason.
         """
         context = {"messages": [_plain(message) for message in messages], "tools": None, "documents": None}
         context |= {"add_generation_prompt": True, **variables}
@@ -96,32 +97,35 @@ class ChatTemplate:
         if "error" in message:
             raise refused(self.name, message["error"][:LONGEST_ERROR])
         marks = marks_from(message["marks"])
-        if len(marks) != len(message["text"]):  # JSON makes one character of two halves.
+        if len(marks) != len(message["text"]):  # JSON joins two halves of a surrogate pair to one character.
             raise refused(self.name, "makes text that is not valid Unicode")
         return marked(message["text"], marks)
 
     def rendered_source(self, *, tools: bool) -> str:
-        """Give the source of the template that is rendered where there are `tools`, or none."""
+        """Return the source of the template for conversations with `tools`, or without."""
         return self.named.get(WITH_TOOLS, self.source) if tools else self.source
 
     def reads(self, variable: str) -> bool:
-        """Tell whether the template, or another one of the model, has the name of a variable in it."""
+        """Tell whether the template, or another template of the model, mentions a variable."""
         return any(re.search(rf"\b{re.escape(variable)}\b", text) for text in (self.source, *self.named.values()))
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    """The message as templates expect it, as in transformers: without what is None, its thoughts under two names."""
+    """Prepare a message for a template as transformers does.
+
+    Keys with the value None are dropped, and thoughts are put under both keys that templates read.
+    """
     plain = {key: value for key, value in message.items() if value is not None}
     thoughts = next((plain[key] for key in THOUGHTS if key in plain), None)
     return plain if thoughts is None else {"thinking": thoughts, **plain, "reasoning_content": thoughts}
 
 
 def find_template(tokenizer: Tokenizer, *places: str | Path, template: str | Path | None = None) -> ChatTemplate:
-    """The chat template for a tokenizer: the one that `template` names, else the first one in `places`.
+    """Find a chat template for a tokenizer: the one that `template` names, else the first one in `places`.
 
-    `template` is one of `BUILT_IN_NAMES`, the name of one of the model's own, or a file. Without it, and where no place
-    has a template, the control tokens of the tokenizer decide which built-in one is taken, and its `note` says so.
-    Raises CheckpointError if there is none, or if it cannot be used.
+    `template` is one of `BUILT_IN_NAMES`, the name of one of the model's own templates, or a file. If it is None and no
+    place has a template, the tokenizer's control tokens decide which built-in template we use, and the result's `note`
+    says so. Raises CheckpointError if no template is found, or if it cannot be used.
     """
     if template is not None:
         return _named(template, tokenizer, places)
@@ -138,10 +142,11 @@ def find_template(tokenizer: Tokenizer, *places: str | Path, template: str | Pat
 
 
 def template_of(tokenizer: Tokenizer, *places: str | Path) -> ChatTemplate | None:
-    """The template in the first of `places` that has one; None where none has.
+    """Return the template in the first of `places` that has one; None if no place has a template.
 
-    A place is a directory, or a file in it: the tokenizer's, or the model's. A template is in the file itself (GGUF),
-    in chat_template.jinja or in tokenizer_config.json. Raises CheckpointError if it cannot be used.
+    A place is the tokenizer's or the model's directory, or a file in it. The template is in the file itself (GGUF), or
+    in the directory's chat_template.jinja or tokenizer_config.json. Raises CheckpointError if the template cannot be
+    used.
     """
     for place in map(Path, places):
         match = _in_directory(place, tokenizer) if place.is_dir() else _in_file(place, tokenizer)
@@ -151,9 +156,9 @@ def template_of(tokenizer: Tokenizer, *places: str | Path) -> ChatTemplate | Non
 
 
 def turn_stops(tokenizer: Tokenizer, template: ChatTemplate | None) -> frozenset[int]:
-    """The ids of the control tokens that end an answer in a conversation.
+    """Return the ids of the control tokens that end an answer in a conversation.
 
-    Where <|return|> ends an answer (gpt-oss), <|end|> ends only one message of it, such as its thoughts.
+    In gpt-oss `<|return|>` ends an answer, and `<|end|>` ends only one message of it, such as the thoughts.
     """
     ends = {*END_OF_TURN, template.tokens.get("eos_token") if template else None}
     if "<|return|>" in tokenizer.special:
@@ -162,7 +167,7 @@ def turn_stops(tokenizer: Tokenizer, template: ChatTemplate | None) -> frozenset
 
 
 def check_options(template: ChatTemplate, options: Iterable[str]) -> None:
-    """Raise ValueError for an option that no template of the model reads, since it would have no effect."""
+    """Raise ValueError for an option that no template of the model reads, since the option would have no effect."""
     for name in options:
         if name in OWN_VARIABLES:
             raise ValueError(f"{name} is given by the conversation, it is no option of a chat template")
@@ -171,7 +176,10 @@ def check_options(template: ChatTemplate, options: Iterable[str]) -> None:
 
 
 class SpecialTokens:
-    """Tells the special tokens that a template writes from the same characters in messages."""
+    """Encodes rendered conversations.
+
+    Special tokens that the template wrote become ids; the same names in messages are encoded as text.
+    """
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
@@ -179,13 +187,13 @@ class SpecialTokens:
         self._names = re.compile("|".join(map(re.escape, names)) or "(?!)")
 
     def encode(self, text: str, *, after: str = "") -> list[int]:
-        """The ids of `text`, which a template rendered and which continues the text `after`.
+        """Encode `text`, a rendered string that continues the string `after`.
 
-        A name is a special token if no character of it is marked as quoted.
+        The name of a special token counts as the token if none of its characters is marked as quoted.
         """
         parts = self._parts(text)
         before = self._parts(after)
-        # A special token at the end of `after` stands just before the empty last part.
+        # If `after` ends with a special token, the last part is empty, and the token is the part before it.
         previous = before[-2] if len(before) > 1 and not before[-1] else None
         within = bool(before[-1])
         ids = []
@@ -208,7 +216,7 @@ class SpecialTokens:
         return ids
 
     def _parts(self, text: str) -> list[str]:
-        """The text and the special tokens in it by turns, the text first and last."""
+        """Split a rendered string into texts and special tokens, in turn; the first and the last part are texts."""
         characters, parts, at, end = plain(text), [], 0, 0
         for i, length in enumerate(lengths_of(marks_of(text))):
             begin, end = end, end + length
@@ -220,20 +228,20 @@ class SpecialTokens:
         return [*parts, characters[at:]]
 
     def _absorbs(self, name: str | None) -> tuple[bool, bool]:
-        """Whether a special token takes in white space before it, and after it."""
+        """Tell whether a special token absorbs the white space before it, and after it."""
         return (False, False) if name is None else self._tokenizer.absorbs.get(name, (False, False))
 
     def begins(self, text: MarkedText, start: MarkedText) -> bool:
-        """Tell whether a text begins with another one, and with the same special tokens in it."""
+        """Tell whether `text` begins with `start`, with the same special tokens in the same places."""
         return plain(text).startswith(plain(start)) and self._parts(text[: len(start)]) == self._parts(start)
 
     def tail(self, text: str) -> str:
-        """The text after the last special token."""
+        """Return the text after the last special token."""
         return self._parts(text)[-1]
 
 
 def _in_file(path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """Read the template inside a GGUF file, else the one next to it."""
+    """Read the template inside a GGUF file, else the template in the file's folder."""
     with os_errors(path):
         if path.is_file() and (file := MappedFile(path)).bytes(0, len(GGUF)) == GGUF:
             from llamaspec.model.tokenizers.gguf import read_templates
@@ -244,7 +252,7 @@ def _in_file(path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
 
 
 def _in_directory(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The template in a folder's own files, else in its tokenizer_config.json."""
+    """Read the template from a folder's .jinja files, else from its tokenizer_config.json."""
     path = folder / "chat_template.jinja"
     with os_errors(folder):
         config = read_config(folder)
@@ -259,7 +267,10 @@ def _in_directory(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
 
 
 def _others(folder: Path) -> list[Path]:
-    """The files of a folder of named templates. `convert` publishes them, so links to files of others are refused."""
+    """List the files in a folder of named templates.
+
+    `convert` copies and so publishes these files: a link that leads out of the folder is refused.
+    """
     paths = sorted(islice(folder.glob("*.jinja"), MOST_NAMED + 1))
     if len(paths) > MOST_NAMED:
         raise refused(folder, f"more than {MOST_NAMED} chat templates")
@@ -272,7 +283,7 @@ def _others(folder: Path) -> list[Path]:
 def _checked(
     path: Path, sources: Mapping[str, str], tokens: Mapping[str, str | None], tokenizer: Tokenizer
 ) -> ChatTemplate:
-    """Make a template from the named ones of a model. We render the default one unless there are tools."""
+    """Make a ChatTemplate from a model's templates by name. One of them must be named default."""
     if any(len(source.encode(errors="surrogatepass")) > LARGEST for source in sources.values()):
         raise refused(path, f"its chat template has more than {LARGEST} bytes")
     if "default" not in sources:
@@ -282,7 +293,7 @@ def _checked(
 
 
 def _named(template: str | Path, tokenizer: Tokenizer, places: Sequence[str | Path]) -> ChatTemplate:
-    """The built-in template of this name, the model's own of this name, or the one in this file."""
+    """Find the built-in template of this name, the model's own template of this name, or the template in this file."""
     if str(template) in BUILT_IN_NAMES:
         return _built_in(str(template), tokenizer)
     if not os.path.exists(template):
@@ -314,7 +325,7 @@ def _read(path: Path) -> str:
 
 
 def _by_name(stated: object, path: Path) -> dict[str, str]:
-    """The templates of a tokenizer_config.json, which has one, or several by name."""
+    """Read chat_template in a tokenizer_config.json: one template, or several by name."""
     if isinstance(stated, list):
         entries = [entry for entry in stated if isinstance(entry, dict)]
         stated = {entry["name"]: entry.get("template") for entry in entries if isinstance(entry.get("name"), str)}
@@ -329,7 +340,7 @@ def _by_name(stated: object, path: Path) -> dict[str, str]:
 
 
 def _tokens(tokenizer: Tokenizer, stated: Mapping[str, str | None]) -> dict[str, str]:
-    """Choose the tokens for a template: the ones that files name, otherwise what the tokenizer suggests."""
+    """Choose the tokens for a template: the ones that files name, otherwise the ones that the tokenizer suggests."""
     end = next((name for name in END_OF_TURN if name in tokenizer.special), None)
     begin = None if tokenizer.bos is None else tokenizer.piece(tokenizer.bos)
     tokens = {"bos_token": begin, "eos_token": end, **stated}

@@ -1,8 +1,8 @@
-"""Jinja's sandbox for chat templates; quoted characters stay marked as quoted.
+"""Jinja's sandbox for chat templates, which keeps the marks of quoted characters (see `marked_text`).
 
-Wherever Jinja would make a plain str of marked texts, this environment keeps the marks: in `~`, in blocks and macros,
-in methods of str that take other texts, and in filters. What it does not know character by character becomes quoted as
-a whole, so that no operation can turn a quoted name into a control token.
+Plain Jinja loses the marks in some places. This environment keeps them in `~`, in blocks and macros, in methods of str
+that take other strings, and in filters. If an operation does not tell which characters of its result come from a quoted
+operand, the whole result is marked as quoted. So no operation can turn a quoted name into a control token.
 """
 
 import json
@@ -25,13 +25,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 
 from llamaspec.model.chat.marked_text import MarkedMarkup, MarkedText, escape, is_quoted, marked, plain, whole
 
-# Filters that pick, count or reorder values, and make no text.
+# Filters that pick, count or reorder values, and make no string.
 PICKING = (
     *("abs", "attr", "batch", "count", "d", "default", "dictsort", "first", "float", "groupby", "int", "items"),
     *("last", "length", "list", "map", "max", "min", "random", "reject", "rejectattr", "reverse", "round", "select"),
     *("selectattr", "slice", "sort", "sum", "unique", "wordcount"),
 )
-BY_METHODS = ("capitalize", "lower", "replace", "trim", "upper")  # filters that only use the methods of a text
+BY_METHODS = ("capitalize", "lower", "replace", "trim", "upper")  # filters that only call a method of str
 FIELD = re.compile(
     r"%(?:\((?P<key>[^)]*)\))?[-#0 +]*(?P<width>\*|\d*)(?:\.(?P<precision>\*|\d*))?[hlL]?(?P<kind>.)", re.S
 )
@@ -44,8 +44,7 @@ class Refusal(jinja2.TemplateError):
 class Generation(Extension):
     """The tag `{% generation %}...{% endgeneration %}`, which marks a model's text for training.
 
-    Here it gives its content.
-    The tag has a scope of its own, as in transformers.
+    We render the tag's content. Variables that are set inside the tag do not exist outside, as in transformers.
     """
 
     tags = {"generation"}  # noqa: RUF012
@@ -60,9 +59,9 @@ class Generation(Extension):
 
 
 class Namespace(jinja2.utils.Namespace):
-    """A namespace that takes no name with an underscore in front, as in transformers."""
+    """A namespace that refuses names with a leading underscore, as in transformers."""
 
-    def __init__(*args, **kwargs):  # without named parameters, which would be names that no template can use
+    def __init__(*args, **kwargs):  # A named parameter would be a name that no template could use.
         self, *values = args
         names = dict(*values, **kwargs)
         for name in names:
@@ -80,23 +79,23 @@ def _check_name(name) -> None:
 
 
 def text_of(value: Any) -> str:
-    """A value as a template prints it. A list of quoted texts is quoted as a whole."""
+    """Return the string that a template prints for a value; all of it is quoted if any string in the value is."""
     return str(value) if isinstance(value, str) else whole(str(value), value)
 
 
 def joined(values: Iterable[Any]) -> MarkedText:
-    """Put values together as one text."""
+    """Concatenate values to one string."""
     return marked("").join([text_of(value) for value in values])
 
 
 def joined_markup(values: Iterable[Any]) -> MarkedText:
-    """Put values together as one text, or as HTML if one of them is HTML."""
+    """Concatenate values to one string, or to HTML if one of them is HTML."""
     values = list(values)
     return (MarkedMarkup() if any(hasattr(value, "__html__") for value in values) else marked("")).join(values)
 
 
 class Macro(jinja2.runtime.Macro):
-    """A macro or a caller's block."""
+    """A macro, or the block of a `call` tag, with a result that keeps its marks."""
 
     def _invoke(self, arguments: list[Any], autoescape: bool) -> str:
         text = self._func(*arguments)
@@ -104,7 +103,7 @@ class Macro(jinja2.runtime.Macro):
 
 
 class Template(jinja2.Template):
-    """A compiled template that joins texts with their marks."""
+    """A compiled template that concatenates strings together with their marks."""
 
     @classmethod
     def _from_namespace(cls, environment, namespace, globals) -> jinja2.Template:
@@ -113,7 +112,7 @@ class Template(jinja2.Template):
 
 
 class Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with what transformers gives to templates."""
+    """The sandbox, with the tags, filters and functions that transformers gives to templates."""
 
     intercepted_binops = frozenset("%")
     template_class = Template
@@ -149,7 +148,7 @@ class Environment(ImmutableSandboxedEnvironment):
         return formatted
 
     def _formatted(self, text: str, args: tuple[Any, ...], named: dict[str, Any]) -> str:
-        """Format as str.format does; a field is quoted if its value is."""
+        """Format as str.format does. The text of a field is marked as quoted if the field's value is."""
         formatter, pieces, next_field = SandboxedFormatter(self), [], 0
         for literal, field, specification, conversion in formatter.parse(plain(text)):
             pieces.append(whole(literal, text))
@@ -164,10 +163,10 @@ class Environment(ImmutableSandboxedEnvironment):
     def call(self, context, obj, /, *args: Any, **named: Any) -> Any:
         if isinstance(obj, BuiltinMethodType):
             owner = obj.__self__
-            # A list that is made lazily cannot be looked into, so we always join with marks.
+            # `join` may get a generator, which we cannot search for marks, so we always join with marks.
             if type(owner) is str and (obj.__name__ == "join" or is_quoted([args, named])):
                 obj = getattr(marked(owner), obj.__name__)
-            elif isinstance(owner, bytes):  # which can only come from a text, and has no marks
+            elif isinstance(owner, bytes):  # Bytes come from encoding a string, and have no marks.
                 return whole(super().call(context, obj, *args, **named), MarkedText._made("?", b"\1"))
         return super().call(context, obj, *args, **named)
 
@@ -177,7 +176,7 @@ def _finalized(value: Any) -> Any:
 
 
 def _marking(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Change a filter of Jinja so that the text it makes has marks."""
+    """Wrap a filter of Jinja so that the string it makes has marks."""
     if name in PICKING:
         return function
     first = 1 if hasattr(function, "jinja_pass_arg") else 0
@@ -193,7 +192,7 @@ def _marking(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def marked_as(text: str) -> MarkedText:
-    """The text with marks, of its own kind."""
+    """Make a MarkedText of a string, or a MarkedMarkup if the string is HTML."""
     return MarkedMarkup(text) if hasattr(text, "__html__") else marked(text)
 
 
@@ -221,13 +220,13 @@ def format_percent(value: str, *args: Any, **named: Any) -> str:
 
 
 def percent(text: str, values: Any) -> Any:
-    """Format as the operator `%` does; a field is quoted if its value is."""
+    """Format as the operator `%` does. The text of a field is marked as quoted if the field's value is."""
     if not is_quoted([text, values]) or is_quoted(text):
         return whole(plain(text) % values, text, values)
     fields = [match for match in FIELD.finditer(plain(text)) if match["kind"] != "%"]
     if any("*" in (match["width"], match["precision"] or "") for match in fields):
         return whole(plain(text) % values, values)
-    _ = plain(text) % values  # raises what is wrong with the values
+    _ = plain(text) % values  # raises an error if the values do not fit
     positional, pieces, at, count = values if isinstance(values, tuple) else (values,), [], 0, 0
     for match in FIELD.finditer(plain(text)):
         value: Any = ()

@@ -11,13 +11,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from threading import Event, Lock, Timer
 
-CPU_SECONDS = 2  # of the processor, for a rendering; a good one takes a hundredth of this
-SECONDS = 20.0  # for a rendering on a machine that does much else
-SECONDS_TO_START = 30.0  # for Python and Jinja, from a disk that may be slow
-LONGEST_ANSWER = 70_000_000  # bytes; the worker allows 4 million characters, of at most 12 bytes, with marks of 3
-KEPT = 2  # workers of one template that wait for more to render
-# Python runs isolated, without PYTHONPATH and the user's site-packages, so we pass the places of packages. It takes
-# llamaspec from where this process has it, although another one may be installed.
+CPU_SECONDS = 2  # CPU time of a rendering; an ordinary one takes a hundredth of this
+SECONDS = 20.0  # real time of a rendering, even on a busy machine
+SECONDS_TO_START = 30.0  # for Python and Jinja to start, perhaps from a slow disk
+LONGEST_ANSWER = 70_000_000  # bytes; the worker allows 4 million characters, each at most 12 bytes, and 3 for marks
+KEPT = 2  # idle workers of one template
+# The worker's Python ignores PYTHONPATH and the user's site-packages (-I), so we pass the folders of packages. It
+# imports llamaspec from the same folder as this process, even if another llamaspec is installed.
 START = (
     "import sys; sys.path.insert(0, sys.argv[2]); import llamaspec; del sys.path[0]; sys.path += sys.argv[3:];"
     "from llamaspec.model.chat.template_worker import main; main(int(sys.argv[1]))"
@@ -25,7 +25,7 @@ START = (
 
 
 class Ended(Exception):
-    """A worker that ended where it should have answered, with this exit status."""
+    """Raised when a worker ends instead of answering; has its exit status."""
 
     def __init__(self, status: int):
         super().__init__(f"exit status {status}")
@@ -33,10 +33,10 @@ class Ended(Exception):
 
 
 class Worker:
-    """A process for one template. It starts in a tenth of a second, and renders in a hundredth of this."""
+    """A process that renders one template. Starting takes a tenth of a second, a rendering a hundredth of that."""
 
     def __init__(self, source: str):
-        """Start the process. Raises OSError where the system gives it no place or no time."""
+        """Start the process. Raises OSError if the system cannot start it, or not in time."""
         specs = [find_spec(name) for name in ("llamaspec", "jinja2", "markupsafe")]
         own, *packages = [str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin]
         environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "TZ") if name in os.environ}
@@ -46,7 +46,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=environment,
-            start_new_session=True,  # A person's Ctrl-C is meant for this process, and a kill for all that it forks.
+            start_new_session=True,  # Ctrl-C does not reach the worker, and one kill ends its children, too.
         )
         assert self._process.stdin and self._process.stdout
         self._requests, self._answers = self._process.stdin, self._process.stdout
@@ -58,9 +58,9 @@ class Worker:
             raise
 
     def ask(self, variables: bytes) -> tuple[bytes, int]:
-        """Render; returns the answer, whole or cut short, and the exit status of the process that gave it.
+        """Ask for a rendering; returns the answer, perhaps cut short, and the exit status of the worker's child.
 
-        Raises Ended where the worker itself has ended, and TimeoutError where it was ended for taking too long.
+        Raises Ended if the worker itself has ended, and TimeoutError if it took too long and was killed.
         """
 
         def exchange() -> tuple[bytes, int]:
@@ -74,7 +74,7 @@ class Worker:
         return self._within(SECONDS, "end", exchange)
 
     def stop(self) -> int:
-        """End the process, and what it has forked; returns its exit status. Does nothing the second time."""
+        """Kill the worker and its children; returns the worker's exit status. A second call changes nothing."""
         self._kill()
         with suppress(BrokenPipeError):
             self._requests.close()
@@ -87,7 +87,7 @@ class Worker:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _send(self, message: bytes) -> None:
-        with suppress(BrokenPipeError):  # The worker has ended, which reading tells.
+        with suppress(BrokenPipeError):  # The worker has ended: the next read raises Ended.
             self._requests.write(len(message).to_bytes(8) + message)
             self._requests.flush()
 
@@ -98,10 +98,10 @@ class Worker:
         return read
 
     def _within[T](self, seconds: float, what: str, action: Callable[[], T]) -> T:
-        """Give the result of `action`, which reads from the worker.
+        """Return the result of `action`, which reads from the worker.
 
-        A worker that takes too long is killed, so that the stream ends. Raises TimeoutError then, which says `what` it
-        did not do in time.
+        If this takes more than `seconds`, we kill the worker, so that the read ends, and raise TimeoutError. The
+        message says that the worker did not `what` (a verb) in time.
         """
         late = Event()
 
@@ -123,24 +123,24 @@ class Worker:
 
 
 class Workers:
-    """Workers that are kept between renderings, until `close`. Any thread may use them, each a worker of its own."""
+    """Keeps workers between renderings, until `close`. Threads may render at the same time, each by its own worker."""
 
     def __init__(self):
-        """Start nothing: the first rendering of each template does."""
+        """Start no process; the first rendering of each template starts one."""
         self._idle: defaultdict[str, list[Worker]] = defaultdict(list)  # by template
         self._closed = False
         self._lock = Lock()
 
     def render(self, source: str, variables: bytes) -> tuple[bytes, int]:
-        """Render a template; returns the answer, whole or cut short, and the exit status of the process that gave it.
+        """Render a template; returns the answer, perhaps cut short, and the exit status of the child that rendered.
 
-        Raises OSError if the system gives the process no memory or no time, for any request.
+        Raises OSError if the machine lacks memory or time, for which the template is not to blame.
         """
         with self._lock:
             waiting = self._idle[source]
             worker = waiting.pop() if waiting else None
         if worker:
-            with suppress(Ended):  # It has died since it was used, which is not the template's fault.
+            with suppress(Ended):  # If an idle worker was killed meanwhile, we start another.
                 return self._asked(worker, source, variables)
         try:
             return self._asked(Worker(source), source, variables)
@@ -150,7 +150,7 @@ class Workers:
             return b"", ended.status
 
     def close(self) -> None:
-        """End all workers. A worker that is rendering ends afterwards."""
+        """End all idle workers. A worker that is rendering ends after that."""
         with self._lock:
             self._closed = True
             workers = [worker for of_one in self._idle.values() for worker in of_one]

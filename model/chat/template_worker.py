@@ -1,14 +1,14 @@
 """Renders a chat template: the program that `model.chat.template_process` starts.
 
-A template is a program that comes with a model, from someone who may not be trusted. It gets nothing worth having: a
-sandbox keeps it from Python, limits end its process if it computes or holds too much, and there is no model, no
-environment and no file that it could write. Nor does it get other people's conversations: this process reads one
-template, and forks for each rendering, so a rendering cannot change the memory of the next one.
+A template is a program that comes with a model, perhaps from an untrusted author. A sandbox keeps the template away
+from Python, limits end its process if it takes too much time or memory, and the process has no model, no secrets in its
+environment and no file that it may write. A template sees no other conversations either: this process serves one
+template and forks a child for each rendering, so a rendering cannot change the memory of the next one.
 
-The process writes a newline to stdout once it is ready. Then it reads messages from stdin. Each begins with its
-length in 8 bytes: first the template, then for each rendering its variables and the model's tokens as JSON. It
-answers each of these with the exit status of the rendering's process, in 8 bytes, and a message of JSON: `{"text": ...,
-"marks": ...}` (see `marked_text.lengths_of`) or `{"error": ...}`. It ends when stdin does.
+The process writes a newline to stdout once it is ready, then reads messages from stdin. Each message begins with its
+length in 8 bytes. The first message is the template. Every later message asks for a rendering: JSON with the template's
+variables and the model's tokens. The answer is the exit status of the child, in 8 bytes, and a message of JSON:
+`{"text": ..., "marks": ...}` (see `marked_text.lengths_of`) or `{"error": ...}`. The process ends at the end of stdin.
 
 Templates may use the functions that Hugging Face transformers gives them, and no others.
 """
@@ -31,16 +31,16 @@ LONGEST = 4_000_000  # characters of a rendered conversation: about a million to
 
 
 class TooLong(Exception):
-    """An error about more text than any model could read."""
+    """Raised when a template makes more text than any model could read."""
 
 
 def compiled(source: str) -> jinja2.Template:
-    """Compile a template. Raises any error that a template can, since it computes constant parts."""
+    """Compile a template. This computes its constant parts, so it raises any error that rendering can raise."""
     return Environment().from_string(source)
 
 
 def render(template: jinja2.Template, variables: dict[str, Any]) -> MarkedText:
-    """Render a template. Raises any error that a template can."""
+    """Render a template. Raises any error that the template causes."""
     parts, length = [], 0
     for part in template.generate(**variables):
         length += len(part)
@@ -51,7 +51,7 @@ def render(template: jinja2.Template, variables: dict[str, Any]) -> MarkedText:
 
 
 def with_marks(request: dict[str, Any]) -> dict[str, Any]:
-    """The variables of a request: all texts are quoted but for the model's tokens and the roles of messages."""
+    """Return the variables of a request, with all strings marked as quoted except the model's tokens and roles."""
     variables = quote_all(request["variables"])
     for message, received in zip(variables["messages"], request["variables"]["messages"], strict=True):
         if "role" in received:
@@ -60,7 +60,7 @@ def with_marks(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def explained(error: Exception) -> str:
-    """Say what a template did, as the end of a sentence about it."""
+    """Describe a template's error, as the end of a sentence that begins with the template's name."""
     match error:
         case Refusal():
             return f"refuses this conversation: {error}"
@@ -78,7 +78,10 @@ def explained(error: Exception) -> str:
 
 
 def answer(template: jinja2.Template | Exception, variables: bytes) -> dict[str, Any]:
-    """Answer a request with the text, or with an error of the template, such as the one that compiling it raised."""
+    """Answer a request with the rendered text, or with an error.
+
+    `template` is an exception if the template could not be compiled.
+    """
     try:
         if isinstance(template, Exception):
             raise template
@@ -89,9 +92,9 @@ def answer(template: jinja2.Template | Exception, variables: bytes) -> dict[str,
 
 
 def limit_this_process(cpu_seconds: int, *, for_good: bool) -> dict[int, tuple[int, int]]:
-    """Limit this process to `cpu_seconds` of computing and some memory; it may write no file and start no process.
+    """Limit this process to `cpu_seconds` of CPU time and `MEMORY` bytes; forbid it to write files and start processes.
 
-    Returns the limits that were in force. Limits that are not `for_good` can be lifted.
+    Returns the previous limits. Without `for_good`, the process can lift the new limits again.
     """
     before = {}
     for limit, value in {
@@ -107,13 +110,13 @@ def limit_this_process(cpu_seconds: int, *, for_good: bool) -> dict[int, tuple[i
         try:
             resource.setrlimit(limit, (value, value if for_good else hard))
         except ValueError:
-            if limit != resource.RLIMIT_AS:  # macOS has no limit of memory; the limit of seconds bounds it
+            if limit != resource.RLIMIT_AS:  # macOS cannot limit memory; the CPU time bounds it
                 raise
     return before
 
 
 def in_own_process(template: jinja2.Template | Exception, variables: bytes, cpu_seconds: int) -> tuple[int, bytes]:
-    """Answer a request in a process that ends with it; returns that one's exit status, and what it wrote until then."""
+    """Answer a request in a forked child; returns the child's exit status and its output, perhaps cut short."""
     reads, writes = os.pipe()
     child = os.fork()
     if child == 0:
@@ -131,14 +134,14 @@ def in_own_process(template: jinja2.Template | Exception, variables: bytes, cpu_
 
 
 def read_message() -> bytes | None:
-    """Read a message from stdin; None at its end."""
+    """Read a message from stdin; None at the end of stdin."""
     length = sys.stdin.buffer.read(8)
     return sys.stdin.buffer.read(int.from_bytes(length)) if len(length) == 8 else None
 
 
 def main(cpu_seconds: int) -> None:
-    """Serve one template; each rendering may compute for `cpu_seconds`."""
-    MarkedText.__module__, MarkedText.__name__ = str.__module__, str.__name__  # errors of templates name the type
+    """Serve one template; each rendering may use `cpu_seconds` of CPU time."""
+    MarkedText.__module__, MarkedText.__name__ = str.__module__, str.__name__  # Errors of templates then say str.
     before = limit_this_process(cpu_seconds, for_good=False)
     output = sys.stdout.buffer
     output.write(b"\n")
@@ -152,7 +155,7 @@ def main(cpu_seconds: int) -> None:
         template = error
     for limit in (resource.RLIMIT_CPU, resource.RLIMIT_NPROC):  # Each child is limited anew.
         resource.setrlimit(limit, before[limit])
-    gc.freeze()  # Collections in a child would otherwise copy what it shares with this process.
+    gc.freeze()  # Otherwise garbage collection in a child would copy memory that it shares with us.
     while (variables := read_message()) is not None:
         try:
             status, answer = in_own_process(template, variables, cpu_seconds)

@@ -20,7 +20,7 @@ from llamaspec.reference.quantizers.blocks import Quantized
 
 
 class CheckpointError(ValueError):
-    """A file that cannot be used; the message is one line that names the file and what is wrong with it."""
+    """Raised for a file that cannot be used; the message is one line that names the file and the fault."""
 
 
 def refused(path: str | Path, what: str) -> CheckpointError:
@@ -62,10 +62,10 @@ Part = Quantized | Affine | Shifted
 class Codes(NamedTuple):
     """A quantized matrix, in a file or as it will run: small codes, and a scale for each group of a row.
 
-    `form` says which numbers the codes stand for, as in `reference.quantizers.schemes`: integers of 8, 6, 5 or 4 bits,
-    from -128 to 127, -32 to 31, -16 to 15 or -8 to 7, levels of NF4, FP4 or IQ4_NL, e4m3, e2m1. With zero points,
-    integers are 0 to 255 or 0 to 15, as in `reference.quantizers.affine`; with minima (`_min`), -128 to 127, 0 to 31 or
-    0 to 15.
+    `form` says which numbers the codes stand for (see `reference.quantizers.schemes`): integers of 8, 6, 5 or 4 bits
+    (-128 to 127, -32 to 31, -16 to 15, -8 to 7), levels of NF4, FP4 or IQ4_NL, or floats e4m3 or e2m1. With zero points
+    (see `reference.quantizers.affine`), integers of 8 or 4 bits are 0 to 255 or 0 to 15. In forms with minima (`_min`),
+    integers of 8, 5 or 4 bits are -128 to 127, 0 to 31 or 0 to 15.
     """
 
     form: Form
@@ -75,7 +75,7 @@ class Codes(NamedTuple):
     # Consecutive rows, a few megabytes at a time: codes [rows, cols], one per weight; scales [rows, groups], float32,
     # or uint8 exponents for mxfp4; zero points [rows, groups], uint8.
     parts: Callable[[], Iterator[Part]]
-    # For codes made from weights as they are read: the scheme of `reference.quantizers.schemes`, and the plain tensor.
+    # For codes that are computed as they are read: the name of the scheme, and the tensor of floats that we quantize.
     scheme: str = ""
     source: "Tensor | None" = None
 
@@ -96,7 +96,7 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model in a file or directory, opened and checked but not read."""
+    """A model in a file or directory. It was opened and checked, but its weights were not read."""
 
     path: str
     format: str  # "llama2c-v0" to "-v2", "kuiper-int8", "gguf-v2", "gguf-v3", "safetensors", "mistral"
@@ -105,7 +105,7 @@ class Checkpoint:
     bos: int | None  # the id that begins a text, if the checkpoint has one
     stops: frozenset[int]  # ids that end a generated text
     release: Callable[[], None] = field(default=lambda: None, repr=False)  # drops file pages read so far from memory
-    # Nothing is read ahead within. The context's value is a function that has a view of the file read at once.
+    # In this context, the system reads nothing ahead. Its value is a function that reads a view of the file at once.
     scattered: Callable[[], AbstractContextManager[Callable[[np.ndarray], object]]] = field(
         default=lambda: nullcontext(lambda view: None), repr=False
     )

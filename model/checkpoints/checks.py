@@ -9,7 +9,7 @@ from llamaspec.reference.config import Config
 from llamaspec.reference.rope import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
 
 SMALLEST = 2.0**-126  # the smallest normal float32; its inverse is a float32, too
-LARGEST = 2**31 - 1  # dimension: llama2.c stores them in 32 bits, and no model comes near
+LARGEST = 2**31 - 1  # of a dimension; llama2.c stores dimensions in 32 bits
 MOST_LAYERS = 10_000  # the deepest Llama has 126; a false header must not make us name billions of tensors
 MOST_EXPERTS = 10_000
 
@@ -18,7 +18,7 @@ EXPONENTS = {"float32": (np.uint32, 0x7F800000), "bfloat16": (np.uint16, 0x7F80)
 
 
 def check_model(path: str, config: Config, *, bos: int | None, stops: frozenset[int]) -> None:
-    """Raise `CheckpointError` unless `config` can be computed and `bos` and `stops` are in its vocabulary."""
+    """Raise `CheckpointError` unless we can compute `config`, and its vocabulary has `bos` and `stops`."""
 
     def require(condition: bool, what: str):
         if not condition:
@@ -97,7 +97,7 @@ def check_model(path: str, config: Config, *, bos: int | None, stops: frozenset[
 def check_finite(name: str, array: np.ndarray, *, path: str = "checkpoint") -> None:
     """Raise `CheckpointError` if the float32, bfloat16 or float16 `array` holds a NaN or an infinity.
 
-    Test the bits for an exponent of all ones, since NumPy's `isfinite` is slow for bfloat16. This takes about 300 KB of
+    We look for an exponent with all bits set, since NumPy's `isfinite` is slow for bfloat16. This takes about 300 KB of
     memory.
     """
     bits_type, exponent = EXPONENTS[array.dtype.name]

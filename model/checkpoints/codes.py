@@ -52,7 +52,7 @@ def exact_weights(codes: Codes, part: Part) -> Float64[np.ndarray, "rows cols"]:
 
 
 def dequantized(codes: Codes, shape: tuple[int, ...]) -> Float32[np.ndarray, "rows cols"]:
-    """Decode all of `codes`, each weight rounded once: the `read` of a quantized `Tensor`."""
+    """Decode all of `codes` to float32, each weight rounded once: the `read` of a quantized `Tensor`."""
     weights = np.empty(shape, np.float32)
     start = 0
     for part in codes.parts():
@@ -74,10 +74,10 @@ def exact_parts(tensor: Tensor) -> Iterator[np.ndarray]:
 
 
 def in_common_form(all_codes: Sequence[Codes | None]) -> list[Codes] | None:
-    """Convert the codes of matrices that will be stacked to one form: their own if it is the same, else int8.
+    """Convert the codes of several matrices to one form, to stack them: unchanged if their forms agree, else int8.
 
-    A GGUF file may hold q and k in Q4_K and v in Q6_K. Returns None if a matrix has no codes, or has codes that are not
-    integers with scales (and perhaps minima).
+    For example, a GGUF file may hold q and k in Q4_K and v in Q6_K. Returns None if a matrix has no codes, or if the
+    forms differ and one has zero points or levels that do not fit int8.
     """
     codes = [item for item in all_codes if item]
     if len(codes) < len(all_codes):
@@ -92,12 +92,12 @@ def in_common_form(all_codes: Sequence[Codes | None]) -> list[Codes] | None:
 
 
 def in_whole_bytes(codes: Codes) -> Codes:
-    """Call integers of 5 and 6 bits without minima int8, for what stores no fewer bits of them."""
+    """Rename the forms int6 and int5 to int8, for callers that store a code in a byte."""
     return codes._replace(form="int8") if codes.form in BYTES else codes
 
 
 def _widened(codes: Codes, group: int, *, minima: bool) -> Codes:
-    """Convert to int8 with smaller groups; `minima` adds minima of 0 to codes without them."""
+    """Convert codes to int8 in groups of `group`; with `minima`, codes without minima get minima of 0."""
 
     def widened(part: Part) -> Part:
         copies = codes.group // group

@@ -1,4 +1,4 @@
-"""Matrices that a file stores as one."""
+"""Matrices that a file stores as one, one below the other."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -20,9 +20,10 @@ class Location(Protocol):
 
 
 def taken_apart[E: Location](path: str, name: str, entry: E, rows: Sequence[int], *, by: str) -> list[E]:
-    """Locate the parts of a matrix; `rows` are the rows of each. Raises `CheckpointError` if they do not fit.
+    """Locate the parts of a fused matrix; `rows` has the number of rows of each part.
 
-    `by` names what says how many rows there are.
+    Raises `CheckpointError` if the matrix does not have the sum of these rows. In the message, `by` says what asks for
+    them, such as "config.json makes".
     """
     if len(entry.shape) != 2 or entry.shape[0] != sum(rows):
         raise refused(path, f"{name} has shape {list(entry.shape)}, but {by} it {sum(rows)} rows")

@@ -1,4 +1,4 @@
-"""Models named as on the Hugging Face Hub: what is in the Hub's cache, and how to download the rest."""
+"""Models named as on the Hugging Face Hub: finds them in the Hub's cache, and says how to download them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ NAME = re.compile(r"(?P<owner>\w[\w.-]*)/(?P<name>\w[\w.-]*)(@(?P<revision>[\w./
 def find_in_cache(model: str) -> Path | None:
     """Find the snapshot of `owner/name` or `owner/name@revision` in the Hub's cache; None if it is not there.
 
-    The snapshot is the one of the revision, `main` by default, or else the newest. Of a repository with one GGUF file
-    and no config.json, it is that file.
+    Without a revision, we take the snapshot of `main`, or else the newest. If the snapshot has one GGUF file and no
+    config.json, we return the file instead.
     """
     matched = NAME.fullmatch(model)
     if not matched:
@@ -35,7 +35,7 @@ def find_in_cache(model: str) -> Path | None:
 
 
 def cache_folder() -> Path:
-    """Find where the Hub's own programs keep what they download."""
+    """Return the folder that the Hub's own programs use for downloads."""
     if cache := os.environ.get("HF_HUB_CACHE"):
         return Path(cache)
     home = os.environ.get("HF_HOME")
@@ -43,7 +43,7 @@ def cache_folder() -> Path:
 
 
 def how_to_download(model: str) -> str | None:
-    """Say how to download a model that is named as on the Hub; None for another name."""
+    """Return the command that downloads a model named as on the Hub; None for any other name."""
     matched = NAME.fullmatch(model)
     if not matched:
         return None

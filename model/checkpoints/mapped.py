@@ -17,15 +17,16 @@ _files: WeakKeyDictionary[mmap.mmap, str] = WeakKeyDictionary()  # the names of 
 
 
 def maps_cut_short() -> dict[mmap.mmap, str]:
-    """Find the maps in use with files that were cut short, and the names of these files."""
+    """Find the maps in use that are longer than their files are now, and the names of these files."""
     return {map: path for map, path in _files.items() if map.size() < len(map)}
 
 
 @contextmanager
 def refused_if_cut_short() -> Iterator[None]:
-    """Raise `CheckpointError` where a file that is read within becomes shorter meanwhile.
+    """Raise `CheckpointError` at the end of the block if a mapped file became shorter during the block.
 
-    Touching a page that it has lost would end the process with SIGBUS. Within, such pages become zeros.
+    Normally, touching a page that the file has lost ends the process with SIGBUS. In the block, such pages become
+    zeros.
     """
     lost: dict[mmap.mmap, str] = {}
 
@@ -37,7 +38,7 @@ def refused_if_cut_short() -> Iterator[None]:
     with at_bus_error(put_zeros):
         try:
             yield
-        finally:  # also where the zeros are what was found to be wrong
+        finally:  # also if an error came from the zeros
             for map, path in lost.items():
                 raise refused(path, _cut_short(map.size(), len(map)))
 
@@ -61,14 +62,14 @@ class MappedFile:
         self.size = len(self._map)
 
     def bytes(self, begin: int, end: int) -> bytes:
-        """A copy of the bytes from `begin` to `end`, fewer where the file ends. Raises `CheckpointError` as `array`."""
+        """Copy the bytes from `begin` to `end`, fewer where the file ends. Raises `CheckpointError` as `array` does."""
         self._check_size()
         return self._map[begin:end]
 
     def array(self, dtype: np.dtype, shape: tuple[int, ...], offset: int) -> np.ndarray:
-        """The array at `offset`, as a read-only view; a copy where `offset` is no multiple of the element's size.
+        """Return the array at `offset`: a read-only view, or a copy if `offset` is no multiple of the element's size.
 
-        Raises `CheckpointError` where the file has become shorter since it was opened.
+        Raises `CheckpointError` if the file has become shorter since it was opened.
         """
         self._check_size()
         count = int(np.prod(shape, dtype=np.int64))
@@ -78,16 +79,17 @@ class MappedFile:
     def release(self) -> None:
         """Drop the pages read so far from this process; views stay valid and read the file again.
 
-        Raises `CheckpointError` as `array`: the end of a page beyond the end of the file reads as zeros.
+        Raises `CheckpointError` as `array` does, since bytes beyond the end of a shortened file may read as zeros.
         """
         self._check_size()
         self._map.madvise(mmap.MADV_DONTNEED)
 
     @contextmanager
     def scattered(self) -> Iterator[Callable[[np.ndarray], None]]:
-        """Have the system read no more than what is touched: for a few bytes of each row, reading ahead reads all.
+        """Have the system read only the pages that are touched, and nothing ahead, in this context.
 
-        The value is a function that has the pages of a contiguous view of this file read at once, and no others.
+        This is for reading a few bytes of each row, where reading ahead would read the whole file. The context's value
+        is a function that takes a contiguous view of this file, and has the system read the pages of the view at once.
         """
         begin = _address(self._map)
 
@@ -104,7 +106,10 @@ class MappedFile:
             self._map.madvise(mmap.MADV_NORMAL)
 
     def _check_size(self) -> None:
-        """Touching a page beyond the end of the file would end the process with SIGBUS, so look at the size before."""
+        """Raise `CheckpointError` if the file became shorter.
+
+        Touching a page beyond the end of the file would end the process with SIGBUS.
+        """
         if (now := self._map.size()) < self.size:
             raise refused(self.path, _cut_short(now, self.size))
 
@@ -123,14 +128,14 @@ def _cut_short(now: int, before: int) -> str:
 
 
 def release_all(files: Iterable[MappedFile]) -> None:
-    """Drop the pages of several files that were read so far."""
+    """Drop the pages read so far, for several files."""
     for file in files:
         file.release()
 
 
 @contextmanager
 def scattered_in_all(files: Sequence[MappedFile]) -> Iterator[Callable[[np.ndarray], None]]:
-    """Do for several files what `MappedFile.scattered` does for one."""
+    """Enter `MappedFile.scattered` for several files; the value reads a view of any of these files at once."""
     with ExitStack() as stack:
         readers = [stack.enter_context(file.scattered()) for file in files]
 

@@ -1,8 +1,8 @@
 """Mistral's own layout: params.json next to consolidated.safetensors (https://github.com/mistralai/mistral-inference).
 
-The keys of params.json are the arguments of the model there, tensors are named as its modules, and the pairs of q and k
-that RoPE turns are neighbors. Weights of an encoder of images are left out. No file says which ids begin
-and end a text: they are 1 and 2 in all of Mistral's tokenizers.
+The keys of params.json are the arguments of the model class in mistral-inference, and tensors are named after its
+modules. RoPE turns pairs of neighboring rows of q and k. We leave out the weights of an image encoder. No file says
+which ids begin and end a text: they are 1 and 2 in all of Mistral's tokenizers.
 """
 
 from dataclasses import replace
@@ -71,7 +71,7 @@ YARN = {"beta": "beta_fast", "alpha": "beta_slow"}  # keys within `yarn`, and co
 
 
 def is_mistrals(folder: Path) -> bool:
-    """Whether a folder holds a model in this layout, and none in Hugging Face's."""
+    """Tell whether a folder holds a model in this layout, and none in Hugging Face's."""
     own, huggingface_files = (
         [folder / f"{stem}.safetensors{end}" for end in ("", ".index.json")] for stem in (STEM, "model")
     )
@@ -87,7 +87,7 @@ def open_mistral(directory: Path, weights: MappedFile | None = None) -> Checkpoi
 
 def describe(params: dict[str, Any], path: Path) -> Description:
     """Describe the model of a parsed params.json. Raises `CheckpointError`."""
-    values = {key: value for key, value in params.items() if value is not None}  # null is what an absent key is
+    values = {key: value for key, value in params.items() if value is not None}  # null means the same as an absent key
     fields = Fields(values, path)
     keys, windows = dict(LAYOUT.keys), LAYOUT.windows
     if experts := fields.object("moe"):
@@ -105,13 +105,13 @@ def describe(params: dict[str, Any], path: Path) -> Description:
         values["rope_scaling"] = {"rope_type": "yarn"} | {YARN.get(key, key): yarn[key] for key in yarn}
         if not Fields(yarn, path).boolean("apply_scale", True):
             values["rope_scaling"]["attention_factor"] = 1.0
-    # The first versions of the code took theta for 10,000 in models with windows, and for 1,000,000 in others.
+    # The first versions of the code had a fixed theta: 10,000 for models with windows, and 1,000,000 for others.
     rope = RopeKeys(theta=1e6 if window is None else 1e4)
     return Description(path, values, replace(LAYOUT, keys=keys, windows=windows, rope=rope), STEM, "mistral")
 
 
 def _by_layer(fields: Fields, windows: list[Any]) -> dict[str, Any]:
-    """Give the keys of config.json for a list of windows, one of each layer or of each of equal parts of the layers."""
+    """Translate a list of windows to keys of config.json. The layers repeat the list."""
     layers, sizes = fields.integer("n_layers"), [size for size in windows if size is not None]
     if any(type(size) is not int or size != sizes[0] for size in sizes) or not sizes:
         raise fields.refused("sliding_window is not one number, or a list of one number and null")

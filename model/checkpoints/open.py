@@ -16,13 +16,13 @@ from llamaspec.model.checkpoints.safetensors_header import read_header
 
 BUILT_IN = {"stories": Path(__file__).parents[1] / "stories"}  # models in this package, by name
 ENDINGS = {".gguf", ".bin", ".safetensors"}  # of files that are models
-ALIKE = 0.8  # of difflib's 1: names that differ by a slip of a finger
+ALIKE = 0.8  # the least similarity (by difflib, at most 1) of a name and a misspelling of it
 
 
 def place_of(model: str | Path) -> Path:
     """Find where a model is: a path that exists, else a name of `BUILT_IN`, else `owner/name` in the Hub's cache.
 
-    A name that is none of these is taken for a path. A model's folder of the Hub's cache stands for its snapshot.
+    Any other name is returned as a path. For a model's folder in the Hub's cache we return the snapshot in it.
     """
     path = Path(model)
     if os.path.exists(path):
@@ -49,8 +49,8 @@ def nearest(path: Path) -> Path | None:
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """Open a GGUF or llama2.c file, Hugging Face's or Mistral's directory, or a .safetensors file next to its config.
 
-    `place_of` says what a name stands for that is no path. Everything but the weights is
-    read and checked; the weights' bytes are not read. Raises `CheckpointError`.
+    `path` may also be a name that `place_of` knows. We read and check everything except the weights' bytes. Raises
+    `CheckpointError`.
     """
     path = place_of(path)
     if "\0" in str(path):
@@ -77,12 +77,12 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     file = MappedFile(path)
     if file.bytes(0, len(GGUF)) == GGUF:
         from llamaspec.model.checkpoints.gguf.read import (
-            open_gguf,  # and ggml's quantizers: 30 ms, which others need not wait for
+            open_gguf,  # imports ggml's quantizers: 30 ms, only for GGUF
         )
 
         return open_gguf(file)
     file = weights_file(path)
-    # A safetensors header begins after its length; in a llama2.c file these two bytes are 123 and 0, or no layer count.
+    # A safetensors header begins at byte 8. If a llama2.c file has "{" (123) there, it has 123 layers, and byte 9 is 0.
     brace, after = file.bytes(8, 10).ljust(2, b"\0")
     is_safetensors = brace == ord("{") and after != 0
     if not is_safetensors:

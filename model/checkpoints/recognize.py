@@ -1,4 +1,4 @@
-"""Recognizes files and folders that are no model as this package reads it, to say what they are and what to do."""
+"""Recognizes files and folders that this package cannot read as models; says what they are and what to do."""
 
 import os
 import re
@@ -11,8 +11,8 @@ from llamaspec.model.checkpoints.strict_json import read_object
 GGUF = b"GGUF"
 TO_SAFETENSORS = "transformers' from_pretrained() and save_pretrained() write it as safetensors"
 IMATRIX = "is an importance matrix (imatrix) of llama.cpp, which guides its quantization: no model"
-# The formats that we read begin with numbers, so each magic here is a number that no header's length and no model's
-# width can be.
+# The formats that we read begin with a number: a header's length or a model's width. Each key here, read as a number,
+# is too large for both.
 OTHER_FORMATS = {
     GGUF: "is a GGUF file, expected safetensors: name the file itself",
     b"PK\x03\x04": f"is a zip archive, as PyTorch's pickles are (.pth, .bin), which are never read: {TO_SAFETENSORS}",
@@ -40,22 +40,23 @@ def weights_file(path: str | Path) -> MappedFile:
                 raise refused(path, what)
     if _begins_imatrix(start):
         raise refused(path, IMATRIX)
-    if len(start) > 8 and set(start) <= PRINTABLE:  # The magic number of llama2.c is text, too.
+    if len(start) > 8 and set(start) <= PRINTABLE:  # llama2.c's magic number is printable, too.
         raise refused(path, "is text, not weights")
     return file
 
 
 def _begins_imatrix(start: bytes) -> bool:
-    """Tell whether a file begins as an imatrix file does: with a number of tensors, and a name and its length."""
+    """Tell whether a file begins as an imatrix file does: a number of tensors, the length of a name, the name."""
     count, length = (int.from_bytes(start[at : at + 4], "little") for at in (0, 4))
     name = start[8 : 8 + length]
     return 0 < count < 1 << 20 and 0 < length <= len(start) - 8 and re.fullmatch(rb"[\w.]+\.weight", name) is not None
 
 
 def snapshot_of(folder: str | Path) -> Path:
-    """The snapshot in a model's folder of Hugging Face's cache, `models--owner--name`; another path as it is.
+    """Find the snapshot in a model's folder of Hugging Face's cache, `models--owner--name`; return any other path as it
+    is.
 
-    The snapshot is the one that `refs/main` names, or the only one there.
+    The snapshot is the one that `refs/main` names, or the only one.
     """
     path = Path(folder)
     snapshots = path / "snapshots"
@@ -72,7 +73,7 @@ def snapshot_of(folder: str | Path) -> Path:
 
 
 def _first_line(path: Path) -> str:
-    """The first line of a short file; "" where there is no such file."""
+    """Read the first line of a short file; "" if the file does not exist."""
     if not path.is_file():
         return ""
     with open(path, "rb") as file:
@@ -80,7 +81,7 @@ def _first_line(path: Path) -> str:
 
 
 def folder_without_config(folder: Path) -> CheckpointError:
-    """The error for a folder without a config.json, which says what the folder holds where this is known."""
+    """Make the error for a folder without a config.json; it says what the folder holds, if we recognize that."""
     names = sorted(os.listdir(folder))
     ggufs = [name for name in names if name.lower().endswith(".gguf")]
     if "adapter_config.json" in names:
@@ -105,10 +106,10 @@ def folder_without_config(folder: Path) -> CheckpointError:
 
 
 def leads_out(path: Path) -> Path | None:
-    """The target of a link that leads out of its folder; None for anything else.
+    """Return the target of a link that leads out of the link's folder; None for any other path.
 
-    In Hugging Face's cache, `snapshots/<revision>` has links into `blobs` next to `snapshots`, which belong to the
-    model.
+    In Hugging Face's cache, `snapshots/<revision>` has links into `blobs` next to `snapshots`. These belong to the
+    model, and do not count.
     """
     folder, target = Path(os.path.realpath(path.parent)), Path(os.path.realpath(path))
     cached = next((parent for parent in folder.parents[:2] if parent.name == "snapshots"), None)

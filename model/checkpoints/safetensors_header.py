@@ -4,7 +4,7 @@
     n bytes     JSON: {"name": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [begin, end]}, ...}
     the rest    the tensors' bytes, end to end, without holes; offsets count from here
 
-We parse it ourselves: the library's NumPy front end copies, and memory-mapping needs the offsets.
+We parse the header ourselves: the library's NumPy interface copies tensors, and memory-mapping needs the offsets.
 """
 
 import json
@@ -48,7 +48,7 @@ class HeaderEntry(NamedTuple):
 
 
 def read_header(file: MappedFile) -> dict[str, HeaderEntry]:
-    """Read the tensors' entries. Raises `CheckpointError` unless they fill the file without hole or overlap."""
+    """Read the tensors' entries. Raises `CheckpointError` unless the tensors fill the file without hole or overlap."""
     length = int.from_bytes(file.bytes(0, 8), "little")
     if file.size < 8:
         raise refused(file.path, f"{file.size} bytes, too short for a .safetensors file")

@@ -1,7 +1,8 @@
 """New files that appear whole or not at all: written next to their place under another name, then renamed.
 
-A process that is killed leaves its unfinished file behind, `.NAME.xxxxxxxx.partial`. Each writer holds a lock on its
-own, which the kernel releases with the process, so the next writer to the same place can tell and remove the others.
+A process that is killed leaves its unfinished file behind, `.NAME.xxxxxxxx.partial`. Each writer locks its unfinished
+file, and the kernel releases the lock when the process ends. So the next writer to the same place can recognize
+abandoned files, and removes them.
 """
 
 import errno
@@ -16,21 +17,21 @@ from pathlib import Path
 
 from llamaspec.model.checkpoints.checkpoint import os_errors, refused
 
-# This is the one state of a module in this package. Unfinished files belong to the whole process, and so does the set.
+# This set is global, since unfinished files belong to the whole process.
 _unfinished: set[Path] = set()
 
 
 def remove_unfinished() -> None:
-    """Remove all unfinished files, in a process that ends without unwinding its stack."""
+    """Remove this process's unfinished files, for a process that ends without unwinding its stack."""
     for staged in list(_unfinished):
         _remove(staged)
 
 
 @contextmanager
 def new_directory(path: str | Path) -> Iterator[Path]:
-    """A directory to fill, which becomes `path` at the end; removed if the body fails or is interrupted.
+    """Make a directory that becomes `path` when the body ends; remove it if the body fails or is interrupted.
 
-    Raises `CheckpointError` where `path` exists, or where the operating system refuses (a full disk).
+    Raises `CheckpointError` if `path` exists, or if the operating system refuses (for example, the disk is full).
     """
     path = _place(path)
     with os_errors(path):
@@ -52,9 +53,9 @@ def new_directory(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def new_file(path: str | Path, *, replace: bool = False) -> Iterator[Path]:
-    """An empty file to fill, which becomes `path` at the end; as `new_directory` otherwise.
+    """Make an empty file that becomes `path` when the body ends, as `new_directory` makes a directory.
 
-    With `replace`, a file that stands at `path`, or that a link there names, is replaced by the complete new one.
+    With `replace`, the complete new file replaces the file at `path`, or the file that a link at `path` leads to.
     """
     path = _place(os.path.realpath(path) if replace else path)
     with os_errors(path):
@@ -94,7 +95,7 @@ def _stage(path: Path, *, directory: bool) -> tuple[Path, int]:
         else:
             os.close(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         lock = _open(staged)
-        # Another writer may have taken it for stale before we had the lock: then it is gone, and we begin again.
+        # Another writer may have removed the file as abandoned before we had the lock. Then we begin again.
         if lock is not None and _locked(lock, wait=True) and os.path.exists(staged):
             return staged, lock
         _unfinished.discard(staged)
@@ -103,7 +104,7 @@ def _stage(path: Path, *, directory: bool) -> tuple[Path, int]:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove unfinished files for `path` that no process holds: a kill left them."""
+    """Remove unfinished files for `path` that no process has locked: their writers were killed."""
     name = re.compile(re.escape(_prefix(path)) + r"[0-9a-f]{8}\.partial")
     for entry in os.scandir(path.parent):
         if not name.fullmatch(entry.name) or entry.is_symlink() or (lock := _open(entry.path)) is None:
@@ -134,7 +135,10 @@ def _open(path: str | Path) -> int | None:
 
 
 def _locked(lock: int, *, wait: bool) -> bool:
-    """Whether this process has the lock now. A file system without locks (some network's) gives it only to writers."""
+    """Take a lock, and tell whether this process has it now.
+
+    On a file system without locks (such as some network file systems), only a caller that would `wait` gets it.
+    """
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:
@@ -156,7 +160,7 @@ def _publish(staged: Path, path: Path, *, replace: bool = False) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Wait until the disk holds a file, or a directory's names."""
+    """Wait until the disk holds a file's contents, or a directory's names."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -6,16 +6,16 @@ from pathlib import Path
 from llamaspec.model.checkpoints.checkpoint import refused
 from llamaspec.model.checkpoints.mapped import MappedFile
 
-# Llama 3.1 405B has 1137 tensors: an index of 100 KB, and an object per tensor in a header. Both bounds are ten
-# times as large, and a hostile file costs at most a second and 200 MB.
+# Llama 3.1 405B has 1137 tensors: an index of 100 KB, and an object per tensor in a header. Both bounds are about
+# forty times as large, and a hostile file costs at most a second and 200 MB.
 LARGEST = 4 << 20  # bytes
 MOST_OBJECTS = 50_000  # other JSON is parsed a hundred times faster than objects are checked
 
 
 def read_object(path: str | Path) -> dict:
-    """Read the object in a JSON file, where the last of equal keys counts. Raises `CheckpointError`.
+    """Read the object in a JSON file; if a key is repeated, the last value counts. Raises `CheckpointError`.
 
-    People edit these files by hand, and every other reader of JSON takes the last.
+    People edit these files by hand, and other JSON readers also use the last value.
     """
     file = MappedFile(path)
     if file.size > LARGEST:
@@ -26,9 +26,8 @@ def read_object(path: str | Path) -> dict:
 def parse_object(text: bytes, path: str | Path, *, most_objects: int = MOST_OBJECTS, unique: bool = True) -> dict:
     """Parse `text` from the file `path` as a JSON object of at most `most_objects`. Raises `CheckpointError`.
 
-    Equal keys are refused, or the last of them counts if they need not be `unique`.
-
-    A byte order mark in front, as editors of Windows write it, is not part of the text.
+    With `unique`, a repeated key is refused; otherwise its last value counts. A leading byte order mark, as editors on
+    Windows write it, is ignored.
 
     >>> parse_object(b'{"a": 1}', "config.json")
     {'a': 1}

@@ -15,14 +15,14 @@ SWITCHES = {"pre_norms": False, "post_norms": True, "qk_norm": True}
 
 
 def rotary_layers(_: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn q and k in the layers with a window, or in all if there is none."""
+    """Use RoPE in the layers with a window, or in all layers if no layer has a window."""
     windows = values["windows"]
     turned = tuple(window is not None for window in windows or ())
     return {"rotary_layers": turned if windows and not all(turned) else None}
 
 
 def read_gguf(metadata: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the window, which every fourth layer lacks. llama.cpp has windows only in the largest model."""
+    """Read the window: every fourth layer has no window, and llama.cpp uses windows only in the largest model."""
     window = metadata.integer(WINDOW, 4096) if values["layers"] == LARGEST else 0
     windows = windows_but_every(4, window, layers=values["layers"]) if window else None
     return {"windows": windows} | rotary_layers(None, {"windows": windows})

@@ -8,12 +8,12 @@ from llamaspec.model.family import DEFAULTS, GGUF_KEYS, KEYS, Architecture, Fami
 
 DEFAULT_VALUES = DEFAULTS | {"context": 8192, "kv_heads": None, "head_dim": 256, "tied": True}
 SWITCHES = {"activation": "gelu_tanh"}
-# Releases of before the tanh form had a name say gelu, and mean it.
+# Old releases say "gelu" for the tanh form, which had no name of its own at the time.
 ACTIVATIONS = ("gelu_pytorch_tanh", "gelu")
 
 
 def embedding_scale(_: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Scale embeddings to the size of what the blocks add."""
+    """Multiply embeddings by sqrt(dim)."""
     return {"embedding_scale": sqrt(values["dim"])}
 
 

@@ -32,7 +32,7 @@ def attention_scale(scalar: float | int, values: Mapping[str, Any]) -> float | N
 
 
 def read(fields: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the scales of embeddings and scores."""
+    """Read the scales of embeddings and of attention scores."""
     scalar = fields.number("query_pre_attn_scalar", 256.0)
     if not scalar > 0:
         raise fields.refused(f"query_pre_attn_scalar is {scalar}, not a positive number")
@@ -47,7 +47,11 @@ def write(config: Config) -> dict[str, Any]:
 
 
 def read_gguf(metadata: Any, values: Mapping[str, Any], *, largest: int, full_every: int) -> dict[str, Any]:
-    """Read what llama.cpp knows of a Gemma: the scale of scores by the number of layers, and windows by their place."""
+    """Compute a Gemma's derived fields as llama.cpp does.
+
+    The scale of attention scores depends on whether the model is the largest, with `largest` layers. Every
+    `full_every`-th layer has no window.
+    """
     window = metadata.integer(WINDOW, 4096)
     scalar = float(values["dim"] // values["heads"] if values["layers"] == largest else values["head_dim"])
     fields = {"embedding_scale": sqrt(values["dim"]), "attention_scale": attention_scale(scalar, values)}
@@ -56,7 +60,7 @@ def read_gguf(metadata: Any, values: Mapping[str, Any], *, largest: int, full_ev
 
 
 def write_window(config: Config) -> dict[str, Any]:
-    """Write the one size that windows have."""
+    """Write the size of the windows, which is the same in all layers with a window."""
     sizes = [window for window in config.windows or () if window is not None]
     return {WINDOW: sizes[0]} if sizes else {}
 

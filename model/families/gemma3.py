@@ -9,7 +9,7 @@ FAMILY = replace(
     name="gemma3",
     model="Gemma3ForConditionalGeneration",
     names={part: f"language_model.{name}" for part, name in gemma3_text.FAMILY.names.items()},
-    # 4B and larger leave out what their releases have in common.
+    # The config.json of 4B and larger models leaves out these values, which all of them share.
     defaults={**gemma3_text.FAMILY.defaults, "heads": 8, "vocab": 262_208},
     within="text_config",
     beside=("vision_tower.", "multi_modal_projector."),

@@ -1,4 +1,4 @@
-"""Gemma 3, text only: norms of q and k, five layers with a window to one without, and a theta for each kind.
+"""Gemma 3, text only: norms of q and k, five layers with a window for each without, and a theta for each kind of layer.
 
 See https://arxiv.org/abs/2503.19786.
 """
@@ -17,13 +17,13 @@ LOCAL_THETA = "rope.freq_base_swa"
 
 
 def read_gguf3(metadata: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Read as Gemma 2, and the theta of layers with a window."""
+    """Read the derived fields of Gemma 2, and the theta of layers with a window."""
     fields = read_gguf(metadata, values, largest=LARGEST, full_every=6)
     return fields | {"local_theta": metadata.decimal(LOCAL_THETA, 10_000.0)}
 
 
 def write_gguf3(config: Config) -> dict[str, Any]:
-    """Write the window and the theta of its layers."""
+    """Write the size of the windows, and the theta of the layers with a window."""
     return write_window(config) | ({} if config.local_theta is None else {LOCAL_THETA: config.local_theta})
 
 

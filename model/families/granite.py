@@ -1,4 +1,4 @@
-"""Granite 3, dense: a Llama with multipliers of embeddings, scores, residuals and logits.
+"""Granite 3, dense: a Llama with multipliers for embeddings, attention scores, residuals and logits.
 
 The multipliers come from muP (Yang et al., 2022, https://arxiv.org/abs/2203.03466).
 """
@@ -19,12 +19,12 @@ def _multiplier(config: Config) -> float:
 
 
 def read(fields: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the multiplier of scores."""
+    """Read the multiplier of attention scores."""
     return _scale(fields.number("attention_multiplier", 1.0), values)
 
 
 def read_gguf(metadata: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the multiplier of scores; none is the usual one."""
+    """Read the multiplier of attention scores; if it is absent or 0, use the default, 1 / sqrt(head_dim)."""
     return _scale(metadata.decimal("attention.scale", 0.0) or values["head_dim"] ** -0.5, values)
 
 

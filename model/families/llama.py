@@ -1,8 +1,8 @@
-"""Llama 1 to 3.2, and all that call themselves so: TinyLlama, SmolLM2 and others."""
+"""Llama 1 to 3.2, and other models with the model_type llama, such as TinyLlama and SmolLM2."""
 
 from llamaspec.model.family import DEFAULTS, KEYS, Architecture, Family
 
-# llama.cpp's "llama" is Mistral and Mixtral, too.
+# The architecture "llama" of llama.cpp is also used for Mistral and Mixtral.
 ARCHITECTURE = Architecture(
     "llama", interleaved=True, has=("experts", "qkv_bias", "o_bias", "ffn_bias"), llama3_scaling=True
 )

@@ -1,4 +1,4 @@
-"""Mistral: a Llama with layers that see a window of the last positions (https://arxiv.org/abs/2310.06825)."""
+"""Mistral: a Llama with sliding-window attention in every layer (https://arxiv.org/abs/2310.06825)."""
 
 from llamaspec.model.families.llama import ARCHITECTURE
 from llamaspec.model.family import DEFAULTS, Family

@@ -1,4 +1,4 @@
-"""OLMo 2: norms after each half of a block instead of before, and of q and k over all heads.
+"""OLMo 2: norms after each half of a block instead of before, and norms of q and k over all heads together.
 
 See https://arxiv.org/abs/2501.00656.
 """
@@ -11,10 +11,10 @@ SWITCHES = {"pre_norms": False, "post_norms": True, "qk_norm": True, "wide_qk_no
 
 
 def read_windows(metadata, values):
-    """Read OLMo 3's windows, which every fourth layer lacks."""
+    """Read OLMo 3's windows: every fourth layer has no window."""
     window = metadata.integer(WINDOW, 0)
     windows = windows_but_every(4, window, layers=values["layers"])
-    # llama.cpp rescales only the layers without a window.
+    # llama.cpp rescales RoPE only in the layers without a window.
     return {"windows": windows, "local_theta": values["theta"]} if window and any(windows) else {}
 
 

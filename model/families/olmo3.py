@@ -1,4 +1,4 @@
-"""OLMo 3: an OLMo 2 with windows, and RoPE that is not rescaled, in three of four layers.
+"""OLMo 3: an OLMo 2 with a window, and RoPE without rescaling, in three of four layers.
 
 See https://arxiv.org/abs/2512.13961.
 """

@@ -20,7 +20,7 @@ FAMILY = Family(
     model="Phi3ForCausalLM",
     gguf=Architecture(
         "phi3",
-        # llama.cpp reads the key of windows, and computes none.
+        # llama.cpp reads the key of windows, but does not use windows.
         own=("attention.sliding_window", "rope.scaling.attn_factor"),
         names=GGUF_NAMES,
         fused={

@@ -1,4 +1,4 @@
-"""Qwen1.5-MoE and Qwen2-MoE: experts, and one more that every token passes (https://arxiv.org/abs/2407.10671)."""
+"""Qwen1.5-MoE and Qwen2-MoE: experts, and a shared expert for every token (https://arxiv.org/abs/2407.10671)."""
 
 from llamaspec.model.families.qwen3_moe import FAMILY as QWEN3
 from llamaspec.model.family import DEFAULTS, GGUF_KEYS, GGUF_NAMES, KEYS, Architecture, Family

@@ -10,7 +10,7 @@ FAMILY = Family(
     keys=KEYS
     | {
         "ffn": ("moe_intermediate_size",),
-        "experts": ("num_experts", "num_local_experts"),  # as the hub has it, and as transformers 5 writes it
+        "experts": ("num_experts", "num_local_experts"),  # the hub's name, and transformers 5's
         "experts_per_token": ("num_experts_per_tok",),
         "renormalize_experts": ("norm_topk_prob",),
         "qkv_bias": ("attention_bias",),
@@ -34,7 +34,7 @@ FAMILY = Family(
         "o_bias": False,
     },
     switches={"qk_norm": True},
-    understood={"decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},  # no layer without experts
+    understood={"decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},  # all layers have experts
     windows="every layer if on",
     window=4096,
 )

@@ -10,7 +10,7 @@ EVERY = 4
 
 
 def read(fields: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Read which layers turn q and k: 1 for a layer that does."""
+    """Read the layers with RoPE: no_rope_layers has 1 for a layer with RoPE, 0 for a layer without."""
     layers = values["layers"]
     named = fields.values.get("no_rope_layers")
     if named is None:
@@ -24,12 +24,12 @@ def read(fields: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write(config: Config) -> dict[str, Any]:
-    """Write the list."""
+    """Write no_rope_layers, with 1 for a layer with RoPE."""
     return {"no_rope_layers": [int(config.uses_rope(layer)) for layer in range(config.layers)]}
 
 
 def every_fourth(_: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Name the layers that llama.cpp turns."""
+    """Return the layers with RoPE in llama.cpp: all but every fourth."""
     turned = tuple((i + 1) % EVERY != 0 for i in range(values["layers"]))
     return {"rotary_layers": None if all(turned) else turned}
 

@@ -1,5 +1,6 @@
-"""StableLM 3B, and StableLM 2: LayerNorm, RoPE of a quarter of a head; in its 12B, parallel halves and norms of heads.
+"""StableLM 3B and StableLM 2: LayerNorm, and RoPE for a quarter of each head.
 
+StableLM 2 12B also computes both halves of a block in parallel, and has a norm for each head of q and k.
 See https://arxiv.org/abs/2402.17834.
 """
 
@@ -15,7 +16,10 @@ PARALLEL = "use_parallel_residual"
 
 
 def write_gguf(config: Config) -> dict[str, Any]:
-    """Write the key that llama.cpp's converter writes; both programs go by the norm that is or is not there."""
+    """Write the same key as llama.cpp's converter.
+
+    No reader needs the key: llama.cpp and we recognize parallel halves by the absence of the second norm.
+    """
     return {PARALLEL: config.parallel_residual}
 
 

@@ -1,4 +1,4 @@
-"""Starcoder 2: LayerNorm, biases everywhere, and feed-forward layers of two matrices with GELU between them.
+"""Starcoder 2: LayerNorm, biases everywhere, and feed-forward layers of two matrices with GELU in between.
 
 See https://arxiv.org/abs/2402.19173.
 """

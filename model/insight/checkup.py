@@ -1,4 +1,4 @@
-"""A checkup of a checkpoint: what is likely wrong with it, what shows that, and what would mend it."""
+"""A checkup of a checkpoint: likely faults, the measurement that shows each fault, and how to mend it."""
 
 import math
 from pathlib import Path
@@ -16,7 +16,7 @@ from llamaspec.model.tokenizers.tokenizer import encode_text
 from llamaspec.model.weights.loading import Progress, no_progress
 from llamaspec.reference.config import Config
 
-LONGEST = 512  # tokens of a text that are tried: each change is a pass of the model in float64
+LONGEST = 512  # the most tokens of the text to use: each change takes a pass of the model in float64
 LLAMA_3_VOCAB, LLAMA_3_THETA, LLAMA_3_CONTEXT = 128_256, 500_000.0, 8_192  # https://arxiv.org/abs/2407.21783
 
 
@@ -25,11 +25,11 @@ class Checkup(NamedTuple):
 
     model: str
     faults: list[Fault]
-    trials: Trials | None  # None: nothing was tried on a text, and `note` says why
+    trials: Trials | None  # None: no change was tried on a text, and `note` says why
     note: str
 
     def as_json(self) -> dict[str, Any]:
-        """Return what goes into JSON; a loss that is not finite is null."""
+        """Return the checkup for JSON; a loss that is not finite is null."""
         tried = self.trials.tried if self.trials else []
         return {
             "model": self.model,
@@ -49,10 +49,10 @@ def check_up(
     text: str | Path | None = None,
     progress: Progress = no_progress,
 ) -> Checkup:
-    """Examine a checkpoint: its weights, its tokenizer and template, and what it makes of a text as changes mend it.
+    """Examine the weights, tokenizer and chat template of a checkpoint, and try changes that may lower its loss.
 
-    `text` is a file; None takes a story of our own. At most `LONGEST` tokens of it are tried. Raises `CheckpointError`
-    if the checkpoint cannot be opened, with a line that says why.
+    The loss is measured on at most `LONGEST` tokens of the file `text`; None means the built-in story `TEXT`. Raises
+    `CheckpointError` if the checkpoint cannot be opened, with a line that says why.
     """
     words = TEXT if text is None else read_text(text)
     checkpoint, faults = _opened(model)
@@ -103,9 +103,9 @@ def _opened(model: str | Path) -> tuple[Checkpoint, list[Fault]]:
 
 
 def _scaling_faults(config: Config) -> list[Fault]:
-    """List a fault if Llama 3's vocabulary and theta come with a long context, and without RoPE's rescaling.
+    """List a fault if a model with Llama 3's vocabulary and theta has a long context but no RoPE rescaling.
 
-    A text that is short enough to try does not show it.
+    Measuring the loss would not find this fault, since it shows only in long texts.
     """
     of_llama_3 = config.vocab == LLAMA_3_VOCAB and config.theta == LLAMA_3_THETA
     if not of_llama_3 or config.context <= LLAMA_3_CONTEXT or config.scaling is not None:
@@ -117,7 +117,7 @@ def _scaling_faults(config: Config) -> list[Fault]:
 
 
 def _named(trials: Trials) -> list[Fault]:
-    """Turn the changes that are worth naming into faults."""
+    """Turn each of the best changes into a fault."""
     faults, before = [], trials.before
     for change, loss in trials.best:
         assert change
@@ -137,7 +137,7 @@ def _finite(loss: float) -> float | None:
 
 
 def as_text(checkup: Checkup) -> str:
-    """Write a checkup for people to read."""
+    """Format a checkup for people to read."""
     trials, count = checkup.trials, len(checkup.faults)
     lines = [f"{checkup.model}: {count or 'no'} likely fault{'s' * (count != 1)}"]
     for fault in checkup.faults:

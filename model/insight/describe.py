@@ -10,11 +10,11 @@ from llamaspec.reference.config import Config
 
 
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Give everything that `llamaspec inspect` shows; every value goes into JSON as it is.
+    """Return everything that `llamaspec inspect` shows, as values for JSON.
 
     Decoding a token reads every weight once, but only one row of the embedding and only the chosen experts. Each weight
-    of a matrix is two FLOPs. Attention comes on top as the cache fills: each earlier position adds
-    `cache_bytes_per_token` to the bytes that are read, in the weights' dtype.
+    of a matrix takes two FLOPs. Attention is not included: each earlier position adds `cache_bytes_per_token` to the
+    bytes that are read, if the cache has the dtype of the embedding.
     """
     config, tensors = checkpoint.config, checkpoint.tensors
     read = {weight.name: tensors[weight.name].bytes * _share_read(weight, config) for weight in weights(config)}
@@ -34,7 +34,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def matrix_weights(config: Config, *, head: bool) -> int:
-    """Count the weights that a token is multiplied by; experts that are not chosen do not count.
+    """Count the weights of the matrices that multiply a token's activations, with only the chosen experts.
 
     >>> matrix_weights(Config(4, 1, 2, 1, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4), head=True)
     184

@@ -32,7 +32,7 @@ BFLOAT16 = np.dtype(jnp.bfloat16)
 
 
 def examine(*, progress: Progress = no_progress) -> dict[str, dict[str, str]]:
-    """Report on this machine, the ops here and on an H200, versions, caches, what is missing, and a verdict."""
+    """Report on this machine, the ops here and on an H200, versions, caches, missing packages or kernels, a verdict."""
     device = default_device()
     versions = {name: _version(name) for name in PACKAGES}
     missing = _missing(versions, device)
@@ -54,7 +54,7 @@ def examine(*, progress: Progress = no_progress) -> dict[str, dict[str, str]]:
 
 
 def plain_ops(model: str) -> dict[str, str]:
-    """Give the reason of each op of a model that is not a kernel on this GPU. Empty on a CPU, which has no kernels."""
+    """Return the ops of a model that have no kernel on this GPU, with reasons; empty on a CPU."""
     device = default_device()
     if device.platform == "cpu":
         return {}
@@ -92,7 +92,7 @@ def _choice(
 
 
 def _ops(choice: Choice) -> dict[str, str]:
-    """Name the form of each op. Kernels are for decoding, but attention has one for prompts, too."""
+    """Return "pallas" or "xla" for each op. Kernels are for decoding; only attention has a kernel for prompts, too."""
     if not choice.kernels:
         return {"all": choice.name}
     prompts = {"attend": "pallas"}

@@ -5,13 +5,15 @@ r"""The quality of a model's predictions of a text, and their distance from anot
     bits per byte  n loss / ln 2 / bytes of the n tokens                          does not depend on the tokenizer
     divergence     KL(p' || p) = sum_v p'(v) ln(p'(v) / p(v))                     nats, of each position; p' is the base
 
-A text longer than the context is read in windows of that length, each `stride` tokens after the one before. A token
-is scored in the first window that holds it. So every token but the text's first is counted once, and after the
-first window every token is predicted from at least context - stride tokens. This is Hugging Face's definition
-(https://huggingface.co/docs/transformers/perplexity), with the mean over tokens; the default stride, half of the
-context, is its example's. llama.cpp's windows do not overlap; it scores the second half of each, and puts BOS in
-front of all of them (https://github.com/ggml-org/llama.cpp/tree/master/tools/perplexity). Its perplexity is higher,
-since it predicts some tokens from fewer. The divergence is its `--kl-divergence`.
+A text longer than the context is read in windows of the context's length. Each window begins `stride` tokens after the
+previous one, and a token is scored in the first window that holds it. So every token but the text's first is counted
+once, and after the first window every token is predicted from at least context - stride tokens. This is Hugging Face's
+definition (https://huggingface.co/docs/transformers/perplexity), with the mean over tokens; the default stride, half of
+the context, is from the example there.
+
+llama.cpp's windows do not overlap: it scores the second half of each window, and puts BOS in front of every window
+(https://github.com/ggml-org/llama.cpp/tree/master/tools/perplexity). Its perplexity is higher, since it predicts some
+tokens from fewer tokens. Our divergence is the one of llama.cpp's `--kl-divergence`.
 """
 
 import math
@@ -39,19 +41,19 @@ Rows = Float[np.ndarray, "rows vocab"]  # logits
 
 @runtime_checkable
 class Predictor(Protocol):
-    """A model that runs, on either backend."""
+    """A model on either backend, ready to predict."""
 
     def logits_in_parts(self, ids: Sequence[int], *, after: int = 0) -> Iterator[np.ndarray]:
-        """Compute logits [rows, vocab] for what follows each of `ids` but the first `after`, some rows at a time."""
+        """Yield the logits [rows, vocab] after each of `ids` but the first `after`, some rows at a time."""
         ...
 
     def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "Predictor":
-        """Make the same model with the weights of another checkpoint of the same shapes."""
+        """Return the same model with the weights of another checkpoint of the same shapes."""
         ...
 
 
 class EvalText(NamedTuple):
-    """A text as a model reads it."""
+    """A tokenized text to evaluate a model on."""
 
     ids: list[int]
     bytes: int  # of all tokens but the first, which nothing predicts
@@ -63,7 +65,7 @@ class EvalText(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A part of a text, from token `begin` to `end`; those from `scored` on are counted."""
+    """A part of a text: tokens `begin` to `end`. Only tokens `scored` to `end` are counted."""
 
     begin: int
     scored: int
@@ -89,13 +91,13 @@ class Evaluation(NamedTuple):
 
 
 class Divergence(NamedTuple):
-    """The distance of a model's predictions from a base's: KL over the positions of a text, in nats, and agreement."""
+    """The distance of a model's predictions from its base's: KL divergences over the positions of a text, in nats."""
 
     mean: float
     median: float
     p99: float
     most: float
-    same_top: float  # share of positions where both find the same token the likeliest
+    same_top: float  # share of positions where both models have the same likeliest token
 
 
 class Comparison(NamedTuple):
@@ -107,10 +109,11 @@ class Comparison(NamedTuple):
 
 
 def text_for(models: Sequence[Checkpoint], path: str | Path, *, tokenizer: str | Path | None = None) -> EvalText:
-    """Read the text in a file, as all of `models` tokenize it.
+    """Read and tokenize a text file for all of `models`.
 
-    `tokenizer` is a path, for all of them; None is each model's own. Raises CheckpointError for a file of fewer than
-    two tokens, and ValueError if the models have different vocabularies.
+    `tokenizer` is the path of a tokenizer for all models; None means each model's own. Raises CheckpointError for a
+    file of fewer than two tokens, and ValueError if the models have different vocabularies or tokenize the text
+    differently.
     """
     text, first = read_text(path), models[0]
     vocabularies = [tokenizer_of(model, tokenizer) for model in models]
@@ -134,7 +137,9 @@ def text_for(models: Sequence[Checkpoint], path: str | Path, *, tokenizer: str |
 
 
 def choose_stride(stride: int | None, context: int) -> int:
-    """Choose how far a window is from the one before: by default half of its length. Raises ValueError.
+    """Return the distance between the beginnings of two windows, by default half the context.
+
+    Raises ValueError out of range.
 
     >>> choose_stride(None, 1024)
     512
@@ -147,7 +152,7 @@ def choose_stride(stride: int | None, context: int) -> int:
 
 
 def windows(tokens: int, *, context: int, stride: int) -> Iterator[Window]:
-    """Cut a text into windows that score every token but the first once.
+    """Cut a text of `tokens` tokens into windows, so that every token but the first is scored once.
 
     >>> [tuple(window) for window in windows(9, context=4, stride=2)]
     [(0, 1, 4), (2, 4, 6), (4, 6, 8), (6, 8, 9)]
@@ -162,7 +167,7 @@ def windows(tokens: int, *, context: int, stride: int) -> Iterator[Window]:
 def scored_logits(
     model: Predictor, text: EvalText, *, context: int, stride: int | None = None, progress: Progress = no_progress
 ) -> Iterator[Rows]:
-    """Compute logits for every token of a text but the first, in order, some at a time.
+    """Yield the logits that predict every token of a text but the first, in order, some rows at a time.
 
     `context` is at most the model's capacity. Raises ValueError out of range.
     """
@@ -176,7 +181,7 @@ def scored_logits(
 
 
 class Recorded:
-    """Logits in parts that can be gone through more than once."""
+    """Parts of logits that are kept in a file, so that they can be iterated more than once."""
 
     def __init__(self, parts: Iterable[Rows], file: IO[bytes]):
         self._file = file
@@ -188,7 +193,7 @@ class Recorded:
     def __iter__(self) -> Iterator[Rows]:
         at = 0
         for shape, dtype in self._parts:
-            self._file.seek(at)  # another iterator may have moved it since
+            self._file.seek(at)  # another iterator may have moved the file's position
             raw = self._file.read(math.prod(shape) * dtype.itemsize)
             at += len(raw)
             yield np.frombuffer(raw, dtype).reshape(shape)
@@ -196,9 +201,9 @@ class Recorded:
 
 @contextmanager
 def recorded(parts: Iterable[Rows]) -> Iterator[Recorded]:
-    """Keep the `scored_logits` of a base while several models are compared with it.
+    """Keep the `scored_logits` of a base model while several models are compared with it.
 
-    They are in memory, or in a file without a name if they are many. Raises CheckpointError on a full disk.
+    Up to `IN_MEMORY` bytes are kept in memory; more go into a temporary file. Raises CheckpointError on a full disk.
     """
     with os_errors(tempfile.gettempdir()), tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as file:
         yield Recorded(parts, file)
@@ -225,7 +230,7 @@ def compare(
 ) -> Comparison:
     """Evaluate a model and its base, and measure the divergence of their predictions.
 
-    `base` may be its `recorded` logits for the same text.
+    `base` is a model, or the `recorded` logits of a model for the same text.
     """
     rows = scored_logits(model, text, context=context, stride=stride, progress=progress)
     base_rows = base if isinstance(base, Recorded) else scored_logits(base, text, context=context, stride=stride)
@@ -235,7 +240,7 @@ def compare(
 def comparison(
     logits: Iterable[Rows], base_logits: Iterable[Rows], targets: Sequence[int], *, bytes: int
 ) -> Comparison:
-    """Compare a model and its base by their logits for the tokens `targets`, in parts of equal lengths."""
+    """Compare a model and its base by the logits that predict `targets`; both come in parts of the same lengths."""
     losses, base_losses, kl, same_best = [], [], [], []
     ids, base_ids = iter(targets), iter(targets)
     for rows, base_rows in zip(logits, base_logits, strict=True):
@@ -254,7 +259,7 @@ def _log_softmax(logits: np.ndarray) -> Float64[np.ndarray, "rows vocab"]:
 
 
 def _losses(log_p: Float64[np.ndarray, "rows vocab"], targets: Iterator[int]) -> Float64[np.ndarray, " rows"]:
-    """Take an id of `wanted` for each row, and give its loss."""
+    """Take the next id of `targets` for each row, and return the row's loss for this id."""
     ids = np.array(list(islice(targets, len(log_p))))
     return -np.take_along_axis(log_p, ids[:, None], axis=-1)[:, 0]
 
@@ -262,7 +267,7 @@ def _losses(log_p: Float64[np.ndarray, "rows vocab"], targets: Iterator[int]) ->
 def _divergences(
     log_p: Float64[np.ndarray, "rows vocab"], log_q: Float64[np.ndarray, "rows vocab"]
 ) -> Float64[np.ndarray, " rows"]:
-    """Compute the KL divergence of each row, at least 0: roundings could make it negative for equal predictions."""
+    """Compute the KL divergence of each row. Rounding can make equal predictions negative, so the least is 0."""
     return np.maximum(np.sum(np.exp(log_p) * (log_p - log_q), axis=-1), 0)
 
 

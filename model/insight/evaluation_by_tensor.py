@@ -1,7 +1,7 @@
-"""The cost of each quantized tensor: we put it into the base in the place of the base's own, and compare with the base.
+"""The cost of each quantized tensor: we replace one tensor of the base model, and compare the result with the base.
 
-The divergence is the cost in the predictions, and one tensor at a time says where it arises. The error of a tensor's
-weights, or of its op, does not say how much the layers after it amplify or forgive.
+The cost is the divergence of the predictions, and replacing one tensor at a time shows which tensors cause it. The
+error of a tensor's weights, or of its op, does not show how much the later layers amplify or reduce the error.
 """
 
 from dataclasses import replace
@@ -31,7 +31,7 @@ class Cost(NamedTuple):
 
 
 def decoded(checkpoint: Checkpoint) -> Checkpoint:
-    """Make a checkpoint that runs quantized matrices as the float32 they stand for, as `with_weights` needs."""
+    """Make a checkpoint with all quantized matrices decoded to float32, as `with_weights` needs."""
     return replace(checkpoint, tensors={name: t._replace(codes=None) for name, t in checkpoint.tensors.items()})
 
 
@@ -59,9 +59,9 @@ def compare_by_tensor(
 ) -> tuple[Comparison, list[Cost]]:
     """Compare the whole `model` with its base, and then each tensor that differs, one at a time in the order of use.
 
-    `running` runs `model`, and `base_running` runs `decoded(base)`. Its logits are computed once. Then we exchange one
-    tensor at a time in its weights, and read no other tensor again. Raises ValueError if the two have tensors of
-    different shapes.
+    `running` runs `model`, and `base_running` runs `decoded(base)`. The logits of the base are computed once. Then we
+    replace one tensor at a time in the weights of `base_running`, and read no other tensor again. Raises ValueError if
+    the two checkpoints have tensors of different names or shapes.
     """
     check_alike(base, model)
     base, window = decoded(base), {"context": context, "stride": stride}
@@ -84,7 +84,7 @@ def compare_by_tensor(
 
 
 def check_alike(base: Checkpoint, model: Checkpoint) -> None:
-    """Raise ValueError unless the two hold tensors of the same names and shapes."""
+    """Raise ValueError unless both checkpoints have tensors of the same names and shapes."""
     for name in {**base.tensors, **model.tensors}:
         if name not in base.tensors or name not in model.tensors:
             raise ValueError(f"{base.path} and {model.path} are different models: only one of them has {name}")

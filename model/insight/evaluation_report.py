@@ -8,7 +8,7 @@ from llamaspec.model.insight.evaluation_by_tensor import Cost
 
 
 def as_json(evaluation: Evaluation | Comparison, costs: Sequence[Cost] | None = None, **request: Any) -> dict[str, Any]:
-    """Give every figure, after the `request`. Divergences are in nats."""
+    """Return the values of `request`, followed by all results. Divergences are in nats."""
     if isinstance(evaluation, Evaluation):
         return {**request, **_evaluation(evaluation)}
     report = {

@@ -1,4 +1,4 @@
-"""The machine that something is timed on: its name, and how fast it reads, copies and multiplies."""
+"""The machine that we measure on: its name, and how fast it reads, copies and multiplies."""
 
 import json
 import math
@@ -24,15 +24,15 @@ from llamaspec.model.system import last_level_cache_bytes, nvidia_driver, proces
 from llamaspec.model.weights.groups import LANES
 from llamaspec.model.weights.loading import aligned_zeros
 
-COPIES = 16  # repeats of the random numbers: drawing all of an array takes a CPU longer than measuring
-PAGE = 4096  # bytes; arrays are a multiple of it, so that they have `COPIES` times whole rows
-ROW = 1024  # numbers that a CPU reads to write `LANES` sums of them
+COPIES = 16  # copies of the random numbers in an array: drawing the whole array would take a CPU longer than measuring
+PAGE = 4096  # bytes; the size of an array is a multiple of this, so that each copy has whole rows
+ROW = 1024  # numbers that a CPU reads for every `LANES` sums that it writes
 VERSIONS = ("llamaspec", "jax", "jaxlib", "numpy", "jax-cuda13-plugin", "nvidia-cudnn-cu13")
-KEPT = "machine.json"  # a file in a user's cache folder
+KEPT = "machine.json"  # the file of measured rates in a user's cache folder
 
 
 class Sizes(NamedTuple):
-    """The sizes of the arrays: more than caches hold, and enough to fill the device."""
+    """The sizes of the arrays to measure with: larger than caches, and large enough to keep the device busy."""
 
     bytes: int
     side: int  # of the square matrices
@@ -40,18 +40,18 @@ class Sizes(NamedTuple):
 
 
 SIZES = {"cpu": Sizes(256 << 20, 2048, Effort(7)), "gpu": Sizes(2 << 30, 8192, Effort(9, in_flight=10))}
-BEYOND_CACHE = 4  # times the last cache: much of an array as large as the cache would come from there
+BEYOND_CACHE = 4  # times the last-level cache: a part of a smaller array would come from the cache
 
 
 class Ceilings(NamedTuple):
-    """The most that a machine does a second, measured on random numbers: zeros are faster."""
+    """The highest rates of a machine, measured on random numbers, since zeros are faster."""
 
-    copy: float  # bytes a second, those read and those written
+    copy: float  # bytes a second, read and written together
     read: float
     flops: dict[str, float]  # a second, of a product of two matrices, by dtype
 
     def floor(self, *, bytes: int | float, flops: int | float, dtype: str) -> float:
-        """Give the least seconds of a computation that reads `bytes` and takes `flops` operations in `dtype`.
+        """Return the least seconds of a computation that reads `bytes` and takes `flops` operations in `dtype`.
 
         >>> Ceilings(8.0, 10.0, {"float32": 100.0}).floor(bytes=20.0, flops=100.0, dtype="float32")
         2.0
@@ -60,7 +60,7 @@ class Ceilings(NamedTuple):
 
 
 def about() -> dict[str, Any]:
-    """Describe device, driver and versions, to print with every figure."""
+    """Describe device, driver and versions, to print with every measurement."""
     return {
         **_identity(),
         "driver": nvidia_driver(),
@@ -80,7 +80,7 @@ def _identity() -> dict[str, str]:
 
 
 def this_machine(dtype: str) -> DeviceLimits:
-    """Measure the default device for `model.insight.plan`, with products in `dtype`."""
+    """Measure the default device for `model.insight.plan`, with matrix products in `dtype`."""
     named, free, device = _identity(), free_bytes(), default_device()
     ceilings = measure_ceilings([dtype])
     name = named["processor"] if device.platform == "cpu" else named["device"]
@@ -88,7 +88,7 @@ def this_machine(dtype: str) -> DeviceLimits:
 
 
 def last_level_cache() -> int | None:
-    """Give the bytes of the caches next to memory, of all CPUs that this process may run on.
+    """Return the bytes of the last-level caches of all CPUs that this process may run on.
 
     None for a GPU, and if the system does not say.
     """
@@ -96,10 +96,10 @@ def last_level_cache() -> int | None:
 
 
 def from_cache(*, bytes: int | float, seconds: int | float, read: int | float, cache: int | None) -> bool:
-    """Whether bytes that are read again and again come from a cache of `cache` bytes.
+    """Whether data that is read repeatedly, each time in `seconds`, comes from a cache of `cache` bytes.
 
-    They do if they fit in it. If its size is not known, they do if they come faster than memory, which gave `read`
-    bytes a second.
+    It does if its `bytes` fit in the cache. If the size of the cache is not known, it does if it is read faster than
+    `read` bytes a second, the measured rate of memory.
 
     >>> from_cache(bytes=6e6, seconds=1.0, read=1e9, cache=32 << 20)
     True
@@ -110,12 +110,12 @@ def from_cache(*, bytes: int | float, seconds: int | float, read: int | float, c
 
 
 def keep_read_rate(folder: Path, ceilings: Mapping[str, Any]) -> None:
-    """Write the measured rate of reading to a file in `folder`, for programs that have no time to measure."""
+    """Write the measured rate of reading to a file in `folder`, for commands that do not measure."""
     _keep(folder, read=ceilings["read"])
 
 
 def kept_read_rate(folder: Path) -> float | None:
-    """Read what `keep_read_rate` wrote. None if there is nothing, or the file is another machine's."""
+    """Read the rate that `keep_read_rate` wrote. None without a file, or if another machine wrote the file."""
     return _kept(folder).get("read")
 
 
@@ -125,7 +125,7 @@ def keep_link(folder: Path, devices: int, link: Link) -> None:
 
 
 def kept_link(folder: Path, devices: int) -> Link | None:
-    """Read what `keep_link` wrote for `devices` devices. Returns None as `kept_read_rate` does."""
+    """Read the link that `keep_link` wrote for `devices` devices. Returns None as `kept_read_rate` does."""
     links = _kept(folder).get("links", {}).get(str(devices))
     return links and Link(**links)
 
@@ -135,7 +135,7 @@ def _keep(folder: Path, **measured: Any) -> None:
 
 
 def _kept(folder: Path) -> dict[str, Any]:
-    """Read all that was measured of this machine; nothing of another."""
+    """Read all measurements of this machine; {} without a file, or if another machine wrote the file."""
     try:
         stored = json.loads((folder / KEPT).read_text())
     except (OSError, ValueError):
@@ -144,10 +144,10 @@ def _kept(folder: Path) -> dict[str, Any]:
 
 
 def reading_in_words(folder: Path | None, *, bytes: int | float, seconds: int | float) -> str:
-    """Say at what rate `bytes` are read that are read again and again, each time in `seconds`.
+    """Describe the rate at which `bytes` are read repeatedly, each time in `seconds`.
 
-    Unless a cache holds them, the words name the share of the rate that `keep_read_rate` wrote to `folder`. Nothing is
-    measured.
+    Unless a cache holds the bytes, the description includes the share of the rate that `keep_read_rate` wrote to
+    `folder`. This function does not measure.
     """
     read = kept_read_rate(folder) if folder else None
     rate = bytes / seconds
@@ -158,10 +158,10 @@ def reading_in_words(folder: Path | None, *, bytes: int | float, seconds: int | 
 
 
 def measure_ceilings(dtypes: Sequence[str], sizes: Sizes | None = None) -> Ceilings:
-    """Measure the default device. Raises KeyError for one that is neither a CPU nor a GPU."""
+    """Measure the default device. Raises KeyError for a device that is neither a CPU nor a GPU."""
     sizes = sizes or _sizes()
     buffers = [jnp.tile(_drawn(sizes), (COPIES, 1)) for _ in range(2)]
-    # We copy between two buffers, since new memory would have to be mapped first.
+    # We copy between two existing buffers, since the system would have to map new memory first.
     negate = jax.jit(lambda a, into: -a, donate_argnums=1, keep_unused=True)
 
     def copy() -> jax.Array:
@@ -176,10 +176,10 @@ def measure_ceilings(dtypes: Sequence[str], sizes: Sizes | None = None) -> Ceili
 
 
 class Reader:
-    """A measurement of the bytes a second that the default device reads, made each time it is called.
+    """A function that measures how many bytes a second the default device reads.
 
-    It adds up an array of `bytes` bytes elementwise, on all cores of a CPU, and writes few sums. A CPU reads one array
-    from start to end, in huge pages, as weights lie. A GPU reads all copies side by side.
+    Each call adds up parts of an array elementwise, on all cores of a CPU, and writes few sums; `bytes` counts both. A
+    CPU reads the array from start to end, in huge pages, as it reads weights. A GPU reads all copies side by side.
     """
 
     def __init__(self, sizes: Sizes | None = None):
@@ -193,7 +193,7 @@ class Reader:
         else:
             self._copies = jnp.tile(drawn, (COPIES, 1))
             parts = list(range(COPIES))
-        # The sums go to the same place each time, since new memory would have to be mapped first.
+        # We write the sums to the same buffer each time, since the system would have to map new memory first.
         summed = jax.jit(lambda a, into: sum(a[part] for part in parts), donate_argnums=1, keep_unused=True)
         self._sums = jnp.zeros_like(self._copies[parts[0]])
         self._summed, self._effort = summed, sizes.effort
@@ -210,8 +210,8 @@ class Reader:
 def _sizes() -> Sizes:
     """Choose sizes for the default device.
 
-    Large servers have caches of hundreds of megabytes, but a process there may have little memory. Two arrays take a
-    quarter of it at most.
+    Large servers have caches of hundreds of megabytes, but a process may have little memory there. So the two arrays
+    grow beyond the usual size only up to a quarter of the free memory.
     """
     sizes = SIZES[jax.default_backend()]
     most = free_bytes() // 8 // PAGE * PAGE

@@ -1,7 +1,7 @@
-"""The plan of running a model, made before anything is loaded: memory, work, and the speed that these allow.
+"""A plan for running a model, made before anything is loaded: memory, work, and the highest possible speed.
 
-Memory is the most that a first run is expected to take. Speeds are ceilings; `llamaspec bench` measures the share that
-is reached.
+Memory is the most that a first run should take. Speeds are ceilings; `llamaspec bench` measures the share of the
+ceiling that a model reaches.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class Link(NamedTuple):
     beta: float
 
     def all_reduce_seconds(self, devices: int, size: int | float) -> float:
-        """Give the time to sum `size` bytes over devices, along a ring or a tree, whichever is faster.
+        """Return the seconds to sum `size` bytes over devices, along a ring or a tree, the faster of the two.
 
         >>> round(Link(3e-6, 1 / 450e9).all_reduce_seconds(2, 16384) * 1e6, 2)
         6.04
@@ -35,24 +35,24 @@ class Link(NamedTuple):
         return min(ring_seconds(devices, float(size), **sizes), tree_seconds(devices, float(size), **sizes))
 
 
-# Both were measured on two H100s (benchmarks/results/several-h100.md). In a decode step of an 8B model each of the 64
-# all-reduces takes about 20 us, which is two messages; large ones move 140 GB/s. An all-reduce that is a program of its
-# own takes 44 us. `llamaspec bench --suite collectives` measures these.
+# Alpha and beta were measured on two H100s (benchmarks/results/several-h100.md). In a decode step of an 8B model each
+# of the 64 all-reduces takes about 20 us, the time of two messages; large ones move 140 GB/s. An all-reduce as a
+# separate program takes 44 us. `llamaspec bench --suite collectives` measures these times.
 NVLINK = Link(alpha=10e-6, beta=1 / 140e9)
 
 
 class DeviceLimits(NamedTuple):
-    """The memory and the rates of a device, which bound the tokens a second of a plan."""
+    """The memory and the rates of a device, which limit the speed in a plan."""
 
     name: str
     platform: str  # "cpu" or "gpu"
-    memory: float  # bytes; for this machine, the free ones
-    bandwidth: float  # bytes a second that are read
+    memory: float  # bytes; for this machine, the free bytes
+    bandwidth: float  # bytes that the device reads a second
     flops: Mapping[str, float]  # a second, in products of matrices, by dtype
-    cache: int = 0  # bytes that stay in it from one step to the next; not counted for the GPUs here
+    cache: int = 0  # bytes of the last-level cache; 0 for the GPUs in `DEVICES`
 
     def seconds(self, cost: Cost, dtype: str) -> float:
-        """Give the least seconds that `cost` takes.
+        """Return the least seconds that `cost` takes.
 
         >>> DeviceLimits("slow", "cpu", 1e9, 10.0, {"float32": 100.0}).seconds(Cost(bytes=20, flops=100), "float32")
         2.0
@@ -64,7 +64,7 @@ class DeviceLimits(NamedTuple):
         return "memory" if self.seconds(cost, dtype) > cost.flops / self.flops[dtype] else "arithmetic"
 
 
-# From the makers' data sheets: dense products, bfloat16 on matrix units, float32 outside of them.
+# Numbers from the makers' data sheets, without sparsity: bfloat16 with matrix units, float32 without.
 DEVICES = {
     "h200": DeviceLimits("NVIDIA H200 SXM", "gpu", 141e9, 4.8e12, {"bfloat16": 989e12, "float32": 67e12}),
     "h100": DeviceLimits("NVIDIA H100 SXM", "gpu", 80e9, 3.35e12, {"bfloat16": 989e12, "float32": 67e12}),
@@ -78,18 +78,18 @@ DEVICES = {
 
 
 class Work(NamedTuple):
-    """A prompt, or a step of decoding: its cost for all sequences, and how fast it can be."""
+    """A prompt or a step of decoding: its cost for all sequences, and the least time."""
 
     what: str
-    after: int  # tokens before it, in each sequence
+    after: int  # earlier tokens of each sequence
     tokens: int  # of all sequences
-    cost: Cost  # of a device
-    seconds: float  # at least, sums over devices included
+    cost: Cost  # of one device
+    seconds: float  # the least time, with sums over devices
     waits_for: str
-    sums: float = 0.0  # seconds of them that sums over devices take
+    sums: float = 0.0  # the part of `seconds` for sums over devices
 
     def as_json(self) -> dict[str, Any]:
-        """Give what a token costs, as JSON has it."""
+        """Return the cost per token, for JSON."""
         return {
             "what": self.what,
             "after": self.after,
@@ -111,7 +111,7 @@ class MemoryPlan(NamedTuple):
     cache: str  # dtype
     context: int
     batch: int
-    experts: int  # of a layer, that tokens choose from; 0 if there are none
+    experts: int  # experts of a layer; 0 for a model without experts
     device: DeviceLimits
     memory: Memory  # of each device
     work: list[Work]
@@ -124,7 +124,7 @@ class MemoryPlan(NamedTuple):
         return self.memory.fits(self.device.memory)
 
     def as_json(self) -> dict[str, Any]:
-        """Give the whole plan, as JSON has it."""
+        """Return the whole plan, for JSON."""
         return {
             "model": self.name,
             "dtype": self.dtype,
@@ -148,11 +148,11 @@ def make_plan(
 ) -> MemoryPlan:  # fmt: skip
     """Plan for `batch` sequences of up to `context` tokens. `params` are shapes from `abstract_params`.
 
-    Of several devices, `params` and `config` are the share of each, as `model.parallel` makes them, and `link` is what
-    joins them: two sums a layer.
+    With several devices, `params` and `config` describe the share of each, as `model.parallel` makes it. They exchange
+    two sums per layer over `link`.
 
-    The cache is of the embedding's dtype, unless `cache_dtype` says otherwise. Raises ValueError for a dtype that the
-    device has no rate for.
+    The cache has the embedding's dtype, unless `cache_dtype` is given. Raises ValueError for a dtype that the device
+    has no rate for.
     """
     dtype = params.embedding.dtype.name
     cache = cache_dtype or params.embedding.dtype
@@ -227,7 +227,7 @@ def as_text(plan: MemoryPlan) -> str:
 
 
 def _rate(tokens_per_second: float) -> str:
-    """Write a rate with four digits at least.
+    """Format a rate: one decimal below 1000, none above.
 
     >>> _rate(12.34), _rate(177_458_945.8)
     ('12.3', '177,458,946')

@@ -1,7 +1,8 @@
 """The time of a program by part of the model, from a trace of XLA's profiler.
 
-An instruction of a compiled program belongs to the part with the name scope that it was traced in. XLA keeps these
-names in all its passes. An instruction without a name, such as a copy that XLA adds, belongs to the part around it.
+We trace each part of the model in a name scope, and XLA keeps these names in all its passes. So an instruction belongs
+to the part that its name contains. An instruction without a name, such as a copy that XLA adds, belongs to the part of
+the instruction that calls its computation.
 """
 
 import gzip
@@ -22,7 +23,7 @@ from llamaspec.model.ops.table import Ops
 PRODUCT = "product"  # the scope of a matrix product inside of an op
 SAMPLE = "sample"  # the scope of drawing a token, in `model.sampling`
 REST = "rest"
-CONTROL_FLOW = ("while", "conditional", "call")  # their inner instructions are traced themselves
+CONTROL_FLOW = ("while", "conditional", "call")  # the profiler records the instructions inside of these
 
 CALLS = re.compile(r"(?:calls|to_apply|body|condition|_computations?)=\{?(%[\w.\-]+(?:, %[\w.\-]+)*)")  # computations
 
@@ -30,7 +31,7 @@ Trace = dict[str, Any]  # in the format of Chrome's trace viewer, which Perfetto
 
 
 class Event(NamedTuple):
-    """An instruction that ran; microseconds. On a GPU an instruction runs as one or more kernels, each an event."""
+    """One run of an instruction, or on a GPU of one of its kernels; times are in microseconds."""
 
     thread: int
     start: float
@@ -40,7 +41,7 @@ class Event(NamedTuple):
 
 
 def named(ops: Ops) -> Ops:
-    """Make ops that are traced in scopes of their names, with their products in a scope inside."""
+    """Wrap each op in a name scope with its name, and the matrix products inside in the scope `PRODUCT`."""
 
     def scoped(op: Callable[..., Any], name: str) -> Callable[..., Any]:
         if isinstance(op, partial) and PRODUCT in op.keywords:
@@ -51,7 +52,7 @@ def named(ops: Ops) -> Ops:
 
 
 def record(calls: Mapping[str, Callable[[], Any]]) -> Trace:
-    """Trace the calls one after the other, each in a span with its name, until its arrays are ready."""
+    """Profile the calls one after the other, each in a span with its name that ends when its arrays are ready."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # calls of Python would be most of the trace
     with tempfile.TemporaryDirectory() as folder:
@@ -64,13 +65,13 @@ def record(calls: Mapping[str, Callable[[], Any]]) -> Trace:
 
 
 def save(trace: Trace, file: Path, *, packed: bool) -> None:
-    """Write a trace for Perfetto, which opens it `packed` by gzip, too."""
+    """Write a trace to a file that Perfetto can open, compressed with gzip if `packed`."""
     text = json.dumps(trace).encode()
     file.write_bytes(gzip.compress(text) if packed else text)
 
 
 def parts_of(hlo: str) -> dict[str, str]:
-    """Find the part that each instruction of an optimized program belongs to, leaving out control flow.
+    """Map each instruction of an optimized program, except control flow, to the part of the model that it belongs to.
 
     >>> parts_of('''%body {
     ...   %a = f32[8] fusion(%x), calls=%f, metadata={op_name="jit(decode)/while/body/project_add/product/add"}
@@ -112,9 +113,9 @@ def parts_of(hlo: str) -> dict[str, str]:
 
 
 def events_of(trace: Trace, span: str) -> tuple[list[Event], float, float]:
-    """Give the instructions that ran in the first span of this name, and when the span began and ended.
+    """Return the instructions that started in the first span named `span`, and the start and end of the span.
 
-    Raises ValueError for a trace without such a span, which `record` did not make.
+    Raises ValueError for a trace without such a span.
     """
     complete = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     began = next(((event["ts"], event["ts"] + event["dur"]) for event in complete if event["name"] == span), None)
@@ -135,11 +136,11 @@ def events_of(trace: Trace, span: str) -> tuple[list[Event], float, float]:
 
 
 def seconds_by(ran: Iterable[Event], kinds: Mapping[str, str], *, start: float, end: float) -> dict[str | None, float]:
-    """Divide the seconds of a span by kind of instruction; None stands for the time when nothing ran.
+    """Divide the seconds of a span by kind of instruction; the key None has the time when nothing ran.
 
-    Instructions that run at the same time share it equally. XLA traces an instruction of several threads in one of
-    them only. Where the next instruction starts in another thread, we assume that it waited for that thread's part of
-    the instruction before.
+    `kinds` maps instructions to kinds. Instructions that run at the same time share the time equally. If an instruction
+    runs on several threads, XLA's profiler records only one of them. So if the next instruction starts later on another
+    thread, we assume that the earlier instruction ran on that thread until then.
 
     >>> ran = [Event(1, 0.0, 4e6, "a"), Event(1, 5e6, 6e6, "b"), Event(2, 8e6, 9e6, "a")]
     >>> seconds_by(ran, {"a": "A", "b": "B"}, start=0.0, end=10e6)
@@ -171,19 +172,19 @@ def seconds_by(ran: Iterable[Event], kinds: Mapping[str, str], *, start: float, 
 def seconds_in_graphs(
     ran: Sequence[Event], named: Sequence[Event], parts: Mapping[str, str], *, start: float, end: float
 ) -> dict[str | None, float]:
-    """Divide the seconds of a span whose kernels ran in CUDA graphs by part; None stands for all other time.
+    """Divide the seconds of a span by part of the model, if its kernels ran in CUDA graphs; None has all other time.
 
-    XLA's profiler names no instruction for a kernel in a graph, and of a loop in a graph it records the last round
-    only. `named` are the kernels of the same program, compiled without graphs, which have names and include each round.
-    The n-th kernel of a name belongs to the same part in both runs. Durations are those in graphs, since a kernel that
-    the host launches may wait longer for the kernel before it.
+    XLA's profiler does not name the instruction of a kernel in a graph, and it records only the last round of a loop in
+    a graph. So we also need `named`: the kernels of the same program, compiled without graphs, with instructions and
+    all rounds. The n-th kernel of a name belongs to the same part in both runs. We take the durations from the graphs,
+    since a kernel that the host launches may wait longer for the previous kernel.
 
     >>> named = [Event(1, 3e6 * i, 3e6 * i + 2e6, op, "gemv") for i, op in enumerate("abab")]
     >>> ran = [Event(1, 0.0, 1e6, "command_buffer", "gemv"), Event(1, 1e6, 4e6, "command_buffer", "gemv")]
     >>> seconds_in_graphs(ran, named, {"a": "A", "b": "B"}, start=0.0, end=10e6)
     {'A': 2.0, 'B': 6.0, None: 2.0}
     """
-    order: dict[str, list[str]] = defaultdict(list)  # of each kernel name, the part of the first, the second, …
+    order: dict[str, list[str]] = defaultdict(list)  # by kernel name: the part of the first kernel, the second, …
     named = [event for event in named if event.instruction in parts]
     for event in named:
         order[event.kernel].append(parts[event.instruction])
@@ -201,7 +202,7 @@ def seconds_in_graphs(
 
 
 def _by_kernel(events: Sequence[Event], order: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], tuple[float, int]]:
-    """Sum up the seconds of the kernels of each name and part, and count them; `order` lists the parts of a name."""
+    """Sum the seconds of the kernels by name and part, and count them; `order` lists the parts for each name."""
     labels, passed = [], Counter[str]()
     for event in events:
         parts = order[event.kernel]
@@ -215,7 +216,7 @@ def _by_kernel(events: Sequence[Event], order: Mapping[str, Sequence[str]]) -> d
 
 
 def _part(scopes: list[str]) -> str | None:
-    """Find the part among the scopes of an instruction.
+    """Return the part of the model that the scopes of an instruction name, or None.
 
     >>> _part(["jit(decode)", "while", "body", "jit(_block)", "norm_qkv", "product", "add"])
     'norm_qkv product'

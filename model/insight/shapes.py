@@ -22,12 +22,12 @@ def _llama3(dim: int, layers: int, heads: int, head_dim: int, ffn: int, *, facto
 
 
 def _stories(dim: int, layers: int, heads: int, ffn: int, *, context: int) -> Config:
-    """Give the shape of a llama2.c model that was trained on TinyStories."""
+    """Return the shape of a llama2.c model that was trained on TinyStories."""
     head_dim = dim // heads
     return Config(dim, layers, heads, heads, head_dim, ffn, 32_000, context=context, eps=1e-5, theta=1e4, tied=True)
 
 
-# From each model's config.json or, for llama2.c's, the header of its file.
+# These shapes are from each model's config.json or, for llama2.c's models, from the header of the file.
 SHAPES: dict[str, Config] = {
     "stories-15m": _stories(288, 6, 6, 768, context=256),
     "stories-42m": _stories(512, 8, 8, 1376, context=1024),

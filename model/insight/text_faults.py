@@ -8,12 +8,12 @@ from llamaspec.model.insight.weight_faults import Fault
 from llamaspec.model.tokenizers.of_model import OtherVocabulary, tokenizer_if_any
 from llamaspec.model.tokenizers.tokenizer import Tokenizer
 
-ANSWER = "It is blue"  # what the assistant says in the conversation that a template is tried on
+ANSWER = "It is blue"  # the assistant's answer in the conversation that we render with a template
 CONVERSATION = [{"role": "user", "content": "Which color is the sky?"}, {"role": "assistant", "content": ANSWER}]
 
 
 def open_tokenizer(checkpoint: Checkpoint, tokenizer: str | Path | None) -> tuple[Tokenizer | None, list[Fault]]:
-    """Open the tokenizer that belongs to a checkpoint; None if there is none, or if it is at fault."""
+    """Open the tokenizer of a checkpoint; None if the checkpoint has none, or if it cannot be used, with the fault."""
     try:
         return tokenizer_if_any(checkpoint, tokenizer), []
     except OtherVocabulary as error:
@@ -25,7 +25,7 @@ def open_tokenizer(checkpoint: Checkpoint, tokenizer: str | Path | None) -> tupl
 
 
 def text_faults(checkpoint: Checkpoint, tokenizer: Tokenizer, place: Path) -> list[Fault]:
-    """List faults of the ids that begin and end texts, and of the chat template at `place`, if there is one."""
+    """List faults of the BOS and stop ids, and of the chat template at `place`, if there is a template."""
     faults = []
     bos = tokenizer.bos
     if bos is not None and checkpoint.bos is not None and bos != checkpoint.bos:
@@ -43,7 +43,7 @@ def text_faults(checkpoint: Checkpoint, tokenizer: Tokenizer, place: Path) -> li
 
 
 def _fault_of_ending(checkpoint: Checkpoint, tokenizer: Tokenizer, rendered: str) -> Fault | None:
-    """Return a fault if no stop of the checkpoint follows the assistant's answer in the rendered conversation."""
+    """Return a fault if no stop id follows the assistant's answer in the rendered conversation."""
     after = rendered[rendered.rindex(ANSWER) + len(ANSWER) :]
     ids = SpecialTokens(tokenizer).encode(after, after=rendered[: -len(after)]) if after else []
     if checkpoint.stops.intersection(ids):

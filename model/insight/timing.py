@@ -1,4 +1,4 @@
-"""The time of a call: the median of several measurements, with the least and the most."""
+"""The time of a call: the median, the least and the most of several measurements."""
 
 import statistics
 import time
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-MOST_TURNS = 1 << 24  # if even these take no time, a turn is shorter than a clock can tell
+MOST_TURNS = 1 << 24  # if this number of turns takes no time, we cannot measure a turn
 
 
 class Seconds(NamedTuple):
@@ -20,7 +20,7 @@ class Seconds(NamedTuple):
     most: float
 
     def over(self, count: int | float) -> "Seconds":
-        """Give the seconds of one of `count` equal parts of a call.
+        """Return the seconds of one of `count` equal parts of a call.
 
         >>> Seconds(4.0, 2.0, 8.0).over(2)
         Seconds(median=2.0, least=1.0, most=4.0)
@@ -28,7 +28,7 @@ class Seconds(NamedTuple):
         return Seconds(*(value / count for value in self))
 
     def rates(self, amount: int | float) -> tuple[float, float, float]:
-        """Give `amount` a second: in the median, at least, at most.
+        """Return `amount` per second: the median, the least and the most.
 
         >>> Seconds(4.0, 2.0, 8.0).rates(8)
         (2.0, 1.0, 4.0)
@@ -37,15 +37,15 @@ class Seconds(NamedTuple):
 
 
 class Effort(NamedTuple):
-    """The number of calls that time something."""
+    """The numbers of calls in a measurement of time."""
 
     repeats: int  # measurements
-    warm: int = 2  # calls before the first: one to compile, one to warm
+    warm: int = 2  # calls before the first measurement: one to compile, one to warm up
     in_flight: int = 1  # calls in a measurement
 
 
 def spread(values: Sequence[int | float]) -> tuple[float, float, float]:
-    """Give the median, the least and the most.
+    """Return the median, the least and the most of `values`.
 
     >>> spread([3.0, 9.0, 4.0])
     (4.0, 3.0, 9.0)
@@ -54,9 +54,9 @@ def spread(values: Sequence[int | float]) -> tuple[float, float, float]:
 
 
 def in_turn(call: Callable[[], Any], second_call: Callable[[], float], effort: Effort) -> list[tuple[float, float]]:
-    """Time `call`, each time next to the mean of what `second_call` gives before and after it.
+    """Return pairs: the seconds of `call`, and the mean of the results of `second_call` before and after it.
 
-    A shared machine may change within seconds, so we measure the two figures of a ratio side by side.
+    The speed of a shared machine may change within seconds, so we measure both numbers of a ratio close together.
     """
     for _ in range(effort.warm):
         jax.block_until_ready(call())
@@ -71,8 +71,8 @@ def in_turn(call: Callable[[], Any], second_call: Callable[[], float], effort: E
 def measure(call: Callable[[], Any], effort: Effort) -> Seconds:
     """Time `call`, which returns arrays.
 
-    With several calls in flight the host launches the next one before the last has ended, so that a GPU never waits
-    for the host.
+    With several calls in flight, the host launches the next call before the previous one has ended, so a GPU never
+    waits for the host.
     """
     for _ in range(effort.warm):
         jax.block_until_ready(call())
@@ -87,16 +87,16 @@ def measure(call: Callable[[], Any], effort: Effort) -> Seconds:
 
 
 def measure_turns(call: Callable[[int], Any], span: int | float, effort: Effort) -> Seconds:
-    """Time one of the turns that `call(turns)` makes before it returns arrays, in measurements of about `span` seconds.
+    """Time one turn of a loop: `call(turns)` runs `turns` turns, and a measurement takes about `span` seconds.
 
-    A GPU takes some milliseconds until it is as fast as it gets. A host takes up to a millisecond to launch a program
-    of hundreds of arguments: that is measured without a turn, and taken off. Raises RuntimeError if turns take no
-    time.
+    A GPU takes some milliseconds to reach its full speed, so we measure many turns. A host takes up to a millisecond to
+    launch a program of hundreds of arguments: we measure `call(0)` and subtract its time. Raises RuntimeError if turns
+    take no time.
     """
     jax.block_until_ready(call(1))
     launching = measure(partial(call, 0), effort).least
     turns = 1
-    # The least of several measurements counts, since a host may rest in any of them.
+    # We use the least of several measurements, since the host may be interrupted in any of them.
     while (net := measure(partial(call, turns), effort).least - launching) < span / 2:
         turns *= max(2, int(span / 2 / max(net, launching)))
         if turns >= MOST_TURNS:

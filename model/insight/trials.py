@@ -1,13 +1,13 @@
-r"""Changes that would mend a checkpoint, each tried on a text: what a model predicts well, it was trained on.
+r"""Changes that may mend a checkpoint, each tried on a text: a correct model predicts ordinary text well.
 
-A change is named if it makes the text `ODDS` times as likely. If the model as it is had written the text, Markov's
-inequality gives any other model that much with a probability of at most 1 / ODDS. As no checkpoint wrote the text, a
-second condition holds: with the change, the model predicts the text better than the frequencies of the text's own
-tokens do. Their loss is
+We report a change if it makes the text `ODDS` times as likely. If the unchanged model had generated the text, Markov's
+inequality says that any other model makes the text that much likelier with a probability of at most 1 / ODDS. But no
+checkpoint generated the text, so there is a second condition: with the change, the model must predict the text better
+than the frequencies of the text's own tokens do. The loss of the frequencies is
 
-    -sum_v c_v / n ln(c_v / n)        c_v: how often v is among the n tokens
+    -sum_v c_v / n ln(c_v / n)        c_v: how often token v is among the n tokens
 
-A model with random weights, or for another language or tokenizer, never does.
+A model with random weights, or for another language or tokenizer, never meets the second condition.
 """
 
 import math
@@ -25,12 +25,12 @@ from llamaspec.model.weights.loading import Progress, no_progress
 from llamaspec.reference.config import Config
 from llamaspec.reference.rope import halves_to_interleaved, interleaved_to_halves
 
-ODDS = 1e9  # how much likelier a change must make the text
+ODDS = 1e9  # a change must make the text this many times as likely
 THETAS = (10_000.0, 100_000.0, 500_000.0, 1_000_000.0)  # the bases of RoPE that most releases have
 EPS = (1e-6, 1e-5)
 
-# Configurations in other files than config.json, by format of the checkpoint: the file, and its own names of keys. What
-# is in one file with its weights is converted first.
+# Formats of checkpoints with a configuration file other than config.json: the file, and its names of keys. A format
+# with configuration and weights in one file is missing here: the user must convert such a file first.
 FILES = {
     "mistral": (
         "params.json",
@@ -38,7 +38,7 @@ FILES = {
     )
 }
 
-# A text for models of any language that English is part of; the built-in model, too, knows its words.
+# A text for models that know English; its words are simple enough for the built-in model.
 TEXT = """Far, far away, in a round house under a big oak, lived a little lamb named Luna. Luna had a purple ball from \
 her mother. On a warm afternoon, Luna took the ball to the meadow. She wanted to play with her ball. Luna threw the \
 ball up and caught it again. But the ball bounced away. The ball landed at the top of a tall tree. Luna was very sad. \
@@ -49,33 +49,33 @@ help you." The squirrel ran up the tree as fast as it could. A moment later, Lun
 class Change(NamedTuple):
     """A change of a checkpoint, and the fault that it would mend."""
 
-    fault: str  # the kind of fault; of the changes for one kind, the best is named
+    fault: str  # the kind of fault; we report only the best change for each kind
     what: str  # the fault in words
     mend: str  # the switch, or the way to convert again
     config: Config
-    layer: Callable[[Any], Any] | None = None  # of `reference.llama.Layer`
-    outside: Callable[[Any], Any] | None = None  # of `reference.llama.Params`, but its layers
+    layer: Callable[[Any], Any] | None = None  # changes a `reference.llama.Layer`
+    outside: Callable[[Any], Any] | None = None  # changes a `reference.llama.Params`, except its layers
 
 
 class Trial(NamedTuple):
-    """A loss on the text, in nats a token: of the checkpoint with one change, or as it is."""
+    """The loss on the text, in nats a token, of the checkpoint with one change, or unchanged if `change` is None."""
 
     change: Change | None
     loss: float
 
 
 class Trials(NamedTuple):
-    """All that was tried on a text, in rounds: every round goes on from the best change of the one before."""
+    """The results of all trials on a text. Each round keeps the best change of the previous round."""
 
     tokens: int
     frequencies: float  # the loss of a predictor that knows only how often each token is in the text
-    before: float  # the loss of the checkpoint as it is
-    best: list[Trial]  # the changes to name, in order; each loss is of all changes up to it
+    before: float  # the loss of the unchanged checkpoint
+    best: list[Trial]  # the changes to report, in order; each loss is with all changes so far
     tried: list[Trial]  # of the first round
 
     @property
     def judged(self) -> bool:
-        """Whether the model knows the text at all, as it is or with changes."""
+        """Whether the model, with the best changes, predicts the text better than token frequencies do."""
         return (self.best[-1].loss if self.best else self.before) < self.frequencies
 
 
@@ -90,7 +90,7 @@ def frequency_loss(ids: Sequence[int]) -> float:
 
 
 def setting(format: str, key: str, value: str) -> str:
-    """Write how a checkpoint of a format is told a value for one of config.json's keys.
+    """Describe how to set one of config.json's keys for a checkpoint of this format.
 
     >>> setting("mistral", "rms_norm_eps", "1e-05")
     '"norm_eps": 1e-05 in params.json'
@@ -104,7 +104,7 @@ def setting(format: str, key: str, value: str) -> str:
 
 
 def changes(config: Config, format: str) -> list[Change]:
-    """List the changes that a checkpoint of this configuration and format may need."""
+    """List the changes to try on a checkpoint of this configuration and format."""
     pairs = "reorder the rows of q and k, as `llamaspec.reference.rope.{}` does, and convert again"
     candidates = [
         Change(
@@ -147,7 +147,7 @@ def changes(config: Config, format: str) -> list[Change]:
 
 
 def try_changes(checkpoint: Checkpoint, text: EvalText, *, progress: Progress = no_progress) -> Trials:
-    """Try the changes on a text, in float64 and layer by layer; the best goes first, until none is worth naming."""
+    """Try the changes on a text in float64, and keep the best one; repeat until no change meets both conditions."""
     params = load_reference_params(checkpoint, lazily=True)
     frequencies = frequency_loss(text.ids[1:])
     before = _loss(params, checkpoint.config, text)
@@ -181,7 +181,7 @@ def _loss(params: Any, config: Config, text: EvalText) -> float:
 
 
 def _changed(params: Any, change: Change) -> Any:
-    """Return the weights with a change, the layers still read one at a time."""
+    """Return the weights with a change; layers are still read one at a time."""
     if layer := change.layer:
         layers = params.layers
         params = params._replace(layers=LazyLayers(len(layers), lambda i: layer(layers[i])))
@@ -201,7 +201,7 @@ def _reordered(layer: Any, config: Config, order: Callable[..., np.ndarray]) -> 
 
 
 def _shifted(by: float) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """Return functions that add a number to the weights of norms, of a layer and outside the layers."""
+    """Return two functions that add `by` to the weights of norms: one for a layer, one for the final norm."""
 
     def shifted(fields: Any) -> Any:
         return fields._replace(**{name: norm + by for name, norm in _norms(fields)})

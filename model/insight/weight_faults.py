@@ -1,4 +1,4 @@
-"""Faults of a checkpoint's weights that show without running it: not finite, overflowed, scales of 0, odd norms."""
+"""Faults of a checkpoint's weights that we find without running it: not finite, overflowed, scales of 0, odd norms."""
 
 from typing import NamedTuple
 
@@ -12,30 +12,30 @@ from llamaspec.model.weights.loading import Progress, no_progress
 LARGEST_FLOAT16 = 65504.0
 HUGE = 2.0**64  # the product of two such numbers is beyond float32
 NAN_OF_E8M0, NAN_OF_E4M3 = 0xFF, 0x7F  # of e4m3 without its sign
-SUPERBLOCK = 256  # weights of ggml's K types that share a float16 scale, each group's scale being 4 or 6 bits of it
+SUPERBLOCK = 256  # weights of ggml's K types that share a float16 scale; each group has a factor of 4 or 6 bits, too
 
 
 class Fault(NamedTuple):
     """Something that is likely wrong with a checkpoint."""
 
-    fault: str  # its kind
-    what: str
-    measured: str  # what shows it
-    mend: str  # the switch that would mend it, or what else to do
+    fault: str  # the kind of fault
+    what: str  # the fault in words
+    measured: str  # the measurement that shows the fault
+    mend: str  # the switch that would mend the fault, or other advice
 
 
 class _Seen(NamedTuple):
-    """Numbers counted in a tensor."""
+    """Counts of suspicious weights in a tensor."""
 
     nan: int
     infinite: int
-    largest: int  # of float16: as large as it can hold
-    huge: int  # finite, and beyond `HUGE`
+    largest: int  # float16 weights with the largest magnitude of float16
+    huge: int  # finite weights above `HUGE`
     dead: int  # groups with a scale of 0, although their codes differ
 
 
 def weight_faults(checkpoint: Checkpoint, *, progress: Progress = no_progress) -> list[Fault]:
-    """Read every weight once, and list the faults, the tensors of each kind together."""
+    """Read every weight once, and list the faults: one for each kind, which names its tensors."""
     counted: dict[str, _Seen] = {}
     for i, (name, tensor) in enumerate(checkpoint.tensors.items()):
         progress("reading weights", i / len(checkpoint.tensors))
@@ -60,11 +60,14 @@ def weight_faults(checkpoint: Checkpoint, *, progress: Progress = no_progress) -
 
 
 def norm_faults(checkpoint: Checkpoint) -> list[Fault]:
-    """List a fault if the norms' median weight is not positive: a norm scales features, and turns few around."""
+    """List a fault if more than half of the norms have a median weight of 0 or less.
+
+    A trained norm flips the sign of only a few features.
+    """
     norms = [weight.name for weight in weights(checkpoint.config) if weight.role is Role.NORM]
     medians = {name: float(np.median(checkpoint.tensors[name].read().astype(np.float64))) for name in norms}
     odd = [name for name, median in medians.items() if median <= 0]
-    if 2 * len(odd) <= len(norms):  # also if there are none
+    if 2 * len(odd) <= len(norms):  # also if `norms` is empty
         return []
     what = "the weights of norms are stored less 1, as Gemma's are, or as 0"
     worst = min(odd, key=lambda name: medians[name])
@@ -73,7 +76,7 @@ def norm_faults(checkpoint: Checkpoint) -> list[Fault]:
 
 
 def same_head_and_embedding(checkpoint: Checkpoint) -> bool:
-    """Tell whether a head of its own is the embedding, number for number."""
+    """Return whether the checkpoint has a separate head with exactly the numbers of the embedding."""
     if HEAD not in checkpoint.tensors:
         return False
     head, embedding = checkpoint.tensors[HEAD], checkpoint.tensors[EMBEDDING]
@@ -103,10 +106,10 @@ def _huge(values: np.ndarray) -> int:
 
 
 def _count_codes(part: Part, tensor: Tensor) -> _Seen:
-    """Count in some rows of codes; `dead` are groups of different codes that a scale makes 0.
+    """Count suspicious numbers in some rows of codes; `dead` counts groups with different codes but a scale of 0.
 
-    A group that was 0 has one code throughout. A scale of a K type may be rounded to 0 next to larger ones, but not all
-    scales of a superblock.
+    If the weights of a group were all 0, its codes would be equal. In ggml's K types the scale of one group may be
+    rounded to 0, so for these types `dead` counts superblocks with only scales of 0.
     """
     codes = tensor.codes
     assert codes
@@ -124,7 +127,7 @@ def _count_codes(part: Part, tensor: Tensor) -> _Seen:
 
 
 def _listed(counts: dict[str, int], unit: str) -> str:
-    """List the tensors with a count, three at most."""
+    """List up to three tensors with a count above 0, and the total."""
     nonzero = {name: count for name, count in counts.items() if count}
     first = ", ".join(f"{name} ({count:,})" for name, count in list(nonzero.items())[:3])
     more = f" and {len(nonzero) - 3} more tensors" if len(nonzero) > 3 else ""

@@ -15,15 +15,15 @@ from llamaspec.reference.config import Config
 
 
 class Spans(NamedTuple):
-    """Lengths that attention may read of a cache. Each costs a branch of the program, and memory to compile it.
+    """Numbers of cache rows that attention may read. Each span costs a branch of the program, and memory to compile it.
 
-    One query takes as long as what it reads, so its spans grow by a factor of 2. With many queries, reading a few
-    unused rows costs little compared with the products, so a prompt may have fewer spans.
+    The time of one query is the time to read the rows, so spans for one query grow by a factor of 2. With many queries,
+    reading a few unused rows costs little compared with the products, so a prompt may have fewer spans.
     """
 
-    smallest: int  # rows of the cache
+    smallest: int  # rows of the smallest span
     longest: int  # rows to read at once; a longer cache is read in blocks of this size
-    growth: int  # of a prompt's span to the next
+    growth: int  # factor from one span of a prompt to the next
 
     def up_to(self, capacity: int, *, growth: int) -> list[int]:
         """Give the spans for a cache of `capacity` rows; the last one is the whole cache."""
@@ -40,7 +40,7 @@ SPANS = Spans(smallest=64, longest=4096 + 256, growth=4)
 
 @runtime_checkable
 class Scores(Protocol):
-    """Products of queries with the first keys, as many as `visible` has rows; -inf if a key is not visible."""
+    """Scores of queries with the leading keys of the cache, one for each row of `visible`; -inf for invisible keys."""
 
     def __call__(
         self,
@@ -53,7 +53,7 @@ class Scores(Protocol):
 
 @runtime_checkable
 class Weighted(Protocol):
-    """Sums of the first values, as many as `p` has rows, weighted by `p`."""
+    """Sums of the leading values of the cache, weighted by the probabilities `p`, one for each value."""
 
     def __call__(
         self, p: Float[Array, "batch kv_heads group seq rows"], v: Array, /
@@ -75,7 +75,7 @@ def attend(
     """Attend to the rows of the cache up to each query's position, or to the last `window` of them.
 
     A switch inside the program picks the shortest of `spans` that covers the rows in use. `scores` and `weighted` are
-    the two products over a span; None leaves them to XLA. A cache in pages is read row by row: see `attend_pages`.
+    the two products over a span; None: use dot products. For a cache in pages, see `attend_pages`.
     """
     if isinstance(cache, LayerPages):
         return attend_pages(q, cache, positions.at, window=window, config=config, sinks=sinks)
@@ -94,7 +94,7 @@ def attend(
             largest = largest if z is None else jnp.maximum(largest, z)
             p = jnp.exp(visible_scores - largest)
             total = jnp.sum(p, axis=-1, keepdims=True)
-            # The results are divided, since there are fewer of them than probabilities.
+            # Dividing the results costs less than dividing the probabilities, which are more numbers.
             return weighted(p, v) / (total if z is None else total + jnp.exp(z - largest))
 
         return branch
@@ -104,7 +104,7 @@ def attend(
     if capacity > spans.longest:
         branches.append(partial(_attend_in_blocks, z=z, block=spans.longest, window=window, config=config))
     used = jnp.max(positions.at) + 1
-    first = jnp.sum(jnp.asarray(lengths[: len(branches) - 1], jnp.int32) < used)  # span that covers the rows in use
+    first = jnp.sum(jnp.asarray(lengths[: len(branches) - 1], jnp.int32) < used)  # index of the span to read
     h = lax.switch(first, branches, q, cache.k, cache.v, positions.at)  # [batch, kv_heads, group, seq, head_dim]
     return h.transpose(0, 3, 1, 2, 4).reshape(batch, seq, -1).astype(dtype)
 
@@ -112,9 +112,9 @@ def attend(
 def _attend_in_blocks(
     q: Array, k: Array, v: Array, at: Array, *, z: Array | None, block: int, window: int | None, config: Config
 ) -> Array:
-    """Attention with the online softmax of `reference.softmax`, over `block` rows of the cache at a time.
+    """Attend to `block` rows of the cache at a time, with the online softmax of `reference.softmax`.
 
-    With sinks, the softmax starts from their scores z.
+    z are the scores of sinks, and the softmax starts from z; None: the model has no sinks.
     """
     *rows, head_dim = q.shape
     capacity = k.shape[2]
@@ -142,13 +142,13 @@ def _attend_in_blocks(
 def transform_visible(
     scores: Float[Array, "*heads seq rows"], visible: Bool[Array, "*#heads seq rows"], config: Config
 ) -> Float[Array, "*heads seq rows"]:
-    """Apply `block.transform_scores`, and keep -inf if a key is not `visible`."""
+    """Apply `block.transform_scores` to the scores of `visible` keys; all other scores remain -inf."""
     transformed = transform_scores(scores, config)
     return scores if transformed is scores else jnp.where(visible, transformed, -jnp.inf)
 
 
 def scores_by_dot(q: Array, k: Array, visible: Array) -> Float[Array, "batch kv_heads group seq rows"]:
-    """`Scores` by a dot. q is laid out like the scores, because XLA would otherwise transpose them in memory."""
+    """Compute `Scores` with a dot. q and the scores have the same order of axes, so XLA does not transpose scores."""
     k, scales = _scaled(k[:, :, : visible.shape[-1]])
     scores = jnp.einsum("bkgsd,bktd->bkgst", q, k, precision=lax.Precision.HIGHEST)
     if scales is not None:
@@ -157,13 +157,13 @@ def scores_by_dot(q: Array, k: Array, visible: Array) -> Float[Array, "batch kv_
 
 
 def weighted_by_dot(p: Array, v: Array) -> Float[Array, "batch kv_heads group seq head_dim"]:
-    """`Weighted` by a dot."""
+    """Compute `Weighted` with a dot."""
     v, scales = _scaled(v[:, :, : p.shape[-1]])
     return jnp.einsum("bkgst,bktd->bkgsd", p if scales is None else p * scales, v, precision=lax.Precision.HIGHEST)
 
 
 def _scaled(rows: Array) -> tuple[Float[Array, "batch kv_heads rows head_dim"], Array | None]:
-    """Keys or values in float32; for a cache of int8 also their scales [batch, kv_heads, 1, 1, rows]."""
+    """Convert keys or values to float32. For a cache of int8, return also the scales [batch, kv_heads, 1, 1, rows]."""
     if rows.dtype != jnp.int8:
         return rows.astype(jnp.float32), None
     codes, scales = from_int8(rows)

@@ -1,4 +1,4 @@
-"""The ops of a block in plain JAX. The table of ops chooses how to multiply by a matrix."""
+"""The ops of a transformer block in plain JAX. The parameter `product` of an op multiplies by a matrix."""
 
 from collections.abc import Callable, Mapping
 
@@ -12,7 +12,7 @@ from llamaspec.model.ops.table import Mean, Positions, Product, Total
 from llamaspec.model.weights.params import Experts, FeedForward, Layer, Linear, Params
 from llamaspec.reference.config import Activation, Config
 
-# The clamped SwiGLU of `reference.clamped_swiglu`, which is a layer, so that its numbers are not imported.
+# The constants of `reference.clamped_swiglu`. We repeat them here, so that `model.ops` imports no layer of `reference`.
 SLOPE, LIMIT = 1.702, 7.0
 
 
@@ -52,7 +52,7 @@ def project_add(
 def norm_gate_up(
     x: Float[Array, "batch seq dim"], layer: Layer, *, config: Config, product: Product
 ) -> Float[Array, "batch seq ffn"]:
-    """Normalize x, project it to gate and up, and take SwiGLU or another function of them, or an activation of up."""
+    """Normalize x, project it to gate and up, and apply SwiGLU or another gate; without a gate, an activation of up."""
     assert isinstance(layer.ffn, FeedForward)
     n = _normed(x, layer.ffn_norm, layer.ffn_norm_bias, config=config)
     hidden = _linear(n, layer.ffn.gate_up, product)
@@ -78,8 +78,8 @@ def moe_add(
 ) -> Float[Array, "batch seq dim"]:
     """Normalize x, and add the weighted outputs of the experts that the router chooses to the residual stream.
 
-    For one token only the chosen experts are read. For several, all are read, since most experts are chosen by some
-    token, and an expert counts 0 for a token that did not choose it.
+    For one token, only the chosen experts are read. For several tokens, all experts are read, because some token
+    chooses almost every expert. An expert has weight 0 for a token that did not choose the expert.
     """
     assert isinstance(layer.ffn, Experts)
     n = _normed(x, layer.ffn_norm, layer.ffn_norm_bias, config=config)
@@ -96,7 +96,7 @@ def moe_add(
         return output
 
     experts = [expert(ffn) for ffn in layer.ffn.experts]
-    # The experts' outputs are summed over devices once, all together. Residual and biases are added after it.
+    # With `total`, the weighted sum of all experts is summed over devices once. Residual and biases are added later.
     start = x.astype(jnp.float32)
     if total is not None and config.expert_bias:
         biases = jnp.stack([ffn.down.bias for ffn in layer.ffn.experts if ffn.down.bias is not None])
@@ -131,9 +131,10 @@ def join(
     *,
     config: Config,
 ) -> Float[Array, "batch seq dim"]:
-    """Add half of a block to the residual stream x, by `add`, an op that adds to what it is given.
+    """Add the output of attention or of the feed-forward network to the residual stream x.
 
-    Where the half is normalized or scaled first, the op adds to zeros, and rounds to the dtype of x once more.
+    `add` computes the output and adds it to its argument. If the output must be normalized or scaled first, `add` gets
+    zeros instead of x, and its result is rounded to the dtype of x once more.
     """
     if norm is None and config.residual_scale == 1:
         return add(x)
@@ -143,12 +144,12 @@ def join(
 
 
 def score_scale(config: Config) -> float:
-    """Return what scores are multiplied by."""
+    """Return the factor of attention scores: 1 / sqrt(head_dim), unless `config` has another."""
     return config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
 
 
 def transform_scores(scores: Float[Array, "*heads seq rows"], config: Config) -> Float[Array, "*heads seq rows"]:
-    """Apply to scaled scores what a model does to them before the softmax. Every form of attention calls this."""
+    """Cap scaled scores before the softmax, if the model does. All attention in plain JAX calls this function."""
     return scores if config.attention_cap is None else capped(scores, config.attention_cap)
 
 
@@ -158,14 +159,14 @@ def sink_scores(sinks: Float[Array, " heads"], config: Config) -> Float[Array, "
 
 
 def capped(x: Float[Array, "*batch n"], cap: float) -> Float[Array, "*batch n"]:
-    """`reference.capped` in float32."""
+    """Compute `reference.capped` in float32."""
     return cap * jnp.tanh(x / cap)
 
 
 def rmsnorm(
     x: Float[Array, "*batch n"], weight: Float[Array, " n"], *, eps: float, mean: Mean | None = None
 ) -> Float[Array, "*batch n"]:
-    """`reference.rmsnorm` in float32. With `mean`, x is a device's equal part of a vector."""
+    """Compute `reference.rmsnorm` in float32. With `mean`, x is one device's part of a vector, of equal parts."""
     x = x.astype(jnp.float32)
     square = jnp.mean(x * x, axis=-1, keepdims=True)
     square = square if mean is None else mean(square)
@@ -175,7 +176,7 @@ def rmsnorm(
 def layernorm(
     x: Float[Array, "*batch n"], weight: Float[Array, "*heads n"], bias: Float[Array, " n"] | None, *, eps: float
 ) -> Float[Array, "*batch n"]:
-    """`reference.layernorm` in float32."""
+    """Compute `reference.layernorm` in float32."""
     x = x.astype(jnp.float32)
     centered = x - jnp.mean(x, axis=-1, keepdims=True)
     scale = lax.rsqrt(jnp.mean(centered * centered, axis=-1, keepdims=True) + eps)
@@ -184,12 +185,12 @@ def layernorm(
 
 
 def gelu(x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
-    """`reference.gelu` in float32."""
+    """Compute `reference.gelu` in float32."""
     return jax.nn.gelu(x.astype(jnp.float32), approximate=True)
 
 
 def squared_relu(x: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
-    """`reference.squared_relu` in float32."""
+    """Compute `reference.squared_relu` in float32."""
     positive = jnp.maximum(x.astype(jnp.float32), 0)
     return positive * positive
 
@@ -202,7 +203,7 @@ ACTIVATIONS: Mapping[Activation, Callable[[Array], Array]] = {
 
 
 def rope(x: Float[Array, "batch seq heads head_dim"], positions: Positions) -> Float[Array, "batch seq heads head_dim"]:
-    """`reference.rope.rope_halves` in float32. Features beyond the pairs of `positions` stay as they are."""
+    """Compute `reference.rope.rope_halves` in float32. Features beyond the pairs of `positions` are unchanged."""
     pairs = positions.cos.shape[-1]
     a, b, *unrotated = jnp.split(x, [pairs, 2 * pairs] if 2 * pairs < x.shape[-1] else 2, axis=-1)
     cos, sin = positions.cos[:, :, None], positions.sin[:, :, None]
@@ -212,7 +213,7 @@ def rope(x: Float[Array, "batch seq heads head_dim"], positions: Positions) -> F
 def _linear(
     x: Float[Array, "batch seq cols"], linear: Linear, product: Product, total: Total | None = None
 ) -> Float[Array, "batch seq rows"]:
-    """Multiply, sum over devices if `total` does, and only then add the bias."""
+    """Multiply by the weight, sum over devices if `total` is given, and then add the bias."""
     y = product(x, linear.weight)
     y = y if total is None else total(y)
     return y if linear.bias is None else y + linear.bias.astype(jnp.float32)
@@ -225,7 +226,7 @@ def _normed(
     *,
     config: Config,
 ) -> Float[Array, "*batch dim"]:
-    """Normalize x, if there is a norm, and round as a product takes it."""
+    """Normalize x, and round the result to the dtype of x, for a product. Without a weight, return x."""
     if weight is None:
         return x
     eps = config.eps
@@ -235,7 +236,7 @@ def _normed(
 def _norm_of_heads(
     x: Float[Array, "batch seq heads head_dim"], weight: Float[Array, " width"], *, config: Config, mean: Mean | None
 ) -> Float[Array, "batch seq heads head_dim"]:
-    """Normalize each head, by one weight or by its own, or all heads of a token as one."""
+    """Normalize each head, with a common weight or one weight per head, or all heads of a token as one vector."""
     if config.head_qk_norm:
         return layernorm(x, weight.reshape(x.shape[2:]), None, eps=config.eps)
     if not config.wide_qk_norm:

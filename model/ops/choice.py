@@ -1,4 +1,4 @@
-"""The choice of a table of ops: made once for a model and a device, before anything is compiled, with its reasons."""
+"""Choose a table of ops for a model and a device, once, before anything is compiled, and say why."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -15,12 +15,12 @@ from llamaspec.reference.config import Config
 
 
 class Choice(NamedTuple):
-    """A table of ops, and where it has no kernels."""
+    """A table of ops, and the reasons why some ops run without kernels."""
 
     name: str  # xla, cpu or pallas
     ops: Ops
     kernels: tuple[str, ...]  # ops that are kernels, in some layers at least
-    plain: Mapping[str, str]  # the reason for each other op, and for each op that is plain in some layers
+    plain: Mapping[str, str]  # op to reason, for each op that runs without a kernel in some layer
 
 
 def ops_for(
@@ -34,11 +34,11 @@ def ops_for(
     device: Device | None = None,
     pages: Pages | None = None,
 ) -> Choice:
-    """The table of ops for a model: `auto` takes the one that is made for the device.
+    """Choose the table of ops named `kernels`: xla, cpu, pallas, or auto for the best table on the device.
 
-    `params` may be `abstract_params`; `capacity` is the capacity of the cache's arrays, with the padding of a prompt's
-    last chunk; `device` is the default one unless given; `pages` are the sizes of a cache in pages. Raises ValueError
-    for a name that is none of auto, xla, cpu and pallas, and if `pallas` is asked for but some op would be plain.
+    `params` may be `abstract_params`. `capacity` is the capacity of the cache's arrays, with the padding of a prompt's
+    last chunk. `device` is the default device unless given. `pages` are the sizes of a cache in pages. Raises
+    ValueError for any other name, and for pallas if a kernel refuses the model.
     """
     device = device or default_device()
     check_kernels(kernels, device)
@@ -61,7 +61,7 @@ def ops_for(
 
 
 def check_kernels(kernels: str, device: Device) -> None:
-    """Raise ValueError for a name that `ops_for` does not know, or that `device` has no kernels for."""
+    """Raise ValueError for a name that `ops_for` does not know, and for pallas if `device` cannot run our kernels."""
     if kernels not in ("auto", "xla", "cpu", "pallas"):
         raise ValueError(f"no kernels named {kernels}: choose auto, xla, cpu or pallas")
     if kernels == "pallas" and not device.has_kernels:
@@ -77,13 +77,13 @@ def _by_kernels(config: Config, params: Params, *, only: bool, **sizes: Any) -> 
     ops, reasons = pallas_ops(config, params, **sizes)
     refused = {name: reason for name, reason in reasons.items() if reason}
     choice = Choice("pallas", ops, tuple(name for name in KERNELS if getattr(ops, name).accepted), refused)
-    if only and not refused.keys().isdisjoint((*KERNELS, PROMPT)):  # others are plain in every model
+    if only and not refused.keys().isdisjoint((*KERNELS, PROMPT)):  # other ops never have a kernel
         raise ValueError(f"kernels pallas do not run all of this model ({describe(choice)}): choose auto or xla")
     return choice
 
 
 def summarize(choice: Choice) -> str:
-    """Say how many ops are kernels, in a few words.
+    """Say in a few words how many ops run without a kernel.
 
     >>> summarize(Choice("pallas", XLA, ("attend",), {"norm_qkv": "odd", "project_add": "odd"}))
     '2 of 3 ops are plain: `llamaspec doctor` says why'
@@ -96,7 +96,7 @@ def summarize(choice: Choice) -> str:
 
 
 def describe(choice: Choice) -> str:
-    """One line that says which ops are kernels, and why the others are plain.
+    """Say in one line which ops are kernels, and why the others run without one.
 
     >>> describe(Choice("cpu", CPU, (), dict.fromkeys(Ops._fields, "cpu was requested")))
     'kernels: none; plain: all ops (cpu was requested)'

@@ -1,4 +1,4 @@
-"""The table of ops that suits XLA's CPU compiler: products in slices, and attention that reads as little as it can."""
+"""The table of ops for XLA's CPU compiler: products in slices of columns, and attention that reads few unused rows."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from llamaspec.reference.config import Config
 
 # The first chunk of a prompt has 128 tokens, and 512 rows of keys and values stay in a CPU's caches.
 PROMPT_SPANS = Spans(smallest=128, longest=512, growth=2)
-SUMMED = 16  # values of the cache in a partial sum, at most: each is an operation more to compile
+SUMMED = 16  # most values of the cache in a partial sum; each value is one more operation to compile
 SECOND_CORE = 1 << 19  # bytes that a loop must read and write before XLA gives it a second core
 
 
@@ -31,11 +31,11 @@ def cpu_attend(
     config: Config,
     sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch seq width"]:
-    """`attend`, with spans for a CPU.
+    """Call `attend` with spans and products for a CPU.
 
-    A prompt reads few rows at once, so it reads only rows in use, and they stay in the caches. If each query head has
-    its own keys, a single token multiplies them where they lie, because a dot would first copy them, and several rows
-    read their pages together.
+    A prompt has more and shorter spans, so it reads few unused rows, and the rows stay in a CPU's caches. If each query
+    head has its own keys, a single token multiplies the keys without a dot, because a dot would first copy the keys. In
+    this case, a batch with a cache in pages uses `attend_listed_pages`.
     """
     products: dict[str, Any] = {"scores": _scores_of_one, "weighted": _weighted_by_one}
     if isinstance(cache, LayerPages):
@@ -55,9 +55,10 @@ def cpu_attend(
 
 
 def _smallest_span(numbers: int, head_dim: int, dtype: np.dtype) -> int:
-    """The rows, with `numbers` numbers in each, that one query reads at least.
+    """Choose the smallest span for one query, if each row of the cache has `numbers` numbers.
 
-    Both cores read twice as many in the time that one takes, and are then both awake for the product that follows.
+    The span is twice `SPANS.smallest` if XLA gives only the loops over the doubled span to both cores. Two cores read
+    twice as many rows in the same time, and both are awake for the product that follows.
     """
     for rows in (SPANS.smallest, 2 * SPANS.smallest):
         if all(_summed(rows * numbers, dtype, most=most) for most in (head_dim // LANES, SUMMED)):
@@ -66,10 +67,10 @@ def _smallest_span(numbers: int, head_dim: int, dtype: np.dtype) -> int:
 
 
 def _summed(numbers: int, dtype: np.dtype, *, most: int) -> int | None:
-    """Find how many of `numbers` products to put into a partial sum, for XLA to give the loop to both cores; else None.
+    """Choose how many products to add in a partial sum, so that XLA gives a loop of `numbers` products to both cores.
 
-    `most` is tried first, then its divisors. XLA gives a small loop to both cores if it has more operations than bytes,
-    or enough bytes; shorter sums write more bytes.
+    Returns the largest divisor of `most` that works; None if no divisor works. XLA gives a small loop to both cores if
+    the loop has more operations than bytes, or at least `SECOND_CORE` bytes. Shorter sums write more bytes.
     """
     for summed in range(most, 0, -1):
         bytes_ = numbers * dtype.itemsize + 4 * numbers // summed
@@ -80,7 +81,7 @@ def _summed(numbers: int, dtype: np.dtype, *, most: int) -> int | None:
 
 
 def _scores_of_one(q: Array, k: Array, visible: Array) -> Float[Array, "batch kv_heads 1 1 rows"]:
-    """The scores of one query a key, as `products.lane_sums` of the keys."""
+    """Compute `Scores` for one query per head of keys, with `products.lane_sums` instead of a dot if possible."""
     if k.dtype == jnp.int8 or q.shape[-1] % LANES:
         return scores_by_dot(q, k, visible)
     q = lax.optimization_barrier(q)[:, :, 0]  # [batch, kv_heads, 1, head_dim]
@@ -92,9 +93,9 @@ def _scores_of_one(q: Array, k: Array, visible: Array) -> Float[Array, "batch kv
 
 
 def _weighted_by_one(p: Array, v: Array) -> Float[Array, "batch kv_heads 1 1 head_dim"]:
-    """The values weighted by one row of probabilities a head, in partial sums of up to `SUMMED` values.
+    """Compute `Weighted` for one query per head of values, in partial sums of up to `SUMMED` values.
 
-    Each slice is taken out of the whole cache in one step, or XLA would copy the rows in use.
+    Each slice is taken out of the whole cache in one step; in two steps, XLA would copy the rows in use.
     """
     rows = p.shape[-1]
     if v.dtype == jnp.int8 or rows % SUMMED:
@@ -103,7 +104,7 @@ def _weighted_by_one(p: Array, v: Array) -> Float[Array, "batch kv_heads 1 1 hea
     p = lax.optimization_barrier(p).reshape(*v.shape[:2], -1, summed, 1)  # [batch, kv_heads, sums, values, 1]
     values = (v[:, :, i:rows:summed].astype(jnp.float32) for i in range(summed))
     partial_sums = lax.optimization_barrier(sum(value * p[:, :, :, i] for i, value in enumerate(values)))
-    # A dot with ones again: a sum of so few takes XLA longer to hand to both cores than to compute.
+    # A dot with ones adds them: XLA would need longer to start both cores for such a short sum than to compute it.
     ones = jnp.ones(partial_sums.shape[:3])
     return jnp.einsum("bks,bksd->bkd", ones, partial_sums, precision=lax.Precision.HIGHEST)[:, :, None, None]
 

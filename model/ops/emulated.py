@@ -1,11 +1,11 @@
-"""Activations rounded before a product as other programs round them, on both backends.
+"""Round activations before a product as other programs do, on both backends.
 
-llama.cpp rounds them to blocks (`reference.quantizers.ggml_activations`). SmoothQuant rounds them to int8
-(`reference.quantizers.smoothquant.activations`), so that int8 meets int8.
+llama.cpp rounds activations in blocks (`reference.quantizers.ggml_activations`). SmoothQuant rounds activations to int8
+(`reference.quantizers.smoothquant.activations`), so that a product multiplies int8 by int8.
 
-A matrix carries the rounding of its vectors, so that the model's text never forks. In JAX the carrier is a pytree
-around the matrix, which `emulating` teaches a product to read. In NumPy it is an array that rounds what is multiplied
-by it.
+The rounding is stored with the matrix, so the code of the model is the same with and without rounding. In JAX,
+`Rounding` is a pytree around a matrix, and `emulating` makes a product that reads it. In NumPy, `RoundingArray` is a
+matrix that rounds the vectors of a product.
 """
 
 from collections.abc import Callable
@@ -37,13 +37,13 @@ SUPERBLOCK = 256
 
 
 def roundings(checkpoint: Checkpoint, emulate: str) -> dict[str, str]:
-    """Name the rounding, one of `ROUNDINGS`, for each matrix that gets rounded activations, by the tensor's name.
+    """Map the name of each matrix that needs rounded activations to the name of the rounding, one of `ROUNDINGS`.
 
-    `emulate` is q8_0, for all quantized matrices; int8, with a scale a token, for matrices in int8; or ggml, for the
-    rounding that llama.cpp pairs with the type of each tensor of a GGUF file. Raises ValueError for another name, for a
-    model that has nothing to emulate, and for matrices that are one product here but have two roundings there.
+    `emulate` is q8_0, for all quantized matrices; int8, with one scale per token, for matrices in int8; or ggml, for
+    the rounding that llama.cpp uses with the type of each tensor of a GGUF file. Raises ValueError for another name,
+    for a model without such matrices, and if we stack matrices for one product that have different roundings.
     """
-    from llamaspec.reference.quantizers.ggml_activations import ROUNDING_OF  # here, since most runs need none of it
+    from llamaspec.reference.quantizers.ggml_activations import ROUNDING_OF  # here, since most runs do not need this
 
     matrices = {name: tensor for name, tensor in checkpoint.tensors.items() if len(tensor.shape) == 2}
     named = {name: ROUNDING_OF[tensor.type] for name, tensor in matrices.items() if tensor.type in ROUNDING_OF}
@@ -69,7 +69,7 @@ def roundings(checkpoint: Checkpoint, emulate: str) -> dict[str, str]:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Rounding:
-    """A matrix, and the rounding of the vectors that it is multiplied by."""
+    """A matrix, and the name of the rounding for the vectors of its products."""
 
     weight: Any  # a `Matrix`, or what a map over the tree puts there
     to: str = field(metadata={"static": True})
@@ -97,21 +97,21 @@ EMULATED = {XLA: plain(emulating(dot)), CPU: plain(emulating(cpu_product))}
 
 
 def emulated_ops(ops: Ops) -> Ops:
-    """Give the table with `emulating` products. Raises ValueError for a table with kernels."""
+    """Return the same table of ops with `emulating` products. Raises ValueError for a table with kernels."""
     if ops not in EMULATED:
         raise ValueError("kernels pallas cannot emulate activations: choose xla or cpu")
     return EMULATED[ops]
 
 
 def with_roundings(params: Params, roundings_by_name: dict[str, str], *, config: Config) -> Params:
-    """Wrap the matrices of `params`, or their shapes, so that they round their inputs as `roundings` says."""
+    """Wrap each matrix of `params` that `roundings_by_name` names in a `Rounding`. `params` may be shapes."""
 
     def rounding(place: Any, array: Any) -> Any:
         if isinstance(place, Names) and place.names[0] in roundings_by_name:
             return Rounding(array, roundings_by_name[place.names[0]])
         return array
 
-    # The embedding multiplies nothing; a tied head is a leaf of its own.
+    # No product uses the embedding, so the embedding is not wrapped. A tied head is wrapped, as a separate leaf.
     return jax.tree.map(rounding, array_names(config, params.rope), params)._replace(embedding=params.embedding)
 
 

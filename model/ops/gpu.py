@@ -1,12 +1,11 @@
-"""The ops of a block on a Hopper GPU: our kernels if they support the model, otherwise the plain form.
+"""The ops of a transformer block on a Hopper GPU: our kernels if they support the model, otherwise XLA.
 
 Kernels are for decoding: one new token for each of a few sequences, when reading weights and cache takes all the time.
 XLA keeps the products of a prompt's many tokens, because its matrix products reach the tensor cores' speed. Attention
 has a kernel for both.
 
-`pallas_ops` asks each kernel once, before anything is compiled, whether it takes the forms of arguments that a model
-calls it with. The answers become part of the table, which routes by these forms: it never tries a call and catches its
-error.
+`pallas_ops` asks each kernel once, before anything is compiled, which calls of a model the kernel accepts. The form of
+a call is the shapes and dtypes of its arguments. The table of ops stores the accepted forms, and routes calls by form.
 
 This module stands apart from the other tables because importing Pallas takes a second, and only a GPU needs it.
 """
@@ -46,8 +45,8 @@ from llamaspec.pallas_kernels.norm_qkv import norm_qkv as _norm_qkv
 from llamaspec.pallas_kernels.unsupported import Unsupported
 from llamaspec.reference.config import Config
 
-CHUNK = 256  # tokens of a prompt that stand for any number of them when its kernel is asked
-PROMPT = "attend_prompt"  # the name that attention's other kernel has among the reasons
+CHUNK = 256  # tokens of a prompt in calls for `pallas_ops`; the kernel's answer is the same for any number
+PROMPT = "attend_prompt"  # name of the prompt's attention kernel, among the reasons of `pallas_ops`
 
 
 def norm_qkv(
@@ -59,8 +58,8 @@ def norm_qkv(
     config: Config,
     mean: Mean | None = None,
 ) -> tuple[Float[Array, "batch 1 heads head_dim"], LayerStore]:
-    """`block.norm_qkv` of one token a sequence."""
-    del mean  # a norm of q or k has no kernel
+    """Compute `block.norm_qkv` for one token of each sequence."""
+    del mean  # only norms of q and k use it, and those have no kernel
     _check_cache(cache, x)
     if layer.q_norm is not None or layer.k_norm is not None:
         raise Unsupported("norm_qkv has no kernel for norms of q and k")
@@ -95,7 +94,7 @@ def attend(
     config: Config,
     sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch seq width"]:
-    """`attention.attend`, by a kernel for one token a sequence or by one for the tokens of a prompt."""
+    """Compute `attention.attend` with a kernel: one for a single token of each sequence, or one for a prompt."""
     assert sinks is None  # `check_config`
     _check_cache(cache, q)
     start = positions.at[:, 0]
@@ -113,14 +112,14 @@ def attend(
 def project_add(
     h: Float[Array, "batch 1 width"], layer: Layer, x: Float[Array, "batch 1 dim"], *, total: Total | None = None
 ) -> Float[Array, "batch 1 dim"]:
-    """`block.project_add` of one token a sequence."""
+    """Compute `block.project_add` for one token of each sequence."""
     if uses_coded_gemm(layer.o.weight, h):
         return STEPS.project_add(h, layer, x, total=total)
     return _linear_add(h, layer.o, x, total)
 
 
 def norm_gate_up(x: Float[Array, "batch 1 dim"], layer: Layer, *, config: Config) -> Float[Array, "batch 1 ffn"]:
-    """`block.norm_gate_up` of one token a sequence."""
+    """Compute `block.norm_gate_up` for one token of each sequence."""
     assert isinstance(layer.ffn, FeedForward) and layer.ffn_norm is not None  # `check_config`
     weight, bias = layer.ffn.gate_up
     if uses_coded_gemm(weight, x):
@@ -131,7 +130,7 @@ def norm_gate_up(x: Float[Array, "batch 1 dim"], layer: Layer, *, config: Config
 def down_add(
     g: Float[Array, "batch 1 ffn"], layer: Layer, x: Float[Array, "batch 1 dim"], *, total: Total | None = None
 ) -> Float[Array, "batch 1 dim"]:
-    """`block.down_add` of one token a sequence."""
+    """Compute `block.down_add` for one token of each sequence."""
     assert isinstance(layer.ffn, FeedForward)
     if uses_coded_gemm(layer.ffn.down.weight, g):
         return STEPS.down_add(g, layer, x, total=total)
@@ -141,7 +140,7 @@ def down_add(
 def _linear_add(
     v: Float[Array, "batch 1 cols"], linear: Linear, x: Float[Array, "batch 1 rows"], total: Total | None
 ) -> Float[Array, "batch 1 rows"]:
-    """Multiply, and add bias and residual in the kernel; after the sum over devices if there are several."""
+    """Multiply v by the weight, and add the bias and x: in the kernel, or with `total`, after the sum over devices."""
     weight, bias = linear
     if total is None:
         return gemv(multiplied(weight, v), v[:, 0], bias=bias, residual=x[:, 0])[:, None]
@@ -151,7 +150,7 @@ def _linear_add(
 
 
 def norm_logits(x: Float[Array, "*batch dim"], params: Params, *, config: Config) -> Float[Array, "*batch vocab"]:
-    """`block.norm_logits` of a few tokens."""
+    """Compute `block.norm_logits` for a few tokens."""
     rows = x.reshape(-1, config.dim)
     if uses_coded_gemm(params.head, x):
         return STEPS.norm_logits(x, params, config=config)
@@ -174,7 +173,7 @@ def _check_cache(cache: LayerStore, x: Array) -> None:
 def _norm_qkv_form(
     x: Shaped, layer: Layer, cache: LayerStore, positions: Positions, *, config: Config, mean: Mean | None = None
 ) -> Form | None:
-    del mean  # `config` says whether it is asked for
+    del mean  # `config` determines whether it is given
     weights = layer.attention_norm, layer.qkv, layer.q_norm, layer.k_norm
     return None if x.shape[1] > 1 else form_of((x, weights, cache, positions), config)
 
@@ -188,9 +187,9 @@ def _attend_form(
     config: Config,
     sinks: Shaped | None = None,
 ) -> Form | None:
-    del sinks  # `config` says whether there are any
+    del sinks  # `config` determines whether they are given
     batch, seq, *head = q.shape
-    several = min(seq, 2)  # all prompts have one form: how long they are does not matter to the kernel
+    several = min(seq, 2)  # prompts of all lengths have one form, since the kernel accepts any length
     q, at = abstract(batch, several, *head, dtype=q.dtype), abstract(batch, several, dtype=positions.at.dtype)
     return form_of((q, cache, at), window, config)
 
@@ -227,7 +226,7 @@ KERNELS: dict[str, KernelOp[..., Any]] = {
 
 
 class Call(NamedTuple):
-    """A call that a model makes of an op, by the shapes of its arrays."""
+    """One call of an op in a model, with shapes instead of arrays."""
 
     name: str  # of the op, or `PROMPT`
     arguments: tuple[Any, ...]
@@ -239,13 +238,13 @@ class Call(NamedTuple):
 
     @property
     def form(self) -> Form:
-        """The form of the arguments, which a call of a kernel has."""
+        """The form of the arguments."""
         form = KERNELS[self.op].form(*self.arguments, **self.fixed)
         assert form is not None
         return form
 
     def refusal(self, config: Config) -> str | None:
-        """Ask the kernel, and return its reason to refuse the arguments; None if it takes them."""
+        """Return the kernel's reason for refusing these arguments; None if the kernel accepts them."""
         try:
             check_config(self.op, config)
             jax.eval_shape(partial(KERNELS[self.op].kernel, **self.fixed), *self.arguments)
@@ -263,10 +262,10 @@ def calls(
     cache_dtype: np.dtype | None = None,
     pages: Pages | None = None,
 ) -> Iterator[Call]:
-    """All calls of ops that have kernels: a step of decoding, and the attention of a prompt.
+    """Yield all calls of ops with kernels in a decoding step, and the calls of attention for a prompt.
 
-    `params` may be `abstract_params`. The cache holds `capacity` positions, in the dtype of the weights by default. If
-    it is in `pages`, a prompt is read for one sequence, and a step decodes `batch` of them.
+    `params` may be `abstract_params`. The cache holds `capacity` positions. `cache_dtype` is the dtype of the embedding
+    by default. If the cache is in `pages`, a prompt has one sequence, and a decoding step has `batch` sequences.
     """
     dtype = params.embedding.dtype
     stored = np.dtype(cache_dtype or dtype)
@@ -312,10 +311,10 @@ def pallas_ops(
     cache_dtype: np.dtype | None = None,
     pages: Pages | None = None,
 ) -> tuple[Ops, dict[str, str | None]]:
-    """The table for a model, and for each op why it is plain while it decodes; None if a kernel runs it everywhere.
+    """Make the table of ops for a model. Return also, for each op, the reason why XLA runs it instead of a kernel.
 
-    The arguments are as in `calls`. `PROMPT` is among the names, and `moe_add` if there are experts. Raises what
-    a kernel raises, unless it is Unsupported.
+    A reason is None if a kernel runs the op in all layers. The names of ops include `PROMPT`, and `moe_add` if the
+    model has experts. The arguments are as in `calls`. Errors of a kernel pass through, except Unsupported.
     """
     answers: dict[str, dict[Form, str | None]] = defaultdict(dict)
     answers_by_name: dict[str, list[str | None]] = defaultdict(list)  # an answer for each call
@@ -335,7 +334,7 @@ def pallas_ops(
 
 
 def _summary(answers: list[str | None]) -> str | None:
-    """Reasons as one, with the number of layers if they are not the same in all."""
+    """Join the reasons of all calls. A reason that not all layers share comes with the number of its layers."""
     counts = Counter(reason for reason in answers if reason is not None)
     if not counts:
         return None

@@ -1,4 +1,4 @@
-"""The meaning of each field of `Config` for the ops that have kernels: which they handle, and which they refuse."""
+"""A table of the fields of `Config`: which kernel ops handle a field, and which kernel ops refuse a field."""
 
 from dataclasses import MISSING, fields
 from typing import NamedTuple
@@ -8,10 +8,10 @@ from llamaspec.reference.config import Config
 
 
 class Known(NamedTuple):
-    """Kernel ops that a field of `Config` matters to; to all others it is harmless."""
+    """The kernel ops that depend on a field of `Config`; all other kernel ops ignore the field."""
 
     handled: tuple[str, ...] = ()  # compute with the field, or with shapes and arrays that follow from it
-    refused: tuple[str, ...] = ()  # have no form for it, except at its default
+    refused: tuple[str, ...] = ()  # support only the default of the field
 
 
 # A field that is not in this table is refused by every kernel, except at its default.
@@ -38,11 +38,11 @@ FIELDS: dict[str, Known] = {
     "qk_norm": Known(refused=("norm_qkv",)),
     "activation": Known(refused=("norm_gate_up",)),
     "gated": Known(refused=("norm_gate_up",)),
-    "parallel_residual": Known(),  # what norm_gate_up is given
+    "parallel_residual": Known(),  # changes only which x norm_gate_up gets
     "head_qk_norm": Known(refused=("norm_qkv",)),
     "layer_norm": Known(refused=("norm_qkv", "norm_gate_up", "norm_logits")),
     "pre_norms": Known(refused=("norm_qkv", "norm_gate_up")),
-    "post_norms": Known(),  # what follows the ops that add is plain: see `block.join`
+    "post_norms": Known(),  # `block.join` applies the norms, outside the kernels
     "wide_qk_norm": Known(refused=("norm_qkv",)),
     "rotary_dim": Known(refused=("norm_qkv",)),
     "rotary_layers": Known(("norm_qkv",)),  # in the angles
@@ -53,14 +53,14 @@ FIELDS: dict[str, Known] = {
     "logit_divisor": Known(refused=("norm_logits",)),
     "embedding_scale": Known(),
     "residual_scale": Known(),
-    "shared_ffn": Known(),  # moe_add's, which has no kernel
+    "shared_ffn": Known(),  # only moe_add reads it, which has no kernel
     "expert_bias": Known(),
     "sinks": Known(refused=("attend",)),
 }
 
 
 def check_config(op: str, config: Config) -> None:
-    """Raise Unsupported if the kernel of `op` does not compute what a field of `config` asks for."""
+    """Raise Unsupported if a field of `config` has a value that the kernel of `op` does not support."""
     for field in fields(config):
         value, known = getattr(config, field.name), FIELDS.get(field.name)
         if known and op not in known.refused:

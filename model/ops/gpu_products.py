@@ -1,6 +1,6 @@
-"""Products on a Hopper GPU: in a step of decoding, by kernels or by XLA, and for a prompt.
+"""Products on a Hopper GPU: for a decoding step, with kernels or XLA, and for a prompt, with XLA.
 
-The tables of plain ops with these products are here, too. `model.ops.gpu` adds fused kernels.
+`STEPS` and `PROMPTS` are tables of ops in plain JAX with these products. `model.ops.gpu` adds fused kernels.
 """
 
 from typing import Any
@@ -25,17 +25,17 @@ from llamaspec.pallas_kernels.parts import int4
 from llamaspec.pallas_kernels.parts.matrix import MatrixOperand, ScaledCodes, ScaledE4M3, product_of
 from llamaspec.pallas_kernels.unsupported import Unsupported
 
-# Kernels take this many sequences at once if weights are floats: for four, XLA's tensor cores are faster
-# (docs/lessons-gpu.md).
+# Kernels take at most this many sequences if the weights are floats. For four sequences, XLA is faster, because it uses
+# the tensor cores (docs/lessons-gpu.md).
 MOST_SEQUENCES = 2
-# For more sequences than these, codes that `coded_gemm` takes are multiplied by all of them at once.
+# For more sequences than this, `coded_gemm` multiplies the codes that it supports by all vectors at once.
 MOST_ONE_BY_ONE = 2
 
 Shaped = Array | jax.ShapeDtypeStruct
 
 
 def step_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
-    """A product of a step of decoding, in float32: by a kernel that takes the matrix and these vectors, or by XLA."""
+    """Multiply in a decoding step: with a kernel, if one supports this matrix and these vectors, or with XLA."""
     if isinstance(weight, Stacked):
         return jnp.concatenate([step_product(x, part) for part in weight.parts], axis=-1)
     vectors = x.reshape(-1, x.shape[-1])
@@ -48,12 +48,13 @@ def step_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array,
     return y.reshape(*x.shape[:-1], -1)
 
 
-# Plain except for their products: ops for a cache in pages, for several vectors at once, and for what kernels refuse.
+# Ops in plain JAX with `step_product`: for a cache in pages, for several vectors at once, and for calls that fused
+# kernels refuse.
 STEPS = plain(step_product)
 
 
 def uses_coded_gemm(weight: Matrix, x: Float[Array, "*batch cols"]) -> bool:
-    """Tell whether one kernel multiplies these codes by several vectors, and the rest of an op is left to XLA."""
+    """Tell whether `coded_gemm` multiplies these codes by these vectors; XLA then runs the rest of an op."""
     if isinstance(weight, Stacked):
         return all(uses_coded_gemm(part, x) for part in weight.parts)
     vectors, cols = x.size // x.shape[-1], x.shape[-1]
@@ -83,21 +84,24 @@ def _one_by_one(weight: Matrix, x: Float[Array, "*batch cols"]) -> bool:
 
 
 def check_one_by_one(weight: Matrix, x: Float[Array, "*batch cols"]) -> None:
-    """Raise Unsupported unless `_one_by_one`."""
+    """Raise Unsupported unless `gemv` multiplies a matrix by these few vectors faster than XLA."""
     vectors = abstract(x.size // x.shape[-1], x.shape[-1], dtype=x.dtype)
     for part in weight.parts if isinstance(weight, Stacked) else (weight,):
         product_of("gemv", multiplied(part, vectors), vectors, normed=False)
 
 
 def multiplied_apart(weight: Matrix, x: Shaped) -> MatrixOperand | tuple[MatrixOperand, ...]:
-    """`multiplied`, for a kernel that takes matrices of several forms, one below the other."""
+    """Return `multiplied` of the matrix, or of each part of a `Stacked`, for a kernel that takes several matrices."""
     if isinstance(weight, Stacked):
         return tuple(multiplied(part, x) for part in weight.parts)
     return multiplied(weight, x)
 
 
 def multiplied(weight: Matrix, x: Shaped) -> MatrixOperand:
-    """`operand`, for vectors [batch, 1, cols] or [batch, cols] that kernels multiply it by faster than XLA."""
+    """Return `operand(weight)`. Raises Unsupported if kernels cannot multiply it by x, or XLA is faster.
+
+    x is [batch, 1, cols] or [batch, cols].
+    """
     assert not isinstance(weight, Stacked)
     if not isinstance(weight, QuantizedMatrix):
         if len(x) > MOST_SEQUENCES:
@@ -108,7 +112,7 @@ def multiplied(weight: Matrix, x: Shaped) -> MatrixOperand:
 
 
 def operand(weight: Matrix) -> MatrixOperand:
-    """A matrix as kernels take it; nothing is moved. Raises Unsupported for codes that no kernel reads."""
+    """Convert a matrix to the operand type of the kernels, without a copy. Raises Unsupported if no kernel reads it."""
     assert not isinstance(weight, Stacked)  # only q, k and v are
     if not isinstance(weight, QuantizedMatrix):
         return weight
@@ -129,10 +133,10 @@ def operand(weight: Matrix) -> MatrixOperand:
 
 
 def prompt_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
-    """A product for the many tokens of a prompt, in float32 from what the tensor cores multiply.
+    """Multiply for the many tokens of a prompt, and sum in float32.
 
-    Where x is bfloat16, quantized weights are decoded to bfloat16 and each is rounded once, as in a model that is
-    stored so. In float32 the product would take ten times as long.
+    If x is bfloat16, quantized weights are decoded and rounded to bfloat16, as if the file stored them in bfloat16. A
+    product in float32 would take ten times as long.
     """
     if isinstance(weight, Stacked):
         return jnp.concatenate([prompt_product(x, part) for part in weight.parts], axis=-1)
@@ -148,5 +152,5 @@ PROMPTS = plain(prompt_product)
 
 
 def abstract(*sizes: int, dtype: np.dtype) -> Any:
-    """Give the shape and dtype of an array, in its place."""
+    """Make the shape and dtype that stand in for an array."""
     return jax.ShapeDtypeStruct(sizes, dtype)

@@ -1,8 +1,8 @@
-"""Attention of one query a row over a cache in pages, as a list of all rows' pages: for XLA on a CPU.
+"""Attention of one query per row over a cache in pages, for XLA on a CPU: one loop over a list of all rows' pages.
 
-A loop over each row's own pages, as in `paged_attention`, has operations that are too small for a second core. Here one
-step takes several pages, of whichever rows, and leaves a part of a softmax for each. The parts of a row are then put
-together in their order. A part depends only on its own page and query, so a row has the same parts in any batch.
+In `paged_attention`, a loop over the pages of one row has operations that are too small for a second core. Here one
+step takes several pages of any rows, and computes one part of a softmax for each page. Afterwards a second loop joins
+the parts of each row in order. A part depends only on its page and query, so a row has the same parts in any batch.
 """
 
 import math
@@ -19,8 +19,8 @@ from llamaspec.model.ops.attention import Scores, transform_visible
 from llamaspec.model.ops.block import score_scale, sink_scores
 from llamaspec.reference.config import Config
 
-AT_ONCE = 8  # pages
-SUMMED = 16  # values of a page in a partial sum, at most
+AT_ONCE = 8  # pages in one step
+SUMMED = 16  # most values of a page in a partial sum
 
 
 def attend_listed_pages(
@@ -33,9 +33,9 @@ def attend_listed_pages(
     scores: Scores,
     sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch 1 width"]:
-    """Compute `paged_attention.attend_pages` for one query a row, with `scores` of the pages of a step.
+    """Compute `paged_attention.attend_pages` for one query per row. `scores` computes the scores of one step's pages.
 
-    Each of `heads` has keys of its own, in floats.
+    Every query head must have its own keys, and the cache must hold floats.
     """
     (batch, _, heads, width), (k, v, table) = q.shape, cache
     page, last = k.shape[2], at[:, 0]
@@ -53,7 +53,7 @@ def attend_listed_pages(
         rows, blocks, pages = (lax.dynamic_slice_in_dim(a, i * AT_ONCE, AT_ONCE) for a in (row, block, numbers))
         read, upto = blocks[:, None] * page + jnp.arange(page), last[rows][:, None]
         visible = read <= upto if window is None else (read <= upto) & (read > upto - window)
-        # Barriers keep the search for a page, and a mask, out of the loop over its numbers.
+        # Without the barrier, XLA would compute the page's index and the mask again for every number of the page.
         pages, visible = lax.optimization_barrier((pages, visible[:, None, None, None]))
         visible_scores = transform_visible(scores(queries[rows], k[pages], visible), visible, config)
         maximum = jnp.max(visible_scores, axis=-1, keepdims=True)
@@ -94,16 +94,16 @@ def _weighted(
     numbers: Int[Array, " pages"],
     visible: Bool[Array, "pages page"],
 ) -> Float[Array, "pages heads head_dim"]:
-    """Weight the values of some pages, in partial sums of up to `SUMMED` values, which are read where they lie."""
+    """Sum the values of the pages `numbers`, weighted by `p`, in partial sums of up to `SUMMED` values."""
     summed = math.gcd(v.shape[2], SUMMED)
     p = lax.optimization_barrier(p).reshape(*p.shape[:2], -1, summed, 1)  # [pages, heads, sums, values, 1]
     v = v.reshape(*v.shape[:2], -1, summed, v.shape[-1])
 
     def values(i: int) -> Float[Array, "pages heads sums head_dim"]:
-        # Values that are not visible may be another sequence's NaN, and 0 NaN is NaN.
+        # An invisible value may be another sequence's NaN, and 0 * NaN is NaN.
         return jnp.where(visible[:, None, i::summed, None], v[numbers, :, :, i].astype(jnp.float32), 0)
 
     partial_sums = lax.optimization_barrier(sum(values(i) * p[:, :, :, i] for i in range(summed)))
-    # A dot with ones: a sum of so few takes XLA longer to hand to both cores than to compute.
+    # A dot with ones adds them: XLA would need longer to start both cores for such a short sum than to compute it.
     ones = jnp.ones(partial_sums.shape[:3])
     return jnp.einsum("bks,bksd->bkd", ones, partial_sums, precision=lax.Precision.HIGHEST)

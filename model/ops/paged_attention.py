@@ -1,7 +1,7 @@
-"""Attention over a cache in pages, in plain JAX: each row reads its own pages in order, and nothing of another's.
+"""Attention over a cache in pages, in plain JAX: each row of a batch reads only its own pages, in order.
 
-A row's sum has its own terms, in their order, for any other rows in the batch. `attention.attend` reads as
-much for every row as the longest one needs, which is faster if rows are alike, but rounds differently.
+A row adds the same terms in the same order in any batch. `attention.attend` reads as many positions for every row as
+the longest row needs. That is faster if all rows have similar lengths, but a row's rounding depends on the longest row.
 """
 
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from llamaspec.model.cache import LayerPages, from_int8
 from llamaspec.model.ops.block import score_scale, sink_scores, transform_scores
 from llamaspec.reference.config import Config
 
-# XLA on a CPU runs loops at the same time that do not depend on each other, each on one core.
+# XLA on a CPU runs independent loops at the same time, each on one core.
 LOOPS = 2
 
 
@@ -25,10 +25,10 @@ def attend_pages(
     config: Config,
     sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch seq width"]:
-    """Compute `reference.cached_attention.attention_paged`, for several queries a row as well.
+    """Compute `reference.cached_attention.attention_paged`, also for several queries per row.
 
-    The queries of a row are at positions `at`. Each sees the positions up to its own, or the last `window` of them. A
-    query at -1 sees nothing, and its result is 0. A row costs a step for each of its pages.
+    A query at position p of `at` sees the positions up to p, or the last `window` of them. A query at -1 sees nothing,
+    and its result is 0. A row takes one step for each of its pages.
     """
     batch, seq = q.shape[:2]
     rows = q.reshape(batch, seq, config.kv_heads, config.heads // config.kv_heads, config.head_dim)
@@ -48,9 +48,9 @@ def attend_pages(
 def _attend_row(
     q: Array, at: Array, table: Array, cache: LayerPages, z: Array | None, *, window: int | None, config: Config
 ) -> Array:
-    """Attention with the online softmax of `reference.softmax`; q is [kv_heads, group, seq, head_dim].
+    """Attend for one row with the online softmax of `reference.softmax`; q is [kv_heads, group, seq, head_dim].
 
-    With sinks, the softmax starts from their scores z.
+    z are the scores of sinks, and the softmax starts from z; None: the model has no sinks.
     """
     page = cache.k.shape[2]
     last = jnp.max(at)
@@ -61,7 +61,7 @@ def _attend_row(
         k, k_scales = _page(cache.k, table[i])
         v, v_scales = _page(cache.v, table[i])
         read = i * page + jnp.arange(page)
-        v = jnp.where((read <= last)[:, None], v, 0)  # what lies beyond may be another's NaN, and 0 NaN is NaN
+        v = jnp.where((read <= last)[:, None], v, 0)  # values beyond `last` may be old NaNs, and 0 * NaN is NaN
         scores = jnp.einsum("kgsd,ktd->kgst", q, k, precision=lax.Precision.HIGHEST)
         scores = scores if k_scales is None else scores * k_scales
         visible = read <= at[:, None] if window is None else (read <= at[:, None]) & (read > at[:, None] - window)
@@ -84,7 +84,7 @@ def _attend_row(
 
 
 def _page(pages: Array, number: Array) -> tuple[Float[Array, "kv_heads page head_dim"], Array | None]:
-    """The keys or values of a page in float32; for int8 also their scales [kv_heads, 1, 1, page]."""
+    """Read keys or values of a page in float32. For a cache of int8, return also the scales [kv_heads, 1, 1, page]."""
     rows = lax.dynamic_index_in_dim(pages, number, keepdims=False)
     if rows.dtype != jnp.int8:
         return rows.astype(jnp.float32), None

@@ -1,4 +1,4 @@
-"""Products of vectors with a matrix of floats or codes: one form for any device, and one for XLA on a CPU."""
+"""Products of vectors with a matrix of floats or codes: `dot` for any device, and `cpu_product` for XLA on a CPU."""
 
 from collections.abc import Callable
 from functools import reduce
@@ -13,18 +13,18 @@ from llamaspec.model.weights.gpu_codes import Stacked
 from llamaspec.model.weights.groups import LANES, PAIR, ROW
 from llamaspec.model.weights.params import Matrix
 
-MOST_DECODED = 1 << 24  # weights of a quantized matrix in float32 at once: 64 MB
+MOST_DECODED = 1 << 24  # most weights of a quantized matrix to decode at once: 64 MB in float32
 MOST_CPU_DECODED = 1 << 20  # the same on a CPU: 4 MB
-FEWEST_ROWS = 16  # decoded at once; with fewer, the loop would go over single rows
+FEWEST_ROWS = 16  # least rows of a block; if no block has as many, the whole matrix is one block
 MOST_ONE_BY_ONE = 4  # vectors that a CPU multiplies by integer codes one after the other
 MOST_KEPT = 1 << 22  # weights: their codes stay in a CPU's caches from one vector to the next
-# In bfloat16, fewer vectors fill too few lanes for this order, and with more the copy of the matrix costs little.
-NARROW_BY_ROWS = range(13, 65)  # vectors that have a matrix of bfloat16 as the first operand of their dot
+# Fewer vectors in bfloat16 use too few lanes with the matrix as first operand. With more, a copy of it costs little.
+NARROW_BY_ROWS = range(13, 65)  # numbers of vectors for which a bfloat16 matrix is the first operand of the dot
 MOST_SLICES = 64  # of 16 columns, in one loop; with more, XLA's loops on a CPU are slow
 
 
 def dot(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
-    """A `Product` that leaves everything to XLA. HIGHEST keeps a GPU from rounding float32 to TF32."""
+    """Multiply with XLA's dot, on any device. HIGHEST keeps a GPU from rounding float32 to TF32."""
     if isinstance(weight, Stacked):
         return jnp.concatenate([dot(x, part) for part in weight.parts], axis=-1)
     if isinstance(weight, QuantizedMatrix):
@@ -35,13 +35,14 @@ def dot(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch 
 
 
 def cpu_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
-    """A `Product` for XLA's CPU compiler, which multiplies one vector at memory speed only if it sees no dot.
+    """Multiply on a CPU, where XLA multiplies one vector at memory speed only if the program has no dot.
 
-    As a sum of 16-lane slices the product is elementwise, and XLA makes one vectorized loop over both cores of it. The
-    barrier keeps the last, small sum out of that loop. A narrow weight is widened, or decoded, in registers, where a
-    dot would first widen the whole matrix in memory. Several vectors are multiplied by dots, but a few by integers one
-    after the other; the choice depends only on how many there are, so the other rows of a batch do not change a row's
-    bits.
+    For one vector, the product is a sum of slices of 16 columns. These operations are elementwise, so XLA makes one
+    vectorized loop of them, on both cores. The barrier keeps the last, small sum out of the loop. The loop converts or
+    decodes weights in registers; a dot would first convert the whole matrix in memory.
+
+    Several vectors use a dot, except that a few vectors multiply integer codes one after the other. The choice depends
+    only on the number of vectors, so the values of other rows in a batch do not change a row's bits.
     """
     if isinstance(weight, Stacked):
         return jnp.concatenate([cpu_product(x, part) for part in weight.parts], axis=-1)
@@ -58,9 +59,9 @@ def cpu_product(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, 
 
 
 def partial_sums(weight: Matrix | jax.ShapeDtypeStruct) -> int:
-    """Count the float32 numbers that `cpu_product` leaves in memory before it takes the last sum: 16 a block.
+    """Count the float32 partial sums that `cpu_product` stores before the last sum: 16 for each block of a row.
 
-    `weight` may be only shapes.
+    `weight` may be shapes instead of arrays.
     """
     if isinstance(weight, Stacked):
         return sum(partial_sums(part) for part in weight.parts)
@@ -83,7 +84,7 @@ def last_sum(partial_sums: Float[Array, "*rows n"]) -> Float[Array, " *rows"]:
 
 
 def _dot_of_many(x: Float[Array, "*batch cols"], weight: Matrix) -> Float[Array, "*batch rows"]:
-    """Multiply several vectors by a dot, and decode a quantized matrix in a loop of two parts at least.
+    """Multiply several vectors with a dot. A quantized matrix is decoded in a loop over two or more blocks of rows.
 
     Without a loop, XLA would decode the matrices of all layers before the first product, and keep them all in memory.
     """
@@ -105,7 +106,7 @@ def _dot_by_rows(x: Float[Array, "*batch cols"], w: Float[Array, "rows cols"]) -
 
     XLA's dot copies its second operand into tiles for every product. That is as much work as the product itself if the
     second operand is the matrix and the vectors are few. Barriers keep XLA from exchanging the two to save a
-    transposition. In bfloat16 this order suits `NARROW_BY_ROWS` vectors.
+    transposition.
     """
     columns = lax.optimization_barrier(x.reshape(-1, x.shape[-1]).T)
     y = lax.dot_general(w, columns, (((1,), (0,)), ((), ())), lax.Precision.HIGHEST)
@@ -115,7 +116,8 @@ def _dot_by_rows(x: Float[Array, "*batch cols"], w: Float[Array, "rows cols"]) -
 def _narrow_dot_by_rows(x: Float[Array, "*batch cols"], w: Float[Array, "rows cols"]) -> Float[Array, "*batch rows"]:
     """Multiply as `_dot_by_rows` does, in bfloat16.
 
-    The vectors stay rows, since XLA takes several times as long with columns, and are padded to whole registers.
+    The vectors remain rows, because XLA takes several times as long if they are columns. Zero rows pad the vectors to
+    whole registers.
     """
     vectors = x.reshape(-1, x.shape[-1])
     padded = lax.optimization_barrier(jnp.pad(vectors, [(0, -len(vectors) % LANES), (0, 0)]))
@@ -124,11 +126,11 @@ def _narrow_dot_by_rows(x: Float[Array, "*batch cols"], w: Float[Array, "rows co
 
 
 def _one_by_one(x: Float[Array, "*batch cols"], weight: QuantizedMatrix) -> Float[Array, "*batch rows"]:
-    """Multiply a few vectors one after the other by as many rows of codes as stay in a cache.
+    """Multiply a few vectors, one after the other, by blocks of codes that stay in a CPU's cache.
 
-    Decoding integers in registers again costs less than decoding a matrix in memory once. The barrier makes each
-    product wait for the one before, or XLA would decode once for all. A loop would not do: XLA compiles a short one as
-    a kernel of a single thread.
+    Decoding integers in registers for each vector costs less than decoding the matrix to memory once. The barrier makes
+    each product wait for the previous one; otherwise XLA would decode once for all vectors. A loop over vectors would
+    be slower, because XLA compiles a short loop for a single thread.
     """
     vectors = x.reshape(-1, x.shape[-1])
 
@@ -145,7 +147,7 @@ def _one_by_one(x: Float[Array, "*batch cols"], weight: QuantizedMatrix) -> Floa
 def _by_blocks(
     product: Callable[[QuantizedMatrix], Float[Array, "*batch some"]], weight: QuantizedMatrix, *, most: int
 ) -> Float[Array, "*batch rows"]:
-    """Apply `product` to as many rows of a matrix at a time as have at most `most` weights."""
+    """Apply `product` to one block of rows after the other; a block has up to `most` weights. Return all results."""
     rows = len(weight.codes)
     block = max((size for size in range(1, rows + 1) if rows % size == 0 and size * weight.cols <= most), default=1)
     if block == rows or block < FEWEST_ROWS:
@@ -155,9 +157,9 @@ def _by_blocks(
 
 
 def _block(weight: Array | QuantizedMatrix | jax.ShapeDtypeStruct) -> int | None:
-    """Columns of a row to multiply in one loop, which divide the row; None if none do.
+    """Choose how many columns of a row to multiply in one loop: a divisor of the row's length; None if none fits.
 
-    Codes that take long to decode get fewer than `MOST_SLICES` slices.
+    A loop has at most `MOST_SLICES` slices of 16 columns for floats, and at most `QuantizedMatrix.slices` for codes.
     """
     assert not isinstance(weight, Stacked)
     if isinstance(weight, QuantizedMatrix):
@@ -175,22 +177,22 @@ def _plain_sums(x: Float[Array, " cols"], weight: Float[Array, "rows cols"], blo
 
 
 def _quantized_sums(x: Float[Array, " cols"], weight: QuantizedMatrix, block: int) -> Float[Array, " rows"]:
-    """Multiply a vector by codes: a group's scale meets its 16 partial sums once, a row's scale meets the row's sum.
+    """Multiply a vector by codes. A group's scale multiplies its 16 partial sums; a row's scale multiplies the sum.
 
-    A group's minimum meets 16 partial sums of x; adding it to each weight would take two thirds longer. The sums of
-    levels times scales and of minima are therefore rounded separately, and the two may cancel.
+    A group's minimum multiplies 16 partial sums of x, because adding the minimum to each weight would take two thirds
+    longer. The sum with scales and the sum with minima are therefore rounded separately, and the two may cancel.
     """
     v = lax.optimization_barrier(_padded(x, weight) * weight.unit).reshape(-1, block)
     rows, grouped = len(weight.codes), weight.group < weight.cols or weight.cols == block
     group = weight.group if grouped else block
-    in_loop = grouped or weight.minima is not None  # whether scales are multiplied there
+    in_loop = grouped or weight.minima is not None  # whether the loop multiplies by scales
 
     def of_group(a: Array, g: int) -> Array:
-        """The part of `a` that belongs to one group of each block, or to the row."""
+        """Take the entries of `a` for group `g` of each block; if a row has only one entry, take this entry."""
         return a.reshape(rows, -1, block // group, 1)[:, :, g] if grouped else a[..., None]
 
     def sums(g: int) -> Float[Array, "rows blocks lanes"]:
-        """The partial sums of one group of each block."""
+        """Compute the partial sums of group `g` of each block."""
         pieces = weight.pieces(block, g * group, (g + 1) * group)
         if weight.zeros is not None:
             zeros = of_group(weight.zeros, g).astype(jnp.float32)

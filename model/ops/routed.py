@@ -1,4 +1,4 @@
-"""An op that has a kernel, routed by the shapes of its arguments, about which the kernel was asked before."""
+"""Route each call of an op to a kernel or to XLA, by the shapes of the arguments."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,24 +7,24 @@ from typing import Any
 import jax
 import numpy as np
 
-Form = tuple[Any, ...]  # hashable: the tree, shapes and dtypes of the arrays that a kernel is called with, and the rest
+Form = tuple[Any, ...]  # hashable: the tree, shapes and dtypes of a kernel's arrays, and its static arguments
 
 
 @dataclass(frozen=True)
 class KernelOp[**P, R]:
-    """An op that has a kernel."""
+    """A kernel for an op, and the functions that replace the kernel in other calls."""
 
     kernel: Callable[P, R]
     plain: Callable[P, R]
-    prompt: Callable[P, R]  # the plain form for arguments without a `form`
-    form: Callable[P, Form | None]  # all of the arguments that decides whether the kernel takes them
+    prompt: Callable[P, R]  # for arguments without a form
+    form: Callable[P, Form | None]  # the form of arguments; it decides whether the kernel accepts them
 
 
 @dataclass(frozen=True)
 class Routed[**P, R]:
-    """An op that calls its kernel with arguments of the `accepted` forms, and the plain form with those `refused`.
+    """An op that calls its kernel if the form of the arguments is in `accepted`, and `op.plain` if it is in `refused`.
 
-    Raises ValueError for arguments of another form: the table was made for another model, batch or cache.
+    Raises ValueError for any other form: the table was made for another model, batch or cache.
     """
 
     name: str
@@ -44,6 +44,6 @@ class Routed[**P, R]:
 
 
 def form_of(arrays: Any, *static: Any) -> Form:
-    """Make the form of arrays, or of their shapes, and of what is static."""
+    """Make the form of arrays (or their shapes) and static arguments."""
     leaves, tree = jax.tree.flatten(arrays)
     return tree, tuple((leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves), *static

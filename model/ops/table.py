@@ -1,11 +1,11 @@
-"""The table of ops that a model is handed, and the signature of each op.
+"""The table of ops that a model calls, and the signature of each op.
 
-A Llama's block is five ops, or four if it has experts; one more gives the logits after the last block. Every table
-holds one implementation of each: `xla.XLA` runs anywhere, `cpu.CPU` suits XLA's CPU compiler, and `gpu.pallas_ops`
-makes one with kernels for a model.
+A Llama's block is five ops, or four if the block has experts; one more op computes the logits after the last block. A
+table holds one implementation of every op. `xla.XLA` runs on any device, `cpu.CPU` is for XLA's CPU compiler, and
+`gpu.pallas_ops` makes a table with kernels for a model.
 
-Inside an op numbers are float32. A result is rounded once, to the dtype of the residual stream, and so is a vector
-before a product, because matrix units take it so. Ops take a quantized matrix wherever they take an array.
+Inside an op, numbers are float32. A result other than logits is rounded once, to the dtype of the residual stream. A
+vector is rounded to this dtype before a product, for the matrix units. Any matrix may be quantized.
 """
 
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -34,22 +34,23 @@ class Product(Protocol):
 
 @runtime_checkable
 class Total(Protocol):
-    """The sum of every device's partial products, in float32. `model.parallel` has an op add them with it."""
+    """The sum of the partial products of all devices, in float32. `model.parallel` passes it to ops."""
 
     def __call__(self, partial_sum: Float[Array, "*batch rows"], /) -> Float[Array, "*batch rows"]: ...
 
 
 @runtime_checkable
 class Mean(Protocol):
-    """The mean of every device's number, in float32."""
+    """The mean of one number from each device, in float32."""
 
     def __call__(self, of_mine: Float[Array, "*batch 1"], /) -> Float[Array, "*batch 1"]: ...
 
 
 class NormQkv(Protocol):
-    """RMSNorm; q, k and v, and their norms if the model has them; RoPE. k and v are appended to the cache.
+    """Normalize x, project it to q, k and v, rotate q and k by RoPE, and append k and v to the cache.
 
-    With `mean`, heads are a device's own, and a norm over all heads is over the heads of all devices.
+    Some models normalize q and k before RoPE. With `mean`, each device has some of the heads, and a norm over all heads
+    takes the mean over all devices.
     """
 
     def __call__(
@@ -68,7 +69,7 @@ class NormQkv(Protocol):
 class Attend(Protocol):
     """Causal grouped-query attention over the cache. Each query sees its last `window` positions; None: all.
 
-    `sinks` are scores of heads that join the scores of keys; only models with sinks pass them.
+    `sinks` has one more score for each head, which joins the scores of keys; None for models without sinks.
     """
 
     def __call__(
@@ -85,7 +86,10 @@ class Attend(Protocol):
 
 
 class ProjectAdd(Protocol):
-    """The output projection of attention, added to the residual stream x. With `total`, o is a device's columns."""
+    """Add attention's output projection to the residual stream x.
+
+    With `total`, each device has some columns of the matrix, and `total` sums their products.
+    """
 
     def __call__(
         self,
@@ -99,7 +103,7 @@ class ProjectAdd(Protocol):
 
 
 class NormGateUp(Protocol):
-    """RMSNorm, gate and up, SwiGLU."""
+    """Normalize x, project it to gate and up, and apply SwiGLU or the model's other activation."""
 
     def __call__(
         self, x: Float[Array, "batch seq dim"], layer: Layer, /, *, config: Config
@@ -107,7 +111,10 @@ class NormGateUp(Protocol):
 
 
 class DownAdd(Protocol):
-    """The down projection, added to the residual stream x. With `total`, down is a device's columns."""
+    """Add the down projection to the residual stream x.
+
+    With `total`, each device has some columns of the matrix, and `total` sums their products.
+    """
 
     def __call__(
         self,
@@ -121,7 +128,10 @@ class DownAdd(Protocol):
 
 
 class MoeAdd(Protocol):
-    """RMSNorm and the chosen experts, weighted and added to x. With `total`, experts have a device's columns."""
+    """Normalize x, and add the weighted outputs of the chosen experts to x.
+
+    With `total`, each device has some columns of each down projection, and `total` sums their products.
+    """
 
     def __call__(
         self, x: Float[Array, "batch seq dim"], layer: Layer, /, *, config: Config, total: Total | None = None
@@ -129,7 +139,7 @@ class MoeAdd(Protocol):
 
 
 class NormLogits(Protocol):
-    """The last RMSNorm, and one logit per token of the vocabulary, in float32."""
+    """Apply the last norm to x, and compute one logit per token of the vocabulary, in float32."""
 
     def __call__(
         self, x: Float[Array, "*batch dim"], params: Params, /, *, config: Config

@@ -1,4 +1,4 @@
-"""The plain table of ops: everything is left to XLA, on any device."""
+"""The table of ops in plain JAX, which XLA compiles for any device."""
 
 from functools import partial
 
@@ -9,7 +9,7 @@ from llamaspec.model.ops.table import Ops, Product
 
 
 def plain(product: Product) -> Ops:
-    """The ops in plain JAX, with `product` for all their products."""
+    """Make a table of ops in plain JAX that use `product` for all products."""
     return Ops(
         norm_qkv=partial(norm_qkv, product=product),
         attend=attend,

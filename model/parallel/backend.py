@@ -46,14 +46,14 @@ class ParallelBackend(JaxBackend):
         """
         super().__init__(params, programs, config, choice=choice, layout=layout, device=device)
         if jax.process_count() > 1:
-            self.ahead = 0  # since processes that count differently would not run the same programs
+            self.ahead = 0  # processes that start different numbers of bursts would not run the same programs
         self._partition, self._local, self._sharding = partition, local, sharding
         program = partition.jit(partial(forward, config=config, ops=choice.ops)).jitted
         self._forward = lambda params, tokens, cache, *, lengths: program(params, tokens, cache, lengths)
         self._put = partition.replicated
 
     def describe(self) -> str:
-        """Say in one line how the model runs: as on one device, and on how many."""
+        """Say in one line how the model runs, with the number of devices and processes."""
         devices, processes = self._partition.devices, jax.process_count()
         if devices == 1:
             return super().describe()
@@ -76,7 +76,7 @@ class ParallelBackend(JaxBackend):
             return self._partition.zeros(self._partition.cache, cache_shapes(layout, self._config))
 
     def decode(self, cache: Cache, drawing: Drawing, *, steps: int) -> tuple[Callable[[], list[int]], Drawing, Cache]:
-        """Begin to draw up to `steps` tokens (at most `burst`); the first result waits for them."""
+        """Start drawing up to `steps` tokens, at most `Backend.burst`; call the first result to wait for them."""
         step_count = self._put(np.int32(steps)) if jax.process_count() > 1 else np.int32(steps)
         drawn, steps_taken, text, cache = self._programs.decode(drawing.greedy)(
             self._params, drawing.text, cache, *drawing.fixed, step_count
@@ -84,7 +84,10 @@ class ParallelBackend(JaxBackend):
         return lambda: np.asarray(drawn)[: int(steps_taken), 0].tolist(), drawing._replace(text=text), cache
 
     def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "ParallelBackend":
-        """Run the same programs on another checkpoint with tensors of the same shapes and forms."""
+        """Return a backend with the same programs and the weights of `checkpoint`.
+
+        The tensors of `checkpoint` must have the same shapes and forms as before. `read_from` is not used.
+        """
         clone, devices = copy(self), self._partition.devices
         parts = Parts(checkpoint, devices, None, self._sharding)
         shares = [parts.of(i) for i in self._partition.local]
@@ -94,7 +97,7 @@ class ParallelBackend(JaxBackend):
 
 
 def cache_shapes(layout: Layout, config: Config) -> Cache:
-    """Give the shapes of a device's cache."""
+    """Return the shapes of the cache on one device."""
     return jax.eval_shape(partial(layout.empty_cache, config))
 
 
@@ -109,7 +112,7 @@ def load_shares(
 ) -> Params:
     """Read the share of each device of this process, in the order of `Partition.local`, and join them.
 
-    `device` describes each of the devices, as in `load_params`.
+    `shares` are the checkpoints to read. `device` describes each of the devices, as in `load_params`.
     """
     parts: list[Any] = []
     for i, checkpoint in zip(partition.local, shares, strict=True):

@@ -1,10 +1,11 @@
 """Context parallelism, as a function from a table of ops to a table of ops: the rows of the cache lie on all devices.
 
-Position p is row p // n of device p mod n, so every device holds as much of a sequence as any other. A device appends
-the keys and values of its own positions, and attends to them. The softmax over all positions is put together from each
-device's largest score, sum and weighted values, as `reference.softmax.running_update` puts blocks together.
+With n devices, position p is row p // n of the cache on device p mod n, so all devices hold equally many positions of a
+sequence. A device appends the keys and values of its own positions, and attends to these. The softmax over all
+positions is combined from each device's largest score, sum and weighted values, as `reference.softmax.running_update`
+combines blocks.
 
-All else is computed by every device, so a device needs the whole weights, and the cache of `capacity / n` positions.
+Every device computes everything else, so it needs all weights, and a cache of `capacity / n` positions.
 """
 
 import jax.numpy as jnp
@@ -36,10 +37,10 @@ def context_parallel(ops: Ops) -> Ops:
 
 
 def _own_rows(rows: Array, new: Float[Array, "batch kv_heads seq head_dim"], at: Array) -> Array:
-    """Write this device's positions into its rows.
+    """Write the keys or values at this device's positions into its rows.
 
-    Positions of other devices get an index past the end, so XLA drops them.
-    A negative index would count from the end, so it would not be dropped.
+    Positions of other devices get an index past the end, so XLA drops them. A negative index would not be dropped: it
+    would count from the end.
     """
     devices, device = lax.axis_size(AXIS), lax.axis_index(AXIS)
     index = jnp.where(at % devices == device, at // devices, rows.shape[2])  # [batch, seq]

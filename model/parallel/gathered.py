@@ -1,8 +1,8 @@
 """Fully sharded data parallelism (FSDP), as a function from a table of ops to a table of ops.
 
-Each device holds a part of the rows of every matrix, and computes on sequences of its own. An op gathers the matrix it
-multiplies by, and drops it afterwards. The transpose of gathering is a reduce-scatter, so the gradient of a matrix
-comes out in the same parts, summed over devices (ZeRO, https://arxiv.org/abs/1910.02054).
+Each device holds a part of the rows of every matrix, and computes on different sequences. An op gathers the matrix that
+it needs, and drops the matrix afterwards. The transpose of gathering is a reduce-scatter, so the gradient of a matrix
+is cut into the same parts, and summed over devices (ZeRO, https://arxiv.org/abs/1910.02054).
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,10 @@ from llamaspec.reference.config import Config
 
 
 def row_layouts(config: Config, devices: int) -> dict[str, P]:
-    """Give the layout of each tensor by name: matrices are cut by rows if all that are stacked can be."""
+    """Return the layout of each tensor by name.
+
+    Matrices are cut by rows if `devices` divides the rows of every matrix in their stack. All other tensors are whole.
+    """
     layouts = {}
     for stack in stacks(config):
         role = stack.weights[0].role
@@ -34,7 +37,7 @@ def row_layouts(config: Config, devices: int) -> dict[str, P]:
 def gathered(ops: Ops, config: Config) -> Ops:
     """Make the table of ops of one device out of the table `ops` that computes with whole matrices.
 
-    `config` describes the whole model. A matrix that already has all of its rows is not gathered.
+    `config` describes the whole model. A matrix that already has all its rows on each device is not gathered.
     """
     width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
 
@@ -83,7 +86,7 @@ def gathered(ops: Ops, config: Config) -> Ops:
 
 
 def gathered_rows(part: Float[Array, "part cols"], rows: Sequence[int]) -> Float[Array, "rows cols"]:
-    """Put a stack of matrices together from every device's part of each; `rows` are the rows of each matrix."""
+    """Gather a stack of matrices: `part` has this device's rows of each, `rows` the number of rows of each matrix."""
     if part.shape[0] == sum(rows):
         return part
     devices = sum(rows) // part.shape[0]

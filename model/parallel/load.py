@@ -36,9 +36,9 @@ def load_parallel(
 ) -> ParallelBackend:
     """Load a model onto the first of JAX's devices, which may belong to several processes.
 
-    Each process reads and checks the shares of its own devices. `layout`, `dtype` and `device` are the ones for a
-    model on one device. `clock` measures the phases, one after the other. Raises ValueError if the devices cannot
-    share the model, MemoryError if a share does not fit, CheckpointError for files that cannot be used.
+    Each process reads and checks the shares of its own devices. `layout` and `dtype` are chosen as for one device, and
+    `device` describes each device. `clock` measures the phases. Raises ValueError if the devices cannot share the
+    model, MemoryError if a share does not fit, CheckpointError for files that cannot be used.
     """
     devices, sharding = options.devices, sharding_named(options.parallel)
     parts, over = Parts(checkpoint, devices, options.quantize, sharding), mesh(devices)
@@ -47,7 +47,7 @@ def load_parallel(
         raise ValueError(f"none of the {devices} devices belongs to process {jax.process_index()}")
     shares = [parts.of(i) for i in local]
     config = sharding.config(checkpoint.config, devices)
-    # A wider chunk has more scores at once, and context parallelism keeps all of them.
+    # Context parallelism holds all attention scores of a chunk in memory, so it does not use wider chunks.
     layout = layout._replace(devices=sharding.rows_spread(devices), wide=layout.wide if sharding.cuts_weights else ())
     shapes = abstract_params(config, dtype=dtype, positions=layout.rows, tensors=shares[0].tensors, device=device)
     partition, choice = plan_parallel(
@@ -57,8 +57,8 @@ def load_parallel(
     def plan(widest: int) -> Memory:
         memory = plan_memory(shapes, config, layout, device.platform, widest)
         if not sharding.cuts_weights:
-            scores = 2 * 4 * layout.batch * layout.chunk * config.heads * layout.rows_held  # and probabilities
-            angles = 4 * layout.rows * config.head_dim  # which every device has, of all positions
+            scores = 2 * 4 * layout.batch * layout.chunk * config.heads * layout.rows_held  # scores and probabilities
+            angles = 4 * layout.rows * config.head_dim  # every device has the angles of all positions
             cache = -(-(memory.cache - angles) // devices) + angles
             memory = memory._replace(cache=cache, activations=memory.activations + scores)
         return in_one_memory(memory, len(local), device)
@@ -116,7 +116,7 @@ def plan_parallel(
     kernels: str,
     sharding: Sharding = TENSOR,
 ) -> tuple[Partition, Choice]:
-    """Choose where arrays are cut and which ops run on each device, for a share of these shapes."""
+    """Choose how arrays are cut and which ops run on each device; `shapes` are the weights of one device's share."""
     choice = ops_for(
         kernels,
         config,
@@ -126,7 +126,7 @@ def plan_parallel(
         cache_dtype=layout.cache_dtype,
         device=device,
     )
-    if choice.kernels and not sharding.cuts_weights:  # kernels want the whole cache
+    if choice.kernels and not sharding.cuts_weights:  # attention kernels need the whole cache
         plain = dict.fromkeys(("norm_qkv", "attend"), "its rows lie on several devices")
         choice = choice._replace(
             ops=choice.ops._replace(norm_qkv=XLA.norm_qkv),
@@ -138,7 +138,7 @@ def plan_parallel(
 
 
 def in_one_memory(memory: Memory, devices: int, device: Device) -> Memory:
-    """Plan for `devices` shares in the memory of `device`: devices that are parts of a CPU share its memory."""
+    """Multiply a share's memory by `devices` on a CPU, where all devices share one memory."""
     if device.platform != "cpu":
         return memory
     shared = ("weights", "cache", "activations", "logits")

@@ -1,8 +1,8 @@
-"""A model that lies on several devices: where each array is cut, and programs that run on all devices at once.
+"""A model on several devices: how each array is cut, and programs that run on all devices at once.
 
-Every program is one `jax.shard_map`. Inside it each device sees its own part of each array, and ops name
-their collectives. We leave nothing to a partitioner: it cannot look into a kernel, so it would gather a whole matrix
-before it.
+Every program is one `jax.shard_map`. Inside, each device sees its own part of each array, and ops call collectives
+explicitly. We do not use XLA's partitioner: it cannot look into a kernel, so it would gather a whole matrix before each
+kernel.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,12 +24,12 @@ from llamaspec.model.tensors import weights
 from llamaspec.model.weights.params import Names, Params, array_names
 from llamaspec.reference.config import Config
 
-CACHE = 2  # the position of the cache among the arguments of a program, which takes it over
+CACHE = 2  # the index of the cache among the arguments of a program, which donates the cache
 HEADS = P(None, AXIS)  # keys and values [batch, kv_heads, rows, head_dim]
 
 
 def mesh(devices: int) -> Mesh:
-    """Take the first `devices` of JAX's devices. Raises ValueError if there are fewer."""
+    """Make a mesh of the first `devices` of JAX's devices. Raises ValueError if JAX has fewer."""
     available = all_devices()
     if len(available) < devices:
         hint = "; XLA_FLAGS=--xla_force_host_platform_device_count=N makes N of a CPU"
@@ -40,10 +40,11 @@ def mesh(devices: int) -> Mesh:
 
 
 def layouts(params: Params, config: Config) -> Params:
-    """Give a PartitionSpec for each array of a share's weights, or of their shapes; `config` describes the share.
+    """Return a PartitionSpec for each array of `params`; `config` describes a device's share.
 
-    Codes, scales, zero points and minima of a matrix are cut alike. A scale for a whole row is one that each device
-    has a copy of. Norms that heads have of their own are whole, and stacked as heads are.
+    `params` are the weights of a share, or their shapes. Codes, scales, zero points and minima of a matrix are cut
+    along the same axis. If columns are cut, each device has a copy of a scale for a whole row. Norms of single heads
+    are stacked, and cut between heads.
     """
     axes = {weight.name: cut_axis(weight) if weight.head is None else 0 for weight in weights(config)}
 
@@ -72,11 +73,11 @@ class Partition(NamedTuple):
 
     @property
     def local(self) -> list[int]:
-        """The numbers of the devices of this process."""
+        """The indices in the mesh of this process's devices."""
         return [i for i, device in enumerate(self.mesh.devices) if device.process_index == jax.process_index()]
 
     def joined(self, layout: Any, parts: Sequence[Any]) -> Any:
-        """Make global arrays out of a tree of parts for each device of this process."""
+        """Make a tree of global arrays; `parts` has one tree for each device of this process."""
 
         def join(spec: P, *shards: jax.Array) -> jax.Array:
             shape = self._global_shape(shards[0].shape, spec)
@@ -85,7 +86,7 @@ class Partition(NamedTuple):
         return jax.tree.map(join, layout, *parts)
 
     def shapes(self, layout: Any, local: Any) -> Any:
-        """Give the global shapes, with their shardings, of arrays that have the shapes `local` on each device."""
+        """Return the global shapes and shardings of arrays that have the shapes `local` on each device."""
 
         def shape(spec: P, leaf: Any) -> jax.ShapeDtypeStruct:
             sharding = NamedSharding(self.mesh, spec)
@@ -94,7 +95,7 @@ class Partition(NamedTuple):
         return jax.tree.map(shape, layout, local)
 
     def replicated(self, tree: Any) -> Any:
-        """Put arrays, which every process has, whole on every device."""
+        """Copy whole arrays to every device; every process must pass the same arrays."""
         sharding = NamedSharding(self.mesh, P())
 
         def place(array: Any) -> jax.Array:
@@ -104,7 +105,7 @@ class Partition(NamedTuple):
         return jax.tree.map(place, tree)
 
     def zeros(self, layout: Any, local: Any) -> Any:
-        """Make zeros of the shapes `local` on each device."""
+        """Make global arrays of zeros that have the shapes `local` on each device."""
 
         def make(shape: jax.ShapeDtypeStruct) -> jax.Array:
             assert shape.sharding is not None
@@ -114,7 +115,7 @@ class Partition(NamedTuple):
         return jax.tree.map(make, self.shapes(layout, local))
 
     def jit(self, program: partial) -> "Program":
-        """Make a program of `model.forward`, given what is static, into one for all devices."""
+        """Turn a function of `model.forward`, with its static arguments bound, into a program for all devices."""
         return Program(self, program)
 
     def _global_shape(self, local: tuple[int, ...], spec: P) -> tuple[int, ...]:
@@ -129,7 +130,7 @@ class Program(NamedTuple):
 
     @property
     def jitted(self) -> Any:
-        """The function of global arrays; it takes over the cache."""
+        """The jitted function of global arrays; it donates the cache."""
         mesh, weights, cache = self.partition.mesh, self.partition.weights, self.partition.cache
         arguments, results = {
             prefill: (4, cache),
@@ -161,9 +162,9 @@ def _with_lengths(run: Callable, params: Params, tokens: Any, cache: Cache, leng
 
 
 def _agreeing(run: Callable) -> Callable:
-    """Have several processes take as many steps as the one that asks for the fewest.
+    """Make all processes take the same number of steps: the smallest that any process asks for.
 
-    Each process chooses how many tokens to draw at once by its own clock.
+    Processes may ask for different numbers, since each measures how long a token takes by its own clock.
     """
     if jax.process_count() == 1:
         return run
@@ -171,5 +172,5 @@ def _agreeing(run: Callable) -> Callable:
 
 
 def cache_layout(layers: int, rows: P = HEADS) -> Cache:
-    """Give the layout of a cache: by default each device holds its own kv heads."""
+    """Return the layout of a cache: by default each device holds its own kv heads."""
     return Cache([LayerCache(rows, rows)] * layers, P())  # type: ignore[arg-type]

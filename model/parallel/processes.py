@@ -1,10 +1,11 @@
 """Several processes that run one model together, and that end together.
 
-Every process connects to process 0, and says what it was asked to do. One that was asked for something else ends them
-all with one line. Process 0 tells the others where `jax.distributed` meets. The connections stay. A collective
-waits for every device, so a process that is gone would leave the others waiting, or ending in an abort behind pages of
-C++. Each process therefore sends a beat twice a second. A connection that closes, or that is silent for `timeout`
-seconds, ends every process with one line and exit code 1.
+Every process connects to process 0 and sends its settings. If the settings of a process differ, every process ends with
+the same one-line error. Otherwise process 0 sends the port for `jax.distributed`, and the connections stay open.
+
+A collective waits for every device. If one process ended, the others would wait forever, or abort with pages of C++
+output. So each process sends a beat twice a second. If a connection closes, or is silent for `timeout` seconds, every
+process ends with one line and exit code 1.
 """
 
 import atexit
@@ -25,7 +26,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 BEAT = 0.5  # seconds
-GRACE = 2.0  # seconds that an error of a collective waits for the watch to name the process that is gone
+GRACE = 2.0  # seconds to wait after an error, so that the watch can name a process that is gone
 
 
 class Group(NamedTuple):
@@ -42,8 +43,8 @@ class Group(NamedTuple):
 def joined(group: Group) -> Iterator["Watch"]:
     """Join the processes of `group` while the body runs: JAX then lists the devices of all processes.
 
-    Gives the connections to the others. Raises ConnectionError if not all processes come within the group's timeout,
-    ValueError if they were not asked to do the same.
+    Yields the `Watch`, which holds the connections to the other processes. Raises ConnectionError if some process does
+    not connect within the group's timeout, ValueError if the processes have different settings.
     """
     watch = Watch(group)
     jax.distributed.initialize(
@@ -52,7 +53,7 @@ def joined(group: Group) -> Iterator["Watch"]:
         process_id=group.process,
         heartbeat_timeout_seconds=max(100, int(2 * group.timeout)),
     )
-    with _silent_stdout():  # since Gloo prints a line there when devices first exchange anything
+    with _silent_stdout():  # Gloo prints a line when devices first communicate
         agreed(0)
     # JAX waits at exit for all processes. After a failure the others will not come, so this handler, which runs before
     # JAX's, ends the process at once.
@@ -80,12 +81,12 @@ def _silent_stdout() -> Iterator[None]:
 
 
 def agreed(number: int) -> int:
-    """Give the number of process 0 to all."""
+    """Return the `number` of process 0, in every process."""
     return int(multihost_utils.broadcast_one_to_all(np.uint32(number)))
 
 
 def all_min(number: int) -> int:
-    """Give the least of the numbers of all processes to all."""
+    """Return the smallest `number` of all processes, in every process."""
     return int(multihost_utils.process_allgather(np.uint32(number)).min())
 
 
@@ -93,28 +94,28 @@ class Watch:
     """A thread that holds connections to the other processes: process 0 to all, every other one to process 0."""
 
     def __init__(self, group: Group):
-        """Connect, and begin to beat. Raises as `joined` does."""
+        """Connect, and start to send beats. Raises as `joined` does."""
         self._group = group
         self._left = False
         self._done: set[int] = set()  # processes that have said that they are done
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # that process 0 has shared
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # lines that process 0 has sent, then None
         try:
             port, self._connections = self._work() if group.process else self._coordinate()
         except OSError as error:
             what = f"not all of {group.processes} processes came to {group.coordinator} within {group.timeout:g} s"
             raise ConnectionError(what) from error
         self.meeting = f"{self._host}:{port}"  # where `jax.distributed` meets
-        self._heard = dict.fromkeys(self._connections, time.monotonic())  # when each was heard last
+        self._heard = dict.fromkeys(self._connections, time.monotonic())  # when each process last sent something
         self._begun = dict.fromkeys(self._connections, b"")  # an incomplete message
         threading.Thread(target=self._run, daemon=True).start()
 
     def leave(self) -> None:
-        """Say that this process is done, so that its end is no failure."""
+        """Tell the others that this process is done, so that they do not treat its end as a failure."""
         self._left = True
         self._send(b"done\n")
 
     def shared(self, lines: Iterable[str]) -> Iterator[str]:
-        """Give every process the lines that process 0 has, as they come. The `lines` of the others are not read."""
+        """Yield the lines of process 0 in every process, as they come. Only process 0 reads its argument `lines`."""
         if not self.first:
             yield from iter(self._lines.get, None)
             return
@@ -144,14 +145,15 @@ class Watch:
         return int(self._group.coordinator.rpartition(":")[2])
 
     def _coordinate(self) -> tuple[int, dict[int, socket.socket]]:
-        """Wait for all others, and tell them a free port of this machine, or how what they were asked differs.
+        """Wait for all other processes to connect, then send each of them a free port of this machine.
 
-        A connection that says anything else, such as a port scan, is closed.
+        If the settings of some process differ, send an error message instead. A connection that does not send settings,
+        such as a port scan, is closed.
         """
         with socket.create_server(("", 0)) as free:
             port = free.getsockname()[1]
         connections: dict[int, socket.socket] = {}
-        settings_of: dict[int, Mapping[str, str]] = {}  # what each was asked
+        settings_of: dict[int, Mapping[str, str]] = {}  # the settings that each process sent
         until = time.monotonic() + self._group.timeout
         with socket.create_server(("", self._port)) as server:
             while len(connections) < self._group.processes - 1:
@@ -173,7 +175,7 @@ class Watch:
         return _agreed_port(answer, *connections.values()), connections
 
     def _work(self) -> tuple[int, dict[int, socket.socket]]:
-        """Connect to process 0, which may not have begun yet, and read the port."""
+        """Connect to process 0, which may not have started yet, send the settings, and read the port."""
         until = time.monotonic() + self._group.timeout
         while True:
             remaining = max(0.001, until - time.monotonic())
@@ -195,7 +197,7 @@ class Watch:
             ready, _, _ = select.select(list(self._connections.values()), [], [], BEAT)
             now = time.monotonic()
             if now - beaten >= BEAT:
-                # A process that was stopped itself has heard nothing meanwhile, and must not blame others for that.
+                # If this process itself was suspended, the silence meanwhile is no fault of the others.
                 if beaten and now - beaten > self._group.timeout / 2:
                     self._heard = dict.fromkeys(self._connections, now)
                 beaten = now
@@ -242,7 +244,7 @@ class Watch:
             try:
                 connection.sendall(message)
             except OSError:
-                pass  # its end is noticed where it is read
+                pass  # `_hear` notices the closed connection
 
 
 def _difference(first: Mapping[str, str], number: int, second: Mapping[str, str]) -> str | None:
@@ -258,7 +260,7 @@ def _difference(first: Mapping[str, str], number: int, second: Mapping[str, str]
 
 
 def _agreed_port(answer: int | str, *connections: socket.socket) -> int:
-    """Give the port that process 0 answered, or close the connections and raise ValueError if it answered in words."""
+    """Return `answer` if it is a port. If it is an error message, close the connections and raise ValueError."""
     if isinstance(answer, int):
         return answer
     for connection in connections:
@@ -267,7 +269,7 @@ def _agreed_port(answer: int | str, *connections: socket.socket) -> int:
 
 
 def _line(connection: socket.socket) -> bytes:
-    """Read a line, and nothing after it. Raises ConnectionError if the connection ends before."""
+    """Read a line, and nothing after it. Raises ConnectionError if the connection closes before the line ends."""
     line = b""
     while not line.endswith(b"\n"):
         if not (byte := connection.recv(1)):

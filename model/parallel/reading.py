@@ -1,7 +1,7 @@
-"""A checkpoint that holds a device's share of another one, and reads no more of its files than that.
+"""A checkpoint with one device's share of a model, which reads only this share from the files.
 
-Rows of a matrix lie side by side in a file. Columns do not: a device's part of each row is read by itself. Both are
-read with the files told not to be read ahead (`Checkpoint.scattered`), which would read megabytes of others' parts.
+Consecutive rows of a matrix are one range of a file. Columns are not: a device's part of each row is read separately.
+We turn off the system's read-ahead (`Checkpoint.scattered`), which would read megabytes of other devices' parts.
 """
 
 from collections.abc import Iterator
@@ -17,10 +17,10 @@ from llamaspec.reference.config import Config
 
 
 def share_of(checkpoint: Checkpoint, *, device: int, devices: int) -> Checkpoint:
-    """Make the checkpoint of one of `devices`, with the configuration `share` and tensors cut as `cut` says.
+    """Make the checkpoint of device number `device` of `devices`: `share` makes its configuration, `cut` its tensors.
 
-    Nothing is read. Raises ValueError as `share` does, and CheckpointError if a cut would
-    split a group of quantized columns.
+    No weight is read yet. Raises ValueError as `share` does, and CheckpointError if a cut would split a group of
+    quantized columns.
     """
     if devices == 1:
         return checkpoint
@@ -37,7 +37,7 @@ def share_of(checkpoint: Checkpoint, *, device: int, devices: int) -> Checkpoint
 
 
 def empty_share(config: Config, devices: int, dtype: np.dtype) -> dict[str, Tensor]:
-    """Give the tensors of a share of a model that has no checkpoint: shapes, without quantization."""
+    """Make the tensors of one device's share if there is no checkpoint: shapes without values, not quantized."""
     untied = replace(config, tied=False) if devices > 1 else config
     return {
         name: Tensor(_shape(weight.shape, part), dtype, lambda: np.empty(0))
@@ -96,7 +96,7 @@ def _codes_part(codes: Codes, cols: int, part: Cut, fraction: float) -> Codes:
             values, *scales_and_more = part_of_codes
             yield part_of_codes._make((values[:, part.start : part.stop], *(a[:, groups] for a in scales_and_more)))
 
-    # Without its source, a share is cut from the codes of the whole matrix: a scale may belong to a whole row.
+    # `source` is None, so a share is cut from the codes of the whole matrix: a scale may belong to a whole row.
     cut = columns if part.axis else rows
     return codes._replace(parts=cut, bytes=round(codes.bytes * fraction), scheme="", source=None)
 

@@ -1,4 +1,4 @@
-"""How devices share a model that generates: by its heads and columns, or by the rows of its cache."""
+"""Ways for devices to share a model that generates: by heads and columns, or by the rows of the cache."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,36 +24,36 @@ from llamaspec.reference.quantizers.schemes import scheme
 
 
 class Sharding(NamedTuple):
-    """How devices share a model: which parts of arrays each device holds, and which ops join the devices."""
+    """A way for devices to share a model: the parts of arrays that each holds, and the ops that join their results."""
 
     name: ParallelName
-    ops: Callable[[Ops], Ops]  # from a table that computes on a share
+    ops: Callable[[Ops], Ops]  # adds communication to a table of ops that computes on a share
     kv_layout: P  # the layout of keys and values [batch, kv_heads, rows, head_dim]
     hidden: P  # the layout of queries and of the results of attention and of gate and up [batch, seq, ...]
 
     @property
     def cuts_weights(self) -> bool:
-        """Whether a device holds a part of each matrix and all rows of the cache, or the other way around."""
+        """Whether devices split the matrices. If not, they split the rows of the cache."""
         return self.name == "tensor"
 
     def config(self, config: Config, devices: int) -> Config:
-        """Give the configuration that each device computes with. Raises ValueError as `share` does."""
+        """Return the configuration that each device computes with. Raises ValueError as `share` does."""
         return share(config, devices) if self.cuts_weights else config
 
     def part(self, checkpoint: Checkpoint, *, device: int, devices: int) -> Checkpoint:
-        """Give what a device reads of a checkpoint. Raises as `share_of` does."""
+        """Return the part of a checkpoint that a device reads. Raises as `share_of` does."""
         return share_of(checkpoint, device=device, devices=devices) if self.cuts_weights else checkpoint
 
     def weights(self, params: Params, config: Config) -> Params:
-        """Give a PartitionSpec for each array of the weights that a device holds, or of their shapes."""
+        """Return a PartitionSpec for each array of `params`, the weights (or shapes) that a device holds."""
         return layouts(params, config) if self.cuts_weights else jax.tree.map(lambda _: P(), params)
 
     def cache(self, layers: int) -> Cache:
-        """Give the layout of a cache."""
+        """Return the layout of a cache of `layers` layers."""
         return cache_layout(layers, self.kv_layout)
 
     def rows_spread(self, devices: int) -> int:
-        """Give the number of devices that the rows of a cache are dealt to."""
+        """Return the number of devices that split the rows of a cache."""
         return 1 if self.cuts_weights else devices
 
 
@@ -62,7 +62,7 @@ CONTEXT = Sharding("context", context_parallel, kv_layout=P(None, None, AXIS), h
 
 
 def sharding_named(name: str) -> Sharding:
-    """Find a sharding by name. Raises ValueError for another name."""
+    """Find a sharding by name. Raises ValueError for an unknown name."""
     for sharding in (TENSOR, CONTEXT):
         if sharding.name == name:
             return sharding
@@ -70,18 +70,18 @@ def sharding_named(name: str) -> Sharding:
 
 
 class Parts:
-    """Parts of a checkpoint that each device reads, perhaps quantized as they are read."""
+    """The parts of a checkpoint that each device reads; with `quantize`, they are quantized while being read."""
 
     def __init__(self, checkpoint: Checkpoint, devices: int, quantize: str | None, sharding: Sharding = TENSOR):
-        """Raises ValueError if `devices` cannot share the model, or would cut a group of quantized columns."""
+        """Raises ValueError if `devices` cannot share the model."""
         self._checkpoint, self._devices, self._quantize, self._sharding = checkpoint, devices, quantize, sharding
         sharding.config(checkpoint.config, devices)
 
     def of(self, device: int) -> Checkpoint:
-        """Give the share of a device.
+        """Return the share of a device. Raises CheckpointError if a cut would split a group of quantized columns.
 
-        A scheme with groups of columns quantizes a share as it quantizes the whole, so only the share is read. A scale
-        for a whole row needs the whole row.
+        If the scheme has groups of columns, the codes of a share do not depend on the other columns, so we read only
+        the share. If the scheme has one scale for a whole row, we must read the whole row.
         """
         cut = partial(self._sharding.part, device=device, devices=self._devices)
         if self._quantize is None:
@@ -90,6 +90,6 @@ class Parts:
         if scheme(self._quantize).group is None:
             return share_of_codes
         part = cut(self._checkpoint)
-        # A head that is tied in the whole model is not quantized.
+        # If the whole model ties the head to the embedding, the head is not quantized.
         tied = replace(part, config=replace(part.config, tied=self._checkpoint.config.tied))
         return replace(quantized(tied, self._quantize), config=part.config)

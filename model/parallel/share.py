@@ -1,8 +1,8 @@
 """A device's share of a model: its heads and its columns of the feed-forward layers.
 
 Tensor parallelism (Megatron-LM, https://arxiv.org/abs/1909.08053) cuts the first matrix of each pair by rows and the
-second by columns, so that a device needs no numbers of another between them. Which axis of a weight is cut follows
-from its logical axes in `model.tensors`.
+second by columns, so that devices exchange nothing between the two. The logical axes of a weight in `model.tensors`
+decide which axis is cut.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from llamaspec.model.tensors import NAMES, Role, Weight, weights
 from llamaspec.reference.config import Config
 
-MOST = 64  # devices that a refusal names
+MOST = 64  # the largest number of devices that an error message suggests
 
 
 class Cut(NamedTuple):
@@ -27,8 +27,9 @@ class Cut(NamedTuple):
 def share(config: Config, devices: int) -> Config:
     """Make the configuration that each of `devices` computes with.
 
-    Fewer kv heads than devices are each held by several. The head is cut, so that it is an array of its own even where
-    it is tied. Raises ValueError if `devices` cannot share the model; the message says which numbers could.
+    If there are fewer kv heads than devices, several devices hold the same kv head. The output head is cut, so it is a
+    separate array even if the model ties it to the embedding. Raises ValueError if `devices` cannot share the model;
+    the message lists the numbers of devices that can.
 
     >>> config = Config(8, 1, 4, 2, 2, 8, vocab=10, context=8, eps=1e-5, theta=1e4)
     >>> share(config, 4).heads, share(config, 4).kv_heads, share(config, 4).ffn
@@ -77,7 +78,7 @@ def _in_words(numbers: Sequence[int]) -> str:
 
 
 def cut_axis(weight: Weight) -> int | None:
-    """Give the axis that devices share of a weight; None: every device holds all of it."""
+    """Return the axis along which devices split a weight; None: every device holds the whole weight."""
     shared = ("heads", "kv_heads", "each_head", "ffn", "shared", *(("vocab",) if weight.role is Role.HEAD else ()))
     return next((i for i, axis in enumerate(weight.axes) if axis in shared), None)
 
@@ -85,8 +86,8 @@ def cut_axis(weight: Weight) -> int | None:
 def held(config: Config, *, device: int, devices: int) -> Iterator[tuple[str, Weight]]:
     """Yield the weights of the whole model that device number `device` holds, in whole or in part.
 
-    Each comes with its name in the model of `share`. Only norms that one head has are renamed, since every device
-    counts its heads from 0.
+    A pair is the weight's name on the device, and the weight. Only norms of single heads have another name there, since
+    every device counts its heads from 0.
     """
     for weight in weights(config):
         if weight.head is None:
@@ -99,9 +100,9 @@ def held(config: Config, *, device: int, devices: int) -> Iterator[tuple[str, We
 
 
 def cut(weight: Weight, config: Config, *, device: int, devices: int) -> Cut | None:
-    """Give the part of a weight of the whole model that device number `device` holds; None: all of it.
+    """Return the part of a weight of the whole model that device number `device` holds; None: the whole weight.
 
-    `config` describes the whole model. The vocabulary is padded to equal parts, so the last may be shorter.
+    `config` describes the whole model. If the vocabulary cannot be cut into equal parts, the last part is padded.
     """
     axis = cut_axis(weight)
     if axis is None:

@@ -1,16 +1,17 @@
 """Tensor parallelism, as a function from a table of ops to a table of ops.
 
-Inside `jax.shard_map`, with the configuration `share` makes and with weights that lie as `layouts` says, the text of
-`model.forward` computes on each device's heads and columns. Two sums a block join them:
+Inside `jax.shard_map`, the code of `model.forward` computes on each device's heads and columns. The configuration is
+from `share`, and the weights are cut as `layouts` says. Two sums per block join the devices:
 
-    norm_qkv, attend, norm_gate_up        rows of q, k, v, gate and up are a device's own; so are heads, but a norm over
-                                          all of them (OLMo 2), which takes the mean square over all devices
-    project_add, down_add, moe_add        a partial sum, added over devices; then bias and residual; then one rounding
-    norm_logits                           a device's part of the vocabulary, gathered
+    norm_qkv, attend, norm_gate_up        each device has its own rows of q, k, v, gate and up, and its own heads; only
+                                          a norm over all heads (OLMo 2) takes the mean square over all devices
+    project_add, down_add, moe_add        partial sums are added over devices; then bias and residual; then one rounding
+    norm_logits                           each device computes its part of the vocabulary, and the parts are gathered
 
 Partial sums leave a device in float32 and are added in float32, so the bounds of `verify.bounds.running_error` hold
-unchanged: a bound of a product allows any order of its sum, and a sum over devices is one order. An expert's bias is
-weighted and added after the sum, which rounds it no more often than adding it before its expert is weighted.
+unchanged: the bound of a product allows any order of summation, and a sum over devices is one such order. An expert's
+bias is weighted and added after the sum. That takes no more roundings than adding the bias before the expert's output
+is weighted.
 """
 
 from collections.abc import Callable
@@ -43,7 +44,7 @@ def total(partial_sum: Float[Array, "*batch rows"]) -> Float[Array, "*batch rows
 
 
 def mean(of_mine: Float[Array, "*batch 1"]) -> Float[Array, "*batch 1"]:
-    """Average a number of each device. Devices that share a kv head count it as often as every other one."""
+    """Average a value over all devices. Kv heads count equally, since each is held by the same number of devices."""
     return lax.pmean(of_mine, AXIS)
 
 

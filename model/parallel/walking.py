@@ -1,7 +1,7 @@
-"""A model on several devices as `verify.judging.walk` walks through it: each op is a program for all devices.
+"""A model on several devices for `verify.judging.walk`: each op is a program for all devices.
 
-The walk gives the ops whole arrays and reads whole results, so it judges devices together as it judges one. Keys and
-values of a kv head that several devices hold are read from the first of them.
+The walk passes whole arrays to the ops and reads whole results, so it judges several devices as it judges one. If
+several devices hold the same kv head, its keys and values are read from the first device.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,16 +28,16 @@ from llamaspec.model.weights.loading import abstract_params
 from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 
-OpsFor = Callable[[Config, Params, int], Ops]  # from a share's weights, and the rows of the cache
+OpsFor = Callable[[Config, Params, int], Ops]  # from a share's configuration and weights, and rows of the cache
 
 
 @dataclass(frozen=True)
 class ShardedCache:
-    """The cache of a layer as devices hold it. Iterating gives each kv head once, with positions in order."""
+    """The cache of a layer on several devices. Iterating gives keys and values with each kv head once, in order."""
 
     cache: LayerCache
-    copies: int  # devices that hold a kv head
-    dealt: int  # devices that positions are dealt to, one after the other
+    copies: int  # the number of devices that hold each kv head
+    dealt: int  # the number of devices that split the positions
 
     def __iter__(self) -> Iterator[np.ndarray]:
         for a in self.cache:
@@ -58,7 +58,7 @@ def walkable_on(
 ) -> Walkable:
     """Make the model of `checkpoint` in `dtype`, shared by `devices`, for a sequence of `rows` tokens.
 
-    `table` computes on a share. `sharding` makes it the table of one device among several.
+    The ops of `table` compute on one share; `sharding` adds the communication between devices.
     """
     parts, over = Parts(checkpoint, devices, quantize, sharding), mesh(devices)
     config = sharding.config(checkpoint.config, devices)
@@ -69,11 +69,11 @@ def walkable_on(
     ops = sharding.ops(table if isinstance(table, Ops) else table(config, shapes, rows))
     copies = max(1, devices // checkpoint.config.kv_heads) if sharding.cuts_weights else 1
     dealt = sharding.rows_spread(devices)
-    of_weights = {id(params): partition.weights}  # layouts, by the weights that the walk hands on
+    of_weights = {id(params): partition.weights}  # layouts of weights, by `id` of the tree that the walk passes
     of_weights |= {id(layer): spec for layer, spec in zip(params.layers, partition.weights.layers, strict=True)}
 
     def spread(op: Callable, *layout: Any, results: Any) -> Callable:
-        """Make an op a program for all devices. `layout` is the layout of its arguments, None for weights."""
+        """Turn an op into a program for all devices; `layout` has the layout of each argument, None for weights."""
         compiled: dict[Any, Callable] = {}
 
         def call(*arguments: Any, **static: Any) -> Any:

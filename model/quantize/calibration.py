@@ -1,17 +1,18 @@
-"""Quantize a model by the activations of a text, layer after layer: AWQ, GPTQ and SmoothQuant.
+"""Quantization of a model with the activations of a text, layer after layer: AWQ, GPTQ and SmoothQuant.
 
-We cut the text into windows, and their residual streams pass through the model once. A layer has four kinds of
-matrices, by their inputs, in the order of computation:
+We cut the text into windows, and compute the residual streams of the windows through the model once. AWQ and
+SmoothQuant multiply the columns of a matrix by factors s before they round, and divide its inputs by s. Something
+earlier absorbs the division. A layer has four kinds of matrices, in the order of computation:
 
     q, k, v          rmsnorm(x)             1 / s goes into the norm's weight
     o                attention's outputs    1 / s goes into the rows of v
     gate, up         rmsnorm(x)             1 / s goes into the norm's weight, and s into a router's columns
     down             silu(gate) * up        1 / s goes into the rows of up
 
-Each kind is quantized for the inputs that the quantized layers and matrices before it compute from the text. Matrices
-that share inputs share s. In o, the heads of a group share s, since they read the same values. Rows of v and up are
-divided through their scales; their codes stay. SmoothQuant divides norms only. Embeddings and head are not quantized.
-All experts see all tokens, so that rarely chosen experts are not fitted to very few.
+Each kind is quantized for the inputs that the already quantized layers and matrices compute from the text. Matrices
+with the same inputs share s. In o, the heads of a group share s, since they read the same values. To divide rows of v
+and up, we divide their scales; their codes do not change. SmoothQuant divides only norms. Embeddings and head are not
+quantized. All experts get all tokens, so that a rarely chosen expert is not fitted to very few tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,13 +43,13 @@ from llamaspec.reference.config import Config
 from llamaspec.reference.quantizers import smoothquant
 from llamaspec.reference.quantizers.blocks import Quantized
 
-WINDOW = 512  # tokens; a model with a shorter context takes that
-WINDOWS = 128  # at most, the usual number for AWQ and GPTQ
-BYTES = 1 << 20  # read of a file: at 4 bytes per token, four times what these windows hold
+WINDOW = 512  # tokens, or the context of the model if it is shorter
+WINDOWS = 128  # the most windows: the usual number for AWQ and GPTQ
+BYTES = 1 << 20  # the most bytes to read of a file: at 4 bytes per token, four times as many tokens as the windows hold
 
 
 def read_windows(path: str | Path, tokenizer: Tokenizer, *, context: int) -> Int[np.ndarray, "windows seq"]:
-    """Read the first windows of a UTF-8 text, each with BOS in front if the model's convention has it.
+    """Read up to `WINDOWS` windows from the beginning of a UTF-8 text, each with BOS in front if the tokenizer has it.
 
     Raises `CheckpointError` if `read_text` refuses the file, or if it holds fewer tokens than one window.
     """
@@ -69,10 +70,11 @@ def calibrated(
     method: str,
     progress: Progress = no_progress,
 ) -> Checkpoint:
-    """Quantize the layers' matrices of `checkpoint` by one of `METHODS` for the tokens of `windows`, lazily.
+    """Return a checkpoint with the layers' matrices quantized by `method` for the tokens of `windows`, lazily.
 
-    Reading the first tensor of a layer computes the layer and drops the one before. Read tensors in order, as writers
-    do: going back starts from the first layer. `progress` is called for each layer. Raises ValueError for an unknown
+    `method` is one of `METHODS`. Reading the first tensor of a layer quantizes this layer and drops the previous one.
+    Read tensors in order, as writers do: going back starts again from the first layer. `progress` gets the number of
+    the layer, and the share of the layer that is done. Raises ValueError for an unknown
     method, `CheckpointError` for a model that is quantized already.
     """
     if method not in METHODS:
@@ -85,7 +87,7 @@ def calibrated(
 
 
 class _Walk:
-    """The residual streams of all windows at the input of the next layer."""
+    """A pass through the layers: it holds the residual streams of all windows at the input of the next layer."""
 
     def __init__(self, checkpoint: Checkpoint, windows: np.ndarray, method: Method, progress: Progress):
         self._checkpoint, self._windows, self._method, self._progress = checkpoint, windows, method, progress
@@ -95,7 +97,7 @@ class _Walk:
         self._streams: list[Array] = []
 
     def tensor(self, name: str) -> Tensor:
-        """Return the tensor that replaces `name`: its shape and dtype are known now, its values when it is read."""
+        """Return the tensor that replaces `name`; its values are computed when it is read."""
         stored, method, weight = self._checkpoint.tensors[name], self._method, self._table[name]
         if weight.layer is None:
             return stored
@@ -145,7 +147,7 @@ def _in_parts(part: Quantized) -> Iterator[Quantized]:
 
 
 class _Layer:
-    """One layer while it is quantized: the present weights, and the codes of finished matrices."""
+    """One layer while it is quantized: the current weights, and the codes of the matrices that are done."""
 
     def __init__(
         self, checkpoint: Checkpoint, index: int, stacked: Sequence[Stack], method: Method, progress: Progress
@@ -202,7 +204,7 @@ class _Layer:
         norm: str | None = None,
         rows: str | None = None,
     ) -> None:
-        """Quantize the matrices with these `inputs`; the norm `norm` or the rows of the matrix `rows` absorb 1 / s."""
+        """Quantize the matrices `names` for their `inputs`; the norm `norm` or the matrix `rows` absorbs 1 / s."""
         method = self._method
         seen = observe(self._inputs(inputs, streams), gram=method.gram)
         if not all(a is None or np.isfinite(a).all() for a in seen):
@@ -229,7 +231,7 @@ class _Layer:
             self._now[router] = smoothquant.smooth(self._now[router], s).astype(np.float32)
 
     def _divide_rows(self, name: str, s: Float64[np.ndarray, " width"]) -> None:
-        """Divide rows by their scales. The heads of a group share values, so they have the same s."""
+        """Divide the rows of a quantized matrix by `s`. Heads that share a kv head have the same factors in `s`."""
         rows = len(self._now[name])
         if rows < len(s):
             s = s.reshape(self._config.kv_heads, -1, self._config.head_dim)[:, 0].reshape(-1)
@@ -252,7 +254,7 @@ class _Layer:
             yield inputs(x, layer)
 
     def _layer(self) -> Layer:
-        """Return the present layer, on the default device."""
+        """Return the layer with its current weights, on the default device."""
 
         def array(weights: Sequence[Weight]) -> Array | None:
             return jnp.asarray(np.concatenate([self._now[weight.name] for weight in weights])) if weights else None
@@ -314,6 +316,6 @@ def _fed_forward(x: Float[Array, "1 seq dim"], layer: Layer, *, config: Config) 
 
 
 def _over_groups(means: Float64[np.ndarray, " width"], config: Config) -> Float64[np.ndarray, " width"]:
-    """Average over the heads that share values, and give each of them the average."""
+    """Replace the means of the heads that share a kv head by their average."""
     by_head = means.reshape(config.kv_heads, -1, config.head_dim)
     return np.broadcast_to(by_head.mean(axis=1, keepdims=True), by_head.shape).reshape(-1)

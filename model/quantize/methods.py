@@ -1,13 +1,14 @@
 """AWQ, GPTQ and SmoothQuant for one matrix, from sums over its inputs.
 
-`reference.quantizers.awq`, `gptq` and `smoothquant` define them for inputs X [tokens, cols] in memory. Here we keep
-only sums over X. If Q replaces a matrix W, the error of the outputs is
+`reference.quantizers.awq`, `gptq` and `smoothquant` define the methods for inputs X [tokens, cols] in memory. Here we
+keep only sums over X. If Q replaces a matrix W, the error of the outputs is
 
     || (Q - W) X^T ||^2  =  tr (Q - W) G (Q - W)^T        G = X^T X
 
 so AWQ's search needs only G and the means of |X|, and GPTQ needs only G.
 
-Both round to the grid of the scheme q4, symmetric around zero: all readers and kernels support it, unlike zero points.
+AWQ and GPTQ round to the grid of the scheme q4, which is symmetric around zero: all readers and kernels support q4,
+but not zero points.
 """
 
 from collections.abc import Callable, Iterable
@@ -39,16 +40,16 @@ class Inputs(NamedTuple):
 
 
 class Method(NamedTuple):
-    """A way to quantize matrices with the same inputs."""
+    """A method to quantize matrices that have the same inputs."""
 
     form: Form
     bits: int
     group: int | None  # columns that share a scale; None: all
-    gram: bool  # whether `Inputs` needs it
+    gram: bool  # whether the method needs `Inputs.gram`
     # The factors that multiply the columns of the stacked matrices before rounding, and divide the inputs; None: ones.
     factors: Callable[[np.ndarray, Inputs], np.ndarray] | None
     quantize: Callable[[np.ndarray, Inputs], Quantized]
-    into_matrices: bool = False  # whether an earlier matrix may absorb that division, or only norms
+    into_matrices: bool = False  # whether an earlier matrix may absorb the division of the inputs; if not, only norms
 
 
 @partial(jax.jit, static_argnames="gram")
@@ -60,7 +61,7 @@ def _sums(x: Float[Array, "*batch cols"], *, gram: bool) -> tuple[Array | None, 
 
 
 def observe(parts: Iterable[Float[Array, "*batch cols"]], *, gram: bool) -> Inputs:
-    """Compute `Inputs` from parts of X: sums in float32 within a part, in float64 over parts."""
+    """Compute `Inputs` from parts of X; sums are in float32 within a part, and in float64 over parts."""
     total, tokens = None, 0
     for x in parts:
         seen = _sums(x, gram=gram)
@@ -79,7 +80,7 @@ def observe(parts: Iterable[Float[Array, "*batch cols"]], *, gram: bool) -> Inpu
 def errors(
     w: Float64[np.ndarray, "rows cols"], q: Float64[np.ndarray, "rows cols"], gram: Float64[np.ndarray, "cols cols"]
 ) -> Float64[np.ndarray, " rows"]:
-    """Compute || (q - w) X^T ||^2 for each row.
+    """Compute || (q - w) X^T ||^2 for each row, from `gram`, which is X^T X.
 
     >>> errors(np.array([[1.0, 1.0]]), np.array([[1.5, 0.0]]), np.array([[4.0, 1.0], [1.0, 1.0]]))
     array([1.])
@@ -89,7 +90,7 @@ def errors(
 
 
 def awq_factors(w: Float64[np.ndarray, "rows cols"], inputs: Inputs) -> Float64[np.ndarray, " cols"]:
-    """Search as `reference.quantizers.awq.search` does, from sums over the inputs."""
+    """Search for factors as `reference.quantizers.awq.search` does, from sums over the inputs."""
     assert inputs.gram is not None
     least, best = np.inf, np.ones(w.shape[1])
     for alpha in awq.ALPHAS:
@@ -101,9 +102,9 @@ def awq_factors(w: Float64[np.ndarray, "rows cols"], inputs: Inputs) -> Float64[
 
 
 def gptq_codes(w: Float64[np.ndarray, "rows cols"], inputs: Inputs) -> Quantized:
-    """Quantize as `reference.quantizers.gptq.quantize` does, correcting later columns a block of columns at a time.
+    """Quantize as `reference.quantizers.gptq.quantize` does, but correct later columns after each block of columns.
 
-    A row keeps its nearest codes if they have a smaller error: GPTQ need not be better for every row.
+    A row keeps the codes of plain rounding if they have a smaller error, since GPTQ is not better for every row.
     """
     assert inputs.gram is not None
     nearest, largest = Q4.quantize(w), symmetric.largest_code(Q4.code_bits)

@@ -13,25 +13,25 @@ from llamaspec.model.options import SamplingOptions
 class Backend[Cache, Drawing](Protocol):
     """A model that runs one sequence at a time.
 
-    `Cache` (keys and values) and `Drawing` (a text that is being drawn) are opaque to callers: a method takes them
-    over, and gives them back extended.
+    `Cache` (keys and values) and `Drawing` (a completion in progress) are opaque to callers. A method that takes one
+    consumes it, and returns the new one.
     """
 
     capacity: int  # positions that a cache has room for
 
     @property
     def burst(self) -> int:
-        """Tokens that `decode` draws at most."""
+        """The most tokens that one call of `decode` draws."""
         ...
 
     @property
     def chunk(self) -> int:
-        """Tokens that `extend` takes at most."""
+        """The most tokens that one call of `extend` takes."""
         ...
 
     @property
     def ahead(self) -> int:
-        """Bursts to ask for beyond the one that is read: `decode` does not wait for its tokens."""
+        """The number of further bursts to start before reading the tokens of a burst: `decode` does not wait."""
         ...
 
     def start(self) -> Cache:
@@ -39,17 +39,17 @@ class Backend[Cache, Drawing](Protocol):
         ...
 
     def rewind(self, cache: Cache, length: int) -> Cache:
-        """Forget all but the first `length` positions."""
+        """Return the cache cut to its first `length` positions."""
         ...
 
     def extend(self, cache: Cache, ids: Sequence[int]) -> Cache:
-        """Append at most `chunk` tokens."""
+        """Append the keys and values of `ids`, at most `chunk` tokens."""
         ...
 
     def begin(
         self, token: int, *, seen: Bool[np.ndarray, " vocab"], seed: int, options: SamplingOptions, stops: Sequence[int]
     ) -> Drawing:
-        """Begin a text after `token`, which is not in the cache yet. It ends at one of `stops`.
+        """Start a completion after `token`, which is not in the cache yet; the completion ends at one of `stops`.
 
         `seen` are the ids that the repetition penalty applies to. Raises ValueError for more stops than a program
         takes.
@@ -57,7 +57,7 @@ class Backend[Cache, Drawing](Protocol):
         ...
 
     def decode(self, cache: Cache, drawing: Drawing, *, steps: int) -> tuple[Callable[[], list[int]], Drawing, Cache]:
-        """Begin to draw `steps` tokens, at most `burst`. The first result waits for them; none follow a stop."""
+        """Start drawing `steps` tokens, at most `burst`. The first result waits for them; a stop is the last."""
         ...
 
     def logits(self, ids: Sequence[int]) -> Float[np.ndarray, "seq vocab"]:
@@ -65,11 +65,11 @@ class Backend[Cache, Drawing](Protocol):
         ...
 
     def bytes_read(self, position: float) -> float | None:
-        """Count the bytes that drawing a token reads at least, after `position` tokens; None if not counted."""
+        """Count the bytes that drawing one token must read after `position` tokens; None if not counted."""
         ...
 
     def describe(self) -> str:
-        """Say in one line how the model runs: dtype, device, and which ops are plain and why."""
+        """Say in one line how the model runs, such as its dtype and device."""
         ...
 
 

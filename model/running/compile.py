@@ -1,4 +1,4 @@
-"""Options of XLA for a device. A benchmark that times a model compiles it with the same ones."""
+"""XLA's compiler options for each platform. Benchmarks compile a model with the same options."""
 
 from typing import Any
 
@@ -11,24 +11,25 @@ from llamaspec.reference.config import Config
 
 IN_GRAPHS = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION"  # by default
 
-# By default each run of kernels is one CUDA graph, but the host runs the loop around them, and decides after every
-# token whether there is another: up to 70 us of a step on a busy host. With loops and branches in the graph the GPU
-# decides by itself.
+# By default XLA makes one CUDA graph of each sequence of kernels, but the host runs the decoding loop. It then decides
+# after every token whether to go on, which takes up to 70 us of a step on a busy host. With loops and branches in the
+# graph the GPU decides.
 LOOPS_IN_GRAPHS = {"xla_gpu_enable_command_buffer": f"{IN_GRAPHS},WHILE,CONDITIONAL"}
 
-# The host launches each kernel by itself. XLA's profiler names the instruction of such a kernel only.
+# Without graphs the host launches each kernel separately. Only then does XLA's profiler name a kernel's instruction.
 NO_GRAPHS = {"xla_gpu_enable_command_buffer": ""}
 
-# XLA times several ways to compute each product and fusion while it compiles, which takes a quarter of a cold start.
-# Without that it takes Triton kernels with a bad tiling for products, and a prompt of 512 tokens takes 14 times as
-# long. Without such kernels, too, it calls cuBLASLt, which knows by itself how to compute a product.
+# By default XLA times several ways to compute each product and fusion while it compiles, which takes a quarter of a
+# cold start. With only that turned off, XLA uses Triton kernels with a bad tiling for products, and a prompt of 512
+# tokens takes 14 times as long. So we turn off Triton kernels, too: XLA then calls cuBLASLt, which chooses a good
+# kernel without timing.
 UNTUNED = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 
 
 def compiler_options(platform: str) -> dict[str, Any]:
-    """Give the options of XLA for "cpu", "gpu" or another platform.
+    """Return XLA's options for "cpu", "gpu" or another platform.
 
-    On a CPU vectors are 512 bits wide. XLA halves them by default, because some CPUs clock down.
+    On a CPU we use vectors of 512 bits. XLA's default is 256, because some CPUs lower their clock for 512.
     """
     match platform:
         case "cpu":
@@ -40,7 +41,7 @@ def compiler_options(platform: str) -> dict[str, Any]:
 
 
 def untuned_options(platform: str) -> dict[str, Any]:
-    """Give the options of XLA without any choice that depends on time measured while compiling.
+    """Return XLA's options without any choice that depends on time measured while compiling.
 
     Two processes that compile one program with these options compute the same bits, however busy the GPU is. With
     tuning they may not: XLA times several ways to sum a product and takes the fastest, and on a busy GPU each process
@@ -50,15 +51,15 @@ def untuned_options(platform: str) -> dict[str, Any]:
 
 
 def model_options(platform: str, params: Params, config: Config, *, ops: Ops, batch: int) -> dict[str, Any]:
-    """Give the options for the programs that read and decode `batch` sequences on one device; `params` may be shapes.
+    """Return the options for programs that read and decode `batch` sequences on one device; `params` may be shapes.
 
-    On a GPU nothing is tuned for one sequence, if kernels compute a step's products and all attention. XLA is left the
-    products of a prompt, and cuBLASLt computes those as fast as tuned ones, of floats and of codes that XLA decodes
-    (benchmarks/results/prompts-h100.md). Tuned is what was not compared: float32, experts, what kernels refuse, several
-    sequences, several devices. A cold start happens once, and a slow prompt would be slow every time.
+    On a GPU we turn tuning off for one sequence in bfloat16 if our kernels compute all products of a decoding step and
+    all attention. XLA then computes only the products of a prompt, and these are as fast with untuned cuBLASLt as with
+    tuning (benchmarks/results/prompts-h100.md). We leave tuning on where we have not compared: float32, experts, ops
+    that the kernels refuse, several sequences, several devices. There a slow prompt would cost more than a slow start.
     """
-    kernels = (op for name, op in ops._asdict().items() if name != "moe_add")  # which only experts need
-    # Tables with kernels are told by what they hold: importing their class would import Pallas, which takes a second.
+    kernels = (op for name, op in ops._asdict().items() if name != "moe_add")  # only experts need moe_add
+    # We recognize kernels by their attributes: importing their class would import Pallas, which takes a second.
     by_kernels = all(getattr(op, "accepted", None) and not op.refused for op in kernels)
     bfloat16 = params.embedding.dtype == np.dtype(jax.numpy.bfloat16)
     compared = batch == 1 and by_kernels and bfloat16 and not config.experts

@@ -26,10 +26,10 @@ from llamaspec.reference.config import Config
 
 
 class Drawing(NamedTuple):
-    """A text that is being drawn, on the device."""
+    """A completion in progress, on the device."""
 
     text: DecodeState
-    fixed: tuple[Any, ...]  # the arguments that all calls of the program for this text share
+    fixed: tuple[Any, ...]  # arguments of `decode` that stay the same: keys, sampling options, stops
     greedy: bool
 
 
@@ -52,21 +52,20 @@ class JaxBackend:
         if layout.batch != 1:
             raise ValueError(f"a backend runs one sequence, and its programs are for {layout.batch}")
         self.capacity, self.chunk, self.burst = layout.capacity, layout.widest, layout.burst
-        # Otherwise a GPU would idle for the milliseconds that the host takes to launch a burst. A CPU is the host
-        # itself.
+        # With 0, a GPU would idle for the milliseconds that the host takes to launch a burst. A CPU is the host itself.
         self.ahead = 0 if device.platform == "cpu" else 1
         self.choice, self.device = choice, device
         self._layout = layout
         self._params, self._programs, self._config = params, programs, config
         self._forward = jax.jit(partial(forward, config=config, ops=choice.ops))
-        self._put: Callable[[Any], Any] = jax.device_put  # from the host to where programs read
+        self._put: Callable[[Any], Any] = jax.device_put  # copies from the host to the device
 
     def describe(self) -> str:
         """Say in one line how the model runs: its dtype, the device, and on a GPU how many ops are plain."""
         return describe_run(self._params.embedding.dtype, self.device, self.choice)
 
     def bytes_read(self, position: int | float) -> float:
-        """Count the bytes that a step of decoding reads at least, after `position` tokens."""
+        """Count the bytes that a step of decoding must read after `position` tokens."""
         layout = self._layout
         cost = decode_cost(
             self._params, self._config, position=position, batch=layout.batch, cache_dtype=layout.cache_dtype
@@ -81,11 +80,11 @@ class JaxBackend:
             return layout.empty_cache(self._config)
 
     def rewind(self, cache: Cache, length: int) -> Cache:
-        """Forget all but the first `length` positions."""
+        """Return the cache cut to its first `length` positions."""
         return cache._replace(lengths=self._put(_counts(length)))
 
     def extend(self, cache: Cache, ids: Sequence[int]) -> Cache:
-        """Append at most a chunk of tokens to the cache, in the parts of `Layout.parts`."""
+        """Append the keys and values of `ids` to the cache, in the parts of `Layout.parts`."""
         start = 0
         for width, count in self._layout.parts(len(ids)):
             part = ids[start : start + count]
@@ -96,7 +95,7 @@ class JaxBackend:
     def begin(
         self, token: int, *, seen: Bool[np.ndarray, " vocab"], seed: int, options: SamplingOptions, stops: Sequence[int]
     ) -> Drawing:
-        """Begin a text after `token`, which ends at one of `stops`. Raises ValueError for more than `STOPS` of them."""
+        """Start a completion after `token` that ends at one of `stops`. Raises ValueError for more than `STOPS` ids."""
         if len(stops) > STOPS:
             raise ValueError(f"{len(stops)} ids that end a text are more than the {STOPS} that a program takes")
         ends = np.array([*stops, *[-1] * (STOPS - len(stops))], np.int32)
@@ -104,18 +103,18 @@ class JaxBackend:
         return Drawing(self._put(state_after(np.array([token]), seen[None])), fixed, options.greedy)
 
     def decode(self, cache: Cache, drawing: Drawing, *, steps: int) -> tuple[Callable[[], list[int]], Drawing, Cache]:
-        """Begin to draw up to `steps` tokens (at most `burst`); the first result waits for them."""
+        """Start drawing up to `steps` tokens, at most `burst`; call the first result to wait for them."""
         drawn, steps_taken, text, cache = self._programs.decode(drawing.greedy)(
             self._params, drawing.text, cache, *drawing.fixed, np.int32(steps)
         )
         return lambda: np.asarray(drawn)[: int(steps_taken), 0].tolist(), drawing._replace(text=text), cache
 
     def logits(self, ids: Sequence[int]) -> Float[np.ndarray, "seq vocab"]:
-        """Compute the logits that follow each of `ids`, in float32. Raises FloatingPointError: see `check_logits`."""
+        """Compute float32 logits after each of `ids`. Raises FloatingPointError if a logit is NaN or infinite."""
         return np.concatenate(list(self.logits_in_parts(ids)))
 
     def logits_in_parts(self, ids: Sequence[int], *, after: int = 0) -> Iterator[Float[np.ndarray, "rows vocab"]]:
-        """Compute `logits` a chunk at a time. The first `after` ids are read, but give no logits."""
+        """Yield `logits` a chunk at a time, without the logits for the first `after` ids."""
         cache, chunk = self.start(), self._layout.chunk
         for start in range(0, after, self.chunk):
             cache = self.extend(cache, ids[start : min(start + self.chunk, after)])
@@ -125,9 +124,10 @@ class JaxBackend:
             yield check_logits(np.asarray(logits)[0, : len(part)])
 
     def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "JaxBackend":
-        """Run the same programs on another checkpoint with tensors of the same shapes and forms.
+        """Return a backend with the same programs and the weights of `checkpoint`.
 
-        `read_from` names the checkpoint of the weights here. Tensors that it shares with the other one stay.
+        The tensors of `checkpoint` must have the same shapes and forms as before. If `read_from`, the checkpoint of the
+        current weights, is given, tensors that both checkpoints share are not read again.
         """
         clone, loaded = copy(self), (read_from, self._params) if read_from else None
         dtype, positions = self._params.embedding.dtype, len(self._params.rope.cos)
@@ -142,5 +142,5 @@ def _padded(ids: Sequence[int], chunk: int) -> Int[np.ndarray, "1 chunk"]:
 
 
 def _counts(count: int) -> Int[np.ndarray, "1"]:
-    """Give a number of tokens as programs take it, one a sequence."""
+    """Make the array of token counts that programs take: one count per sequence."""
     return np.array([count], np.int32)

@@ -1,4 +1,4 @@
-"""A model loaded onto one device: its weights are read while its programs are compiled, if memory has room for both.
+"""Loading of a model onto one device: weights are read while programs are compiled, if memory has room for both.
 
 `model.parallel.load` is the counterpart for several devices.
 """
@@ -26,7 +26,7 @@ from llamaspec.model.weights.loading import Progress, abstract_params, check_wei
 from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 
-COMPILERS_ROOM = 4 << 30  # bytes of a GPU that compiling may take while weights are read
+COMPILERS_ROOM = 4 << 30  # bytes of a GPU's memory to leave for the compiler while weights are read
 READERS = 8  # threads that read weights for a GPU
 
 
@@ -44,8 +44,8 @@ def load_on_one_device(
 ) -> JaxBackend:
     """Load `run`, which is `checkpoint` or its quantized form, onto `device`, the default one.
 
-    `roundings` come from `model.ops.emulated`, empty unless activations are emulated. `layout` and `dtype` follow
-    from the options (`model.llama.load_backend`). Raises ValueError for kernels that the device lacks, MemoryError for
+    `roundings` come from `model.ops.emulated`, and are empty unless activations are emulated. `layout` and `dtype` are
+    chosen by `model.llama.load_backend`. Raises ValueError for kernels that the device lacks, MemoryError for
     a model that does not fit, CheckpointError for files that cannot be used.
     """
     config, platform, (free, other_programs) = checkpoint.config, device.platform, room()
@@ -67,7 +67,7 @@ def load_on_one_device(
     memory = plan(layout.widest)
     check_fits(memory, context=layout.capacity, available=free, other_programs=other_programs)
 
-    # A compiler needs memory that the weights of a large model leave on a GPU, and on a CPU its own plan counts.
+    # On a GPU we compile while weights are read only if there is memory for the compiler, too; on a CPU we never do.
     on_cpu, roomy = platform == "cpu", memory.running + COMPILERS_ROOM <= free
     prompt = None if on_cpu and is_large(config) else options.prompt
     store = None
@@ -75,7 +75,7 @@ def load_on_one_device(
         store = _store(Path(options.compile_cache), params, config, layout, choice, options.kernels, roundings)
     stored = are_stored(store, first_programs(layout, greedy=options.greedy, prompt=prompt))
     beside = stored or (roomy and not on_cpu)
-    # Weights that are quantized again are decoded first, and the check is of what is stored.
+    # We check the stored weights. If codes are decoded and quantized again, reading `run` would not check them.
     requantized = run is not checkpoint and any(tensor.codes for tensor in checkpoint.tensors.values())
     checked = not beside or requantized
     if checked:
@@ -113,7 +113,7 @@ def load_on_one_device(
 
 
 def plan_memory(params: Params, config: Config, layout: Layout, platform: str, widest: int) -> Memory:
-    """Plan the memory of a layout; its widest chunk of a prompt has `widest` tokens."""
+    """Plan the memory of a layout, if the widest chunk of a prompt has `widest` tokens."""
     return memory_of(
         params,
         config,
@@ -135,7 +135,7 @@ def _store(
     kernels: str,
     roundings: dict[str, str],
 ) -> ProgramStore:
-    """Find the programs in `folder` that follow from all of this."""
+    """Open the store in `folder` for the programs that all of these arguments decide."""
     about = (jax.tree.structure(params), jax.tree.leaves(params), config, layout, choice.kernels, choice.plain, kernels)
     return ProgramStore(folder, facts(*about, roundings))
 
@@ -143,7 +143,7 @@ def _store(
 def _in_sequence(
     compiling: Callable[[], Programs], reading: Callable[[], Params], *, progress: Progress, clock: StartClock
 ) -> tuple[Programs, Params]:
-    """Compile first: the compiler then has the memory that weights will take."""
+    """Compile, then read the weights, so the compiler can use the memory that the weights will take."""
     progress("compiling", 0.0)
     clock.begin("compile")
     programs = compiling()
@@ -157,7 +157,7 @@ def _in_sequence(
 def _in_parallel(
     compiling: Callable[[], Programs], reading: Callable[[], Params], *, progress: Progress, clock: StartClock
 ) -> tuple[Programs, Params]:
-    """Compile, or load what is stored, in a thread of its own while weights are read."""
+    """Compile programs, or load them from the store, in another thread while weights are read."""
 
     def compiled() -> Programs:
         with clock.beside("compile"):

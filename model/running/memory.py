@@ -1,4 +1,4 @@
-"""The memory that a model takes, planned and checked before any of it is allocated."""
+"""The memory that a model takes, planned and checked before any memory is allocated."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,23 +16,23 @@ from llamaspec.model.weights.params import Params, weight_bytes
 from llamaspec.reference.config import Config
 
 # On a CPU a process holds the interpreter and JAX, and the compiler's memory while both programs are compiled. Some of
-# that is never given back. `python -m llamaspec.benchmarks.audits.process_memory` measures them, for models of 2, 8 and
-# 24 layers; these numbers are within 50 MB of benchmarks/results/process-memory.md (jax 0.12.0.1, Linux).
+# this memory is never returned. `python -m llamaspec.benchmarks.audits.process_memory` measures it for models of 2, 8
+# and 24 layers; these constants are within 50 MB of benchmarks/results/process-memory.md (jax 0.12.0.1, Linux).
 PROCESS = 180_000_000
 COMPILING = (280_000_000, 4_000_000)  # for a model, and for each of its layers
 PROGRAMS = (100_000_000, 4_000_000)
-CONTEXT = 1 << 30  # bytes: CUDA's own memory in this process is less
+CONTEXT = 1 << 30  # bytes, more than CUDA itself takes in this process
 
 
 class Memory(NamedTuple):
-    """Bytes that a generation takes, by part."""
+    """Bytes that a running model takes, by part."""
 
     weights: int
     cache: int  # and the table of RoPE's angles
     activations: int
     logits: int
     process: int  # the interpreter, JAX and programs, on a CPU; 0 on a GPU, where we count arrays only
-    compiling: int  # the most that compiling takes, before the others but `process` are there
+    compiling: int  # the most in use while compiling, before weights and cache are allocated
 
     @property
     def running(self) -> int:
@@ -46,11 +46,11 @@ class Memory(NamedTuple):
 
     @property
     def held(self) -> int:
-        """The bytes that a process already holds before it loads a model, so they are not among the free ones."""
+        """The bytes that the process holds before it loads a model, which free memory does not include."""
         return PROCESS if self.process else 0
 
     def fits(self, free: int | float) -> bool:
-        """Whether a process that has started JAX has enough if `free` bytes are free.
+        """Whether the plan fits in a process that has started JAX, if `free` bytes are free.
 
         >>> Memory(60_000_000, 10_000_000, 0, 0, process=285_000_000, compiling=0).fits(175_000_000)
         True
@@ -71,14 +71,14 @@ def memory_of(
 ) -> Memory:
     """Plan for `batch` sequences of up to `context` tokens. `params` may be only shapes.
 
-    A prompt is read `chunk` tokens at a time, and a long prompt `wide` tokens at a time if it is set.
+    A prompt is read `chunk` tokens at a time, or a long prompt up to `wide` tokens at a time.
     """
     chunk = min(chunk, context)
     widest = wide or chunk
     capacity = cache_rows(context, chunk)
     layers = config.layers
     codes = _quantized(params)
-    # Quantized matrices take more for each layer, since code decodes them: while compiling, and after.
+    # With quantized matrices, the programs decode codes, so each layer takes more memory while compiling and after.
     compiling, decoding = (codes[0].compiler_bytes, codes[0].program_bytes) if codes else (0, 0)
     on_cpu = platform == "cpu"
     return Memory(
@@ -97,22 +97,22 @@ def _activations(params: Params, config: Config, *, tokens: int, batch: int, cap
 
     def attention(queries: int, longest: int) -> int:
         span = min(capacity, longest)
-        scores = 2 * queries * config.heads * span  # and probabilities
+        scores = 2 * queries * config.heads * span  # scores and probabilities
         return scores + 2 * batch * config.kv_heads * span * config.head_dim  # keys and values, cut out of the cache
 
     matrices = _matrices([params.layers, params.head])
     sums = max(map(partial_sums, matrices)) if on_cpu and batch == 1 else 0  # for a step's widest product
     attended = max(attention(tokens, longest), attention(batch, SPANS.longest))  # for a prompt, for a step
-    hidden = tokens * config.ffn * (3 * config.experts or 3)  # gate, up and what they make
+    hidden = tokens * config.ffn * (3 * config.experts or 3)  # gate, up and their product
     largest = max((len(m.codes) * m.cols for m in _quantized(params)), default=0)
-    # XLA decodes into float32, twice; kernels decode the whole matrix into bfloat16, half as much.
+    # XLA holds decoded weights in float32 twice. Kernels decode a whole matrix into bfloat16, half as many bytes.
     decoded = 2 * min(largest, most) if on_cpu else max(2 * min(largest, most), largest // 2)
     stream = 4 * tokens * config.dim
     return 4 * (stream + max(attended, hidden + decoded, sums))
 
 
 def _matrices(tree: Any) -> list[Any]:
-    """List all matrices in a tree: `QuantizedMatrix` and arrays of two axes, with emulated activations or not."""
+    """List all matrices in a tree: each `QuantizedMatrix`, and each array of two axes."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, QuantizedMatrix))
     return [leaf for leaf in leaves if isinstance(leaf, QuantizedMatrix) or leaf.ndim == 2]
 
@@ -123,9 +123,9 @@ def _quantized(params: Params) -> list[QuantizedMatrix]:
 
 
 def check_fits(memory: Memory, *, context: int, available: int, other_programs: int = 0) -> None:
-    """Raise MemoryError if a plan does not fit; the message has the bytes at the moment when most are in use.
+    """Raise MemoryError if a plan does not fit in `available` bytes; the message lists the bytes at the peak.
 
-    `other_programs` are the bytes that other programs hold, if known.
+    `other_programs` is the number of bytes that other programs hold, 0 if unknown.
     """
     if memory.fits(available):
         return
@@ -145,9 +145,9 @@ def check_fits(memory: Memory, *, context: int, available: int, other_programs: 
 
 @contextmanager
 def shortage_named(what: str) -> Iterator[None]:
-    """Turn JAX's error about a full device into a MemoryError of one line that names `what` did not fit.
+    """Turn JAX's error about a full device into a one-line MemoryError that says that `what` did not fit.
 
-    A plan counts all memory that JAX may use on a GPU, also the part that another program holds.
+    This may happen although a plan fits, if another program takes memory after the check.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Opening the GPU while modules are imported: either takes about a second."""
+"""Opening of the GPU while modules are imported: each takes about a second."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +14,8 @@ from llamaspec.model.system import nvidia_driver
 def opening_device() -> Iterator[None]:
     """Open an NVIDIA GPU in another thread while the body runs, which imports modules.
 
-    Without an NVIDIA driver only the body runs. If the GPU cannot be opened, the error is raised where JAX is asked
-    for the device next.
+    Without an NVIDIA driver only the body runs. If the GPU cannot be opened, nothing is raised here: the next use of
+    JAX's devices raises the error.
     """
     if not nvidia_driver():
         yield

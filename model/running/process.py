@@ -1,4 +1,4 @@
-"""Settings of the whole process. Commands ask for them; the library leaves the process of its caller as it is.
+"""Settings of the whole process. Only commands change them; the library leaves its caller's process as it is.
 
 Importing this module imports neither NumPy nor JAX, so that a command can prepare its process first.
 """
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 AHEAD = "XLA_PYTHON_CLIENT_PREALLOCATE"
 FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # JAX refuses both; the second is deprecated
 MEMORY = (AHEAD, *FRACTIONS)
-ON_DEMAND = ("false", "False", "0")  # JAX takes any other value, "no" too, for true
+ON_DEMAND = ("false", "False", "0")  # JAX treats any other value as true, even "no"
 # The share of a GPU's memory that JAX may take. By default that is 0.75 if JAX takes memory on demand. CUDA's
 # context, code and graphs need some of the rest.
 MOST = "0.92"
-SMALL = 1 << 28  # weights of a model that a CPU reads a whole chunk with in a quarter of a second
+SMALL = 1 << 28  # number of weights; with this many, a CPU reads a chunk of a prompt in a quarter of a second
 BROKEN = re.compile(r"Error (?:reading|writing) persistent compilation cache entry for '([^']*)'")
 
 
 def prepare_process(*, debug: bool = False) -> None:
     """Have JAX take a GPU's memory on demand, and keep XLA's messages off stderr unless `debug`.
 
-    JAX sets a level of its own when it is imported, so a command calls this before anything else. A setting that the
-    user's environment has wins; JAX takes an empty one of memory for none. Where a user has JAX take memory at once, it
-    takes its own share.
+    Importing JAX sets a log level, so a command must call this function before it imports JAX. Variables that the user
+    has set win; an empty variable for memory counts as not set. If the user lets JAX take memory at the start, JAX
+    takes its default share.
     """
     os.environ[AHEAD] = os.environ.get(AHEAD) or ON_DEMAND[0]
     if os.environ[AHEAD] in ON_DEMAND and not any(map(os.environ.get, FRACTIONS)):
@@ -48,8 +48,8 @@ def prepare_process(*, debug: bool = False) -> None:
 def keep_compiled(folder: Path) -> None:
     """Have JAX keep compiled programs in `folder` between runs, and replace programs that cannot be read.
 
-    A process that is killed, or a full disk, leaves a part of a program behind. JAX would warn of it at every start
-    and never write it again.
+    If a process is killed or the disk is full, an incomplete file may remain. JAX would warn about the file at every
+    start, and never write the program again.
     """
     import jax
 
@@ -61,9 +61,9 @@ def keep_compiled(folder: Path) -> None:
 
 
 def _drops_broken_entries(folder: Path, show: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `warnings.showwarning`: JAX's warning of a program that it cannot read or write removes its files.
+    """Wrap `warnings.showwarning` so that JAX's warning about an unreadable program removes the program's files.
 
-    JAX warns before it compiles the program again, and then writes it if no file is in the way.
+    JAX warns before it compiles the program again, and afterwards writes the program if no such file exists.
     """
 
     def drop_or_show(message: Warning | str, *about: Any, **more: Any) -> None:
@@ -77,7 +77,7 @@ def _drops_broken_entries(folder: Path, show: Callable[..., Any]) -> Callable[..
 
 
 def is_large(config: Config) -> bool:
-    """Whether reading the weights takes a CPU much longer than anything else in a step or a chunk."""
+    """Whether a model has more than `SMALL` weights, so that reading them takes a CPU most of a step's time."""
     from llamaspec.model.tensors import tensor_shapes
 
     return sum(math.prod(shape) for shape in tensor_shapes(config).values()) > SMALL
@@ -90,7 +90,7 @@ def keep_heaps_small(config: Config, *, platform: str) -> None:
 
 
 def give_back_compilers_memory(config: Config, *, platform: str) -> None:
-    """Return the memory that compiling leaves behind; for a large model on a CPU the compiler's code, too."""
+    """Return the compiler's memory to the system; for a large model on a CPU, also the memory of its code."""
     return_freed_memory()
     if _counts_its_memory(config, platform):
         import jaxlib
@@ -99,5 +99,5 @@ def give_back_compilers_memory(config: Config, *, platform: str) -> None:
 
 
 def _counts_its_memory(config: Config, platform: str) -> bool:
-    """Whether memory matters more than the milliseconds that returning it takes."""
+    """Whether to save memory at the price of some milliseconds: for a large model on a CPU."""
     return platform == "cpu" and is_large(config)

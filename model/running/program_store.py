@@ -1,8 +1,9 @@
 """Compiled programs on disk, found without tracing: a second start neither traces nor lowers them.
 
-JAX's own cache looks a program up by its lowered text. Tracing and lowering take a second on a CPU, and several seconds
-with the kernels of a GPU. This store looks it up by everything that the text follows from: our source, the versions of
-JAX and of the device's software, the settings of JAX and XLA, the shapes of the arguments, and the choice of ops.
+JAX's own cache looks up a program by its lowered form. Tracing and lowering take a second on a CPU, and several seconds
+with the kernels of a GPU. This store looks up a program by everything that its lowered form depends on: our source, the
+versions of JAX and of the device's software, the settings of JAX and XLA, the shapes of the arguments, and the choice
+of ops.
 """
 
 import hashlib
@@ -22,11 +23,11 @@ from jax.stages import Compiled, Lowered
 from llamaspec.model.system import instructions, usable_cpus
 
 SOURCES = ("model", "pallas_kernels", "reference")  # packages that decide what a program computes
-SERVING_SOURCES = (*SOURCES, "serving")  # and what a program of the server computes
-ENVIRONMENT = ("XLA_", "MOSAIC_", "NVIDIA_", "CUDA_")  # beginnings of variables that may change a program
-NO_EFFECT = re.compile("cache|_log|debug|transfer_guard|traceback")  # in names of settings that change no program
+SERVING_SOURCES = (*SOURCES, "serving")  # packages that decide what a program of the server computes
+ENVIRONMENT = ("XLA_", "MOSAIC_", "NVIDIA_", "CUDA_")  # prefixes of environment variables that may change a program
+NO_EFFECT = re.compile("cache|_log|debug|transfer_guard|traceback")  # parts of names of settings without an effect
 DIGEST = 32  # bytes of a SHA-256
-MOST = 64  # files of the store; the ones that were not used for longest are removed beyond them
+MOST = 64  # files of the store; beyond them we remove the least recently used ones
 SUFFIX = ".program"
 
 
@@ -34,12 +35,13 @@ class ProgramStore(NamedTuple):
     """Programs of one model in one layout. Programs of other models may be in the same folder."""
 
     folder: Path
-    about: str  # everything that the programs follow from
+    about: str  # everything that the programs depend on
 
     def load(self, name: str, arguments: Any, results: Any) -> Compiled | None:
-        """Load the program `name`; None if it is not there, or cannot be used.
+        """Load the program `name`; None if there is no file, or if it cannot be used.
 
-        `arguments` and `results` are pytrees of the structures that the program takes (a tuple) and gives.
+        `arguments` is a tuple of pytrees with the structure of the program's arguments; `results` has the structure of
+        its results.
         """
         path = self._path(name)
         try:
@@ -55,7 +57,7 @@ class ProgramStore(NamedTuple):
             os.utime(path)
         except FileNotFoundError:
             return None
-        except Exception:  # A file of another machine, or one that was cut short, may fail in any way.
+        except Exception:  # a file of another machine, or an incomplete one, may fail in any way
             _remove(path)
             return None
         return loaded
@@ -65,10 +67,10 @@ class ProgramStore(NamedTuple):
         return self._path(name).exists()
 
     def compile(self, name: str, lower: Callable[[str], Lowered], options: dict[str, Any]) -> Callable[[], Compiled]:
-        """Lower a program at once, by its name; the result compiles it and stores it.
+        """Lower the program `name` now; the returned function compiles and stores it.
 
-        The program gets a name that no other has, so that JAX's cache cannot have it: XLA on a CPU cannot store a
-        program that it has loaded itself.
+        `lower` gets a unique name, so that JAX's cache cannot contain the program: on a CPU, XLA cannot store a program
+        that was loaded from a cache.
         """
         unique = f"{name}_{secrets.token_hex(8)}"
         lowered = lower(unique)
@@ -82,7 +84,7 @@ class ProgramStore(NamedTuple):
         return finish
 
     def _store(self, name: str, compiled: Compiled) -> None:
-        """Write a program. A device that cannot store programs, or a full disk, leaves none."""
+        """Write a program. If the device cannot store programs, or the disk is full, nothing is written."""
         path = self._path(name)
         staged = path.with_suffix(f".{secrets.token_hex(4)}.partial")
         try:
@@ -101,7 +103,7 @@ class ProgramStore(NamedTuple):
 def facts(*about: object, sources: tuple[str, ...] = SOURCES) -> str:
     """Describe what every program depends on: our source, versions, settings and the device; and add `about`."""
     device = jax.devices()[0]
-    # An attribute is what holds in this thread, and some settings of JAX are no attributes.
+    # We prefer attributes, which have the values of this thread, but some settings of JAX have no attribute.
     values = [item for item in sorted(jax.config.values.items()) if not NO_EFFECT.search(item[0])]
     settings = {name: getattr(jax.config, name, value) for name, value in values}
     environment = {name: value for name, value in sorted(os.environ.items()) if name.startswith(ENVIRONMENT)}

@@ -1,8 +1,8 @@
-"""The compiled programs of a model: two of them serve every prompt, turn and length.
+"""The compiled programs of a model: two programs serve prompts and completions of every length.
 
-One reads a chunk of a prompt, and one decodes, at temperature 0 or above it. The other way to decode is a third
-program, compiled when it is asked for: a branch between the two would cost a GPU 25 us a token. So are programs that
-read more of a prompt at once, if a device is faster so.
+One reads a chunk of a prompt, and one decodes, either at temperature 0 or above 0. Decoding the other way is a third
+program, since a branch between the two would cost a GPU 25 us a token. It is compiled when first needed, and so are the
+programs for wider chunks of a prompt, which a GPU has.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ from llamaspec.model.sampling import as_arrays
 from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 
-CACHE = 2  # the position of the cache among the arguments of a program, which takes it over
+CACHE = 2  # the index of the cache among the arguments of a program, which donates the cache
 MIDDLE, WIDE, WIDE_OF_CODES = 512, 1024, 2048  # tokens
 STOPS = 64  # ids that may end a text, at most
 
@@ -38,10 +38,10 @@ class Layout(NamedTuple):
     batch: int  # sequences at once
     capacity: int  # tokens of a sequence
     chunk: int  # tokens of a prompt that are read at once
-    burst: int  # tokens that a call of `decode` draws at most
+    burst: int  # the most tokens that a call of `decode` draws
     cache_dtype: np.dtype  # of keys and values
     wide: tuple[int, ...] = ()  # wider chunks for longer prompts, if they are faster; ascending
-    devices: int = 1  # that the rows of the cache are dealt to
+    devices: int = 1  # the number of devices that split the rows of the cache
 
     @property
     def rows(self) -> int:
@@ -55,13 +55,13 @@ class Layout(NamedTuple):
 
     @property
     def widest(self) -> int:
-        """Tokens of a prompt that are read at once, at most."""
+        """The most tokens of a prompt that are read at once."""
         return max((self.chunk, *self.wide))
 
     def parts(self, count: int) -> Iterator[tuple[int, int]]:
-        """Cut `count` tokens of a prompt into parts: the width of the chunk that reads each, and its tokens.
+        """Cut `count` tokens of a prompt into parts: the width of the chunk for each part, and its number of tokens.
 
-        A wide chunk is padded by less than a narrow one has, since the cache has room for that much padding.
+        A wide chunk is used only if its padding is less than `chunk` tokens, since the cache has no room for more.
 
         >>> layout = Layout(1, 4096, 256, 128, np.dtype(np.float32), wide=(512, 1024))
         >>> [*layout.parts(256)], [*layout.parts(257)], [*layout.parts(1600)]
@@ -73,7 +73,7 @@ class Layout(NamedTuple):
             count -= width
 
     def fitted(self, plan: Callable[[int], Memory], free: int) -> "Layout":
-        """Leave out wide chunks, the widest first, until the `plan` for the widest that is left fits, or none is left.
+        """Drop wide chunks, the widest first, until the `plan` for the widest remaining one fits in `free` bytes.
 
         >>> layout = Layout(1, 4096, 256, 128, np.dtype(np.float32), wide=(512, 1024))
         >>> layout.fitted(lambda widest: Memory(0, 0, widest, 0, process=0, compiling=0), 1000).wide
@@ -92,8 +92,8 @@ class Layout(NamedTuple):
 def prompt_chunk(config: Config, platform: str) -> int:
     """Choose how many tokens of a prompt are read at once.
 
-    More tokens reuse each weight more often; the padding of a short prompt wastes time. On a CPU a long prompt takes a
-    tenth longer in chunks of 64 than of 128, but a large model would wait for the padding.
+    A larger chunk reuses each weight more often, but wastes time on the padding of a short prompt. On a CPU a long
+    prompt takes a tenth longer in chunks of 64 than of 128; for a large model the padding would cost more than that.
     """
     if platform != "cpu":
         return 256
@@ -101,28 +101,29 @@ def prompt_chunk(config: Config, platform: str) -> int:
 
 
 def wide_chunks(platform: str, capacity: int, *, codes: bool) -> tuple[int, ...]:
-    """Choose how many tokens of a longer prompt are read at once; none if `prompt_chunk` serves every prompt.
+    """Choose the widths of the wider chunks for longer prompts; none on a CPU, where they are not faster.
 
-    A GPU computes faster with more rows: Llama 3.1 8B in bfloat16 reads 512 tokens in 18.9 ms by 256 and in 15.6 ms at
-    once, and 4,096 in 145 ms by 256, in 108 ms by 1,024 and in 107 ms by 2,048 (H100). With `codes` every chunk decodes
-    each matrix once, which takes longer than reading it, so there is a longer chunk, too. With 512 only, prompts of
-    1,024 and 1,536 tokens of q8 took 1.5 times as long as in bfloat16 by 1,024. On a CPU larger chunks are no faster.
+    On an H100, Llama 3.1 8B in bfloat16 reads 512 tokens in 18.9 ms in chunks of 256 and in 15.6 ms at once. It reads
+    4,096 tokens in 145 ms in chunks of 256, in 108 ms in chunks of 1,024 and in 107 ms in chunks of 2,048. With
+    quantized matrices (`codes`), every chunk decodes each matrix once, which takes longer than reading the matrix, so
+    we add a chunk of 2,048. If 512 were the widest, 1,024 or 1,536 tokens in q8 would take 1.5 times as long as in
+    bfloat16 with chunks of 1,024.
     """
     widths = (MIDDLE, WIDE, WIDE_OF_CODES) if codes else (MIDDLE, WIDE)
     return tuple(width for width in widths if platform != "cpu" and capacity >= width)
 
 
 def longest_burst(platform: str) -> int:
-    """Choose how many tokens decoding draws at most before it returns to the host.
+    """Choose the most tokens that decoding draws before it returns to the host.
 
-    A session asks for as many as it wants to show at once. On a GPU a host takes 1.2 ms to launch a burst of TinyLlama,
-    and the GPU takes 12 ms for 16 tokens.
+    A session asks for as many tokens as it wants to show at once, up to this number. The host takes 1.2 ms to launch a
+    burst of TinyLlama on a GPU, and the GPU takes 12 ms for 16 tokens.
     """
     return 16 if platform == "cpu" else 128
 
 
 class Programs(NamedTuple):
-    """Compiled programs of one layout. Both fields give programs, compiled when first asked for."""
+    """Compiled programs of one layout. Both fields are functions that return a program, and compile it if needed."""
 
     prefill: Callable[[int], Callable[..., Cache]]  # by the width of a chunk, `Layout.chunk` or one of `wide`
     decode: Callable[[bool], Callable[..., tuple[Array, Array, DecodeState, Cache]]]  # greedy or not
@@ -141,12 +142,12 @@ def compile_programs(
     store: ProgramStore | None = None,
     jit: Callable[..., Any] | None = None,
 ) -> Programs:
-    """Compile for JAX's default device, before any weight is in memory: the compiler takes some hundred MB itself.
+    """Compile the programs of a model for JAX's default device.
 
     `params` are shapes from `model.weights.loading.abstract_params`. `greedy` and `prompt`, the number of tokens in the
-    first prompt, choose the programs to compile at once (`first_programs`). `compiled` is called after each
-    compilation. We load programs that `store` has, and store the others there. `jit` makes a function with a `lower`
-    that takes these shapes; by default it is `jax.jit`.
+    first prompt, choose the programs to compile now (`first_programs`); the others are compiled when first needed.
+    `compiled` is called after compiling. Programs that `store` has are loaded from there, and the others are stored.
+    `jit` wraps a function like `jax.jit`, its default, so that it can be lowered for these shapes.
     """
     compiled = compiled or (lambda: None)
     if jit is None:
@@ -174,17 +175,17 @@ def compile_programs(
 
 
 def first_programs(layout: Layout, *, greedy: bool, prompt: int | None = None) -> list[str]:
-    """Name the programs that the first text needs, the largest first.
+    """Name the programs that the first completion needs, the largest first.
 
-    Chunks read all of the `prompt` tokens but the last, so a prompt of one token needs only the program that decodes.
-    None stands for a short prompt.
+    `prompt` is the number of tokens of the first prompt; None means a short prompt. All tokens but the last are read in
+    chunks, so a prompt of one token needs only the program that decodes.
     """
     read = layout.chunk if prompt is None else prompt - 1
     return [_decoder(greedy), *dict.fromkeys(_reader(width) for width, _ in layout.parts(read))]
 
 
 def are_stored(store: ProgramStore | None, names: Sequence[str]) -> bool:
-    """Whether `compile_programs` finds programs of these names in `store`, so that nothing is compiled."""
+    """Whether `store` has all programs of these names, so that `compile_programs` compiles nothing."""
     return store is not None and all(map(store.has, names))
 
 
@@ -210,7 +211,7 @@ class _Maker(NamedTuple):
         return store.load(self.name, self.arguments, self.results) if store else None
 
     def lower(self, store: ProgramStore | None) -> Callable[[], Compiled]:
-        """Lower the program at once; the result compiles it."""
+        """Lower the program now; the returned function compiles it."""
 
         def lower(name: str) -> Lowered:
             named = partial(self.program)
@@ -247,15 +248,15 @@ def _makers(
 
 
 def prefill_shapes(layout: Layout, cache: Cache, width: int | None = None) -> tuple[Any, ...]:
-    """Give the shapes that `prefill` takes after the weights, for a cache of these shapes and chunks of `width`.
+    """Return the shapes of `prefill`'s arguments after the weights; `cache` has the shapes of the cache.
 
-    None is the chunk of `layout`.
+    `width` is the number of tokens of a chunk, by default `layout.chunk`.
     """
     return _shape(layout.batch, width or layout.chunk), cache, _shape(layout.batch)
 
 
 def decode_shapes(config: Config, cache: Cache) -> tuple[Any, ...]:
-    """Give the shapes that `decode` takes after the weights, for a cache of these shapes."""
+    """Return the shapes of `decode`'s arguments after the weights; `cache` has the shapes of the cache."""
     (batch,) = cache.lengths.shape
     return (
         DecodeState(_shape(batch), _shape(batch, config.vocab, dtype=np.bool_), _shape(batch, dtype=np.bool_)),

@@ -1,4 +1,4 @@
-"""The NumPy reference as a `Backend`: to compare with and to learn from."""
+"""The NumPy reference as a `Backend`, to compare other backends with, and to learn from."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
@@ -44,10 +44,10 @@ PART = 64  # prompt tokens computed at once if each gives logits for the whole v
 
 
 def reference_memory(config: Config, *, context: int) -> Memory:
-    """Plan for sequences of up to `context` tokens in float64; nothing is compiled."""
+    """Plan the memory for sequences of up to `context` tokens in float64; nothing is compiled."""
     float64 = np.dtype(np.float64)
     tokens = min(CHUNK, context)
-    scores = 4 * config.heads * tokens * context  # masked, less the largest, their exponentials and probabilities
+    scores = 4 * config.heads * tokens * context  # masked scores, minus the largest, exponentials, probabilities
     hidden = 6 * tokens * config.ffn  # gate, up, their product, and its parts
     return Memory(
         weights=weight_bytes(abstract_params(config, dtype=float64, positions=0)),
@@ -60,9 +60,9 @@ def reference_memory(config: Config, *, context: int) -> Memory:
 
 
 class Drawing(NamedTuple):
-    """A text that is being drawn."""
+    """A completion in progress."""
 
-    token: int  # the newest, which is not fed yet
+    token: int  # the newest token, which is not fed yet
     seen: np.ndarray  # bool [vocab]: the ids that the repetition penalty applies to
     seed: int
     options: SamplingOptions
@@ -82,7 +82,7 @@ class ReferenceBackend:
         self._uniform = jax.jit(uniform)
 
     def bytes_read(self, position: float) -> None:
-        """Count nothing: the reference is not made for speed."""
+        """Return None: we do not count bytes for the reference, which is not made for speed."""
 
     def describe(self) -> str:
         """Say in one line how the model runs."""
@@ -93,22 +93,22 @@ class ReferenceBackend:
         return [self._layer_cache(*layer) for layer in empty_cache(self._config)]
 
     def rewind(self, cache: Cache, length: int) -> Cache:
-        """Forget all but the first `length` positions."""
+        """Return the cache cut to its first `length` positions."""
         return [self._layer_cache(layer.k[:length], layer.v[:length]) for layer in cache]
 
     def extend(self, cache: Cache, ids: Sequence[int]) -> Cache:
-        """Append tokens to the cache."""
+        """Append the keys and values of `ids` to the cache."""
         return hidden_states(self._params, np.array(ids), cache, config=self._config)[1]
 
     def begin(
         self, token: int, *, seen: np.ndarray, seed: int, options: SamplingOptions, stops: Sequence[int]
     ) -> Drawing:
-        """Begin a text after `token`. One token is drawn at a time, so that `stops` end nothing here."""
+        """Start a completion after `token`. `stops` are not used, since each call of `decode` draws only one token."""
         del stops
         return Drawing(token, seen.copy(), seed, options)
 
     def decode(self, cache: Cache, drawing: Drawing, *, steps: int) -> tuple[Callable[[], list[int]], Drawing, Cache]:
-        """Feed the newest token and draw one; `steps` is at least 1."""
+        """Feed the newest token and draw one token; `steps` is not used."""
         x, cache = hidden_states(self._params, np.array([drawing.token]), cache, config=self._config)
         options = drawing.options
         p = distribution(
@@ -122,20 +122,20 @@ class ReferenceBackend:
         return lambda: [token], drawing._replace(token=token), cache
 
     def logits(self, ids: Sequence[int]) -> Float[np.ndarray, "seq vocab"]:
-        """Compute the logits that follow each of `ids`, in float64. Raises FloatingPointError: see `check_logits`."""
+        """Compute float64 logits after each of `ids`. Raises FloatingPointError if a logit is NaN or infinite."""
         return np.concatenate(list(self.logits_in_parts(ids)))
 
     def logits_in_parts(self, ids: Sequence[int], *, after: int = 0) -> Iterator[Float[np.ndarray, "rows vocab"]]:
-        """Compute `logits` of some ids at a time. The first `after` ids are read, but give no logits."""
+        """Yield `logits` for `PART` ids at a time, without the logits for the first `after` ids."""
         cache = self.extend(self.start(), ids[:after]) if after else self.start()
         for start in range(after, len(ids), PART):
             logits, cache = forward(self._params, np.array(ids[start : start + PART]), cache, config=self._config)
             yield check_logits(logits)
 
     def with_weights(self, checkpoint: Checkpoint, *, read_from: Checkpoint | None = None) -> "ReferenceBackend":
-        """Make a backend like this one with the weights of another checkpoint; its tensors have the same shapes.
+        """Return a backend like this one with the weights of `checkpoint`, which must have tensors of the same shapes.
 
-        All of its weights are read; `read_from` does not matter.
+        All weights are read; `read_from` is not used.
         """
         del read_from
         clone = copy(self)
@@ -144,7 +144,7 @@ class ReferenceBackend:
 
 
 class LazyLayers(Sequence[Layer]):
-    """Layers that are read when they are asked for, and not kept: in float64 they may not fit in memory."""
+    """Layers that are read each time they are indexed, and not kept: in float64 they may not all fit in memory."""
 
     def __init__(self, count: int, read: Callable[[int], Layer]):
         self._count, self._read = count, read
@@ -161,10 +161,10 @@ class LazyLayers(Sequence[Layer]):
 def load_reference_params(
     checkpoint: Checkpoint, roundings: Mapping[str, str] | None = None, *, lazily: bool = False
 ) -> Params:
-    """Read every tensor of `checkpoint` in float64, quantized ones decoded exactly.
+    """Read every tensor of `checkpoint` in float64; quantized tensors are decoded exactly.
 
-    `roundings`, from `model.ops.emulated`, says how the named matrices round the vectors that they are multiplied by.
-    `lazily` leaves the tensors of a layer in the file until the layer is asked for.
+    `roundings`, from `model.ops.emulated`, maps names of matrices to the rounding of the vectors that are multiplied by
+    them. If `lazily`, a layer is read each time it is indexed.
     """
     config, rounded_to = checkpoint.config, roundings or {}
 
@@ -187,7 +187,7 @@ def load_reference_params(
     parts = by_layer(config)
 
     def matrix(weights: Sequence[Weight]) -> np.ndarray:
-        """Read the matrices of all experts, stacked, or a single matrix, or the norms of all heads in a row."""
+        """Read a single tensor, or stack the matrices of all experts, or concatenate the norms of all heads."""
         names = [weight.name for weight in weights]
         arrays = [tensor(name) for name in names]
         if weights[0].role is Role.EXPERT:

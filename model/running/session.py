@@ -1,4 +1,4 @@
-"""A sequence that grows: what the cache holds, and the tokens drawn after it."""
+"""A sequence that grows: the tokens in the cache, and the tokens drawn after them."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -12,20 +12,20 @@ from llamaspec.model.running.backend import Backend, not_numbers
 
 FinishReason = Literal["stop", "length", "context", "interrupted"]
 
-# A burst takes no longer than this, so that a token is seen soon after it is drawn. On a CPU each burst begins with
-# about a millisecond of overhead: at half of this, a model of 134M parameters decodes 5 % slower.
+# The longest time of a burst, so that a token is shown soon after it is drawn. On a CPU each burst has about a
+# millisecond of overhead: with bursts half as long, a model of 134M parameters decodes 5 % slower.
 DISPLAY_SECONDS = 0.08
 
 
 class Session[Cache, Drawing]:
-    """One sequence on a backend. A new prompt reuses the cache as far as it starts with the same tokens."""
+    """One sequence on a backend. A new prompt reuses the cache as far as both begin with the same tokens."""
 
     def __init__(self, backend: Backend[Cache, Drawing], *, vocab: int):
         self._backend = backend
         self._vocab = vocab
         self._ids: list[int] = []  # the tokens in the cache
         self._cache: Cache | None = None
-        self._beyond = False  # whether the cache may hold other tokens after them
+        self._beyond = False  # whether the cache may hold more tokens than `_ids`
         self._generations = 0
 
     @property
@@ -34,7 +34,7 @@ class Session[Cache, Drawing]:
         return list(self._ids)
 
     def prefill(self, prompt: Sequence[int], *, interrupted: Callable[[], bool] = lambda: False) -> bool:
-        """Extend the cache to all of `prompt` but its last token. False if interrupted on the way."""
+        """Extend the cache to all tokens of `prompt` but the last. Returns False if `interrupted` returned True."""
         if len(prompt) > self._backend.capacity:
             raise ValueError(f"the prompt is {len(prompt)} tokens, the context {self._backend.capacity}")
         shared = _common_prefix(self._ids, prompt[:-1])
@@ -57,9 +57,9 @@ class Session[Cache, Drawing]:
         stops: frozenset[int],
         interrupted: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[list[int], FinishReason | None]]:
-        """Draw tokens after `prompt`, a few at a time, the last with the reason why nothing follows.
+        """Yield bursts of tokens drawn after `prompt`; the last burst comes with the reason for the end.
 
-        A stopping token is drawn and given, but its keys and values are not computed. Raises ValueError for a prompt
+        A stop token is included, but its keys and values are not computed. Raises ValueError for a prompt
         longer than the context, FloatingPointError if logits are not finite, RuntimeError if another generation has
         begun on this session meanwhile.
         """
@@ -75,8 +75,8 @@ class Session[Cache, Drawing]:
         seen = np.zeros(self._vocab, bool)
         seen[list(prompt)] = True
         drawing = self._backend.begin(token, seen=seen, seed=seed, options=options, stops=sorted(stops))
-        pending: deque[tuple[Callable[[], list[int]], int]] = deque()  # bursts that are not read yet, and their tokens
-        # The latest burst sizes the next one; the first bursts are single tokens.
+        pending: deque[tuple[Callable[[], list[int]], int]] = deque()  # unread bursts, and their numbers of steps
+        # The time of the latest burst decides the size of the next one; the first bursts are single tokens.
         step_seconds, since = float("inf"), 0.0
         while True:
             if interrupted():
@@ -113,7 +113,10 @@ class Session[Cache, Drawing]:
             yield drawn, None
 
     def _take(self, length: int | None = None) -> Cache:
-        """Take the cache out, cut to `length` if one is given, until `_put`: a call cut short leaves no stale one."""
+        """Remove the cache from the session until `_put`, so that a failed call leaves no stale cache.
+
+        If `length` is given, the cache is cut to this number of positions.
+        """
         cache = self._backend.start() if self._cache is None else self._cache
         if length is not None and (length < len(self._ids) or self._beyond):
             cache = self._backend.rewind(cache, length)
@@ -125,7 +128,7 @@ class Session[Cache, Drawing]:
 
 
 def tokens_at_once(step_seconds: float, most: int) -> int:
-    """Choose how many tokens a burst draws, at most `most`, if each takes `step_seconds`.
+    """Choose how many tokens a burst draws, up to `most`, if each token takes `step_seconds`.
 
     >>> tokens_at_once(0.004, 128), tokens_at_once(0.0005, 128), tokens_at_once(1.0, 128)
     (20, 128, 1)

@@ -20,7 +20,7 @@ class StartClock:
     - upload: waiting for weights to reach the device, and to be quantized there
     - first token: from the request to the first token
 
-    Other threads work in parallel with the main thread. `beside` counts their seconds apart from the sum.
+    Other threads work in parallel with the main thread. `beside` counts their seconds, which are not in the sum.
     """
 
     def __init__(self, *, began: float | None = None):
@@ -48,7 +48,7 @@ class StartClock:
         self._now, self._since = None, at
 
     def with_first_token(self, seconds: float) -> "StartClock":
-        """Count `seconds` for the first token, if the request came some time after the model was ready."""
+        """Set the phase "first token" to `seconds`, if the request came some time after the model was ready."""
         self.end()
         self._seconds["first token"] = seconds
         return self
@@ -64,16 +64,16 @@ class StartClock:
 
     @property
     def seconds(self) -> dict[Phase, float]:
-        """The seconds of each phase that has ended, in the order of the phases."""
+        """The seconds of each phase in the order of `Phase`, without the current phase."""
         return dict(self._seconds)
 
     @property
     def parallel(self) -> dict[Phase, float]:
-        """The seconds that other threads worked for a phase, while the main thread was in any phase."""
+        """The seconds that other threads worked for each phase."""
         return dict(self._beside)
 
     def as_json(self) -> dict[str, Any]:
-        """Give phases, their sum and what was parallel, in seconds, with underscores in the names."""
+        """Return the seconds of the phases, their sum, and the parallel seconds, with underscores in the names."""
         phases = {phase.replace(" ", "_"): seconds for phase, seconds in self._seconds.items()}
         parallel = {phase.replace(" ", "_"): seconds for phase, seconds in self._beside.items()}
         return {**phases, "total": sum(self._seconds.values()), "parallel": parallel}

@@ -1,17 +1,17 @@
-"""Added tokens: found in a text before it is cut into pieces, and before its spaces become "▁".
+"""Finds added tokens in a text, before the text is cut into pieces and its spaces become "▁".
 
-Two programs define where they are found, and they differ where two names overlap:
+Two programs define the search, and their results differ if two names overlap:
 
-- `Leftmost`, as the tokenizers library (src/tokenizer/added_vocabulary.rs): from left to right, at each place the
-  longest name. A token may take in the white space on a side, and may be found only as a word of its own.
-- `LongestFirst`, as llama.cpp (src/llama-vocab.cpp, `tokenizer_st_partition`): the longest name in all of the text, in
-  bytes, then the next longest in what is left. A token may take in ASCII's white space after it.
+- `Leftmost`, as the tokenizers library (src/tokenizer/added_vocabulary.rs): searches from left to right, and takes the
+  longest name at each place. A token may absorb the white space on either side, and may match only whole words.
+- `LongestFirst`, as llama.cpp (src/llama-vocab.cpp, `tokenizer_st_partition`): takes the longest name (in bytes) in the
+  whole text, then the next longest in the remaining text. A token may absorb the ASCII white space after it.
 
     >>> names = {"ab": Added(7, special=False), "bcd": Added(8, special=False)}
     >>> Leftmost(names).split("abcd"), LongestFirst(names).split("abcd")
     ([7, 'cd'], ['a', 8])
 
-Names are found by binary search, so that the time does not depend on how many there are.
+We find names by binary search, so that many names cost little time.
 """
 
 import heapq
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from llamaspec.model.tokenizers.tokenizer_config import Added
 
-# White space as the tokenizers library has it, without U+001C to U+001F, and as llama.cpp has it.
+# White space as the tokenizers library defines it, without U+001C to U+001F, and as llama.cpp does.
 WHITE_SPACE = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 ASCII_WHITE_SPACE = r"[\t-\r ]"
 
@@ -36,13 +36,13 @@ class _Match(NamedTuple):
 
 
 class _Names:
-    """Names in the order of the alphabet, each with the longest other name that it begins with."""
+    """Names in alphabetical order; each one knows the longest other name that it begins with."""
 
     def __init__(self, added: Mapping[str, Added]):
         self.names = sorted(name for name in added if name)
         self._longest = max(map(len, self.names), default=0)
         self._shorter: list[int] = []
-        beginnings: list[int] = []  # the names that the current one begins with, the shortest first
+        beginnings: list[int] = []  # names that the current name begins with, the shortest first
         for at, name in enumerate(self.names):
             while beginnings and not name.startswith(self.names[beginnings[-1]]):
                 beginnings.pop()
@@ -60,9 +60,10 @@ class _Names:
                 yield begin
 
     def longest(self, text: str, begin: int) -> int:
-        """The index of the longest name at a place of the text; -1: there is none.
+        """Find the index of the longest name at a place of the text; -1 if there is none.
 
-        All names that the text goes on with are beginnings of the last name before it in the alphabet.
+        The search starts at the last name that sorts before the text from this place on: each name that matches is this
+        name, or a beginning of it.
         """
         at = bisect_right(self.names, text[begin : begin + self._longest]) - 1
         while at >= 0 and not text.startswith(self.names[at], begin):
@@ -70,14 +71,18 @@ class _Names:
         return at
 
     def fitting(self, at: int, room: int) -> int:
-        """The longest name that this one begins with, itself included, of at most `room` characters; -1: none."""
+        """Find the longest beginning of name `at` that is also a name and has at most `room` characters; -1 if there is
+        none.
+
+        The name `at` itself counts.
+        """
         while at >= 0 and len(self.names[at]) > room:
             at = self._shorter[at]
         return at
 
 
 class Leftmost:
-    """Finds added tokens as the tokenizers library."""
+    """Finds added tokens as the tokenizers library does."""
 
     def __init__(self, added: Mapping[str, Added]):
         self.added = added
@@ -108,7 +113,7 @@ class Leftmost:
 
 
 class LongestFirst:
-    """Finds added tokens as llama.cpp."""
+    """Finds added tokens as llama.cpp does."""
 
     def __init__(self, added: Mapping[str, Added]):
         self.added = added

@@ -13,7 +13,7 @@ LEAF, HAS_LEAF = np.uint32(1 << 31), np.uint32(1 << 8)
 
 
 def check_charsmap(table: bytes, path: str) -> None:
-    """Raise `CheckpointError` for a table with offsets that lead out of it: they would crash the libraries.
+    """Raise `CheckpointError` for a table with an offset beyond its end: the libraries would crash.
 
     >>> check_charsmap(b"", "tokenizer.model")
     Traceback (most recent call last):
@@ -42,5 +42,5 @@ def _is_sound(table: bytes) -> bool:
     starts = units[bases[units[inner] & HAS_LEAF != 0]] & ~LEAF
     if np.any(starts >= len(replacements)):
         return False
-    ends = np.frombuffer(b"\0" + replacements, np.uint8)  # One before each place.
+    ends = np.frombuffer(b"\0" + replacements, np.uint8)  # ends[i] is the byte before replacements[i]; it must be 0.
     return not np.any(ends[starts])

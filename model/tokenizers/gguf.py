@@ -1,17 +1,17 @@
 """The tokenizer inside a GGUF file: SentencePiece's pieces and scores ("llama"), or byte-level BPE's merges ("gpt2").
 
-This module turns it into a SentencePiece model or a tokenizer.json, which the libraries read, so that one
+This module converts the tokenizer to a SentencePiece model or a tokenizer.json for the libraries, so that one
 implementation serves all files. The rules are llama.cpp's (src/llama-vocab.cpp, commit 00ad355):
 
 1. Text is not normalized. In "gpt2", tokenizer.ggml.pre names how it is cut (`gguf_cuttings`).
 2. User-defined tokens are found in the text as it is, spaces and all, before it is cut: the longest first.
-3. In "llama", each text that begins, or that follows a user-defined token or a control token, gets a space in front,
-   unless tokenizer.ggml.add_space_prefix is false. Pieces are then merged, for every type: a user-defined token
-   spelled with "▁" is made by merges, since the text has spaces where it is looked for.
-4. Types of tokens are corrected by name (`model.checkpoints.gguf.control_tokens`). A name of a control token in a text
-   is text, also where llama.cpp would take it for the token, as it does with `parse_special`.
-5. Where general.name has "phi-3" or "phi3" in it, all control tokens, user-defined tokens and `</s>` take in the
-   white space after them, but not `<unk>`, `<s>` and `<|endoftext|>`. Other overrides by name are for embeddings
+3. In "llama", the start of a text and each text after a user-defined or control token get a space in front, unless
+   tokenizer.ggml.add_space_prefix is false. Merges may then make pieces of every type. This is how a user-defined token
+   spelled with "▁" is made: rule 2 does not find it, since the text still has spaces.
+4. Types of tokens are corrected by name (`model.checkpoints.gguf.control_tokens`). If a text spells the name of a
+   control token, the name stays text. (llama.cpp with `parse_special` makes it the token.)
+5. If general.name contains "phi-3" or "phi3", all control tokens, user-defined tokens and `</s>` absorb the white
+   space after them, except `<unk>`, `<s>` and `<|endoftext|>`. Other overrides by name are for embeddings
    (jina, nomic, ModernBERT) and for architectures that are not read (Gemma 4).
 """
 
@@ -66,7 +66,7 @@ def read_gguf(file: MappedFile) -> Tokenizer | None:
 
 
 def named_tokens(file: MappedFile) -> dict[str, str]:
-    """The texts of bos_token and eos_token by a GGUF file's keys. A template may write them wherever it likes."""
+    """Return the names of the tokens bos_token and eos_token by a GGUF file's keys, as variables for a template."""
     metadata, named = read_header(file).metadata, {}
     tokens = metadata.strings("tokenizer.ggml.tokens")
     for name in ("bos", "eos"):
@@ -77,9 +77,9 @@ def named_tokens(file: MappedFile) -> dict[str, str]:
 
 
 def read_templates(file: MappedFile) -> tuple[dict[str, str], dict[str, str]] | None:
-    """Read the chat templates of a GGUF file by name, and the texts of bos_token and eos_token.
+    """Read the chat templates of a GGUF file by name, and the names of the tokens bos_token and eos_token.
 
-    None where the file has no template of the name default.
+    Returns None if the file has no default template.
     """
     metadata = read_header(file).metadata
     if TEMPLATE not in metadata:
@@ -111,14 +111,14 @@ def _corrected(
 
 
 def _takes_in_space(metadata: Metadata) -> Callable[[str], bool]:
-    """Whether a token takes in the white space after it, by its name."""
+    """Make a function that tells, by a token's name, whether the token absorbs the white space after it."""
     model = metadata.string("general.name", "").lower()
     phi_3 = "phi-3" in model or "phi3" in model
     return lambda name: phi_3 and name not in ("<unk>", "<s>", "<|endoftext|>")
 
 
 def _bos(metadata: Metadata, tokens: Sequence[str], *, default: bool, absent: int | None = None) -> int | None:
-    """The id that begins texts, or None. Without a key it is `absent`, as in llama.cpp."""
+    """Return the id that begins texts, or None. If no key names it, return `absent`, as in llama.cpp."""
     if not metadata.boolean("tokenizer.ggml.add_bos_token", default):
         return None
     if BOS not in metadata:
@@ -129,7 +129,7 @@ def _bos(metadata: Metadata, tokens: Sequence[str], *, default: bool, absent: in
 
 
 def _with_unknown(metadata: Metadata, tokens: Sequence[str], types: Sequence[int]) -> Sequence[int]:
-    """Give the types. llama.cpp's converter writes the unknown token as a control token."""
+    """Mark the unknown token in `types`: llama.cpp's converter writes it as a control token."""
     if UNKNOWN in types:
         return types
     key = "tokenizer.ggml.unknown_token_id"
@@ -211,7 +211,7 @@ def _byte_level(metadata: Metadata, tokens: list[str], types: Sequence[int]) -> 
 
 
 def _spec(vocabulary: dict[str, int], merges: list[str], cutting: Cutting) -> dict[str, Any]:
-    """The tokenizer.json of a byte-level tokenizer, without its added tokens."""
+    """Make the tokenizer.json of a byte-level tokenizer, without its added tokens."""
     bytes_only = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     cuts = [
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}

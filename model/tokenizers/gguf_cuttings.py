@@ -1,13 +1,14 @@
-"""How a byte-level tokenizer of a GGUF file cuts a text, by the name in tokenizer.ggml.pre.
+"""Patterns that cut a text into pieces in byte-level tokenizers of GGUF files, by the name in tokenizer.ggml.pre.
 
-llama.cpp knows these names (src/llama-vocab.cpp, `load` and `llm_tokenizer_bpe`, commit 00ad355), as far
-as the architectures that we read have tokenizers of that name. The first pattern cuts a text, the next one the pieces,
-and so on; what no pattern matches is a piece as well. llama.cpp's regular expressions know no classes of letters by
-case. It has rewritten the patterns of gpt-4o and tekken, and cuts capitals outside ASCII and combining marks
-differently. In deepseek-llm and deepseek-coder it does not take U+3000 for white space. The tokenizers' own patterns
-stand here.
+The names are llama.cpp's (src/llama-vocab.cpp, `load` and `llm_tokenizer_bpe`, commit 00ad355); we have the names that
+tokenizers of our architectures use. The first pattern cuts a text, the next one cuts the pieces, and so on; text
+between matches is a piece as well.
 
-A file without the key is read as "default", as llama.cpp does with a warning.
+The patterns are the tokenizers' own, and llama.cpp's differ in two cases. Its regular expressions have no classes for
+upper and lower case, so it has rewritten gpt-4o and tekken, and cuts capitals outside ASCII and combining marks
+differently. In deepseek-llm and deepseek-coder it does not treat U+3000 as white space.
+
+We read a file without the key as "default", as llama.cpp does with a warning.
 """
 
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from llamaspec.reference.byte_bpe import GPT2, LLAMA3, QWEN2, TEKKEN
 
 
 class Cutting(NamedTuple):
-    """How a text becomes pieces, before merges."""
+    """The rules for cutting a text into pieces, before merges."""
 
     patterns: tuple[str, ...]
     whole_words: bool = False  # A piece that is a token is not cut, even if no merges make it.
@@ -58,7 +59,7 @@ FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")
 DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
 MINICPM5 = (r"\p{N}{1,3}", LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}+"))
 
-# Of names with the same patterns, a file is written with the first.
+# If several names have the same patterns, we write files with the first name.
 _NAMES: dict[str, Cutting] = {
     "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2": Cutting((LLAMA3,), whole_words=True, bos=True),
     "qwen2 deepseek-r1-qwen kormo megrez hunyuan solar-open grok-2 stablelm2": Cutting((QWEN2,)),

@@ -30,7 +30,7 @@ from llamaspec.model.tokenizers.tokenizer import Tokenizer, is_byte
 from llamaspec.reference.byte_bpe import GPT2
 
 END_OF_TURN, END_OF_MESSAGE = ("<|eot_id|>", "<|im_end|>"), ("<|eom_id|>",)
-LAST_SCORE = -1000.0  # the score of tokens that no text is cut into
+LAST_SCORE = -1000.0  # the score of tokens that merges must not make
 
 
 class Token(NamedTuple):
@@ -50,10 +50,9 @@ def vocabulary_keys(
 ) -> dict[str, Value]:
     """Format the keys of a tokenizer and chat templates; without a tokenizer, only the ids that begin and end texts.
 
-    `templates` are by name, and "default" is the one for most conversations. `named` are bos_token and eos_token as
-    templates have them.
-
-    Raises `CheckpointError` for a tokenizer that llama.cpp has no name for.
+    `templates` has the chat templates by name; "default" is the one for most conversations. `named` has the tokens
+    bos_token and eos_token, as templates use them. Raises `CheckpointError` if llama.cpp has no name for how the
+    tokenizer cuts a text.
     """
     keys: dict[str, Value] = {TYPE: "none"} if tokenizer is None else _tokenizer_keys(checkpoint, tokenizer)
     ids = _named_ids(tokenizer, named or {})
@@ -65,7 +64,7 @@ def vocabulary_keys(
 
 
 def unkept(tokenizer: Tokenizer) -> list[str]:
-    """Say what a tokenizer does to a text that the keys of a GGUF file cannot say: a line each."""
+    """List the changes that the tokenizer makes to a text and a GGUF file cannot state, one line each."""
     if not isinstance(tokenizer, SentencePieceTokenizer):
         return []
     spec, lines = tokenizer.proto().normalizer_spec, []
@@ -88,7 +87,7 @@ def _template_keys(templates: Mapping[str, str]) -> dict[str, Value]:
 
 
 def _named_ids(tokenizer: Tokenizer | None, named: Mapping[str, str | None]) -> dict[str, int]:
-    """The ids of named control tokens."""
+    """Look up the ids of named control tokens."""
     special = tokenizer.special if tokenizer else {}
     return {key: special[name] for key, name in named.items() if name is not None and name in special}
 
@@ -96,9 +95,9 @@ def _named_ids(tokenizer: Tokenizer | None, named: Mapping[str, str | None]) -> 
 def _stop_keys(
     checkpoint: Checkpoint, tokenizer: Tokenizer | None, bos: int | None, *, eos: int | None
 ) -> dict[str, Value]:
-    """The keys of the ids that end a text. GGUF has three: the end of a text, of a turn and of a message.
+    """Choose keys for the ids that end a text. GGUF has three keys: the end of a text, of a turn and of a message.
 
-    `eos` is the id of eos_token, which a template reads from the first of them.
+    `eos` is the id of eos_token. It gets the first key, from which templates take eos_token.
     """
     if len(checkpoint.stops) > len(STOPS) and tokenizer:
         checkpoint = replace(checkpoint, stops=_stops_for_keys(checkpoint.stops, tokenizer))
@@ -123,7 +122,10 @@ def _stop_keys(
 
 
 def _stops_for_keys(stops: frozenset[int], tokenizer: Tokenizer) -> frozenset[int]:
-    """The ids that keys have to name, and as many more as there are keys: llama.cpp finds the others by their names."""
+    """Choose the ids that the keys will name.
+
+    These are all ids that llama.cpp does not know by name, then known ones while keys are left.
+    """
     names = {id: tokenizer.piece(id) for id in stops}
     known = sorted((name not in (*END_OF_TURN, *END_OF_MESSAGE), id) for id, name in names.items() if name in ENDS)
     unknown = {id for id, name in names.items() if name not in ENDS}
@@ -160,7 +162,10 @@ def _tokenizer_keys(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, V
 
 
 def _sentencepiece(checkpoint: Checkpoint, tokenizer: SentencePieceTokenizer) -> tuple[list[Token], dict[str, Value]]:
-    """The pieces of a model. A user-defined one has spaces for "▁": llama.cpp looks for it in the text as it is."""
+    """Format the pieces of a model.
+
+    User-defined pieces get spaces in place of "▁", since llama.cpp searches for them in the text as it is.
+    """
     proto, added = tokenizer.proto(), tokenizer.added
     if (kind := proto.trainer_spec.model_type) != proto.trainer_spec.BPE:
         raise _not_bpe(checkpoint, proto.trainer_spec.ModelType.Name(kind).capitalize())
@@ -177,7 +182,7 @@ def _sentencepiece(checkpoint: Checkpoint, tokenizer: SentencePieceTokenizer) ->
 
 
 def _ranks(checkpoint: Checkpoint, tokenizer: TiktokenTokenizer) -> tuple[list[Token], dict[str, Value]]:
-    """The tokens of Llama 3 or Mistral. The ranks imply the merges."""
+    """Format the tokens of Llama 3 or Mistral. The merges follow from the ranks."""
     characters = {byte: character for character, byte in byte_characters().items()}
 
     def spelled(token: bytes) -> str:
@@ -195,7 +200,7 @@ def _ranks(checkpoint: Checkpoint, tokenizer: TiktokenTokenizer) -> tuple[list[T
 
 
 def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
-    """The two tokens that make each token, in the order of the ranks. Tokens that no two make are left out.
+    """Yield the two tokens that make each token, in the order of ranks. Tokens that no two make are left out.
 
     >>> list(_merges({b"a": 0, b"b": 1, b"ab": 2, b"abab": 3, b"xyz": 4}))
     [(b'a', b'b'), (b'ab', b'ab')]
@@ -250,7 +255,7 @@ def _not_bpe(checkpoint: Checkpoint, kind: str) -> CheckpointError:
 
 
 def _name_of_patterns(checkpoint: Checkpoint, before: Mapping[str, Any]) -> str:
-    """The name that llama.cpp has for the way a tokenizer.json cuts a text."""
+    """Find llama.cpp's name for how a tokenizer.json cuts a text."""
     steps: Sequence[Mapping[str, Any]] = before["pretokenizers"] if before["type"] == "Sequence" else [before]
     patterns: list[str] = []
     for step in steps:

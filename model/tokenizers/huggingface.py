@@ -78,9 +78,10 @@ class HuggingFaceTokenizer:
         return self._spelled(ids)
 
     def _spelled(self, ids: list[int]) -> list[int]:
-        """The ids of a text with the names of control tokens spelled by characters.
+        """Replace each id of a control token by the ids of the characters in its name.
 
-        The library leaves such names to its model, and Unigram has pieces of these names.
+        Encoded text must not have control tokens. The library leaves their names in a text to its model, and a Unigram
+        model has pieces with these names.
         """
         controls = set(self.special.values())
         if controls.isdisjoint(ids):
@@ -95,7 +96,10 @@ class HuggingFaceTokenizer:
         return [id for id in spelled if id not in controls]
 
     def longest_first(self) -> "HuggingFaceTokenizer":
-        """This tokenizer, with added tokens found as llama.cpp finds them. No text may get a space in front."""
+        """Return a copy that finds added tokens as llama.cpp does.
+
+        This is only for tokenizers that put no space in front of texts.
+        """
         tokens = self._start.get_added_tokens_decoder().items()
         added = {t.content: Added(id, False, rstrip=t.rstrip) for id, t in tokens if not t.special}
         return replace(self, _added=LongestFirst(added))
@@ -112,7 +116,7 @@ class HuggingFaceTokenizer:
 
     @property
     def byte_level(self) -> bool:
-        """Whether pieces are spelled in bytes; otherwise they are SentencePiece's."""
+        """Tell whether pieces are spelled in bytes; otherwise they are SentencePiece's."""
         return self._spelling.byte_level
 
     def spec(self) -> dict[str, Any]:
@@ -178,7 +182,7 @@ def read_huggingface(data: bytes, *, path: str) -> HuggingFaceTokenizer:
         _path=path,
         _spelling=spelling,
         _silent=frozenset(id for id, token in added.items() if token.special),
-        # The library takes "ö" in such a name for the byte that a vocabulary spells so. llama.cpp gives the text.
+        # In the name of an added token, the library decodes "ö" to one byte. We keep the text, as llama.cpp does.
         _spelled_out=frozenset(id for id, token in added.items() if spelling.byte_level and not token.special),
         _start=start,
         _after_special=after_special,
@@ -204,7 +208,7 @@ def library_errors(path: str, what: str) -> Iterator[None]:
 
 
 def _parse(data: bytes, path: str) -> dict[str, Any]:
-    """The object in the file, which may be far larger than the JSON that `strict_json` is for."""
+    """Parse the file's JSON object, which may be far larger than `strict_json` allows."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(values := dict(pairs)) < len(pairs):
@@ -217,7 +221,7 @@ def _parse(data: bytes, path: str) -> dict[str, Any]:
         raise refused(path, f"more than {MOST_BRACKETS:,} lists and objects")
     if data.count(b",") > MOST_VALUES:
         raise refused(path, f"more than {MOST_VALUES:,} values")
-    if data.count(b":") > MOST_NAMES:  # in texts, too, which are few compared with the names
+    if data.count(b":") > MOST_NAMES:  # Colons within strings count, too, but they are few.
         raise refused(path, f"more than {MOST_NAMES:,} tokens and other names")
     try:
         spec = json.loads(data.decode("utf-8-sig"), object_pairs_hook=unique)
@@ -281,7 +285,7 @@ def _check_unigram(pieces: Any, path: str) -> int:
 
 
 def _unknown_of_unigram(spec: Mapping[str, Any], path: str) -> str | None:
-    """The token of a Unigram model that stands for what is unknown."""
+    """Return the unknown token of a Unigram model; None if it has none."""
     model = spec["model"]
     if model.get("type") != "Unigram" or model.get("unk_id") is None:
         return None
@@ -292,7 +296,10 @@ def _unknown_of_unigram(spec: Mapping[str, Any], path: str) -> str | None:
 
 
 def _check_merges(merges: Any, pieces: Mapping[str, int], path: str) -> None:
-    """Refuse a pair that makes no token: the library panics over some. Other faults that pairs can have it names."""
+    """Refuse a merge that makes no token, since the library panics over some of these.
+
+    The library itself names the other faults that merges can have.
+    """
     if not isinstance(merges, list) or not merges:
         return
     if str(merges[0]).startswith("#version"):  # a line of merges.txt, which the library skips
@@ -307,7 +314,7 @@ def _check_merges(merges: Any, pieces: Mapping[str, int], path: str) -> None:
 
 
 def _state(component: Any) -> Part | None:
-    """A normalizer, pre-tokenizer, decoder or post-processor as the JSON object that the library read it from."""
+    """Return a normalizer, pre-tokenizer, decoder or post-processor as the JSON object that it was read from."""
     if component is None:
         return None
     state = component.__getstate__()
@@ -334,7 +341,7 @@ def _set_prefix(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def _variant(tokenizer: Tokenizer, normalizer: Part | None, before: Part | None, *, path: str) -> Tokenizer:
-    """A tokenizer with another normalizer and pre-tokenizer, which shares the vocabulary instead of copying it."""
+    """Make a tokenizer with another normalizer and pre-tokenizer, which shares the vocabulary without a copy."""
     spec = {"version": "1.0", "added_tokens": [], "normalizer": normalizer, "pre_tokenizer": before, "model": EMPTY}
     with library_errors(path, "not a usable tokenizer.json"):
         variant = Tokenizer.from_str(json.dumps(spec))
@@ -354,9 +361,10 @@ def _copy(token: AddedToken) -> AddedToken:
 
 
 def _bos(tokenizer: Tokenizer, path: str) -> int | None:
-    """The id that the file's post_processor puts before a text, or else the id that tokenizer_config.json names.
+    """Find the id that begins texts: the file's post_processor puts it before a text, or tokenizer_config.json names
+    it.
 
-    Ids that it puts after a text, such as EOS, are left out: a text is to be continued.
+    We ignore ids that the post_processor puts after a text, such as EOS, since the model will continue the text.
     """
     with library_errors(path, "not a usable tokenizer.json"):
         plain = tokenizer.encode("a", add_special_tokens=False).ids

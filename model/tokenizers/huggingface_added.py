@@ -75,7 +75,7 @@ def _stated(folder: Path, special: Collection[str], *, listed: Collection[int]) 
 
 
 def _library(name: str, token: Added | SpecialToken) -> AddedToken:
-    """The token for the library. One that a key names is special."""
+    """Make the library's token. A `SpecialToken`, which a key names, is special."""
     flags = {flag: getattr(token, flag, True) for flag in FLAGS}
     return AddedToken(name, **flags)
 

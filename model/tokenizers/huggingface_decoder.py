@@ -1,8 +1,9 @@
-"""How a tokenizer.json turns tokens into text, token by token, so that text can be shown as it is generated.
+"""Decodes the tokens of a tokenizer.json one at a time, so that text can be shown as it is generated.
 
-The library decodes whole lists of ids. Its decoders that look at one token at a time can be followed here, and so can
-removing a space from the start of the text. `read_decoder` refuses all others by their names. Text differs in one
-case: among bytes that are not UTF-8, the library also marks the valid ones in the same run, and this module keeps them.
+The library decodes whole lists of ids. This module supports decoders that treat each token by itself, and decoders that
+remove a space from the start of the text; `read_decoder` refuses all others, and names them. The text differs from the
+library's in one case. If a run of byte tokens is not UTF-8, the library replaces every byte of the run, and this module
+keeps the valid characters.
 """
 
 import re
@@ -33,7 +34,7 @@ class Spelling:
         return self._characters is not None
 
     def bytes_of(self, piece: str) -> bytes:
-        """The bytes of a piece that does not begin a text."""
+        """Return the bytes of a piece that does not begin a text."""
         if self._characters is None:
             return self._spelled(self._decode(["", piece] if self._first_differs else [piece]))
         if all(character in self._characters for character in piece):
@@ -41,7 +42,7 @@ class Spelling:
         return piece.encode()  # The library's own decoder does so for a piece that is not spelled in bytes.
 
     def first_bytes_of(self, piece: str) -> bytes:
-        """The bytes of a piece that begins a text."""
+        """Return the bytes of a piece that begins a text."""
         spelled = self._spelled(self._decode([piece])) if self._first_differs else self.bytes_of(piece)
         return spelled.removeprefix(b" ") if self._strips else spelled
 
@@ -52,7 +53,9 @@ class Spelling:
 
 
 def byte_characters() -> dict[str, int]:
-    """GPT-2's printable character for each of the 256 bytes: the byte's own, or for others the next from U+0100.
+    """Return the bytes that GPT-2's 256 printable characters stand for.
+
+    A printable byte is its own character; the other bytes have the characters from U+0100 on.
 
     >>> characters = byte_characters()
     >>> characters["a"], characters["Ġ"], characters["Ċ"]
@@ -64,7 +67,7 @@ def byte_characters() -> dict[str, int]:
 
 
 def read_decoder(decoder: Part | None, before: Part | None, *, path: str) -> Spelling:
-    """The spelling that a decoder and a pre-tokenizer define. Raises `CheckpointError` for parts not followed here."""
+    """Make the `Spelling` of a decoder and a pre-tokenizer. Raises `CheckpointError` for unsupported parts."""
     parts = steps(decoder)
     types = [part["type"] for part in parts]
     if types == ["ByteLevel"]:
@@ -106,7 +109,7 @@ def _library(part: Part, path: str) -> decoders.Decoder:
 
 
 def _strips(on_joined: Sequence[Part], path: str) -> bool:
-    """Whether the parts that treat the whole text remove a space from its start."""
+    """Tell whether the parts that treat the whole text remove a space from its start."""
     match on_joined:
         case []:
             return False

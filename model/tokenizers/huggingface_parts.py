@@ -1,4 +1,4 @@
-"""The normalizer, pre-tokenizer and post-processor of a tokenizer.json: checks, and variants for text within a text."""
+"""The normalizer, pre-tokenizer and post-processor of a tokenizer.json: checks, and variants for continued text."""
 
 import base64
 import binascii
@@ -13,7 +13,7 @@ from llamaspec.model.tokenizers.charsmap import check_charsmap
 Part = dict[str, Any]
 Places = tuple[Part | None, Part | None]  # normalizer and pre-tokenizer
 
-MOST_GROWTH = 1_000  # Transformers 5 writes normalizers that may grow a text sixfold by this count.
+MOST_GROWTH = 1_000  # By this count, normalizers of transformers 5 may make a text six times as long.
 MOST_REPEATS = 1_000_000  # in all numbers of a regular expression such as {1,3}, multiplied
 LONGEST_PATTERN = 1_000_000  # characters
 DEEPEST_CLASS = 8  # classes of characters within classes
@@ -22,7 +22,7 @@ LISTS = ("normalizers", "pretokenizers", "decoders", "processors")  # the keys o
 
 
 def steps(component: Part | None) -> list[Part]:
-    """A normalizer, pre-tokenizer, decoder or post-processor as a list of its parts."""
+    """List the parts of a normalizer, pre-tokenizer, decoder or post-processor."""
     if component is None:
         return []
     if component["type"] != "Sequence":
@@ -37,7 +37,7 @@ def check_patterns_and_tables(spec: Mapping[str, Any], path: str) -> None:
     `CheckpointError`.
     """
     for name in ("normalizer", "pre_tokenizer", "decoder"):
-        pending = [spec.get(name)]  # A loop bears any depth, and the file may be nested deeper than calls can be.
+        pending = [spec.get(name)]  # We use a loop, since the file may be nested too deeply for recursive calls.
         while pending:
             part = pending.pop()
             if isinstance(part, list):
@@ -83,7 +83,7 @@ repeats a group that repeats: "(?:a+|b)*"
     """
     if len(pattern) > LONGEST_PATTERN:
         raise refused(path, f"its {name}'s regular expression has more than {LONGEST_PATTERN:,} characters")
-    # Characters that mean themselves, and classes, become one letter each.
+    # Escaped characters, and classes, become one letter each.
     plain = re.sub(r"\\[pPx]\{[^}]*\}|\\.", "x", pattern, flags=re.DOTALL)
     for _ in range(DEEPEST_CLASS):
         plain = re.sub(r"\[\^?\]?[^][]*\]", "x", plain)
@@ -106,7 +106,7 @@ repeats a group that repeats: "(?:a+|b)*"
 
 
 def check_post_processor(after: Part | None, path: str) -> None:
-    """Refuse a template with a token that it does not define, over which the library panics."""
+    """Refuse a template with a token that the template does not define: the library would panic."""
     for step in steps(after):
         if step["type"] == "TemplateProcessing":
             names = {part["SpecialToken"]["id"] for part in step["single"] if "SpecialToken" in part}
@@ -115,10 +115,11 @@ def check_post_processor(after: Part | None, path: str) -> None:
 
 
 def places_of(normalizer: Part | None, before: Part | None) -> tuple[Places, Places, Places]:
-    """The normalizer and pre-tokenizer for the start of a text, for text after a control token, and within a text.
+    """Return the normalizer and pre-tokenizer for the start of a text, for text after a control token, and within a
+    text.
 
-    The library leaves out the prefix of Metaspace's scheme "first" after a control token. No prefix belongs within a
-    text, which may continue with a space of its own.
+    After a control token, Metaspace with the scheme "first" adds no space, as in the library. Within a text nothing
+    adds a space, since the text may have its own.
     """
     after_special = _changed(normalizer, _only_first), _changed(before, _only_first)
     within = _changed(normalizer, _without_prefix), _changed(before, _without_prefix)
@@ -128,7 +129,7 @@ def places_of(normalizer: Part | None, before: Part | None) -> tuple[Places, Pla
 def with_prefix(
     normalizer: Part | None, before: Part | None, decoder: Part | None, *, scheme: str
 ) -> tuple[Part | None, Part | None, Part | None]:
-    """The parts of a SentencePiece-like tokenizer that puts a space in front of texts by Metaspace's `scheme`.
+    """Change the parts of a SentencePiece-like tokenizer so that Metaspace puts a space in front of texts by `scheme`.
 
     The scheme is "never", "first" or "always".
     """
@@ -145,7 +146,7 @@ def with_prefix(
 
 
 def with_byte_level_prefix(before: Part | None, *, prefix: bool) -> Part | None:
-    """The pre-tokenizer of a byte-level tokenizer, with or without a space in front of texts."""
+    """Change a byte-level pre-tokenizer so that texts get a space in front, or with `prefix` false, none."""
 
     def changed(part: Part) -> Part:
         return part | {"add_prefix_space": prefix} if part["type"] == "ByteLevel" else part
@@ -154,7 +155,7 @@ def with_byte_level_prefix(before: Part | None, *, prefix: bool) -> Part | None:
 
 
 def _without_strip(part: Part) -> Part | None:
-    """A part of a decoder that takes no space away from the start of a text; None if it does nothing else."""
+    """Change a part of a decoder to keep a space at the start of a text; None if removing it is all it does."""
     match part:
         case {"type": "Strip", "content": " ", "stop": 0}:
             return None
@@ -164,7 +165,7 @@ def _without_strip(part: Part) -> Part | None:
 
 
 def _changed(component: Part | None, change: Callable[[Part], Part | None]) -> Part | None:
-    """A component with each of its parts changed, or dropped where `change` gives None."""
+    """Apply `change` to each part of a component; a part is dropped if `change` returns None."""
     if component is None or component["type"] != "Sequence":
         return None if component is None else change(component)
     key = _list_of(component)

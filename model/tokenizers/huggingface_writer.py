@@ -15,9 +15,9 @@ def tokenizer_files(
 ) -> dict[str, bytes]:
     """Format the files by name: tokenizer.model or tokenizer.json, tokenizer_config.json, and chat templates.
 
-    The first two say whether texts begin with BOS. `named` are bos_token and eos_token, which a template may write
-    where texts do not begin or end with them. `templates` are by name: "default" becomes chat_template.jinja. Raises
-    TypeError for a tokenizer of another kind.
+    The first two say whether texts begin with BOS. `named` has the tokens bos_token and eos_token, for templates. A
+    template may write them even if texts do not begin or end with them. `templates` has the chat templates by name;
+    "default" becomes chat_template.jinja. Raises TypeError for a tokenizer that we cannot write.
     """
     config: dict[str, Any] = {"add_bos_token": tokenizer.bos is not None, "add_eos_token": False, **named}
     if tokenizer.bos is not None:
@@ -43,7 +43,7 @@ def tokenizer_files(
 
 
 def _decoder(tokenizer: SentencePieceTokenizer) -> dict[str, Any]:
-    """The added tokens that text spells, by id."""
+    """Format the added tokens that text can spell, by id."""
     return {
         str(token.id): {"content": name, **{flag: getattr(token, flag) for flag in FLAGS}}
         for name, token in sorted(tokenizer.added.items(), key=lambda item: item[1].id)
@@ -51,7 +51,10 @@ def _decoder(tokenizer: SentencePieceTokenizer) -> dict[str, Any]:
 
 
 def _model(tokenizer: SentencePieceTokenizer) -> bytes:
-    """The model with its BOS. SentencePiece looks for a control token, so the unknown token stands for no BOS."""
+    """Serialize the model with its BOS.
+
+    SentencePiece accepts only a control token as BOS. To state that there is no BOS, we name the unknown token.
+    """
     proto = tokenizer.proto()
     trainer = proto.trainer_spec
     trainer.bos_piece = trainer.unk_piece if tokenizer.bos is None else tokenizer.piece(tokenizer.bos)
@@ -59,7 +62,7 @@ def _model(tokenizer: SentencePieceTokenizer) -> bytes:
 
 
 def _spec(tokenizer: HuggingFaceTokenizer) -> dict[str, Any]:
-    """The tokenizer.json, with a template that puts BOS in front."""
+    """Format the tokenizer.json, with a template that puts BOS in front."""
     if tokenizer.bos is None:
         return tokenizer.spec() | {"post_processor": None}
     name = tokenizer.piece(tokenizer.bos)

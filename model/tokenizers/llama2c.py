@@ -3,7 +3,7 @@
     u32 length of the longest piece, then for each piece:  f32 score, u32 length, the piece in UTF-8
 
 A space is written " " instead of "▁". The first pieces are <unk>, BOS and EOS (spelled "\\n<s>\\n" and "\\n</s>\\n"),
-then the 256 bytes. Nothing says how many pieces there are: a file that was cut between two of them looks whole.
+then the 256 bytes. The file does not state the number of pieces: a file that was cut between two pieces looks complete.
 """
 
 import math
@@ -30,10 +30,9 @@ class Piece(NamedTuple):
 
 
 def read_llama2c(data: bytes, *, path: str) -> SentencePieceTokenizer:
-    """Read a tokenizer from the bytes of a `tokenizer.bin`; `path` is for messages.
+    """Read a tokenizer from the bytes of a `tokenizer.bin`; `path` is for messages. Raises `CheckpointError`.
 
-    This makes a SentencePiece model of it in memory, so that one implementation serves both files.
-    Raises `CheckpointError`.
+    We make a SentencePiece model in memory, so that one implementation serves both kinds of file.
     """
     pieces = _parse(data, path)
     if len(pieces) <= FIRST_PIECE:

@@ -18,9 +18,8 @@ LARGEST = 48 << 20  # bytes; the largest known, Gemma 3's tokenizer.json, has 33
 def load_tokenizer(path: str | Path, *, beside: str | None = None) -> Tokenizer:
     """Open the tokenizer in a file, or the first of `NAMES`, else the newest of `MISTRALS`, in a directory.
 
-    The file may be a GGUF with a tokenizer inside. `beside` is the model's file in this directory, which the error
-    names where there is no tokenizer.
-    Raises CheckpointError, one line that names the file and what is wrong with it.
+    The file may be a GGUF with a tokenizer inside. `beside` is the model's file in this directory; if there is no
+    tokenizer, the error names this file. Raises CheckpointError, one line that names the file and the fault.
     """
     path = Path(path)
     with os_errors(path):
@@ -76,7 +75,7 @@ def _recognize(data: bytes, path: str) -> Tokenizer:
         from llamaspec.model.tokenizers.tiktoken_ranks import read_tiktoken
 
         return read_tiktoken(data, path=path)
-    if data[2:4] == b"\0\0":  # The high half of a length below 65,536 is here; SentencePiece has text.
+    if data[2:4] == b"\0\0":  # llama2.c's file has the high half of a length below 65,536 here.
         from llamaspec.model.tokenizers.llama2c import read_llama2c
 
         return read_llama2c(data, path=path)

@@ -1,4 +1,4 @@
-"""Names of control tokens that conversations are made of, in the models that we know."""
+"""Names of the control tokens in conversations, for the models that we know."""
 
 # The control tokens that end an answer, or the whole text. The first one that a model has is its eos_token where
 # no file names one.

@@ -12,14 +12,14 @@ FEW = 16  # tokens that a tokenizer may have beyond the rows of a model, at leas
 
 
 class OtherVocabulary(CheckpointError):
-    """A tokenizer with another number of tokens than the model has."""
+    """Raised for a tokenizer with another number of tokens than the model has."""
 
 
 def tokenizer_of(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Tokenizer:
-    """Open the tokenizer at a path, or for None the one inside the model's file (GGUF), else the one next to it.
+    """Open the tokenizer at a path. For None, open the one inside the model's file (GGUF), else the one next to it.
 
-    It may have a few tokens more than the model has rows, which no text needs: the model refuses their ids. Raises
-    CheckpointError if there is none, or if its vocabulary is not the model's.
+    The tokenizer may have a few more tokens than the model has rows. Ordinary text does not need these tokens, and the
+    model refuses their ids. Raises CheckpointError if there is no tokenizer, or if its vocabulary is not the model's.
     """
     model = Path(checkpoint.path)
     path = Path(tokenizer) if tokenizer is not None else model if model.is_dir() else model.parent
@@ -33,7 +33,7 @@ def tokenizer_of(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Tokeni
 
 
 def tokenizer_if_any(checkpoint: Checkpoint, tokenizer: str | Path | None) -> Tokenizer | None:
-    """Open the tokenizer as `tokenizer_of` does; None if no path is given and the model has none."""
+    """Open the tokenizer as `tokenizer_of` does; return None if `tokenizer` is None and the model has no tokenizer."""
     beside = Path(checkpoint.path)
     folder = beside if beside.is_dir() else beside.parent
     if tokenizer is None and not tokenizer_in(folder) and not tokenizer_inside(checkpoint):

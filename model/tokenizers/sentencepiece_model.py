@@ -19,7 +19,8 @@ from llamaspec.model.tokenizers.tokenizer_config import Added, read_added, read_
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # SentencePiece.Type in sentencepiece_model.proto
 
-# What goes in front of text after a control token or an added token: "one space" only if it does not begin with one.
+# Rules for text after a control token or an added token: put nothing in front of it, always a space, or a space unless
+# the text begins with one ("one space").
 AfterAdded = Literal["nothing", "space", "one space"]
 
 
@@ -54,7 +55,7 @@ class SentencePieceTokenizer:
         return self.encode(text, start=self._begins_anew(text))
 
     def _begins_anew(self, text: str) -> bool:
-        """Whether text that follows a control token or an added token gets a space in front."""
+        """Tell whether text that follows a control token or an added token gets a space in front."""
         return self._after_added == "space" or (self._after_added == "one space" and text[:1] not in (" ", "▁"))
 
     def bytes_of(self, token: int) -> bytes:
@@ -78,7 +79,7 @@ class SentencePieceTokenizer:
 
     @property
     def added(self) -> Mapping[str, Added]:
-        """The added tokens that text spells. They are found before it is cut into pieces."""
+        """The added tokens that text can spell; they are found before the text is cut into pieces."""
         return self._added.added if self._added else {}
 
     @property
@@ -100,8 +101,8 @@ def read_sentencepiece(data: bytes, *, path: str) -> SentencePieceTokenizer:
     `_from_pretrained`, convert_slow_tokenizer.py `SentencePieceExtractor`):
 
     1. Added tokens are found in the text as it is, spaces and all, before SentencePiece cuts what lies between them.
-    2. The first text gets the space in front that the model asks for (add_dummy_prefix). With "legacy" true, each text
-       after an added token or a control token gets one, too, unless it begins with a space. Without, none does.
+    2. The first text gets a space in front if the model asks for it (add_dummy_prefix). With "legacy" true, each text
+       after an added token or a control token gets one, too, unless the text begins with a space.
     3. Tokens that the model itself has as user-defined are found by SentencePiece, after each space became "▁".
 
     One thing differs: where the first text begins with a space, transformers 5 puts none in front. SentencePiece,
@@ -147,7 +148,7 @@ def from_proto(
     added: Leftmost | LongestFirst | None = None,
     after_added: AfterAdded = "space",
 ) -> SentencePieceTokenizer:
-    """Make a tokenizer of a ModelProto, which this changes. Raises `CheckpointError`; `path` is for messages."""
+    """Make a tokenizer from a ModelProto, and change the proto. Raises `CheckpointError`; `path` is for messages."""
     if proto.trainer_spec.treat_whitespace_as_suffix or not proto.normalizer_spec.escape_whitespaces:
         raise refused(path, "a SentencePiece model that does not write spaces as a leading ▁ is not supported")
     check_count(len(proto.pieces), path)
@@ -172,7 +173,7 @@ def from_proto(
 
 
 def _add(proto, added: Mapping[str, Added], path: str) -> None:
-    """Put added tokens into a model, which then has their ids and control tokens."""
+    """Add tokens to the pieces of a model, at their ids; special ones become control tokens."""
     for name, token in sorted(added.items(), key=lambda item: item[1].id):
         if token.id >= len(proto.pieces) + MOST_SPECIAL:
             raise refused(path, f"added token {short(name)} has id {token.id}, far from the {len(proto.pieces)} others")
@@ -188,9 +189,9 @@ def _add(proto, added: Mapping[str, Added], path: str) -> None:
 
 
 def _fields(data: bytes) -> int:
-    """The number of top-level fields in protobuf's wire format, as far as it can be read.
+    """Count the top-level fields of a message in protobuf's wire format, up to the first that cannot be read.
 
-    Each piece is such a field, and this count takes far less memory than to parse them.
+    Each piece is such a field. Counting them takes far less memory than parsing the message.
     """
     count = at = 0
 

@@ -1,4 +1,4 @@
-"""Mistral's `tekken.json`: byte strings and their ranks, behind the control tokens.
+"""Mistral's `tekken.json`: byte strings and their ranks. Control tokens have the first ids.
 
 The layout comes from https://github.com/mistralai/mistral-common, and the algorithm is `reference.byte_bpe` with the
 file's own pattern. The vocabulary is cut off at a size that the file states. Files of the first versions do not
@@ -44,7 +44,7 @@ def read_tekken(data: bytes, *, path: str) -> TiktokenTokenizer:
 
 
 def _names(listed: object, count: int, path: str) -> list[str]:
-    """The control tokens in the order of their ids."""
+    """Return the names of the control tokens in the order of their ids."""
     if listed is None:
         names: list[Any] = list(UNLISTED)[:count]
     elif isinstance(listed, list):

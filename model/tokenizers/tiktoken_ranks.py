@@ -1,4 +1,4 @@
-"""Tokenizers of byte strings and their ranks, and Llama 3's `tokenizer.model`, which is the file of one.
+"""Tokenizers made of byte strings and their ranks, such as Llama 3's `tokenizer.model`.
 
 The algorithm is defined in `reference.byte_bpe`. Each line of the file is a token in base64, a space and its rank,
 which is its id. The control tokens are not in the file: they follow in the order of Meta's code
@@ -70,7 +70,7 @@ class TiktokenTokenizer:
 
 
 def cut(text: str) -> Iterator[str]:
-    """Cut `text` into parts where white space is longer than tiktoken can bear, as Meta does.
+    """Cut `text` within long runs of white space, which tiktoken cannot encode, as Meta's code does.
 
     >>> [len(part) for part in cut("a" + " " * 60_000 + "b")]
     [25001, 25000, 10001]
@@ -92,7 +92,8 @@ def read_tiktoken(data: bytes, *, path: str) -> TiktokenTokenizer:
 def from_ranks(
     tokens: Sequence[bytes], controls: Sequence[str], *, pattern: str, begin: str, controls_first: bool, path: str
 ) -> TiktokenTokenizer:
-    """Make a tokenizer of tokens by rank and of control tokens; `controls_first` puts the ids of the latter first.
+    """Make a tokenizer from `tokens`, by rank, and control tokens; `controls_first` gives the control tokens the first
+    ids.
 
     `begin` is the control token that begins texts; `path` is for messages. Raises `CheckpointError` for tokens that are
     not different, or lack a byte, and for a pattern that cannot be used.
@@ -125,7 +126,7 @@ def from_ranks(
 
 
 def _parse(data: bytes, path: str) -> list[bytes]:
-    """The tokens in the order of their ranks."""
+    """Read the tokens in the order of their ranks."""
     check_count(data.count(b"\n"), path)
     tokens: list[bytes] = []
     for number, line in enumerate(data.splitlines()):

@@ -24,7 +24,7 @@ class Tokenizer(Protocol):
 
     @property
     def special(self) -> Mapping[str, int]:
-        """The ids of control tokens by name, such as "<s>" or "<|eot_id|>". No text spells them."""
+        """The ids of control tokens by name, such as "<s>" or "<|eot_id|>". Encoding a text never gives these ids."""
         ...
 
     @property
@@ -34,26 +34,26 @@ class Tokenizer(Protocol):
 
     @property
     def absorbs(self) -> Mapping[str, tuple[bool, bool]]:
-        """Control tokens that take in the white space before them, after them, or both."""
+        """Control tokens that absorb the white space before them, after them, or both."""
         ...
 
     def encode(self, text: str, *, start: bool = True) -> list[int]:
-        """The ids of plain text, without BOS. Names of control tokens in it are just characters.
+        """Encode plain text, without BOS. Names of control tokens in the text are just characters.
 
-        `start=False` says that it continues other text, and so gets no space in front. Raises ValueError where `text`
-        is not valid Unicode, or where the tokenizer's library fails over it.
+        `start=False` says that `text` continues other text, and so gets no space in front. Raises ValueError if `text`
+        is not valid Unicode, or if the tokenizer's library fails over it.
         """
         ...
 
     def encode_after_special(self, text: str) -> list[int]:
-        """The ids of plain text that follows a control token within a conversation, as `encode` otherwise.
+        """Encode plain text that follows a control token within a conversation, otherwise like `encode`.
 
         Tokenizers differ in whether this text gets a space in front.
         """
         ...
 
     def bytes_of(self, token: int) -> bytes:
-        """The bytes that `token` adds to a text.
+        """Return the bytes that `token` adds to a text.
 
         A control token adds nothing. An id that the vocabulary lacks adds nothing either, since models may have more
         rows than their tokenizer has ids.
@@ -61,7 +61,7 @@ class Tokenizer(Protocol):
         ...
 
     def first_bytes_of(self, token: int) -> bytes:
-        """The bytes that `token` adds where it begins a text: `bytes_of` without the space that `encode` adds."""
+        """Return the bytes that `token` adds at the start of a text: no space that `encode` has put in front."""
         ...
 
     def piece(self, token: int) -> str:
@@ -70,20 +70,20 @@ class Tokenizer(Protocol):
 
 
 def encode_text(tokenizer: Tokenizer, text: str, *, bos: bool = True) -> list[int]:
-    """The ids of a whole text, with BOS first where the model's convention has it."""
+    """Encode a whole text, with BOS first if the model's convention has it."""
     begin = [tokenizer.bos] if bos and tokenizer.bos is not None else []
     return [*begin, *tokenizer.encode(text)]
 
 
 def named_tokens(tokenizer: Tokenizer, texts: Iterable[str]) -> frozenset[int]:
-    """The ids of the control tokens that texts are the names of: a stop text may be one, though no text spells it."""
+    """Return the ids of the control tokens that `texts` name. A stop string may be such a name."""
     return frozenset(tokenizer.special[text] for text in texts if text in tokenizer.special)
 
 
 class Decoder:
-    """Turns ids into text, one at a time, as soon as the characters are whole.
+    """Turns ids into text, one at a time, as soon as characters are complete.
 
-    With `start`, the ids begin a text, and the space that `encode` put in front of it is taken away. Control tokens
+    With `start`, the ids begin a text, and the space that `encode` put in front of the text is removed. Control tokens
     before the text, such as BOS, do not count as text.
     """
 
@@ -93,7 +93,7 @@ class Decoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, token: int) -> str:
-        """Feed the next id. Returns the text that it completes, "" while a character still lacks bytes."""
+        """Decode the next id. Returns the text that the id completes, or "" while a character still lacks bytes."""
         spelling = self._tokenizer.bytes_of(token)
         if spelling and self._starts:
             spelling = self._tokenizer.first_bytes_of(token)
@@ -106,13 +106,13 @@ class Decoder:
 
 
 def decode(tokenizer: Tokenizer, ids: Iterable[int], *, start: bool = True) -> str:
-    """The text of `ids`; `start=False` when they continue a text. Bytes that are not UTF-8 become U+FFFD."""
+    """Decode `ids`; `start=False` if they continue a text. Bytes that are not UTF-8 become U+FFFD."""
     decoder = Decoder(tokenizer, start=start)
     return "".join(decoder.feed(token) for token in ids) + decoder.finish()
 
 
 def is_byte(piece: str) -> bool:
-    """Whether `piece` is one of "<0x00>" to "<0xFF>".
+    """Tell whether `piece` is one of "<0x00>" to "<0xFF>".
 
     >>> is_byte("<0x41>"), is_byte("<0x4>")
     (True, False)
@@ -121,7 +121,7 @@ def is_byte(piece: str) -> bool:
 
 
 def check_text(text: str) -> None:
-    """Raise ValueError where `text` has half of a surrogate pair, which libraries treat in different ways.
+    """Raise ValueError if `text` has half of a surrogate pair, which libraries treat in different ways.
 
     >>> check_text("wave: \\ud83d")
     Traceback (most recent call last):
@@ -138,7 +138,7 @@ def check_text(text: str) -> None:
 
 
 def check_texts(value: Any) -> None:
-    """Check each text of a JSON value as `check_text` does, names of values included."""
+    """Check each string of a JSON value as `check_text` does, keys included."""
     match value:
         case str():
             check_text(value)

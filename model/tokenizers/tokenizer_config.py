@@ -1,4 +1,4 @@
-"""Statements about a tokenizer in files next to it: tokenizer_config.json and added_tokens.json."""
+"""Settings of a tokenizer in files next to it: tokenizer_config.json, special_tokens_map.json, added_tokens.json."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from llamaspec.model.checkpoints.strict_json import read_object, short
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 EXTRA_TOKENS = ("extra_special_tokens", "additional_special_tokens")  # the first that is not empty counts
-# Tokenizers of these classes have the prefix that tokenizer_config.json states, but not in models of these kinds.
+# tokenizer_config.json sets the prefix of tokenizers of these classes, except in models of MODELS_AS_IN_FILE.
 LLAMA_CLASSES = ("LlamaTokenizer", "CodeLlamaTokenizer")
 MODELS_AS_IN_FILE = ("mistral", "mistral3", "ministral", "ministral3", "mixtral", "phi3", "phimoe")
 BYTE_LEVEL_CLASSES = ("CohereTokenizer", "GPT2Tokenizer", "GPTNeoXTokenizer", "Qwen2Tokenizer")
@@ -45,9 +45,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def stated_tokens(folder: Path) -> dict[str, str | None]:
-    """The named tokens, such as bos_token, that files in `folder` state; None for one that they say there is not.
+    """Return the named tokens, such as bos_token, that files in `folder` state; None for a token that they set to null.
 
-    These are the names that a chat template can use. Raises `CheckpointError`.
+    A chat template can use these names. Raises `CheckpointError`.
     """
     named, _ = special_tokens(folder)
     return {key: token and token.content for key, token in named.items()}
@@ -89,7 +89,7 @@ def _is_token(value: object) -> bool:
 
 
 def _special_token(value: object, key: str, path: Path) -> SpecialToken:
-    """A token as files write it: its text, or an object with its text and flags."""
+    """Read a token as files write it: a string, or an object with the string and flags."""
     if isinstance(value, dict) and _is_token(value):
         flags = {flag: _flag(value, flag, path) for flag in ("lstrip", "rstrip", "normalized", "single_word")}
         return SpecialToken(value["content"], **flags)
@@ -99,9 +99,9 @@ def _special_token(value: object, key: str, path: Path) -> SpecialToken:
 
 
 def stated_bos(folder: Path, id_of: Callable[[str], int | None], *, begins: bool, default: int | None) -> int | None:
-    """The id that begins texts by the tokenizer_config.json in `folder`; `default` where none names a BOS.
+    """Return the id that begins texts by the tokenizer_config.json in `folder`; `default` if the file names no BOS.
 
-    `begins` says whether texts begin with BOS where the file does not say. `id_of` gives the id of a token's name, or
+    `begins` says whether texts begin with BOS if the file does not say so. `id_of` gives the id of a token's name, or
     None. Raises `CheckpointError` for a name that is in no vocabulary.
     """
     path, config = folder / "tokenizer_config.json", read_config(folder)
@@ -121,10 +121,10 @@ def stated_bos(folder: Path, id_of: Callable[[str], int | None], *, begins: bool
 
 
 def stated_prefix(folder: Path, *, byte_level: bool) -> bool | None:
-    """Whether texts begin with a space, by add_prefix_space in the tokenizer_config.json of `folder`; None: not stated.
+    """Tell whether texts begin with a space, by add_prefix_space of tokenizer_config.json; None if that does not count.
 
-    It counts for tokenizers of the classes that transformers builds anew from the vocabulary. The others are as their
-    own file says. Source: transformers 5.24, models/auto/tokenization_auto.py, `AutoTokenizer.from_pretrained`, and
+    The key counts for the tokenizer classes that transformers rebuilds from the vocabulary; other tokenizers follow
+    their own file. Source: transformers 5.24, models/auto/tokenization_auto.py, `AutoTokenizer.from_pretrained`, and
     `__init__` of these classes. Raises `CheckpointError`.
     """
     config = read_config(folder)
@@ -142,18 +142,18 @@ def stated_prefix(folder: Path, *, byte_level: bool) -> bool | None:
 
 
 def prefix_scheme(folder: Path, prefix: bool) -> str:
-    """Metaspace's scheme for a space in front of texts. Under "always", text after a control token gets one, too."""
+    """Choose Metaspace's scheme. With "always", text after a control token gets a space in front, too."""
     config = read_config(folder)
     always = config.get("legacy") is True and str(config.get("tokenizer_class")).startswith("LlamaTokenizer")
     return "never" if not prefix else "always" if always else "first"
 
 
 def read_added(folder: Path) -> dict[str, Added]:
-    """The tokens that added_tokens.json and tokenizer_config.json in `folder` add to a tokenizer.model, by name.
+    """Read the tokens that added_tokens.json and tokenizer_config.json in `folder` add to a tokenizer.model, by name.
 
-    tokenizer_config.json says which are control tokens. Tokens that it does not list are control tokens if a file names
-    them as bos_token and the like, or if they look like the marker of a chat: transformers takes only the former.
-    Raises `CheckpointError`.
+    tokenizer_config.json says which are control tokens. A token that it does not list is a control token if a file
+    names it as bos_token or the like, or if it looks like a chat marker; the second rule is ours, and transformers has
+    only the first. Raises `CheckpointError`.
     """
     added: dict[str, Added] = {}
     named, extra = special_tokens(folder)

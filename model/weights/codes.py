@@ -1,8 +1,8 @@
-"""Quantized matrices as pytrees: codes that are decoded where they are multiplied, so that a product reads few bytes.
+"""Quantized matrices as pytrees. A product decodes the codes while it multiplies, so it reads few bytes.
 
-Each form of codes is a class in `model.weights.forms`, which knows their layout in memory, the float32 level of each
-code, and how the device encodes weights. `model.ops` multiplies by any of them as by a plain array.
-`reference.quantizers.schemes` defines the codes of given weights.
+Each form of codes has a class in `model.weights.forms`. The class knows the layout of the codes in memory, the float32
+level of each code, and how the device encodes weights. `model.ops` multiplies by these classes as by a plain array.
+`reference.quantizers.schemes` defines which codes a weight gets.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,38 +18,38 @@ from llamaspec.model.checkpoints.checks import check_finite
 from llamaspec.model.weights.groups import LANES, PAIR, ROW, group_of
 from llamaspec.reference.quantizers.affine import Affine
 
-# From blocks [rows, groups, group], the largest magnitude of each group, and `QuantizedMatrix.largest`, to codes and
-# scales.
+# An encoder takes weights in blocks [rows, groups, group], the largest magnitude of each group, and
+# `QuantizedMatrix.largest`. It returns codes and scales.
 Encoder = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
 class _Arrays(NamedTuple):
     codes: Array  # [rows, bytes]
     scales: Array  # [rows, groups]
-    zeros: Array | None  # int8 [rows, groups]: zero points that are subtracted from levels, if integers have them
-    minima: Array | None = None  # [rows, groups]: added to levels times scales, if the form has minima
-    low_bits: Array | None = None  # the lowest bits of codes, if a GPU has them apart (`model.weights.gpu_codes`)
+    zeros: Array | None  # int8 [rows, groups]: zero points, to subtract from levels
+    minima: Array | None = None  # [rows, groups]: added to levels times scales
+    low_bits: Array | None = None  # low bits of codes of 5 and 6 bits on a GPU (`model.weights.gpu_codes`)
 
 
 class QuantizedMatrix(_Arrays):
-    """A matrix [rows, cols] of levels times scales, plus minima, padded with code 0 to whole groups of columns.
+    """A quantized matrix [rows, cols]: each weight is the level of its code times a scale, plus a minimum if any.
 
-    A padded column may stand for any finite weight.
+    The columns are padded with code 0 to whole groups. A padded column may decode to any finite weight.
     """
 
     __slots__ = ()
     form: ClassVar[Form]
-    packed: ClassVar[bool] = True  # a byte has two codes of 4 bits; otherwise one
-    integers: ClassVar[bool] = False  # whether a level is its code less a number
+    packed: ClassVar[bool] = True  # whether a byte holds two codes of 4 bits, not one code
+    integers: ClassVar[bool] = False  # whether a level is its code minus a constant
     dtype: ClassVar[np.dtype] = np.dtype(np.uint8)  # dtype of the bytes
     scale_dtype: ClassVar[np.dtype] = np.dtype(np.float32)
-    unit: ClassVar[float] = 1.0  # power of 2 that all levels of `decode` must still be multiplied by
-    middle: ClassVar[int] = 0  # offset between stored integers and their values
+    unit: ClassVar[float] = 1.0  # power of 2; `decode` returns levels divided by it
+    middle: ClassVar[int] = 0  # stored codes: plus this for signed codes of 4 bits, minus it for unsigned codes of 8
     shifted: ClassVar[bool] = False  # whether the form has minima
-    largest: ClassVar[float] = 0.0  # what the largest weight of a group becomes, if a scheme has these codes
-    encode: ClassVar[Encoder | None] = None  # quantizes weights on the device, if a scheme has these codes
-    compiler_bytes: ClassVar[int] = 1_000_000  # memory that code to decode takes for each layer while XLA compiles
-    program_bytes: ClassVar[int] = 3_500_000  # and afterwards
+    largest: ClassVar[float] = 0.0  # level for a group's largest weight, if a scheme quantizes to this form
+    encode: ClassVar[Encoder | None] = None  # quantizes on the device, if a scheme quantizes to this form
+    compiler_bytes: ClassVar[int] = 1_000_000  # memory to compile the decoding of one layer
+    program_bytes: ClassVar[int] = 3_500_000  # memory for the compiled decoding of one layer
 
     @property
     def cols(self) -> int:
@@ -61,28 +61,29 @@ class QuantizedMatrix(_Arrays):
 
     @property
     def slices(self) -> int:
-        """Most of `pieces` to multiply in one loop, unless a group has more; beyond 64, loops are slow."""
+        """The largest number of `pieces` to multiply in one loop, unless a group has more; XLA is slow beyond 64."""
         return 64
 
     @staticmethod
     def real_scales(scales: Array) -> Float[Array, "*shape"]:
-        """Give the values of scales as they are stored."""
+        """Convert stored scales to their float32 values."""
         return scales
 
     @staticmethod
     def decode(codes: Array) -> Float[Array, "*shape"]:
-        """Give the levels of codes as they are stored, one code of 4 bits to a byte; without `unit`."""
+        """Convert stored codes, one in each byte, to levels that are not yet multiplied by `unit`."""
         raise NotImplementedError
 
     @classmethod
     def decode_pairs(cls, codes: Array) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
-        """Give the levels of the low and of the high halves of bytes that hold two codes."""
+        """Decode bytes of two codes each: first the codes in the low halves, then the codes in the high halves."""
         return cls.decode(codes & 15), cls.decode(codes >> 4)
 
     def pieces(self, block: int, start: int, stop: int) -> Iterator[tuple[int, Float[Array, "rows blocks lanes"]]]:
-        """Yield levels, 16 columns at a time, from column `start` to `stop` of each block of `block` columns.
+        """Split rows into blocks of `block` columns, and yield the levels of columns `start` to `stop` of each block.
 
-        Each comes after the number of its first column. All numbers are multiples of 16. `unit` is left out.
+        Each item is a column number and the levels of 16 columns from this column on. `block`, `start` and `stop` are
+        multiples of 16. Levels are not yet multiplied by `unit`.
         """
         codes = self.codes.reshape(len(self.codes), -1, block // (1 + self.packed))
         step = LANES * (1 + self.packed)
@@ -95,14 +96,15 @@ class QuantizedMatrix(_Arrays):
                     yield first, part
 
     def weights(self) -> Float[Array, "rows cols"]:
-        """Decode the whole matrix to float32, each weight rounded once, with its padded columns."""
+        """Decode the whole matrix to float32, padded columns included."""
         rows = len(self.codes)
         return jnp.stack([part.reshape(rows, -1, LANES) for part in self.parts()], axis=2).reshape(rows, -1)
 
     def parts(self) -> list[Float[Array, "rows some"]]:
         """Decode the whole matrix as `weights` does, but keep the low and the high halves of bytes apart.
 
-        A part has the columns that `split` gives. To put columns in order takes XLA on a CPU ten times as long.
+        `split` takes the columns of each part out of a vector. Putting the columns in order would take XLA on a CPU
+        ten times as long.
         """
         rows, groups = self.scales.shape
         halves = 2 if self.packed and self.group == LANES else 1  # groups in 16 bytes
@@ -122,7 +124,7 @@ class QuantizedMatrix(_Arrays):
         return decoded
 
     def split(self, x: Float[Array, "*batch cols"]) -> list[Float[Array, "*batch some"]]:
-        """Take the columns of each of `parts` out of vectors."""
+        """Split vectors by columns, in the same way as `parts` splits the matrix."""
         if not self.packed:
             return [x]
         pairs = x.reshape(*x.shape[:-1], -1, 2, LANES)
@@ -130,14 +132,14 @@ class QuantizedMatrix(_Arrays):
 
     @classmethod
     def check(cls, part: Part, name: str, path: str) -> None:
-        """Check codes, scales and minima of a tensor's rows. Raises CheckpointError if a number is not finite."""
+        """Raise CheckpointError if scales or minima of rows are not finite. Subclasses with NaN codes check codes."""
         check_finite(f"{name}'s scales", part.scales, path=path)
         if isinstance(part, Shifted):
             check_finite(f"{name}'s minima", part.minima, path=path)
 
     @classmethod
     def shapes(cls, rows: int, cols: int, codes: Codes) -> "QuantizedMatrix":
-        """Give the shapes of the arrays for a matrix [rows, cols] of `codes`."""
+        """Return the shapes of the arrays that store a matrix [rows, cols] of `codes`."""
         group, _ = group_of(codes, cols)
         multiple = max(group, PAIR) if group else ROW
         padded = -(-cols // multiple) * multiple
@@ -152,7 +154,7 @@ class QuantizedMatrix(_Arrays):
 
     @classmethod
     def stored(cls, part: Part, codes: Codes) -> "QuantizedMatrix":
-        """Store a part of `codes` as NumPy arrays of `shapes`."""
+        """Convert some rows of a file's `codes` to NumPy arrays in the layout of `shapes`."""
         rows, cols = part.codes.shape
         shapes, (_, copies) = cls.shapes(rows, cols, codes), group_of(codes, cols)
         padded, groups = shapes.cols, shapes.scales.shape[1]

@@ -1,4 +1,4 @@
-"""An embedding in codes."""
+"""A quantized token embedding."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ from llamaspec.model.weights.codes import QuantizedMatrix
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Embedding:
-    """A matrix [vocab, dim] of codes; a lookup decodes only the rows of the tokens."""
+    """A quantized matrix [vocab, dim]. A lookup decodes only the rows of the tokens."""
 
     matrix: QuantizedMatrix
     dim: int = field(metadata={"static": True})

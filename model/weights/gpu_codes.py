@@ -1,12 +1,13 @@
-"""Quantized matrices in the layout of the GPU's kernels: rearranged once, on the device, when they are loaded.
+"""Rearrange quantized matrices into the layout of the GPU's kernels, once, on the device, at load.
 
-Scales and minima are float32, one for each group. Bits of a weight in memory, with groups of 16 and of 32 columns:
+Scales and minima are float32, one for each group. Bits that a weight takes in memory, with its share of scale and
+minimum, first for groups of 16 columns, then for groups of 32:
 
     int8        10 and 9        int6    8               int4, levels    6 and 5
     int8_min    12 and 10       int5    6               int4_min        8 and 6
                                 int5_min        7
 
-Codes of 5 and 6 bits have these sizes in the groups that GGUF files use. In other groups a code is a byte.
+Codes of 5 and 6 bits have these sizes only in the groups that GGUF files use. In other groups each code takes a byte.
 """
 
 from collections.abc import Sequence
@@ -26,11 +27,11 @@ from llamaspec.model.weights.groups import LANES, can_multiply
 from llamaspec.model.weights.words import Words
 from llamaspec.pallas_kernels.parts import int4
 
-APART = {"int6": (6, 16), "int5": (5, 32), "int5_min": (5, 32)}  # bits of codes with low bits, and columns of a group
+APART = {"int6": (6, 16), "int5": (5, 32), "int5_min": (5, 32)}  # form: bits of a code, columns of a group
 
 
 class Stacked(NamedTuple):
-    """Quantized matrices of several forms, one below the other, which share their input."""
+    """Quantized matrices of several forms, stacked along their rows, that multiply the same vectors."""
 
     parts: tuple[QuantizedMatrix, ...]
 
@@ -40,7 +41,7 @@ class Stacked(NamedTuple):
 
     @property
     def minima(self) -> Float[Array, "rows groups"] | None:
-        """Minima of all rows; None unless each part has as many in a row."""
+        """The minima of all rows; None unless all parts have minima, equally many in each row."""
         minima = [part.minima for part in self.parts if part.minima is not None]
         if len(minima) < len(self.parts) or len({rows.shape[1] for rows in minima}) > 1:
             return None
@@ -48,9 +49,9 @@ class Stacked(NamedTuple):
 
 
 def in_runs_of_a_form(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Split tensors that will be stacked into runs of neighbors that have one form.
+    """Split tensors that will be stacked into runs of consecutive tensors with the same form of codes.
 
-    If products cannot read the codes of some tensor, all tensors stay in one run.
+    If some tensor has no codes, or codes that products cannot read, all tensors form one run.
     """
     together = [list(tensors)]
     runs: list[list[Tensor]] = []
@@ -67,7 +68,7 @@ def in_runs_of_a_form(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def to_kernel_layout(weight: Any, device: Device) -> Any:
-    """Arrange an array, a quantized matrix, or the shapes of one, if `device` has kernels."""
+    """Put a quantized matrix, or its shapes, into the kernels' layout if `device` has kernels; return others as is."""
     if not isinstance(weight, QuantizedMatrix) or not device.has_kernels:
         return weight
     abstract = isinstance(weight.codes, jax.ShapeDtypeStruct)
@@ -75,10 +76,10 @@ def to_kernel_layout(weight: Any, device: Device) -> Any:
 
 
 def arranged(weights: Any) -> Any:
-    """Put the matrices of a tree of weights into the layout of the kernels; traceable.
+    """Put the matrices of a tree of weights into the layout of the kernels. JAX can trace this function.
 
-    Zero points become minima: exactly so for scales in float16 or bfloat16, as files have them. Matrices of forms and
-    sizes that no kernel reads stay as they are.
+    Zero points become minima. This is exact if a file stores the scales in float16 or bfloat16. Matrices with a form or
+    size that no kernel reads are unchanged.
     """
     return jax.tree.map(_arranged, weights, is_leaf=lambda leaf: isinstance(leaf, QuantizedMatrix))
 
@@ -104,7 +105,7 @@ def _with_minima(matrix: QuantizedMatrix) -> QuantizedMatrix:
 
 @jax.jit
 def _apart(matrix: QuantizedMatrix) -> QuantizedMatrix:
-    """Put the upper four bits of codes into words, and the low bits into others."""
+    """Pack the upper four bits of codes into one array of words, and the low bits into another array."""
     form = matrix.form
     bits, group = APART[form]
     codes = lax.bitcast_convert_type(matrix.codes, jnp.uint8) & (1 << bits) - 1
@@ -115,11 +116,11 @@ def _apart(matrix: QuantizedMatrix) -> QuantizedMatrix:
 
 @jax.jit
 def _in_words(matrix: QuantizedMatrix) -> QuantizedMatrix:
-    """Put codes of four bits into words, and zero points into minima."""
+    """Pack codes of four bits into words, and turn zero points into minima."""
     form, group = matrix.form, matrix.group
     codes, minima = _in_order(matrix.codes), matrix.minima
     if form == "int4" and matrix.zeros is None:
-        codes = codes ^ 8  # in two's complement
+        codes = codes ^ 8  # subtracts 8, in two's complement
     elif form == "int4":
         form, minima = "int4_min", _minima(matrix.scales, matrix.zeros, middle=matrix.middle)
     words = int4.packed(codes, int4.order_of(group, levels=form in LEVELS))
@@ -127,12 +128,12 @@ def _in_words(matrix: QuantizedMatrix) -> QuantizedMatrix:
 
 
 def _minima(scales: Float[Array, "rows groups"], zeros: Any, *, middle: int = 0) -> Float[Array, "rows groups"]:
-    """Give the minima that zero points stand for, if codes have `middle` added to them."""
+    """Compute the minima that replace zero points, for codes that are stored with `middle` added."""
     return -scales * (zeros.astype(jnp.float32) + middle)
 
 
 def _in_order(codes: UInt8[Array, "rows bytes"]) -> UInt8[Array, "rows cols"]:
-    """Give the codes of a packed `QuantizedMatrix`, one to a column."""
+    """Unpack the codes of a packed `QuantizedMatrix` into one byte per column, in the order of the columns."""
     rows, count = codes.shape
     pairs = codes.reshape(rows, count // LANES, LANES)
     return jnp.concatenate([pairs & 15, pairs >> 4], axis=-1).reshape(rows, 2 * count)

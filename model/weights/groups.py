@@ -1,15 +1,18 @@
-"""Columns that share a scale in our arrays, by the groups of a file."""
+"""Number of columns that share a scale in our arrays, given the groups of a file."""
 
 from llamaspec.model.checkpoints.checkpoint import Codes
 
-LANES = 16  # float32 numbers in an AVX-512 register; the second code of a byte belongs 16 columns after the first
-PAIR = 2 * LANES  # columns in 16 bytes of packed codes; groups are of 16 columns, or of a multiple of 32
-LARGEST_GROUP = 128  # columns; a larger group becomes several with one scale, unless it is a whole row
-ROW = 64  # columns; a row of a single group is padded to a multiple of them
+LANES = 16  # float32 numbers in an AVX-512 register; the two codes of a byte belong to columns this far apart
+PAIR = 2 * LANES  # columns in 16 bytes of packed codes; a group has 16 columns, or a multiple of 32
+LARGEST_GROUP = 128  # columns; a larger multiple is split, its scale repeated, unless it is a whole row
+ROW = 64  # columns; a row with a single scale is padded to a multiple of this
 
 
 def can_multiply(codes: Codes, cols: int) -> bool:
-    """Whether products can read these codes of a matrix with `cols` columns: groups of 16, or of a multiple of 32."""
+    """Tell whether products can read these codes of a matrix with `cols` columns.
+
+    A group must be a whole row, or have 16 columns, or a multiple of 32.
+    """
     return codes.group >= cols or _fits(codes.group)
 
 
@@ -18,12 +21,12 @@ def _fits(group: int) -> bool:
 
 
 def repeats_of_scales(codes: Codes, cols: int) -> int:
-    """Give how often our arrays repeat each scale of `codes`, for a matrix with `cols` columns."""
+    """Return how often our arrays repeat each scale of `codes`, for a matrix with `cols` columns."""
     return group_of(codes, cols)[1]
 
 
 def group_of(codes: Codes, cols: int) -> tuple[int, int]:
-    """Give the columns that share a scale in our arrays, 0 for a whole row, and how often each scale is repeated."""
+    """Return how many columns share a scale in our arrays (0: a whole row), and how often each scale is repeated."""
     if codes.group >= cols and not (codes.group <= LARGEST_GROUP and _fits(codes.group)):
         return 0, 1
     columns = LARGEST_GROUP if codes.group % LARGEST_GROUP == 0 else codes.group

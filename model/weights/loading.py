@@ -1,4 +1,4 @@
-"""Reading the tensors of a checkpoint into the tree of weights on the device."""
+"""Load the tensors of a checkpoint into the tree of weights on the device."""
 
 import math
 import mmap
@@ -54,12 +54,13 @@ def load_params(
     device: Device | None = None,
     progress: Progress = no_progress,
 ) -> Params:
-    """Read every tensor of `checkpoint` onto the default device: codes as codes, all others as `dtype`.
+    """Load all tensors of `checkpoint` onto the default device: quantized tensors as codes, all others in `dtype`.
 
     `positions` is the number of positions in the RoPE table. `loaded` is another checkpoint of the same shapes with its
-    parameters: arrays of tensors that both checkpoints have are shared. `checked` says that `check_weights` was called.
-    Otherwise each part is checked as it is read, with the same errors. `readers` threads each read one array at a time.
-    The arrays of a GPU may still be on their way. `device` describes the default device; None asks JAX for it.
+    parameters: the result shares the arrays of tensors that both checkpoints have. `checked=True` means that
+    `check_weights` was called; otherwise `load_params` checks each part as it reads it, and raises the same errors.
+    `readers` is the number of threads; each thread loads one array at a time. Copies to a GPU may still be running when
+    `load_params` returns. `device` describes the default device; None: ask JAX.
     """
     device = device or default_device()
     done, total, lock = 0.0, sum(tensor.bytes for tensor in checkpoint.tensors.values()), Lock()
@@ -67,7 +68,7 @@ def load_params(
     by_device = is_worth_compiling(checkpoint.tensors.values())
 
     def note(name: str, tensor: Tensor, part: Any) -> None:
-        """Check a part that is read, unless it was checked before, and report it."""
+        """Check a part that was just read, unless the weights were checked before, and report the progress."""
         nonlocal done
         rows = len(jax.tree.leaves(part)[0])
         if not checked:
@@ -103,7 +104,7 @@ def load_params(
                 if readers == 1:
                     checkpoint.release()
         placed = to_kernel_layout(jax.device_put(buffers, may_alias=True), device)
-        # A reader waits for its array, so that no more than one array of each is in main memory.
+        # Each of several readers waits for its copy to the device, so it keeps only one array in main memory.
         return placed if readers == 1 else jax.block_until_ready(placed)
 
     rope = rope_table(checkpoint.config, positions)
@@ -131,10 +132,10 @@ def abstract_params(
     tensors: Mapping[str, Tensor] | None = None,
     device: Device | None = None,
 ) -> Params:
-    """Return the shapes and dtypes that `load_params` will give, for compilation.
+    """Return the shapes and dtypes of the arrays that `load_params` will return, for compilation.
 
-    `tensors` come from the checkpoint; without them, no tensor is quantized. `device` describes the device that
-    they will be on; None asks JAX for the default one.
+    `tensors` are the checkpoint's tensors; None: no tensor is quantized. `device` describes the device that will hold
+    the arrays; None: ask JAX for the default device.
     """
     device = device or default_device()
     plain = {name: Tensor(shape, dtype, lambda: np.empty(0)) for name, shape in tensor_shapes(config).items()}
@@ -154,7 +155,10 @@ def abstract_params(
 def _shared(
     checkpoint: Checkpoint, loaded: Checkpoint, params: Params
 ) -> dict[tuple[str, ...], Array | QuantizedMatrix | Stacked]:
-    """Find the arrays of `params`, read from `loaded`, that `checkpoint` has too, by the names of their tensors."""
+    """Map tensor names to arrays of `params`, for the tensors that are equal in `loaded` and `checkpoint`.
+
+    `params` were loaded from `loaded`.
+    """
     arrays = {}
 
     def take(place: Any, array: Any) -> None:
@@ -166,7 +170,7 @@ def _shared(
 
 
 def _stored_parts(tensor: Tensor, shapes: Any, note: Callable[[Any], None], by_device: bool) -> Iterator[Any]:
-    """Yield consecutive rows of a tensor in the form of the arrays of `shapes`; `note` gets each part as it is read."""
+    """Yield a tensor's rows, some at a time, in the layout of `shapes`, and call `note` with each part that is read."""
     codes = tensor.codes
     if not isinstance(shapes, QuantizedMatrix):
         for part in in_parts(tensor.read()):
@@ -182,13 +186,16 @@ def _stored_parts(tensor: Tensor, shapes: Any, note: Callable[[Any], None], by_d
 
 
 def _each_or_all(placed: Callable[[list[Tensor]], Any], tensors: list[Tensor], *, apart: bool) -> Any:
-    """Make one array of tensors, or if they may lie `apart`, an array for each run of tensors in one form."""
+    """Stack tensors into one array; with `apart`, into a `Stacked` of one array for each run of tensors in one form."""
     runs = in_runs_of_a_form(tensors) if apart else [tensors]
     return placed(runs[0]) if len(runs) == 1 else Stacked(tuple(placed(run) for run in runs))
 
 
 def _joined(tensors: list[Tensor]) -> list[Tensor]:
-    """Give tensors that will be stacked one form: codes that can run, else none."""
+    """Convert the codes of tensors that will be stacked to one form.
+
+    If no common form exists that products can read, the codes are dropped, and the tensors will be read as floats.
+    """
     cols = math.prod(tensors[0].shape[1:])
     codes = in_common_form([tensor.codes for tensor in tensors])
     usable = codes if codes and can_multiply(codes[0], cols) else [None] * len(tensors)
@@ -215,7 +222,7 @@ def check_weights(checkpoint: Checkpoint, *, progress: Progress = no_progress) -
 
 
 def _check_part(name: str, tensor: Tensor, part: Any, path: str) -> None:
-    """Check consecutive rows of a tensor; of codes, their scales."""
+    """Raise CheckpointError for some rows of a tensor if a number, or a number that codes need, is not finite."""
     if isinstance(part, np.ndarray):
         check_finite(name, part, path=path)
         return
@@ -224,7 +231,7 @@ def _check_part(name: str, tensor: Tensor, part: Any, path: str) -> None:
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Allocate an array of zeros in memory of its own, in huge pages except for an incomplete last one."""
+    """Allocate an array of zeros that starts at a huge page. Only an incomplete last page is not a huge page."""
     size = int(np.prod(shape)) * dtype.itemsize
     memory = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = -np.frombuffer(memory, np.uint8).ctypes.data % HUGE_PAGE

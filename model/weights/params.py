@@ -1,7 +1,7 @@
-"""The weights of a Llama as JAX arrays; matrices with the same input are stacked here, at load.
+"""The weights of a Llama as a tree of JAX arrays. Matrices with the same input are stacked at load.
 
-q, k and v share their input, and so do gate and up: one product per layer replaces three or two. Layers stay in a list,
-since slices of one large array would be copied at every use.
+q, k and v have the same input, so one product replaces three. Gate and up have the same input, so one product replaces
+two. Layers are elements of a list, because slices of one large array would be copied at every use.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ class FeedForward(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """The expert that every token passes."""
+    """The shared expert, which processes every token."""
 
     score: Float[Array, "one dim"]
     gate_up: Linear
@@ -51,10 +51,10 @@ class Experts(NamedTuple):
 class Layer(NamedTuple):
     attention_norm: Float[Array, " dim"] | None  # None: there is no norm
     qkv: Linear  # [(heads + 2 kv_heads) head_dim, dim]
-    q_norm: Float[Array, " q_width"] | None  # of a head, or of all heads in a row
+    q_norm: Float[Array, " q_width"] | None  # head_dim features, or heads * head_dim
     k_norm: Float[Array, " k_width"] | None
     o: Linear
-    ffn_norm: Float[Array, " dim"] | None  # attention's own array in a parallel block
+    ffn_norm: Float[Array, " dim"] | None  # the same array as `attention_norm` in a parallel block
     ffn: FeedForward | Experts
     attention_post_norm: Float[Array, " dim"] | None = None
     ffn_post_norm: Float[Array, " dim"] | None = None
@@ -64,15 +64,15 @@ class Layer(NamedTuple):
 
 
 class Rope(NamedTuple):
-    """Cosines and sines of every position, from float64: a float32 angle is off by a percent at position 100,000."""
+    """Cosines and sines of every position. Angles are float64: in float32 they are off by 0.01 at position 100,000."""
 
     cos: Float[Array, "positions pairs"]
     sin: Float[Array, "positions pairs"]
-    local_cos: Float[Array, "positions pairs"] | None = None  # of layers with a theta of their own
+    local_cos: Float[Array, "positions pairs"] | None = None  # of layers that use `config.local_theta`
     local_sin: Float[Array, "positions pairs"] | None = None
 
     def on_host(self, at: Int[np.ndarray, "*shape"]) -> tuple[np.ndarray, np.ndarray]:
-        """Take the cosines and sines of some positions, of layers without a theta of their own."""
+        """Return cosines and sines of the positions `at` as NumPy arrays, for layers that do not use `local_theta`."""
         return np.asarray(self.cos)[at], np.asarray(self.sin)[at]
 
 
@@ -80,7 +80,7 @@ class Params(NamedTuple):
     embedding: Float[Array, "vocab dim"] | Embedding
     layers: Sequence[Layer]
     norm: Float[Array, " dim"]
-    head: Matrix  # [vocab, dim]; the embedding's own arrays if the two are tied
+    head: Matrix  # [vocab, dim]; the same arrays as the embedding if the two are tied
     rope: Rope
     norm_bias: Float[Array, " dim"] | None = None  # of a LayerNorm
 
@@ -108,26 +108,27 @@ def _angles(rotation: Rotation, positions: int) -> tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Names:
-    """The names of the tensors that make up one array: a leaf in the array's place."""
+    """The names of the tensors that are stacked into one array. A tree of names has this leaf instead of the array."""
 
     names: tuple[str, ...]
-    apart: bool = False  # whether they may be an array each
+    apart: bool = False  # whether the tensors may be separate arrays, in a `Stacked`
 
 
 def array_names(config: Config, rope: Rope) -> Params:
-    """Build the tree of `load_params` with `Names` in the places of arrays, and `rope` as given."""
+    """Build the tree of `load_params` with `Names` instead of arrays; `rope` is included unchanged."""
     return assemble(config, lambda *names, apart=False: Names(names, apart), rope)
 
 
 def params_of(config: Config, tensors: Mapping[str, Array], rope: Rope) -> Params:
-    """Build the tree from named arrays, as in training: traceable, and so differentiable."""
+    """Build the tree of weights from arrays by name. JAX can trace and differentiate this, as in training."""
     return assemble(config, lambda *names, apart=False: jnp.concatenate([tensors[name] for name in names]), rope)
 
 
 def assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
-    """Build the tree of weights; `place` makes one array of the named tensors, stacked along their rows.
+    """Build the tree of weights. `place` takes the names of tensors, and returns an array of their stacked rows.
 
-    q, k and v may lie `apart` if their codes differ: only their kernel reads several matrices.
+    For q, k and v, `place` is called with `apart=True`: it may return a `Stacked` if their codes differ, since the
+    kernel for q, k and v reads several matrices.
     """
 
     def placed(stack: Stack) -> Any:
@@ -188,7 +189,7 @@ def assemble(config: Config, place: Callable[..., Any], rope: Rope) -> Params:
 
 
 def weight_bytes(params: Params) -> int:
-    """Count the bytes of the weights, each stored once; also of `abstract_params`."""
+    """Count the bytes of the weights; shared arrays count once. `params` may be `abstract_params`."""
     head = None if params.tied else params.head
     leaves = jax.tree.leaves((params.embedding, params.layers, params.norm, params.norm_bias, head))
     unique = {id(leaf): leaf for leaf in leaves}.values()  # a parallel block has one norm in two places

@@ -1,9 +1,8 @@
-"""Quantizing on the device: the codes of `reference.quantizers.schemes`, bit for bit, in the layout of a product.
+"""Quantize weights on the device, with the same codes as `reference.quantizers.schemes`, bit for bit.
 
 The reference divides in float64, with NumPy on one core. Here XLA finds the same codes in float32, on all cores or on a
-GPU. A float32 quotient is off by a few units in the last place, and on a GPU it is not even rounded correctly. It
-leaves two candidate codes, and one is right. Which one follows from the sign of a difference that float32 holds
-exactly.
+GPU. A float32 quotient may be off by a few units in the last place, and a GPU does not even round it correctly. So a
+quotient leaves two candidate codes. The sign of a difference that float32 holds exactly tells which code is right.
 
 Scales, one for each group, are computed in float64.
 """
@@ -27,36 +26,37 @@ from llamaspec.model.weights.groups import LANES, repeats_of_scales
 from llamaspec.model.weights.rounding import bits_of
 from llamaspec.reference.quantizers.schemes import SCHEMES
 
-# Powers of 2 between which the largest weight of a group must be. Nothing is subnormal then, which XLA on a CPU would
-# take for 0, and nothing overflows.
+# The largest magnitude of a group must be between these powers of 2. Then no number overflows, and no number is
+# subnormal. XLA on a CPU would treat a subnormal number as 0.
 LEAST, MOST = 2.0**-90, 2.0**90
 MAGNITUDE = 0x7FFFFFFF  # bits of a float32 without its sign
 
 
-PART = 16 << 20  # bytes
-FEW = 1 << 26  # weights, which NumPy quantizes on one core before XLA has compiled
+PART = 16 << 20  # bytes to read at once
+FEW = 1 << 26  # weights that NumPy quantizes on one core in the time that XLA takes to compile
 
 
 class OnDevice(NamedTuple):
     """A matrix that a device has quantized."""
 
     matrix: QuantizedMatrix
-    exact: Bool[Array, ""]  # False: a group is beyond `LEAST` and `MOST`, and codes may differ from the reference's
+    exact: Bool[Array, ""]  # False: some group is not within `LEAST` and `MOST`, so its codes may be wrong
 
 
 def quantized_parts(
     codes: Codes, shapes: QuantizedMatrix, note: Callable[[Any], None], by_device: bool
 ) -> Iterator[QuantizedMatrix]:
-    """Quantize the plain weights that `codes` are made of, a few megabytes at a time, on the device or with NumPy.
+    """Quantize the float weights of `codes.source`, a few megabytes at a time, on the device or with NumPy.
 
-    `note` gets each part before it is quantized.
+    `note` is called with each part before it is quantized. NumPy also quantizes parts that the device reports as not
+    `exact`.
     """
     assert codes.source
     rows = 0
     for part in in_parts(codes.source.read()) if by_device else exact_parts(codes.source):
         note(part)
         if by_device:
-            rows = rows or len(part)  # the last part is padded, so that one program does them all
+            rows = rows or len(part)  # the last part is padded, so that all parts run one program
             padded = np.pad(part, [(0, rows - len(part)), (0, 0)]) if len(part) < rows else part
             matrix, exact = quantized_on_device(padded, codes)
             if exact:
@@ -70,15 +70,15 @@ def _first_rows(matrix: QuantizedMatrix, count: int) -> QuantizedMatrix:
 
 
 def is_worth_compiling(tensors: Iterable[Tensor]) -> bool:
-    """Whether XLA quantizes these tensors sooner than NumPy, with the seconds that it takes to compile."""
+    """Tell whether XLA, including its time to compile, quantizes these tensors faster than NumPy."""
     plain = [tensor for tensor in tensors if tensor.codes and tensor.codes.source]
     return sum(math.prod(tensor.shape) for tensor in plain) > FEW
 
 
 def can_quantize_whole(tensors: Sequence[Tensor]) -> bool:
-    """Whether tensors from `_joined` are plain weights of one dtype, which a GPU can quantize as a whole.
+    """Tell whether a GPU can quantize tensors from `loading._joined` as a whole: all must be floats of one dtype.
 
-    On a CPU parts are quantized instead: that takes less memory, and the result is copied to pages of its own.
+    A CPU quantizes parts instead. That takes less memory, and the codes are copied into huge pages.
     """
     sources = [tensor.codes.source if tensor.codes else None for tensor in tensors]
     return all(
@@ -90,7 +90,7 @@ def can_quantize_whole(tensors: Sequence[Tensor]) -> bool:
 def quantized_whole(
     tensors: Sequence[Tensor], names: Sequence[str], note: Callable[[str, Tensor, Any], None]
 ) -> OnDevice:
-    """Stack plain weights, as they are stored, and have the device quantize them."""
+    """Stack float weights in their stored dtype, and quantize them on the device. `note` is called with each part."""
     codes = [tensor.codes for tensor in tensors if tensor.codes]
     sources = [code.source for code in codes if code.source]
     stacked = np.empty((sum(source.shape[0] for source in sources), *sources[0].shape[1:]), sources[0].dtype)
@@ -117,13 +117,13 @@ def quantized_on_device(weights: Float[Array | np.ndarray, "rows cols"], codes: 
     """
     assert codes.scheme
     with jax.enable_x64(True):
-        # XLA would multiply by the reciprocal of a constant, which rounds otherwise.
+        # `largest` is an argument, because XLA replaces division by a constant with a product that rounds differently.
         largest = np.float64(CLASS_OF_FORM[codes.form].largest)
         return _quantized(weights, largest, codes=codes._replace(bytes=0, parts=_none, source=None))
 
 
 def _none() -> Any:
-    """Stand in for the parts of a file, so that all matrices of one shape share a program."""
+    """Replace `Codes.parts`, so that matrices of one shape have equal `codes` and share a compiled program."""
     raise AssertionError("the codes are made from weights")
 
 
@@ -133,7 +133,7 @@ def _quantized(weights: Float[Array, "rows cols"], largest: Float64[Array, ""], 
     group = SCHEMES[codes.scheme].group or cols
     padded = jnp.pad(weights.astype(jnp.float32), [(0, 0), (0, -cols % group)])
     blocks = padded.reshape(rows, -1, group)
-    # As integers, magnitudes are ordered as the floats are, and no subnormal number is taken for 0.
+    # The bits of magnitudes, compared as integers, have the order of the floats, and no subnormal number becomes 0.
     tops = jnp.max(bits_of(blocks) & MAGNITUDE, axis=-1)
     least, most = (int(np.float32(bound).view(np.int32)) for bound in (LEAST, MOST))
     exact = jnp.all((tops == 0) | ((tops >= least) & (tops <= most)))
@@ -144,7 +144,7 @@ def _quantized(weights: Float[Array, "rows cols"], largest: Float64[Array, ""], 
 
 
 def _stored(bits: Shaped[Array, "rows cols"], scales: Shaped[Array, "rows groups"], codes: Codes) -> QuantizedMatrix:
-    """Do what `QuantizedMatrix.stored` does, for codes without zero points and minima."""
+    """Arrange codes and scales as `QuantizedMatrix.stored` does, for codes without zero points and minima."""
     (rows, cols), kind = bits.shape, CLASS_OF_FORM[codes.form]
     shapes, copies = kind.shapes(rows, cols, codes), repeats_of_scales(codes, cols)
     scales = jnp.repeat(scales, copies, axis=1)[:, : shapes.scales.shape[1]]

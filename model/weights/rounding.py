@@ -1,4 +1,4 @@
-"""Rounding weights to codes on the device, bit for bit as the reference does: see `model.weights.quantizing`."""
+"""Round weights to codes on the device, with the same bits as the reference: see `model.weights.quantizing`."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +8,8 @@ from jaxtyping import Array, Float32, Float64, Int32, Shaped
 from llamaspec.reference.quantizers.minifloat import Minifloat
 
 EXPONENT = 0x7F800000
-FRACTION, BIAS = 23, 127  # bits of a float32's fraction, and what its exponent is stored with
-UPPER = -1 << 12  # mask of the upper half of a float32's digits
+FRACTION, BIAS = 23, 127  # bits of a float32's fraction, and the bias of its stored exponent
+UPPER = -1 << 12  # mask that keeps the upper 12 of a float32's 24 significant bits
 
 Encoded = tuple[Shaped[Array, "rows groups group"], Shaped[Array, "rows groups"]]
 Blocks = Float32[Array, "rows groups group"]
@@ -17,7 +17,7 @@ Tops = Float32[Array, "rows groups"]
 
 
 def symmetric(blocks: Blocks, tops: Tops, largest: Float64[Array, ""]) -> Encoded:
-    """Do what `reference.quantizers.symmetric.quantize` does."""
+    """Quantize to symmetric integers as `reference.quantizers.symmetric.quantize` does."""
     scales, reciprocals = scales_for(tops, largest)
     codes = nearest(jnp.abs(blocks), scales[..., None], reciprocals[..., None])
     codes = jnp.minimum(codes, largest.astype(jnp.int32))
@@ -25,7 +25,7 @@ def symmetric(blocks: Blocks, tops: Tops, largest: Float64[Array, ""]) -> Encode
 
 
 def scales_for(tops: Tops, largest: Float64[Array, ""]) -> tuple[Tops, Tops]:
-    """Compute scales with which each top becomes `largest`, rounded once, and their reciprocals; of 0 both are 0."""
+    """Compute the scales tops / largest, rounded once, and their reciprocals. A scale of 0 has a reciprocal of 0."""
     scales = (tops.astype(jnp.float64) / largest).astype(jnp.float32)
     reciprocals = jnp.where(scales == 0, 0, 1 / scales.astype(jnp.float64)).astype(jnp.float32)
     return scales, reciprocals
@@ -35,11 +35,11 @@ Spread = Float32[Array, "rows groups #group"]
 
 
 def nearest(magnitudes: Blocks, divisors: Spread, reciprocals: Spread) -> Int32[Array, "rows groups group"]:
-    """Round quotients below 256 to the nearest integers, ties to even, as if they were exact.
+    """Round the exact quotients magnitudes / divisors, below 256, to the nearest integers, ties to even.
 
-    With `below` within one of the quotient, the tie is the middle of the two codes in question. Its product with the
-    upper half of a divisor's digits has 20 digits, and so has the product with the lower half. The first difference is
-    exact if it is close to 0, so the sign of the second one is right.
+    `below` comes from an inexact quotient; the right code is `below` or `below` + 1, and `tie` is halfway between.
+    `tie` has at most 9 bits and each half of a divisor 12, so both products are exact in float32. The first difference
+    is exact if it is close to 0, so the sign of the second difference is right.
     """
     below = jnp.floor(magnitudes * reciprocals)
     tie = below + 0.5
@@ -55,8 +55,11 @@ Integers = Int32[Array, "rows groups group"]
 def minifloat(
     blocks: Blocks, exponents: Integers, steps: Integers, to: Minifloat
 ) -> Shaped[Array, "rows groups group"]:
-    """Make codes of signs, exponents and steps of 2^(exponent - mantissa bits); see `Minifloat.encode`."""
-    # A normal number has 2^mantissa_bits steps to begin with, which count as one in its exponent; so does a carry.
+    """Assemble codes from the signs of `blocks` and the magnitudes `steps` * 2^(exponents - mantissa bits).
+
+    See `Minifloat.encode`.
+    """
+    # A normal number has at least 2^mantissa_bits steps. The sum adds them to the exponent field as 1, like any carry.
     codes = (exponents - (1 - to.bias) << to.mantissa_bits) + steps
     last = int(to.encode(np.array([to.largest]))[0])
     sign = lax.shift_right_logical(bits_of(blocks), jnp.int32(31))
@@ -64,7 +67,7 @@ def minifloat(
 
 
 def exponent_to(x: Blocks, to: Minifloat) -> Int32[Array, "rows groups group"]:
-    """Give the exponents that `x` has in a format; subnormal numbers and 0 share the smallest one."""
+    """Return the exponents of `x` in the format `to`; subnormal numbers of `to` and 0 have its smallest exponent."""
     return jnp.clip(exponent_of(x), 1 - to.bias, int(np.log2(to.largest)))
 
 
@@ -73,7 +76,7 @@ def bits_of(x: Float32[Array, "*shape"]) -> Int32[Array, "*shape"]:
 
 
 def exponent_of(x: Float32[Array, "*shape"]) -> Int32[Array, "*shape"]:
-    """Compute floor(log2(x)) of positive numbers that are not subnormal; of 0, -127."""
+    """Compute floor(log2(x)) for positive numbers that are not subnormal, and -127 for 0."""
     return ((bits_of(x) & EXPONENT) >> FRACTION) - BIAS
 
 

@@ -1,4 +1,4 @@
-"""Codes in the layout of the GPU's kernels: words of four bits a code, which `model.weights.gpu_codes` arranges."""
+"""Codes in the layout of the GPU's kernels: words of eight codes. `model.weights.gpu_codes` builds this layout."""
 
 from collections.abc import Iterator
 from typing import ClassVar
@@ -16,11 +16,12 @@ from llamaspec.pallas_kernels.parts.levels import Levels
 class Words(QuantizedMatrix):
     """Codes of four bits, eight to a word in the order of `pallas_kernels.parts.int4`: int32 [rows, cols / 8].
 
-    For codes of 5 and 6 bits these are the upper four, and `low_bits` has the others: int32 [rows, cols / 32 or / 16].
+    For codes of 5 and 6 bits, these words hold the upper four bits of each code, and `low_bits` holds the other one or
+    two bits: int32 [rows, cols / 32] or [rows, cols / 16].
     """
 
     __slots__ = ()
-    # The levels as the tensor cores multiply them, in bytes; None: they are the codes themselves.
+    # The levels as sums of bytes, which the tensor cores multiply; None: the codes are the levels.
     kernel_levels: ClassVar[Levels | None] = None
 
     @property
@@ -33,11 +34,11 @@ class Words(QuantizedMatrix):
 
     @property
     def unsigned(self) -> Int32[Array, "rows cols"]:
-        """The codes, as if without a sign."""
+        """The codes as unsigned integers, one per column."""
         return int4.unpacked(self.codes, self.order, self.low_bits)
 
     def levels(self) -> Float[Array, "rows cols"]:
-        """Give the level of each code."""
+        """Return the level of each code."""
         raise NotImplementedError
 
     def pieces(self, block: int, start: int, stop: int) -> Iterator[tuple[int, Array]]:
@@ -53,7 +54,7 @@ class Words(QuantizedMatrix):
 
 
 class LevelWords(Words):
-    """Codes of the levels of a form."""
+    """Codes that are indices into the table of levels of a form."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-r"""Combining attention over separate parts of the keys: the second half of attention while decoding.
+r"""Combine the results of attention over separate parts of the keys: the second half of attention while decoding.
 
     m = max_s m_s        o = sum_s o_s 2^(m_s - m) / sum_s t_s 2^(m_s - m)
 
@@ -27,9 +27,9 @@ def attention_combine(
 ) -> Float[Array, "batch width"]:
     """Combine parts of o, with m and t in `stats`, and round once to `out`.
 
-    `splits` is a multiple of 4, and the first `group` columns are queries. It is traced together with the kernel that
-    makes the parts. Reads each part once and writes o, with one thread block per head. Each warp handles one part after
-    the other.
+    `splits` is a multiple of 4, and the first `group` columns are queries. The caller traces this function together
+    with the kernel that makes the parts. Reads each part once and writes o, with one thread block per head. Each warp
+    handles one part after the other.
     """
     batch, kv_heads, _, _, head_dim = parts.shape
     vector = head_dim // LANES

@@ -19,10 +19,11 @@ from llamaspec.pallas_kernels.parts.operands import check_operand
 from llamaspec.pallas_kernels.parts.staging import own_meetings
 from llamaspec.pallas_kernels.unsupported import Unsupported
 
-RING_BYTES = 32 * 1024  # bytes of a block's ring, or two tiles; it leaves room for the next kernel's blocks
+RING_BYTES = 32 * 1024  # bytes of a block's ring, unless two tiles take more; the rest is for the next kernel's blocks
 AT_ONCE = 2048  # maximum number of keys of a head if each block has one tile
 
-# Finds the pieces of a tile, given an array of keys or values, a sequence, a key head, the tile and the tables.
+# A function that finds the pieces of a tile, given an array of keys or values, a sequence, a key head, the tile and the
+# tables.
 Locate = Callable[..., Sequence[Any]]
 
 
@@ -65,8 +66,8 @@ def attend_in_parts(
 
         target.let_next_start()
         if target.overlaps and not tables:
-            # The length may still be the previous one, and the newest keys may not be written yet. We only
-            # prefetch keys to the L2 cache here, and most are right. With pages we would have to read the table first.
+            # We may read an old length here, and the newest keys may not be written yet. Both are harmless, because we
+            # only prefetch keys to the L2 cache. With pages we would have to read the table first.
             ring_for(read_past_first_cache(lengths_ref.at[pl.ds(row, 1)])).ask_ahead()
         target.wait_for_previous()
         opened = ring_for(lengths_ref[row])
@@ -113,15 +114,16 @@ def keys_of_a_tile(heads: int, group: int, head_dim: int, dtype: np.dtype, seen:
 
 
 def ring_stages(tile: int, head_dim: int, dtype: np.dtype) -> int:
-    """Count the tiles of keys that a block loads at once; the same for values."""
+    """Count the tiles of keys, and equally many tiles of values, that a block loads at once."""
     return max(2, RING_BYTES // (2 * tile * head_dim * dtype.itemsize))
 
 
 def choose_splits(heads: int, capacity: int, tile: int) -> int:
     """Choose the number of blocks per key head: 1 or a multiple of 4. `heads` counts the key heads of all sequences.
 
-    If a block per tile of keys does not fill the GPU, each tile gets a block. Otherwise the number is a power of 2.
-    With 64 tiles, for example, 16 blocks are faster than 20, which would also have up to 4 tiles (docs/lessons-gpu.md).
+    If one block for each tile of keys does not fill the GPU, each tile gets a block. Otherwise the number is a power of
+    2. With 64 tiles, for example, 16 blocks are faster than 20 blocks, because some of the 20 would also have 4 tiles
+    (docs/lessons-gpu.md).
 
     >>> [choose_splits(heads, 4096, tile) for heads, tile in ((4, 64), (4, 128), (12, 64), (40, 64))]
     [32, 16, 16, 4]

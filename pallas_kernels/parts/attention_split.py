@@ -103,7 +103,7 @@ class SplitAttention:
             rescale = jnp.exp2((m - larger) * self._scale)
             p = jnp.exp2((scores - down(larger, tile)) * self._scale)
             total = total * down(rescale, tile) + p  # one total per row of the tile, to be summed at the end
-            # The maximum has synchronized the warps, so none still multiplies by the previous p.
+            # Computing the maximum has synchronized the warps, so no warp still multiplies by the previous p.
             p_smem.T[...] = plgpu.layout_cast(p.astype(jnp.bfloat16), TURNED)
 
             v_smem = ring.wait("v", i)

@@ -19,7 +19,7 @@ MAX_SHARED_MEMORY = 227 * 1024  # maximum bytes of a thread block on sm_90
 PROCESSORS = 132  # streaming multiprocessors of an H200
 LANES = 32  # threads in a warp
 WARPS = 4  # warps in a warpgroup
-THREADS = WARPS * LANES  # a thread block is one warpgroup, unless a kernel says otherwise
+THREADS = WARPS * LANES  # threads in a warpgroup, and in a thread block unless a kernel says otherwise
 
 
 @dataclass(frozen=True)
@@ -36,21 +36,21 @@ class Target:
 
     @property
     def overlaps(self) -> bool:
-        """Whether a kernel starts before the previous one ends."""
+        """Tell whether a kernel starts before the previous kernel ends."""
         return self.pdl and not self.interpret
 
     def wait_for_previous(self) -> None:
         """Wait until all results of earlier kernels are readable.
 
-        Before this call, a kernel may read weights, unless a running kernel writes them; several earlier kernels may
-        still run. It may not read activations, except by `read_past_first_cache`, which may return an old value. It may
-        not write to global memory.
+        Several earlier kernels may still run before this call. Until then, a kernel may read weights that no earlier
+        kernel writes. A kernel may not write to global memory, and may not read activations except with
+        `read_past_first_cache`, which may return an old value.
         """
         if self.overlaps:
             plgpu.griddepcontrol_wait()
 
     def let_next_start(self) -> None:
-        """Let the next kernel start with independent work; it waits for our results itself."""
+        """Let the next kernel start its independent work. The next kernel calls `wait_for_previous` for our results."""
         if self.overlaps:
             plgpu.griddepcontrol_launch_dependents()
 
@@ -72,8 +72,9 @@ def use_target(target: Target) -> AbstractContextManager[None]:
 def interpreter() -> Iterator[None]:
     """Run kernels on a CPU, one simulated thread after another.
 
-    Raises RuntimeError for a race: jax 0.12 where it happens, 0.11 at the end. Set JAX_CPU_ENABLE_ASYNC_DISPATCH=0 and
-    NPROC=16 (the number of XLA's threads) before jax starts, or a larger program around a kernel may deadlock.
+    Raises RuntimeError for a race: jax 0.12 at the access, jax 0.11 at the end of the program. Set NPROC=16 (the number
+    of XLA's threads) and JAX_CPU_ENABLE_ASYNC_DISPATCH=0 before jax starts; otherwise a larger program around a kernel
+    may deadlock.
     """
     from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as state
 

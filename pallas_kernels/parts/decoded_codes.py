@@ -20,8 +20,9 @@ no conversion: we add bits around it and subtract, for two codes at once:
     eight bits    (128 + c) - 128 or - 256, with c the lower seven bits. The upper bit becomes a bit of the exponent,
                   which distinguishes the two cases
 
-Row i of eight belongs to the quad with the reversed bits of i. Then the lanes' eight bytes are never in the same banks,
-and neither are the bytes of two quads that read 16 (`matrices` in swizzled lines of 128 bytes).
+Row i of eight belongs to the quad with the reversed bits of i. With this order, lanes that load 8 bytes at once never
+use the same banks, and neither do two quads with lanes that load 16 bytes at once. The codes are stored in swizzled
+lines of 128 bytes.
 """
 
 from itertools import batched
@@ -40,7 +41,7 @@ from llamaspec.pallas_kernels.parts.compat import Target
 from llamaspec.pallas_kernels.parts.inline import array, down, float32, int32, load, ptx, times, total, word
 from llamaspec.pallas_kernels.parts.wgmma import WGMMA
 
-ROWS = 64  # of A
+ROWS = 64  # rows of A
 OCTET = 8  # rows stored together
 LINE = 128  # bytes of a row stored together
 RUN = 32  # columns that are reordered together, or a smaller group
@@ -76,7 +77,7 @@ class Codes(NamedTuple):
 
     bits: int
     unsigned: bool
-    columns: int  # of a step
+    columns: int  # columns of a step
     run: int  # columns that are reordered together
     codes: Any  # int8 [64, columns], or words of `int4.packed`; in a `ring`
     low_bits: Any = None  # for codes of 5 or 6 bits; in a `low_bits.ring`
@@ -121,7 +122,7 @@ class Lane(NamedTuple):
 def decoded(codes: Codes, first: int, count: int, piece: int, scratch: Any, target: Target) -> list[Any]:
     """Decode `count` columns from `first` on, in pieces [64, piece] of A, in the order of `in_order`.
 
-    The interpreter can only multiply from shared memory, so it puts them in `scratch`.
+    The interpreter can only multiply from shared memory, so it puts the pieces in `scratch`.
     """
     shape = (ROWS, piece)
     if target.interpret:
@@ -210,7 +211,7 @@ def _signed_bytes(codes: Any) -> Any:
 def _of_word(codes: Any, least: Any, higher: int, *, bits: int, unsigned: bool) -> list[Any]:
     """Decode the lower halves of bytes 0 and 2 of a word, then of bytes 1 and 3, then the upper halves likewise.
 
-    Their low bits are in the same places of the word `least`, but `higher` bits higher.
+    The low bits of the codes are in the same places of the word `least`, shifted up by `higher` bits.
     """
     few, middle = bits - 4, 0 if unsigned else 1 << bits - 1
     magic, less = word(pair(128.0) ^ middle * 0x10001), word(pair(-128.0 - middle))

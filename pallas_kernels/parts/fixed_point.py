@@ -37,7 +37,7 @@ def fixed_point(
 ) -> tuple[Int8[Array, "groups lanes digits 8"], Float32[Array, " groups"]]:
     """Compute the digits of each group of numbers, the lowest first, and 2^e.
 
-    By the layouts of x and of the digits, a thread has eight numbers and their digits.
+    The layouts of x and of the digits give each thread eight numbers and their digits.
     """
     largest = jnp.max(jnp.max(jnp.abs(x), axis=2), axis=1)
     top = lax.shift_right_logical(lax.bitcast_convert_type(largest, jnp.int32), jnp.int32(23))

@@ -77,7 +77,7 @@ def array(registers: Iterable[Sequence[Any]], shape: tuple[int, ...], dtype: np.
 def widened(x: Array, layout: Any, target: Target) -> Array:
     """Convert x to float32 with one instruction per bfloat16; the compiler would use three for the two in a word.
 
-    x is float32, or each thread has an even number of neighbors.
+    x is float32, or each thread has an even number of adjacent elements of x.
     """
     if x.dtype == jnp.float32 or target.interpret:
         return x.astype(jnp.float32)
@@ -110,9 +110,9 @@ cvt.f32.f16 $1, upper;
 
 
 def from_e4m3(codes: Int8[Array, "rows cols"], layout: Any, target: Target) -> Float32[Array, "rows cols"]:
-    """Convert the bits of e4m3 floats to float32. A thread has a multiple of four neighbors."""
+    """Convert the bits of e4m3 floats to float32. Each thread has adjacent elements, a multiple of four."""
     if target.interpret:
-        # As a float16 with the same exponent bits, a number is 2^8 times smaller.
+        # A float16 with the same exponent bits is 2^8 times smaller than the e4m3 float.
         halves = lax.bitcast_convert_type((codes.astype(jnp.int16) << 7) & ~(1 << 14), jnp.float16)
         return halves.astype(jnp.float32) * 2.0**8
 

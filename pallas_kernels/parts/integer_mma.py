@@ -12,7 +12,7 @@ free, as long as A and B agree. Lane j has columns 2 j and 2 j + 1 of C in both 
 One vector: a row of W fills both rows of A of a quad, with two *sides* of 32 terms each, together 64 columns. Columns
 2 d and 2 d + 1 of B are digit d of the vector, for the first and the second side. Lane j then uses two numbers of C,
 for digit j: the upper row in the first column and the lower row in the second. The other two are unused. Eight rows of
-W fill a product, and a lane has its four words of A in the order in which it loaded them.
+W fill a product, and a lane's four words of A remain in the order of its loads.
 
 Two vectors, for codes in words of up to six bits: sixteen rows of W are the rows of A, with one side, and columns 2 d
 and 2 d + 1 of B are digit d of the first and the second vector. Lane j uses all four numbers, for digit j, so half the
@@ -116,7 +116,7 @@ class Step(NamedTuple):
 
     @property
     def unsigned(self) -> bool:
-        """Whether codes are unsigned."""
+        """Tell whether codes are unsigned."""
         return self.in_words and self.minima
 
 
@@ -421,9 +421,9 @@ def _looked_up(selectors: list[tuple[Any, Any]], table: Sequence[int]) -> tuple[
 
 
 def _together(step: Step) -> bool:
-    """Whether a lane loads 16 adjacent columns for both sides at once, as for eight-bit codes in one group.
+    """Tell whether a lane loads 16 adjacent columns for both sides at once, as for eight-bit codes in one group.
 
-    Then the first four of eight codes belong to one side. Otherwise all eight do.
+    If so, four of eight adjacent codes belong to each side; otherwise all eight belong to one side.
     """
     return not step.in_words and step.group > SIDE
 
@@ -468,7 +468,7 @@ def _digits_at(step: Step, places: list[Any], lane: Lane) -> list[list[Any]]:
 
 
 def _without_last(step: Step, lane: Lane, digits: list[list[Any]]) -> list[list[Any]]:
-    """Clear the columns of B without a digit, in which lane 3 adds minima."""
+    """Clear the columns of B without a digit, because lane 3 uses these columns to add minima."""
     if not step.minima:
         return digits
     digit = arith.shrui(lane.quad, word(1))

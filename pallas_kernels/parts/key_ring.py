@@ -19,9 +19,9 @@ from llamaspec.pallas_kernels.parts.compat import Target
 from llamaspec.pallas_kernels.parts.staging import finish_reads
 from llamaspec.pallas_kernels.parts.wgmma import matrices
 
-TILE = 64  # keys, at least
+TILE = 64  # least number of keys in a tile
 
-# Finds the pieces of a tile, given an array of keys or values and the tile's number.
+# A function that finds the pieces of a tile, given an array of keys or values and the tile's number.
 Pieces = Callable[[Any, Any], Sequence[Any]]
 
 
@@ -88,7 +88,7 @@ class OpenRing:
         return self.staged[name].at[slot]
 
     def release(self, name: str, step) -> None:
-        """Reuse the slot of this step's tile, once it is read, for the tile `stages` steps later."""
+        """Wait until this step's tile is read, and use its slot for the tile `stages` steps later."""
 
         @pl.when(step + self.ring.stages < self.steps)
         def _():

@@ -41,6 +41,6 @@ def transforms(bits: int) -> tuple[Any, ...]:
 def of_block(ref: Any, tile: Any, row: Any, place: Any, block: int, bits: int) -> list[Any]:
     """Load the words of a lane of a quad, for one of the two blocks of the tile that begins at byte `tile`."""
     few = bits - 4
-    swizzle = arith.andi(times(row, 4 * few), word(0x70))  # the position of a row of 32 few bytes in 128 bytes of banks
+    swizzle = arith.andi(times(row, 4 * few), word(0x70))  # position of a row in 128 bytes of banks
     within = arith.xori(arith.xori(times(place, 4 * few), swizzle), word(16 * few * block))
     return load(ref, total(tile, times(row, 32 * few), within), int32(), few)

@@ -30,7 +30,7 @@ BESIDE = 4096  # maximum bytes of shared memory for sums over threads and barrie
 class ScaledCodes:
     """A quantized matrix: each weight is its code times the scale of its row, or of its group in the row.
 
-    Minima, if any, are added; codes in words are then unsigned. With levels, a code selects a level.
+    Minima, if any, are added. If there are minima, codes in words are unsigned. With levels, a code selects a level.
     """
 
     codes: Any  # int8 [rows, cols], or int32 words [rows, cols / 8] in the layout of `int4.packed`
@@ -51,7 +51,7 @@ class ScaledCodes:
 
     @property
     def bits(self) -> int:
-        """The bits of a code."""
+        """The number of bits of a code."""
         return int4.bits_of(self.codes, self.low_bits) if self.in_words else 8
 
     @property
@@ -61,13 +61,13 @@ class ScaledCodes:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns of the dequantized matrix."""
+        """The numbers of rows and columns of the dequantized matrix."""
         rows, packed = self.codes.shape
         return rows, packed * (int4.WORD if self.in_words else 1)
 
     @property
     def group(self) -> int | None:
-        """Columns with a common scale; None: a whole row. 0 if there are no scales."""
+        """The number of columns with a common scale; None: a whole row; 0: the matrix has no scales."""
         if self.scales.ndim == 1:
             return None
         groups = self.scales.shape[1]
@@ -90,7 +90,7 @@ class ScaledE4M3:
 
 
 MatrixOperand = Float[Array, "rows cols"] | ScaledCodes | ScaledE4M3
-Shaped = Array | jax.ShapeDtypeStruct  # sufficient to choose a loop
+Shaped = Array | jax.ShapeDtypeStruct  # shapes are enough to choose a loop
 AnyMatrix = Shaped | ScaledCodes | ScaledE4M3
 ProductOf = RowProduct | QuantizedProduct
 
@@ -169,7 +169,7 @@ def products_beside(op: str, matrices: Sequence[AnyMatrix], x: Shaped, **how: An
 
 
 def key_of(op: str, w: AnyMatrix) -> str:
-    """Name an op on such a matrix for `tile_for`, with its kind of codes and its group size."""
+    """Make the name of an op for `tile_for` from the op, the matrix's kind of codes and its group size."""
     if isinstance(w, ScaledE4M3):
         return f"{op} e4m3"
     if not isinstance(w, ScaledCodes):

@@ -1,4 +1,4 @@
-"""A check for the secondary arrays of all kernels."""
+"""A check of the shapes and dtypes of a kernel's arrays."""
 
 import jax
 import numpy as np

@@ -39,7 +39,7 @@ FEW_STEPS = 4  # with up to this many steps, wait for all at once: a loop iterat
 
 @dataclass(frozen=True)
 class QuantizedProduct(ABC):
-    """The product of some runs of rows of W with all vectors, in one thread block. Subclasses know the layout of W."""
+    """The product of some runs of rows of W with all vectors, in one thread block. A subclass has the layout of W."""
 
     tiles: int  # tiles of W
     blocks: int  # number of thread blocks
@@ -64,7 +64,7 @@ class QuantizedProduct(ABC):
 
     @property
     def ring_stages(self) -> int:
-        """The stages of the ring; for a single tile at most its steps."""
+        """The number of stages of the ring. For a single tile, at most the number of its steps."""
         return self.stages if self.blocks < self.tiles else min(self.stages, self.steps)
 
     @property
@@ -79,12 +79,12 @@ class QuantizedProduct(ABC):
 
     @property
     def apart(self) -> bool:
-        """Whether the lowest bits of codes are in separate words."""
+        """Tell whether the lowest bits of codes are in separate words."""
         return 4 < self.bits < 8
 
     @property
     def kinds(self) -> int:
-        """The numbers of a group: its scale, and its minimum if any."""
+        """How many numbers a group has: 2 for a scale and a minimum, otherwise 1."""
         return 1 + self.minima
 
     @property

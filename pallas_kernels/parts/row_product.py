@@ -4,11 +4,12 @@ Decoding mostly means reading W once: 2 or 4 bytes, one multiplication and one a
 along a few rows of W at once (`row_tiles.py`). In a chunk of columns, each warp has every fourth row, and each lane at
 most 16 bytes of it, so sums cross threads only at the end of the row.
 
-A step is one or more chunks. It waits for its copies at its start and for its reads at its end. In long rows of narrow
-tiles these waits are frequent: 2048 x 8192 takes 5 to 6 % less time in steps of two chunks, with a ring of ten.
+A step is one or more chunks. A step waits for its copies at its start and for its reads at its end. In long rows of
+narrow tiles these waits are frequent: a matrix of 2048 x 8192 takes 5 to 6 % less time in steps of two chunks, with a
+ring of ten stages.
 
-Weights may be e4m3, floats of eight bits with a scale per row. They are widened in registers, and the finished dot
-product is multiplied by the scale.
+Weights may be e4m3, floats of eight bits with a scale per row. The loop converts them to float32 in registers, and
+multiplies the finished dot product by the scale.
 
 RMSNorm needs no separate pass. x is staged times the norm's weights, in float32, and its squares are summed meanwhile.
 The finished dot product is multiplied by 1/rms, a single number.
@@ -32,10 +33,10 @@ from llamaspec.pallas_kernels.parts.row_tiles import RowTiles
 from llamaspec.pallas_kernels.parts.staging import Store, store_all
 
 PIECES = 4  # 16-byte loads of a piece of x per thread
-TOGETHER = 4  # pieces to read before any is stored; one with a norm
+TOGETHER = 4  # pieces to read before the first is stored; with a norm, each piece is stored before the next read
 SQUARES = tiled_layout(((WARPS, THREADS), (1, THREADS // LANES)), warps=-4, lanes=-3).reduce(
     0
-)  # all of them, for each warp
+)  # layout of the threads' sums of squares: each warp has all of them
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class RowProduct:
 
     @property
     def ring_stages(self) -> int:
-        """The stages of the ring; for a single tile at most its steps."""
+        """The number of stages of the ring. For a single tile, at most the number of its steps."""
         return self.stages if self.blocks < self.tiles else min(self.stages, self.steps)
 
     def scratch_bytes(self, *, normed: bool) -> int:

@@ -139,8 +139,8 @@ def all_fit(blocks: int, shared: int) -> bool:
 def blocks_for(tiles: int, *, shared: int, at_once: int, requested: int | None = None) -> int:
     """Choose the number of blocks for `tiles` tiles, each with at least `shared` bytes of shared memory.
 
-    If all tiles fit at once, each gets a block. Otherwise there are `requested` blocks, or `at_once` per processor, but
-    no more than fit. `requested` may also be the number of tiles; then new blocks start when others end.
+    If all tiles fit at once, each tile gets a block. Otherwise the number is `requested`, or `at_once` per processor,
+    but no more than fit at once. `requested` may also be the number of tiles; then new blocks start when others end.
 
     >>> blocks_for(400, shared=40_000, at_once=2), blocks_for(1792, shared=40_000, at_once=2)
     (400, 264)

@@ -1,4 +1,4 @@
-"""Dividing rows between thread blocks, without masked loads.
+"""Divide rows between thread blocks, without masked loads.
 
 A load brings a vector of at most 16 bytes to each of the 128 threads of a block; it cannot bring less. A row may not
 end at the end of a load. So we cut a row into spans, and its tail is a span that starts early, to end with the row:
@@ -12,7 +12,7 @@ the second time from the cache, and written twice, with the same numbers by the 
 Callers pad rows shorter than 128. A row of odd length is read with 2 or 4 bytes per thread at a time, because wider
 vectors would be misaligned in every other row.
 
-Grids are (span, row): the last axis may have 2^31 - 1 blocks, another 65,535.
+Grids are (span, row), because the last axis may have 2^31 - 1 blocks, and the other axis only 65,535.
 """
 
 from collections.abc import Callable

@@ -22,7 +22,7 @@ def matrices(*shape: int, dtype: Any = jnp.bfloat16) -> Any:
 
 
 def product(a, b):
-    """Multiply a by b: bfloat16 in, float32 out. b is in shared memory, a there or in registers."""
+    """Multiply a by b: bfloat16 in, float32 out. b is in shared memory; a is in shared memory or in registers."""
 
     def run(accumulator):
         plgpu.wgmma(accumulator, a, b)
@@ -48,7 +48,7 @@ def across(x, cols: int):
 
 
 def accumulate(o, a, b, target: Target):
-    """Add a b to o in the accumulator, with a and b as in `product`. The interpreter adds it afterwards."""
+    """Add the product of a and b to o, in the accumulator; a and b are as in `product`. The interpreter adds later."""
     if target.interpret:
         return o + product(a, b)
     return pl.run_state(lambda accumulator: plgpu.wgmma(accumulator, a, b))(plgpu.WGMMAAccumulatorRef.init(o))

@@ -63,7 +63,7 @@ def quantize(w: Float[np.ndarray, "*shape"], *, bits: int, block: tuple[int, ...
 
 
 def dequantize(q: Affine) -> Float64[np.ndarray, "*shape"]:
-    """s (q - z), which float64 holds exactly."""
+    """Return s (q - z), which float64 holds exactly."""
     zeros, scales = (spread(a.astype(np.float64), q.codes.shape) for a in (q.zeros, q.scales))
     return (q.codes - zeros) * scales
 
@@ -76,7 +76,7 @@ def encode(
     lowest: int,
     highest: int,
 ) -> Float64[np.ndarray, "*shape"]:
-    """clip(rint(w / s) + z, lowest, highest): the codes of `w` on a fixed grid. A scale of 0 gives z.
+    """Compute the codes of `w` on a fixed grid: clip(rint(w / s) + z, lowest, highest). A scale of 0 gives z.
 
     >>> encode(np.array([0.5, 1.5, 9.0]), np.array([1.0]), np.array([1.0]), lowest=0, highest=3)
     array([1., 3., 3.])

@@ -43,7 +43,7 @@ class Packed(NamedTuple):
 
 
 def quantize(w: Float[np.ndarray, "rows cols"], *, group: int) -> Affine:
-    """Q: 4-bit codes and zero points, float32 scales [rows, groups]. Raises the errors of `affine`.
+    """Compute Q: 4-bit codes and zero points, and float32 scales [rows, groups]. Raises the errors of `affine`.
 
     >>> quantize(np.array([[0.0, 15.0]]), group=2).codes
     array([[ 0, 15]], dtype=uint8)
@@ -80,7 +80,7 @@ def search(
 
 
 def scales(means: Float[np.ndarray, " cols"], *, alpha: float) -> Float64[np.ndarray, " cols"]:
-    """s for one alpha, where `means` is mean |X_j|.
+    """Compute s for one alpha; `means` is mean |X_j|.
 
     >>> scales(np.array([1.0, 4.0]), alpha=0.5), scales(np.array([1.0, 4.0]), alpha=0.0)
     (array([0.70710678, 1.41421356]), array([1., 1.]))

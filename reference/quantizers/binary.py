@@ -33,7 +33,7 @@ def quantize(w: Float[np.ndarray, "*batch cols"]) -> Quantized:
 
 
 def dequantize(q: Quantized) -> Float64[np.ndarray, "*batch cols"]:
-    """a b, exactly."""
+    """Return a b, exactly."""
     return q.codes * q.scales.astype(np.float64)
 
 

@@ -57,12 +57,12 @@ def quantize_tokens(x: Float[np.ndarray, "*batch dim"]) -> Quantized:
 
 
 def dequantize(q: Quantized) -> Float64[np.ndarray, "*batch cols"]:
-    """b T, or a q / 127."""
+    """Return b T for weights, or a q / 127 for tokens."""
     return q.codes * q.scales.astype(np.float64)
 
 
 def linear(x: Float[np.ndarray, "*batch cols"], w: Quantized) -> Float64[np.ndarray, "*batch rows"]:
-    """W x with quantized tokens. The sums are exact.
+    """Compute W x with quantized tokens. The sums are exact.
 
     >>> linear(np.array([[127.0, 1.0]]), quantize(np.array([[1.0, -1.0]])))
     array([[126.]])

@@ -21,7 +21,7 @@ class Quantized(NamedTuple):
 
 
 def finite(w: Float[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
-    """`w` in float64. Every quantizer starts with this.
+    """Convert `w` to float64. Every quantizer starts with this.
 
     Raises ValueError if there are no weights, or if one is not finite or too large for float32. Implementations
     of a format disagree on such weights, and the model would be broken anyway.
@@ -58,7 +58,7 @@ def join(blocks: Shaped[np.ndarray, "*grid members"], block: tuple[int, ...]) ->
 
 
 def spread(scales: Shaped[np.ndarray, "*grid"], shape: tuple[int, ...]) -> Shaped[np.ndarray, "*shape"]:
-    """The scale of each weight in a tensor of `shape`. Raises ValueError unless blocks tile the shape.
+    """Repeat the scale of each block for its weights, in a tensor of `shape`. Raises ValueError unless blocks tile it.
 
     >>> spread(np.array([[1.0, 2.0]]), (2, 4))
     array([[1., 1., 2., 2.],

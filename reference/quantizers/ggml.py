@@ -30,7 +30,7 @@ class Readable(Protocol):
 
 @runtime_checkable
 class Type(Readable, Protocol):
-    """Also conversion from rows of weights to blocks of codes and scales, and from these to bytes."""
+    """A `Readable` that also converts rows of weights to blocks of codes and scales, and these to bytes."""
 
     def quantize(self, w: Float[np.ndarray, "*batch cols"]) -> Any: ...
     def pack(self, q: Any) -> UInt8[np.ndarray, "*batch blocks bytes"]: ...
@@ -80,7 +80,7 @@ def encode(w: Float[np.ndarray, "*batch cols"], name: str) -> UInt8[np.ndarray, 
 
 
 def decode(data: UInt8[np.ndarray, "*batch bytes"], name: str) -> Float64[np.ndarray, "*batch cols"]:
-    """Decode such rows to exact weights. ggml computes the same in float32, which rounds once.
+    """Decode rows of a GGUF file to exact weights. ggml computes the same in float32, which rounds once.
 
     Raises ValueError for an unknown type, or rows that are not complete blocks.
 

@@ -43,7 +43,7 @@ Rounding = Callable[[Float[np.ndarray, "*batch cols"]], Float64[np.ndarray, "*ba
 
 
 def q8_0(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols"]:
-    """Blocks of 32, the last padded with zeros. Raises ValueError for numbers beyond 127 times float16's largest.
+    """Round blocks of 32, the last padded with zeros. Raises ValueError for numbers beyond 127 times float16's largest.
 
     >>> q8_0(np.array([127.0, 2.5, -3.5, 0.2]))
     array([127.,   2.,  -4.,   0.])
@@ -58,7 +58,7 @@ def q8_0(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch col
 
 
 def q8_1(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols_and_blocks"]:
-    """`q8_0`, followed by fl16(d sum(codes)) - fl16(d) sum(codes) for each block.
+    """Return `q8_0`, followed by fl16(d sum(codes)) - fl16(d) sum(codes) for each block.
 
     Raises ValueError like `q8_0`, and for sums beyond float16's largest.
 
@@ -70,12 +70,12 @@ def q8_1(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch col
     d = np.max(np.abs(blocks), axis=-1) / np.float32(127)
     stored = d.astype(np.float16).astype(np.float64)
     totals = np.add.reduceat(rounded, np.arange(0, x.shape[-1], BLOCK), axis=-1)
-    sums = np.rint(totals / np.where(stored == 0, 1, stored)).astype(np.float32)  # of the codes
+    sums = np.rint(totals / np.where(stored == 0, 1, stored)).astype(np.float32)  # sums of the codes
     return np.concatenate([rounded, in_float16(d * sums) - totals], axis=-1)
 
 
 def q8_k(x: Float[np.ndarray, "*batch cols"]) -> Float64[np.ndarray, "*batch cols"]:
-    """Superblocks of 256. Raises ValueError for rows that are not complete superblocks.
+    """Round superblocks of 256. Raises ValueError for rows that are not complete superblocks.
 
     >>> q8_k(np.array([[-127.0, 2.5, -3.5, 0.2] * 64]))[0, :4]
     array([-127.,    2.,   -4.,    0.])
@@ -112,4 +112,4 @@ _OF = {
     "bfloat16": ("BF16",),
     "float16": ("F16",),
 }
-ROUNDING_OF = {type: rounding for rounding, types in _OF.items() for type in types}  # by the matrix's type
+ROUNDING_OF = {type: rounding for rounding, types in _OF.items() for type in types}  # key: the matrix's type

@@ -166,7 +166,7 @@ def in_rows(blocks: Float64[np.ndarray, "*batch blocks block"]) -> Float64[np.nd
 
 
 def largest(blocks: Float32[np.ndarray, "*batch block"]) -> Float32[np.ndarray, "*batch"]:
-    """w*: the number of largest magnitude with its sign, the first one on ties; 0 for a block of zeros."""
+    """Return w*: the number of largest magnitude with its sign, the first one on ties; 0 for a block of zeros."""
     at = np.argmax(np.abs(blocks), axis=-1, keepdims=True)
     return np.take_along_axis(blocks, at, axis=-1)[..., 0] + np.float32(0)
 
@@ -174,7 +174,7 @@ def largest(blocks: Float32[np.ndarray, "*batch block"]) -> Float32[np.ndarray, 
 def times_reciprocal(
     w: Float32[np.ndarray, "*batch block"], d: Float32[np.ndarray, "*batch"], *, offset: float = 0.0
 ) -> Float32[np.ndarray, "*batch block"]:
-    """w fl(1 / d) + offset in float32; 0 if 1 / d overflows, and `offset` if d is 0."""
+    """Return w fl(1 / d) + offset in float32; 0 if 1 / d overflows, and `offset` if d is 0."""
     with np.errstate(divide="ignore", over="ignore"):
         reciprocal = np.where(d == 0, 0, 1 / d)[..., None]
     usable = np.isfinite(reciprocal)
@@ -182,7 +182,7 @@ def times_reciprocal(
 
 
 def round_away(x: Float32[np.ndarray, "*shape"]) -> Float32[np.ndarray, "*shape"]:
-    """C's roundf: ties away from zero.
+    """Round as C's roundf does: ties go away from zero.
 
     >>> round_away(np.array([0.5, -0.5, 0.49999997, 2.5], np.float32))
     array([ 1., -1.,  0.,  3.], dtype=float32)

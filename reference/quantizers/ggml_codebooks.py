@@ -70,7 +70,7 @@ class NonLinear:
         for t in range(-7, 8):
             along, across = _sums(blocks, np.float32(t - 127) / first)
             fit = along / np.where(across == 0, 1, across)
-            with np.errstate(over="ignore"):  # for weights above about 10^5, nothing is better than infinity
+            with np.errstate(over="ignore"):  # sums of weights above about 10^5 overflow; no start improves on infinity
                 better = (across > 0) & (along * along > best * across)
                 d, best = np.where(better, fit, d), np.where(better, fit * along, best)
         d = np.where(zero, 0, d)
@@ -133,7 +133,7 @@ def nearest_level(x: Float32[np.ndarray, "*shape"]) -> np.ndarray:
 def _sums(
     blocks: Float32[np.ndarray, "*batch block"], start: Float32[np.ndarray, "*batch"]
 ) -> tuple[Float32[np.ndarray, "*batch"], Float32[np.ndarray, "*batch"]]:
-    """sum w^3 v and sum w^2 v^2 for the levels nearest to `start` w, in float32, added in order."""
+    """Return sum w^3 v and sum w^2 v^2 for the levels nearest to `start` w, in float32, added in order."""
     levels = IQ4_NL_LEVELS[nearest_level(blocks * start[..., None])].astype(np.float32)
     terms = blocks * blocks * levels
     along, across = (np.cumsum(a, axis=-1, dtype=np.float32)[..., -1] for a in (terms * blocks, terms * levels))

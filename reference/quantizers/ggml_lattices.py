@@ -43,7 +43,7 @@ class Lattice:
     `unpack` returns the signed levels as int8 (8 g +- 1 for IQ1) and float64 scales, which include the divisors.
     """
 
-    bytes: int  # of a superblock
+    bytes: int  # bytes of a superblock
     _scales: Callable[[Bytes], np.ndarray]  # [*batch, groups]
     _levels: Callable[[Bytes], np.ndarray]  # [*batch, 256]
 

@@ -87,7 +87,7 @@ def _even_grid(w: Float[np.ndarray, "rows cols"], bits: int, group: int) -> Affi
 
 
 def factor(hessian: Float64[np.ndarray, "cols cols"], *, damp: float) -> Float64[np.ndarray, "cols cols"]:
-    """U for the damped X^T X, with ones for features that are never active.
+    """Compute U from `hessian`, X^T X, and `damp`. A feature that is never active first gets a 1 on the diagonal.
 
     >>> factor(np.array([[3.0, 0.0], [0.0, 15.0]]), damp=1 / 9).round(4)
     array([[0.5 , 0.  ],

@@ -75,7 +75,7 @@ def nearest(
     *,
     bits: int,
 ) -> tuple[Float64[np.ndarray, "*grid group"], Float64[np.ndarray, "*grid group"]]:
-    """q and d: the codes and their errors."""
+    """Return q and d: the nearest codes, and the errors of the weights."""
     s, z = (a.astype(np.float64)[..., None] for a in (scales, zeros))
     q = np.clip(np.rint(groups / s + z), 0, 2**bits - 1)
     return q, groups - s * (q - z)
@@ -102,7 +102,7 @@ def refit(
 
 
 def dequantize(q: Hqq) -> Float64[np.ndarray, "*batch cols"]:
-    """s (q - z)."""
+    """Return s (q - z)."""
     scales, zeros = (spread(a.astype(np.float64), q.codes.shape) for a in (q.scales, q.zeros))
     return scales * (q.codes - zeros)
 

@@ -55,7 +55,7 @@ def quantize(
     levels: Levels,
     importance: Float[np.ndarray, "rows cols"] | None = None,
 ) -> Codebooks:
-    """`levels` is `lloyd` or `optimal`; `importance` is h, at least 0.
+    """Quantize each row with levels found by `levels`: `lloyd` or `optimal`. `importance` is h, at least 0; None: 1.
 
     Raises ValueError for weights that are not finite, bits outside 1 to 8, and an importance that is negative,
     not finite, or 0 in a whole row.
@@ -80,7 +80,7 @@ def dequantize(q: Codebooks) -> Float64[np.ndarray, "rows cols"]:
 
 
 def lloyd(w: Float64[np.ndarray, " n"], h: Float64[np.ndarray, " n"], k: int) -> Float64[np.ndarray, " k"]:
-    """The levels from Lloyd's iteration.
+    """Find k levels for weights w with importance h by Lloyd's iteration.
 
     >>> lloyd(np.array([0.0, 1.0, 10.0, 11.0]), np.ones(4), 2)
     array([ 0.5, 10.5])
@@ -101,7 +101,7 @@ def lloyd(w: Float64[np.ndarray, " n"], h: Float64[np.ndarray, " n"], k: int) ->
 
 
 def optimal(w: Float64[np.ndarray, " n"], h: Float64[np.ndarray, " n"], k: int) -> Float64[np.ndarray, " k"]:
-    """The levels with the smallest sum. Unneeded levels repeat the largest weight.
+    """Find the k levels with the smallest sum. Unneeded levels repeat the largest weight.
 
     >>> optimal(np.array([0.0, 1.0, 10.0, 11.0]), np.ones(4), 3)
     array([ 0. ,  1. , 10.5])
@@ -135,7 +135,7 @@ def optimal(w: Float64[np.ndarray, " n"], h: Float64[np.ndarray, " n"], k: int) 
 
 
 def nearest(w: Float64[np.ndarray, " n"], levels: Float64[np.ndarray, " k"]) -> Int[np.ndarray, " n"]:
-    """The codes of the levels nearest to `w`, the lower one on ties.
+    """Return the codes of the levels nearest to `w`, the lower one on ties.
 
     >>> nearest(np.array([0.4, 0.5, 0.6]), np.array([0.0, 1.0]))
     array([0, 0, 1])

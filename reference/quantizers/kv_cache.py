@@ -36,7 +36,7 @@ def quantize(x: Float[np.ndarray, "*batch head_dim"]) -> Quantized:
 
 
 def dequantize(q: Quantized) -> Float64[np.ndarray, "*batch head_dim"]:
-    """s q, exactly."""
+    """Return s q, exactly."""
     return symmetric.dequantize(q)
 
 

@@ -54,7 +54,7 @@ def quantize(w: Float[np.ndarray, "*shape"], *, group: int) -> Quantized:
 
 
 def dequantize(q: Quantized) -> Float64[np.ndarray, "*shape"]:
-    """s q, which float64 holds exactly."""
+    """Return s q, which float64 holds exactly."""
     groups = q.codes.reshape(q.scales.size, -1) * q.scales.astype(np.float64)[:, None]
     return groups.reshape(q.codes.shape)
 

@@ -46,14 +46,14 @@ def quantize(w: Float[np.ndarray, "*batch cols"]) -> Quantized:
 
 
 def dequantize(q: Quantized) -> Float64[np.ndarray, "*batch cols"]:
-    """a q / 127."""
+    """Return a q / 127."""
     return q.codes * q.scales.astype(np.float64) / 127
 
 
 def linear(
     x: Float[np.ndarray, "tokens cols"], w: Quantized, *, threshold: float = THRESHOLD
 ) -> Float64[np.ndarray, "tokens rows"]:
-    """W x. Features of `x` that reach `threshold` in any token are not rounded. With infinity, all are rounded.
+    """Compute W x. Features of `x` that reach `threshold` in any token are not rounded. With infinity, all are.
 
     >>> w = quantize(np.array([[127.0, 1.0]]))
     >>> x = np.array([[0.3, 100.0]])

@@ -110,7 +110,7 @@ def quantize(w: Float[np.ndarray, "*shape"], *, to: Minifloat, block: tuple[int,
 
 
 def dequantize(q: Quantized, *, to: Minifloat) -> Float64[np.ndarray, "*shape"]:
-    """s q, which float64 holds exactly."""
+    """Return s q, which float64 holds exactly."""
     return to.decode(q.codes) * spread(q.scales.astype(np.float64), q.codes.shape)
 
 

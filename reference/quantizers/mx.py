@@ -40,13 +40,13 @@ from llamaspec.reference.quantizers.blocks import Quantized, finite, join, split
 from llamaspec.reference.quantizers.minifloat import Minifloat
 
 BLOCK = 32
-BIAS = 127  # of e; 255 is a NaN, which our quantizers never write
+BIAS = 127  # bias of e; 255 is a NaN, which our quantizers never write
 
 Exponent = Callable[[np.ndarray, Minifloat], np.ndarray]
 
 
 def floor_exponent(top: Float64[np.ndarray, "*grid"], to: Minifloat) -> Int[np.ndarray, "*grid"]:
-    """floor(log2(top)) - emax, or the smallest exponent for 0.
+    """Return floor(log2(top)) - emax, or the smallest exponent for 0.
 
     >>> from llamaspec.reference.quantizers.minifloat import E2M1
     >>> floor_exponent(np.array([6.0, 7.9, 8.0]), E2M1).tolist()
@@ -56,7 +56,7 @@ def floor_exponent(top: Float64[np.ndarray, "*grid"], to: Minifloat) -> Int[np.n
 
 
 def ceil_exponent(top: Float64[np.ndarray, "*grid"], to: Minifloat) -> Int[np.ndarray, "*grid"]:
-    """ceil(log2(top / largest)), or the smallest exponent for 0.
+    """Return ceil(log2(top / largest)), or the smallest exponent for 0.
 
     >>> from llamaspec.reference.quantizers.minifloat import E2M1
     >>> ceil_exponent(np.array([6.0, 7.9, 8.0]), E2M1).tolist()
@@ -84,7 +84,7 @@ def quantize(w: Float[np.ndarray, "*batch cols"], *, to: Minifloat, exponent: Ex
 
 
 def dequantize(q: Quantized, *, to: Minifloat) -> Float64[np.ndarray, "*batch cols"]:
-    """2^(e - 127) v, exactly. An e of 255 and NaN codes give NaN."""
+    """Return 2^(e - 127) v, exactly. An e of 255 and NaN codes give NaN."""
     exponents = np.repeat(q.scales.astype(np.int32), BLOCK, axis=-1)
     return np.where(exponents == 255, np.nan, np.ldexp(to.decode(q.codes), exponents - BIAS))
 

@@ -46,7 +46,7 @@ def gemv_quantized(
     *,
     scheme: str,
 ) -> Float[np.ndarray, " rows"]:
-    """W x, with W dequantized from codes and scales.
+    """Compute W x, with W dequantized from codes and scales.
 
     >>> gemv_quantized(np.array([1.0, 2.0]), np.array([[4, -1]], np.int8), np.array([[0.5]], np.float32), scheme="q8")
     array([1.])

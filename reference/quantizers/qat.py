@@ -39,7 +39,7 @@ def fake_quantize(
     lowest: int,
     highest: int,
 ) -> Fake:
-    """The forward pass.
+    """Compute y, the forward pass, and the mask of the entries that pass a gradient.
 
     Raises ValueError unless `x` is finite, `scales` are positive, and `zeros` are integers from `lowest` to `highest`.
 

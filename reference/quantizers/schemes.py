@@ -35,7 +35,7 @@ class Scheme(NamedTuple):
     decode: Callable[[Quantized], np.ndarray]
     pack: Callable[[np.ndarray], np.ndarray]
     unpack: Callable[[np.ndarray], np.ndarray]
-    levels: Float64[np.ndarray, " codes"] | None = None  # of all codes; None: a code is its own level
+    levels: Float64[np.ndarray, " codes"] | None = None  # levels of all codes; None: a code is its own level
 
     def quantize(self, w: Float[np.ndarray, "*batch cols"]) -> Quantized:
         """Quantize. Raises ValueError for weights that are not finite.

@@ -43,7 +43,7 @@ def factors(
 
 
 def smooth(w: Float[np.ndarray, "rows cols"], s: Float64[np.ndarray, " cols"]) -> Float64[np.ndarray, "rows cols"]:
-    """W diag(s).
+    """Return W diag(s).
 
     >>> smooth(np.array([[1.0, -4.0]]), np.array([4.0, 0.5]))
     array([[ 4., -2.]])
@@ -52,7 +52,7 @@ def smooth(w: Float[np.ndarray, "rows cols"], s: Float64[np.ndarray, " cols"]) -
 
 
 def fold(norm: Float[np.ndarray, " cols"], s: Float64[np.ndarray, " cols"]) -> Float64[np.ndarray, " cols"]:
-    """The weight of the norm before the layer, changed so that the norm returns x / s.
+    """Change the weight of the norm before the layer, so that the norm returns x / s.
 
     >>> fold(np.array([1.0, 2.0]), np.array([4.0, 0.5]))
     array([0.25, 4.  ])

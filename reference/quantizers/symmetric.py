@@ -32,7 +32,7 @@ from llamaspec.reference.quantizers.blocks import Quantized, finite, join, split
 
 
 def largest_code(bits: int) -> int:
-    """N above. Raises ValueError unless 2 <= bits <= 8.
+    """Return N, the largest code. Raises ValueError unless 2 <= bits <= 8.
 
     >>> [largest_code(bits) for bits in (2, 4, 8)]
     [1, 7, 127]
@@ -60,7 +60,7 @@ def quantize(w: Float[np.ndarray, "*shape"], *, bits: int, block: tuple[int, ...
 
 
 def dequantize(q: Quantized) -> Float64[np.ndarray, "*shape"]:
-    """s q, which float64 holds exactly.
+    """Return s q, which float64 holds exactly.
 
     >>> dequantize(Quantized(np.array([[127, -64]], np.int8), np.array([[0.5]], np.float32)))
     array([[ 63.5, -32. ]])

@@ -51,6 +51,6 @@ def quantize(w: Float[np.ndarray, "*batch cols"], *, group: int) -> Int4:
 
 
 def dequantize(q: Int4) -> Float64[np.ndarray, "*batch cols"]:
-    """q s + z."""
+    """Return q s + z."""
     scales, zeros = (spread(a.astype(np.float64), q.codes.shape) for a in (q.scales, q.zeros))
     return q.codes * scales + zeros

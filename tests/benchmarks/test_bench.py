@@ -79,7 +79,7 @@ def test_attention_counts_the_pairs_that_a_mask_lets_through(window: int | None)
     config = replace(TINY, windows=(window,) * TINY.layers)
     seen = np.isfinite(causal_mask(7, 7, window=window))
     products = 2 * matrix_weights(TINY, head=False)
-    attention = 2 * (2 * TINY.head_dim) * TINY.heads * TINY.layers  # of a query and a key that it sees
+    attention = 2 * (2 * TINY.head_dim) * TINY.heads * TINY.layers  # operations per query and key
     assert prefill_cost(params, config, tokens=7, batch=3).flops == 3 * (7 * products + attention * seen.sum())
     step, first = (decode_cost(params, config, position=position, batch=1) for position in (6, 0))
     more = seen[-1].sum() - 1
@@ -96,7 +96,7 @@ def test_decoding_several_reads_the_weights_once():
 
 
 def test_several_tokens_read_the_experts_that_any_of_them_chooses():
-    """Count the choices of two and of three tokens, all equally likely."""
+    """The experts read for 2 or 3 tokens are the mean over all equally likely choices."""
     params = random_params(random_shapes(MOE, dtype=np.dtype(np.float32), positions=8), MOE)
     one_expert = 3 * MOE.dim * MOE.ffn * 4 * MOE.layers
     one_token, many = (prefill_cost(params, MOE, tokens=tokens) for tokens in (1, 10_000))
@@ -112,7 +112,7 @@ def test_several_tokens_read_the_experts_that_any_of_them_chooses():
         parts, part = (decode_bytes(params, MOE, position=0, batch=batch)["moe_add product"] for batch in (tokens, 1))
         assert parts - part == pytest.approx(more)
     assert many.bytes - one_token.bytes == pytest.approx((MOE.experts - MOE.experts_per_token) * one_expert)
-    # A token counts the operations of the experts that it chooses, however many tokens there are.
+    # The operations per token depend only on the experts that it chooses, not on the number of tokens.
     attention = {tokens: 4 * MOE.layers * MOE.heads * MOE.head_dim * tokens * (tokens + 1) / 2 for tokens in (1, 9)}
     assert prefill_cost(params, MOE, tokens=9).flops - attention[9] == 9 * (one_token.flops - attention[1])
 
@@ -143,7 +143,7 @@ def test_so_many_turns_are_timed_that_they_take_a_while(monkeypatch):
     seconds = measure_turns(call, 10.0, Effort(2, warm=0))
     turns = max(turns_asked)
     assert turns_asked[:5] == [1, 0, 0, 1, 1] and turns_asked[-2:] == [turns] * 2 and 9.9 < 0.01 * turns < 10.1
-    assert seconds == pytest.approx((0.01, 0.01, 0.01))  # without the overhead of a call
+    assert seconds == pytest.approx((0.01, 0.01, 0.01))  # without the overhead per call
     turns_asked.clear()
     late.clear()
     measure_turns(call, 0.01, Effort(1, warm=0))
@@ -203,7 +203,7 @@ def test_a_story_ends_with_what_it_read_a_second(cache: int, words: str, run, mo
 def test_what_a_machine_reads_a_second_is_kept_for_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     keep_read_rate(tmp_path, CEILINGS._asdict())
     assert kept_read_rate(tmp_path) == CEILINGS.read
-    # If the size of caches is unknown, a read faster than memory was not from memory.
+    # If the size of caches is unknown, a read that is faster than memory must have come from a cache.
     monkeypatch.setattr(machine, "last_level_cache", lambda: None)
     assert reading_in_words(tmp_path, bytes=9e9, seconds=1.0) == "9.0 GB/s, 90 % of what bench measured"
     assert reading_in_words(tmp_path, bytes=11e9, seconds=1.0) == "11.0 GB/s, from a cache"
@@ -301,12 +301,12 @@ def test_what_a_cache_holds_has_no_share_of_what_memory_gives(
 
 
 class Measured(Exception):
-    """An end of a suite in place of its measurements."""
+    """Raised in place of a suite's measurements."""
 
 
 @pytest.mark.parametrize("suite", ["decode", "growth"])
 def test_how_a_model_runs_is_told(suite: str, tiny, capsys, monkeypatch: pytest.MonkeyPatch):
-    """Compare with the words of `generate`, which say nothing of what a CPU runs by default. The GPU is made up."""
+    """`bench` describes how a model runs as `generate` does, except for a CPU's default. The GPU is simulated."""
 
     def stop(suite: str, **_: object):
         raise Measured

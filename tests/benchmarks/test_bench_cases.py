@@ -1,4 +1,4 @@
-"""Plain forms of the kernel table: XLA's form is within the bounds of the kernels, and a wrong one is not."""
+"""Cases of the kernel table: XLA's form is within the bounds of the kernels, and a wrong form is not."""
 
 import re
 from functools import partial
@@ -19,7 +19,8 @@ from llamaspec.benchmarks.suites.gpu.scale import TINY, TINY_WORK, once, tiny_ca
 from llamaspec.verify.bounds.running_error import Approx
 
 BFLOAT16 = np.dtype(jnp.bfloat16)
-# In bfloat16, XLA's form also rounds in between, such as a norm before the product; the bounds are for kernels.
+# In bfloat16, XLA's form also rounds intermediate results, such as a norm before the product; the bounds are for
+# kernels, which do not.
 PLAIN = {case.name: case for op in (*OPS, bias_cases, window_cases) for case in op(TINY, FLOAT32, TINY_WORK)}
 CODES = {case.name: case for case in tiny_quantized_cases()}
 
@@ -79,7 +80,7 @@ def test_every_op_of_the_table_has_hard_inputs_or_needs_none():
     [
         ("norm_gate_up 512x256 float32", 4 * (512 * 256 + 256 + 256 + 256)),
         ("rmsnorm 256 float32", 4 * 3 * 256),
-        # The bytes of a full cache of two heads, the query and the result of four, and the length.
+        # The bytes of a full cache with two key heads, of the query and the result with four heads, and of the length.
         ("attention_decode 4/2x64 of 128 float32", 4 * (2 * 2 * 128 * 64 + 2 * 4 * 64 + 1)),
         # The bytes of weights, x, norm, q, angles and position. The cache is updated in place and does not count.
         ("norm_qkv 4+2x2x64x256 float32", 4 * (512 * 256 + 256 + 256 + 4 * 64 + 64 + 1)),
@@ -97,7 +98,7 @@ def test_arguments_are_random_codes_included():
 
 
 def test_all_calls_that_are_timed_are_made():
-    """Make all calls, even where a compiler could merge independent ones or drop unused results."""
+    """The loop makes every call, although a compiler could merge independent calls or drop unused results."""
     case = PLAIN["rmsnorm 256 float32"]
     sets = [draw(case, seed) for seed in range(5)]
     compiled = jax.jit(partial(again_and_again, case, case.plain, 12)).lower(2, [[]] * 5, sets).compile()

@@ -48,7 +48,7 @@ from tests.support.waiting import PATIENCE
 
 
 def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run llamaspec where JAX finds no GPU."""
+    """Run llamaspec in a process in which JAX finds no GPU."""
     words = [sys.executable, "-m", "llamaspec.cli", *map(str, arguments)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     return subprocess.run(words, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
@@ -166,7 +166,7 @@ def test_a_kernel_that_does_not_run_is_not_right_and_the_others_are_checked():
 
 
 def test_checks_compile_without_measuring_times(monkeypatch: pytest.MonkeyPatch):
-    """On a busy GPU, a tuned XLA op may round differently in two programs; that made right kernels look wrong."""
+    """Checks turn off XLA's tuning: on a busy GPU, tuned ops may round differently, so right kernels looked wrong."""
     norm = next(case for case in dry().checked if case.op == "rmsnorm")
     real_compile, passed = jax.stages.Lowered.compile, []
     expected = right.untuned_options("cpu")
@@ -227,7 +227,7 @@ def test_every_tile_of_several_chunks_is_held_to_exact_numbers():
     assert small <= checked_names
     assert all(
         "norm" in candidate.op for candidate in chunked if candidate.name not in small
-    )  # heads are held by a smaller one
+    )  # a smaller case checks the output head
 
 
 def test_every_wide_tile_of_codes_is_held_to_exact_numbers():
@@ -263,7 +263,7 @@ def test_a_case_that_cannot_be_timed_is_named_and_the_others_are_timed(prepared:
 
 
 class EndingClock(Clock):
-    """A clock that runs out after a given number of looks."""
+    """A clock that runs out after it was read `looks` times."""
 
     def __init__(self, looks: int):
         self._looks = looks
@@ -411,7 +411,7 @@ def test_of_a_run_that_is_interrupted_what_was_measured_is_kept(end, status, run
     def parts(part: Part, **_):
         assert isinstance(
             signal.getsignal(signal.SIGINT), CommandHandler
-        )  # or the process would be ended soon after Ctrl-C
+        )  # otherwise the process would end soon after Ctrl-C
         yield Found("memory", MACHINE) if part.section == "memory" else Found(part.section, TIMED)
         if part.section == "kernels":
             raise end

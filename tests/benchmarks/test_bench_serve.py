@@ -1,4 +1,4 @@
-"""The benchmarks of requests together work; what they measure is for a machine that does nothing else."""
+"""Benchmarks of concurrent requests run to the end; their figures need an idle machine."""
 
 import doctest
 import json
@@ -27,7 +27,7 @@ from tests.serving.serving_site import EOS, FakeEngine, running
 from tests.support.random_models import SMALL
 from tests.support.waiting import PATIENCE
 
-# A server that answers as llama.cpp's does: it takes options that ours does not, and says what its cache had.
+# A server that answers as llama.cpp's: it takes options that ours does not, and reports how much its cache had.
 STAND_IN = """#!{python}
 import json, sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -73,7 +73,8 @@ def test_requests_come_as_a_poisson_process():
     times = arrivals(10_000, 4.0, seed=1)
     gaps = np.diff(times)
     assert times[0] == 0 and (gaps > 0).all()
-    # Mean and standard deviation of n exponential gaps of 1/4: five standard errors, 1 / sqrt(n) and sqrt(2 / n) of it.
+    # Mean and standard deviation of n exponential gaps with mean 1/4, within five standard errors: 1 / sqrt(n) and
+    # sqrt(2 / n) of it.
     assert abs(gaps.mean() - 1 / 4) < 5 / 4 / np.sqrt(len(gaps))
     assert abs(gaps.std() - 1 / 4) < 5 / 4 * np.sqrt(2 / len(gaps))
 
@@ -97,7 +98,8 @@ def test_lengths_and_shared_prefixes_are_as_said():
     common = {head for head, count in heads.items() if count > 1 and len(head) == 128}
     assert len(common) == 4
     sharing = [ask for ask in asks if ask.prompt[:128] in common]
-    # A binomial's share and a log-normal's median, within five standard errors; a median has 1.25 times a mean's.
+    # A binomial's share and a log-normal's median, within five standard errors. A median's error is 1.25 times a
+    # mean's.
     assert abs(len(sharing) / 4000 - 0.5) < 5 * 0.5 / np.sqrt(4000)
     own = [len(ask.prompt) - 128 * (ask.prompt[:128] in common) for ask in asks]
     assert abs(np.log(np.median(own) / 64)) < 5 * 1.25 * 0.7 / np.sqrt(4000) + 1 / 64
@@ -118,7 +120,7 @@ def test_every_answer_is_read_as_the_server_gave_it(site):
 
 
 def test_nobody_waits_for_the_answer_before(site, monkeypatch):
-    """Hold the first answer until the second has come: a loop that waits for answers would see the first fail."""
+    """The load does not wait for an answer: the first answer is held until the second has come."""
     monkeypatch.setattr(load, "HOPELESS", 20.0)
     asks, ended = [Ask((5,), 9, 0), Ask((5,), 3, 1)], []
     site.engine.pause = 5
@@ -180,7 +182,7 @@ def stand_in(folder: Path) -> str:
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, url: str) -> list[list[str]]:
-    """Take a server that runs in the place of ours; returns the commands that would start it."""
+    """Let one stand-in server replace the servers to start; returns the commands that would start them."""
     started: list[list[str]] = []
 
     class Kept:
@@ -245,7 +247,7 @@ def test_llama_cpp_is_loaded_in_the_same_way(site, monkeypatch, tmp_path: Path, 
     assert servers == [(name, rate) for name in ("llamaspec", "llama.cpp") for rate in ("all at once", "20.00")]
     assert [(row["errors"], row["tokens"]) for row in rows] == [([], 12)] * 4
     assert all(row["processor_seconds"] >= 0 for row in rows)
-    assert rows[-1]["cached_tokens"] == 4  # as that server says
+    assert rows[-1]["cached_tokens"] == 4  # as the stand-in server reports
     assert "| llama.cpp | 20.00" in capsys.readouterr().out
 
 
@@ -258,7 +260,7 @@ def test_a_server_that_is_not_there_is_refused_in_a_line():
 
 @pytest.mark.slow  # 10 s
 def test_the_built_in_model_is_loaded_by_a_server_of_its_own():
-    """Serve for real: the cache finds the shared prefixes, and every text is the same at every rate."""
+    """A server loads the built-in model and finds shared prefixes in its cache; texts are the same at every rate."""
     report = serve_suite.run_suite(model="stories", rates=[50.0], requests=8, context=None, width=4)
     assert serve_suite.wrong(report) == [] and len(report["rows"]) == 2
     assert all(row["tokens"] > 0 and row["cached_tokens"] > 0 for row in report["rows"])

@@ -1,4 +1,4 @@
-"""Charts: bars and lines have the lengths and places of their numbers, and stay on the page."""
+"""Charts: bars and lines are where their numbers say, and stay on the page."""
 
 from xml.etree import ElementTree
 

@@ -1,4 +1,4 @@
-"""The steps that we compile without a GPU are the model's own: each can be traced on any machine."""
+"""The decode steps that we compile without a GPU are the model's: every step can be traced on any machine."""
 
 import jax
 import pytest
@@ -17,7 +17,7 @@ def test_a_step_is_a_burst_of_the_model(name: str):
     assert (drawn.shape, count.shape, step.layers) == ((longest_burst("gpu"), 1), (), FEW_LAYERS)
     assert step.cache == FEW_LAYERS * 2 * config.kv_heads * CAPACITY * config.head_dim * DTYPES[dtype].itemsize
     (donated,) = step.donated
-    for result, argument in ((text, step.arguments[1]), (cache, step.arguments[donated])):  # what the next is given
+    for result, argument in ((text, step.arguments[1]), (cache, step.arguments[donated])):  # what the next step gets
         assert jax.tree.map(kind, result) == jax.tree.map(kind, argument)
 
 

@@ -1,4 +1,4 @@
-"""Readers and gates of machine code and compiled programs, on small examples written by hand."""
+"""The readers of machine code and compiled programs, and the gates that judge it, on examples written by hand."""
 
 import doctest
 import os
@@ -20,7 +20,7 @@ from llamaspec.benchmarks.gates.sass import read
 from llamaspec.benchmarks.gates.workers import Failure, call_each
 
 # The kernel requests a tile, waits for the previous kernel, and loops over nine instructions around a barrier. A thread
-# that must try the barrier again does so behind the exit.
+# that must try the barrier again does so in code after the exit.
 CODE = """
         .type           gemv_mosaic_gpu_kernel,@function
    -:-:-:Y:01        /*0000*/                   LDC R1, c[0x0][0x28]
@@ -152,8 +152,8 @@ def test_a_loop_of_which_the_compiler_made_one_of_two_turns_is_refilled_twice(tm
 @pytest.mark.parametrize(
     ("before", "after", "hasty"),
     [
-        ("FFMA R31", "UTMALDG.2D", True),  # in the loop, after the read
-        ("ULOP3.LUT UR6", "UTMALDG.2D", True),  # before the read of its turn, but after the read of the turn before
+        ("FFMA R31", "UTMALDG.2D", True),  # in the loop, after its read
+        ("ULOP3.LUT UR6", "UTMALDG.2D", True),  # before this iteration's read, but after the previous iteration's read
         ("FADD R67", "UTMALDG.2D", True),  # after the loop
         ("FADD R67", "UBLKCP.S.G", True),
         ("FADD R67", "UTMASTG.2D", False),
@@ -181,8 +181,8 @@ def test_a_copy_over_what_tensor_cores_of_other_warps_read_is_seen(tmp_path: Pat
     ("before", "after", "unmet"),
     [
         ("LDG.E.128", "STS", True),  # before the loop
-        ("ULOP3.LUT UR6", "STS", True),  # in the loop, before the read
-        ("FFMA R31", "STS", True),  # after the read of its turn, but before the read of the next turn
+        ("ULOP3.LUT UR6", "STS", True),  # in the loop, before its read
+        ("FFMA R31", "STS", True),  # after this iteration's read, but before the next iteration's read
         ("MOV R5", "STS", False),  # after the last read
         ("FFMA R31", "STG", False),
     ],
@@ -208,14 +208,14 @@ def test_the_launch_and_the_copies_are_read_from_the_layouts():
 @pytest.mark.parametrize(
     ("registers", "threads", "shared", "blocks"),
     [
-        (32, 128, 0, 16),  # 65536 registers are 512 a thread for 128 threads: 16 times 32
-        (33, 128, 0, 12),  # in units of 256 a warp, 33 are 40
+        (32, 128, 0, 16),  # 65536 registers are 512 a thread for a block of 128 threads: 16 times 32
+        (33, 128, 0, 12),  # a warp gets registers in units of 256, so 33 a thread become 40
         (255, 128, 0, 2),
         (168, 384, 0, 1),
         (32, 1024, 0, 2),
         (16, 32, 0, 32),
         (32, 128, 227 * 1024, 1),
-        (32, 128, 113 * 1024, 2),  # with the kilobyte on top: 2 x 114 of 228
+        (32, 128, 113 * 1024, 2),  # with 1 KiB that every block needs: 2 x 114 of 228
         (32, 128, 113 * 1024 + 1, 1),
     ],
 )
@@ -235,7 +235,8 @@ def test_the_roofline_is_the_least_of_memory_latency_and_issue():
     assert bound() == BANDWIDTH
     # Every second multiprocessor has one block, with 16 kB in flight.
     assert bound(blocks=MULTIPROCESSORS // 2) == pytest.approx(MULTIPROCESSORS / 2 * 16384 / LATENCY, rel=1e-12)
-    # The loop has ten times the instructions that four schedulers can issue while memory delivers a turn's bytes.
+    # The loop has ten times as many instructions as four schedulers can issue while memory delivers one iteration's
+    # bytes.
     slots = roofline(refilling)
     assert slots and slots.slots
     assert bound(loop=round(9 * 40 / slots.slots)) == pytest.approx(BANDWIDTH / 10, rel=1e-2)

@@ -1,4 +1,4 @@
-"""`benchmarks/audits/peers.py`: engines answer in turn, and ratios are of one round. Other engines are not tested."""
+"""`benchmarks/audits/peers.py` runs engines in turn; a ratio compares runs of one round. Only our engine runs here."""
 
 import doctest
 import json
@@ -100,7 +100,7 @@ def test_examples():
 
 @pytest.fixture
 def llama_cpp(tmp_path):
-    """Make programs that stand in for the ones that a build of llama.cpp has."""
+    """Make stand-ins for the programs of a llama.cpp build."""
     rows = {"0": [{"n_prompt": 0, "n_gen": 4, "samples_ts": [3.0, 5.0]}]}
     rows["16"] = [{"n_prompt": 16, "n_gen": 0, "samples_ts": [7.0]}]
     choose = "\n".join(
@@ -116,7 +116,7 @@ def llama_cpp(tmp_path):
 
 
 def test_a_gpu_is_compared_file_by_file(llama_cpp, tmp_path, monkeypatch):
-    """The next file is there when ours is asked, and none is kept once it was measured."""
+    """The next model file exists before our engine runs, and measured files are deleted, except for the BF16 file."""
 
     def ours(model: Path, form: str, context: int, *, wait, **options):
         wait()

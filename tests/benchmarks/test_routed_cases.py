@@ -1,4 +1,4 @@
-"""Every kernel that a table of `pallas_ops` calls is among the cases that are lowered and compiled without a GPU."""
+"""Every kernel that a table of `pallas_ops` may call is among the cases that are compiled without a GPU."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -27,17 +27,17 @@ from llamaspec.pallas_kernels.unsupported import Unsupported
 from llamaspec.reference.config import Config
 from llamaspec.reference.quantizers.schemes import SCHEMES
 
-# Each module launches this function once nothing is refused; its arguments decide the compiled kernel.
+# Each module calls this function if it refuses nothing; the function's arguments decide the compiled kernel.
 LAUNCHES = {
     f"llamaspec.pallas_kernels.{name}": f"_{name}"
     for name in ("gemv", "norm_gate_up", "norm_qkv", "attention_decode", "attention_prefill")
 }
-GROUPS = (16, 32, 64, 96, 128, 256)  # that checkpoints may bring; kernels refuse some
+GROUPS = (16, 32, 64, 96, 128, 256)  # sizes that checkpoints may have; kernels refuse some
 WORK = Work()
 
 
 class Call(NamedTuple):
-    """A launch."""
+    """A call of a kernel: its name, its arrays and its static arguments."""
 
     kernel: str
     arrays: tuple[Any, ...]
@@ -74,7 +74,7 @@ class Call(NamedTuple):
 
     @property
     def pairs(self) -> set[tuple[Any, ...]]:
-        """Pairs of features that meet in this launch."""
+        """List the pairs of features that this launch combines."""
         return {(self.kernel, *pair) for pair in combinations(self.features.items(), 2)}
 
 
@@ -83,12 +83,12 @@ Record = Callable[[Callable[[], Any]], list[Call]]
 
 @pytest.fixture(scope="module")
 def calls() -> Iterator[Record]:
-    """Record what a function would launch, and launch nothing."""
+    """Yield a function that records the launches of another function, and launches nothing."""
     recorded_calls: list[Call] = []
 
     def recorded(kernel: str, *arrays: Any, **fixed: Any):
         recorded_calls.append(Call(kernel, arrays, fixed))
-        raise Unsupported("this far, and no further")  # as kernels refuse, so that all else goes on
+        raise Unsupported("this far, and no further")  # looks like a kernel's refusal, so the caller goes on
 
     def record(function: Callable[[], Any]) -> list[Call]:
         recorded_calls.clear()
@@ -103,7 +103,7 @@ def calls() -> Iterator[Record]:
 
 @pytest.fixture(scope="module")
 def known(calls: Record) -> set[tuple[Any, ...]]:
-    """Record what the table's cases launch."""
+    """Collect the launches of the table's cases."""
     return {call.exactly for call in calls(lambda: launch(kernel_cases()))}
 
 
@@ -116,7 +116,7 @@ def launch(cases: dict[str, Case]) -> None:
 
 
 def decode_and_prompt(config: Config, params: Params, *, batch: int = 1) -> None:
-    """Ask each kernel of a block once, and for a prompt of one sequence attention's."""
+    """Call each kernel of a block once, and attention for a prompt if there is one sequence."""
     for call in model_calls(config, params, capacity=CAPACITY, batch=batch):
         if call.name != PROMPT or batch == 1:
             call.refusal(config)
@@ -130,7 +130,7 @@ def shapes(config: Config, dtype: str, scheme: str | None) -> Params:
 @pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.parametrize("model", SHAPES)
 def test_every_kernel_of_a_published_llama_is_a_case(model: str, calls: Record, known: set[tuple[Any, ...]]):
-    """Take its shapes in either dtype, and in bfloat16 with weights in every scheme."""
+    """The cases include every launch in both dtypes, and in bfloat16 with every scheme of quantization."""
     config = SHAPES[model]
     for dtype, scheme in (("float32", None), *product(["bfloat16"], (None, *SCHEMES))):
         params = shapes(config, dtype, scheme)
@@ -139,7 +139,7 @@ def test_every_kernel_of_a_published_llama_is_a_case(model: str, calls: Record, 
 
 
 def forms(config: Config, dtype: str) -> Iterator[Params]:
-    """Weights as floats, and in codes with groups of every size."""
+    """Yield float weights, then quantized weights with groups of every size."""
     yield shapes(config, dtype, None)
     coded = random_shapes(replace(config, layers=1), dtype=DTYPES[dtype], positions=CAPACITY, quantize="q8")
     for kind, group in product(CLASS_OF_FORM.values(), (*GROUPS, None)):
@@ -157,7 +157,7 @@ def forms(config: Config, dtype: str) -> Iterator[Params]:
 
 
 def with_v_apart(coded: Params, config: Config, form: str) -> Params:
-    """Give v another form than q and k, as in files of mixed types."""
+    """Quantize v in another form than q and k, as files of mixed types do."""
     (layer,) = coded.layers
     rows = config.kv_heads * config.head_dim
 
@@ -171,7 +171,7 @@ def with_v_apart(coded: Params, config: Config, form: str) -> Params:
 
 
 def route() -> None:
-    """Ask for every feature that kernels have, in the shapes of two models."""
+    """Call every feature of the kernels, in the shapes of two models."""
     for model, biased, dtype in product(("tinyllama-1.1b", "llama-3.1-8b"), (False, True), DTYPES):
         config = replace(SHAPES[model], layers=1, qkv_bias=biased, o_bias=biased, ffn_bias=biased)
         config = replace(config, windows=(1024,) if biased else None)
@@ -184,7 +184,7 @@ def test_each_pair_of_features_that_meet_in_a_kernel_meets_in_a_case(calls: Reco
     required = set().union(*(call.pairs for call in calls(route)))
     assert {kernel for kernel, *_ in required} == set(LAUNCHES.values())
     groups = {loop[1] for _, *pair in required for name, value in pair if name == "loop" for loop in value}
-    assert groups == {None, 16, 32, 64, 128}  # what kernels take of those above
+    assert groups == {None, 16, 32, 64, 128}  # the sizes above that kernels support
 
     met = {
         name: set().union(*(call.pairs for call in calls(partial(launch, {name: case}))))
@@ -201,5 +201,5 @@ def test_each_pair_of_features_that_meet_in_a_kernel_meets_in_a_case(calls: Reco
         "window",
         "float32",
         "x2",
-    ):  # one kind of them less is seen
+    ):  # one kind less is seen
         assert required - set().union(*(pairs for name, pairs in met.items() if word not in name.split())), word

@@ -29,7 +29,7 @@ TINY = replace(SMALL, dim=32, heads=2, kv_heads=2, head_dim=16, ffn=64, layers=1
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Folder of a model of one layer, with a tokenizer that has BOS."""
+    """Write a model of one layer, with a tokenizer that has BOS; returns the folder."""
     folder = tmp_path_factory.mktemp("tiny") / "model"
     write_huggingface(replace(random_checkpoint(TINY, seed=0), bos=256, stops=frozenset({257})), folder)
     (folder / "tokenizer.model").write_bytes(tiny_tokenizers.llama3())
@@ -86,7 +86,7 @@ def test_bits_and_errors_are_those_of_the_definitions():
     base = random_checkpoint(TINY, seed=0)
     checkpoints = {form.name: form.checkpoint for form in forms(base, np.ones((1, 4), np.int32))}
     matrices = scheme_forms.matrices(base).values()
-    rows = sum(tensor.shape[0] for tensor in matrices)  # of 32 or 64 columns, a group each
+    rows = sum(tensor.shape[0] for tensor in matrices)  # each row of 32 or 64 columns is one group
     assert bits(checkpoints["q4"]) == 4 + 32 * rows / sum(math.prod(tensor.shape) for tensor in matrices)
     assert bits(checkpoints["bfloat16"]) == 16
     for type in scheme_forms.GGML:
@@ -98,7 +98,7 @@ def test_bits_and_errors_are_those_of_the_definitions():
 
 
 def test_hidden_vectors_of_no_whole_blocks_are_filled_up():
-    """Pad with zeros, which change only the order of sums; errors count the original weights."""
+    """A hidden layer is padded to whole blocks with zeros, which change only the order of sums; errors ignore them."""
     base = random_checkpoint(replace(TINY, ffn=44), seed=0)
     filled = padded(base, 32)
     assert (filled.config.ffn, padded(filled, 32)) == (64, filled)

@@ -1,4 +1,4 @@
-"""A command at a terminal, as a person sees it."""
+"""Run a command at a pseudo-terminal and read what a person would see."""
 
 import os
 import pty
@@ -18,7 +18,7 @@ from tests.support.waiting import PATIENCE
 CTRL_C, CTRL_Z = "\x03", "\x1a"
 CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
-# The keys of the first terminal that a session's leader opens send signals to the session.
+# The first terminal that a session leader opens becomes its controlling terminal, and its keys send signals.
 _START = """
 import os, signal
 os.close(os.open(os.ttyname(0), os.O_RDWR))
@@ -30,18 +30,18 @@ llamaspec.main()
 
 
 class Terminal:
-    """A running command and what it has written. Failures to answer raise TimeoutError with all of that."""
+    """A running command and its output. If it does not answer in time, methods raise TimeoutError with the output."""
 
     def __init__(self, process: subprocess.Popen[bytes], end: int):
         self.process, self._end, self._written = process, end, b""
 
     @property
     def shown(self) -> str:
-        """The text so far, without the codes that move the cursor and color."""
+        """Return the output so far, without control sequences for cursor and color."""
         return CONTROLS.sub("", self._written.decode(errors="replace")).replace("\r\n", "\n")
 
     def wait_for(self, text: str, *, times: int = 1) -> None:
-        """Return when `text` was shown so often."""
+        """Return once `text` was shown `times` times."""
         limit = time.monotonic() + PATIENCE
         while self.shown.count(text) < times:
             if not self._read(limit):
@@ -51,14 +51,14 @@ class Terminal:
         os.write(self._end, keys.encode())
 
     def wait(self) -> tuple[int, str]:
-        """Return the status and all that was shown when the command has ended."""
+        """Wait until the command has ended; return its status and all its output."""
         limit = time.monotonic() + PATIENCE
         while self._read(limit):
             pass
         return self.process.wait(PATIENCE), self.shown
 
     def _read(self, limit: float) -> bool:
-        """Read what comes next; False at the end, or if nothing comes until `limit`."""
+        """Read more output. Returns False at the end, or if nothing comes until `limit`."""
         if not select.select([self._end], [], [], max(limit - time.monotonic(), 0))[0]:
             return False
         try:
@@ -71,9 +71,9 @@ class Terminal:
 
 @contextmanager
 def at_terminal(*arguments: str, cwd: Path, columns: int = 80, first: str = "") -> Iterator[Terminal]:
-    """Run a command of `llamaspec` with all three streams at a terminal of its own; it is killed on the way out.
+    """Run a command of `llamaspec` with all three streams at a new terminal; it is killed at the end of the block.
 
-    Its process runs the Python code `first` before.
+    The process first runs the Python code `first`.
     """
     master, terminal_end = pty.openpty()
     termios.tcsetwinsize(master, (40, columns))
@@ -85,7 +85,7 @@ def at_terminal(*arguments: str, cwd: Path, columns: int = 80, first: str = "") 
         stdout=terminal_end,
         stderr=terminal_end,
         cwd=cwd,
-        env=environment | {"PROMPT_TOOLKIT_NO_CPR": "1"},  # no terminal answers the question where the cursor is
+        env=environment | {"PROMPT_TOOLKIT_NO_CPR": "1"},  # nothing here answers a request for the cursor's position
         start_new_session=True,
     )
     os.close(terminal_end)

@@ -1,4 +1,4 @@
-"""The command line as scripts and people meet it: stdout is the result, stderr the talk, exit codes mean something."""
+"""The command line for scripts and people: results on stdout, messages on stderr, and exit codes with a meaning."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from llamaspec.model.insight.shapes import SHAPES
 from tests.support.families import FAMILIES, write_checkpoint
 from tests.support.processes import REPOSITORY, Done, run_llamaspec, run_python
 
-MEMORY = 600_000_000  # bytes that refusing a bad file may take
+MEMORY = 600_000_000  # bytes that a command may use to refuse a bad file
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def stories(data) -> list[str]:
 
 
 def assert_refused(result: tuple | Done, *words: str, status: int = 1):
-    """One line on stderr that says `error:` and the words, nothing on stdout."""
+    """Assert that stderr has one line with `error:` and all `words`, and stdout is empty."""
     code, out, err = result[:3]
     lines = err.strip().splitlines()
     assert (code, out, len(lines)) == (status, "", 1), err
@@ -83,7 +83,7 @@ def test_a_full_context_ends_the_text_and_a_longer_prompt_is_refused(run, storie
     code, out, _ = run("generate", "Once", *stories, "--context", "20", "--json", "--temperature", "0")
     story = json.loads(out)
     assert (code, story["finish_reason"]) == (0, "context")
-    assert story["prompt_tokens"] + story["tokens"] == 21  # the last token is drawn, and needs no room
+    assert story["prompt_tokens"] + story["tokens"] == 21  # the last token is drawn but not fed, so it needs no room
     assert_refused(run("generate", "Once " * 30, *stories, "--context", "20"), "context of 20")
 
 
@@ -219,7 +219,7 @@ def test_inspect(run, stories):
 
 
 def test_layers_that_differ_have_rows_of_their_own():
-    """One is quantized otherwise, and another has experts."""
+    """`inspect` has separate rows for layers that are quantized differently or have experts."""
     about = {"shape": [4, 4], "dtype": "q8", "bytes": 18}
     tensors = [{"name": f"layers.{layer}.up.weight", **about} for layer in range(4)]
     tensors[2]["dtype"] = "q4"
@@ -294,7 +294,7 @@ def test_the_shell_completes_models_as_files(arguments, word):
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 @pytest.mark.parametrize(("word", "completion"), [("--hel", "--help"), ("--mod", "--model"), ("--cache i", "int8")])
 def test_the_shell_completes_options_and_their_choices(shell, word, completion, monkeypatch):
-    """The script that docs/models.md has a shell run names this variable."""
+    """The shell completes an option, and a choice, through the variable that the script in docs/models.md sets."""
     monkeypatch.setenv("COMP_WORDS", words := f"llamaspec generate {word}")
     monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
     for kind, expected in (("source", f"_LLAMASPEC_COMPLETE={shell}_complete"), ("complete", completion)):
@@ -342,7 +342,7 @@ def test_convert_there_and_back(run, stories, tmp_path):
 
 
 def test_doctor(run, monkeypatch):
-    """Choose the ops of one model; the next test chooses the ops of all models."""
+    """`doctor` shows its sections; this test chooses the ops of one model, the next one those of all models."""
     monkeypatch.setattr("llamaspec.model.insight.doctor.SHAPES", {TYPICAL: SHAPES[TYPICAL]})
     code, out, err = run("doctor")
     assert code == 0, err
@@ -439,7 +439,7 @@ cli.main()
 
 
 def test_bad_files_cost_a_line_and_little_memory(data, tmp_path):
-    """Each command runs in a process of its own, so that its memory can be measured."""
+    """Each command refuses bad files in one line. Each runs in a separate process, to measure its memory."""
     tokenizer = str(data / "stories260K" / "tok512.model")
     page = tmp_path / "page.bin"
     page.write_text("<!DOCTYPE html><html><body>404</body></html>")
@@ -459,7 +459,7 @@ def test_bad_files_cost_a_line_and_little_memory(data, tmp_path):
 
 
 def test_a_context_that_does_not_fit_is_refused_before_it_is_allocated(tmp_path):
-    """A tiny model that promises 2^30 positions: the weights are there, the cache would be terabytes."""
+    """A tiny model claims 2^30 positions: its weights fit, but its cache would take terabytes."""
     config = FAMILIES["llama-2"] | {"max_position_embeddings": 2**30}
     write_checkpoint(tmp_path, config)
     result = run_llamaspec(

@@ -1,4 +1,4 @@
-"""Commands in help texts and README are understood."""
+"""The commands in help texts and README are valid."""
 
 import re
 import shlex
@@ -14,7 +14,7 @@ SHOWN = {"chat", "convert", "eval", "generate", "inspect", "profile"}
 
 
 def examples(text: str) -> list[str]:
-    """The lines of a text that are commands of ours."""
+    """List the lines of a text that are llamaspec commands."""
     return re.findall(r"^ *(llamaspec \w.*)$", text, re.MULTILINE)
 
 
@@ -36,7 +36,7 @@ def example_lines() -> list[str]:
 
 @pytest.mark.parametrize("line", example_lines())
 def test_an_example_can_be_typed(line: str):
-    """Names of options, their values, and how many arguments there are; nothing is run."""
+    """An example has valid option names and values, and the right number of arguments; nothing is run."""
     _, name, *arguments = shlex.split(line.partition(" # ")[0])
     if not name.startswith("-"):
         command(name).make_context(name, arguments)

@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment: the prompt is back at once, with one line at most, and nothing is half-written."""
+"""Ctrl-C at any moment: the prompt returns at once, after one line at most, and no file is half-written."""
 
 import os
 import pty
@@ -31,25 +31,25 @@ from tests.support.waiting import (
     wait_for_end,
 )
 
-AT_ONCE = 2.0  # processor seconds of the main thread, which takes fewer on a busy machine
-# A shell starts a command in the foreground like this, even if the process of the tests ignores SIGINT. Ctrl-C before
-# `main` is Python's, so `begun` says when that has been left behind.
+AT_ONCE = 2.0  # processor seconds of the main thread, which a busy machine does not increase
+# Start a command with Python's handler of SIGINT, as a shell does in the foreground, even if the test process ignores
+# SIGINT. Before `main`, Ctrl-C raises Python's own KeyboardInterrupt; `begun` says when that is over.
 START = """
 import os, signal, llamaspec
 signal.signal(signal.SIGINT, signal.default_int_handler)
 open("../begun", "w").close()
 llamaspec.main()
 """
-# And so one in the background: SIGINT is ignored before Python begins.
+# A shell starts a command in the background with SIGINT ignored, before Python begins.
 IN_BACKGROUND = """trap '' INT; exec "$@" """
 
 
 def interrupted(
     *arguments: str, after: float, cwd: Path, number: int = signal.SIGINT, background: bool = False
 ) -> tuple[int, float, str]:
-    """Run a command with an empty cache; send a signal to its group when it has taken `after` processor seconds.
+    """Run a command with an empty cache; send a signal to its group after `after` processor seconds.
 
-    Returns its status, the processor seconds of its main thread from then on, and its stderr.
+    Returns the exit status, the processor seconds of the main thread after the signal, and stderr.
     """
     (cwd / "work").mkdir()
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(cwd / "cache")}
@@ -71,7 +71,7 @@ def interrupted(
             os.killpg(process.pid, number)
             seconds = wait_for_end(process) - before
         finally:
-            os.killpg(process.pid, signal.SIGKILL)  # still exists: no process has waited for its leader
+            os.killpg(process.pid, signal.SIGKILL)  # the group still exists, since no process has waited for its leader
         _, stderr = process.communicate()
     return process.returncode, seconds, stderr
 
@@ -90,7 +90,7 @@ COMMANDS = {
 }
 
 
-FIRST = [(name, earliest) for name, (_, (earliest, *_)) in COMMANDS.items()]  # the ones of `make test`
+FIRST = [(name, earliest) for name, (_, (earliest, *_)) in COMMANDS.items()]  # the cases that `make test` runs
 LATER = [(name, after) for name, (_, (_, *moments)) in COMMANDS.items() for after in moments]
 
 
@@ -135,7 +135,7 @@ llamaspec.main()
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_command_that_is_in_c_for_ever(number):
-    """XLA's compiler is there for seconds, and no handler of Python's runs before it comes back."""
+    """A signal ends a command that runs C code without returning, as XLA's compiler does, so no Python handler runs."""
     with subprocess.Popen(
         [sys.executable, "-c", IN_C, "tokens", "Once"],
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
@@ -147,7 +147,7 @@ def test_a_signal_ends_a_command_that_is_in_c_for_ever(number):
             process.send_signal(number)
             assert process.wait(PATIENCE) == 128 + number
             assert process.stderr and process.stderr.read() == b""
-            assert interrupt.PATIENCE <= 0.5  # of the second that is promised; no clock here tells
+            assert interrupt.PATIENCE <= 0.5  # of the promised second; no clock measures it here
         finally:
             process.kill()
 
@@ -159,7 +159,7 @@ def test_a_request_to_end_is_answered_at_once(tmp_path, after):
     status, seconds, stderr = interrupted(*arguments, after=after, cwd=tmp_path, number=signal.SIGTERM)
     assert stderr.strip() == ""
     if status != 0:  # it may have ended before
-        assert status in (128 + signal.SIGTERM, -signal.SIGTERM)  # the latter within the first imports
+        assert status in (128 + signal.SIGTERM, -signal.SIGTERM)  # the latter during the first imports
         assert seconds < AT_ONCE
 
 
@@ -176,7 +176,7 @@ PHASES = [
 ]
 
 
-# A command that comes to its end waits there for the key, which cannot come too late then.
+# This command waits at its end for Ctrl-C, so that the key cannot come too late.
 WAITS_AT_ITS_END = """
 import click, signal
 invoke = click.Command.invoke
@@ -217,12 +217,12 @@ def {}(x, *arguments, **settings):
     e = np.exp(x - np.maximum(x.max(-1, keepdims=True), np.float32(-1e30)))
     return e / np.maximum(e.sum(-1, keepdims=True), np.float32(1e-30))
 """
-TIMED = 1013  # rows of what is timed, which are not drawn
+TIMED = 1013  # rows to time; no draw has this number
 
 
 @pytest.mark.parametrize("phase", ["lab", "verify", "timed"])
 def test_ctrl_c_ends_a_judge_whose_kernel_never_answers(tmp_path, phase):
-    """The bar names what is judged, also in `lab check`; no verdict, page or replay file is left."""
+    """Ctrl-C ends the judge, also in `lab check`: the bar named the op, and no verdict, page or replay file is left."""
     if phase == "lab":
         write_exercise(ALL[1], tmp_path / "lab-01")
         file, arguments = tmp_path / "lab-01" / KERNEL, ["lab", "check", "1"]
@@ -241,21 +241,21 @@ def test_ctrl_c_ends_a_judge_whose_kernel_never_answers(tmp_path, phase):
         wrong = ("Traceback", "Error", "Interrupt", "hung", "not yet", "violated")
         assert not any(word in screen for word in wrong), screen
         assert {path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts} == before
-        until(lambda: not processes_in(tmp_path))  # nor is the process of the kernel
+        until(lambda: not processes_in(tmp_path))  # the kernel's process has ended too
     finally:
         for pid in processes_in(tmp_path):
             os.kill(pid, signal.SIGKILL)
 
 
 def test_what_is_typed_during_an_answer_is_not_shown_within_it(monkeypatch):
-    """And the terminal is given back, also where a signal ends the process within the answer."""
+    """Keys typed during an answer are not echoed, and terminal modes are restored even if a signal ends the process."""
     master, terminal_end = pty.openpty()
     with open(terminal_end) as stdin, open(master, "rb", buffering=0):
         monkeypatch.setattr(sys, "stdin", stdin)
 
         def echoes() -> bool:
             os.write(master, b"typed\n")
-            assert stdin.readline() == "typed\n"  # it is not lost
+            assert stdin.readline() == "typed\n"  # the typed line is not lost
             has_echo = bool(select.select([master], [], [], 0)[0])
             if has_echo:
                 os.read(master, 100)
@@ -267,12 +267,13 @@ def test_what_is_typed_during_an_answer_is_not_shown_within_it(monkeypatch):
             [give_back] = interrupt.AT_THE_END
             give_back()
             assert echoes()
-            signal.raise_signal(signal.SIGCONT)  # Ctrl-Z, then `fg` of a shell that has set its own modes between them
+            signal.raise_signal(signal.SIGCONT)  # Ctrl-Z, then `fg` in a shell that has set its own modes in between
             assert not echoes()
         assert echoes() and not interrupt.AT_THE_END
 
 
-# A shell with one job, which is stopped within an answer. Its status is the job's, or 99 where it stays stopped.
+# A shell with one job, which is stopped during an answer. The shell exits with the job's status, or with 99 if the job
+# stays stopped.
 STOPS = """
 import fcntl, os, signal, sys, termios
 from llamaspec.commands.interrupt import answered_at_once, unechoed
@@ -298,7 +299,7 @@ sys.exit(99 if os.WIFSTOPPED(status) else os.waitstatus_to_exitcode(status))
 
 
 def test_a_chat_that_ctrl_z_has_stopped_within_an_answer_can_be_told_to_end():
-    """The shell has the terminal then, and a background process that sets its modes is stopped again."""
+    """SIGTERM ends a chat that Ctrl-Z stopped, even though setting the terminal's modes would stop it again."""
     master, terminal_end = pty.openpty()
     with open(terminal_end) as stdin, open(master, "rb", buffering=0):
         done = subprocess.run(
@@ -307,7 +308,7 @@ def test_a_chat_that_ctrl_z_has_stopped_within_an_answer_can_be_told_to_end():
     assert done.returncode == 128 + signal.SIGTERM
 
 
-# An answer that has got so far waits for the key, or it might be whole before that comes.
+# After some tokens the answer waits for Ctrl-C; otherwise it might be complete before the key comes.
 WAITS_IN_ITS_ANSWER = """
 import time
 from llamaspec.commands import chat
@@ -324,7 +325,7 @@ chat._Pressed.__call__ = held
 
 
 def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
-    """With the reference, which compiles nothing, and asks after each token. No word is cut on the way."""
+    """Ctrl-C cancels a typed line, then an answer, but never the chat, and cuts no word."""
     arguments = ("chat", "--temperature=0", "--backend=reference")
     with at_terminal(*arguments, cwd=tmp_path, columns=30, first=WAITS_IN_ITS_ANSWER) as terminal:
         terminal.wait_for(">")
@@ -333,7 +334,7 @@ def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
         terminal.type(f"half a line{CTRL_C}Tell me a story about a fox.\r")
         terminal.wait_for("There was once a quiet fox\ncalled Dot, who lived in a")
         terminal.type(CTRL_C)
-        time.sleep(2 * interrupt.PATIENCE)  # at the prompt, where the thread that watches must not end the chat
+        time.sleep(2 * interrupt.PATIENCE)  # at the prompt, where the watching thread must not end the chat
         terminal.type("/help\r")
         terminal.wait_for("stop an answer")
         terminal.type("exit\r")  # Ctrl-D would be lost if it came before the prompt
@@ -367,7 +368,7 @@ def test_ctrl_c_ends_a_process_that_waits_for_the_questions_of_another():
 
 
 def test_signals_are_still_watched_for_after_a_prompt(monkeypatch, tmp_path):
-    """Nothing else answers SIGTERM while XLA compiles what a later question needs; prompts are asyncio's."""
+    """Signals are watched after a prompt, too: only the watcher answers SIGTERM while XLA compiles."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     pipe, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -388,7 +389,7 @@ def test_signals_are_still_watched_for_after_a_prompt(monkeypatch, tmp_path):
 
 
 def test_a_signal_that_comes_twice_at_once_is_acted_on_once(monkeypatch):
-    """`serve` began its end twice, and showed a traceback."""
+    """Two signals at once end the command once; `serve` used to begin its shutdown twice, with a traceback."""
     acted, handle = [], signal.signal
 
     def interrupted(number, handler):
@@ -403,7 +404,7 @@ def test_a_signal_that_comes_twice_at_once_is_acted_on_once(monkeypatch):
 
 
 def test_ctrl_z_stops_a_chat_and_is_no_character_of_its_line(monkeypatch, tmp_path):
-    """A shell continues it; here nothing would."""
+    """Ctrl-Z suspends a chat and adds no character to the line. The suspension is simulated."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     stopped = []
     monkeypatch.setattr(Application, "suspend_to_background", lambda self: stopped.append(self.current_buffer.text))
@@ -414,7 +415,7 @@ def test_ctrl_z_stops_a_chat_and_is_no_character_of_its_line(monkeypatch, tmp_pa
 
 
 def test_ctrl_c_ends_a_chat_whose_questions_come_from_a_file(tmp_path):
-    """At a terminal it ends an answer, and the person asks on; a file would go on with its next question."""
+    """Ctrl-C ends a chat that reads questions from a file. At a terminal it ends only the answer."""
     command = [sys.executable, "-c", START, "chat", "--temperature=0", "--backend=reference"]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(tmp_path)}
     with subprocess.Popen(
@@ -425,12 +426,12 @@ def test_ctrl_c_ends_a_chat_whose_questions_come_from_a_file(tmp_path):
         process.stdin.flush()
         assert process.stdout.read(5)
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=PATIENCE)  # the questions end only here
+        _, stderr = process.communicate(timeout=PATIENCE)  # this closes stdin, the questions
     assert (process.returncode, stderr.strip()) == (130, b"")
 
 
 def test_an_interrupt_that_is_ignored_stays_ignored(tmp_path):
-    """A shell ignores SIGINT for a command in the background, and so does nohup."""
+    """A command that was started with SIGINT ignored, as shells do in the background, goes on ignoring it."""
     status, _, _ = interrupted("tokens", "Once", after=0.4, cwd=tmp_path, background=True)
     assert status == 0
 
@@ -457,7 +458,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 @contextmanager
 def held(start: str, module: str, folder: Path, handler: str = "SIG_DFL") -> Iterator[subprocess.Popen[str]]:
-    """A command that has begun to import `module` and waits there, with SIGINT set to `handler` before Python began."""
+    """Start a command that waits in the import of `module`; SIGINT is set to `handler` before Python begins."""
     (folder / f"{module}.py").write_text(HELD)
     with subprocess.Popen(
         [
@@ -529,7 +530,7 @@ llamaspec.main()
     ("handler", "seconds", "status"), [("signal.default_int_handler", 10 * PATIENCE, 130), ("signal.SIG_IGN", 1, 0)]
 )
 def test_an_interrupt_after_all_is_done_is_silent(handler, seconds, status):
-    """Python takes itself apart then. An interrupt that is ignored stays so."""
+    """An interrupt while Python shuts down prints nothing; an ignored interrupt stays ignored."""
     command = [sys.executable, "-c", ENDED.format(handler, seconds), "tokens", "Once"]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:

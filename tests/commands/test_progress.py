@@ -1,4 +1,4 @@
-"""The bar while a model loads: a share where it is known, a pulse where it is not."""
+"""The progress bar while a model loads: a share if the total is known, otherwise a pulse."""
 
 import io
 import sys
@@ -7,7 +7,7 @@ from llamaspec.commands.progress import progress_bar
 
 
 class Terminal(io.StringIO):
-    """A standard error that says that it is a terminal."""
+    """A standard error stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True

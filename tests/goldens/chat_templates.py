@@ -1,7 +1,7 @@
-"""Chat templates with the features of newer families, written for these tests, and conversations for them."""
+"""Chat templates with features of newer families, written for these tests, and conversations for these templates."""
 
-# Thoughts of earlier turns are dropped, tools are called, results of tools share a message, and a switch closes the
-# thoughts before they begin.
+# This template drops thoughts of earlier turns, calls tools, puts tool results into one message, and can switch
+# thoughts off by closing them before they begin.
 THINKING = """\
 {%- set state = namespace(last_question=-1, calls=0) %}
 {%- for message in messages[::-1] %}
@@ -59,7 +59,7 @@ THINKING = """\
 {%- endif %}
 """
 
-# Tools as types of another language, by macros that call themselves; text of other tokens than BOS and EOS.
+# Recursive macros write tools as types of another language. The template also tests for the pad, unk and cls tokens.
 TYPES = """\
 {%- macro type_of(schema, depth=0) -%}
     {%- if schema is not mapping -%}unknown
@@ -106,7 +106,7 @@ type {{ function.name }} = (_: {{ type_of(function.parameters) }}) => any;{{ dat
 {%- generation %} last: {{ (messages | last).role[:4] }}{% endgeneration %}{{ eos_token }}
 """
 
-# The thoughts of a message under an older name, and a template that lacks what it wants.
+# The thoughts of a message have an older name, and the template tests for a variable that may be missing.
 CHANNELS = """\
 {%- for message in messages %}
     {%- if message.role == 'assistant' and message.thinking %}
@@ -118,7 +118,7 @@ CHANNELS = """\
 {%- if strict is defined and strict %}{{ raise_exception('strict: ' ~ messages[0].missing.key) }}{% endif %}
 """
 
-# transformers refuses to keep names with an underscore in front.
+# transformers' sandbox does not keep names with a leading underscore.
 UNDERSCORE = "{% set state = namespace(a=1) %}{% set state._hidden = 2 %}{{ state.a }}"
 
 WEATHER = {
@@ -188,8 +188,8 @@ CASES: list[tuple[str, str, list[dict], dict]] = [  # name of the template, temp
     ("underscore", UNDERSCORE, ASK, {}),
 ]
 
-# Folders, by what is special about them: the files next to a tokenizer.json, a conversation, and its variables.
-TOKENS = ("<|begin|>", "<|end|>", "<s>", "<tool>", "<pad>")  # special in that tokenizer.json
+# Folders by their special feature: the files next to a tokenizer.json, a conversation, and its variables.
+TOKENS = ("<|begin|>", "<|end|>", "<s>", "<tool>", "<pad>")  # special tokens in that tokenizer.json
 MAIN = (
     "{{ bos_token }}main{{ eos_token is defined }}{{ pad_token }}:"
     "{% for message in messages %}<|begin|>{{ message.content }}<|end|>{% endfor %}"

@@ -1,16 +1,16 @@
-"""Write chat.json: what Hugging Face transformers renders for the chat templates here and in `chat_templates`.
+"""Write chat.json: transformers' rendering of the chat templates here and in `chat_templates`.
 
     python -m tests.goldens.make_chat
 
-from the root of the repository, in an environment of its own (Python 3.11):
+Run it in the root of the repository, in a separate environment (Python 3.11):
 
     pip install transformers tokenizers jinja2
 
-transformers renders in a sandboxed environment with `trim_blocks`, `lstrip_blocks`, `break` and `continue`, a block
-`generation` that renders what it holds, namespaces without names such as `_a`, a `tojson` that keeps `<`, `&` and
-non-ASCII letters, and the functions `raise_exception` and `strftime_now`; `tools` is always defined, and none when not
-given (so is `documents`, which no template here reads). Thoughts of a message come under each name that templates
-read. Leave out any one of these and a case changes; none depends on the day it is rendered.
+transformers renders in a sandbox with `trim_blocks`, `lstrip_blocks`, `break`, `continue`, and a block `generation`
+that renders its content. Namespaces do not keep names such as `_a`; `tojson` keeps `<`, `&` and non-ASCII letters; the
+functions `raise_exception` and `strftime_now` exist. `tools` and `documents` are always defined, as none if not given;
+no template here reads `documents`. A message's thoughts come under each name that templates read. Without any one of
+these features a case would change; no case depends on the date.
 """
 
 import json
@@ -23,7 +23,7 @@ from tests.support.tiny_tokenizers import chatml
 
 COMMAND = "python -m tests.goldens.make_chat"
 
-# ChatML's templates trim their blocks by hand, on both sides.
+# ChatML's templates trim whitespace around blocks with `-`, on both sides.
 CHATML = """\
 {%- if tools %}
     {{- '<|begin|>system\\n' }}
@@ -49,7 +49,7 @@ CHATML = """\
 {%- endif %}
 """
 
-# This template is one line. It has the special tokens as variables, and raises where roles do not alternate.
+# This template is one line. It uses the special tokens as variables, and raises if roles do not alternate.
 INST = (
     "{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}{% set turns = messages[1:] %}"
     "{% else %}{% set system = false %}{% set turns = messages %}{% endif %}"
@@ -65,7 +65,7 @@ INST = (
     "{% endfor %}"
 )
 
-# Indented text between the blocks, so that trim_blocks and lstrip_blocks show; state kept in a namespace.
+# Indented text between blocks, so that trim_blocks and lstrip_blocks matter; a namespace keeps state.
 HEADERS = """\
 {% set state = namespace(users=0, calls=[]) %}
 {% for message in messages %}
@@ -91,8 +91,8 @@ HEADERS = """\
 ({{ state.users }} from the user{{ ', ' ~ state.calls | join('+') ~ ' calls' if state.calls }})
 """
 
-# Macros, a date from outside or from a clock that may not exist, and a loop left early.
-# `%%` stands in for a date: strftime makes `%` of it on any day.
+# Macros, a date from a variable or from a clock that may be missing, and a loop with `break`. `%%` replaces a date:
+# strftime makes `%` of it on any day.
 MACROS = """\
 {%- macro turn(role, text, end=eos_token) -%}
     [{{ role }}]{{ caller() if caller else text }}{{ end }}
@@ -177,8 +177,8 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 
 
 def render(template: str, messages: list[dict], variables: dict) -> dict[str, str]:
-    """Render by transformers: `rendered`, or the kind and message of the template's exception."""
-    # Imported here, since pytest imports every module for its doctests and need not have these.
+    """Render a template with transformers; return `rendered`, or the kind and message of the template's exception."""
+    # Imported here, since pytest imports every module for its doctests, and may run without these packages.
     from jinja2.exceptions import TemplateError
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast  # pyright: ignore[reportMissingImports]
@@ -194,7 +194,7 @@ def render(template: str, messages: list[dict], variables: dict) -> dict[str, st
 
 
 def render_folder(files: dict[str, object], messages: list[dict], variables: dict) -> dict[str, object]:
-    """Render and encode by the tokenizer that transformers loads from a folder with these files."""
+    """Render and encode with the tokenizer that transformers loads from a folder with these files."""
     from transformers import PreTrainedTokenizerFast  # pyright: ignore[reportMissingImports]
 
     with tempfile.TemporaryDirectory() as place:

@@ -1,16 +1,16 @@
-"""Write eval.json: how well transformers finds that stories260K predicts a text, and divergences by torch.
+"""Write eval.json: transformers' losses of stories260K on a text, and divergences computed by torch.
 
-From the root of the repository, with LLAMASPEC_DATA,
+Run it from the root of the repository, with LLAMASPEC_DATA set. In the project's environment,
 
     python -m tests.goldens.make_eval write FOLDER
 
-writes the model as it is and with the weights that `q4` stands for, in the project's own environment, and in another
+writes the model twice: unchanged, and with the weights that `q4` decodes to. In another environment,
 
     pip install torch transformers safetensors
     python tests/goldens/make_eval.py read FOLDER
 
-has transformers read them: the sliding window of its documentation, where a loss is the mean over the labels that are
-not -100, but for the first of each row.
+reads both with transformers, by the sliding window of its documentation: a loss is the mean over the labels that are
+not -100, without the first label of each row.
 """
 
 import json

@@ -1,23 +1,24 @@
-"""Write eval_gguf.json: models that llama.cpp's own quantizer makes, all matrices of one type, and its logits of them.
+"""Write eval_gguf.json: models quantized by llama.cpp, all matrices in one type, and llama.cpp's logits.
 
-From the root of the repository, with LLAMASPEC_DATA,
+Run it from the root of the repository, with LLAMASPEC_DATA set. In the project's environment,
 
     python -m tests.goldens.make_eval_gguf write FOLDER
 
-writes two models in float32, in the project's own environment, and in one of llama.cpp's (Python 3.11),
+writes the models in float32. In an environment with llama.cpp (Python 3.11),
 
     pip install numpy ml_dtypes gguf llama-cpp-python
     python -m tests.goldens.make_eval_gguf read FOLDER
 
-has it quantize and run them. The tests make the same codes, and hold them against the hashes of its files' tensors.
-stories260K's hidden vectors of 172 numbers are filled up with zeros to 192, which 32 divides.
+quantizes and runs them. The tests quantize with our code, and compare the hash of the tensors with llama.cpp's. The
+models are:
 
-llama.cpp searches for the codes of Q2_K to Q6_K, and no other program finds the same. So a third model has rows of
-sixteen superblocks, drawn at random: the codes of these sixteen are kept, and the tests put its files together from
-them.
-
-A fourth has a tokenizer, of single bytes, and reads a text: how well each token is predicted, and how far from what the
-model in float32 predicts.
+- stories260K: hidden vectors of 172 numbers are padded with zeros to 192, a multiple of 32
+- a random model
+- a model for Q2_K to Q6_K: rows consist of sixteen random superblocks. llama.cpp searches for their codes, and no
+  other program finds the same codes. So we store llama.cpp's codes of the sixteen superblocks, and the tests build the
+  files from these codes.
+- a model with a tokenizer of single bytes that reads a text. We store its loss, and its divergence from the float32
+  model.
 """
 
 import base64
@@ -40,15 +41,15 @@ TYPES = {
     "stories260K": BLOCKS,
     "superblocks": SUPERBLOCKS,
 }
-MULTIPLIED = {type: BLOCKS[type] for type in ("Q8_0", "Q5_0", "IQ4_NL", "MXFP4")}  # of the model that reads a text
+MULTIPLIED = {type: BLOCKS[type] for type in ("Q8_0", "Q5_0", "IQ4_NL", "MXFP4")}  # for the model that reads a text
 TEXT = "One day"
 IDS = [1, 17, 42, 63, 5, 5, 30, 21]
-SHOWN = 64  # logits of each position, evenly over the vocabulary
-DISTINCT = 16  # superblocks of 256 weights
+SHOWN = 64  # logits per position, at equal distances in the vocabulary
+DISTINCT = 16  # distinct superblocks of 256 weights
 
 
 def model(name: str, data: Path | None = None) -> Any:
-    """Make a model in float32 by `tests.support.gguf_files`; stories260K comes from the folder of outside data."""
+    """Make a model in float32 with `tests.support.gguf_files`; stories260K is read from the folder `data`."""
     from tests.support import families, gguf_files
 
     if name == "stories260K":
@@ -77,12 +78,12 @@ def reader() -> Any:
 
 
 def superblocks() -> np.ndarray:
-    """[distinct, 256]"""
+    """Draw the distinct superblocks, [distinct, 256]."""
     return (np.random.RandomState(5).standard_normal((DISTINCT, 256)) / 16).astype(np.float32)
 
 
 def choices() -> dict[str, np.ndarray]:
-    """Draw which superblocks each matrix consists of, [rows, superblocks]."""
+    """Draw which superblocks make up each matrix, [rows, superblocks]."""
     from tests.support import families
 
     random = np.random.RandomState(3)
@@ -106,7 +107,10 @@ def padded_story(data: Path) -> Any:
 
 
 def quantized(file: Any, type: str, codes: np.ndarray | None = None) -> tuple[Any, str]:
-    """Convert all matrices of a file to `type`, and hash them. `codes` are what `superblocks` returns."""
+    """Convert all matrices of a file to `type`; return the file and a hash of its tensors.
+
+    `codes` are llama.cpp's codes of `superblocks`, if it chose them by a search.
+    """
     from llamaspec.reference.quantizers import ggml
     from tests.support import gguf_files
 
@@ -137,7 +141,7 @@ def write(folder: Path) -> None:
 
 
 def quantize(source: Path, path: Path, type: str, ftype: int) -> dict[str, Any]:
-    """Quantize all matrices to one type by llama.cpp; returns bytes [rows, bytes] by name."""
+    """Quantize all matrices to one type with llama.cpp; return the bytes [rows, bytes] by name."""
     import gguf  # pyright: ignore[reportMissingImports]
     import llama_cpp  # pyright: ignore[reportMissingImports]
 
@@ -180,7 +184,7 @@ def read_text(folder: Path) -> dict[str, Any]:
     ids = base.tokens(TEXT)
 
     def predicted(model: make_gguf.Model) -> np.ndarray:
-        """log p, [seq, vocab]"""
+        """Return log p, [seq, vocab]."""
         logits = model.logits(ids)[:-1].astype(np.float64)
         shifted = logits - logits.max(axis=-1, keepdims=True)
         return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
@@ -200,12 +204,12 @@ def read_text(folder: Path) -> dict[str, Any]:
 
 
 def shown(logits: np.ndarray) -> np.ndarray:
-    """Take the logits that are kept, [seq, SHOWN]."""
+    """Select the stored logits, [seq, SHOWN]."""
     return logits[:, :: logits.shape[1] // SHOWN]
 
 
 def codes_of_superblocks(codes: dict[str, np.ndarray]) -> np.ndarray:
-    """Take the codes of each superblock, [distinct, bytes], from the rows of the embedding."""
+    """Extract the codes of each superblock, [distinct, bytes], from the rows of the embedding."""
     blocks, chosen = codes["token_embd.weight"], choices()["model.embed_tokens.weight"][:, 0]
     return np.stack([blocks[np.argmax(chosen == i)] for i in range(DISTINCT)])
 

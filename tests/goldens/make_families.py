@@ -1,10 +1,10 @@
-"""Fill in tests/goldens/families: the tensors and the logits that transformers has for each config.json there.
+"""Add transformers' tensors and logits to each config.json in tests/goldens/families.
 
     python -m tests.goldens.make_families [NAME]...
 
-from the root of the repository, in the environment of `make_logits`. To add a family, write NAME.json with its
-only a "config", shrunk and with all switches kept, and run this. The names and shapes of tensors are as in the files
-that transformers saves.
+Run it in the root of the repository, in the environment of `make_logits`. To add a family, write NAME.json with only a
+"config", small but with all switches, and run this. The names and shapes of tensors are those in the files that
+transformers saves.
 """
 
 import json
@@ -18,7 +18,7 @@ from tests.support.families import write_safetensors
 
 FOLDER = Path(__file__).parent / "families"
 SEQ = 24
-POSITIONS = [0, 6, 7, 13, 23]  # through a window of 7, 6 is the last that sees every token
+POSITIONS = [0, 6, 7, 13, 23]  # with a window of 7, position 6 is the last that sees every token
 NEW = 6  # greedy tokens
 
 
@@ -39,7 +39,7 @@ def shapes(config: dict) -> dict[str, list[int]]:
 
 
 def in_mxfp4(shapes: dict[str, list[int]]) -> dict[str, list[int]]:
-    """Give the names and shapes of gpt-oss's release: rows of outputs, and bytes of two codes in blocks of 32."""
+    """Convert expert shapes to gpt-oss's release format: blocks of 32 codes, two per byte, and a scale per block."""
     stored = {}
     for name, shape in shapes.items():
         if name.endswith("experts.gate_up_proj") or name.endswith("experts.down_proj"):
@@ -51,12 +51,12 @@ def in_mxfp4(shapes: dict[str, list[int]]) -> dict[str, list[int]]:
 
 
 def random_tensors(config: dict, shapes: dict[str, list[int]]) -> dict[str, np.ndarray]:
-    """Draw weights with which every part of the model matters, by the names and shapes of tensors."""
-    random = np.random.RandomState(0)  # NumPy never changes its streams
-    less_one = config["model_type"].startswith(("gemma", "nemotron"))  # norms are stored so
+    """Draw weights that make every part of the model matter, with the given names and shapes."""
+    random = np.random.RandomState(0)  # NumPy keeps its streams fixed
+    less_one = config["model_type"].startswith(("gemma", "nemotron"))  # these families store norm weights less 1
     tensors = {}
     for name, shape in shapes.items():
-        if name.endswith(("_blocks", "_scales")):  # exponents that give weights of about 1 / 6
+        if name.endswith(("_blocks", "_scales")):  # with exponents that give weights near 1 / 6
             low, high = (0, 256) if name.endswith("_blocks") else (122, 125)
             tensors[name] = random.randint(low, high, size=shape).astype(np.uint8)
             continue
@@ -81,7 +81,7 @@ def write_checkpoint(directory: Path, golden: dict) -> None:
 
 
 def fill(golden: dict) -> None:
-    """Compute the rest of a golden from its config."""
+    """Compute all other entries of a golden from its config."""
     import torch  # pyright: ignore[reportMissingImports]
     import transformers  # pyright: ignore[reportMissingImports]
 

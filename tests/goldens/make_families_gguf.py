@@ -1,10 +1,10 @@
-"""Add to tests/goldens/families what llama.cpp computes from the GGUF files that we write of these models.
+"""Add llama.cpp's results for our GGUF files of these models to tests/goldens/families.
 
     python -m tests.goldens.make_families_gguf write FOLDER     # in this project's environment
-    python -m tests.goldens.make_families_gguf run FOLDER       # in one of its own
+    python -m tests.goldens.make_families_gguf run FOLDER       # in a separate environment
 
-both from the root of the repository, after `make_families`. The second environment needs `pip install xllamacpp`, which
-brings llama.cpp (2026.10.11549 here). "llama_cpp" then holds the logarithms of its probabilities after all tokens.
+Run both from the root of the repository, after `make_families`. The second environment needs `pip install xllamacpp`,
+which includes llama.cpp (2026.10.11549 here). The entry "llama_cpp" gets the log-probabilities after all tokens.
 """
 
 import json
@@ -19,7 +19,7 @@ import numpy as np
 from tests.goldens.make_families import FOLDER, write_checkpoint
 
 VOCAB = 48
-# llama.cpp's server turns ids into text, so a file needs some vocabulary.
+# llama.cpp's server decodes ids, so a file needs some vocabulary.
 VOCABULARY: dict[str, Any] = {
     "tokenizer.ggml.model": "llama",
     "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *(chr(65 + i) for i in range(VOCAB - 3))],
@@ -47,7 +47,7 @@ def write(folder: Path) -> None:
 
 
 def log_probabilities(path: Path, tokens: list[int]) -> list[float]:
-    """Ask llama.cpp for the logarithms of all probabilities of the token after `tokens`, computed in float32."""
+    """Return llama.cpp's log-probabilities of the token after `tokens`, computed in float32."""
     import xllamacpp  # pyright: ignore[reportMissingImports]
 
     parameters = xllamacpp.CommonParams()

@@ -1,16 +1,16 @@
-"""Write gguf.json: what llama.cpp computes with GGUF files that are made here, one of each type, and how it reads text.
+"""Write gguf.json: llama.cpp's results on GGUF files made here, one of each type, and its encoding of texts.
 
-From the root of the repository,
+Run it from the root of the repository. In the project's environment,
 
     python -m tests.goldens.make_gguf write FOLDER
 
-makes the files, in the project's own environment, and in one of llama.cpp's (Python 3.11),
+makes the files. In an environment with llama.cpp (Python 3.11),
 
     pip install numpy llama-cpp-python
     python tests/goldens/make_gguf.py read FOLDER
 
-has it read them. The files are made anew by the tests, which hold them against their hashes. Floats are in base64.
-With LLAMASPEC_DATA, stories260K is converted too, with its tokenizer, and told on from "Once upon a time".
+reads them with llama.cpp. The tests make the files again, and check their hashes. Floats are in base64. With
+LLAMASPEC_DATA set, stories260K is converted too, with its tokenizer, and continues "Once upon a time".
 """
 
 import base64
@@ -32,7 +32,7 @@ TEXTS = (
     "\n\nHello\n", "it's I'LL we've", "1234567", "3.14159", "a1b2", "über café naïve", "日本語", "👋🏽👩‍👩‍👧",
     "x == y && z != 0;", "<s>", "<|eot_id|>", "\u200b\u00a0", "Ａｂｃ", "ſ's",
 )  # fmt: skip
-WRITTEN = ("float32", "float16", "bfloat16", "q8_0", "q4_0", "mxfp4")  # by our writer; the others as by its reader
+WRITTEN = ("float32", "float16", "bfloat16", "q8_0", "q4_0", "mxfp4")  # by our writer
 TYPES = ("Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "TQ1_0", "TQ2_0")
 CONFIG = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
@@ -46,7 +46,7 @@ CONFIG = {
 
 
 def write_model(path: Path, type: str) -> None:
-    """Write a random model with matrices of `type`: all of them if our writer has it, else only the layers'."""
+    """Write a random model with matrices of `type`: all of them if our writer has the type, else only the layers'."""
     from llamaspec.model.checkpoints import open_checkpoint
     from llamaspec.model.checkpoints.gguf.write import write_gguf
     from llamaspec.model.tokenizers.gguf_writer import vocabulary_keys
@@ -72,7 +72,7 @@ def write_model(path: Path, type: str) -> None:
 
 
 def write_tokenizer(path: Path, kind: str) -> None:
-    """Write a model of one layer with a tokenizer inside: SentencePiece, or bytes split as in Llama 3 or SmolLM."""
+    """Write a one-layer model with a tokenizer inside: SentencePiece, or bytes split as in Llama 3 or SmolLM."""
     from dataclasses import replace
 
     from llamaspec.model.checkpoints.gguf.write import write_gguf
@@ -101,7 +101,7 @@ def write_tokenizer(path: Path, kind: str) -> None:
 
 
 def write_story(path: Path, data: Path) -> None:
-    """stories260K with its tokenizer."""
+    """Write stories260K with its tokenizer."""
     from llamaspec.model.checkpoints import open_checkpoint
     from llamaspec.model.convert import convert
 
@@ -120,7 +120,7 @@ def write(folder: Path) -> None:
         write_story(folder / "stories260K.gguf", Path(data))
 
 
-# llama.cpp's names of the vectors that a matrix is multiplied by and of the products; a layer's number follows.
+# llama.cpp's names of a matrix's inputs and products, followed by the layer's number.
 PRODUCTS = {
     "attn_q": ("attn_norm", "Qcur"), "attn_k": ("attn_norm", "Kcur"), "attn_v": ("attn_norm", "Vcur"),
     "attn_output": ("kqv_out", "attn_out"), "ffn_gate": ("ffn_norm", "ffn_gate"), "ffn_up": ("ffn_norm", "ffn_up"),
@@ -130,11 +130,11 @@ TIE = (
     "Q5_0",
     "blk.1.ffn_gate",
     4,
-)  # a product, and the position of a number at a tie: test_eval_emulation.py
+)  # type, product, and position of a number at a tie: see test_eval_emulation.py
 
 
 class Model:
-    """A file in llama.cpp, with a cache of float32 and one thread."""
+    """GGUF file loaded in llama.cpp, with a float32 cache and one thread."""
 
     def __init__(self, path: Path):
         import llama_cpp  # pyright: ignore[reportMissingImports]
@@ -148,13 +148,13 @@ class Model:
         self.size = self.c.llama_vocab_n_tokens(self.vocabulary)
 
     def logits(self, ids: list[int], seen: dict[str, np.ndarray] | None = None) -> np.ndarray:
-        """Compute logits [seq, vocab]; `seen` receives all tensors of the graph by name, as flat float32."""
+        """Compute logits [seq, vocab]; `seen` receives all tensors of the graph by name, as flat float32 arrays."""
         options = self.c.llama_context_default_params()
         options.n_ctx = options.n_batch = options.n_ubatch = 512
         options.n_threads = options.n_threads_batch = 1
         options.type_k = options.type_v = 0
         options.flash_attn_type = 0
-        watch = self._watch(seen) if seen is not None else None  # this reference keeps it alive
+        watch = self._watch(seen) if seen is not None else None  # llama.cpp holds only a pointer
         if watch:
             options.cb_eval = watch
         context = self.c.llama_init_from_model(self.model, options)
@@ -164,7 +164,7 @@ class Model:
             batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = id, i, 1, 1
             batch.seq_id[i][0] = 0
         if seen is not None:
-            seen.clear()  # of a run that warms up
+            seen.clear()  # tensors of the warm-up run
         assert self.c.llama_decode(context, batch) == 0
         rows = np.ctypeslib.as_array(self.c.llama_get_logits(context), shape=(len(ids) * self.size,))
         rows = rows.reshape(len(ids), self.size).copy()
@@ -173,7 +173,7 @@ class Model:
         return rows
 
     def greedy(self, text: str, count: int) -> tuple[list[int], float]:
-        """Continue a text greedily; returns all tokens, and the smallest lead of a chosen logit."""
+        """Continue a text greedily; return all tokens, and the smallest lead of a chosen logit over the second."""
         ids, margin = self.tokens(text), math.inf
         for _ in range(count):
             logits = self.logits(ids)[-1]
@@ -182,14 +182,14 @@ class Model:
         return ids, margin
 
     def text(self, ids: list[int]) -> str:
-        """Decode tokens, without control tokens and the text's beginning."""
+        """Decode tokens, without control tokens and the start of the text."""
         buffer, tokens = ctypes.create_string_buffer(10_000), (ctypes.c_int32 * len(ids))(*ids)
         count = self.c.llama_detokenize(self.vocabulary, tokens, len(ids), buffer, len(buffer), True, False)
         assert count >= 0
         return buffer.raw[:count].decode()
 
     def products(self, ids: list[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Collect each matrix's inputs and outputs in llama.cpp, [seq, features] each."""
+        """Return each matrix's inputs and products in llama.cpp, [seq, features] each."""
         self.logits(ids, seen := {})
         pairs = {}
         for name, pair in PRODUCTS.items():
@@ -208,7 +208,7 @@ class Model:
 
         def watch(tensor: int, ask: bool, data: object) -> bool:
             name = ggml.ggml_get_name(ctypes.c_void_p(tensor)).decode()
-            if not ask and name not in seen:  # views of it have its name, too, and come later
+            if not ask and name not in seen:  # views have the same name, and come later
                 seen[name] = np.empty(ggml.ggml_nbytes(ctypes.c_void_p(tensor)) // 4, np.float32)
                 place, size = seen[name].ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(seen[name].nbytes)
                 ggml.ggml_backend_tensor_get(ctypes.c_void_p(tensor), place, ctypes.c_size_t(0), size)
@@ -217,7 +217,7 @@ class Model:
         return self.c.ggml_backend_sched_eval_callback(watch)
 
     def tokens(self, text: str) -> list[int]:
-        """Encode a text with its beginning; names of control tokens are plain text."""
+        """Encode a text with BOS if the model adds one; names of control tokens are plain text."""
         raw, buffer = text.encode(), (ctypes.c_int32 * 1000)()
         count = self.c.llama_tokenize(self.vocabulary, raw, len(raw), buffer, 1000, True, False)
         assert count >= 0

@@ -1,16 +1,16 @@
-"""Write gguf_stories.json: how llama.cpp tells the built-in model's story from GGUF files of each type that is written.
+"""Write gguf_stories.json: llama.cpp's story of the built-in model from GGUF files of each type that we write.
 
-From the root of the repository,
+Run it from the root of the repository. In the project's environment,
 
     python -m tests.goldens.make_gguf_stories write FOLDER
 
-writes the files, in the project's own environment, and in one of llama.cpp's (Python 3.11),
+writes the files. In an environment with llama.cpp (Python 3.11),
 
     pip install numpy llama-cpp-python
     python -m tests.goldens.make_gguf_stories read FOLDER
 
-continues each text at places where one token is clearly the likeliest in every type: there a story is the same with
-and without rounded activations. The tests write the files anew, hold them against their hashes, and tell the same.
+continues a text from places where one token is clearly the most likely one in every type. There a story does not depend
+on whether activations are rounded. The tests write the files again, check their hashes, and compare the stories.
 """
 
 import hashlib
@@ -26,8 +26,8 @@ Once upon a time, there was a little rabbit named Hazel. She lived in a pretty v
 gave Hazel a seed. Hazel wanted to grow a fine rose. She planted the seed by the fence. Every day she looked, but \
 there was not even a leaf. "Oh no!" cried Hazel. She was upset. Then a friendly snail came along. "Do not"""
 PLACES = ('along. "Do', '"Do not')
-COUNT = 22  # tokens from each
-CLEAR = 0.25  # by how much at least the logit of each is larger than the next
+COUNT = 22  # tokens after each place
+CLEAR = 0.25  # smallest lead of each chosen logit over the next
 
 
 def prompts() -> list[str]:

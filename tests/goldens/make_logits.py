@@ -2,11 +2,11 @@
 
     python -m tests.goldens.make_logits
 
-from the root of the repository, in an environment of its own:
+Run it in the root of the repository, in a separate environment:
 
     pip install torch transformers safetensors ml_dtypes
 
-The goldens are float32, with the float32 roundoff of their making: about 1e-6 of the largest logit.
+The goldens are float32 and have float32's roundoff: about 1e-6 of the largest logit.
 """
 
 import json
@@ -20,12 +20,12 @@ from tests.support.families import FAMILIES, write_checkpoint
 
 COMMAND = "python -m tests.goldens.make_logits"
 SEQ = 24
-POSITIONS = [0, 6, 7, 13, 23]  # through Mistral's window of 7, 6 is the last that sees every token
+POSITIONS = [0, 6, 7, 13, 23]  # with Mistral's window of 7, position 6 is the last that sees every token
 
 
 def logits(directory: Path, tokens: list[int]) -> np.ndarray:
-    """Compute logits by transformers, [seq, vocab] float32."""
-    # Imported here, since pytest imports every module for its doctests and need not have these.
+    """Compute logits with transformers, [seq, vocab] float32."""
+    # Imported here, since pytest imports every module for its doctests, and may run without these packages.
     import torch  # pyright: ignore[reportMissingImports]
     from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingImports]
 
@@ -73,9 +73,9 @@ def main() -> None:
         "transformers": transformers.__version__,
         "numpy": np.__version__,
     }
-    torch.set_num_threads(1)  # with more, the order of some sums changes from run to run
+    torch.set_num_threads(1)  # with several threads, the order of some sums changes from run to run
     families = {name: golden(config) for name, config in FAMILIES.items()}
-    # One line a list of numbers, so that a diff shows which position moved.
+    # Write one line per list of numbers, so that a diff shows which position changed.
     lines = [f'{{"made": {json.dumps(versions)},', '"families": {']
     for name, entry in families.items():
         rows = ",\n".join(json.dumps(row) for row in entry["logits"])

@@ -1,9 +1,9 @@
-"""Write the table of releases in docs/models.md: what loads, how it runs on a CPU and on an H200, what is refused.
+"""Write the table of releases in docs/models.md: which load, how they run on a CPU and an H200, which are refused.
 
     python -m tests.goldens.make_releases
 
-`releases.json` has the keys that matter here of each release's own config.json; the `unconfirmed` ones were found
-in no second place. A quantized release names the one it is `of`. Nothing is downloaded: config.json is read as for a
+`releases.json` has the relevant keys of each release's config.json; keys marked `unconfirmed` come from one source
+only. A quantized release names its base release in `of`. Nothing is downloaded: we read each config.json as for a
 model, and `ops_for` chooses the ops for its shapes.
 """
 
@@ -39,14 +39,14 @@ from llamaspec.reference.quantizers.mx import BLOCK
 RELEASES = Path(__file__).with_name("releases.json")
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- releases: python -m tests.goldens.make_releases -->", "<!-- end of releases -->"
-GGUF_OF = "meta-llama/Llama-3.1-8B-Instruct"  # its matrices stand for the matrices of any GGUF file
+GGUF_OF = "meta-llama/Llama-3.1-8B-Instruct"  # its matrices are used for every type of GGUF
 
 CPU, H200 = Device("cpu", "cpu"), Device("gpu", "NVIDIA H200", HOPPER)
 BFLOAT16 = np.dtype(jnp.bfloat16)
 
 
 class Row(NamedTuple):
-    """A line of the table; `refusal` is the line of the error for what does not load."""
+    """Row of the table; `refusal` is the error of a release that does not load."""
 
     names: str
     on_cpu: str = ""
@@ -55,7 +55,10 @@ class Row(NamedTuple):
 
 
 def releases() -> list[dict[str, Any]]:
-    """Read the list; each entry has `names` and `config`. An entry that is `of` a release has its config."""
+    """Read the list; each entry has `names` and `config`.
+
+    An entry with `of` gets the config of that release, with its own quantization_config.
+    """
     entries = json.loads(RELEASES.read_text())
     known = {name: entry["config"] for entry in entries if "config" in entry for name in entry["names"]}
     return [
@@ -67,13 +70,13 @@ def releases() -> list[dict[str, Any]]:
 
 
 def rows() -> Iterator[Row]:
-    """Judge every release."""
+    """Make the row of every release."""
     for entry in releases():
         yield _judged(", ".join(entry["names"]), entry["config"])
 
 
 def gguf_rows() -> Iterator[Row]:
-    """Judge every type of ggml that files have, with all matrices of one type."""
+    """Make a row for each type of ggml, with all matrices in that type; types with equal results share a row."""
     [config] = [read_config(entry["config"], RELEASES) for entry in releases() if GGUF_OF in entry["names"]]
     names_by_row: dict[tuple[str, str, str], list[str]] = {}
     for name in layout.TYPE_NAMES.values():
@@ -107,7 +110,7 @@ def _judged(names: str, values: Mapping[str, Any]) -> Row:
 
 
 def _in_codes(config: Config, roles: tuple[Role, ...], form: Any, group: int, *, zeros: bool) -> dict[str, Tensor]:
-    """Give the tensors of a checkpoint with quantized weights in some roles; nothing can be read from them."""
+    """Make a checkpoint's tensors, with quantized weights in the given roles; their data cannot be read."""
     tensors = {}
     for weight in weights(_shortened(config)):
         coded = weight.role in roles
@@ -119,7 +122,7 @@ def _in_codes(config: Config, roles: tuple[Role, ...], form: Any, group: int, *,
 
 
 def _shortened(config: Config) -> Config:
-    """Give the configuration with only its first layers, enough to have one of each kind."""
+    """Keep only the first layers of a config, enough to have every kind of layer."""
     kinds = [(config.window(layer), config.uses_rope(layer)) for layer in range(config.layers)]
     layers = max(kinds.index(kind) for kind in set(kinds)) + 1
     windows, rotary = (pattern and pattern[:layers] for pattern in (config.windows, config.rotary_layers))
@@ -140,7 +143,7 @@ def _run(names: str, config: Config, tensors: Mapping[str, Tensor] | None) -> Ro
 
 
 def _form(params: Params) -> str:
-    """Say whether matrices run from codes."""
+    """Return whether the matrices run from codes, as a phrase for the table."""
     layer = params.layers[0]
     if isinstance(layer.qkv.weight, QuantizedMatrix):
         return "from codes"
@@ -149,7 +152,7 @@ def _form(params: Params) -> str:
 
 
 def _how(choice: Choice) -> str:
-    """Say which ops are kernels, and why the others are not."""
+    """Describe which ops are kernels, and why the others are not."""
     if not choice.plain:
         return "kernels"
     plain: dict[str, list[str]] = {}
@@ -160,7 +163,7 @@ def _how(choice: Choice) -> str:
 
 
 def table() -> str:
-    """Write the table, with the lines of refusals below it."""
+    """Return the table and the list of refusals below it, in Markdown."""
     listed, types = list(rows()), list(gguf_rows())
     accepted = [row for row in listed if not row.refusal]
     lines = [

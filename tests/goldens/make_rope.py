@@ -1,12 +1,12 @@
-"""Write rope.json: the RoPE frequencies of Hugging Face transformers, plain and rescaled.
+"""Write rope.json: transformers' RoPE frequencies, plain and rescaled.
 
     python -m tests.goldens.make_rope
 
-from the root of the repository, in an environment of its own (Python 3.11):
+Run it in the root of the repository, in a separate environment (Python 3.11):
 
     pip install torch transformers
 
-The goldens are float32, computed in float32: even theta^(2i/d) is off by about ln(theta) roundings.
+The goldens are computed in float32: theta^(2i/d) is already off by about ln(theta) roundings.
 """
 
 import json
@@ -42,8 +42,8 @@ CASES = [
 
 
 def frequencies(head_dim: int, theta: float, parameters: dict) -> np.ndarray:
-    """Compute frequencies by transformers, [head_dim / 2] float32."""
-    # Imported here, since pytest imports every module for its doctests and need not have these.
+    """Compute frequencies with transformers, [head_dim / 2] float32."""
+    # Imported here, since pytest imports every module for its doctests, and may run without these packages.
     from transformers import LlamaConfig  # pyright: ignore[reportMissingImports]
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # pyright: ignore[reportMissingImports]
     from transformers.models.llama.modeling_llama import (  # pyright: ignore[reportMissingImports]

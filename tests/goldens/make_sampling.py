@@ -1,12 +1,12 @@
-"""Write sampling.json: the distributions that Hugging Face transformers' logits processors leave to draw from.
+"""Write sampling.json: the distributions that transformers' logits processors give.
 
     python -m tests.goldens.make_sampling
 
-from the root of the repository, in an environment of its own (Python 3.11):
+Run it in the root of the repository, in a separate environment (Python 3.11):
 
     pip install torch transformers
 
-In float64, on logits without ties or near-ties: what libraries make of ties is an accident of their sort.
+The processors run in float64, on logits without ties or near-ties: a library's result for ties depends on its sort.
 """
 
 import json
@@ -17,7 +17,7 @@ import numpy as np
 
 COMMAND = "python -m tests.goldens.make_sampling"
 VOCAB = 12
-ROWS = 3  # of logits, each shaped by every one of the options
+ROWS = 3  # rows of logits, each combined with every entry of `OPTIONS`
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 OPTIONS = [
     NEUTRAL,
@@ -26,7 +26,7 @@ OPTIONS = [
     *({**NEUTRAL, "top_p": p} for p in (0.01, 0.3, 0.6, 0.9, 0.99)),
     *({**NEUTRAL, "min_p": p} for p in (0.01, 0.1, 0.5, 0.9)),
     *({**NEUTRAL, "repetition_penalty": r} for r in (0.8, 1.1, 1.5, 3.0)),
-    # Together, where the order shows: each of the filters leaves out some of what the one before it left.
+    # Combined options, where the order matters: each filter removes some tokens that the previous filter kept.
     {"temperature": 2.0, "top_k": 8, "top_p": 0.9, "min_p": 0.4, "repetition_penalty": 1.2},
     {"temperature": 1.7, "top_k": 6, "top_p": 0.8, "min_p": 0.1, "repetition_penalty": 2.0},
     {"temperature": 3.0, "top_k": 7, "top_p": 0.7, "min_p": 0.7, "repetition_penalty": 0.7},
@@ -35,8 +35,8 @@ OPTIONS = [
 
 
 def shape(logits: list[float], seen: list[int], options: dict) -> list[float]:
-    """Compute the distribution by the processors, in the order of transformers' `generate`."""
-    # Imported here, since pytest imports every module for its doctests and need not have these.
+    """Compute the distribution with the processors, in the order of transformers' `generate`."""
+    # Imported here, since pytest imports every module for its doctests, and may run without these packages.
     import torch  # pyright: ignore[reportMissingImports]
     import transformers  # pyright: ignore[reportMissingImports]
 

@@ -1,4 +1,4 @@
-"""Write the table of docs/sizes.md: how far the dimensions of every contract are drawn.
+"""Write the table of docs/sizes.md: the ranges from which each contract draws its dimensions.
 
 python -m tests.goldens.make_sizes
 """
@@ -13,7 +13,7 @@ PAGE = REPOSITORY / "docs" / "sizes.md"
 
 
 def with_table(page: str) -> str:
-    """Replace the one table of a page by today's.
+    """Replace the only table of a page by the current one.
 
     Raises ValueError for a page that does not have exactly one table.
     """

@@ -1,12 +1,12 @@
-"""Write stories.json: ids, a story and logits by Hugging Face transformers for the built-in model.
+"""Write stories.json: transformers' ids, story and logits of the built-in model.
 
     python -m tests.goldens.make_stories
 
-from the root of the repository, in an environment of its own (Python 3.11):
+Run it in the root of the repository, in a separate environment (Python 3.11):
 
     pip install torch transformers sentencepiece protobuf safetensors
 
-The ids of some texts and of a chat, a greedy story, and the logits that follow some of its tokens.
+It stores the ids of some texts and of a chat, a greedy story, and the logits after some tokens of the story.
 """
 
 import json
@@ -17,7 +17,7 @@ from tests.goldens.make_logits import shortest
 
 COMMAND = "python -m tests.goldens.make_stories"
 MODEL = Path(__file__).parents[2] / "model/stories"
-# No text begins with a space, since transformers then leaves out the space that SentencePiece puts in front.
+# No text begins with a space, because transformers then omits the space that SentencePiece puts in front.
 TEXTS = ["Once upon a time", "Tell me a story.", "two  spaces ", "naïve 🎈\n"]
 CHAT = [
     {"role": "user", "content": "Tell me a story about a fox."},

@@ -1,11 +1,11 @@
-"""Write what the built-in model says, wherever it is shown: goldens/story.txt, the README's story, and the card.
+"""Write the built-in model's texts wherever they appear: goldens/story.txt, the README's story, and the model card.
 
-From the root of the repository,
+Run it from the root of the repository:
 
     python -m tests.goldens.make_story
 
-The card gets twenty stories, a chat of nine more, and thirty questions that people ask, with their answers. The
-questions were written before the grammar that answers or declines them, and nothing of the grammar was taken from them.
+The card gets twenty stories, a chat of nine more, and thirty common questions with the model's answers. We wrote the
+questions before the grammar that answers or declines them, so the grammar was not fitted to them.
 """
 
 import hashlib
@@ -58,7 +58,7 @@ Did the mouse have any brothers?
 Where's the recipe?
 that was boring, can I have a longer one?""",
 }
-# Written after the first thirty had been answered, and before the grammar was widened for them.
+# Written after the first thirty were answered, and before the grammar was extended for these.
 MORE_BEFORE = """\
 hey, what's up?
 Do you know any jokes?
@@ -98,13 +98,13 @@ that's a lovely story, tell me one more!""",
 
 
 def story(llama: Llama, seed: int, *, temperature: float = 0.8) -> str:
-    """Tell what `llamaspec story --seed N` tells."""
+    """Return the story of `llamaspec story --seed N`."""
     sampling = SamplingOptions(temperature=temperature)
     return "".join(token.text for token in llama.generate("", seed=seed, sampling=sampling, max_new_tokens=LONGEST))
 
 
 def reply(chat: Chat, text: str, seed: int) -> str:
-    """Answer as `llamaspec chat` does, which forgets the oldest turns where the context is nearly full."""
+    """Answer as `llamaspec chat` does, which drops the oldest turns if the context is nearly full."""
     chat.make_room(text, answer=LONGEST)
     return "".join(token.text for token in chat.reply(text, seed=seed, max_new_tokens=LONGEST)).strip()
 

@@ -1,6 +1,6 @@
-"""Make tekken.json: a small tekken.json, and the ids that Mistral's own library gives for texts.
+"""Write tekken.json: a small tokenizer in Mistral's format, and the ids that Mistral's library gives for texts.
 
-Run `python -m tests.goldens.make_tekken` from the root in an environment with mistral-common and tokenizers.
+Run `python -m tests.goldens.make_tekken` in the root, in an environment with mistral-common and tokenizers.
 """
 
 import json
@@ -38,7 +38,7 @@ SPECIAL = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SY
 
 
 def trained_tokens() -> list[bytes]:
-    """Tokens by rank: the bytes in their order, then what training found."""
+    """Return the tokens by rank: the 256 bytes, then the trained tokens."""
     tokenizer = Tokenizer(models.BPE())
     cut = pre_tokenizers.Split(Regex(PATTERN), behavior="isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(False, use_regex=False)])
@@ -59,7 +59,7 @@ def main() -> None:
         Tekkenizer,
     )
 
-    # Imported here, since it is ours: what it writes is read by the library first.
+    # Imported here, since this module of ours writes the file that the library then reads.
     from tests.support.tiny_tokenizers import tekken
 
     special = [{"rank": i, "token_str": name, "is_control": True} for i, name in enumerate(SPECIAL)]

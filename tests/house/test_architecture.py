@@ -1,6 +1,6 @@
-"""Imports run one way: reference <- verify; pallas_kernels <- model <- serving, training, learn <- commands <- cli.
+"""Imports go one way: reference <- verify; pallas_kernels <- model <- serving, training, learn <- commands <- cli.
 
-Read from the source, so nothing is run.
+The tests read the source and run nothing.
 """
 
 import ast
@@ -21,17 +21,17 @@ HEAVY = ("jax", "jaxlib", "numpy", "ml_dtypes", "hypothesis", "rich", "prompt_to
 
 
 class Rule(NamedTuple):
-    """Imports allowed in the files at or under `place`. A name stands for the modules under it, too."""
+    """Imports allowed in the files at or under `place`. A name includes the modules under it."""
 
     place: str
-    only: tuple[str, ...] = ()  # nothing else; empty: anything
+    only: tuple[str, ...] = ()  # the only allowed imports; empty: any
     never: tuple[str, ...] = ()
     but: tuple[str, ...] = ()  # exceptions to `never`
-    beside: str = ""  # a file that the rule does not hold for
-    at_once: bool = False  # True: the rule concerns imports of the module, not those inside functions
+    beside: str = ""  # a file exempt from the rule
+    at_once: bool = False  # True: the rule ignores imports inside functions
 
 
-# The rooms of verify/; each imports only earlier ones: an op's contract never imports the machinery that judges.
+# The parts of verify/, in order. Each imports only earlier ones: a contract never imports code that judges.
 VERIFY = (
     *("bounds", "contract", "draws", "candidates", "mutant", "contracts", "mutants", "declare", "loose"),
     *("judging", "reports", "catalogue", "adapt", "campaign", "kernelbench", "pytest"),
@@ -49,38 +49,38 @@ RULES = [
         only=("verify", "reference", "hypothesis", "numpy", "ml_dtypes", "jaxtyping", *sys.stdlib_module_names),
     ),
     *(Rule(_room(name), never=tuple(f"verify.{later}" for later in VERIFY[n:])) for n, name in enumerate(VERIFY, 1)),
-    # A candidate's own Python runs these files, which has NumPy but nothing of ours.
+    # The candidate's Python runs these files; it has NumPy, but not this project.
     Rule("verify/candidates/worker.py", only=("numpy", *sys.stdlib_module_names)),
     Rule("verify/candidates/clock.py", only=("numpy", *sys.stdlib_module_names)),
     Rule("verify/candidates/kernelbench_calls.py", only=("numpy", *sys.stdlib_module_names)),
     Rule("pallas_kernels/", never=tuple(name for name in OURS if name != "pallas_kernels")),
     Rule("model/", never=("cli", "commands", "verify", "tests", "benchmarks", "serving", "training", "learn")),
     Rule("training/", never=("cli", "commands", "verify", "tests", "benchmarks", "serving", "learn")),
-    # A drawing shows the scheduler at work; nothing that computes is imported.
+    # A drawing runs the scheduler and imports nothing that computes a model.
     Rule(
         "learn/",
         never=("cli", "commands", "tests", "benchmarks", "serving", "training"),
         but=("serving.request", "serving.scheduler"),
     ),
     Rule("serving/", never=tuple(name for name in OURS if name not in ("reference", "model", "serving"))),
-    # Who computes next is decided without a device.
+    # The scheduler's decisions need no device.
     Rule("serving/request.py", never=("jax", "jaxlib")),
     Rule("serving/pages.py", never=("jax", "jaxlib")),
     Rule("serving/scheduler.py", never=("jax", "jaxlib")),
     Rule(
         "model/",
         never=("reference",),
-        # Constants, tables and formats, not layers.
+        # These hold constants, tables and formats, not layers.
         but=(
             *("reference.config", "reference.rope", "reference.byte_bpe", "reference.quantizers"),
             "reference.collectives",
         ),
         beside="model/running/reference_backend.py",
     ),
-    # The text of the model and its ops are written for one device; several devices run them unchanged.
+    # The model and its ops are written for one device, and run unchanged on several.
     Rule("model/forward.py", never=("model.parallel",)),
     Rule("model/ops/", never=("model.parallel",)),
-    Rule("model/checkpoints/", never=("jax", "jaxlib")),  # a file is read into NumPy arrays, wherever they go next
+    Rule("model/checkpoints/", never=("jax", "jaxlib")),  # files are read into NumPy arrays for any backend
     Rule("model/tokenizers/", never=("jax", "jaxlib")),
     Rule("benchmarks/", never=("cli", "commands", "tests")),
     Rule("commands/", never=("cli", "tests")),
@@ -88,7 +88,7 @@ RULES = [
     Rule(
         "commands/",
         never=(*HEAVY, *(name for name in OURS if name != "commands")),
-        but=("model.options",),  # which imports nothing: the next rule
+        but=("model.options",),  # model.options imports nothing else, by the next rule
         at_once=True,
     ),
     Rule("model/options.py", only=tuple(sys.stdlib_module_names)),
@@ -108,14 +108,15 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def for_typing(node: ast.AST) -> bool:
-    """Tell whether only a type checker reads this statement: `if TYPE_CHECKING:` without an else."""
+    """Return whether only a type checker reads this statement: `if TYPE_CHECKING:` without an else."""
     return isinstance(node, ast.If) and not node.orelse and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
 def imports(tree: ast.AST, skip: Callable[[ast.AST], bool] = lambda node: False) -> Iterator[tuple[int, str]]:
-    """Yield the line and the full name of each import, also inside functions, but not inside nodes to `skip`.
+    """Yield the line and full name of each import, also inside functions, but not inside nodes for which `skip` is
+    true.
 
-    A relative import's name begins with its dots.
+    The name of a relative import begins with its dots.
     """
     for node in ast.iter_child_nodes(tree):
         match node:
@@ -129,7 +130,7 @@ def imports(tree: ast.AST, skip: Callable[[ast.AST], bool] = lambda node: False)
 
 
 def runs_later(node: ast.AST) -> bool:
-    """Tell whether importing a module does not run the imports in this statement."""
+    """Return whether the imports in this statement do not run when the module is imported."""
     return isinstance(node, FUNCTIONS) or for_typing(node)
 
 
@@ -138,13 +139,13 @@ def among(name: str, modules: tuple[str, ...]) -> bool:
 
 
 def short_imports(source: str, rule: Rule) -> Iterator[tuple[int, str]]:
-    """Yield the imports that a rule concerns, ours without `llamaspec.`."""
+    """Yield the imports that a rule concerns; names of ours are without `llamaspec.`."""
     for line, name in imports(ast.parse(source), runs_later if rule.at_once else lambda node: False):
         yield line, name.removeprefix("llamaspec.")
 
 
 def violations(path: str, source: str) -> list[str]:
-    """The imports of the file at `path` (from the root, with slashes) that a rule forbids.
+    """List the imports of the file at `path` (from the root, with slashes) that a rule forbids.
 
     >>> violations("model/forward.py", "from llamaspec import cli")
     ['model/forward.py:1 imports cli']
@@ -176,9 +177,9 @@ def module_name(path: str) -> str:
 
 
 def circle(sources: Mapping[str, str]) -> list[str]:
-    """Find modules that import each other in a circle, also inside functions; [] if there is none.
+    """Find a circle of modules that import each other, also inside functions; [] if there is none.
 
-    `sources` are the texts of modules by their import names. Imports for a type checker do not count.
+    `sources` maps import names to source code. Imports for type checkers only do not count.
 
     >>> circle({"a": "import b", "b": "def f():\\n    from a import f"})
     ['a', 'b', 'a']
@@ -251,7 +252,7 @@ def test_the_rooms_of_verify_are_all_in_order():
 
 
 def test_everything_of_ours_is_imported_by_one_name():
-    """A module that is imported as `reference.rope`, too, is there twice, with classes that are not the same."""
+    """Imports use the prefix `llamaspec`: imported as `reference.rope` too, a module is loaded twice."""
     short = {*OURS} - {"tests"}
     for path in (
         path for name in OURS for path in (*(ROOT / name).rglob("*.py"), ROOT / f"{name}.py") if path.is_file()
@@ -267,7 +268,7 @@ def test_everything_of_ours_is_imported_by_one_name():
     [
         ("reference/rope.py", "import jax.numpy as jnp"),
         ("reference/rope.py", "from llamaspec.model.llama import load"),
-        ("reference/rope.py", "from .config import Config"),  # relative imports hide where they lead
+        ("reference/rope.py", "from .config import Config"),  # a relative import hides its target
         ("reference/rope.py", "def f():\n    if True:\n        import jax"),
         ("verify/contracts.py", "from llamaspec.pallas_kernels import rmsnorm"),
         ("verify/draws/draw.py", "from llamaspec.verify.judging.examination import Examination"),

@@ -1,8 +1,8 @@
-"""README and docs: what they show runs, and what they name exists.
+"""README and docs: the commands and code that they show run, and the files that they name exist.
 
-The language of a fenced block says how it is held: `console` runs and its output is compared, `sh` and `python` run,
-`text` is a drawing. A block that begins with "# download" needs a download and does not run; the files that
-its commands name must come from commands that the documents give.
+The language of a fenced block decides its check: a `console` block runs and its output is compared, `sh` and `python`
+blocks run, and a `text` block is a drawing. A block that begins with "# download" needs a download and does not run;
+the files that its commands name must come from commands that the documents show.
 """
 
 import os
@@ -25,7 +25,7 @@ DOCUMENTS = [
 ]
 BUILT_IN = {"stories"}
 PLACEHOLDER = re.compile(r"[A-Z0-9_]+(\.\w+)?")  # MODEL, FILE.gguf
-# Arguments that name a model or a file, by command: how many positional ones come first, and options.
+# Arguments that name a model or a file: per command, how many leading positional arguments; and options.
 MODELS_FIRST = {"inspect": 1, "convert": 1, "eval": 1, "bench": 1, "profile": 1}
 FILE_OPTIONS = {"--model", "--tokenizer", "--text", "--against", "--calibration"}
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -51,7 +51,7 @@ def shown(language: str) -> list[str]:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """The words of each command of a block, without comments."""
+    """Split each command of a block into arguments, without comments."""
     for line in text.splitlines():
         if words := shlex.split(line.removeprefix("$ "), comments=True):
             yield words
@@ -59,13 +59,13 @@ def commands(text: str) -> Iterator[list[str]]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder that holds the documents as a clone does, and where commands may write."""
+    """Make a folder in which commands may write, with the documents where a clone has them."""
     (tmp_path / "docs").symlink_to(REPOSITORY / "docs")
     return tmp_path
 
 
 def run(line: str, folder: Path) -> str:
-    """The standard output of a shown command, which must succeed or find a violation (exit status 1 of `verify`)."""
+    """Run a shown command, which must succeed or find a violation (exit status 1 of `verify`); return its stdout."""
     if line.startswith("make "):
         line = made(line)
     paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -76,7 +76,7 @@ def run(line: str, folder: Path) -> str:
 
 
 def made(line: str) -> str:
-    """The command that a target of the Makefile runs, in the environment of this test."""
+    """Return the command that a target of the Makefile runs, for the environment of this test."""
     dry = subprocess.run([*line.split(), "-n"], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
     *_, last = re.findall(r"\.venv/bin/(.*)", dry.replace("\\\n", ""))
     return last
@@ -115,7 +115,7 @@ def test_every_block_of_readme_has_a_language_that_says_how_it_is_held():
 
 
 def made_by(words: list[str]) -> list[str]:
-    """The files that a command leaves behind."""
+    """List the files that a command creates."""
     match words:
         case ["hf", "download", _, *rest]:
             place = rest[rest.index("--local-dir") + 1]
@@ -129,10 +129,10 @@ def made_by(words: list[str]) -> list[str]:
 
 
 def named_by(words: list[str]) -> list[str]:
-    """The models and files that a command of ours needs."""
+    """List the models and files that a llamaspec command needs."""
     if words[0] != "llamaspec":
         return []
-    options = FILE_OPTIONS - ({"--against"} if words[1] == "verify" else set())  # a function there, as a candidate is
+    options = FILE_OPTIONS - ({"--against"} if words[1] == "verify" else set())  # for `verify` it is a function
     named = [words[i + 1] for i, word in enumerate(words[:-1]) if word in options]
     first = words[2 : 2 + MODELS_FIRST.get(words[1], 0)]
     return named + [word for word in first if not word.startswith("-")]
@@ -167,7 +167,7 @@ def test_every_download_of_readme_is_told_in_full_by_the_page_of_models():
 
 
 def broken(document: Path) -> list[str]:
-    """Links, and paths in backquotes, that lead nowhere."""
+    """List the broken links, and the paths in backquotes that do not exist."""
     text = re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.M | re.S)
     links = [link.partition("#")[0] for link in LINK.findall(text) if "://" not in link]
     wrong = [link for link in links if link and not (document.parent / link).exists()]

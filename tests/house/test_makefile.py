@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(MAKE is None, reason="needs make")
 
 
 class Machine:
-    """A machine with only what a test puts into PATH and HOME."""
+    """A machine that has only what a test puts into PATH and HOME."""
 
     def __init__(self, folder: Path):
         self.home = folder
@@ -31,7 +31,7 @@ class Machine:
     def interpreter(
         self, path: str, version: tuple[int, int, int], without: str = "nothing", venv: str = "exit 1"
     ) -> Path:
-        """Make an interpreter of another version and place that cannot import `without`; `-m venv` runs `venv`."""
+        """Make a stand-in Python with this path and version that cannot import `without`; its `-m venv` runs `venv`."""
         claim = f"""
 import sys
 sys.version_info, sys.executable = {(*version, "final", 0)}, {str(self.home / path)!r}
@@ -52,7 +52,7 @@ exec(sys.argv[2])
         return run.stdout
 
     def error(self, *arguments: str, **environment: str) -> str:
-        """Return the one line of the error, before make's own."""
+        """Run make, which must fail with one line before make's own line; return that line."""
         run = self.make(*arguments, **environment)
         assert run.returncode != 0
         assert run.stdout == ""
@@ -132,12 +132,12 @@ def test_a_story_is_told_by_the_model_that_is_given_or_the_one_that_is_built_in(
 
 
 class Checkout:
-    """A copy of the files that a set-up reads, with a stand-in for Python that only records the calls of pip."""
+    """A copy of the files that `make setup` reads, with a stand-in for Python that only records pip's calls."""
 
     def __init__(self, folder: Path):
         self.folder = folder / "checkout"
         self.calls = folder / "calls"
-        self.broken = folder / "broken"  # while it exists, pip fails to install what it names, or anything if empty
+        self.broken = folder / "broken"  # if it exists, pip fails to install the package that it names (empty: any)
         shutil.copytree(ROOT / ".ci", self.folder / ".ci")
         for name in ("Makefile", "pyproject.toml", "constraints.txt"):
             shutil.copy(ROOT / name, self.folder)
@@ -149,11 +149,11 @@ class Checkout:
         )
         venv = f"echo venv >>{self.calls}; mkdir -p $3/bin; cp {pip} $3/bin/python"
         self.python = machine.interpreter("python", (3, 12, 1), venv=venv)
-        # A make that runs these tests must not pass its variables on.
+        # If make runs these tests, its variables must not reach the make that a test starts.
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
 
     def setup(self, at_once: int = 1, target: str = "setup") -> list[str]:
-        """Set up, `at_once` times in parallel; returns the venvs made and the calls of pip and of the environment."""
+        """Run the target `at_once` times in parallel; returns the created venvs and the calls of pip and Python."""
         self.calls.write_text("")
         command = [str(MAKE), "-s", target, f"PYTHON={self.python}"]
         makes = [

@@ -36,9 +36,9 @@ def test_the_cases_that_are_not_sampled_are_slow(case, request):
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_ci_leaves_out_nothing():
-    """`make test` draws fewer examples of fewer tests; `make ci` runs every test with the examples of the default.
+    """`make test` runs fewer tests with fewer examples; `make ci` runs every test with the default number.
 
-    With the oldest jax it runs what `make test` does.
+    With the oldest jax, CI runs the tests of `make test`.
     """
     fast, all_of_them = (
         subprocess.run(["make", "-n", target], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout

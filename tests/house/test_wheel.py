@@ -1,4 +1,4 @@
-"""The published wheel works away from this repository: its contents, and a text that it generates by itself."""
+"""The published wheel works outside this repository: its contents, and a text that it generates."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ NOT_PACKED = (*(f"benchmarks/{name}" for name in ("results/", "gates/", "audits/
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """The standard output of a command that sees nothing of this repository or its environment."""
+    """Run a command without this repository or its environment on any path; return its stdout."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     done = subprocess.run([str(word) for word in command], cwd=cwd, env=env, capture_output=True, text=True)
     assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}"
@@ -25,7 +25,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy: setuptools leaves a build folder behind, and packs what an older one holds."""
+    """Build the wheel from a copy of the source, since setuptools leaves a build folder and packs old files in it."""
     folder = tmp_path_factory.mktemp("wheel")
     litter = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info")
     shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=litter)
@@ -54,7 +54,7 @@ def test_the_wheel_holds_the_packages_and_the_command_and_nothing_else(wheel: Pa
 
 
 def write_wheel(folder: Path, packages: Iterable[str]) -> Path:
-    """Write the wheel of a user's project: each of `packages` says who owns it."""
+    """Write the wheel of a user's project with `packages`; each package names its owner."""
     path = folder / "users-1.0-py3-none-any.whl"
     files = {f"{package}/__init__.py": 'OWNER = "user"\n' for package in packages}
     files["users-1.0.dist-info/METADATA"] = "Metadata-Version: 2.1\nName: users\nVersion: 1.0\n"
@@ -96,8 +96,8 @@ def test_packages_of_a_user_with_the_names_of_our_folders_stay_untouched(wheel: 
 
 @pytest.mark.slow  # 43 s
 def test_the_command_works_from_an_empty_environment(wheel: Path, tmp_path: Path, request: pytest.FixtureRequest):
-    # 26 s with pip's cache warm (2 cores, nearly all of it unpacking): affordable in every `make test`, and
-    # nothing else notices a dependency that only the dev extra brings.
+    # This takes 26 s with pip's cache warm (2 cores, mostly unpacking). Only this test notices a dependency that only
+    # the dev extra installs.
     run(sys.executable, "-m", "venv", "--without-pip", "venv", cwd=tmp_path)
     pip = (sys.executable, "-m", "pip", "--python", tmp_path / "venv", "--no-input")
     run(*pip, "install", "--constraint", ROOT / "constraints.txt", wheel, cwd=tmp_path)
@@ -107,7 +107,7 @@ def test_the_command_works_from_an_empty_environment(wheel: Path, tmp_path: Path
     assert version in run(llamaspec, "--version", cwd=tmp_path)
     assert run(llamaspec, "doctor", cwd=tmp_path)
 
-    data: Path = request.getfixturevalue("data")  # here, so that only this last part is skipped without it
+    data: Path = request.getfixturevalue("data")  # requested here, so that only this last part is skipped without data
     stories = data / "stories260K"
     text = run(
         *(llamaspec, "generate", "", "--temperature", "0", "--max-new-tokens", "5"),

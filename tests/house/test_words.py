@@ -1,4 +1,4 @@
-"""Facts of the tree: how docstrings open, and that names of test files are unique."""
+"""Rules for all files: how docstrings open, and that names of test files are unique."""
 
 import ast
 import re
@@ -15,7 +15,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 @cache
 def sources() -> dict[str, str]:
-    """Python files of the repository by path, without hidden and generated folders."""
+    """Read the Python files of the repository, by path, without hidden and generated folders."""
     generated, paths = {"build", "dist", "__pycache__"}, []
     for folder, folders, files in REPOSITORY.walk():
         folders[:] = [name for name in folders if name not in generated and not name.startswith(".")]  # not entered
@@ -29,7 +29,7 @@ def parsed(source: str) -> ast.Module:
 
 
 def statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield a tree and the statements in it, but not expressions, since these hold no docstring."""
+    """Yield a tree and the statements in it, but no expressions, since they hold no docstring."""
     yield tree
     for node in ast.iter_child_nodes(tree):
         if not isinstance(node, ast.expr):
@@ -56,6 +56,6 @@ def test_an_unclear_docstring_is_seen():
 
 
 def test_names_of_test_files_are_unique():
-    """A name then stands for one file, also in a comment or in `pytest -k`."""
+    """No two test files have the same name, so a comment or `pytest -k` can name one."""
     names = [Path(path).name for path in sources() if path.startswith("tests/") and "/test_" in path]
     assert len(names) > 100 and [name for name, count in Counter(names).items() if count > 1] == []

@@ -1,4 +1,4 @@
-"""Exact attention over a cache, and the bound of a kernel that rounds its weights to bfloat16."""
+"""Exact attention over a KV cache, and the error bound of a kernel that rounds its weights to bfloat16."""
 
 from typing import Any
 
@@ -10,12 +10,15 @@ from llamaspec.verify.bounds.running_error import Approx, attended, exactly, rou
 from tests.support.strategies import assert_within, roundoff
 
 BFLOAT16: Any = ml_dtypes.bfloat16
-LARGEST = 2e4  # a score, either way
+LARGEST = 2e4  # largest score, positive or negative
 
 
 def pointed(heads: int, keys: int, head_dim: int, *, dtype: Any = BFLOAT16) -> tuple[np.ndarray, np.ndarray]:
-    """A query [heads, head_dim] and keys [keys, head_dim] with scores from -2e4 to 2e4: exp overflows for all but
-    the largest, and the weights are 0 and 1. Even heads like the last key most, odd ones the first."""
+    """Make q [heads, head_dim] and keys [keys, head_dim] with scores from -2e4 to 2e4.
+
+    exp overflows unless the maximum is subtracted, and the weights are 0 or 1. Even heads attend to the last key, odd
+    heads to the first.
+    """
     q, k = np.zeros((heads, head_dim), dtype), np.zeros((keys, head_dim), dtype)
     most = np.sqrt(LARGEST * np.sqrt(head_dim))
     q[:, 0] = most * (-1) ** np.arange(heads)
@@ -24,10 +27,11 @@ def pointed(heads: int, keys: int, head_dim: int, *, dtype: Any = BFLOAT16) -> t
 
 
 def assert_attends(actual, q, k, v, offset: int, *, stop: int, window: int | None, tile: int) -> None:
-    """`actual` [seq, heads * head_dim] is the attention of q [seq, heads, head_dim] at `offset`, `offset` + 1, ...
+    """Check `actual` [seq, heads * head_dim] against exact attention of q [seq, heads, head_dim] over k and v.
 
-    to the first `stop` rows of k and v [kv_heads, capacity, head_dim], within the bound of an online softmax over
-    tiles of `tile` keys. Rows that no query sees are not looked at.
+    The queries are at positions `offset`, `offset` + 1, ...; keys and values are the first `stop` rows of k and v
+    [kv_heads, capacity, head_dim]. The bound allows for an online softmax over tiles of `tile` keys. Rows that no query
+    sees are ignored.
     """
     seq, heads, head_dim = q.shape
     mask = causal_mask(seq, stop, offset=offset, window=window)
@@ -37,9 +41,9 @@ def assert_attends(actual, q, k, v, offset: int, *, stop: int, window: int | Non
         return
     mask = mask[:, seen]
     k, v = (exactly(a[:, :stop][:, seen].swapaxes(0, 1)) for a in (k, v))
-    # A rescaling for each tile, one more where parts are joined.
+    # Each tile rescales once, and joining the parts rescales once more.
     o = attended(exactly(q), k, v, mask, blocks=mask.shape[1] // tile + 3)
-    if q.dtype != np.float32:  # the weights are rounded before they multiply v, but not in the sum that they share
+    if q.dtype != np.float32:  # rounded before the product with v, but not in their own sum
         weighted = attended(exactly(q), k, Approx(np.abs(v.value), v.error), mask).value
         o = Approx(o.value, o.error + roundoff(q.dtype) * (weighted + o.error))
     o = rounded(o.map(lambda part: part.reshape(seq, -1)), 0.0 if q.dtype == np.float32 else roundoff(q.dtype))

@@ -1,4 +1,4 @@
-"""The kernels as a table of ops without routes: only for decoding, and a refusal is raised."""
+"""Ops for decode steps that call the kernels directly: a kernel's refusal raises instead of falling back to XLA."""
 
 from llamaspec.model.ops.gpu import KERNELS
 from llamaspec.model.ops.xla import XLA

@@ -43,15 +43,15 @@ IN_TILES_OF_128 = SHAPES[-2:]
 
 
 def tile_of(shape: Shape, *, sequences: int = 1) -> int:
-    """Give the keys of a tile."""
+    """Return the number of keys in a tile."""
     seen = min(shape.capacity, shape.window or shape.capacity)
     return keys_of_a_tile(sequences * shape.kv_heads, shape.group, shape.head_dim, np.dtype(shape.dtype), seen)
 
 
 def attend(noise: Noise, shape: Shape, lengths: list[int], *, scores: float = 1.0) -> None:
-    """Run the kernel with NaN in all rows that it must not use, and hold it to its bound.
+    """Check the kernel against its bound, with NaN in all rows that it must not read.
 
-    The terms of the scores are as large as `scores`.
+    `scores` multiplies the queries and the keys.
     """
     heads = shape.kv_heads * shape.group
     q = noise(len(lengths), heads, shape.head_dim, dtype=shape.dtype) * np.asarray(scores, shape.dtype)
@@ -67,7 +67,7 @@ def attend(noise: Noise, shape: Shape, lengths: list[int], *, scores: float = 1.
         o = np.asarray(attention_decode(*arrays, window=shape.window, splits=shape.splits))
     assert o.dtype == shape.dtype
     keys = tile_of(shape, sequences=len(lengths))
-    tile = ROWS if shape.dtype == np.float32 else keys  # between two rescalings
+    tile = ROWS if shape.dtype == np.float32 else keys  # keys between two rescalings
     for row, stop in enumerate(stops):
         k, v = (array[row] for array in cache)
         at = {"offset": int(stop) - 1, "stop": int(stop), "window": shape.window}
@@ -96,7 +96,7 @@ def test_every_shape_around_a_tile(shape):
 @pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[7]])
 @pytest.mark.parametrize("lengths", [[1, 63, 64, 65], [0, 2**31 - 1, -(2**31), 1]])
 def test_every_length_that_is_an_edge(shape, lengths):
-    """A length beyond the cache sees all keys of its own sequence and none of the next, which are NaN; 0 gives 0."""
+    """A length beyond the cache sees all keys of its own sequence, and no NaN of the next one; length 0 gives 0."""
     attend(Noise(seed=3), shape, lengths)
 
 
@@ -122,7 +122,7 @@ def test_extremes(shape, noise, scores):
 )
 def test_a_ring_that_wraps_twice(shape):
     keys = tile_of(shape)
-    tiles = shape.capacity // (keys * shape.splits)  # of a block, at least
+    tiles = shape.capacity // (keys * shape.splits)  # tiles of one block, rounded down
     assert tiles > 2 * ring_stages(keys, shape.head_dim, np.dtype(shape.dtype))
     attend(Noise(seed=1), shape, [shape.capacity - 1])
 

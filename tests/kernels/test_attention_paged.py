@@ -34,9 +34,9 @@ SHAPES = [
 
 
 def attend(noise: Noise, shape: Shape, lengths: list[int], *, scores: float = 1.0) -> None:
-    """Run the kernel over shuffled pages, with NaN wherever nothing is visible, and with pages that do not exist.
+    """Check the kernel over shuffled pages, with NaN in all invisible rows and invalid page numbers in the table.
 
-    The terms of the scores are as large as `scores`.
+    `scores` multiplies the queries and the keys.
     """
     page, max_pages, kv_heads, group, head_dim, window, splits = shape
     capacity = page * max_pages
@@ -55,7 +55,7 @@ def attend(noise: Noise, shape: Shape, lengths: list[int], *, scores: float = 1.
     rows = [[array[numbers].swapaxes(0, 1).reshape(kv_heads, -1, head_dim) for array in cache] for numbers in table]
     for numbers, stop in zip(table, stops, strict=True):
         numbers[-(-stop // page) :] = noise.rng.choice([-1, pages, 2**31 - 1, -(2**31)])
-    # Numbers outside of the pages are clamped, so they stand for the first and the last page.
+    # The kernel clamps invalid page numbers, so these stand for the first and the last page.
     table = np.where(table == 0, -3, np.where(table == pages - 1, pages + 5, table))
     arrays = [jnp.asarray(a) for a in (q, *cache, table, np.array(lengths, np.int32))]
     with interpreter():
@@ -81,7 +81,7 @@ def test_every_page_size(shape):
 
 @pytest.mark.parametrize("lengths", [[1, 63, 64, 65], [0, 2**31 - 1, -(2**31), 1]])
 def test_every_length_that_is_an_edge(lengths):
-    """A length beyond the table sees all pages of its own and no others, which are NaN; 0 gives 0."""
+    """A length beyond the table sees all pages of its own sequence, and no NaN of other pages; length 0 gives 0."""
     attend(Noise(seed=3), Shape(page=32, max_pages=3, kv_heads=2, group=3), lengths)
 
 
@@ -93,7 +93,7 @@ def test_extremes(noise, scores):
 
 
 def test_large_scores():
-    """Keys and values of one sequence, in pages that are in no order."""
+    """Scores up to 2e4 are within the bound, over three pages in shuffled order."""
     shape, keys = SHAPES[1], 70
     heads = shape.kv_heads * shape.group
     q, rows = pointed(heads, keys, shape.head_dim)
@@ -113,7 +113,7 @@ def test_large_scores():
 @pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.parametrize("page", [128, 32])
 def test_a_ring_that_wraps_twice(page):
-    """A tile is one copy, or two."""
+    """The ring wraps twice, with a tile of one page (one copy) and of several pages (several copies)."""
     assert 7 > 2 * ring_stages(TILE, 128, np.dtype(BFLOAT16))
     attend(Noise(seed=1), Shape(page=page, max_pages=8 * TILE // page, group=1, head_dim=128), [7 * TILE])
 

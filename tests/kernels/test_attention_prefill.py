@@ -33,10 +33,10 @@ SHAPES = [
 
 
 def attend(noise: Noise, shape: Shape, offsets: Sequence[int], *, loud: int | None = None, scores: float = 1.0) -> None:
-    """Run the kernel with NaN in all rows that no query may use, and hold it to its bound.
+    """Check the kernel against its bound, with NaN in all rows that no query may read.
 
-    The value of a `loud` key is so large that it shows in every query that sees it. The terms of the scores are as
-    large as `scores`.
+    The value of the key `loud` is 64 times larger, so that it shows in every query that sees it. `scores` multiplies
+    the queries and the keys.
     """
     seq, kv_heads, group, head_dim, capacity, window = shape
     q = noise(len(offsets), seq, kv_heads * group, head_dim, dtype=BFLOAT16) * BFLOAT16(scores)
@@ -62,7 +62,7 @@ def attend(noise: Noise, shape: Shape, offsets: Sequence[int], *, loud: int | No
 @settings(max_examples=share_of(3))
 @given(noise=noises, shape=st.sampled_from(SHAPES), data=st.data())
 def test_attends_to_the_keys_that_are_there(noise, shape, data):
-    noise.exponent = min(noise.exponent, 4)  # scores of 2^31 and more overflow: their differences are rounded to them
+    noise.exponent = min(noise.exponent, 4)  # larger scores overflow or lose their differences to rounding
     offsets = st.integers(-2, shape.capacity - shape.seq + 2)
     attend(noise, shape, data.draw(st.tuples(offsets, offsets), label="offsets"))
 
@@ -78,9 +78,9 @@ def test_every_shape_at_the_end_of_the_cache(shape):
 @pytest.mark.parametrize(
     ("shape", "offsets", "edge"),
     [
-        # All but the first query see all of the first tile; all do.
+        # At first all queries but one see the whole first tile, then all queries see it.
         (Shape(ROWS, 1, 1, 64, 2 * TILE), (TILE - 2, TILE - 1), TILE - 1),
-        # All but the last see all of it; all do.
+        # At first all queries but the last see the whole tile, then all queries see it.
         (Shape(ROWS, 1, 1, 64, 328, window=320), (257, 256), 0),
     ],
 )
@@ -91,14 +91,14 @@ def test_the_edge_of_what_needs_no_mask(shape, offsets, edge):
 @pytest.mark.sampled(1)  # 2 s each
 @pytest.mark.parametrize("seq", [1, 7, ROWS - 1, ROWS + 1])
 def test_sequences_that_no_worker_is_full_of(seq):
-    """Draw 3 heads a key head, and offsets next to a tile's end."""
+    """Sequences that leave some rows of a worker unused are within the bound, with 3 query heads per key head."""
     attend(Noise(seed=3), Shape(seq, 1, 3, 64, TILE + ROWS + 8), [TILE - seq])
 
 
 @pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.parametrize("beyond", [73, 2**31 - 9, 2**31 - 1])
 def test_an_offset_outside_of_the_cache_is_clamped(beyond):
-    """An offset beyond the cache sees a window at the end of its own keys; one before it sees nothing."""
+    """An offset beyond the cache is clamped to its end; an offset far before it sees nothing."""
     attend(Noise(seed=4), Shape(8, 1, 1, 64, 72, window=64), [beyond, -(2**31)])
 
 
@@ -111,7 +111,7 @@ def test_extremes(noise, scores):
 
 
 def test_large_scores():
-    """Make the newest key of each query, or the first, score highest."""
+    """Scores up to 2e4 are within the bound; each query scores its newest key or the first key highest."""
     seq, keys, head_dim = 9, 70, 64
     query, k = pointed(2, keys, head_dim)
     q = np.repeat(query[None], seq, axis=0)

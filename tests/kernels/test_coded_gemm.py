@@ -1,4 +1,4 @@
-"""Codes times several vectors against float64: every form, cuts and widths, and what a row depends on."""
+"""Products of codes with several vectors, against float64, for every form, cut and width; independence of rows."""
 
 import re
 from dataclasses import replace
@@ -76,7 +76,7 @@ def check(w: ScaledCodes, x: np.ndarray, y: np.ndarray) -> None:
 @example(noise=Noise(7), form="q5_32_min", batch=3, cut=CUTS[0])
 @example(noise=Noise(3), form="q8_row", batch=3, cut=CUTS[1])
 def test_product(noise, form, batch, cut):
-    """Rings turn twice and more; the last step may be a part of one."""
+    """Products are within the bound; the rings wrap at least twice, and the last step may be partial."""
     bits, group, *_ = EVERY_FORM[form]
     wide = cut.parts if group != 128 else 2 * cut.parts
     cols = 1280 * wide + (128 if bits == 8 and group in (None, 16, 32) and cut.parts == 1 else 0)
@@ -85,7 +85,7 @@ def test_product(noise, form, batch, cut):
 
 
 def test_each_column_meets_its_own_code_and_scale():
-    """A unit vector gives a column of weights, rounded once."""
+    """A one-hot vector gives one column of weights, rounded once."""
     columns = np.array([0, 31, 77, 128, 640, 1023])
     x = np.zeros((len(columns), 1024), BFLOAT16)
     x[np.arange(len(columns)), columns] = 1
@@ -105,7 +105,7 @@ def of_the_next_group(ref, first: int, count: int, target) -> list:
 
 @pytest.mark.parametrize(("name", "mutant"), [("in_order", unordered), ("scales_of", of_the_next_group)])
 def test_the_bound_tells_a_wrong_product(name, mutant, monkeypatch):
-    """With a geometry of its own, so that no other test's program is taken."""
+    """A mutant exceeds the bound. Its `Cut` is used by no other test, so no cached program is reused."""
     monkeypatch.setattr("llamaspec.pallas_kernels.coded_gemm." + name, mutant)
     w, x = draw(Noise(0), 64, 1024, "q8"), Noise(1)(2, 1024, dtype=BFLOAT16)
     cut = Cut(stages=3, turn=64 if name == "scales_of" else 128)
@@ -141,7 +141,7 @@ def test_a_chosen_cut_fits(width, rows, cols):
 
 
 def refused(codes=(64, 1024), scales=(64, 16), x=(3, 1024), *, kind="int8", dtype="bfloat16", cut=None, **fields):
-    def call() -> jax.Array:  # makes its arrays when it is called, since every worker collects all of these cases
+    def call() -> jax.Array:  # builds arrays only when called, because every pytest worker collects all cases
         w = ScaledCodes(jnp.zeros(codes, kind), jnp.zeros(scales, jnp.float32), **fields)
         return coded_gemm(w, jnp.zeros(x, dtype), cut=cut)
 
@@ -179,7 +179,7 @@ def test_what_it_cannot_do_is_refused_by_name(call, words):
 WIDE = Config(
     dim=1024, layers=1, heads=16, kv_heads=2, head_dim=64, ffn=1024, vocab=64, context=128, eps=1e-5, theta=1e4
 )
-OURS = r"name=_(coded_gemm|gemv|norm_qkv|norm_gate_up)\b"  # kernels that multiply
+OURS = r"name=_(coded_gemm|gemv|norm_qkv|norm_gate_up)\b"  # kernels that compute products
 PRODUCTS = ("norm_qkv", "project_add", "norm_gate_up", "down_add", "norm_logits")
 
 
@@ -198,7 +198,7 @@ PRODUCTS = ("norm_qkv", "project_add", "norm_gate_up", "down_add", "norm_logits"
 )
 @pytest.mark.parametrize("pages", [None, Pages(number=20, size=8)])
 def test_a_step_of_several_sequences_multiplies_by_codes_at_once(scheme, dtype, batch, at_once, pages):
-    """A table chooses so where the kernel takes their form, before anything is compiled; for a cache in pages, too."""
+    """The ops choose the coded GEMM before anything is compiled, if it supports the codes; also with a paged cache."""
     programs, _ = programs_of(WIDE, scheme, batch, dtype=dtype, pages=pages)
     assert uses_coded_gemm(programs) == dict.fromkeys(PRODUCTS, at_once)
     by_kernels = scheme is not None and batch <= MOST_VECTORS
@@ -229,7 +229,7 @@ def test_a_step_of_several_sequences_multiplies_by_codes_at_once(scheme, dtype, 
 def test_an_op_whose_kernel_refuses_a_model_multiplies_as_kernels_do(
     switches, cache_dtype, refused, scheme, batch, at_once, one_by_one
 ):
-    """It is plain but for its product, for which XLA would decode the whole matrix."""
+    """When a kernel refuses the model, its op runs as XLA ops, but still multiplies by a kernel where one exists."""
     programs, reasons = programs_of(replace(WIDE, **switches), scheme, batch, cache_dtype=cache_dtype)
     assert {name for name in PRODUCTS if reasons[name]} >= set(refused)
     assert uses_coded_gemm(programs) == dict.fromkeys(PRODUCTS, at_once)
@@ -237,12 +237,12 @@ def test_an_op_whose_kernel_refuses_a_model_multiplies_as_kernels_do(
 
 
 def uses_coded_gemm(programs):
-    """Tell for each op whether it multiplies by codes at once."""
+    """Return for each op whether it uses the coded GEMM."""
     return {name: "_coded_gemm" in program for name, program in programs.items()}
 
 
 def programs_of(config: Config, scheme: str | None, batch: int, *, dtype=BFLOAT16, **cache):
-    """Trace each op of a step of decoding that multiplies, and say why it is plain."""
+    """Trace each product op of a decode step; return the programs and the reasons for using XLA's form."""
     shapes = random_shapes(config, dtype=dtype, positions=136, quantize=scheme)
     params = jax.eval_shape(arranged, shapes)._replace(rope=None)
     sizes = {"batch": batch, "capacity": 136, **cache}

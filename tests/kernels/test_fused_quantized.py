@@ -1,4 +1,4 @@
-"""The fused ops with quantized weights, in the interpreter, against exact numbers.
+"""Fused ops with quantized weights, run in the interpreter, against exact values.
 
 The bounds come from benchmarks/common/kernel_cases/exact.py, as on a GPU: running error analysis, for any order of
 sums.
@@ -23,18 +23,16 @@ from llamaspec.verify.bounds.running_error import Approx
 from tests.support.strategies import Noise, assert_within, at_extremes, dtypes, noises, share_of
 
 EPS = 1e-5
-TILE = Tile(
-    16, 2, 1
-)  # one thread block for all; the ring wraps twice where there are more than four steps, of 1024 columns
+TILE = Tile(16, 2, 1)  # one thread block; with more than four steps of 1024 columns, the ring wraps twice
 settings = hypothesis.settings(max_examples=share_of(4), deadline=None)  # an interpreted kernel takes seconds
-# Bits, columns that share a scale.
+# For each scheme, the bits of a code and the number of columns that share a scale.
 BITS_AND_GROUPS = {"q8": (8, 64), "q8_row": (8, None), "q6_16": (6, 16), "q5_32": (5, 32), "q4": (4, 64)}
 schemes = st.sampled_from(sorted(BITS_AND_GROUPS))
 lengths = st.sampled_from([1024, 1280, 5 * 1024 + 512])
 
 
 def draw(noise: Noise, rows: int, cols: int, scheme: str) -> ScaledCodes:
-    """Draw codes over their whole range, and scales about 1 / sqrt(cols), so that products are about as large as x."""
+    """Draw codes over their whole range, and scales near 1 / sqrt(cols), so that products are about as large as x."""
     bits, group = BITS_AND_GROUPS[scheme]
     codes = noise.rng.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (rows, cols)).astype(np.int8)
     scales = noise.rng.uniform(0.5, 1.5, (rows, cols // group) if group else rows) * 2.0 ** (1 - bits) / np.sqrt(cols)
@@ -73,7 +71,7 @@ def test_norm_gate_up(noise, scheme, cols, batch, dtype):
 @example(noise=Noise(2), scheme="q6_16", cols=5632, batch=1, dtype=np.dtype("bfloat16"))
 @at_extremes(scheme="q4", cols=1024, batch=1, dtype=np.dtype("bfloat16"))
 def test_norm_qkv(noise, scheme, cols, batch, dtype):
-    """Heads have two pieces; only the new row of the cache, NaN before, changes."""
+    """norm_qkv is within its bound for q, and writes only the new row of k and v; the other rows stay NaN."""
     heads, kv_heads, head_dim, capacity = 2, 1, 32, 4
     w = draw(noise, (heads + 2 * kv_heads) * head_dim, cols, scheme)
     x, norm = noise(batch, cols, dtype=dtype), noise(cols, dtype=dtype)
@@ -99,7 +97,7 @@ def test_norm_qkv(noise, scheme, cols, batch, dtype):
 @pytest.mark.sampled(1)  # 3 s each
 @pytest.mark.parametrize("scheme", sorted(BITS_AND_GROUPS))
 def test_biases_are_added_to_their_rows(scheme):
-    """With x of zeros only the biases are left."""
+    """With x = 0, only the biases remain in the result."""
     w = draw(Noise(0), 48, 1024, scheme)
     x, norm, bias = jnp.zeros((1, 1024)), jnp.ones(1024), jnp.arange(1.0, 49)
     with interpreter():

@@ -1,7 +1,7 @@
-"""Matrix times vectors, by itself and in the fused ops norm_qkv and norm_gate_up, in the interpreter.
+"""Matrix-vector products, on their own and inside norm_qkv and norm_gate_up, in the interpreter.
 
-The interpreter looks for races, reads of memory that was never written, and reads outside of arrays. Numbers are within
-the bounds of running error analysis (verify/bounds/running_error.py), which hold for any order of sums.
+The interpreter detects races, reads of uninitialized memory and reads outside of arrays. The results must meet the
+bounds of running error analysis (verify/bounds/running_error.py), which hold for any order of sums.
 """
 
 from math import prod
@@ -59,7 +59,7 @@ def assert_within(y, bound: Approx) -> None:
     tiles=st.integers(1, 3),
     tile=st.sampled_from(
         [Tile(8, 4), Tile(16, 2), Tile(8, 1), Tile(8, 3, 1), Tile(8, 4, 2), Tile(8, 2, chunks=2), Tile(8, 1, 2, 3)]
-    ),  # some with several tiles a block, some with several chunks a step
+    ),  # some give a block several tiles, some give a step several chunks
     steps=st.sampled_from([1, 2, 3, 5, 7]),
     normed=st.booleans(),
     biased=st.booleans(),
@@ -73,7 +73,7 @@ def assert_within(y, bound: Approx) -> None:
 @example("float32", 8, 1, Tile(8, 1), 3, True, False, False, False, 1e4, 1)
 @example("float32", 2, 5, Tile(8, 5, 2), 3, True, True, True, False, 1.0, 2)  # the ring is longer than a tile
 @example("bfloat16", 1, 5, Tile(8, 2, 1), 1, False, False, True, False, 1.0, 3)
-@example("bfloat16", 1, 3, Tile(8, 2, 1, 2), 5, True, False, True, False, 1.0, 3)  # a block for three tiles
+@example("bfloat16", 1, 3, Tile(8, 2, 1, 2), 5, True, False, True, False, 1.0, 3)  # one block computes three tiles
 @example("bfloat16", 6, 1, Tile(16, 3, chunks=4), 7, False, True, False, True, 1.0, 3)
 @example("float32", 1, 1, Tile(8, 4), 1, False, False, True, False, 2.0**DENORMAL, 4)
 @example("bfloat16", 2, 1, Tile(8, 4), 1, True, False, False, True, 2.0**DENORMAL, 4)
@@ -110,7 +110,7 @@ def test_gemv(dtype, batch, tiles, tile, steps, normed, biased, residual, outlie
 @settings
 @example("float32", 1, 9, False, 1e4, None, None, False, 1.0, 0)
 @example("bfloat16", 1, 9, True, 1.0, 2, 2, False, 1.0, 1)
-@example("float32", 2, 1, False, 1.0, None, 2, False, 2.0**11, 2)  # gates of some 2e4 either way, where exp overflows
+@example("float32", 2, 1, False, 1.0, None, 2, False, 2.0**11, 2)  # gates near 2e4 in magnitude, where exp overflows
 @example("bfloat16", 1, 1, False, 2.0**DENORMAL, None, None, True, 1.0, 3)
 def test_norm_gate_up(dtype, batch, steps, biased, scale, blocks, chunks, outlier, gates, seed):
     rng = np.random.default_rng(seed)
@@ -145,7 +145,7 @@ def test_norm_gate_up(dtype, batch, steps, biased, scale, blocks, chunks, outlie
 @example("bfloat16", 2, (3, 1), 64, 9, True, 3, True, 1.0, 0)
 @example("float32", 1, (1, 1), 16, 1, False, None, True, 2.0**DENORMAL, 1)
 def test_norm_qkv(dtype, batch, heads, head_dim, steps, biased, blocks, outlier, scale, seed):
-    """q is returned, k and v are in their row of the cache, and no other row, NaN before, changes."""
+    """norm_qkv returns q, writes k and v to one row of the cache, and leaves the other rows NaN."""
     rng = np.random.default_rng(seed)
     heads, kv_heads = heads
     capacity, cols = 8, steps * chunk(dtype)
@@ -184,7 +184,7 @@ def test_norm_qkv(dtype, batch, heads, head_dim, steps, biased, blocks, outlier,
     [(16, (-(2**31), 7)), (16, (-1, 8)), (16, (3, 2**31 - 1)), (8, (8, -1)), (4, (2**31 - 1, -(2**31)))],
 )
 def test_a_position_outside_of_the_cache_is_taken_for_the_nearest(bits, at):
-    """Other rows, key heads and sequences stay as they are, bit by bit."""
+    """A position outside the cache is clamped; all other rows, key heads and sequences keep their bits."""
     heads, kv_heads, capacity, head_dim = 1, 2, 8, 16
     cols, rows = 256 if bits == 16 else 1024, (heads + 2 * kv_heads) * head_dim
     w: Any = jnp.ones((rows, cols), jnp.bfloat16)
@@ -205,7 +205,7 @@ def test_a_position_outside_of_the_cache_is_taken_for_the_nearest(bits, at):
 
 
 def _turned(x: Approx, cos: np.ndarray, sin: np.ndarray) -> Approx:
-    """RoPE by a given table: two products and a sum for each number."""
+    """Apply RoPE by a table of cos and sin: two products and a sum for each number."""
     a, b = np.split(x.value, 2, axis=-1)
     value = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
@@ -267,7 +267,10 @@ def empty(*shape: int, dtype: Any) -> Any:
     ],
 )
 def test_a_processor_has_room_for_its_part_of_the_blocks_and_no_more(op, rows, cols, dtype, runs):
-    """With more room, early blocks crowd on few processors, which are then slower (docs/lessons-gpu.md)."""
+    """A multiprocessor has shared memory for its share of the thread blocks and no more.
+
+    With more room, early blocks would pile up on a few multiprocessors and slow them down (docs/lessons-gpu.md).
+    """
 
     if dtype == "int4":
         w: Any = ScaledCodes(empty(rows, cols // 8, dtype=np.int32), empty(rows, cols // 64, dtype=np.float32))
@@ -281,7 +284,7 @@ def test_a_processor_has_room_for_its_part_of_the_blocks_and_no_more(op, rows, c
 
 
 def test_no_ring_has_more_stages_than_mosaic_has_barriers():
-    """More small steps would fit, but lowering refuses a group of more than 32 barriers."""
+    """Memory would hold more stages of such small steps, but Mosaic refuses a group of more than 32 barriers."""
     w, x = empty(4232, 512, dtype="bfloat16"), empty(8, 512, dtype="bfloat16")
     assert product_of("gemv", w, x, normed=False).ring_stages == 32
 

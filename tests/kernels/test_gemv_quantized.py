@@ -1,4 +1,4 @@
-"""Products with quantized weights against float64; every column meets its own code and scale."""
+"""Products with quantized weights against float64: each column uses its own code and scale."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +25,7 @@ from llamaspec.pallas_kernels.unsupported import Unsupported
 from llamaspec.verify.bounds.running_error import Approx, added
 from tests.support.strategies import Noise, assert_within, at_extremes, dtypes, noises, share_of
 
-# Bits, columns that share a scale, and what else a group stores or codes choose from.
+# Bits, columns per scale, and the extra data: minima per group, or the levels that the codes index.
 INTEGERS = [(8, None), *((bits, group) for bits in (8, 4) for group in (16, 32, 64, 128)), (6, 16), (5, 32)]
 FORMS = [
     *((bits, group, None) for bits, group in INTEGERS),
@@ -37,7 +37,7 @@ LARGEST = {8: 127, 6: 31, 5: 15, 4: 7}
 
 @dataclass
 class Weight:
-    """Codes over their whole range, positive scales and any minima, as the kernel takes them and as float64."""
+    """Quantized weights for the kernel, with their exact float64 values: codes, scales, optional minima or levels."""
 
     codes: np.ndarray  # int8 [rows, cols]
     scales: np.ndarray
@@ -63,7 +63,7 @@ class Weight:
 
     @property
     def weights(self) -> np.ndarray:
-        """Weights in float64, exactly."""
+        """Return the exact weights in float64."""
         codes = self.codes.astype(np.float64)
         if self.levels is not None:
             codes = np.array(self.levels.integers)[self._unsigned] * self.levels.unit
@@ -73,7 +73,7 @@ class Weight:
         return weights if self.minima is None else weights + self._spread(self.minima)
 
     def _spread(self, numbers) -> np.ndarray:
-        """Repeat a number of each group for its columns."""
+        """Repeat each group's number for all columns of the group."""
         numbers = numbers.astype(np.float64).reshape(len(self.codes), -1)
         return np.repeat(numbers, self.codes.shape[1] // numbers.shape[1], axis=1)
 
@@ -131,13 +131,13 @@ def exactly(w: Weight, x, **options) -> Approx:
 @at_extremes(scheme=(8, None, None), cols=1024, batch=1, tile=Tile(8, 2), dtype=np.dtype("float32"))
 @at_extremes(scheme=(4, 64, None), cols=1024, batch=1, tile=Tile(8, 2), dtype=np.dtype("bfloat16"))
 def test_product(noise, scheme, cols, batch, tile, dtype):
-    """Several tiles may share a thread block: six of 8 rows, or three."""
+    """A product is within its bound, also when several tiles share a thread block."""
     bits, group, form = scheme
     w = draw(noise, max(48, 3 * tile.rows), cols, bits=bits, group=group, form=form)
     x = noise(batch, cols, dtype=dtype)
     try:
         y = multiply(w, x, out=jnp.float32, tile=tile)
-    except Unsupported as error:  # the largest tile with three long vectors of float32
+    except Unsupported as error:  # the largest tile with three long float32 vectors
         assert "bytes of shared memory" in str(error) and tile.rows == 64 and batch == 3
         reject()
     expected = exactly(w, x, out=np.float32)
@@ -151,7 +151,7 @@ def test_product(noise, scheme, cols, batch, tile, dtype):
 @example(noise=Noise(0), scheme=(8, 128, None), dtype=np.dtype("bfloat16"), eps=1e-5)
 @example(
     noise=Noise(0, exponent=-100), scheme=(8, 128, None), dtype=np.dtype("float32"), eps=1e-6
-)  # what is flushed counts
+)  # the bound must allow for flushed subnormals
 @example(noise=Noise(0, exponent=-60), scheme=(4, 64, None), dtype=np.dtype("float32"), eps=1e-6)
 def test_norm_bias_and_residual(noise, scheme, dtype, eps):
     bits, group, form = scheme
@@ -168,7 +168,7 @@ def test_norm_bias_and_residual(noise, scheme, dtype, eps):
 @pytest.mark.sampled(1)  # 2 to 3 s each
 @pytest.mark.parametrize(("bits", "group", "form"), FORMS)
 def test_a_unit_vector_gives_a_column_and_its_scales(bits, group, form):
-    """Minima take a rounding more, and so do levels of several digits."""
+    """One-hot vectors give columns of weights: rounded once, or within a bound for minima and some levels."""
     w = draw(Noise(0), 8, 2560, bits=bits, group=group, form=form)
     columns = np.array([5, 31, 1024, 2559])
     x = np.zeros((4, 2560), np.float32)
@@ -228,7 +228,7 @@ def test_two_runs_of_rows_in_a_block():
 
 
 def refused(codes=(8, 1024), scales=(8, 16), x=(1, 1024), *, kind="int8", dtype="float32", **options):
-    def call() -> jax.Array:  # makes its arrays when it is called, since every worker collects all of these cases
+    def call() -> jax.Array:  # builds arrays only when called, because every pytest worker collects all cases
         w = ScaledCodes(jnp.zeros(codes, kind), jnp.zeros(scales, jnp.float32))
         return gemv(w, jnp.zeros(x, dtype), **options)
 
@@ -236,7 +236,7 @@ def refused(codes=(8, 1024), scales=(8, 16), x=(1, 1024), *, kind="int8", dtype=
 
 
 def in_parts(low_bits: tuple[int, int], *, kind="int32", codes="int32", groups=64):
-    """Codes of six bits: their low bits have another shape."""
+    """Prepare a gemv call with six-bit codes and `low_bits` of the given shape."""
 
     def call() -> jax.Array:
         words = jnp.zeros((8, 128 if codes == "int32" else 1024), codes)
@@ -306,9 +306,9 @@ def test_codes_with_a_rest_are_those_that_were_packed(seed, bits, order):
 
 
 def test_int4_codes_are_bytes_in_place():
-    """The upper halves of a word's bytes are 16 times a code; so are the lower halves, once moved up."""
+    """In each byte of a word, the upper half is 16 times a code in place; so is the lower half after a shift by 4."""
     codes = np.resize(np.arange(-8, 8, dtype=np.int8), (1, 128))
-    words = int4.pack(codes).view(np.uint32)[0].reshape(4, 4)  # words of the four lanes, each of all runs
+    words = int4.pack(codes).view(np.uint32)[0].reshape(4, 4)  # words of the four lanes, each with all runs
     for run, of_lanes in enumerate(words.T):
         lower, upper = ((half & np.uint32(0xF0F0F0F0)).view(np.int8) for half in (of_lanes << 4, of_lanes))
         run_codes = codes[0, 32 * run : 32 * run + 32].reshape(4, 2, 4)

@@ -1,8 +1,8 @@
-"""Work of a block's threads on registers, in NumPy by PTX's definitions: arrays hold a number for each thread.
+"""Register-level work of a block's threads, emulated in NumPy from PTX's definitions.
 
-The interpreter has neither these instructions nor the layouts of shared memory. Here an array has a word of each of 128
-threads, arithmetic is NumPy's, and the instructions follow the PTX ISA: `prmt.b32`, `lop3.b32`, `add.bf16x2`, and the
-fragments of `mma.m16n8k32` and `mma.m16n8k16` for 8-bit integers, and of A in `wgmma.m64nNk16`.
+The interpreter has neither these instructions nor the layouts of shared memory. Here an array holds one 32-bit word for
+each of 128 threads, arithmetic is NumPy's, and the instructions follow the PTX ISA: `prmt.b32`, `lop3.b32`,
+`add.bf16x2`, and the fragments of `mma.m16n8k32` and `mma.m16n8k16` for 8-bit integers, and of A in `wgmma.m64nNk16`.
 """
 
 import re
@@ -37,7 +37,7 @@ def word(value: int) -> np.ndarray:
 
 
 def load(ref: np.ndarray, at: np.ndarray, kind, count: int) -> list[np.ndarray]:
-    """Load words from bytes; a load of several words must be aligned."""
+    """Load `count` words per thread from bytes; a load of several words must be aligned."""
     assert not np.any(at % (4 * min(count, 4)))
     return [
         np.stack([ref[first + 4 * i : first + 4 * i + 4] for first in at.astype(int)]).view(kind)[:, 0]
@@ -49,7 +49,7 @@ def ptx(instruction: str, operands: list[np.ndarray], *, results: int) -> list[n
     if instruction.startswith("prmt.b32"):
         last = instruction.rstrip(";").rsplit(" ", 1)[1]
         order = operands.pop() if last == "$3" else word(int(last))
-        assert not np.any(order & 0x8888)  # an upper bit would ask for a sign
+        assert not np.any(order & 0x8888)  # the upper bit of a selector would replicate signs
         eight = np.stack(operands, axis=-1).view(np.uint8)
         result = np.stack(
             [np.take_along_axis(eight, (order >> 4 * i & 7)[:, None], 1)[:, 0] for i in range(4)], axis=-1
@@ -57,7 +57,7 @@ def ptx(instruction: str, operands: list[np.ndarray], *, results: int) -> list[n
         return [np.ascontiguousarray(result).view(np.uint32)[:, 0]]
     if instruction.startswith("lop3.b32"):
         table, result = int(instruction.rstrip(";").rsplit(" ", 1)[1], 16), word(0)
-        for bits in range(8):  # of a, b and c, where the table has a 1
+        for bits in range(8):  # add each combination of a, b and c for which the table has a 1
             if table >> bits & 1:
                 a, b, c = (x if bits >> 2 - i & 1 else ~x for i, x in enumerate(operands))
                 result |= a & b & c
@@ -71,11 +71,11 @@ def ptx(instruction: str, operands: list[np.ndarray], *, results: int) -> list[n
     assert len(re.findall(r"\$\d+", instruction)) == 4 + len(operands) == 8 + 3 * halves
     *ab, c0, c1, c2, c3 = operands
     parts = [x.view(kind).reshape(WARPS, 8, 4, 4).astype(np.int32) for x in ab[: 2 * halves]]
-    a = np.zeros((WARPS, 16, halves, 4, 4), np.int32)  # warps, rows, halves of the terms, threads of a group, four each
+    a = np.zeros((WARPS, 16, halves, 4, 4), np.int32)  # [warps, rows, halves of the terms, threads of a group, 4]
     for half in range(halves):
         a[:, :8, half], a[:, 8:, half] = parts[2 * half : 2 * half + 2]
     b = [x.view(np.int8).reshape(WARPS, 8, 4, 4).astype(np.int32) for x in ab[2 * halves :]]
-    b = np.stack(b, axis=2)  # warps, columns, halves, threads, four each
+    b = np.stack(b, axis=2)  # [warps, columns, halves, threads, 4]
     c = np.concatenate([np.stack(x, axis=-1).view(np.int32).reshape(WARPS, 8, 4, 2) for x in ((c0, c1), (c2, c3))], 1)
     d = np.einsum("wrhtf,wchtf->wrc", a, b) + c.reshape(WARPS, 16, 8)
     d = d.reshape(WARPS, 2, 8, 4, 2)
@@ -104,14 +104,14 @@ def threads(monkeypatch):
 
 
 def in_lines(rows: np.ndarray, line: int = 128) -> np.ndarray:
-    """Arrange bytes of rows as the copy engine does: lines of eight rows together, pieces of 16 bytes swizzled.
+    """Arrange rows of bytes as the copy engine does: eight rows at a time, in lines of swizzled 16-byte pieces.
 
-    Among the pieces of a line of 32, 64 or 128 bytes, the number of the 128 bytes that a piece lies in, within its
-    tile, is added to the piece's own without carry (CUDA driver API, CU_TENSOR_MAP_SWIZZLE).
+    For lines of 32, 64 or 128 bytes, the index of a piece in its line is XORed with the index, within the tile, of the
+    128-byte segment that holds the line (CUDA driver API, CU_TENSOR_MAP_SWIZZLE).
     """
     octets, pieces = len(rows) // 8, line // 16
-    tiles = rows.reshape(octets, 8, -1, pieces, 16).swapaxes(1, 2)  # octets, lines of a row, rows, pieces, bytes
-    order = np.arange(pieces) ^ (np.arange(8)[:, None] * line // 128) % pieces  # of a row, which piece is where
+    tiles = rows.reshape(octets, 8, -1, pieces, 16).swapaxes(1, 2)  # [octets, lines of a row, rows, pieces, bytes]
+    order = np.arange(pieces) ^ (np.arange(8)[:, None] * line // 128) % pieces  # source piece for each place in a row
     swizzled = np.stack([tiles[:, :, row, order[row]] for row in range(8)], axis=2)
     return np.ascontiguousarray(swizzled).ravel().view(np.uint8)
 
@@ -129,9 +129,9 @@ def in_lines(rows: np.ndarray, line: int = 128) -> np.ndarray:
     ],
 )
 def test_threads_multiply_what_belongs_together(threads, bits, group, form, runs, rows, batch, turn):
-    """Multiply every code by the digits of its column, scaled by its row's group and its vector's, in each of 3 steps.
+    """The threads multiply each code by its column's digits, and apply the scales of row group and vector, for 3 steps.
 
-    Lane 3 adds the minima times the sums. The last step reads nothing beyond the end.
+    Lane 3 adds the minima times the sums of the vectors. The last step reads nothing beyond the end.
     """
     rng = np.random.default_rng(bits * rows + batch)
     minima, levels = form == "minima", None
@@ -189,7 +189,7 @@ def test_threads_multiply_what_belongs_together(threads, bits, group, form, runs
         dots *= scales[0]
     if minima and scales is not None:
         dots = np.concatenate([dots, units[:, 1] * scales[1]], axis=-1)
-    expected = dots.sum(axis=3)  # batch, rows, warps, digits and minima
+    expected = dots.sum(axis=3)  # [batch, rows, warps, digits and minima]
     size = np.abs(dots).sum(axis=3) * (1 if levels is None else 4)
     digit = lane.place.astype(int)
     looked_at = digit < DIGITS + minima
@@ -205,7 +205,7 @@ def test_threads_multiply_what_belongs_together(threads, bits, group, form, runs
     [(4, 2, 1, 8), (4, 2, 2, 8), (4, 2, 3, 16), (4, 2, 4, 16), (4, 1, 2, 8), (4, 3, 2, 24), (8, 2, 2, 16)],
 )
 def test_two_vectors_by_codes_of_four_bits_share_products(threads, monkeypatch, bits, octets, batch, products):
-    """With an even number of octets of rows vectors share products; otherwise each has four for each octet."""
+    """Two vectors share products if the number of row octets is even; otherwise each vector needs four per octet."""
     instructions = []
     monkeypatch.setattr(
         integer_mma, "ptx", lambda *some, results: (instructions.append(some[0]), ptx(*some, results=results))[1]
@@ -234,7 +234,7 @@ def test_the_digits_of_four_numbers_are_put_side_by_side(threads):
     ("bits", "run"), [(8, 32), (8, 16), (4, 32), *((bits, run) for bits in (6, 5) for run in (32, 16))]
 )
 def test_threads_decode_codes_in_the_order_of_vectors(threads, bits, run, unsigned, first, count):
-    """A thread has four of 16 columns in each of its two rows, where `wgmma` looks for them in A."""
+    """Each thread decodes codes to the places where `wgmma` expects A: four of 16 columns in each of its two rows."""
     if bits == 8 and unsigned:
         return
     rng = np.random.default_rng(bits)

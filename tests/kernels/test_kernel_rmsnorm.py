@@ -13,14 +13,14 @@ from tests.support.strategies import Noise, assert_within, at_extremes, dtypes, 
 EPS = 1e-5
 FLOAT32, BFLOAT16 = np.dtype("float32"), np.dtype(jnp.bfloat16)
 settings = hypothesis.settings(max_examples=share_of(5), deadline=None)  # an interpreted call takes half a second
-# Padded; one span; a span and a tail; a prime; several vectors a thread.
+# Lengths that need padding, fill one span, leave a tail, are prime, or give a thread several vectors.
 dims = st.sampled_from([1, 127, 128, 129, 255, 256, 288, 1021, 1024, 1032])
 
 
 def check(y, x, weight):
     unit = 0.0 if x.dtype == FLOAT32 else roundoff(x.dtype)
     bound = rounded(normalized(exactly(x), exactly(weight).value, eps=EPS), unit)
-    # A number below the smallest normal one may be taken for 0, as an input and as a result.
+    # A subnormal number may be flushed to 0, as an input and as a result.
     flushed = TINY * (np.abs(exactly(weight).value) / np.sqrt(EPS) + 1)
     assert y.dtype == x.dtype
     assert_within(y, bound.value, bound.error + flushed)
@@ -31,9 +31,9 @@ def check(y, x, weight):
 @example(Noise(0, outliers=True), BFLOAT16, 1, 1032)
 @at_extremes(dtype=FLOAT32, rows=2, dim=129)
 @at_extremes(dtype=BFLOAT16, rows=1, dim=1032)
-@example(Noise(0), BFLOAT16, 1, 8200)  # so wide that the weight is loaded late
+@example(Noise(0), BFLOAT16, 1, 8200)  # wide enough that the weight is loaded late
 def test_rmsnorm(noise, dtype, rows, dim):
-    x, weight = noise(rows, dim, dtype=dtype), Noise(noise.seed + 1)(dim, dtype=dtype)  # which brings denormals back
+    x, weight = noise(rows, dim, dtype=dtype), Noise(noise.seed + 1)(dim, dtype=dtype)  # a weight of usual size
     with interpreter():
         y = rmsnorm(jnp.asarray(x), jnp.asarray(weight), eps=EPS)
     check(y, x, weight)

@@ -14,13 +14,13 @@ from tests.support.strategies import Noise, assert_within, at_extremes, dtypes, 
 FLOAT32, BFLOAT16 = np.dtype("float32"), np.dtype(jnp.bfloat16)
 U = roundoff(FLOAT32)
 settings = hypothesis.settings(max_examples=share_of(5), deadline=None)  # an interpreted call takes half a second
-# Padded; one span, with and without a tail; two kernels, likewise; odd; a span of 1,024 and a little, and all but.
+# Lengths that need padding, fill one span, leave a tail, are odd, or are so long that two kernels run.
 lengths = st.sampled_from([1, 127, 128, 129, 1021, 1024, WHOLE + 8, 9 * 1024, 9001])
 hidden = st.sampled_from(["nothing", "some", "the first half", "all but one", "all"])
 
 
 def drawn(noise: Noise, rows: int, length: int, dtype, hidden: str) -> np.ndarray:
-    """Draw scores, some of them -inf in the first row."""
+    """Draw scores; set some in the first row to -inf, as `hidden` says."""
     x = noise(rows, length, dtype=dtype)
     match hidden:
         case "some":
@@ -35,25 +35,25 @@ def drawn(noise: Noise, rows: int, length: int, dtype, hidden: str) -> np.ndarra
 
 
 def spread(x: np.ndarray) -> np.ndarray:
-    """Range of the finite scores of each row, [rows, 1]."""
+    """Return the range of the finite scores of each row, [rows, 1]."""
     seen = np.isfinite(x)
     top = np.max(x, axis=-1, keepdims=True, initial=-np.inf, where=seen)
     return np.maximum(top - np.min(x, axis=-1, keepdims=True, initial=np.inf, where=seen), 0)
 
 
 def sum_error(x: np.ndarray) -> np.ndarray:
-    """Bound of the relative error of a row's sum of exp(x_j - maximum), [rows, 1].
+    """Bound the relative error of each row's sum of exp(x_j - maximum), [rows, 1].
 
-    Each exponent is rounded by at most u times its size, which is at most the spread; the exponents that rescale the
-    sums of spans round likewise, and together they are no larger, since a span's maximum is between a score and the
-    row's. Two exponentials, their product, and sums of n terms in all.
+    Each exponent is rounded by at most u times its size. A score's exponent within its span and the exponent that
+    rescales the span add up to at most the row's spread, because a span's maximum lies between its scores and the row's
+    maximum. The rest is two exponentials, their product, and a sum of n terms.
     """
     return np.expm1(2 * U * spread(x) + 2 * ELEMENTARY + gamma(x.shape[-1] + 1))
 
 
 @given(noise=noises, dtype=dtypes, length=lengths, hidden=hidden)
 @settings
-@example(Noise(0, exponent=13), FLOAT32, 9001, "some")  # scores of some 2e4 either way
+@example(Noise(0, exponent=13), FLOAT32, 9001, "some")  # scores near 2e4 in magnitude
 @example(Noise(0, outliers=True), BFLOAT16, WHOLE + 8, "all")
 @example(Noise(0), FLOAT32, 129, "all but one")
 @at_extremes(dtype=FLOAT32, length=129, hidden="some")
@@ -65,7 +65,7 @@ def test_softmax(noise, dtype, length, hidden):
     assert p.dtype == dtype
     x = x.astype(np.float64)
     exact = exact_softmax(x)
-    # The numerator's exponent, its exponential, 1 / sum, the product; a probability below the smallest normal is 0.
+    # Rounding of the numerator's exponent, its exponential, 1 / sum and the product; a subnormal probability may be 0.
     off = np.exp(U * spread(x) + 2 * ELEMENTARY + U) / (1 - sum_error(x))
     unit = 0.0 if dtype == FLOAT32 else roundoff(dtype)
     assert_within(p, exact, exact * (off * (1 + unit) - 1) + 2 * TINY)

@@ -1,4 +1,4 @@
-"""Every kernel of the table lowers for an H200: layouts, copies and shared memory are right before a GPU sees them."""
+"""Every kernel of the table lowers for an H200, which checks layouts, copies and shared memory without a GPU."""
 
 import os
 
@@ -12,12 +12,12 @@ from llamaspec.pallas_kernels.unsupported import Unsupported
 
 H200 = AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")
 
-# By default only the cases of two models: all of them take minutes.
+# By default, run the cases of two models only; all cases take minutes.
 CASES = gated_cases() if os.environ.get("KERNEL_TABLE") == "whole" else sampled()
 
 
 def lower(case: Case) -> str:
-    """Lower a case for an H200, as text."""
+    """Lower a case for an H200 and return the module as a string."""
     with use_abstract_mesh(AbstractMesh((1,), ("device",), abstract_device=H200)):
         return jax.jit(case.function).trace(*case.arrays).lower(lowering_platforms=("cuda",)).as_text()
 

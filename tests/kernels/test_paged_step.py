@@ -1,4 +1,4 @@
-"""Attention of the engine's two programs by kernels, over a cache in pages, against the plain form."""
+"""Attention kernels in the engine's two programs, over a paged cache, against XLA's form."""
 
 from functools import partial
 
@@ -30,7 +30,7 @@ def drawn(seed: int, *shape: int) -> jax.Array:
 @pytest.mark.sampled(1)  # 5 s each
 @pytest.mark.parametrize("rows", ["a step", "a chunk"])
 def test_attention_is_that_of_the_plain_form(rows):
-    """A step has an idle row. What lies beyond a row's positions may be NaN."""
+    """Kernels agree with XLA's form for a step with an idle row and for a prompt chunk; unused places hold NaN."""
     at = np.array([[70], [-1], [3]], np.int32) if rows == "a step" else 60 + np.arange(64, dtype=np.int32)[None]
     table = np.array([[4, 1], [0, 0], [2, 5]], np.int32)[: len(at)]
     k, v = (np.array(drawn(seed, PAGES.number, TINY.kv_heads, PAGE, TINY.head_dim)) for seed in (0, 1))
@@ -41,7 +41,7 @@ def test_attention_is_that_of_the_plain_form(rows):
     angles = jnp.zeros((*at.shape, TINY.head_dim // 2))
     with interpreter():
         ops, reasons = pallas_ops(TINY, PARAMS, **SIZES)
-        for call in calls(TINY, PARAMS, **SIZES):  # each has an op that takes it
+        for call in calls(TINY, PARAMS, **SIZES):  # every op accepts its call
             op = partial(getattr(ops, call.op), **call.fixed)
             jax.eval_shape(op, *call.arguments)
         h = ops.attend(q, cache, Positions(jnp.asarray(at), angles, angles), window=None, config=TINY)

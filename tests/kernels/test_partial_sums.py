@@ -1,4 +1,4 @@
-"""Products split by columns over two devices: kernels leave partial sums in float32, and all else comes after."""
+"""Products split by columns over two devices: kernels return float32 partial sums; all other work follows the sum."""
 
 import jax.numpy as jnp
 import numpy as np

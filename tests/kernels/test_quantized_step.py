@@ -1,4 +1,4 @@
-"""A quantized Llama through the kernels: how its weights lie, each op against the plain form, and the same text."""
+"""A quantized Llama computed by the kernels: weight layout, bounds of each op, and the same tokens as XLA's form."""
 
 import re
 from functools import partial
@@ -37,7 +37,7 @@ from tests.kernels.kernel_ops import KERNEL_OPS
 from tests.support.random_models import random_checkpoint
 from tests.support.strategies import Noise, assert_within
 
-# Kernels take codes in rows of 1024 or more.
+# Kernels take codes only in rows of at least 1024 columns.
 NARROW = Config(
     dim=1024, layers=1, heads=16, kv_heads=2, head_dim=64, ffn=1024, vocab=64, context=128, eps=1e-5, theta=1e4
 )
@@ -46,7 +46,7 @@ FLOAT32 = np.dtype(np.float32)
 
 
 def load(scheme: str, *, seed: int) -> Params:
-    """Load weights as on a GPU that the kernels are made for."""
+    """Load weights in the layout for a GPU that supports the kernels."""
     checkpoint = quantized(random_checkpoint(NARROW, seed=seed), scheme)
     return arranged(load_params(checkpoint, dtype=FLOAT32, positions=CAPACITY))
 
@@ -55,7 +55,7 @@ def load(scheme: str, *, seed: int) -> Params:
 def test_codes_are_packed_as_the_kernels_read_them(rows, cols):
     codes = np.random.default_rng(cols).integers(-8, 8, (rows, cols)).astype(np.int8)
     pairs = (codes + 8).astype(np.uint8).reshape(rows, -1, 2, 16)
-    stored = (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(rows, -1)  # as `model.weights.forms.integers.Int4` has them
+    stored = (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(rows, -1)  # layout of `model.weights.forms.integers.Int4`
     words = arranged(Int4(jnp.asarray(stored), jnp.ones((rows, cols // 32)), None))
     np.testing.assert_array_equal(words.codes, int4.pack(codes), strict=True)
     np.testing.assert_array_equal(words.levels(), codes)
@@ -67,11 +67,11 @@ FORM_GROUPS = [
     *((form, levels.group) for form, levels in LEVELS.items()),
     ("fp8", 1024),
 ]
-RANGES = {"int6": (-32, 32), "int5": (-16, 16), "int5_min": (0, 32)}  # of codes that a byte has more of
+RANGES = {"int6": (-32, 32), "int5": (-16, 16), "int5_min": (0, 32)}  # value ranges of codes that a byte does not fill
 
 
 def drawn(form: str, group: int, *, rows: int = 8, cols: int = 1024, zeros: bool = False, seed: int = 0) -> Any:
-    """Draw a matrix as it is loaded, with any codes, and scales that float16 holds."""
+    """Draw a matrix in the layout of a loaded model, with any codes, and scales that float16 holds exactly."""
     rng, kind = np.random.default_rng(seed), CLASS_OF_FORM[form]  # type: ignore
     shapes = kind.shapes(rows, cols, Codes(kind.form, group, zeros=zeros, bytes=0, parts=lambda: iter(())))
 
@@ -96,7 +96,7 @@ def test_every_form_is_drawn():
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize(("form", "group"), FORM_GROUPS)
 def test_kernels_multiply_by_the_weights_of_the_file(form, group, zeros):
-    """Weights are equal in float32. For NF4 and FP4, kernels multiply by weights within 2^-23 of a scale of these."""
+    """The kernels' operand has the same float32 weights; for NF4 and FP4, within 2^-23 of a scale."""
     if zeros and form not in ("int4", "int8"):
         return
     matrix = drawn(form, group, zeros=zeros)
@@ -105,7 +105,7 @@ def test_kernels_multiply_by_the_weights_of_the_file(form, group, zeros):
     w = operand(stored)
     assert not isinstance(w, jax.Array) and w.shape == (8, 1024)
     if isinstance(w, ScaledE4M3):
-        return  # the same codes and scales
+        return  # the operand has the same codes and scales
     assert w.group == group
     scales = np.repeat(np.asarray(w.scales, np.float64), group, axis=1)
     weights = exact.levels_of(w) * scales
@@ -138,7 +138,7 @@ def test_int4_of_columns_that_no_kernel_takes_stays_as_it_is():
 
 @pytest.mark.slow  # 24 s
 def test_every_op_of_a_step_is_within_its_bound_by_kernels_and_plain():
-    """Two sequences, in float32, where the plain form rounds no more than a kernel does; in rows and in pages."""
+    """Two sequences in float32, cached in rows and in pages, stay within the bounds by kernels and by XLA."""
     params = load("q8_row", seed=1)
     layer, config, rng = params.layers[0], NARROW, np.random.default_rng(1)
     assert isinstance(layer.ffn, FeedForward)
@@ -201,7 +201,7 @@ def within(actual, expected: Approx) -> None:
 
 @pytest.mark.slow  # 5 s
 def test_q_k_and_v_of_two_forms_are_one_kernel():
-    """As in a Q5_K_M file: each row has its own matrix's values, and a prompt is multiplied by all rows joined."""
+    """q, k and v from matrices of two forms, as in a Q5_K_M file, run as one kernel; prompts use all rows joined."""
     params = load("q8", seed=4)
     rows = [NARROW.heads * NARROW.head_dim + NARROW.kv_heads * NARROW.head_dim, NARROW.kv_heads * NARROW.head_dim]
     parts = tuple(
@@ -235,7 +235,7 @@ def test_q_k_and_v_of_two_forms_are_one_kernel():
 
 @pytest.mark.parametrize("scheme", ["q8", "q8_row", "q4"])
 def test_prompts_multiply_weights_rounded_to_their_own_dtype(scheme):
-    """Products in bfloat16 round the weights; those in float32 round only the sums."""
+    """In bfloat16, a prompt's products round the weights to bfloat16; in float32, only the sums are rounded."""
     ffn = load(scheme, seed=2).layers[0].ffn
     assert isinstance(ffn, FeedForward)
     down = ffn.down.weight
@@ -254,7 +254,7 @@ def test_prompts_multiply_weights_rounded_to_their_own_dtype(scheme):
 
 @pytest.mark.slow  # 33 s
 def test_the_text_is_that_of_the_plain_form():
-    """Draw two greedy tokens in the compiled loop; all its ops are kernels."""
+    """Two greedy tokens of the compiled loop are the same by kernels and by XLA's form."""
     params = load("q4", seed=3)
     cache = empty_cache(NARROW, batch=1, capacity=CAPACITY, dtype=FLOAT32)
     arguments = (
@@ -281,7 +281,7 @@ def test_products_of_codes_are_kernels_for_as_many_sequences_as_those_take(batch
 
 
 def test_codes_that_kernels_do_not_read_are_multiplied_by_the_plain_form_and_the_reason_names_them():
-    """They read e4m3 with a scale for each row."""
+    """Kernels read e4m3 only with one scale per row. Groups of 32 columns use XLA's form, and the reason says so."""
     params, x = load("q8", seed=0), jnp.ones((1, 1, NARROW.dim))
     layer = params.layers[0]
     assert isinstance(layer.ffn, FeedForward)

@@ -1,4 +1,4 @@
-"""Rows in pieces: all elements are covered, only marked ones twice, and no vector is misaligned."""
+"""Rows cut into pieces: the pieces cover all elements, only marked ones twice, and every vector is aligned."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +24,7 @@ def test_pieces_cover_a_row_once(length, size, dtype):
     new = [positions[span.overlap :] for positions, span in zip(ranges, pieces(spans), strict=True)]
     np.testing.assert_array_equal(np.concatenate(new), np.arange(length))
     assert len(ranges) == spans.pieces
-    if spans.tail is not None:  # what is held twice belongs to one block
+    if spans.tail is not None:  # one block holds the overlap
         assert spans.tail.start >= pieces(spans)[-2].start
 
 

@@ -1,6 +1,6 @@
-"""Logits of whole steps, a chunk of a prompt and a token after it: kernels and the plain form, within one proof.
+"""Logits of a prompt chunk and of the tokens after it: kernels and XLA's form meet the same proven error bound.
 
-The weights are few in each row (`random_checkpoint`), or what a proof must allow for would be larger than the logits.
+The weights have few nonzeros per row (`random_checkpoint`); otherwise the bound would be larger than the logits.
 """
 
 from collections.abc import Callable
@@ -27,10 +27,10 @@ from tests.support.random_models import random_checkpoint
 from tests.support.strategies import assert_within
 
 CAPACITY = 136
-PROMPT = np.array([70, 1])  # tokens of each sequence: more than a tile of keys, and nearly none
+PROMPT = np.array([70, 1])  # tokens of each sequence: more than a tile of keys, and one
 STEPS = 2
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(jnp.bfloat16)}
-# These are the narrowest vectors that kernels take. A second layer in bfloat16 would leave no bound to prove.
+# These are the narrowest vectors that kernels take. A second layer in bfloat16 would make the bound useless.
 CONFIGS = {
     "float32": Config(
         dim=128, layers=2, heads=2, kv_heads=1, head_dim=64, ffn=128, vocab=64, context=128, eps=1e-5, theta=1e4
@@ -42,7 +42,7 @@ CONFIGS = {
 
 
 class Story:
-    """Two prompts that are continued greedily: the tokens that are fed, and the logits after them."""
+    """A model with two prompts: compute their logits, decode greedily, and check the logits against the exact ones."""
 
     def __init__(self, dtype: str) -> None:
         self.dtype, self.config = dtype, CONFIGS[dtype]
@@ -52,7 +52,7 @@ class Story:
         self.prompt = np.random.default_rng(0).integers(0, self.config.vocab, (2, PROMPT.max())).astype(np.int32)
 
     def chunk(self, ops: Ops) -> tuple[np.ndarray, Cache]:
-        """Compute the logits of the prompts, and the cache with them."""
+        """Compute the logits and the KV cache of the prompts."""
         empty = empty_cache(self.config, batch=2, capacity=CAPACITY, dtype=DTYPES[self.dtype])
         program = jax.jit(partial(forward, config=self.config, ops=ops))
         logits, filled = program(self.params, self.prompt, empty, lengths=jnp.asarray(PROMPT, jnp.int32))
@@ -61,7 +61,10 @@ class Story:
     def decode(
         self, ops: Ops, logits: np.ndarray, kv_cache: Cache, *, steps: int = STEPS
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Continue after a chunk's logits: tokens [2, steps], and the logits after each [2, steps, vocab]."""
+        """Decode greedily after a chunk; return the tokens [2, steps + 1] and the logits [2, steps, vocab].
+
+        The first token comes from the chunk's logits.
+        """
         program = jax.jit(partial(forward, config=self.config, ops=ops))
         drawn, after = [logits[np.arange(2), PROMPT - 1].argmax(axis=-1)], []
         for _ in range(steps):
@@ -75,13 +78,13 @@ class Story:
         for row, length in enumerate(PROMPT):
             fed = np.concatenate([self.prompt[row, :length], tokens[row, : after.shape[1]]])
             expected = composed_bound(self.exact, fed, self.config, unit=UNITS[self.dtype], blocks=len(fed) // 8 + 3)
-            assert np.median(expected.error) < 0.05 * np.abs(expected.value).max()  # it says something
+            assert np.median(expected.error) < 0.05 * np.abs(expected.value).max()  # a small bound
             assert_within(np.concatenate([chunk[row, :length], after[row]]), expected.value, expected.error)
 
 
 @cache
 def plain(dtype: str) -> tuple[Story, np.ndarray, Cache]:
-    """Make a story, with the plain form's logits and cache of its prompts."""
+    """Build the story of `dtype`; return it with XLA's logits and KV cache of its prompts."""
     story = Story(dtype)
     return story, *story.chunk(XLA)
 
@@ -89,7 +92,7 @@ def plain(dtype: str) -> tuple[Story, np.ndarray, Cache]:
 @pytest.mark.slow  # 9 and 19 s
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 def test_a_chunk_and_greedy_steps_after_it(dtype):
-    """Prefill attention is a kernel only in bfloat16; a step is all kernels."""
+    """XLA and kernels stay within the bound for a chunk and two steps. In float32, XLA attends to the chunk."""
     story, chunk, kv_cache = plain(dtype)
     tokens, after = story.decode(XLA, chunk, kv_cache)
     story.check(chunk, tokens, after)

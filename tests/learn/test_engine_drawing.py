@@ -1,4 +1,4 @@
-"""The drawing of `docs/engine.md`: a run of the real scheduler, and at every plan what stood then."""
+"""The drawing in `docs/engine.md` shows a run of the real scheduler, and the state at every plan."""
 
 import doctest
 import re
@@ -19,7 +19,7 @@ def steps():
 
 
 def shown(drawing: ElementTree.Element, plan: int) -> list[ElementTree.Element]:
-    """Find the parts that are visible at a plan, by the names of their animations."""
+    """Find the parts that are visible at a plan, from the names of their animations."""
     parts = []
     for part in drawing.iter(f"{SVG}g"):
         named = re.fullmatch(r"animation-name:engine-(\d+)-(\d+)", part.get("style", ""))
@@ -41,11 +41,11 @@ def test_the_run_has_one_of_everything(steps):
     log = " ".join(line for step in steps for line in step.sentences)
     for what in ("finds 3 pages", "gives way", "The cache gives up", "come", "and wait", "A and B begin", "an answer"):
         assert what in log
-    assert any(len(requests) > 1 for step in steps for requests in step.pages)  # shared while it is read by both
+    assert any(len(requests) > 1 for step in steps for requests in step.pages)  # both requests read this page
     assert any(KEPT in step.pages for step in steps) and any("" in step.pages for step in steps)
     assert {state for step in steps for state in step.states.values()} == {"waits", "reads", "draws", "runs"}
     assert set(steps[-1].states) <= set(REQUESTS) and len(COLORS) == len(REQUESTS)
-    # docs/engine.md tells these.
+    # docs/engine.md describes these steps.
     assert [*steps[0].states] == ["A", "B"] and [step.states["A"] for step in steps[:4]].count("reads") == 3
     assert steps[4].hits == {"C": 12} and steps[7].gave_way == ("C",) and "C" in steps[12].hits
     assert LIMITS.page * 3 == 12 and (LIMITS.rows, LIMITS.pages - 1, LIMITS.chunk, LIMITS.burst) == (3, 13, 8, 2)

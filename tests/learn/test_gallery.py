@@ -1,4 +1,4 @@
-"""docs/gallery.md: a row for each quantizer of weights, and pictures that are what they show."""
+"""docs/gallery.md has a row for each quantizer of weights, and its pictures match the quantizers."""
 
 import re
 

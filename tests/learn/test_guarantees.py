@@ -1,4 +1,4 @@
-"""Every scheme of the gallery: no weight is further off than `learn.quantizers.guarantees` says, nor far nearer."""
+"""Each scheme of the gallery: errors stay within `learn.quantizers.guarantees`; the largest exceeds half of them."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from llamaspec.learn.quantizers.schemes import SCHEMES
 from llamaspec.reference.quantizers.ggml_codebooks import IQ4_NL_LEVELS
 from tests.support.strategies import noises
 
-NOTHING = {"binary"}  # of a single weight
+NOTHING = {"binary"}  # no guarantee for a single weight
 
 
 @given(noise=noises, name=st.sampled_from(list(SCHEMES)), cols=st.integers(1, 200))

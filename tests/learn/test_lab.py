@@ -1,4 +1,4 @@
-"""Every broken kernel of the lab is refused as handed out and accepted as mended; so are layers to write."""
+"""The judge refuses every broken kernel of the lab, and accepts the repaired one; likewise for layers to write."""
 
 import re
 import subprocess
@@ -23,7 +23,7 @@ BROKEN = [exercise for exercise in ALL.values() if isinstance(exercise, Broken)]
 
 
 def outcome(exercise, text, tmp_path, examples):
-    """The verdict of the contract on the text of a kernel, called in this process."""
+    """Judge the source `text` of a kernel by the exercise's contract, in this process."""
     file = tmp_path / KERNEL
     file.write_text(text, encoding="utf-8")
     function = getattr(load_file(str(file)), function_of(exercise))

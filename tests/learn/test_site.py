@@ -1,4 +1,4 @@
-"""The site: what is staged, how docstrings become HTML, and that a broken address would be seen."""
+"""The site: which files are staged, how docstrings become HTML, and that a broken link is noticed."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The built site in a browser, opened from files and offline: what it shows, its search, and who can use it."""
+"""The built site in a browser, opened from files and offline: its pages, its search and its accessibility."""
 
 import shutil
 from pathlib import Path
@@ -80,7 +80,7 @@ def test_the_drawing_that_moves_can_be_stopped_and_stands_still_for_who_asks(ope
 def test_search_works_from_files_and_by_keyboard_alone(opened):
     with opened("front") as page:
         focused = "document.activeElement.classList.contains('md-search__input')"
-        for _ in range(12):  # logo, tabs and the switch of colors come before it
+        for _ in range(12):  # the logo, the tabs and the color switch come before it
             page.keyboard.press("Tab")
             if page.evaluate(focused):
                 break

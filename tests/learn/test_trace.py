@@ -1,4 +1,4 @@
-"""`trace` against the walk that judges a whole model, the reference forward pass, and the account of a token's cost."""
+"""`trace` agrees with the walk that judges a model, with the reference, and with the account of a token's cost."""
 
 import json
 from dataclasses import replace
@@ -30,7 +30,7 @@ def tell(config, model, **options) -> Trace:
     return trace(model, TOKENS, config=config, dtype="float32", **options)
 
 
-# The third beyond Llama differs in an activation, which has a contract; `llamaspec verify` walks through it, too.
+# The third model of BEYOND differs in an activation, which has a contract; `llamaspec verify` walks through it.
 @pytest.mark.sampled(3)  # 7 cases, 6 s
 @pytest.mark.parametrize("name", [*CONFIGS, *list(BEYOND)[:2]])
 def test_distances_are_those_of_the_walk_and_the_logits_those_of_the_reference(name):
@@ -52,7 +52,7 @@ def test_distances_are_those_of_the_walk_and_the_logits_those_of_the_reference(n
         p = softmax(logits[position])
         assert [guess.id for guess in trace_at.next] == np.argsort(-p, kind="stable")[:5].tolist()
         np.testing.assert_allclose([guess.probability for guess in trace_at.next], np.sort(p)[::-1][:5], rtol=1e-4)
-        last = trace_at.guesses[config.layers - 1]  # a model that ends after its last layer is the model
+        last = trace_at.guesses[config.layers - 1]  # the guess after the last layer is the model's
         assert [guess.id for guess in last] == [guess.id for guess in trace_at.next]
 
 
@@ -85,7 +85,7 @@ def test_what_ops_read_and_compute_adds_up_to_the_cost_of_a_token(name):
 
 
 def test_an_op_reads_the_weights_of_its_own_layer():
-    """A GGUF file may have more bits in some layers than in others."""
+    """Each op's bytes are those of its layer, since a GGUF file may use more bits in some layers."""
     config, _, model = model_of("biases, scaled RoPE")
     recording = record(model, TOKENS, config=config, dtype="float32")
     first, *later_layers = model.params.layers

@@ -1,4 +1,4 @@
-"""Data of the X-ray page: the definitions run again give what the walk was judged by, and nothing is rounded away."""
+"""Data of the X-ray page: the definitions, run again, give the walk's expected values, and no digit is lost."""
 
 import base64
 import json
@@ -40,7 +40,7 @@ from llamaspec.verify.judging.walk import BEYOND, CONFIGS, weights
 from tests.support.processes import REPOSITORY, interrupt_within, run_llamaspec
 
 TOKENS = [3, 14, 15, 9, 26]
-LAYER = 0  # has a window, where there is one
+LAYER = 0  # this layer has a window, if the model has one
 WALKED = ["biases, scaled RoPE", "3 heads to 1, q/k norms, window", "experts"]
 
 
@@ -57,7 +57,7 @@ def numbers(packed: str) -> np.ndarray:
 
 
 def script(path) -> dict:
-    """Read what a script of data assigns."""
+    """Read the object that a data script assigns."""
     text = path.read_text(encoding="utf-8")
     return json.loads(text[text.index("{") : text.rindex("}") + 1])
 
@@ -68,7 +68,7 @@ def test_the_definitions_give_the_values_that_the_walk_was_judged_by(walked):
     for (layer, op), results in recording.results.items():
         for result in results:
             expected = result.expected.value[3]
-            # The same float64 operations on one token and on all: products of a matrix sum in another order.
+            # The same float64 operations on one token and on all tokens: matrix products sum in another order.
             np.testing.assert_allclose(rerun.values[op, result.output], expected, rtol=1e-12, atol=1e-12, err_msg=op)
         assert layer in (LAYER, None)
     made_of = layers_of_ops(recording.config)
@@ -111,7 +111,8 @@ def test_a_token_holds_what_its_trace_holds(walked):
             assert (entry["reference"], entry["running"], entry["share"]) == output[3:5] + output[6:]
             values, off = (numbers(entry["map"][part]) for part in ("values", "difference"))
             assert (values == result.actual[3].ravel()).all()
-            # The difference is rounded once to float32, so the definition's value comes back to 2^-24 of it.
+            # The page stores the difference, rounded once to float32, so the definition's value is recovered up to
+            # 2^-24 of the difference.
             expected = result.expected.value[3].ravel()
             assert (np.abs(values - off - expected) <= 2.0**-24 * np.abs(off) + 2.0**-53 * np.abs(expected)).all()
             assert entry["map"]["share"] is not None and math.prod(entry["map"]["shape"]) == len(values)
@@ -150,7 +151,7 @@ def test_a_large_model_fits_the_page(tmp_path, walked, monkeypatch):
     assert model["chosen"] == [3, 4] and model["quantize"]["told"] is None
     assert {file.name for file in page.data_of(index).glob("token-*")} == {"token-3.js", "token-4.js"}
     monkeypatch.setattr(page, "BUDGET", 0)
-    page.write_page(tmp_path / "x", recording, checkpoint, name="m", text_of=str)  # over the older page
+    page.write_page(tmp_path / "x", recording, checkpoint, name="m", text_of=str)  # replaces the older page
     assert {file.name for file in page.data_of(index).glob("token-*")} == {"token-4.js"}
     assert {file.name for file in index.parent.iterdir()} == {"index.html", page.data_of(index).name}
 
@@ -168,12 +169,12 @@ def test_infinities_and_markup_come_through(tmp_path, walked, monkeypatch):
 
 
 def shown(index: Path) -> dict[str, bytes]:
-    """Read what a browser that opens a page may load."""
+    """Read the files that a browser may load for a page."""
     return {file.name: file.read_bytes() for file in page.data_of(index).iterdir()}
 
 
 def test_a_page_that_a_newer_one_replaces_is_whole_until_then(tmp_path, monkeypatch):
-    """Killed before any of the steps, a writer leaves the older page or the newer one, and another writer goes on."""
+    """A writer that is killed at any step leaves the older or the newer page, and another writer can continue."""
     index = tmp_path / "index.html"
     pages = [{"model": name} for name in "abcdefg"]
     page._fill(tmp_path, pages[0])
@@ -193,7 +194,7 @@ def test_a_page_that_a_newer_one_replaces_is_whole_until_then(tmp_path, monkeypa
         with monkeypatch.context() as patch:
             for module, name in ((os, "replace"), (shutil, "rmtree")):
                 patch.setattr(module, name, partial(dies, getattr(module, name)))
-            patch.setattr("llamaspec.model.checkpoints.staging._remove", lambda staged: None)  # a kill removes nothing
+            patch.setattr("llamaspec.model.checkpoints.staging._remove", lambda staged: None)  # as if killed
             with suppress(KeyboardInterrupt):
                 page._fill(tmp_path, scripts)
                 break
@@ -234,7 +235,7 @@ def test_formulas_are_mathml_and_name_what_the_definitions_name():
             *("all", "math", "mrow", "mi", "mo", "mn", "mtext", "mspace", "msub", "msup", "mfrac", "msqrt", "munder")
         }
         assert len(root) and all(child.tag == "math" for child in root), name
-    beside = {"rope_halves": ["frequencies"], "attention": ["attention_weights"]}  # the same file has their formulas
+    beside = {"rope_halves": ["frequencies"], "attention": ["attention_weights"]}  # the same file defines these
     for layer in {layer for config in CONFIGS.values() for layers in definitions(config).values() for layer in layers}:
         formulas = "".join(FORMULAS[name] for name in (layer.name, *beside.get(layer.name, [])))
         letters = {element.text for element in ElementTree.fromstring(f"<all>{formulas}</all>").iter("mi")}
@@ -282,7 +283,7 @@ def test_inputs_are_what_the_matrices_were_given(walked):
     recording, _ = walked
     layer = recording.model.exact.layers[LAYER]
     x = quantized.inputs(recording, LAYER)
-    expected = recording.results[LAYER, "norm_qkv"][2].expected.value  # v, which nothing turns
+    expected = recording.results[LAYER, "norm_qkv"][2].expected.value  # v, to which RoPE is not applied
     np.testing.assert_allclose(linear(x["v"], *layer.v), expected.reshape(len(expected), -1), rtol=1e-12, atol=1e-12)
     assert x["o"].shape == (len(TOKENS), layer.o.weight.shape[1])
 

@@ -1,4 +1,4 @@
-"""The X-ray page of the built-in model in a browser, opened from a file: each number against the definition's."""
+"""The X-ray page of the built-in model in a browser, opened from a file: its numbers equal the definition's."""
 
 import re
 
@@ -16,15 +16,15 @@ from tests.learn.test_xray import numbers, script
 from tests.support.browser import picture, silent_page
 from tests.support.processes import run_python
 
-pytestmark = pytest.mark.slow  # 20 s, with a browser; test_xray.py holds the data of the page
+pytestmark = pytest.mark.slow  # 20 s, with a browser; test_xray.py checks the data of the page
 
 TEXT = "The fox found"
 OPS = ("norm_qkv", "attend", "project_add", "norm_gate_up", "down_add")
 LAST = 4  # position of the newest token
 
 
-# All schemes tell a few tokens as a coarse one, which parts soon from the exact text: `test_xray.py` holds what
-# schemes tell. The whole page would take 35 s of a processor, and this one takes 8.
+# One coarse scheme, whose text soon differs from the exact one, stands for all schemes here: `test_xray.py` checks the
+# data of all. The whole page would take 35 s of processor time, and this one takes 8.
 QUICK = """
 from llamaspec.learn.quantizers.schemes import SCHEMES, rounded
 from llamaspec.learn.xray import quantized
@@ -36,7 +36,7 @@ from llamaspec import cli; cli.main()
 
 @pytest.fixture(scope="module")
 def page_folder(tmp_path_factory, browser):
-    """Give the folder of a page that the command made; without a browser nothing is made."""
+    """Create a page with the command and return its folder. Without a browser, the test is skipped first."""
     folder = tmp_path_factory.mktemp("xray") / "page"
     done = run_python(QUICK, "xray", TEXT, "--out", str(folder))
     assert (done.code, done.out) == (0, f"{folder / 'index.html'}\n") and f"{LAST + 1} tokens, 10 layers" in done.err
@@ -71,7 +71,7 @@ def token(page_folder):
 
 
 def text(value: float, digits: int = 4) -> str:
-    """Write a number as the page does, where no exponent is needed."""
+    """Format a number as the page does, if it needs no exponent."""
     return np.format_float_positional(float(f"{value:.{digits - 1}e}"), trim="-").replace("-", "−")
 
 
@@ -150,7 +150,7 @@ def test_attention_is_that_of_the_token_and_the_head(page, token):
 def test_sliders_shape_the_distribution_by_the_definition(page, token):
     labels = ("Temperature", "Top-k", "Top-p", "Min-p", "Random number")
     logits = numbers(token["logits"])
-    # Three sums over the vocabulary in another order, and exponentials that may differ in their last place.
+    # Three sums over the vocabulary in another order, and exponentials that may differ in the last bit.
     bound = 4 * len(logits) * 2.0**-53
     for settings in (
         (1.0, 0, 1.0, 0.0, 0.5),
@@ -262,9 +262,9 @@ def test_it_fits_and_axe_finds_nothing(opened, width, scheme):
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         caption = page.locator("#op caption").bounding_box()
         assert caption["x"] + caption["width"] <= width
-        ops = page.locator("#block .half .radio")  # each has an arrow before it, unless it is the first
+        ops = page.locator("#block .half .radio")  # each op but the first has an arrow before it
         assert all(ops.nth(i).bounding_box()["x"] >= 16 for i in range(ops.count()))
-        # Without `preload` axe asks for no style sheets, which a page from a file may not read.
+        # With `preload`, axe would request style sheets, which a page opened from a file may not read.
         problems = axe.Axe().run(page, options={"preload": False}).response["violations"]
         wrong = [
             (problem["id"], problem["impact"], [node["html"][:120] for node in problem["nodes"][:3]])

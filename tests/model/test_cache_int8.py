@@ -1,4 +1,4 @@
-"""The int8 cache: its contents, attention over it, and equality of the two backends."""
+"""The int8 KV cache: its contents, attention over it, and equality of the two backends."""
 
 import re
 from functools import partial
@@ -27,14 +27,14 @@ from tests.support.strategies import Noise, assert_within, attention_bound, nois
 
 U32 = roundoff(np.float32)
 INT8 = np.dtype(np.int8)
-SMALLEST = 2.0**-126  # below it a float32 may count as 0
-# A float32 quotient by the scale: rounding can make the largest number slightly more than 127 scales.
+SMALLEST = 2.0**-126  # a smaller float32 may be flushed to 0
+# A float32 quotient by the scale is rounded, so the largest number can be slightly more than 127 scales.
 STEP = 1 / 2 + 127 * 4 * U32
 
 
-@given(noise=noises, head_dim=st.sampled_from([1, 16, 17]))  # each compiles
+@given(noise=noises, head_dim=st.sampled_from([1, 16, 17]))  # each example compiles
 def test_a_row_is_the_definition_s(noise, head_dim):
-    """Codes at a tie may differ, since float32 may see them on its other side."""
+    """Codes and scales of a row are the reference's within float32's rounding; only codes at a tie may differ."""
     x = noise(5, head_dim)
     codes, scales = (np.asarray(a, np.float64) for a in from_int8(to_int8(jnp.asarray(x))))
     exact = kv_cache.quantize(x)
@@ -61,9 +61,9 @@ def test_zeros_stay_zeros():
     assert not codes.any() and not scales.any()
 
 
-@given(noise=noises, first=st.sampled_from([1, 4]))  # each compiles
+@given(noise=noises, first=st.sampled_from([1, 4]))  # each example compiles
 def test_a_token_changes_nothing_of_what_is_stored(noise, first):
-    """Tokens that come one by one leave the bytes that they leave together."""
+    """Tokens appended one after another leave the bytes that they leave when appended together."""
     head_dim = 6
     new = jnp.asarray(noise(2, 6, 3, head_dim))
     config = Config(**{**vars(SMALL), "kv_heads": 3, "head_dim": head_dim})
@@ -76,7 +76,7 @@ def test_a_token_changes_nothing_of_what_is_stored(noise, first):
     assert not together[0, :, 6:].any()
 
 
-@settings(max_examples=share_of(10))  # each compiles
+@settings(max_examples=share_of(10))  # each example compiles
 @given(
     noise=st.builds(Noise, seed=st.integers(0, 2**32 - 1), exponent=st.integers(-4, 1), outliers=st.booleans()),
     heads=st.sampled_from([(2, 2), (6, 2)]),
@@ -85,7 +85,7 @@ def test_a_token_changes_nothing_of_what_is_stored(noise, first):
     window=st.sampled_from([None, 3]),
 )
 def test_attention_is_within_the_bound_of_the_definition(noise, heads, queries, longest, window):
-    """Attention is within its own bound over the stored numbers, and within `kv_cache`'s of the exact ones."""
+    """Attention is within its bound over the stored numbers, and within `kv_cache`'s bound of the exact ones."""
     head_dim, keys = 6, 8
     config = Config(**{**vars(SMALL), "heads": heads[0], "kv_heads": heads[1], "head_dim": head_dim})
     q = noise(queries, heads[0], head_dim)
@@ -107,7 +107,7 @@ def test_attention_is_within_the_bound_of_the_definition(noise, heads, queries, 
         levels.append(codes * s[..., None])
         scales.append(np.max(s))
     mask = causal_mask(queries, keys, offset=keys - queries, window=window)
-    # A level is multiplied by its scale after the sum: one rounding more in each score and each output.
+    # A code is multiplied by its scale after the sum, so each score and each output has one more rounding.
     levels_k, levels_v = levels
     rounding = attention_bound(q, levels_k, levels_v, mask, dtype="float32", sums="float32") * (1 + 2 * U32)
     assert_within(actual, attention(q, levels_k, levels_v, mask), rounding)
@@ -143,14 +143,17 @@ def test_both_backends_tell_the_same_story():
 
 @pytest.mark.slow  # 5 s
 def test_logits_are_those_of_the_reference_s_cache(run, tmp_path):
-    """A few codes near a tie may differ. A cache that keeps every digit differs by all of its roundings."""
+    """Both backends' int8 caches give nearly equal logits; a full-precision cache gives logits farther away.
+
+    A few codes near a tie may differ.
+    """
     forms = ("--cache", "int8"), ("--cache", "int8", "--backend", "reference"), ("--backend", "reference")
     actual, exact, plain = written_logits(run, tmp_path, "1,5,9,200,7", forms)
     assert 2 * np.linalg.norm(actual - exact) < np.linalg.norm(exact - plain) < np.linalg.norm(plain) / 10
 
 
 def test_kernels_leave_it_to_the_plain_form():
-    """But for the product of norm_qkv, which a kernel computes in a step."""
+    """With an int8 cache, ops use XLA's form, but a step's norm_qkv still multiplies by a kernel."""
     config = Config(**{**vars(SMALL), "dim": 128, "heads": 2, "kv_heads": 1, "head_dim": 64})
     dtype = np.dtype(np.float32)
     params = abstract_params(config, dtype=dtype, positions=8)

@@ -1,4 +1,4 @@
-"""Devices that JAX cannot open: one line that says why, and what to do."""
+"""Devices that JAX cannot open: one line gives the reason and a fix."""
 
 import jax
 import pytest

@@ -40,13 +40,13 @@ options = st.builds(
 
 
 def draw_logits(seed: int, ties: int) -> np.ndarray:
-    """Logits of a few units; with `ties`, many are exactly equal."""
+    """Draw logits of a few units; with `ties`, round them so that many are equal."""
     logits = np.random.default_rng(seed).normal(0, 2, VOCAB)
     return (np.round(logits * ties) / ties if ties else logits).astype(np.float32)
 
 
 @given(seed=seeds, ties=st.sampled_from([0, 1, 4]), options=options)
-@example(seed=0, ties=0, options=SamplingOptions(temperature=1e-45))  # a denormal, which is 0 to the device
+@example(seed=0, ties=0, options=SamplingOptions(temperature=1e-45))  # a subnormal, which the device flushes to 0
 def test_filters_are_those_of_the_reference(seed, ties, options):
     logits = draw_logits(seed, ties)
     expected = reference.distribution(
@@ -59,7 +59,7 @@ def test_filters_are_those_of_the_reference(seed, ties, options):
         repetition_penalty=1.0,
     )
     actual = np.asarray(DISTRIBUTION(logits[None], as_arrays(options)))[0]
-    # A threshold that float32 and float64 round to different sides keeps or drops whole tokens.
+    # If float32 and float64 round a threshold to different sides, whole tokens are kept or dropped.
     assume(np.array_equal(actual > 0, expected.astype(np.float32) > 0) or not near_threshold(logits, options))
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-30)
 
@@ -71,7 +71,7 @@ def test_filters_are_those_of_the_reference(seed, ties, options):
 )
 @example(seed=0, ties=1, ties_at=[(i, -np.inf) for i in range(VOCAB)])
 def test_the_largest_in_one_reduction_and_in_two(seed, ties, ties_at):
-    """A CPU takes two, a GPU one."""
+    """`largest` gives the same token with one reduction, as on a GPU, and with two, as on a CPU."""
     logits = draw_logits(seed, ties)
     for i, value in ties_at:
         logits[i] = value
@@ -86,7 +86,7 @@ def test_the_largest_in_one_reduction_and_in_two(seed, ties, ties_at):
 @example(16, [-1, 2**30, 2**30], 0)
 @example(2, [5, 6, 2**30], 0)
 def test_the_smallest_that_is_enough(ways, bounds, seed):
-    """A CPU halves a range and a GPU cuts it into 16, with the same result."""
+    """`smallest` finds the same number whether it halves a range, as on a CPU, or cuts it into 16, as on a GPU."""
     low, goal, high = sorted(bounds)
     assume(low < goal)
     random_goals = np.random.default_rng(seed).integers(low + 1, high + 1, 3)
@@ -96,7 +96,7 @@ def test_the_smallest_that_is_enough(ways, bounds, seed):
 
 
 def near_threshold(logits: np.ndarray, options: SamplingOptions) -> bool:
-    """Whether moving a threshold by what float32 rounds changes which tokens the reference keeps."""
+    """Return whether float32's rounding of a threshold changes which tokens the reference keeps."""
     survivors = []
     for nudge in (1 - 1e-5, 1 + 1e-5):
         nudged = {"top_p": min(options.top_p * nudge, 1.0), "min_p": min(options.min_p * nudge, 1.0)}
@@ -137,7 +137,7 @@ def test_the_draw_inverts_the_cumulative_distribution(seed, support, u):
     p /= p.sum()
     token = int(DRAW(p[None], np.array([u], np.float32))[0])
     cumulative = np.cumsum(p.astype(np.float64))
-    slack = VOCAB * 2.0**-24  # gamma_n of the device's own sum
+    slack = VOCAB * 2.0**-24  # gamma_n of the device's sum
     assert p[token] > 0
     assert cumulative[token] >= (u - slack) * cumulative[-1]
     assert cumulative[token] - p[token] <= (u + slack) * cumulative[-1]
@@ -156,12 +156,12 @@ def test_random_numbers_are_those_of_jax(seed, position):
     key = jax.random.wrap_key_data(jnp.array([seed >> 32, seed % 2**32], jnp.uint32), impl="threefry2x32")
     expected = float(jax.random.uniform(jax.random.fold_in(key, position)))
     assert float(UNIFORM(random_key(seed), np.int32(position))) == expected
-    if seed < 2**31:  # above, JAX's own key() needs 64-bit integers switched on
+    if seed < 2**31:  # for larger seeds, JAX's key() needs 64-bit integers enabled
         assert np.array_equal(random_key(seed), jax.random.key_data(jax.random.key(seed)))
 
 
 def test_draws_have_the_probabilities_of_the_distribution():
-    """3,000 positions of one key: the counts lie within five standard deviations."""
+    """The counts of 3,000 draws, one position each, are within five standard deviations of the distribution."""
     logits = np.log(np.array([0.5, 0.25, 0.125, 0.125], np.float32))
     trials = 3000
     tokens = SAMPLE(
@@ -178,7 +178,7 @@ def test_draws_have_the_probabilities_of_the_distribution():
 
 
 def by_row(rows: list[SamplingOptions]) -> Any:
-    """Options of several rows as arrays [rows, 1]; a greedy row has temperature 0."""
+    """Stack the options of several rows into arrays [rows, 1]; greedy rows get temperature 0."""
     scalars = [as_arrays(row) for row in rows]
     arrays = type(scalars[0])(*(np.array(column)[:, None] for column in zip(*scalars, strict=True)))  # type: ignore
     return arrays._replace(temperature=np.array([[0.0 if row.greedy else row.temperature] for row in rows], np.float32))
@@ -201,7 +201,10 @@ def test_a_row_has_its_own_options_and_no_neighbor_moves_a_bit_of_it(seed, rows)
 
 
 def test_a_filter_leaves_the_other_rows_as_they_are():
-    """To the last bit: renormalizing a distribution that is normalized already may change it."""
+    """Rows without a filter keep their bits next to filtered rows.
+
+    Renormalizing a normalized distribution could change it.
+    """
     logits = np.stack([draw_logits(seed, 0) for seed in range(4)])
     rows = [SamplingOptions(temperature=0.8, top_p=1.0)] * 4
     filtered = [rows[0], SamplingOptions(temperature=0.8, top_p=0.5), rows[2], SamplingOptions(top_k=3, top_p=1.0)]

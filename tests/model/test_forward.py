@@ -1,4 +1,4 @@
-"""The JAX model as a whole: against transformers, and by laws."""
+"""The whole JAX model: against transformers, and by laws."""
 
 from dataclasses import replace
 
@@ -24,15 +24,16 @@ GOLDENS = read_golden("logits")["families"]
 FLOAT32 = np.dtype(np.float32)
 CAPACITY, LONGEST = 32, 12
 
-# Two float32 computations of one model, of the largest logit: what transformers' own differs from float64 by is
-# a tenth of it (tests/goldens), while the mildest mistake that its goldens were tried with makes 35 times as much.
+# Two float32 computations of a model may differ by this share of the largest logit. transformers differs from float64
+# by a tenth of it (tests/goldens); the mildest mistake that the goldens were tested with makes a difference 35 times as
+# large.
 AGREE = 1e-5
 
 FORWARD = jax.jit(forward, static_argnames=("config", "ops"))
 
 
 def run(checkpoint: Checkpoint, tokens: np.ndarray, *, ops=CPU, cache: Cache | None = None, lengths=None):
-    """Compute logits and cache of `tokens [batch, seq]` after `cache`."""
+    """Compute the logits and the cache for `tokens` [batch, seq] after `cache`."""
     config = checkpoint.config
     if cache is None:
         cache = empty_cache(config, batch=len(tokens), capacity=CAPACITY, dtype=FLOAT32)
@@ -61,7 +62,7 @@ def test_logits_are_those_of_transformers(family, ops, tmp_path):
 
 
 configs = st.sampled_from(sorted(CONFIGS))
-few = settings(max_examples=share_of(20, part=10))  # each compiles
+few = settings(max_examples=share_of(20, part=10))  # each example compiles
 
 
 @few
@@ -71,7 +72,7 @@ def test_any_split_into_chunks_gives_the_logits_of_one_pass(name, seed, data):
     tokens = np.random.default_rng(seed).integers(0, CONFIGS[name].vocab, LONGEST)
     full, _ = run(checkpoint, tokens[None])
 
-    # Chunks are padded to one of two lengths, with tokens that must not matter: prefill has 5, decoding 1.
+    # Chunks are padded to one of two lengths, 5 for prefill and 1 for decoding, with tokens that must not matter.
     cache, rows, start = None, [], 0
     while start < LONGEST:
         count = data.draw(st.integers(1, min(5, LONGEST - start)), "tokens of the next chunk")
@@ -136,7 +137,10 @@ def test_shared_heads_are_repeated_heads(name, seed):
 
 @given(seed=seeds, capacity=st.sampled_from([CAPACITY, 200]))
 def test_what_lies_beyond_the_used_part_of_the_cache_does_not_matter(seed, capacity):
-    """200 rows have several spans that attention may read; leftovers of an earlier, longer sequence lie in all."""
+    """Leftovers of a longer sequence do not change the logits.
+
+    With 200 rows, attention reads one of several spans; the leftovers lie in all spans.
+    """
     checkpoint = random_checkpoint(CONFIGS["experts"], seed=seed)
     config = checkpoint.config
     tokens = np.random.default_rng(seed).integers(0, config.vocab, (1, LONGEST))

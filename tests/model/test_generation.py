@@ -1,4 +1,4 @@
-"""Sessions, stops and streaming: what stands between a model and the text that a person sees."""
+"""Sessions, stops and streaming: the code between a model and the text that a person sees."""
 
 import itertools
 from functools import partial
@@ -18,7 +18,7 @@ GREEDY = SamplingOptions(temperature=0.0)
 
 
 class Alphabet:
-    """Ids are bytes; 256 begins a text and 257 ends it."""
+    """Tokenizer with bytes as ids; 256 begins a text and 257 ends it."""
 
     vocab, bos, special, dummy_prefix, absorbs = VOCAB, 256, {"<s>": 256, "</s>": 257}, False, {}
 
@@ -37,7 +37,7 @@ class Alphabet:
 
 
 class Script:
-    """A backend that gives scripted tokens, and records its calls."""
+    """Backend that draws scripted tokens and records its calls."""
 
     burst, chunk = 4, 3
 
@@ -103,7 +103,7 @@ def test_a_stopping_token_ends_the_text_and_is_not_in_it():
 def test_length_and_context_end_it_too():
     generation = generate(Script(b"abcdefgh"), n=5)
     assert ("".join(t.text for t in generation), generation.finish_reason) == ("abcde", "length")
-    # 6 positions: BOS and five letters are computed, so six letters can be drawn.
+    # BOS and five letters fill the 6 positions, so six letters can be drawn.
     generation = generate(Script(b"abcdefgh", capacity=6))
     assert ("".join(t.text for t in generation), generation.finish_reason) == ("abcdef", "context")
     generation = generate(Script(b"abc"), n=0)
@@ -119,7 +119,8 @@ def test_a_stop_text_cuts_at_its_first_appearance(text, stop):
     pieces = [token.text for token in generation]
     cut = min((i for s in stop if (i := text.find(s)) >= 0), default=len(text))
     assert "".join(pieces) == generation.completion
-    # Text is given as soon as no stop text can still begin in it, so the cut is where the first to be complete begins.
+    # The stream gives text once no stop string can begin in it, so it is cut where the first complete stop string
+    # begins.
     ends = min((text.find(s) + len(s) for s in stop if s in text), default=None)
     if ends is None:
         assert generation.completion == text
@@ -144,7 +145,7 @@ def test_a_character_cut_off_at_the_end_is_shown_as_unreadable():
 
 
 class Timed(Script):
-    """A script with its own clock: a call takes a millisecond, and half of one more for each token."""
+    """Script with its own clock: a call takes 1 ms, and 0.5 ms for each token."""
 
     burst = 128
     seconds = 0.0
@@ -160,14 +161,15 @@ def test_a_burst_is_what_fits_into_its_time_and_each_text_begins_with_one_token(
     session = Session(backend, vocab=VOCAB)
     list(generate(backend, session=session, n=300))
     list(generate(backend, session=session, prompt=(256, *b"aaa"), n=3))
-    # 1.5 ms for one; 53 x 1.5 ms are within 80, and then a token takes 0.52 ms, for which 128 is less than would be.
+    # One token takes 1.5 ms. 53 x 1.5 ms fit into 80 ms; after that a token takes 0.52 ms, and 128 is the most per
+    # call.
     assert backend.steps == [1, 53, 128, 118, 1, 2]
     list(generate(backend, session=session, n=1000))
     assert backend.steps[6:] == [1, 53, 128, 128, 90]  # until the context is full
 
 
 class Overlapping(Script):
-    """A script with a device that takes 3.9 ms for each token, by a clock that goes on during a wait."""
+    """Script on a device that takes 3.9 ms per token, with a clock that continues during a wait."""
 
     burst = 128
     seconds, done = 0.0, 0.0
@@ -188,8 +190,8 @@ def test_bursts_that_are_asked_for_ahead_are_sized_by_the_time_between_two(monke
     monkeypatch.setattr("llamaspec.model.running.session.perf_counter", lambda: backend.seconds)
     session = Session(backend, vocab=VOCAB)
     for _ in session.bursts([256], max_new_tokens=110, options=GREEDY, seed=0, stops=frozenset({257})):
-        backend.seconds += 0.01  # until the next is read, while the device goes on
-    # Twenty fit into 80 ms. Only the second is there before it is read, 10 ms after the first.
+        backend.seconds += 0.01  # time before the next burst is read, while the device computes
+    # Twenty tokens fit into 80 ms. Only the second token is ready before it is read, 10 ms after the first.
     assert backend.steps == [1, 1, 20, 8, 20, 20, 20, 20]
 
 
@@ -207,11 +209,11 @@ def test_a_burst_is_asked_for_before_the_one_before_it_is_read():
     capacity=st.integers(3, 20),
     texts=st.lists(
         st.tuples(
-            st.lists(st.sampled_from([97, 98, 257]), min_size=1, max_size=16),  # what is drawn, 257 ends a text
-            st.integers(1, 3),  # tokens of the prompt that are new
-            st.integers(0, 8),  # of those before that it goes on from
-            st.integers(0, 12),  # to be drawn
-            st.integers(0, 6),  # bursts until it is interrupted, or left
+            st.lists(st.sampled_from([97, 98, 257]), min_size=1, max_size=16),  # the drawn tokens; 257 ends a text
+            st.integers(1, 3),  # new tokens in the prompt
+            st.integers(0, 8),  # earlier tokens that the prompt repeats
+            st.integers(0, 12),  # tokens to draw at most
+            st.integers(0, 6),  # bursts before an interrupt, or before the reader leaves
             st.booleans(),
         ),
         max_size=4,
@@ -219,7 +221,7 @@ def test_a_burst_is_asked_for_before_the_one_before_it_is_read():
 )
 @example(ahead=1, capacity=20, texts=[([97] * 9, 1, 0, 9, 2, True), ([98] * 5, 1, 8, 3, 6, False)])
 def test_what_the_cache_holds_is_what_was_drawn_however_a_text_ends(ahead, capacity, texts):
-    """The text does not depend on the bursts that were asked for ahead of it."""
+    """The cache holds the drawn tokens however a text ends, and bursts asked for ahead do not change the text."""
     backend = Script([], capacity, ahead)
     session = Session(backend, vocab=VOCAB)
     for says, new, shared, n, bursts, leaves in texts:
@@ -273,7 +275,7 @@ def test_an_interruption_keeps_what_was_drawn(ahead):
 
 
 def test_a_burst_that_fails_when_it_is_read_takes_the_cache_with_it():
-    """A GPU's burst does so while another one is on its way."""
+    """If reading a burst fails, the cache is lost, too: on a GPU the next burst is already running on it."""
 
     class Failing(Script):
         def decode(self, cache, drawing, *, steps):
@@ -346,7 +348,7 @@ def test_options_out_of_range_are_refused(option, value):
 
 
 def test_what_draws_is_given_no_temperature_that_is_0_on_a_device():
-    """A subnormal temperature is greedy too, since some devices take it for 0."""
+    """Sampling never gets a temperature that a device treats as 0: subnormal temperatures are greedy."""
     smallest = float(np.finfo(np.float32).tiny)
     assert all(SamplingOptions(temperature=t).greedy for t in (0.0, 1e-300, 1e-45, smallest * (1 - 2**-24)))
     assert not any(SamplingOptions(temperature=t).greedy for t in (smallest, 0.8))

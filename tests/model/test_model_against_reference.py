@@ -30,15 +30,15 @@ from tests.support.strategies import assert_within, seeds, share_of
 CAPACITY = 8
 CHUNK = 6
 FLOAT32 = np.dtype(np.float32)
-UNITS = {"float32": 0.0, "bfloat16": 2.0**-8}  # what a rounding to the dtype adds to float32's own
+UNITS = {"float32": 0.0, "bfloat16": 2.0**-8}  # rounding by the dtype, in addition to float32's own
 
 configs = st.sampled_from(sorted(CONFIGS))
 narrow = st.sampled_from(sorted(name for name, config in CONFIGS.items() if config.dim < 64))
-# Table, dtype, rows, and how many blocks of the cache attention reads at most.
+# Table, dtype, rows, and the largest number of cache blocks that attention reads.
 forms = st.sampled_from(
     [("XLA", "float32", 3, 1), ("CPU", "float32", 1, 1), ("CPU", "bfloat16", 1, 1), ("XLA in blocks", "float32", 3, 3)]
 )
-# Blocks of 3 do not divide 8 tokens, so the last block overlaps the one before.
+# 8 tokens are not whole blocks of 3, so the last block overlaps the previous one.
 TABLES = {
     "XLA": XLA,
     "CPU": CPU,
@@ -58,7 +58,7 @@ FORWARD = jax.jit(forward, static_argnames=("config", "ops"))
 
 
 def row_lengths(rows: int):
-    """Draw how many tokens of the first chunk count, row by row."""
+    """Draw for each row how many tokens of the first chunk are valid."""
     return st.lists(st.integers(1, CHUNK), min_size=rows, max_size=rows)
 
 
@@ -66,10 +66,10 @@ def check(actual, expected: Approx):
     assert_within(actual, expected.value, expected.error)
 
 
-@settings(max_examples=share_of(20, part=10))  # each compiles up to 18 programs
+@settings(max_examples=share_of(20, part=10))  # each example compiles up to 18 programs
 @given(name=configs, form=forms, seed=seeds, data=st.data())
 def test_every_op_is_within_its_bound(name, form, seed, data):
-    """Walk through the model: each op and its reference get the result of the op before."""
+    """Each op is within its bound when it and its reference get the previous op's result, for a chunk and a step."""
     table, dtype, rows, blocks = form
     lengths = data.draw(row_lengths(rows), "tokens of each row")
     config, ops, unit = CONFIGS[name], JITTED[table], UNITS[dtype]
@@ -160,9 +160,10 @@ def walk(
 def composed_bound(
     exact: reference.Params, tokens: np.ndarray, config: Config, *, unit: float = 0.0, blocks: int = 1
 ) -> Approx:
-    """Compute the whole model for one sequence, with the errors of all its ops passed on.
+    """Compute the whole model for one sequence in float64, with error bounds passed from op to op.
 
-    The dtype rounds by `unit`, also the weights of attention; its online softmax goes over `blocks` blocks.
+    `unit` is the roundoff of the dtype, which also rounds attention's weights. The online softmax reads `blocks`
+    blocks.
     """
     x, at = exactly(exact.embedding[tokens]), np.arange(len(tokens))
     for i, layer in enumerate(exact.layers):
@@ -179,7 +180,7 @@ def composed_bound(
 
 @given(name=narrow, table=st.sampled_from(["CPU", "XLA"]), lengths=row_lengths(2), seed=seeds)
 def test_the_whole_model_is_within_the_composed_bound(name, table, lengths, seed):
-    """One narrow layer: every product multiplies what a proof must allow for by the size of its matrix."""
+    """Logits of a narrow one-layer model are within the composed bound; a larger model would make the bound useless."""
     config = one_layer(CONFIGS[name])
     checkpoint = random_checkpoint(config, seed=seed)
     params, exact = load_params(checkpoint, dtype=FLOAT32, positions=CAPACITY), load_reference_params(checkpoint)
@@ -190,12 +191,10 @@ def test_the_whole_model_is_within_the_composed_bound(name, table, lengths, seed
     for row, length in enumerate(lengths):
         expected = composed_bound(exact, tokens[row, :length], config)
         value, _ = reference.forward(exact, tokens[row, :length], reference.empty_cache(config), config=config)
-        np.testing.assert_allclose(
-            expected.value, value, rtol=1e-12, atol=1e-12
-        )  # it bounds the reference's own values
+        np.testing.assert_allclose(expected.value, value, rtol=1e-12, atol=1e-12)  # it gives the reference's own values
         check(np.asarray(logits)[row, :length], expected)
-        certain = expected.error < 1e6  # unlike tokens with experts that depend on rounding
-        assert np.median(expected.error[certain]) < 0.1 * np.abs(value).max()  # and it says something
+        certain = expected.error < 1e6  # without tokens with experts that depend on rounding
+        assert np.median(expected.error[certain]) < 0.1 * np.abs(value).max()  # the bound is useful
 
 
 def one_layer(config: Config) -> Config:

@@ -1,4 +1,4 @@
-"""Texts of users: bit for bit, in whole characters, or one line that says why not."""
+"""Users' text files: read byte for byte, cut only between characters, or refused in one line with the reason."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from tests.support.random_models import SMALL, random_checkpoint
 def test_what_is_read_are_the_characters_that_are_whole(tmp_path_factory, text, most):
     path = tmp_path_factory.mktemp("text") / "text"
     path.write_bytes(text.encode())
-    expected = text.encode()[:most].decode(errors="ignore")  # what is cut is at the end, and ignored there
+    expected = text.encode()[:most].decode(errors="ignore")  # only a cut character at the end is invalid
     if expected.strip():
         assert read_text(path, most=most) == expected
     else:
@@ -30,7 +30,7 @@ def test_what_is_read_are_the_characters_that_are_whole(tmp_path_factory, text, 
 
 @pytest.mark.parametrize("most", [None, 3, 5, 6])
 def test_a_file_that_ends_within_a_character_is_refused(tmp_path, most):
-    """Unless no more of it was to be read."""
+    """A file that ends inside a character is refused, unless `most` leaves out that character."""
     path = tmp_path / "text"
     path.write_bytes(b"abc\xe2\x82")
     if most in (3, 5):
@@ -67,7 +67,7 @@ def swapped(spec: dict) -> dict:
 
 
 def test_models_that_cut_the_text_differently_are_refused(tmp_path, monkeypatch):
-    """Each model has a tokenizer of its own, of one size: what they predict after a token is not the same question."""
+    """Models with tokenizers that give different ids are refused: their predictions are not comparable."""
     checkpoint = random_checkpoint(replace(SMALL, vocab=256), seed=0)
     path, (first, second) = tmp_path / "text", (tmp_path / "one.json", tmp_path / "other.json")
     path.write_text("ab")

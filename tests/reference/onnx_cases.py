@@ -1,4 +1,4 @@
-"""The node tests of ONNX: for each operator some inputs, attributes, and the outputs that they ought to give."""
+"""The node tests of ONNX: inputs, attributes and expected outputs for each operator."""
 
 import functools
 import importlib
@@ -15,22 +15,22 @@ class Case(NamedTuple):
     name: str
     op: str
     attributes: Mapping[str, Any]
-    inputs: Sequence[np.ndarray | None]  # in the order of the operator's signature, None where one is not given
+    inputs: Sequence[np.ndarray | None]  # in the order of the operator's signature; None for an omitted one
     outputs: Sequence[np.ndarray | None]
 
     def input(self, index: int) -> np.ndarray | None:
-        """An input that may be missing."""
+        """Return an input, or None if the case omits it."""
         return self.inputs[index] if index < len(self.inputs) else None
 
 
 @functools.cache
 def node_cases(op: str) -> list[Case]:
-    """List the cases of an operator, except the ones that only spell it out in terms of others.
+    """List the cases of an operator, except those that only expand it into other operators.
 
-    We import only the operator's module: `collect_testcases` imports all of them, and each computes its cases as it is
-    imported, which takes 6 seconds.
+    We import only the operator's module: `collect_testcases` imports all modules, and each computes its cases at
+    import, which takes 6 seconds.
     """
-    with warnings.catch_warnings():  # casts that overflow, divisions by zero, deprecated NumPy: theirs, not ours
+    with warnings.catch_warnings():  # ONNX's code warns of overflowing casts, divisions by zero and deprecated NumPy
         warnings.simplefilter("ignore")
         importlib.import_module(f"{node.__name__}.{op.lower()}")
 
@@ -47,7 +47,7 @@ def node_cases(op: str) -> list[Case]:
 
 
 def spread(names: Sequence[str], arrays: Sequence[Any]) -> list[Any]:
-    """`arrays` in the places that have a name.
+    """Put `arrays` at the places with a name, and None at the others.
 
     >>> spread(["Q", "", "V"], [1, 2])
     [1, None, 2]

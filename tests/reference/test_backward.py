@@ -1,4 +1,4 @@
-"""Hold `reference.backward` to what JAX's automatic differentiation makes of each layer, in float64."""
+"""Compare `reference.backward` with JAX's automatic differentiation of each layer, in float64."""
 
 import jax
 import jax.numpy as jnp
@@ -27,11 +27,11 @@ from llamaspec.reference.softmax import softmax
 from tests.support.random_models import CONFIGS, random_checkpoint
 from tests.support.strategies import seeds, share_of
 
-CLOSE = 1e-12  # of the largest entry: a few hundred roundings of float64, where a wrong term is of the order of 1
+CLOSE = 1e-12  # relative to the largest entry: a few hundred roundings of float64; a wrong term is of order 1
 
 
 def assert_is_vjp(function, inputs, dy, slopes):
-    """`slopes` are what `jax.vjp` of `function`, written here in jax.numpy, makes of `dy` at the float64 `inputs`."""
+    """Assert that `slopes` equal the float64 gradients for `dy` from `jax.vjp` of `function`, written in jax.numpy."""
     with jax.enable_x64(True):
         expected = [np.asarray(a) for a in jax.vjp(function, *map(jnp.asarray, inputs))[1](jnp.asarray(dy))]
     assert len(expected) == len(slopes)
@@ -87,7 +87,7 @@ def test_rope(seed, tokens, heads, pairs, start):
         )
 
     assert_is_vjp(turned, (x,), dy, (rope_halves_backward(dy, at, turns),))
-    # A rotation keeps inner products: <R x, dy> = <x, R^T dy>.
+    # A rotation preserves inner products: <R x, dy> = <x, R^T dy>.
     forward = np.sum(rope_halves(x, at, turns) * dy)
     assert (
         abs(forward - np.sum(x * rope_halves_backward(dy, at, turns))) <= CLOSE * np.sum(np.abs(x)) * np.abs(dy).max()
@@ -114,7 +114,7 @@ def test_swiglu(seed, scale):
 
 
 @given(seed=seeds, tokens=st.integers(1, 12), vocab=st.integers(1, 6))
-@example(seed=0, tokens=12, vocab=1)  # one id, twelve times
+@example(seed=0, tokens=12, vocab=1)  # the same id twelve times
 def test_embedding(seed, tokens, vocab):
     rng = np.random.default_rng(seed)
     ids, dx = rng.integers(0, vocab, (2, tokens)), rng.normal(size=(2, tokens, 3))
@@ -219,8 +219,9 @@ def test_the_gradient_of_a_whole_model_is_that_of_its_loss(name):
 
     assert abs(loss - loss_at(0.0)) <= CLOSE * abs(loss)
     expected = sum(float(np.sum(s * d)) for s, d in zip(arrays_of(gradient), arrays_of(direction), strict=True))
-    # The error of a central difference falls as the square of the step; of two combined, as its fourth power.
+    # The error of a central difference falls with the square of the step; of two combined differences, with its fourth
+    # power.
     wide, narrow = ((loss_at(h) - loss_at(-h)) / (2 * h) for h in (2e-4, 1e-4))
     measured = (4 * narrow - wide) / 3
     assert abs(measured - expected) <= max(1e-7 * abs(expected), 4 * abs(narrow - wide))
-    assert abs(narrow - wide) <= 1e-2 * abs(expected)  # or the line above would say nothing
+    assert abs(narrow - wide) <= 1e-2 * abs(expected)  # otherwise the extrapolation above means nothing

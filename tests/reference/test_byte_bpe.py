@@ -1,4 +1,4 @@
-"""`reference.byte_bpe` against tiktoken and Hugging Face's tokenizers, on a vocabulary that the latter trained."""
+"""`reference.byte_bpe` against tiktoken and Hugging Face's tokenizers, on a vocabulary trained by the latter."""
 
 import itertools
 from typing import NamedTuple
@@ -19,7 +19,7 @@ CORPUS = [
     "3.14159 2.71828 1,000,000 1984 2024   she said, she'll say, SHE'LL SAY, we've said, you're 199 19 99",
 ]
 
-# Half of the draws consist of text that the vocabulary knows, so that there is something to merge.
+# Half of the draws are made of fragments in the vocabulary, so that there is something to merge.
 fragments = [
     "Once",
     "she",
@@ -44,7 +44,7 @@ fragments = [
 ]
 
 
-# Unassigned characters are left out: each library has its own version of Unicode.
+# We leave out unassigned characters, since each library has its own version of Unicode.
 characters = st.characters(exclude_categories=["Cs", "Cn"])
 texts = st.text(characters) | st.lists(st.sampled_from(fragments)).map("".join)
 PATTERNS = {"GPT-2": GPT2, "Llama 3": LLAMA3, "Qwen2": QWEN2, "Tekken": TEKKEN}
@@ -67,7 +67,7 @@ def train(pattern: str) -> Tokenizer:
 
 
 def ranks_of(tokenizer: Tokenizer) -> dict[bytes, int]:
-    """The bytes of each token, which the library prints as one character a byte."""
+    """Map the bytes of each token to its rank; the library prints each byte as one character."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unprintable = [byte for byte in range(256) if byte not in printable]
     byte = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(unprintable)}
@@ -94,7 +94,7 @@ def kind(request):
 @example("")
 @example("\0")
 @example("=====")  # ties: "==" is a token, "====" is not
-@example("'ſ 'S 's")  # the long s is an s too where case does not matter
+@example("'ſ 'S 's")  # the long s matches s if case is ignored
 def test_ids_are_those_of_tiktoken_and_of_hugging_face(kind, text):
     ids = encode(text, kind.ranks, pattern=kind.pattern)
     assert ids == kind.tiktoken.encode_ordinary(text)

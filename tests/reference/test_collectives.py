@@ -1,4 +1,4 @@
-"""Laws of `reference.collectives`: ring and tree give what the definitions say, in the steps that they claim."""
+"""Laws of `reference.collectives`: ring and tree algorithms give the defined results in the stated number of steps."""
 
 import math
 
@@ -21,7 +21,7 @@ def drawn(seed: int, n: int, length: int, dtype: DTypeLike = np.float32) -> list
 
 
 def bound(arrays: list[np.ndarray]) -> np.ndarray:
-    """Higham's gamma for the n - 1 additions of a sum, in any order."""
+    """Bound the error of n - 1 additions in any order by Higham's gamma."""
     k = len(arrays) - 1
     return k * U32 / (1 - k * U32) * np.sum([np.abs(a.astype(np.float64)) for a in arrays], axis=0)
 

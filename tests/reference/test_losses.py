@@ -1,4 +1,4 @@
-"""Hold `reference.losses` to JAX's automatic differentiation, to hand-made values, and to laws."""
+"""Compare `reference.losses` with JAX's automatic differentiation and hand-made values, and check its laws."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from llamaspec.reference.losses import (
 )
 from tests.support.strategies import seeds
 
-CLOSE = 1e-12  # of the largest entry: a few hundred roundings of float64
+CLOSE = 1e-12  # relative to the largest entry: a few hundred roundings of float64
 
 
 def drawn(seed: int, rows: int, vocab: int, scale: float = 3.0):

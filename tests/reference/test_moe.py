@@ -14,7 +14,7 @@ experts = st.integers(1, 6)
 
 
 def draw_layer(noise, experts):
-    """x, router, gate, up and down."""
+    """Draw x, router, gate, up and down."""
     noise.blank = False
     return noise(TOKENS, DIM), noise(experts, DIM), *(noise(experts, *s) for s in [(FFN, DIM), (FFN, DIM), (DIM, FFN)])
 
@@ -23,7 +23,7 @@ def opinions(x, gate, up, down):
     """Compute every expert's output for every token, and a magnitude for its error: [experts, tokens, dim] each."""
     hidden = [swiglu(linear(x, g), linear(x, u)) for g, u in zip(gate, up, strict=True)]
     says = np.stack([linear(h, d) for h, d in zip(hidden, down, strict=True)])
-    # Sums of DIM terms go into gate and up, and silu changes by at most 1.1 of what its argument does.
+    # gate and up are sums of DIM terms, and silu changes by at most 1.1 times the change of its argument.
     sizes = [
         linear((linear(np.abs(x), np.abs(g)) + 1) * linear(np.abs(x), np.abs(u)), np.abs(d))
         for g, u, d in zip(gate, up, down, strict=True)
@@ -33,7 +33,7 @@ def opinions(x, gate, up, down):
 
 @given(noise=noises, experts=experts, data=st.data())
 def test_definition(noise, experts, data):
-    """Token by token: a softmax over the logits of only the chosen experts weighs their outputs."""
+    """For each token, a softmax over the logits of only the chosen experts weights their outputs."""
     n = data.draw(st.integers(1, experts))
     x, router, gate, up, down = draw_layer(noise, experts)
     logits = linear(x, router)
@@ -43,7 +43,7 @@ def test_definition(noise, experts, data):
         best = sorted(range(experts), key=lambda e: (-softmax(logits)[t, e], e))[:n]
         weights = softmax(logits[t, best])
         exact[t] = weights @ says[best, t]
-        # An exponent's rounding is relative to the distance of its logit from the largest.
+        # The rounding of an exponent is relative to the distance between its logit and the largest logit.
         spread = logits[t].max() - logits[t, best].min()
         bound[t] = weights @ (sizes[best, t] + np.abs(says[best, t]) * (4 * spread + 4 * experts + 20))
     assert_within(moe(x, router, gate, up, down, experts_per_token=n), exact, U * bound + 1e-300)
@@ -76,7 +76,7 @@ def test_names_of_the_experts_do_not_matter(noise, experts, data):
     order = np.array(data.draw(st.permutations(range(experts))))
     x, *layer = draw_layer(noise, experts)
     probabilities = np.sort(softmax(linear(x, layer[0])), axis=-1)
-    ties = np.any(np.diff(probabilities, axis=-1) == 0, axis=-1)  # there the name decides
+    ties = np.any(np.diff(probabilities, axis=-1) == 0, axis=-1)  # then the lower index is chosen
     chosen, weights = route(x, layer[0], experts_per_token=n)
     chosen_again, weights_again = route(x, layer[0][order], experts_per_token=n)
     np.testing.assert_array_equal(order[chosen_again][~ties], chosen[~ties])
@@ -101,7 +101,7 @@ def test_weights_are_a_distribution_over_distinct_experts_the_best_first(noise, 
 
 @given(seed=seeds, experts=sizes(20), data=st.data())
 def test_ties_go_to_the_lower_index(seed, experts, data):
-    """Many experts and few logits, since a sort that is not stable is so only on long rows."""
+    """Ties go to the lower index. Many experts share few logits, since an unstable sort shows only in long rows."""
     n = data.draw(st.integers(1, experts))
     router = np.random.default_rng(seed).integers(0, 3, (experts, 1)).astype(np.float64)
     chosen, _ = route(np.ones((1, 1)), router, experts_per_token=n)

@@ -1,8 +1,9 @@
-"""`reference` against the node tests of ONNX: other people computed the outputs, in float32 and below.
+"""`reference` against the node tests of ONNX, an independent computation of outputs in float32 and narrower dtypes.
 
-An adapter per operator turns a case into calls of `reference` and says, output by output, what these give and how far
-ONNX may be from it: its roundings are counted, one `u` each, where u is the roundoff of the case's dtype. Dot products
-of float16 and bfloat16 are accumulated in float32, as NumPy does. Where nothing is rounded, the bound is 0.
+An adapter per operator calls `reference` with the inputs of a case. It returns, output by output, the reference's value
+and a bound on ONNX's distance from it, which counts ONNX's roundings with one `u` each; u is the roundoff of the case's
+dtype. Dot products of float16 and bfloat16 are accumulated in float32, as NumPy does. Where nothing is rounded, the
+bound is 0.
 """
 
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from tests.support.strategies import assert_within, attention_bound, roundoff
 
 
 class Due(NamedTuple):
-    """An expected output of a case."""
+    """An expected output of a case: the reference's value, and a bound on ONNX's distance from it."""
 
     value: np.ndarray
     bound: np.ndarray | float
@@ -42,18 +43,18 @@ def needed(case: Case, index: int) -> np.ndarray:
 
 
 def rms_normalization(case: Case) -> Outputs:
-    """Normalizes over all axes from `axis` on; the reference over the last."""
+    """Flatten the axes from `axis` on, since ONNX normalizes over all of them and the reference over the last."""
     x, weight = needed(case, 0), needed(case, 1)
     axis = case.attributes.get("axis", -1) % x.ndim
     flat = x.reshape(*x.shape[:axis], -1)
     y = rmsnorm(flat, weight.reshape(-1), eps=case.attributes.get("epsilon", 1e-5)).reshape(x.shape)
-    # All terms of the sum of squares are positive: n roundings, halved by the root; then x^2, the mean, eps (and its
-    # own rounding), the root, its reciprocal and two products.
+    # All terms of the sum of squares are positive, so its n roundings are halved by the root. Further roundings: x^2,
+    # the mean, eps (and its own), the root, its reciprocal, and two products.
     return [Due(y, np.abs(y) * (flat.shape[-1] / 2 + 7) * roundoff(x.dtype))]
 
 
 def rotary_embedding(case: Case) -> Outputs:
-    """ONNX takes any numbers as cos and sin, here random ones: a rotation, and a stretch by hypot(cos, sin)."""
+    """Use a rotation and a stretch by hypot(cos, sin), since ONNX's cos and sin are any numbers, here random."""
     x, cos, sin, positions = needed(case, 0), needed(case, 1), needed(case, 2), case.input(3)
     if positions is not None:
         cos, sin = cos[positions], sin[positions]  # [batch, seq, pairs]
@@ -71,7 +72,7 @@ def rotary_embedding(case: Case) -> Outputs:
         rotated = rope(by_token[token][None, :, :turned], np.array([1]), angles)  # at position 1, angle = frequency
         y[token][:, :turned] = rotated[0] * stretch
         size[token][:, :turned] = stretch * np.max(size[token][:, :turned], axis=-1, keepdims=True)
-    # Two products and a difference, each at most `size` or twice that.
+    # Two products and a difference; the products are at most `size`, the difference at most twice `size`.
     bound = 4 * size * roundoff(x.dtype)
     y, bound = (a.swapaxes(1, 2) if heads_first else a.reshape(x.shape) for a in (y, bound))
     return [Due(y, bound)]
@@ -99,7 +100,7 @@ def onnx_attention(case: Case) -> Outputs:
     offsets = np.full(batch, past) if lengths is None else lengths - queries  # bottom right
     if get("is_causal") or case.name in CAUSAL_GRAPHS:
         left_window = get("left_window_size", -1)
-        window = None if left_window < 0 else left_window + 1  # ONNX does not count the position itself
+        window = None if left_window < 0 else left_window + 1  # ONNX's window does not count the token itself
         seen = [causal_mask(queries, keys, offset=int(offset), window=window) for offset in offsets]
         total = total + np.stack(seen)[:, None]
     if lengths is not None:
@@ -113,21 +114,21 @@ def onnx_attention(case: Case) -> Outputs:
     y = y.reshape(batch, queries, -1) if flat else y.swapaxes(1, 2)
     present = [
         Due(a.swapaxes(1, 2).astype(np.float64), 0.0) for a in (k, v)
-    ]  # nothing of the reference's: a check on us
+    ]  # the reference is not involved: this checks our adapter
     outputs: Outputs = [Due(y, bound), *present, None]
-    if get("qk_matmul_output_mode") == 3:  # the probabilities: what attention makes of values that are unit vectors
+    if get("qk_matmul_output_mode") == 3:  # the probabilities: the attention output if values are unit vectors
         units = np.broadcast_to(np.eye(keys)[:, None], (*k.shape[:3], keys))
         bound = attention_bound(q, k, units, total, scale=scale, dtype=q.dtype, sums=sums)
         outputs[3] = Due(attend(scaled, k, units, total).swapaxes(1, 2), bound)
     return outputs
 
 
-# ONNX would run their masks as graphs. This mask lets a query see the keys up to its own position.
+# ONNX runs these masks as graphs. This mask lets a query see the keys up to its own position.
 CAUSAL_GRAPHS = ["test_flexattention_causal_mask"]
 
 
 def additive(mask: np.ndarray, batch: int, queries: int, keys: int) -> np.ndarray:
-    """0 for True and -inf for False; keys beyond a mask that is too short are hidden; heads of a 3-D mask are first."""
+    """Convert a mask to 0 (True) and -inf (False), and hide keys beyond its end. A 3-D mask begins with the heads."""
     if mask.dtype == bool:
         mask = np.where(mask, 0, -np.inf)
     mask = mask.astype(np.float64)
@@ -138,10 +139,10 @@ def additive(mask: np.ndarray, batch: int, queries: int, keys: int) -> np.ndarra
 
 
 def attend(q, k, v, mask) -> np.ndarray:
-    """`attention` with a mask for each head, or for all, and with values of another width than the keys'."""
+    """Call `attention` with a mask per head, or one for all, and with values of another width than the keys."""
     head_dim, width = k.shape[-1], v.shape[-1]
     v = np.pad(v.astype(np.float64), [(0, 0)] * 3 + [(0, -width % head_dim)])
-    columns = np.split(v, v.shape[-1] // head_dim, axis=-1)  # each feature of the output has its own of the values
+    columns = np.split(v, v.shape[-1] // head_dim, axis=-1)  # each output feature depends only on its own value column
 
     def per_head(v: np.ndarray) -> np.ndarray:
         if mask.shape[1] == 1:
@@ -155,7 +156,7 @@ def onnx_softmax(case: Case) -> Outputs:
     x = needed(case, 0)
     axis = case.attributes.get("axis", -1)
     rows = np.moveaxis(x, axis, -1)
-    # x - max is rounded, which in the exponent is relative to the result; then exp (2 u), a sum of n and a quotient.
+    # The rounding of x - max, an exponent, becomes a relative error; then exp (2 u), a sum of n terms and a quotient.
     # The sum is an average of such terms.
     spread = np.max(rows, axis=-1, keepdims=True) - np.min(rows, axis=-1, keepdims=True)
     p = softmax(rows)
@@ -166,12 +167,12 @@ def onnx_softmax(case: Case) -> Outputs:
 
 
 def onnx_swiglu(case: Case) -> Outputs:
-    """silu(alpha a) b / alpha, where SwiGLU says a sigmoid(alpha a) b. Swish has no b."""
+    """Compute a sigmoid(alpha a) b as silu(alpha a) b / alpha. For Swish, b is 1."""
     a, alpha = needed(case, 0), case.attributes.get("alpha", 1.0)
     b = needed(case, 1) if case.op == "SwiGLU" else np.ones_like(a)
     y = swiglu(a.astype(np.float64) * alpha, b) / alpha
-    # alpha a is rounded, which in the exponent is relative to the result; then exp (2 u), the sum, the quotient, its
-    # cast, the two products and theirs.
+    # The rounding of alpha a, an exponent, becomes a relative error; then exp (2 u), the sum, the quotient, its cast,
+    # and two products with their casts.
     return [Due(y, np.abs(y) * (np.abs(alpha * a.astype(np.float64)) + 8) * roundoff(a.dtype))]
 
 
@@ -193,7 +194,7 @@ def matmul(case: Case) -> Outputs:
 
 
 def gemm(case: Case) -> Outputs:
-    """alpha A B + beta C, either matrix transposed or not."""
+    """Compute alpha A B + beta C, where either matrix may be transposed."""
     a, b, c = needed(case, 0), needed(case, 1), case.input(2)
     get = case.attributes.get
     x = (a.T if get("transA") else a).astype(np.float64) * get("alpha", 1.0)
@@ -207,12 +208,12 @@ def gemm(case: Case) -> Outputs:
         return add(linear(x, weight), bias) if matrix else linear(x, weight, bias)
 
     magnitudes = affine(np.abs(x), np.abs(weight), None if bias is None else np.abs(bias))
-    # a dot product, alpha and beta rounded, their products, and the sum
+    # A dot product, the roundings of alpha and beta, their products, and the sum.
     return [Due(affine(x, weight, bias), (x.shape[-1] + 5) * roundoff(a.dtype) * magnitudes)]
 
 
 def gather(case: Case) -> Outputs:
-    """Rows of a table: what remains of the shape is laid flat, and the axis that is gathered put first."""
+    """Look up rows of a table: move the gathered axis to the front and flatten the others."""
     data, indices = needed(case, 0), needed(case, 1)
     axis = case.attributes.get("axis", 0)
     first = np.moveaxis(data, axis, 0)
@@ -222,7 +223,7 @@ def gather(case: Case) -> Outputs:
 
 
 def argmax(case: Case) -> Outputs:
-    """Greedy sampling, the lowest index on ties; the highest is the lowest from behind."""
+    """Choose the largest, on ties the lowest index; for the highest, reverse the axis."""
     data = needed(case, 0)
     get = case.attributes.get
     axis, last, keep = get("axis", 0), get("select_last_index", 0), get("keepdims", 1)
@@ -236,7 +237,7 @@ def argmax(case: Case) -> Outputs:
 
 
 def top_k(case: Case) -> Outputs:
-    """The choice of experts: a router of ones passes their logits on unchanged; the smallest are the largest of -x."""
+    """Choose as a router of experts does, with a router of ones that passes logits on. For the smallest, negate x."""
     x, k = needed(case, 0), int(needed(case, 1)[0])
     axis = case.attributes.get("axis", -1)
     rows = np.moveaxis(x, axis, -1).astype(np.float64)
@@ -257,8 +258,8 @@ def onnx_add(case: Case) -> Outputs:
 
 class Operator(NamedTuple):
     adapter: Callable[[Case], Outputs]
-    cases: int  # how many are run
-    arrays: int  # how many outputs of theirs are compared
+    cases: int  # number of cases that run
+    arrays: int  # number of outputs that are compared
 
 
 OPERATORS = {
@@ -299,7 +300,7 @@ LEFT_OUT = {
     "test_gather_negative_indices": "the reference refuses negative ids, see test_embedding",
 }
 
-# qk_matmul_output in its modes 0 and 2: scores before the softmax, which the reference does not return.
+# Cases with qk_matmul_output in mode 0 or 2: scores before the softmax, which the reference does not return.
 SCORES_LEFT_OUT = 10
 
 

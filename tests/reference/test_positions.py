@@ -1,4 +1,4 @@
-"""Sinusoidal positions and ALiBi: known values, and what each knows of a distance."""
+"""Sinusoidal positions and ALiBi: known values, and how each encodes distance."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ dims = st.integers(1, 8).map(lambda pairs: 2 * pairs)
 
 @given(m=places, n=places, dim=dims)
 def test_a_turn_back_by_n_is_the_position_n_before(m, n, dim):
-    """Bounded by the roundings of three angles, each by u of itself, and of two sums of two products."""
+    """Rotating a sinusoidal position back by n gives the position n earlier, up to roundings of three angles."""
     at, turns = sinusoidal(np.array([m]), dim=dim), frequencies(dim, theta=10_000.0)
     turned = rope_interleaved(at[:, None], np.array([n]), turns)[0, 0]
     before = sinusoidal(np.array([m - n]), dim=dim)[0]
@@ -36,7 +36,7 @@ def test_products_know_the_distance_alone(m, n, dim):
 def test_slopes_are_those_of_the_paper_and_of_its_code():
     np.testing.assert_array_equal(alibi_slopes(8), [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256])
     sixteen = alibi_slopes(16)
-    np.testing.assert_array_equal(alibi_slopes(12), [*alibi_slopes(8), *sixteen[0:8:2]])  # every other one of 16
+    np.testing.assert_array_equal(alibi_slopes(12), [*alibi_slopes(8), *sixteen[0:8:2]])  # every other of 16 slopes
     np.testing.assert_array_equal(alibi_slopes(1), [2.0**-8])
     with pytest.raises(ValueError, match="at least one head"):
         alibi_slopes(0)
@@ -49,9 +49,9 @@ def test_a_key_weighs_as_much_as_its_distance_says_and_nothing_ahead(heads, quer
     p = attention_weights(q, k, alibi_mask(heads, queries, keys, offset=offset))[:, 0]  # [heads, queries, keys]
     assert not np.triu(p, offset + 1).any()
     last = p[:, -1]
-    ratio = np.exp(-alibi_slopes(heads))[:, None]  # of a key to the one after it
+    ratio = np.exp(-alibi_slopes(heads))[:, None]  # weight of a key over the weight of the next key
     assert_within(last[:, :-1], last[:, 1:] * ratio, last[:, 1:] * (4 * keys + 8) * U)
-    # Shifting a row changes nothing: one bias for each key, for every query.
+    # Shifting a row of scores changes nothing, so one bias per key serves every query.
     by_key = alibi_slopes(heads)[:, None, None] * np.arange(keys) + np.where(
         alibi_mask(heads, queries, keys, offset=offset) < -1e300, -np.inf, 0
     )

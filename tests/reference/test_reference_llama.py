@@ -1,4 +1,4 @@
-"""The whole reference: logits against transformers', and the laws that any Llama obeys."""
+"""The whole reference: logits against transformers', and laws of any Llama."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -47,16 +47,16 @@ def test_logits_of_transformers(family, tmp_path):
     logits, _ = forward(params, np.array(golden["tokens"]), empty_cache(config), config=config)
     exact = np.array(golden["logits"])
     assert exact.shape == (5, config.vocab)
-    # The goldens are float32: over a few layers its roundings add up to a millionth of the largest logit.
+    # The goldens are float32: over a few layers, roundings add up to a millionth of the largest logit.
     assert_within(logits[golden["positions"]], exact, 1e-5 * np.abs(exact).max())
 
 
 @dataclass
 class Tiny:
-    """A model of random weights, of a size that keeps the stream's. Hypothesis prints what it is made from."""
+    """A model with random weights, scaled so that the residual stream keeps its size. Hypothesis prints its fields."""
 
     seed: int
-    options: dict  # what its Config has beyond what all have
+    options: dict  # fields of its Config, besides the common ones
 
     @cached_property
     def config(self) -> Config:
@@ -116,8 +116,8 @@ options = st.one_of([st.fixed_dictionaries(dense | ffn | heads) for ffn in feed_
 tinies = st.builds(Tiny, seed=seeds, options=options)
 tokens = st.lists(st.integers(0, 10), min_size=1, max_size=12).map(np.array)
 
-# Two orders of summation differ by about 1e-15 of a layer's output. A layer passes a difference on, at most some ten
-# times larger on these weights, where activations and logits are around 1; a wrong key or position changes a digit.
+# Two orders of summation differ by about 1e-15 of a layer's output. With these weights, a layer increases a difference
+# at most about ten times, and activations and logits are around 1; a wrong key or position changes a leading digit.
 NEGLIGIBLE = 1e-10
 
 
@@ -155,15 +155,16 @@ def test_no_logit_depends_on_a_later_token(tiny, tokens, data):
     at = data.draw(st.integers(0, len(tokens) - 1))
     changed = np.concatenate([tokens[:at], (tokens[at:] + 1) % config.vocab])
     before, after = full(params, tokens, config), full(params, changed, config)
-    # Exact in mathematics. In NumPy a product rounds otherwise when an expert is given more or fewer tokens at once.
+    # These are equal in exact arithmetic. In NumPy a product rounds differently if an expert gets more or fewer tokens.
     assert_within(after[:at], before[:at], NEGLIGIBLE)
-    assert np.any(after[at] != before[at])  # the token itself is another
+    assert np.any(after[at] != before[at])  # the token itself differs
 
 
 @given(tiny=tinies, tokens=tokens, past=st.integers(1, 4), window=st.integers(1, 4))
 def test_only_the_window_matters_and_only_distances(tiny, tokens, past, window):
-    """Through every layer a token sees window - 1 more of those before it. What lies farther back can go, and what
-    remains move to the beginning, since positions count relatively."""
+    """A logit depends on 1 + layers (window - 1) tokens at most, so earlier ones can be dropped; and only on distances
+    between positions, so the rest can start at 0.
+    """
     params, config = tiny.params, dataclasses.replace(tiny.config, windows=(window,) * tiny.config.layers)
     reach = 1 + config.layers * (window - 1)
     longer = np.concatenate([np.arange(past), tokens])
@@ -240,7 +241,7 @@ def test_equal_experts_are_one_feed_forward_layer(seed, tokens, experts_per_toke
 
 @given(tiny=tinies, tokens=tokens, power=st.integers(-3, 3))
 def test_a_norms_weight_is_part_of_what_follows_it(tiny, tokens, power):
-    """Exact, since powers of two do not round."""
+    """Scaling a norm's weight by a power of two and the next matrices by its inverse changes nothing, bit for bit."""
     params, config = tiny.params, tiny.config
     scale = 2.0**power
 

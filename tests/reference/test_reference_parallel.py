@@ -11,7 +11,7 @@ from llamaspec.reference.swiglu import swiglu
 
 
 def check_sequence(devices: int, tokens: int, seed: int) -> None:
-    """Compare a feed-forward layer on parts of the tokens with the whole."""
+    """Sequence parallelism, with a part of the tokens per device, gives the output of the whole feed-forward layer."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(devices * tokens, 6))
     gate, up = rng.normal(size=(2, 4 * devices, 6))
@@ -27,7 +27,7 @@ def check_sequence(devices: int, tokens: int, seed: int) -> None:
 
 
 def check_pipeline(stages: int, count: int) -> None:
-    """Compare a pipeline with stages one after the other."""
+    """A pipeline gives the outputs of its stages run one after the other."""
     batches = [np.array([float(i)]) for i in range(count)]
     functions = [lambda x, s=s: 3 * x + s for s in range(stages)]
     outputs, ticks = pipeline(batches, functions)
@@ -40,7 +40,7 @@ def check_pipeline(stages: int, count: int) -> None:
 
 
 def check_experts(devices: int) -> None:
-    """Compare what each token hears with what its expert says."""
+    """Expert parallelism returns to each token the output of its chosen expert."""
     rng = np.random.default_rng(devices)
     x = [rng.normal(size=(5, 4)) for _ in range(devices)]
     chosen = [rng.integers(0, devices, 5) for _ in range(devices)]

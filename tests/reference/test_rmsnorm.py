@@ -23,13 +23,13 @@ def test_scale_of_the_input_does_not_matter(noise, dim, power):
 def test_mean_square_becomes_one(noise, dim):
     noise.blank = False
     y = rmsnorm(noise(3, dim), np.ones(dim), eps=0.0)
-    # Half of the n roundings of a sum of squares, and four more, all doubled by the square.
+    # Half of the n roundings of the sum of squares, and four more; the square doubles all of them.
     assert_within(np.mean(y**2, axis=-1), np.ones(3), (2 * dim + 8) * U)
 
 
 @given(noise=noises, dim=dims, eps=st.sampled_from([0.0, 1e-6, 1e-5, 0.5]))
 def test_definition(noise, dim, eps):
-    noise.blank = False  # 0 / 0 where eps is 0
+    noise.blank = False  # a blank row with eps 0 gives 0 / 0
     x, weight = noise(dim), noise(dim)
     root = math.sqrt(math.fsum(float(a) ** 2 for a in x) / dim + eps)
     exact = np.array([float(g) * float(a) / root for a, g in zip(x, weight, strict=True)])
@@ -37,7 +37,7 @@ def test_definition(noise, dim, eps):
 
 
 def test_eps_is_inside_the_root():
-    # Mean square 25, and 11 more make 36.
+    # The mean square is 25, and adding eps = 11 gives 36.
     np.testing.assert_array_equal(rmsnorm(np.array([1.0, 7.0]), np.array([6.0, 12.0]), eps=11.0), [1.0, 14.0])
 
 

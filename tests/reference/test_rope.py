@@ -32,7 +32,7 @@ llama3_scalings = st.builds(
 
 
 def pair_lengths(x: np.ndarray, rope) -> np.ndarray:
-    """The length of each pair, at both of its features."""
+    """Return the length of each pair, at both of its features."""
     interleaved = rope is rope_interleaved
     pairs = x.reshape(*x.shape[:-1], -1, 2) if interleaved else np.stack(np.split(x, 2, axis=-1), axis=-1)
     lengths = np.hypot(*np.moveaxis(pairs.astype(np.float64), -1, 0))
@@ -40,14 +40,15 @@ def pair_lengths(x: np.ndarray, rope) -> np.ndarray:
 
 
 def turn_bound(x: np.ndarray, rope, *turns: int | np.ndarray) -> np.ndarray:
-    """How far a rotated `x` may be off after rotations by `turns`: each angle, at most the position, is rounded, which
-    moves a pair by the same share of its length; cos and sin, the products and the sum are rounded too."""
+    """Bound the error of `x` after rotations by `turns`. The rounding of an angle, which is at most the position, moves
+    a pair by that share of its length; cos, sin, products and the sum round too.
+    """
     return (sum(np.abs(turn) for turn in turns) + 6 * len(turns)) * U * pair_lengths(x, rope)
 
 
 @given(rope=ropes, noise=noises, head_dim=head_dims, theta=thetas, position=positions, dtype=dtypes)
 def test_value(rope, noise, head_dim, theta, position, dtype):
-    """A pair is a complex number, which is multiplied by exp(i m f): how Meta's code has it."""
+    """RoPE multiplies a pair, as a complex number, by exp(i m f), as in Meta's code."""
     x = noise(1, 2, head_dim, dtype=dtype)
     turns = frequencies(head_dim, theta=theta)
     exact = np.asarray(x, np.float64)
@@ -64,7 +65,7 @@ def test_value(rope, noise, head_dim, theta, position, dtype):
 def test_lengths_are_kept(rope, noise, head_dim, theta, position):
     x = noise(1, 2, head_dim)
     y = rope(x, np.array([position]), frequencies(head_dim, theta=theta))
-    # cos^2 + sin^2 is 1 up to roundings, for any angle
+    # cos^2 + sin^2 is 1 up to roundings, for any angle.
     assert_within(pair_lengths(y, rope), pair_lengths(x, rope), 8 * U * pair_lengths(x, rope))
 
 
@@ -76,7 +77,7 @@ def test_scores_depend_on_the_distance_alone(rope, noise, head_dim, theta, m, n,
     def score(m, n):
         return np.sum(rope(q, np.array([m]), turns) * rope(k, np.array([n]), turns))
 
-    size = np.sum(pair_lengths(q, rope) * pair_lengths(k, rope)) / 2  # each pair is there twice
+    size = np.sum(pair_lengths(q, rope) * pair_lengths(k, rope)) / 2  # each pair counts twice
     angles = 2 * (m + n + shift) + 4 * 6 + 2 * head_dim
     assert_within(score(m, n), score(m + shift, n + shift), 2 * angles * U * size)
 
@@ -107,10 +108,10 @@ def test_every_token_turns_to_its_own_position(rope, noise, at):
 
 @given(noise=noises, head_dim=head_dims, heads=st.integers(1, 3), position=positions)
 def test_both_pairings_agree_after_the_permutation(noise, head_dim, heads, position):
-    """Permuting the rows of a projection permutes the features of every head."""
+    """Both pairings agree if the rows of a projection, and so the features of every head, are permuted."""
     weight, x = noise(heads * head_dim, 5), noise(5)
     turns = frequencies(head_dim, theta=10_000.0)
-    rows = interleaved_to_halves(weight @ x, heads=heads)  # of [heads * head_dim], as of a bias
+    rows = interleaved_to_halves(weight @ x, heads=heads)  # a vector [heads * head_dim], such as a bias
     np.testing.assert_array_equal(rows.reshape(heads, 2, -1)[:, 0], (weight @ x).reshape(heads, -1)[:, 0::2])
 
     interleaved = rope_interleaved((weight @ x).reshape(1, heads, head_dim), np.array([position]), turns)
@@ -144,12 +145,13 @@ def scaling_of(parameters: dict) -> Scaling | None:
 def test_frequencies_of_transformers(golden):
     scaling = scaling_of(golden["parameters"])
     actual = frequencies(golden["head_dim"], theta=golden["theta"], scaling=scaling)
-    # transformers raises theta to 2i/d in float32: the exponent is rounded, by up to u, which in the power is ln(theta)
-    # u; a power, its reciprocal and a division by the factor follow, and here the decimals of the file.
+    # transformers raises theta to the power 2i/d in float32. The exponent is off by up to u, which changes the power by
+    # ln(theta) u. A power, its reciprocal, a division by the factor, and the decimals of the file follow.
     relative = (np.log(golden["theta"]) + 6) * roundoff(np.float32)
     bound = actual * relative
     if isinstance(scaling, Llama3Scaling):
-        # Between low and high the frequency also decides how much is kept: up to high / (high - low) of its error.
+        # Between low and high, the share that is kept also depends on the frequency, which multiplies its error by up
+        # to high / (high - low).
         low, high = scaling.low_frequency, scaling.high_frequency
         unscaled = frequencies(golden["head_dim"], theta=golden["theta"])
         bound = bound + unscaled * (relative + 4 * roundoff(np.float32)) * high / (high - low)

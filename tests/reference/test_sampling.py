@@ -1,4 +1,4 @@
-"""`reference.sampling`: its definitions once more by loops, laws, and the logits processors of transformers."""
+"""`reference.sampling` against its definitions as loops, its laws, and the logits processors of transformers."""
 
 from fractions import Fraction
 
@@ -14,10 +14,10 @@ from tests.support.strategies import U, assert_within, noises
 
 GOLDENS = read_golden("sampling")["rows"]
 
-# Small integers over their sum, so that ties are frequent.
+# Small integers divided by their sum, so that ties are frequent.
 counts = st.lists(st.integers(0, 6), min_size=1, max_size=12).filter(any)
 distributions = counts.map(lambda ns: np.array(ns) / sum(ns))
-# Sums of sixteenths are exact, so the order of adding never decides whether a sum is below a threshold.
+# Sums of sixteenths are exact, so the order of addition never decides whether a sum is below a threshold.
 sixteenths = st.lists(st.integers(0, 15), min_size=0, max_size=7).map(lambda cuts: np.diff([0, *sorted(cuts), 16]) / 16)
 logits = st.lists(st.integers(-40, 40).map(lambda n: n / 8), min_size=1, max_size=12).map(np.array)
 fractions = st.floats(0, 1) | st.sampled_from([n / 16 for n in range(17)])
@@ -40,20 +40,20 @@ def close(actual, exact):
 
 @given(p=distributions, k=top_ks)
 def test_top_k_by_loops(p, k):
-    """A token stays if fewer than k are more probable."""
+    """Top-k keeps a token if fewer than k tokens are more probable."""
     close(keep_top_k(p, k=k), renormalized(p, [k == 0 or sum(q > x for q in p) < k for x in p]))
 
 
 @given(p=sixteenths, top_p=top_ps)
-@example(p=np.array([0.25, 0.5, 0.25]), top_p=0.5)  # exactly reached: the others go
+@example(p=np.array([0.25, 0.5, 0.25]), top_p=0.5)  # the first token reaches top_p exactly, so the others are dropped
 def test_top_p_by_loops(p, top_p):
-    """A token stays if those more probable than it hold less than top_p together."""
+    """Top-p keeps a token if the more probable tokens have less than top_p together."""
     close(keep_top_p(p, top_p=top_p), renormalized(p, [sum(q for q in p if q > x) < top_p or top_p == 1 for x in p]))
 
 
 @given(p=distributions, min_p=fractions)
 def test_min_p_by_loops(p, min_p):
-    """A token stays if it has at least min_p of the largest probability."""
+    """Min-p keeps a token if its probability is at least min_p times the largest."""
     close(keep_min_p(p, min_p=min_p), renormalized(p, [x >= min_p * max(p) for x in p]))
 
 
@@ -68,7 +68,7 @@ def test_penalty_by_loops(logits, penalty, data):
 
 
 @given(logits=logits, temperature=temperatures)
-@example(logits=np.array([2.0, 3.0]), temperature=5e-324)  # either overflows when divided
+@example(logits=np.array([2.0, 3.0]), temperature=5e-324)  # both overflow in the division
 def test_temperature(logits, temperature):
     p = temper(logits, temperature=temperature)
     if temperature >= 0.01:
@@ -77,7 +77,7 @@ def test_temperature(logits, temperature):
         assert_within(p, exact, exact * (6 * spread + 4 * len(p) + 20) * U + 2.0**-1074)
     elif temperature == 0:
         np.testing.assert_array_equal(p, np.arange(len(p)) == logits.tolist().index(max(logits)))
-    else:  # at the coldest only the largest logit is left; here it leads by an eighth at least
+    else:  # at the lowest temperature only the largest logit remains; it leads by at least 1/8
         np.testing.assert_array_equal(p, (logits == max(logits)) / np.sum(logits == max(logits)))
 
 
@@ -101,7 +101,7 @@ def test_each_filter_gives_a_distribution_without_reordering(p, top_k, top_p, mi
         assert q.dtype == np.float64 and np.all(q >= 0)
         assert_within(q.sum(), 1, 2 * len(p) * U)
         mask = q > 0
-        assert mask[p == p.max()].all()  # something always stays, and the most probable before all
+        assert mask[p == p.max()].all()  # the most probable tokens always remain
         assert not mask[p == 0].any()
         assert all(mask[p == x].all() or not mask[p == x].any() for x in p)  # ties stay or go together
         assert mask.all() or p[~mask].max() < p[mask].min()
@@ -153,17 +153,18 @@ def test_greedy_survives_every_filter(logits, seed, temperature, top_k, top_p, m
     assert distribution(logits, seen, temperature=temperature, **options)[greedy] > 0
 
 
-# Each filter works on what the one before it left: the first two are 2/3 and 1/3, the first three 1/2, 1/4 and 1/4.
+# Each filter works on the result of the previous one: the first two probabilities become 2/3 and 1/3, the first three
+# 1/2, 1/4 and 1/4.
 @pytest.mark.parametrize(
     ("options", "p"),
     [
-        ({"top_k": 2, "top_p": 0.5}, [1, 0, 0, 0]),  # top-p on all of them would keep two: 0.4 is less than 0.5
+        ({"top_k": 2, "top_p": 0.5}, [1, 0, 0, 0]),  # top-p over all four would keep two: 0.4 is less than 0.5
         ({"top_k": 3, "top_p": 0.74}, [2 / 3, 1 / 3, 0, 0]),
         ({"top_k": 3, "top_p": 0.76}, [1 / 2, 1 / 4, 1 / 4, 0]),
     ],
 )
 def test_top_k_comes_before_top_p(options, p):
-    logits = np.log([0.4, 0.2002, 0.2, 0.1998])  # not quite equal, since equals stay together
+    logits = np.log([0.4, 0.2002, 0.2, 0.1998])  # slightly different, since ties are kept or dropped together
     neutral = {"temperature": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
     assert_within(distribution(logits, np.zeros(4, bool), **neutral, **options), p, 1e-3)
 
@@ -177,14 +178,14 @@ def test_distributions_of_transformers(row):
         p = distribution(logits, seen, **case["options"])
         exact = np.array(case["p"])
         np.testing.assert_array_equal(p == 0, exact == 0)
-        # Both are float64: exponents are rounded relative to their size, on either side, then sums of 12.
+        # Both are float64: on each side, exponents are rounded relative to their size, then 12 terms are added.
         spread = np.ptp(logits) * max(1, case["options"]["repetition_penalty"]) / case["options"]["temperature"]
         assert_within(p, exact, exact * (12 * spread + 100) * U)
 
 
 @given(ns=counts)
 def test_draws_are_as_frequent_as_probable(ns):
-    """Over a grid finer than the distribution, each token is drawn exactly as often as it should."""
+    """Over a grid of u finer than the distribution, each token is drawn exactly as often as its probability says."""
     total = sum(ns)
     p = np.array(ns) / total
     grid = [(2 * i + 1) / (2 * total) for i in range(total)]
@@ -193,7 +194,7 @@ def test_draws_are_as_frequent_as_probable(ns):
 
 @given(p=sixteenths)
 def test_draw_is_the_inverse_of_the_cumulative_distribution(p):
-    """The token at which the sum first exceeds u, in rational numbers, at every step and next to it."""
+    """The drawn token is the first with an exact cumulative sum above u, for u at each step and next to it."""
     upto = [sum(map(Fraction, p[: i + 1].tolist())) for i in range(len(p))]
     for step in np.arange(16) / 16:
         for u in (float(np.nextafter(step, 0)), float(step), float(np.nextafter(step, 1))):

@@ -1,4 +1,4 @@
-"""`reference.sentencepiece_bpe` against the sentencepiece library, on its own models and on those trained here."""
+"""`reference.sentencepiece_bpe` against the sentencepiece library, on published models and on models trained here."""
 
 import io
 
@@ -18,7 +18,7 @@ Il était une fois une petite fille qui aimait le café. Ein Mädchen hörte die
 3.14159 2.71828 1,000,000 1984 2024   she said, she said, she saw, she sat
 """
 
-# Half of the draws consist of text that the models know, so that there is something to merge.
+# Half of the draws are made of fragments that the models know, so that there is something to merge.
 fragments = [
     "Once",
     "she",
@@ -44,7 +44,7 @@ texts = st.text() | st.lists(st.sampled_from(fragments)).map("".join)
 
 
 def train(*, vocab_size: int = 450, byte_fallback: bool = True) -> bytes:
-    """Train a tiny model like Llama 2's, which keeps text as it is."""
+    """Train a tiny model which, like Llama 2's, does not normalize text."""
     model = io.BytesIO()
     SentencePieceTrainer.train(
         sentence_iterator=iter(CORPUS.splitlines()),
@@ -52,7 +52,7 @@ def train(*, vocab_size: int = 450, byte_fallback: bool = True) -> bytes:
         model_type="bpe",
         vocab_size=vocab_size,
         byte_fallback=byte_fallback,
-        character_coverage=0.99,  # some characters of the corpus are left out
+        character_coverage=0.99,  # leaves out some characters of the corpus
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,
         allow_whitespace_only_pieces=True,
@@ -64,7 +64,7 @@ def train(*, vocab_size: int = 450, byte_fallback: bool = True) -> bytes:
 
 
 def both(data: bytes) -> tuple[Vocabulary, SentencePieceProcessor]:
-    """One model, as the reference's vocabulary and as a processor of the library."""
+    """Load one model as the reference's vocabulary and as a processor of the library."""
     proto = ModelProto()
     proto.ParseFromString(data)
     kinds = type(proto.pieces[0])
@@ -74,7 +74,7 @@ def both(data: bytes) -> tuple[Vocabulary, SentencePieceProcessor]:
         bytes=[i for i, piece in enumerate(proto.pieces) if piece.type == kinds.BYTE],
         unknown=0,
     )
-    # tok512.model squeezes runs of spaces; the reference (and llama2.c) does not.
+    # tok512.model merges runs of spaces; the reference (and llama2.c) does not.
     proto.normalizer_spec.remove_extra_whitespaces = False
     return vocabulary, SentencePieceProcessor(model_proto=proto.SerializeToString())
 

@@ -8,37 +8,37 @@ from llamaspec.reference.softmax import Running, running_update, softmax, softma
 from tests.support.strategies import U, assert_within, dtypes, noises, sizes
 
 lengths = sizes(8)
-# Eighths, so that sums and differences of a few are exact.
+# Multiples of 1/8, so that sums and differences of a few numbers are exact.
 eighths = st.integers(-16_000, 16_000).map(lambda n: n / 8)
 rows = st.lists(eighths | st.just(-np.inf), min_size=1, max_size=20).map(np.array)
 finite_rows = st.lists(eighths, min_size=1, max_size=20).map(np.array)
 
 
 def spread(x: np.ndarray) -> np.ndarray:
-    """How far the finite scores of each row are apart, [*batch, 1]."""
+    """Return the difference between the largest and the smallest finite score of each row, [*batch, 1]."""
     seen = np.isfinite(x)
     top = np.max(x, axis=-1, keepdims=True, initial=-np.inf, where=seen)
     bottom = np.min(x, axis=-1, keepdims=True, initial=np.inf, where=seen)
-    return np.maximum(top - bottom, 0)  # -inf where there are none
+    return np.maximum(top - bottom, 0)  # -inf - inf if a row has no finite score
 
 
 def online_bound(x: np.ndarray, blocks: int) -> np.ndarray:
-    """How far `softmax_online`, or `softmax`, may be from the exact probabilities, relatively.
+    """Bound the relative error of `softmax_online`, or of `softmax`, against exact probabilities.
 
-    Each exponent is rounded by at most u times its size, which is at most the spread; the exponents that rescale the
-    sum round likewise, but only once together, since from block to block the maximum only rises. Each rescaling is an
-    exp (2 u), a product and a sum; then there are n terms, their own exp, and a quotient.
+    Each exponent is rounded by at most u times its size, which is at most the spread. The exponents that rescale the
+    sum add up to at most the spread, since the maximum only rises from block to block. Each rescaling is an exp (2 u),
+    a product and a sum; then come n terms, their exp, and a quotient.
     """
     return (3 * spread(x) + 4 * blocks + x.shape[-1] + 6) * U
 
 
 @given(x=finite_rows)
 def test_value(x):
-    """Against 50 digits."""
+    """Softmax agrees with Decimal arithmetic of 50 digits."""
     with localcontext(prec=50):
         weights = [Decimal(float(a)).exp() for a in x]
         exact = np.array([float(w / sum(weights)) for w in weights])
-    # A probability may be too small for a float64, where the spacing of subnormal numbers takes over.
+    # A probability may be subnormal in float64, where the spacing of numbers bounds the error.
     assert_within(softmax(x), exact, exact * online_bound(x, 0) + 2.0**-1074)
 
 
@@ -71,7 +71,7 @@ def test_minus_infinity_is_no_score(x):
     np.testing.assert_array_equal(p[~seen], 0)
     if seen.any():
         exact = softmax(x[seen])
-        assert_within(p[seen], exact, exact * 2 * len(x) * U)  # the sum may be in another order
+        assert_within(p[seen], exact, exact * 2 * len(x) * U)  # the order of the sum may differ
 
 
 @given(shape=st.tuples(st.integers(1, 3), st.integers(1, 5)), block=st.integers(1, 6))
@@ -79,7 +79,7 @@ def test_a_row_without_scores_is_zeros(shape, block):
     x = np.full(shape, -np.inf)
     np.testing.assert_array_equal(softmax(x), 0)
     np.testing.assert_array_equal(softmax_online(x, block=block), 0)
-    x[0] = -20_000.0  # a row does not change the others, and a row of low scores is not a row without scores
+    x[0] = -20_000.0  # rows are independent, and a row of low scores is not an empty row
     np.testing.assert_array_equal(softmax(x)[1:], 0)
     assert_within(softmax(x)[0], np.full(shape[1], 1 / shape[1]), U)
 
@@ -87,7 +87,7 @@ def test_a_row_without_scores_is_zeros(shape, block):
 @given(noise=noises, length=lengths, block=st.integers(1, 18), hidden=st.integers(0, 17), low=st.booleans())
 def test_online_equals_one_pass(noise, length, block, hidden, low):
     x = noise(3, length, dtype=np.float64)
-    x[:, :hidden] = -np.inf  # whole blocks, or all
+    x[:, :hidden] = -np.inf  # hides whole blocks, or all keys
     if low:
         x[-1] -= 20_000.0
     p = softmax(x)

@@ -12,7 +12,7 @@ SMALLEST = 2.0**-1074
 
 
 def bound(gate: float, y: float) -> float:
-    """exp takes an exponent of at most |gate|, rounded; then logaddexp, exp (2 u each) and two products."""
+    """Count roundings: of the exponent, at most |gate|; of logaddexp and exp (2 u each); of two products."""
     return abs(y) * (abs(gate) + 8) * U + SMALLEST
 
 
@@ -21,11 +21,11 @@ def bound(gate: float, y: float) -> float:
 @example(gate=-0.0, up=1.0)
 @example(gate=5e-324, up=4.0)
 def test_value(gate, up):
-    """Against 50 digits."""
+    """SwiGLU agrees with Decimal arithmetic of 50 digits."""
     with localcontext(prec=50):
         a = Decimal(gate)
         y = float(a / (1 + (-a).exp()) * Decimal(up))
-    # A subnormal sigmoid, or a subnormal product with the gate, is known only up to the spacing of numbers.
+    # If the sigmoid or its product with the gate is subnormal, the spacing of numbers bounds its error.
     subnormal = (abs(gate * up) + abs(up)) * SMALLEST
     assert_within(swiglu(np.array([gate]), np.array([up])), [y], bound(gate, y) + subnormal)
 
@@ -37,7 +37,7 @@ def test_silu_of_a_number_less_that_of_its_negative_is_the_number(gate):
 
 
 def test_minimum_is_that_of_silu():
-    # -W(1/e), at -1 - W(1/e), where W is Lambert's function, and W(1/e) = 0.27846...
+    # The minimum of silu is -W(1/e), at -1 - W(1/e), where W is Lambert's function and W(1/e) = 0.27846...
     lambert = 0.2784645427610738
     at = np.linspace(-20, 20, 40_001)
     assert swiglu(at, np.ones_like(at)).min() >= -lambert
@@ -50,7 +50,7 @@ def test_far_from_zero_it_is_off_or_the_identity():
 
 @given(noise=noises, power=st.integers(-20, 20))
 def test_linear_in_up(noise, power):
-    gate, up = np.clip(noise(2, 5), -500, 500), noise(2, 5)  # below that the results are subnormal, and round
+    gate, up = np.clip(noise(2, 5), -500, 500), noise(2, 5)  # beyond that, results are subnormal and round
     y = swiglu(gate, up)
     np.testing.assert_array_equal(swiglu(gate, -up), -y)
     np.testing.assert_array_equal(swiglu(gate, up * 2.0**power), y * 2.0**power)

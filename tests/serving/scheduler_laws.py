@@ -1,4 +1,4 @@
-"""Rules of the scheduler, each with arrivals that are made to break it."""
+"""Rules of the scheduler, each with arrivals that would break a wrong scheduler."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ Made = Callable[[Limits], Watched]
 
 
 def serve(run: Watched, plans: int, arriving: Callable[[int], Request | None] = lambda plan: None) -> None:
-    """Run some plans; before each a request may arrive."""
+    """Carry out `plans` plans; before each, `arriving` may give a request to submit."""
     for plan in range(plans):
         if request := arriving(plan):
             run.submit(request)
@@ -22,13 +22,13 @@ def serve(run: Watched, plans: int, arriving: Callable[[int], Request | None] = 
 
 
 def long_answer(prompt: tuple[int, ...], tokens: int, context: int = 1000, **options: Any) -> Request:
-    """A request that gets all the tokens that it asks for."""
+    """Find a seed with which a request gets all the tokens that it asks for; returns the request."""
     requests = (Request(prompt, tokens, seed=seed, **options) for seed in range(10_000))
     return next(request for request in requests if len(alone(request, context)[0]) == tokens)
 
 
 def nobody_waits_for_ever(make: Made) -> None:
-    """However many of a better priority keep coming, and however small they are."""
+    """A request ends although small requests with a better priority keep coming."""
     for rows, every in ((2, 1), (1, 3)):
         run = make(Limits(pages=12, page=2, rows=rows, chunk=4, burst=2, context=16, patience=8, waiting=8))
         run.submit(long_answer((1,) * 12, 4, priority=1))
@@ -47,7 +47,7 @@ def nobody_overtakes_an_equal(make: Made) -> None:
 
 
 def nothing_is_computed_twice(make: Made) -> None:
-    """Pages are promised once: requests that do not fit together wait, and no request is preempted."""
+    """The scheduler promises each page once: requests that do not fit together wait, and none is preempted."""
     run = make(Limits(pages=21, page=1, rows=8, chunk=4, burst=1, context=16))
     for i in range(8):
         run.submit(long_answer((i,) * 12, 4))
@@ -59,7 +59,7 @@ def nothing_is_computed_twice(make: Made) -> None:
     run.finish()
     assert run.fed == 11 + 2
 
-    # A request that gets cached pages cannot count them as free pages.
+    # A request that reuses cached pages must not count them as free pages.
     run = make(Limits(pages=11, page=2, rows=2, chunk=8, burst=2, context=16))
     run.submit(long_answer((1,) * 9, 1))
     run.finish()
@@ -70,7 +70,7 @@ def nothing_is_computed_twice(make: Made) -> None:
 
 
 def texts_survive_giving_way(make: Made) -> None:
-    """A request preempted within its prompt or its answer still produces the text that it has by itself."""
+    """A request that is preempted in its prompt or its answer still produces the text that it has by itself."""
     for page, chunk, burst in ((2, 4, 2), (1, 2, 3), (4, 3, 1)):
         run = make(Limits(pages=-(-19 // page) + 2, page=page, rows=3, chunk=chunk, burst=burst, context=16))
         lengths = (3, 2, 1, 3, 12, 2)
@@ -79,7 +79,7 @@ def texts_survive_giving_way(make: Made) -> None:
         run.finish()
         assert run.scheduler.preemptions >= 2 and run.scheduler.prompt_tokens == sum(lengths)
 
-    # A text takes the pages that the reader of a long prompt still needs.
+    # A decoding request takes the pages that the prefill of a long prompt still needs.
     for burst in (1, 2):
         run = make(Limits(pages=10, page=2, rows=2, chunk=1, burst=burst, context=16))
         run.submit(long_answer((1,), 15, 16))
@@ -89,7 +89,7 @@ def texts_survive_giving_way(make: Made) -> None:
 
 
 def a_pool_refuses_what_cannot_be(make: Made) -> None:
-    """A page with tokens that are there already, one that is not full, and one more than there are."""
+    """The pool refuses to publish a cached or an incomplete page, and to take more pages than it has."""
     pool = make(Limits(pages=4, page=2, rows=1, chunk=1, burst=1, context=4)).scheduler.pool
     pages = [pool.take() for _ in range(3)]
     pool.publish(pages[0], before=NULL_PAGE, tokens=(1, 1), tenant="")
@@ -107,7 +107,7 @@ def a_pool_refuses_what_cannot_be(make: Made) -> None:
 
 
 def a_prompt_that_was_read_is_found(make: Made) -> None:
-    """Even while no request runs, and also by a request that has begun already."""
+    """A prefilled prompt is found in the cache, even while no request runs, and by a request that has begun already."""
     run = make(Limits(pages=24, page=2, rows=4, chunk=4, burst=2, context=16))
     prompt = (0, 1, 1, 0, 1, 0, 0, 1, 1)
     run.submit(Request(prompt, 1))
@@ -121,7 +121,7 @@ def a_prompt_that_was_read_is_found(make: Made) -> None:
 
 
 def the_page_used_longest_ago_goes_first(make: Made) -> None:
-    """A prompt that is asked for again and again stays in the cache, through all other requests."""
+    """A prompt that is requested again and again stays in the cache despite all other requests."""
     run = make(Limits(pages=15, page=2, rows=1, chunk=8, burst=2, context=12))
     often = (1, 1, 1, 1, 1)
     for seed in range(8):
@@ -132,7 +132,7 @@ def the_page_used_longest_ago_goes_first(make: Made) -> None:
 
 
 def a_reader_does_not_stop_texts(make: Made) -> None:
-    """While a long prompt is read, a text goes on by one step for each chunk, so that the next chunk comes soon."""
+    """While a long prompt is prefilled, others decode one step per chunk, so that the next chunk comes soon."""
     run = make(Limits(pages=64, page=2, rows=2, chunk=2, burst=2, context=40))
     run.submit(long_answer((1,), 16))
     run.submit(Request((0,) * 38, 1))
@@ -141,7 +141,7 @@ def a_reader_does_not_stop_texts(make: Made) -> None:
     serve(run, 16)
     assert 0 in run.ended and 1 not in run.ended
 
-    # However many prompts come: there is always one to read here, and each plan has a token for both texts.
+    # Prompts keep coming, so there is always one to prefill; still, each plan has a token for both answers.
     run = make(Limits(pages=99, page=2, rows=4, chunk=2, burst=4, context=40, waiting=8))
     for beginning in (0, 1):
         run.submit(long_answer((beginning,), 30))
@@ -155,7 +155,7 @@ def a_reader_does_not_stop_texts(make: Made) -> None:
 
 
 def a_worse_priority_gives_way(make: Made) -> None:
-    """At once, and only that one."""
+    """A request with a better priority preempts a worse one at once, and no other."""
     run = make(Limits(pages=64, page=2, rows=2, chunk=8, burst=1, context=30))
     for priority in (0, 1):
         run.submit(long_answer((1,), 16, priority=priority))
@@ -168,7 +168,7 @@ def a_worse_priority_gives_way(make: Made) -> None:
     run.finish()
     assert run.scheduler.preemptions <= 2
 
-    # What is fed again takes whole bursts, also where little is left to draw.
+    # A preempted request feeds its tokens again in whole bursts, even if few tokens are left to draw.
     run = make(Limits(pages=64, page=2, rows=1, chunk=8, burst=4, context=30))
     run.submit(long_answer((1,), 8, priority=1))
     for _ in range(7):
@@ -182,7 +182,7 @@ def a_worse_priority_gives_way(make: Made) -> None:
 
 
 def memory_is_flat(make: Made, requests: int = 300) -> None:
-    """After any number of requests a scheduler holds what it held after few."""
+    """After any number of requests a scheduler holds as much memory as after a few."""
     run = make(Limits(pages=16, page=2, rows=3, chunk=4, burst=2, context=16, waiting=4))
     for number in range(requests):
         run.submit(Request((number % 2, number % 3 % 2, number % 5 % 2, 1, number % 7 % 2), 3, seed=number))

@@ -1,8 +1,8 @@
-"""The scheduler's laws as a state machine, which hypothesis drives.
+"""The scheduler's laws as a state machine, driven by Hypothesis.
 
-The executor of the machine knows what every place of every page must hold: the whole text up to there, and which
-program computed it. Before each read it demands that all earlier places hold the reader's own text. A page that is
-shared too early, evicted too early or given to two requests is seen at once.
+The machine's executor knows the content of every place in every page: the whole text up to there, and which program
+computed it. Before each read it checks that all earlier places hold the reader's own text. So a page that is shared too
+early, evicted too early or given to two requests is noticed at once.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ PREFILL, DECODE = "prefill", "decode"
 
 
 def next_token(text: Sequence[int], seed: int) -> int:
-    """A model: the next token is a function of only the text and the seed."""
+    """Stand in for a model: the next token depends only on the text and the seed."""
     return hash((tuple(text), seed)) % 9
 
 
 def alone(request: Request, context: int) -> tuple[list[int], FinishReason]:
-    """The answer to a request that runs by itself."""
+    """Compute the answer that a request gets by itself."""
     text: list[int] = []
     while True:
         if len(text) == request.max_tokens:
@@ -40,21 +40,21 @@ def alone(request: Request, context: int) -> tuple[list[int], FinishReason]:
 
 
 class Watched:
-    """An executor that carries plans out, and the watch over what they may do."""
+    """An executor that carries out plans and checks that they are allowed."""
 
     def __init__(self, scheduler: Scheduler):
         self.scheduler, self.limits = scheduler, scheduler.limits
-        self.memory: dict[tuple[int, int], tuple[Any, ...]] = {}  # of a place: tenant, then (token, program) up to it
+        self.memory: dict[tuple[int, int], tuple[Any, ...]] = {}  # by place: tenant, then (token, program) so far
         self.requests: dict[int, Request] = {}
         self.texts: dict[int, list[int]] = {}
         self.came: dict[int, int] = {}  # plan
-        self.read: dict[int, set[int]] = {}  # positions that chunks gave
+        self.read: dict[int, set[int]] = {}  # positions that prefill chunks computed
         self.began: dict[int, int] = {}  # plan
         self.cancelled: set[int] = set()
         self.ended: dict[int, Ended] = {}
         self.under_way: Plan | None = None
         self.fed = 0  # tokens
-        self.gave_way = 0  # in the latest plan
+        self.gave_way = 0  # requests preempted in the latest plan
         give_way: Any = scheduler._preempt
 
         def counted(job: Any) -> None:
@@ -111,10 +111,10 @@ class Watched:
                 len(request.prompt) + request.max_tokens - 1 - row.start
             )  # tokens to feed until the answer is full
             steps = min(1 if masked or plan.chunk else most, remaining, self.limits.context - row.start)
-            # A request with a mask or a prompt to read that gives way in this plan may leave the others with one step.
+            # If a request with a mask or a prompt to read is preempted in this plan, the others may have only one step.
             assert row.steps == steps or (self.gave_way and row.steps == 1), "too many steps or too few"
             assert len(row.fed) == min(len(request.prompt) + drawn - row.start, row.steps)
-            at = row.start + row.steps - len(request.prompt)  # of the token after the last step, in the answer
+            at = row.start + row.steps - len(request.prompt)  # index in the answer of the token after the last step
             assert row.after == (self.texts[row.number][at] if at < drawn else None), "not the token that is known"
             assert row.steps <= len(row.pages) * self.limits.page - row.start, "a step without a page"
             assert len(row.pages) <= self.limits.blocks
@@ -164,7 +164,7 @@ class Watched:
         text: Sequence[int] | None = None,
         gone: bool = False,
     ) -> None:
-        """Write what a program would write, and check all that it would read."""
+        """Write the places that a program would write, and check all places that it would read."""
         request, size = self.requests[number], self.limits.page
         text = [*request.prompt, *self.texts[number]] if text is None else text
         unread = len(request.prompt) - 1  # the first position that decoding feeds
@@ -198,7 +198,7 @@ class Watched:
         assert self.scheduler.plans - self.came[end.number] <= bound(self.limits, request.priority)
 
     def check_pages(self) -> None:
-        """Count every page in one place."""
+        """Check that every page is in exactly one place: free, cached or held by requests."""
         pool = self.scheduler.pool
         holders: dict[int, int] = {}
         for job in self.scheduler.running.values():
@@ -213,7 +213,7 @@ class Watched:
         assert not any(job.pages for job in self.scheduler.waiting.values())
 
     def finish(self) -> None:
-        """Plan until everything has ended, which must be soon."""
+        """Carry out plans until all requests have ended, within the scheduler's bound."""
         plans = (len(self.requests) + 2) * (self.limits.rows + 1) * plans_of_one(self.limits)
         while plans and not self.scheduler.idle:
             if self.under_way is None:
@@ -226,18 +226,18 @@ class Watched:
 
 
 def plans_of_one(limits: Limits) -> int:
-    """C of the scheduler's bound."""
+    """Return C, the plans of one request, in the scheduler's bound."""
     return -(-limits.context // limits.chunk) + limits.context
 
 
 def bound(limits: Limits, priority: int) -> int:
-    """The plans after which a request has ended at the latest: see `serving.scheduler`."""
+    """Return the most plans until a request has ended: see `serving.scheduler`."""
     unfinished = limits.waiting + limits.rows
     return (priority - BEST) * limits.patience + unfinished * (limits.rows + 1) * plans_of_one(limits)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Requests that come, are cancelled and expire at any moment, over few pages."""
+    """Random requests that arrive, are cancelled and expire at any moment, with few pages."""
 
     scheduler: ClassVar[type[Scheduler]] = Scheduler
     pool: ClassVar[type[PagePool]] = PagePool

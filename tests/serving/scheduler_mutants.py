@@ -1,6 +1,6 @@
-"""Mutants of the scheduler and its pages: each has one bug that another engine had, or that ours had once.
+"""Mutants of the scheduler and its pages: each has one bug that another engine had, or that ours once had.
 
-The names end with the thread that tells of the bug: an issue (#) or a pull request (PR) of vLLM, SGLang, mini-sglang,
+A name ends with the thread that reports the bug: an issue (#) or a pull request (PR) of vLLM, SGLang, mini-sglang,
 nano-vllm, LMCache, ROCm/ATOM, Atlas (Avarok-Cybersecurity) or M* (mstar-project). `verify.mutant` explains the form.
 """
 

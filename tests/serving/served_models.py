@@ -1,4 +1,4 @@
-"""Small models behind a scheduler, without a thread: what the engine's laws are tested on."""
+"""Small models behind a scheduler, without a thread, for tests of the engine's laws."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,10 +18,10 @@ from llamaspec.serving.scheduler import Limits, Scheduler
 from tests.support.random_models import CONFIGS, random_checkpoint
 
 FLOAT32 = np.dtype(np.float32)
-EOS, POISON = 3, 4  # the second is a token with NaN as its embedding
+EOS, POISON = 3, 4  # POISON is a token with NaN as its embedding
 WIDTH, CHUNK, BURST, PAGE, CONTEXT = 4, 5, 3, 4, 24
 LIMITS = Limits(pages=12, page=PAGE, rows=WIDTH, chunk=CHUNK, burst=BURST, context=CONTEXT, patience=4, waiting=8)
-# On a CPU, heads with their own keys take another form of attention than heads that share keys.
+# On a CPU, attention takes another path if each head has its own keys than if heads share keys.
 OWN_KEYS = "1 to 1, wide, window"
 MODELS = CONFIGS | {OWN_KEYS: replace(CONFIGS["2 to 1, wide, tied"], kv_heads=4, windows=(5, None))}
 
@@ -36,13 +36,13 @@ class Served:
     sizes: Sizes
 
     def executor(self) -> JaxExecutor:
-        """Make an executor with empty pages."""
+        """Create an executor with empty pages."""
         return JaxExecutor(self.params, self.programs, self.config, sizes=self.sizes, eos=frozenset([EOS]))
 
 
 @cache
 def served(name: str, dtype: np.dtype = FLOAT32, width: int = WIDTH) -> Served:
-    """A model of `MODELS`, with a token of NaN."""
+    """Load a model of `MODELS` and compile its programs; the token POISON has an embedding of NaN."""
     config = replace(MODELS[name], tied=False)
     checkpoint = random_checkpoint(config, seed=0)
     params = load_params(checkpoint, dtype=dtype, positions=CONTEXT + CHUNK)
@@ -56,16 +56,16 @@ def served(name: str, dtype: np.dtype = FLOAT32, width: int = WIDTH) -> Served:
 
 @dataclass
 class Answer:
-    """Everything that a request was told."""
+    """Everything that a request received."""
 
     tokens: list[int]
-    reports: list[tuple]  # a log-probability and the likeliest tokens, by token
-    prompt: dict[int, tuple]  # the same for the prompt's tokens, by position
+    reports: list[tuple]  # a log-probability and the likeliest tokens, for each token
+    prompt: dict[int, tuple]  # likewise for the prompt's tokens, by position
     reason: FinishReason | None = None
 
 
 class Server:
-    """A scheduler and an executor that carries its plans out, one `turn` at a time."""
+    """A scheduler with an executor that carries out its plans, one per `turn`."""
 
     def __init__(self, model: Served, limits: Limits = LIMITS):
         self.executor, self.scheduler = model.executor(), Scheduler(limits)
@@ -79,7 +79,7 @@ class Server:
         return number
 
     def turn(self, cancelled: int | None = None, burst: int | None = None) -> None:
-        """Carry out a plan; one request may be cancelled while it is under way."""
+        """Carry out one plan. If `cancelled` is given, that request is cancelled while the plan runs."""
         plan = self.scheduler.plan(now=0.0, burst=burst)
         for end in plan.ended:
             self.answers[end.number].reason = end.reason
@@ -103,7 +103,7 @@ class Server:
                 answer.reason = ended.reason
 
     def finish(self) -> Mapping[int, Answer]:
-        """Take turns until everybody has an answer."""
+        """Take turns until every request has its answer."""
         while not self.scheduler.idle:
             self.turn()
         assert self.scheduler.pool.available == self.scheduler.limits.pages - 1

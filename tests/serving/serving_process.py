@@ -24,7 +24,7 @@ class Process(NamedTuple):
 
 @contextmanager
 def served(*, log: Path, port: int = 0, files: int = 0) -> Iterator[Process]:
-    """Run a server with this log, at this port and with this limit of open files; 0 stands for any."""
+    """Run a server with this log file, port and limit of open files; 0 means any port or the default limit."""
     command = [sys.executable, "-m", "tests.serving.serving_process", str(port), str(files)]
     with log.open("w") as out:
         process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=out, text=True)
@@ -40,7 +40,7 @@ def served(*, log: Path, port: int = 0, files: int = 0) -> Iterator[Process]:
 
 
 def main() -> None:
-    """Serve until a signal comes. Exits with 0 where all ended well."""
+    """Serve until a signal arrives. The exit status is 0 if all requests ended well."""
     from dataclasses import replace
 
     from llamaspec.commands.interrupt import answered_at_once

@@ -1,4 +1,4 @@
-"""A server on a free port, in a thread of its own, before an engine without a model."""
+"""Run a server on a free port, in a separate thread, with an engine that needs no model."""
 
 import asyncio
 import json
@@ -47,18 +47,18 @@ Script = Callable[[Request], Sequence[int]]
 
 
 def words_of(request: Request) -> list[int]:
-    """Draw words that depend only on the prompt and the seed, and end with EOS after 40."""
+    """Script 40 random words, then EOS; they depend only on the prompt and the seed."""
     draw = random.Random(repr((request.prompt, request.seed)))
     return [*draw.choices(WORDS, k=40), EOS]
 
 
 def spelling(text: str) -> Script:
-    """Draw the tokens of a text, then EOS."""
+    """Make a script of the tokens of `text`, then EOS."""
     return lambda request: [*TOKENIZER.encode(text), EOS]
 
 
 def obedient(request: Request) -> list[int]:
-    """Draw among the tokens that are allowed, all alike."""
+    """Draw uniformly among the allowed tokens until EOS."""
     draw, drawn = random.Random(request.seed), []
     while not drawn or drawn[-1] != EOS:
         assert request.allowed is not None and len(drawn) < 3000
@@ -68,22 +68,22 @@ def obedient(request: Request) -> list[int]:
 
 
 class FakeEngine:
-    """Draws what a script says, one token a burst, each request in a thread of its own."""
+    """An engine that answers by a script, one token per burst, with a thread for each request."""
 
     def __init__(self, script: Script = words_of, *, seconds: float = 0.0, context: int = 128, most: int = 1000):
         self.context = context
         self.vocab = 1024
         self.failed: BaseException | None = None
-        self.seconds = seconds  # before each token
+        self.seconds = seconds  # pause before each token
         self.pause: int | None = (
             None  # a request waits after this number of tokens, until it is cancelled or this is None
         )
-        self.late = -1.0  # requests with this deadline that wait there expire
+        self.late = -1.0  # paused requests with this deadline expire
         self.requests: list[Request] = []
         self.ends: Counter[FinishReason] = Counter()
         self.poison: int | None = None  # a request with this token fails
         self._script = script
-        self._most = most  # requests at once
+        self._most = most  # most requests at a time
         self._open: set[int] = set()
         self._cancelled: set[int] = set()
         self._draining = False
@@ -91,7 +91,7 @@ class FakeEngine:
 
     @property
     def open(self) -> int:
-        """The requests that have not ended."""
+        """Return the number of requests that have not ended."""
         return len(self._open)
 
     def submit(self, request: Request, deliver: Deliver) -> int:
@@ -129,7 +129,7 @@ class FakeEngine:
     def _run(self, number: int, request: Request, deliver: Deliver) -> None:
         reason, drawn = self._draw(number, request, deliver)
         with self._lock:
-            self.ends[reason] += 1  # first, since who sees that it is no longer open may count
+            self.ends[reason] += 1  # before it leaves `_open`: a test then reads the counts
             self._open.discard(number)
         message = "logits are not finite" if reason == "error" else None
         deliver(Finished(reason, len(request.prompt), drawn, 0, message))
@@ -165,26 +165,26 @@ class FakeEngine:
 
 
 def _likeliest(token: int, count: int) -> TopLogprobs:
-    """Give the token itself, then its neighbors."""
+    """Report the token itself as the likeliest, then its neighbors."""
     ids = tuple((token + i) % 1024 for i in range(count))
     return TopLogprobs(ids, tuple(-0.125 - i for i in range(count)))
 
 
 class Running(NamedTuple):
-    """A server that answers."""
+    """A running server."""
 
     port: int
     site: Site
     engine: Any
-    stop: Callable[[], None]  # as SIGTERM does
-    ended: Callable[[], bool | None]  # whether it ended as it was told to; None: it runs
+    stop: Callable[[], None]  # ends the server as SIGTERM would
+    ended: Callable[[], bool | None]  # whether it ended cleanly; None: it still runs
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def ask(self, path: str, body: Any = None, *, raw: bytes | None = None, headers: str = "") -> "Reply":
-        """Send one request on a connection of its own, and read all of the answer."""
+        """Send one request on a new connection, and read the whole reply."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) as connection:
             connection.sendall(request_bytes(path, body, raw=raw, headers=headers))
             return read_reply(connection)
@@ -207,7 +207,7 @@ class Reply(NamedTuple):
 
 
 def request_bytes(path: str, body: Any = None, *, raw: bytes | None = None, headers: str = "") -> bytes:
-    """Write a request that asks for the connection to be closed."""
+    """Encode an HTTP request that asks the server to close the connection."""
     data = raw if raw is not None else b"" if body is None else json.dumps(body).encode()
     method = "GET" if body is None and raw is None else "POST"
     head = (
@@ -217,12 +217,12 @@ def request_bytes(path: str, body: Any = None, *, raw: bytes | None = None, head
 
 
 def read_reply(connection: socket.socket) -> Reply:
-    """Read an answer up to the end of the connection."""
+    """Read and parse a reply, up to the end of the connection."""
     return parse_reply(received(connection))
 
 
 def received(connection: socket.socket) -> bytes:
-    """Read up to the end of a connection."""
+    """Read all bytes up to the end of a connection."""
     raw = b""
     while part := connection.recv(1 << 16):
         raw += part
@@ -230,7 +230,7 @@ def received(connection: socket.socket) -> bytes:
 
 
 def parse_reply(raw: bytes) -> Reply:
-    """Take an answer apart."""
+    """Split a reply into status, headers and body."""
     head, _, body = raw.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
@@ -254,7 +254,7 @@ def make_site(
     template: str | None = None,
     tokenizer: Tokenizer = TOKENIZER,
 ) -> Site:
-    """Put a site before an engine, with the built-in model's tokenizer, and its template for None."""
+    """Create a site for `engine` with the built-in model's tokenizer. With template None, use that model's template."""
     chosen = ChatTemplate("t", template) if template else template_of(TOKENIZER, STORIES)
     stops = frozenset({EOS}) if tokenizer is TOKENIZER else frozenset()
     prompts = Prompts(tokenizer, template=chosen, stops=stops, context=engine.context, vocab=engine.vocab)
@@ -268,7 +268,7 @@ def make_site(
 def running(engine: Any, **options: Any) -> Iterator[Running]:
     """Run a server until the end of the block, with the options of `make_site`."""
     bound = socket.create_server(("127.0.0.1", 0))
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)  # bytes: a reader that stops is seen soon
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)  # small: stalled readers soon show
     ready = threading.Event()
     started: list[Any] = []
     result: list[bool] = []

@@ -1,4 +1,4 @@
-"""The worth of the scheduler's laws: every mutant breaks one."""
+"""Every mutant of the scheduler breaks one of its laws."""
 
 import signal
 from contextlib import contextmanager
@@ -19,11 +19,11 @@ MUTANTS = [(table, mutant) for table in (PAGES, SCHEDULER) for mutant in table.m
 QUICK = settings(
     max_examples=300, stateful_step_count=40, derandomize=True, deadline=None, database=None, phases=[Phase.generate]
 )
-SECONDS = 600  # a mutant that nothing finds by then has waited for ever
+SECONDS = 600  # a mutant that no law has found by then counts as one that waits forever
 
 
 class TooLong(BaseException):
-    """No finding: a test of a mutant that takes so long fails."""
+    """Raised if a test of a mutant takes too long. It fails that test, and does not count as detection."""
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def limit(seconds: int):
 
 
 def check(scheduler: type[Scheduler], pool: type[PagePool]) -> None:
-    """Hold a scheduler to all laws. Any exception tells it from the right one."""
+    """Check all laws on a scheduler. A mutant is detected if any exception is raised."""
     for law in LAWS:
         law(lambda limits: watched(limits, scheduler, pool))
     machine = type("MutantMachine", (SchedulerMachine,), {"scheduler": scheduler, "pool": pool})

@@ -1,4 +1,4 @@
-"""`llamaspec serve` with the built-in model: ready, right under load, and drained by SIGTERM."""
+"""`llamaspec serve` with the built-in model: it starts, answers correctly under load, and drains after SIGTERM."""
 
 import json
 import math
@@ -30,7 +30,7 @@ ASK = [{"role": "user", "content": "Tell me a story about a fox and a red kite."
 
 
 class Server:
-    """A process that serves, and what it said."""
+    """A server process and its output."""
 
     def __init__(self, log: Path, *arguments: str):
         environment = {name: value for name, value in os.environ.items() if name != "NPROC"}
@@ -40,7 +40,7 @@ class Server:
             self.process = subprocess.Popen(
                 command, stderr=out, cwd=log.parent, env=environment | {"PYTHONPATH": str(REPOSITORY)}
             )
-        address = re.compile(r"http://\S+(?=\n)")  # when all of the line is there
+        address = re.compile(r"http://\S+(?=\n)")  # the whole line has been written
         try:
             until(lambda: address.search(log.read_text()) or self.process.poll() is not None)
             match = address.search(log.read_text())
@@ -112,10 +112,10 @@ def test_logprobs_of_a_prompt_do_not_depend_on_what_follows(server):
 
 
 def test_lm_eval_gets_what_it_reads(server):
-    """Replay what lm-eval 0.4.13 sent here, and read the answers as it does.
+    """Replay requests that lm-eval 0.4.13 sent, and read the answers as it does.
 
-    Its model_args were tokenizer_backend=remote and custom_prefix_token_id=1; its figure for the text was
-    -107.25116141175114. The package pulls in datasets and much else, so it is no dependency of ours.
+    Its model_args were tokenizer_backend=remote and custom_prefix_token_id=1; it reported -107.25116141175114 for the
+    text. lm-eval installs datasets and many other packages, so we do not depend on it.
     """
     text = "Once upon a time, there was a fox who found a red kite in the old tree."
     info = server.ask("/tokenizer_info")
@@ -132,7 +132,7 @@ def test_lm_eval_gets_what_it_reads(server):
         likeliest = (max(top.values()) for top in known["top_logprobs"][context:-1])
         greedy.append([logprob == most for logprob, most in zip(drawn, likeliest, strict=True)])
     assert (len(greedy[0]), len(greedy[1])) == (23, 3)
-    assert sums[0] == pytest.approx(-107.25116141175114, abs=23 * 1e-3)  # each token's differs as much at most
+    assert sums[0] == pytest.approx(-107.25116141175114, abs=23 * 1e-3)  # each of 23 tokens differs by 1e-3 or less
     assert any(greedy[0]) and not all(greedy[0])
     single = server.ask("/v1/completions", {"prompt": [1, *tokens[:5]], **options})["choices"][0]["logprobs"]
     assert sums[1] == sum(single["token_logprobs"][3:-1])
@@ -155,7 +155,7 @@ metric_list: [{{metric: bits_per_byte}}]
 """
 
 
-@pytest.mark.slow  # 20 s, where lm-eval is
+@pytest.mark.slow  # 20 s, if lm-eval is installed
 @pytest.mark.skipif(LM_EVAL is None, reason="needs lm-eval on the PATH: pip install 'lm-eval[api]'")
 def test_lm_eval_finds_what_our_own_evaluation_finds(server, tmp_path):
     text = "Once upon a time, there was a fox who found a red kite in the old tree."
@@ -171,14 +171,14 @@ def test_lm_eval_finds_what_our_own_evaluation_finds(server, tmp_path):
     (result_file,) = (tmp_path / "out").rglob("results_*.json")
     expected = json.loads(result_file.read_text())["results"]["story"]["bits_per_byte,none"]
     actual = json.loads(run_llamaspec("eval", "--text", str(tmp_path / "text"), "--json").out)["bits_per_byte"]
-    # Each of 23 log-probabilities differs by 1e-3 at most, since programs of other shapes round differently.
+    # Each of 23 log-probabilities differs by at most 1e-3, since programs with other shapes round differently.
     assert expected == pytest.approx(actual, abs=23 * 1e-3 / math.log(2) / len(text))
 
 
 @pytest.mark.slow  # 25 s
 def test_sigterm_under_load_lets_everybody_finish(server):
-    """Runs last, since it ends the server."""
-    long: dict[str, Any] = {"max_tokens": 600, "ignore_eos": True}  # 20 of these take longer than to ask for them
+    """After SIGTERM, running requests finish and new ones are refused. Runs last, since it ends the server."""
+    long: dict[str, Any] = {"max_tokens": 600, "ignore_eos": True}  # 20 of these take longer than sending the requests
     full_text = text(chat(server, 5, **long))
     before = asked(server)
     answers: list[str] = []
@@ -196,19 +196,19 @@ def test_sigterm_under_load_lets_everybody_finish(server):
 
 
 def turns_away(server: Server) -> bool:
-    """Tell whether the server takes no new requests, or has ended."""
+    """Return whether the server refuses new requests, or has ended."""
     try:
         server.ask("/ready")
     except urllib.error.HTTPError as error:
         assert error.code == 503
         return True
-    except (urllib.error.URLError, ConnectionError):  # the latter if it ends while it is asked
+    except (urllib.error.URLError, ConnectionError):  # the latter if it ends during the request
         return True
     return False
 
 
 def asked(server: Server) -> float:
-    """Count the requests that the engine got so far, including the ended ones."""
+    """Count the requests that the engine has received, including the ended ones."""
     with urllib.request.urlopen(f"{server.url}/metrics", timeout=PATIENCE) as reply:
         values = re.findall(
             r"^llamaspec_(?:running|waiting|finished_total{.*}) (\S+)", reply.read().decode(), re.MULTILINE
@@ -259,5 +259,5 @@ def test_a_fingerprint_changes_with_whatever_a_text_depends_on(tmp_path):
         _fingerprint("stories", options, TOKENIZER, ChatTemplate("t", "a", {"bos_token": "<s>"})),
     ]
     assert len({*prints}) == len(prints)
-    # The name of the file does not matter, only what it says.
+    # The fingerprint depends on the template's content, not on the name of its file.
     assert _fingerprint("stories", options, TOKENIZER, ChatTemplate("u", "a")) == prints[0]

@@ -1,4 +1,4 @@
-"""Who may ask: keys, pages elsewhere, and names of the server."""
+"""Access control: API keys, web pages of other origins, and host names of the server."""
 
 import socket
 

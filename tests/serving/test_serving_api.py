@@ -1,4 +1,4 @@
-"""OpenAI's client, and what its answers must hold."""
+"""OpenAI's client works with the server, and answers have the required fields."""
 
 import math
 import re
@@ -120,7 +120,8 @@ def test_text_that_stays_back_comes_out_at_the_end():
     with running(engine) as site:
         body = {"prompt": "", "stop": "two birds", "max_tokens": 60}
         assert site.ask("/v1/completions", body).json["choices"][0]["text"] == "one fox tw"
-        # Tokens that come too fast for a reader are one piece, so the rest waits until this one has read the beginning.
+        # Tokens that arrive faster than they are read are joined in one piece, so the engine pauses until the client
+        # has read the beginning.
         engine.pause = len(TOKENIZER.encode("one fox"))
         with socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE) as connection:
             connection.sendall(request_bytes("/v1/completions", body | {"stream": True}))
@@ -249,7 +250,7 @@ def test_a_wrong_field_is_named(site, change, param):
         ({"messages": None}, "messages"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
-        ({"messages": [{"role": "system", "content": "a"}]}, "messages"),  # this template knows no system message
+        ({"messages": [{"role": "system", "content": "a"}]}, "messages"),  # this template has no system messages
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"verbosity": "low"}, "verbosity"),
@@ -266,7 +267,7 @@ def test_a_wrong_field_of_a_chat_is_named(site, change, param):
 
 
 def test_a_field_of_openai_that_is_null_says_nothing(site):
-    """Also one that is refused where it says something."""
+    """A field of OpenAI's API may be null, even one that the server refuses with a value."""
     nothing = dict.fromkeys(["functions", "function_call", "prediction", "verbosity", "web_search_options", "audio"])
     ignored = {"prompt_cache_retention": "24h", "prompt_cache_options": {}}
     assert site.ask("/v1/chat/completions", {"messages": ASK, "max_tokens": 1} | nothing | ignored).status == 200

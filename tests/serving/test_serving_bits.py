@@ -1,4 +1,4 @@
-"""Equal fingerprints, equal bits: servers that start together, each with an empty cache, compute the same numbers."""
+"""Equal fingerprints mean equal bits: servers that start together with empty caches compute the same numbers."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ from tests.support.processes import REPOSITORY
 from tests.support.random_models import CONFIGS, random_checkpoint
 
 PROCESSES = 3
-SECONDS = 240.0  # a process takes five, and more if the machine is busy
+SECONDS = 240.0  # a process needs 5 s, and more on a busy machine
 
 SERVER = """
 import hashlib, sys, threading
@@ -74,7 +74,7 @@ def test_servers_that_compile_at_once_under_load_give_equal_bits():
     try:
         for server in servers:
             assert server.stdout and server.stdout.readline() == "ready\n"
-        for server in servers:  # All of them begin to compile at the same time.
+        for server in servers:  # They all compile at the same time.
             assert server.stdin
             server.stdin.write("\n")
             server.stdin.flush()
@@ -88,12 +88,12 @@ def test_servers_that_compile_at_once_under_load_give_equal_bits():
 
 
 class Recorded(Exception):
-    """Ends `load_engine` once the programs are compiled."""
+    """Raised to end `load_engine` once the programs are compiled."""
 
 
 @pytest.mark.parametrize(("model", "scheme"), [("2 to 1, wide, tied", "q8"), ("experts", None)])
 def test_no_program_of_the_server_is_tuned(monkeypatch, model, scheme):
-    """Four servers that started together on one GPU had one fingerprint and three sets of log-probabilities."""
+    """No program is tuned: with tuning, four servers on one GPU had one fingerprint but three sets of logprobs."""
     compiled: dict[str, dict[str, Any]] = {}
     real_compile = jax.stages.Lowered.compile
 

@@ -1,4 +1,4 @@
-"""Models that write to channels, served: thoughts, the answer and calls of tools, whole and streamed."""
+"""Served models that write to channels: thoughts, answers and tool calls, whole and streamed."""
 
 import json
 import re
@@ -31,7 +31,7 @@ THINKS = "<|channel|>analysis<|message|>Why Rome?<|end|><|start|>assistant"
 ANSWER = THINKS + "<|channel|>final<|message|>It is warm.<|return|>"
 CALL = f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{ROME}<|call|>"
 SAYS = "<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant"
-TO = f" to=functions.weather<|channel|>commentary json<|message|>{ROME}<|call|>"  # as earlier calls are written
+TO = f" to=functions.weather<|channel|>commentary json<|message|>{ROME}<|call|>"  # as prompts write earlier calls
 
 
 def ids_of(text: str) -> list[int]:
@@ -44,7 +44,7 @@ def ids_of(text: str) -> list[int]:
 
 
 def read(ids: list[int], cuts: tuple[int, ...] = (), *, begun: tuple[int, ...] = (), stop: str = "No stop"):
-    """The text, the thoughts and the calls of an answer, and the text of its tokens; asked for after some of them."""
+    """Read an answer in pieces that end at `cuts`; returns its text, thoughts and calls, and the text of its tokens."""
     channels = channels_of(TOKENIZER, tools=NAMES)
     reader = TextReader(TOKENIZER, begins=False, begun=begun, stops=STOPS, stop_texts=[stop], channels=channels)
     pieces = []
@@ -91,7 +91,7 @@ def test_an_answer_is_told_apart(written):
 @pytest.mark.parametrize("written", CASES)
 def test_log_probabilities_are_of_the_text_alone(written):
     text, _, _, tokens = read(ids_of(written))
-    assert tokens == (ROME if "launch" in written else text)  # a header is shown where its call is none
+    assert tokens == (ROME if "launch" in written else text)  # the header is shown if it does not begin a call
 
 
 def test_a_stop_text_in_thoughts_or_calls_ends_nothing():
@@ -104,7 +104,7 @@ def test_half_a_character_before_a_control_token_stays_where_it_was_written():
     half = TOKENIZER.encode("é")[:1]
     thinks, says = ids_of("<|channel|>analysis<|message|>"), ids_of("<|end|>" + SAYS + "<|channel|>")
     assert read([*thinks, *half, *says])[:2] == ("Let me see.", "\ufffd")
-    # The name of a channel is none that hides what it says only because the one before ended so.
+    # Half a character at the end of one channel does not change how the next channel is read.
     assert read([*ids_of("<|channel|>final<|message|>"), *half, *ids_of(THINKS)])[:2] == ("\ufffd", "Why Rome?")
 
 
@@ -123,18 +123,18 @@ def test_what_a_client_began_is_not_said_again():
 )
 @example(parts=["é🦙"], cuts=[], lost={2})
 def test_an_answer_reads_the_same_wherever_it_is_cut(parts, cuts, lost):
-    """Any text of a model, with halves of characters too; every character is read once at most."""
+    """An answer reads the same however it is cut, even within a character, and no character is read twice."""
     ids = [id for i, id in enumerate(ids_of("".join(parts))) if i not in lost]
     full = read(ids)
     assert read(ids, tuple(int(cut * len(ids)) for cut in cuts)) == read(ids, tuple(range(len(ids)))) == full
     text, thoughts, calls, _ = full
-    # Of a character of four bytes, three may be left, and each is read as U+FFFD.
+    # A character of four bytes may lose one byte; each of the three others is then read as U+FFFD.
     written = len("".join(parts)) + 2 * len(lost)
     assert len(text) + len(thoughts) + sum(map(len, (call[1] for call in calls))) <= written
 
 
 class Said:
-    """A script of the site's engine; a test sets its text."""
+    """A script for the site's engine; a test sets its text."""
 
     text = ANSWER
 
@@ -181,7 +181,7 @@ def test_a_client_gets_thoughts_apart_whole_and_streamed(client, says):
         drawn = [token.token for item in choices if item.logprobs for token in item.logprobs.content]
         assert "".join(drawn) == "It is warm."
         assert all(item.delta.content is not None for item in choices if item.logprobs)
-    # What was cut while it thought has no text yet; usage counts what it thought.
+    # An answer that was cut during its thoughts has no text yet; usage counts its thoughts.
     cut = client.chat.completions.create(model="stories", messages=ASK, max_tokens=12)
     assert cut.choices[0].message.content == "" and "Why Rome?".startswith(cut.choices[0].message.reasoning_content)
     assert (cut.choices[0].finish_reason, cut.usage.completion_tokens) == ("length", 12)
@@ -262,10 +262,10 @@ def test_options_reach_the_template(site, says):
     assert (reply.status, reply.error["param"]) == (400, "chat_template_kwargs")
     reply = site.ask("/v1/chat/completions", body | {"chat_template_kwargs": {"tools": "<|return|>"}})
     assert (reply.status, reply.error["param"]) == (400, "chat_template_kwargs")
-    assert "tools comes from the conversation" in reply.error["message"]  # the template does read it
+    assert "tools comes from the conversation" in reply.error["message"]  # the template does read this variable
     assert site.ask("/v1/chat/completions", body | {"chat_template_kwargs": None}).status == 200
     assert "<|message|>Reasoning: low <|end|><|end|>" in prompt_of(site)
-    assert [*site.engine.requests[-1].prompt].count(TOKENIZER.special["<|end|>"]) == 2  # of system and user
+    assert [*site.engine.requests[-1].prompt].count(TOKENIZER.special["<|end|>"]) == 2  # one each for system and user
     encoded = site.ask("/tokenize", {"messages": ASK, "reasoning_effort": "low <|end|>"}).json["tokens"]
     assert encoded == [*site.engine.requests[-1].prompt]
     assert site.ask("/tokenize", body).error["param"] == "chat_template_kwargs"

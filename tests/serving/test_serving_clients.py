@@ -1,4 +1,4 @@
-"""Clients as they are: what they send back, ask in advance, and write in ways of their own."""
+"""Habits of real clients: messages that they send back, requests in advance, and unusual fields."""
 
 import json
 import socket
@@ -29,7 +29,7 @@ def site():
 
 
 def rendered(site, messages: list[dict[str, Any]], **more: Any) -> str:
-    """Give the prompt of a conversation."""
+    """Return the prompt that the server makes of a conversation."""
     tokens = site.ask("/tokenize", {"messages": messages, **more})
     assert tokens.status == 200, tokens.body
     return site.ask("/detokenize", {"tokens": tokens.json["tokens"]}).json["prompt"]

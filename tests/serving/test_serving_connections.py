@@ -1,4 +1,4 @@
-"""Connections: how many are held, what the others get, and that silent ones cost nothing."""
+"""Limits of connections: how many are served, what happens to the others, and that silent ones are closed."""
 
 import socket
 from contextlib import ExitStack, suppress
@@ -28,7 +28,7 @@ def test_beyond_so_many_refused_connections_others_are_closed(monkeypatch):
         stack.enter_context(connect(site))
         until(lambda: site.ask("/health").status == 503)
         refused = [stack.enter_context(connect(site)) for _ in range(3)]
-        assert stack.enter_context(connect(site)).recv(1) == b""  # before it has asked for anything
+        assert stack.enter_context(connect(site)).recv(1) == b""  # closed before it sent a request
         for connection in refused:
             connection.sendall(request_bytes("/health"))
             assert read_reply(connection).error["code"] == "too_many_connections"
@@ -46,13 +46,13 @@ print(allow_files(100), resource.getrlimit(resource.RLIMIT_NOFILE), allow_files(
 
 
 def test_a_connection_whose_request_does_not_come_is_closed(monkeypatch):
-    """Also where its head comes byte by byte, and after an answer."""
+    """A connection is closed if no request arrives, also if its head comes byte by byte, or after an answer."""
     monkeypatch.setattr("llamaspec.serving.connections.KEPT_OPEN", 0.2)
     with running(FakeEngine()) as site, ExitStack() as stack:
 
         def begun(sent: bytes) -> socket.socket:
             connection = stack.enter_context(connect(site))
-            with suppress(ConnectionError):  # on a busy machine it may be closed by now
+            with suppress(ConnectionError):  # on a busy machine the server may have closed it
                 connection.sendall(sent)
             return connection
 
@@ -67,7 +67,7 @@ def test_a_connection_whose_request_does_not_come_is_closed(monkeypatch):
 
         until(is_answered)
         dripping.settimeout(0.01)
-        with suppress(ConnectionError):  # of a write after the end
+        with suppress(ConnectionError):  # from a write after the server closed it
             until(lambda: _ended(dripping) or bool(dripping.sendall(b"G")))
         assert all(map(_ended, (silent, half, answered[-1])))
 
@@ -75,7 +75,7 @@ def test_a_connection_whose_request_does_not_come_is_closed(monkeypatch):
 def _ended(connection: socket.socket) -> bool:
     try:
         return connection.recv(1) == b""
-    except ConnectionError:  # what it sent came after the end
+    except ConnectionError:  # its bytes arrived after the server closed it
         return True
     except TimeoutError:
         return False

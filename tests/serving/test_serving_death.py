@@ -1,4 +1,4 @@
-"""The engine dies, or its device hangs: what clients, probes and the parent process learn of it."""
+"""If the engine fails or its device hangs, clients, probes and the parent process get an error."""
 
 import asyncio
 import json
@@ -40,11 +40,11 @@ FOX = {"prompt": "The fox", "max_tokens": 50}
 
 
 class Dying:
-    """An executor that gives a row its first words, then waits, and fails for good."""
+    """An executor that draws a row's first tokens, then waits, and finally raises."""
 
     def __init__(self):
         self.waits, self.dies = threading.Event(), threading.Event()
-        self.goes_on = False  # whether it only hung
+        self.goes_on = False  # True: the step ends normally after hanging
 
     def run(self, plan, requests, masks) -> Outcome:
         if any(row.start >= len(requests[row.number].prompt) for row in plan.rows):
@@ -92,12 +92,12 @@ def test_everybody_is_told_and_the_server_ends(site):
 
 @pytest.fixture
 def staying(monkeypatch, request) -> Running:
-    """A site that stays when its engine dies, so that it can be asked."""
+    """A site that keeps running after its engine fails, so that tests can send requests."""
 
     async def until_told(site, stop) -> None:
         await stop.wait()
 
-    monkeypatch.setattr("llamaspec.serving.http.Site._until", until_told)  # before the server waits there
+    monkeypatch.setattr("llamaspec.serving.http.Site._until", until_told)  # set before the server waits in `_until`
     return request.getfixturevalue("site")
 
 
@@ -135,7 +135,7 @@ def test_the_command_ends_with_one_line_and_1(monkeypatch, caplog):
     assert [reply.status for reply in replies] == [500]
     assert ended.exit_code == 1 and ended.stdout == ""
     assert re.fullmatch(r"error: .*MemoryError\('no room\\nfor 5 GB'\)\n", ended.stderr)
-    assert "for 5 GB" in caplog.text  # the log has all of it
+    assert "for 5 GB" in caplog.text  # the log has the whole message
 
 
 def test_a_command_that_is_told_to_end_does_not_wait_for_a_device_for_ever(monkeypatch):
@@ -156,7 +156,7 @@ def test_a_command_that_is_told_to_end_does_not_wait_for_a_device_for_ever(monke
 
     def end(status: int) -> None:
         statuses.append((status, engine.failed))
-        hanging.dies.set()  # since this process goes on
+        hanging.dies.set()  # ends the hanging thread, since `_exit` is replaced
 
     monkeypatch.setattr("llamaspec.commands.serve.say", say)
     monkeypatch.setattr("llamaspec.commands.serve.LAST_STEP", 0.1)
@@ -172,7 +172,7 @@ def test_a_command_that_is_told_to_end_does_not_wait_for_a_device_for_ever(monke
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_line_that_begins_with_ctrl_c_is_ended_and_no_other(number, monkeypatch):
-    """A terminal shows ^C where it sends SIGINT. Of another signal it shows nothing."""
+    """A terminal prints ^C when it sends SIGINT, and nothing for other signals: only ^C is followed by a newline."""
     lines: list[str] = []
 
     def say(line: str) -> None:
@@ -198,7 +198,7 @@ def hung(monkeypatch) -> Iterator[Any]:
 
 
 def take_too_long(hung: Any) -> None:
-    """Wait until the step hangs, and only then let it be too long, so that no other step can be."""
+    """Wait until a step hangs, and only then shorten the watchdog's limit, so that no earlier step exceeds it."""
     assert hung._executor.waits.wait(PATIENCE)
     hung._watchdog.seconds = 0.25
 
@@ -231,7 +231,7 @@ def test_a_device_that_hangs_is_noticed(hung, monkeypatch, caplog):
         waiting.close()
         began.close()
         assert re.search("device hangs.*0.25 s", caplog.text)
-        hung.close()  # which does not wait for the step
+        hung.close()  # close does not wait for the step
 
 
 def test_a_command_whose_device_hangs_ends_with_one_line_and_1(hung, monkeypatch):
@@ -268,11 +268,11 @@ def test_a_command_whose_device_hangs_ends_with_one_line_and_1(hung, monkeypatch
 
 
 def test_a_step_that_ends_late_is_nobodys(hung):
-    """Its engine has failed, and stays so; nothing that it drew is delivered."""
+    """A step that ends after its engine failed delivers no token, and the engine stays failed."""
     events = []
     hung.submit(Request((1, 2), 50), events.append)
     take_too_long(hung)
-    until(lambda: not hung._open)  # Everybody has been told.
+    until(lambda: not hung._open)  # every client has got its error
     before = [*events]
     hung._executor.goes_on = True
     hung._executor.dies.set()
@@ -282,7 +282,7 @@ def test_a_step_that_ends_late_is_nobodys(hung):
 
 
 def test_a_step_does_not_end_while_it_is_judged(hung, monkeypatch):
-    """Else what it drew would come after the error."""
+    """A step cannot finish while the watchdog fails it; otherwise its tokens would arrive after the error."""
     events = []
     judged = threading.Event()
 
@@ -301,7 +301,7 @@ def test_a_step_does_not_end_while_it_is_judged(hung, monkeypatch):
     hung.submit(Request((1, 2), 50), events.append)
     assert judged.wait(PATIENCE)
     hung._thread.join(PATIENCE)
-    until(lambda: not hung._open)  # Everybody has been told.
+    until(lambda: not hung._open)  # every client has got its error
     assert isinstance(hung.failed, DeviceHangs) and not hung._thread.is_alive()
     assert [event.reason for event in events if isinstance(event, Finished)] == ["error"]
     assert isinstance(events[-1], Finished)
@@ -313,7 +313,7 @@ def test_everybody_is_told_once_where_the_step_fails_after_all(hung):
     def deliver(event) -> None:
         events.append(event)
         if isinstance(event, Finished) and threading.current_thread() is not hung._thread:
-            hung._executor.dies.set()  # The step raises while everybody is told that it hangs.
+            hung._executor.dies.set()  # The step raises while clients are told that it hangs.
             hung._thread.join(PATIENCE)
 
     hung.submit(Request((1, 2), 50), deliver)

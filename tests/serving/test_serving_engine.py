@@ -1,4 +1,4 @@
-"""The engine's thread, before an executor that needs no model: which client gets which events, and in what order."""
+"""The engine's thread, with an executor that needs no model: which client gets which events, and in what order."""
 
 import threading
 from time import sleep
@@ -28,7 +28,7 @@ LIMITS = Limits(pages=40, page=2, rows=3, chunk=4, burst=4, context=CONTEXT, wai
 
 
 class Fake:
-    """An executor that draws `next_token`, or what a mask allows, and waits or fails when told to."""
+    """An executor that draws `next_token` or an allowed token, and waits or fails on request."""
 
     def __init__(self):
         self.goes_on, self.error = threading.Event(), None
@@ -68,7 +68,7 @@ def report(tokens) -> Reports:
 
 
 class Client:
-    """Everything that a request was told."""
+    """Everything that a request received."""
 
     def __init__(self):
         self.events: list[Event] = []
@@ -108,7 +108,7 @@ def engine(fake):
 
 
 def endless(prompt=(1, 1), **options) -> Request:
-    """A request that lasts until its context is full."""
+    """Make a request that runs until its context is full."""
     seed = next(seed for seed in range(10_000) if alone(Request(prompt, 99, seed=seed), CONTEXT)[1] == "context")
     return Request(prompt, 99, seed=seed, **options)
 
@@ -273,10 +273,10 @@ def test_a_failure_is_told_to_all_and_its_reason_to_the_log(engine, fake, caplog
 
 @pytest.mark.parametrize("what", ["plan", "done", "ended"])
 def test_a_scheduler_that_fails_keeps_nobody_waiting(engine, fake, what, monkeypatch):
-    """Also after it dropped requests without reporting their ends."""
+    """If the scheduler fails, every client gets an error, even for requests that the scheduler had dropped silently."""
     fake.goes_on.clear()
     clients = [Client() for _ in range(6)]
-    with engine._changed:  # the first plan is made when all of them are there
+    with engine._changed:  # the first plan is made after all requests are submitted
         for i, client in enumerate(clients):
             engine.submit(Request((1, 2), 1, seed=i), client)
     until(lambda: engine.stats().running == 3)
@@ -289,7 +289,7 @@ def test_a_scheduler_that_fails_keeps_nobody_waiting(engine, fake, what, monkeyp
     monkeypatch.setattr(engine._scheduler, what, fails)
     fake.goes_on.set()
     ends = [client.wait() for client in clients]
-    assert all(end[0::4] == ("error", FAILED) or end.reason == "length" for end in ends)  # told before it failed
+    assert all(end[0::4] == ("error", FAILED) or end.reason == "length" for end in ends)  # ended before the failure
     assert isinstance(engine.failed, KeyError) and ends[-1].reason == "error"
     assert engine.drain(PATIENCE)
 
@@ -306,7 +306,7 @@ def test_a_log_that_fails_keeps_nobody_waiting(engine, fake, monkeypatch):
 
 
 def test_memory_is_flat(engine):
-    """After many requests an engine holds nothing of them."""
+    """After many requests an engine keeps nothing of them."""
     for i in range(1000):
         client = Client()
         engine.submit(Request((1, i % 5, i % 7), 2, seed=i), client)

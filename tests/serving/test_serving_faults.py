@@ -1,4 +1,4 @@
-"""Clients that leave, stall or send nonsense, engines that fail, and shutdown: no other client notices."""
+"""Clients that leave, stall or send garbage, engines that fail, and shutdown do not affect other clients."""
 
 import asyncio
 import json
@@ -93,7 +93,7 @@ def test_half_a_request_waits_for_nobody():
             assert (reply.status, reply.error["code"]) == (408, "body_too_slow")
             silent.settimeout(0.1)
             with pytest.raises(TimeoutError):
-                silent.recv(1)  # A silent connection stays for a while, and takes nothing.
+                silent.recv(1)  # A silent connection may stay for a while and costs nothing.
 
 
 @pytest.mark.parametrize("announced", [True, False])
@@ -168,7 +168,7 @@ def test_a_full_queue_is_429_with_a_time_to_come_back():
             assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (429, "queue_full", "1")
             assert reply.error["type"] == "rate_limit_error"
         until(lambda: engine.open == 0)
-        # If one of several texts in a request is refused, all are, and the begun ones are cancelled.
+        # If one of several texts of a request is refused, all are, and those that have begun are cancelled.
         assert site.ask("/v1/completions", FOX | {"n": 3}).status == 429
         until(lambda: engine.open == 0)
         assert text_of(site)
@@ -222,7 +222,7 @@ def test_a_template_that_takes_too_much_is_refused_and_other_chats_do_not_notice
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_takes_too_long_ends_alone(stream):
-    """The smaller counts, of what the server allows and of what the request asks for."""
+    """A request that exceeds its time limit, the server's or its own if smaller, ends without affecting others."""
     engine = FakeEngine()
     with running(engine, limits=ClientLimits(request_seconds=60.0)) as site:
         expected = text_of(site)

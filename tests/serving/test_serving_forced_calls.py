@@ -1,4 +1,4 @@
-"""Calls that an answer must make: one or several, in each form, and which tools they may be of."""
+"""Answers that must call tools: one call or several, in each form, and the tools that are allowed."""
 
 import json
 from typing import Any
@@ -20,13 +20,13 @@ ADD = {"type": "function", "function": {"name": "add"}}
 
 @pytest.fixture(scope="module", params=FORMS)
 def served(request):
-    """A form's name, and a site that draws any text its grammar allows."""
+    """Run a site that draws random texts allowed by the grammar; yields the form's name and the site."""
     with running(FakeEngine(obedient, context=4000), template=TEMPLATES[request.param]) as site:
         yield request.param, site
 
 
 def calls_of(site: Any, **options: Any) -> list[list[str]]:
-    """The names that eight answers call. Their arguments keep to their schemas."""
+    """List the names called in eight answers, after checking that arguments match the schemas."""
     body = {"messages": ASK, "tools": TOOLS, "n": 8, "seed": 1, **options}
     names = []
     for answer in site.ask("/v1/chat/completions", body).json["choices"]:
@@ -54,7 +54,7 @@ def test_calls_keep_to_their_schemas_one_or_several(served):
 
 
 def test_several_calls_stream_as_they_are(served):
-    """The pieces put together are the calls of the whole answer."""
+    """The streamed pieces of several calls add up to the calls of the whole answer."""
     _, site = served
     body = {"messages": ASK, "tools": TOOLS, "tool_choice": "required", "seed": 3}
     full = site.ask("/v1/chat/completions", body).json["choices"][0]["message"]["tool_calls"]
@@ -88,7 +88,7 @@ def test_a_schema_that_cannot_be_used_is_refused_for_one_call_and_for_several():
 
 @pytest.mark.parametrize("separator", ["; ", "<|user|>", ";<|user|>;"])
 def test_values_have_a_most_and_between_them_control_tokens_are_drawn_as_such(separator):
-    """In vocabularies that have them, as Qwen's have <tool_call>; in others their characters are drawn."""
+    """A list of values has a maximum length; its separators are control tokens if the vocabulary has them."""
     eos = TOKENIZER.special["</s>"]
     grammars = Grammars(TOKENIZER, vocab=1024, stops=frozenset({eos}))
     rule = grammars.of_schema({"const": 1}, param="tools", most=3, separator=separator)()

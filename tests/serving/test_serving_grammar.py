@@ -1,4 +1,4 @@
-"""Answers in JSON: every drawn answer keeps to its schema, whole or cut short."""
+"""Answers in JSON: every drawn answer matches its schema, or is a prefix of a match if it is cut."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The law of the engine: a request's answer is the same, to the last bit, by itself and in any company.
+"""The law of the engine: a request's answer is the same, bit for bit, by itself and among any other requests.
 
 A machine sends requests of every kind to a small model, cancels some, and has so few pages that requests are preempted.
 Every answer must equal the answer to the same request by itself, on a fresh executor.
@@ -29,12 +29,12 @@ from tests.support.waiting import PATIENCE
 
 MODELS = (OWN_KEYS, "3 to 1, q/k norms, window")
 BFLOAT16 = np.dtype(jnp.bfloat16)
-BEGINNINGS = ((1, 2, 5, 6, 7, 8, 9, 10, 11), (1, 2, 5, 6, 9, 9, 9, 9))  # prompts that begin alike
+BEGINNINGS = ((1, 2, 5, 6, 7, 8, 9, 10, 11), (1, 2, 5, 6, 9, 9, 9, 9))  # prompts with the same beginning
 VOCAB = 50
 
 
 def even_only(drawn: Sequence[int]) -> np.ndarray:
-    """Allow tokens of even numbers, and after three of them the end of the text too."""
+    """Allow even token ids, and after three tokens the end of the text too."""
     ids = np.arange(VOCAB)
     return (ids % 2 == 0) & (ids != POISON) | ((ids == EOS) & (len(drawn) > 2))
 
@@ -105,7 +105,7 @@ class LawMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.slow  # 50 s: four models are compiled
-@pytest.mark.timeout(7200)  # for the steps of the profile thorough
+@pytest.mark.timeout(7200)  # enough for the profile `thorough`
 def test_in_any_company_as_alone():
     examples = share_of(12, part=1, thorough=334)  # 10,000 steps
     run_state_machine_as_test(
@@ -115,7 +115,7 @@ def test_in_any_company_as_alone():
 
 
 def company(server: Server, request: Request) -> Answer:
-    """The answer to a request among others that come before and after it, on few pages."""
+    """Compute the answer to a request among others that come before and after it, with few pages."""
     neighbors = [
         Request((*BEGINNINGS[i % 2][: 2 + i], 5), 14, temperature=1.0, seed=i, logprobs=1, ignore_eos=True)
         for i in range(7)
@@ -134,7 +134,7 @@ def company(server: Server, request: Request) -> Answer:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", [np.dtype(np.float32), BFLOAT16], ids=str)
 def test_in_company_as_alone(name, dtype):
-    """Also where the company drives it out."""
+    """A request has the same answer by itself and among others, even if they preempt it."""
     model = served(name, dtype)
     preempted = 0
     for seed in range(6):
@@ -148,7 +148,7 @@ def test_in_company_as_alone(name, dtype):
 
 
 def test_a_rule_is_not_asked_about_tokens_that_are_fed_again():
-    """Its answer is about the whole text. Where it decided what follows an earlier token, penalties counted others."""
+    """After a preemption, `allowed` is not called for tokens that are fed again: its result is about the whole text."""
     model, preempted = served(MODELS[0]), 0
     for seed in range(12):
         request = Request(
@@ -167,7 +167,7 @@ def test_a_rule_is_not_asked_about_tokens_that_are_fed_again():
 
 
 def test_a_prompt_that_is_found_gives_the_same_answer():
-    """To the last bit, wherever the part that is found ends."""
+    """A request whose prompt is partly cached gets the same answer, bit for bit, for every length of the prompt."""
     model = served(MODELS[0])
     text = (1, 2, 5, 6, 7, 8, 9, 10, 11, 12, 13, 5, 7, 9, 20, 21, 22)
     for length in range(2, len(text)):
@@ -182,7 +182,7 @@ def test_a_prompt_that_is_found_gives_the_same_answer():
 
 
 def test_a_poisoned_request_fails_alone():
-    """Its pages, full of NaN, then serve others."""
+    """A request with NaN fails by itself; its pages, full of NaN, then serve others correctly."""
     model = served(MODELS[0])
     request = Request((1, 5, 6), 6, temperature=0.0, logprobs=2)
     single, together = Server(model), Server(model)
@@ -199,14 +199,14 @@ def test_a_poisoned_request_fails_alone():
 
 @pytest.fixture(scope="module")
 def stories() -> Iterator[BatchingEngine]:
-    """The built-in model in three rows, with pages for less than two contexts."""
+    """Run the built-in model with three rows, and pages for less than two contexts."""
     engine = load_engine(open_checkpoint("stories"), context=128, width=3, cached_tokens=200)
     yield engine
     engine.close()
 
 
 def answers(engine: BatchingEngine, requests: Sequence[Request]) -> list[list[Event]]:
-    """Everything that requests are told that come at once."""
+    """Submit requests together and list the events that each gets."""
     events: list[list[Event]] = [[] for _ in requests]
     ends = [threading.Event() for _ in requests]
     for request, received, end in zip(requests, events, ends, strict=True):
@@ -223,7 +223,7 @@ def answers(engine: BatchingEngine, requests: Sequence[Request]) -> list[list[Ev
 
 @pytest.mark.slow  # 13 s
 def test_a_text_is_that_of_one_sequence(stories):
-    """Served at a width, a small model gives the text of `Session`: no two of its logits nearly tie."""
+    """The server's texts equal those of `Session`, although batches round differently: no logits nearly tie here."""
     checkpoint = open_checkpoint("stories")
     backend: Any = load_backend(checkpoint, RunOptions(context=128))
     session = Session(backend, vocab=checkpoint.config.vocab)
@@ -262,7 +262,7 @@ OPTIONS = {
 @pytest.mark.slow  # 7 s
 @given(options=st.lists(st.fixed_dictionaries(OPTIONS), min_size=1, max_size=4))
 def test_log_probabilities_of_any_requests_add_up(stories, options):
-    """The built-in model's engine lives, and reports as many tokens as were asked for, the likeliest first."""
+    """The engine survives any options, and reports as many tokens as requested, the likeliest first."""
     requests = [Request(**fields) for fields in options]
     for request, events in zip(requests, answers(stories, requests), strict=True):
         end = events[-1]
@@ -291,7 +291,7 @@ def first_token(request: Request) -> Answer:
 
 
 def test_bias_penalties_and_masks():
-    """Each changes the likeliest token as its formula says."""
+    """Bias, penalties and masks change the likeliest token as their formulas say."""
     prompt = (1, 5, 6, 7)
     everything = first_token(Request(prompt, 1, logprobs=20))
     ids, values = everything.reports[0][1]
@@ -303,7 +303,8 @@ def test_bias_penalties_and_masks():
     even = next(token for token in ids if token % 2 == 0 and token != POISON)
     assert first_token(Request(prompt, 1, allowed=even_only)).tokens == [even]
 
-    # The presence penalty counts an answer's tokens once, the frequency penalty each time, and neither the prompt's.
+    # The presence penalty counts each token of the answer once, the frequency penalty every time; neither counts the
+    # prompt.
     for request in (Request(prompt, 4, presence_penalty=2.0), Request(prompt, 4, frequency_penalty=2.0)):
         server = Server(served(MODELS[0]))
         server.submit(replace(request, temperature=0.0, ignore_eos=True, logit_bias={best: 3.0 + gap}))

@@ -1,4 +1,4 @@
-"""Log-probabilities of answers, and of the prompts that completions echo: one for each token, the one that ends too."""
+"""Log-probabilities of answers, and of prompts that completions echo: one for each token, including the last."""
 
 import json
 from typing import Any
@@ -10,7 +10,7 @@ from tests.support.waiting import PATIENCE
 
 openai = pytest.importorskip("openai", reason="needs OpenAI's client, of the extra dev")
 
-HALF = next(token for token in range(1024) if TOKENIZER.bytes_of(token) == b"\xe7")  # of a character
+HALF = next(token for token in range(1024) if TOKENIZER.bytes_of(token) == b"\xe7")  # the first byte of a character
 ASK = [{"role": "user", "content": "Tell me a story about a fox."}]
 
 
@@ -21,7 +21,7 @@ def site():
 
 
 def choices_of(reply: Reply, *, stream: bool) -> list[dict[str, Any]]:
-    """Read the choices of a completion, or of each chunk of a stream."""
+    """List the choices of a completion, or of the chunks of a stream."""
     if not stream:
         return reply.json["choices"]
     chunks = [json.loads(line[6:]) for line in reply.body.decode().split("\n\n")[:-2]]
@@ -29,7 +29,7 @@ def choices_of(reply: Reply, *, stream: bool) -> list[dict[str, Any]]:
 
 
 def joined(choices: list[dict[str, Any]], name: str) -> list[Any]:
-    """Join a property of tokens over the chunks that have it."""
+    """Concatenate a list of logprobs over the chunks that have it."""
     return [value for choice in choices if choice["logprobs"] for value in choice["logprobs"][name]]
 
 
@@ -47,7 +47,7 @@ def test_logprobs_of_a_chat(site):
 
 
 def test_no_logprobs_of_an_end_of_text_in_a_chat():
-    """OpenAI's list is about the content."""
+    """In a chat, the token that ends the text has no log-probability, since OpenAI's list covers the content."""
     with running(FakeEngine(spelling("fox"))) as site:
         body = {"messages": ASK, "logprobs": True}
         choice = site.ask("/v1/chat/completions", body).json["choices"][0]
@@ -56,7 +56,7 @@ def test_no_logprobs_of_an_end_of_text_in_a_chat():
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_echo_with_logprobs_of_the_prompt(site, stream):
-    """lm-eval reads the log-probabilities of a text in this way."""
+    """With echo, log-probabilities of the prompt precede the answer's; lm-eval reads them this way."""
     text = "the fox sang"
     body = {"prompt": text, "echo": True, "logprobs": 2, "max_tokens": 2, "seed": 4, "stream": stream}
     choices = choices_of(site.ask("/v1/completions", body), stream=stream)
@@ -82,7 +82,7 @@ def test_echo_alone(site):
 
 
 def test_a_prompt_of_one_token_is_echoed(site):
-    """The engine reports only on tokens after the first, and reported nothing here: the prompt was left out."""
+    """A prompt of one token is echoed, although the engine reports log-probabilities only from the second token on."""
     body = {"prompt": TOKENIZER.encode("fox")[:1], "echo": True, "logprobs": 1, "max_tokens": 1}
     choice = site.ask("/v1/completions", body).json["choices"][0]
     assert site.engine.requests[-1].prompt_logprobs is None
@@ -94,9 +94,10 @@ def test_a_prompt_of_one_token_is_echoed(site):
 @pytest.mark.parametrize("echo", [False, True])
 @pytest.mark.parametrize("drawn", [[], [*TOKENIZER.encode("fox 狐")], [*TOKENIZER.encode("fox"), HALF]])
 def test_a_completion_has_an_entry_for_the_token_that_ends_it(drawn, echo, stream):
-    """Hold what lm-eval reads: it asks for one token, and drops the last entry as the one that was drawn.
+    """The token that ends a completion has an entry, as in vLLM.
 
-    At the end of the text, no entry stood for it, and the prompt's last token was lost. vLLM gives one.
+    lm-eval asks for one token and drops the last entry as the drawn token. Without an entry for the end of the text, it
+    would drop the prompt's last token.
     """
     with running(FakeEngine(lambda request: [*drawn, EOS])) as site:
         body = {"prompt": "the bird", "echo": echo, "logprobs": 2, "max_tokens": 40, "stream": stream}
@@ -112,7 +113,7 @@ def test_a_completion_has_an_entry_for_the_token_that_ends_it(drawn, echo, strea
     assert (tokens[-1], offsets[-1]) == ("</s>", len(text)) and "</s>" not in [*tokens[:-1], text]
     assert logprobs[len(before) :] == [-(i + 1) / 16 for i in range(len(drawn) + 1)]
     assert tops[-1]["</s>"] == -0.125 and len(tops[-1]) == 2
-    assert not echo or logprobs[1:-1][len(before) - 2] == -(len(before) - 2) / 8  # the prompt's last
+    assert not echo or logprobs[1:-1][len(before) - 2] == -(len(before) - 2) / 8  # the prompt's last token
 
 
 def test_no_entry_for_an_end_that_a_stop_text_came_before():

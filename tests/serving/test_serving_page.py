@@ -1,4 +1,4 @@
-"""The page in a browser: a stream, a stop, the distribution of a token, and a narrow screen."""
+"""The page in a browser: streaming, stopping, the distribution of a token, and a narrow screen."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def site(engine):
 
 @pytest.fixture
 def page(browser, site):
-    """A page of the site, which must say nothing on its console."""
+    """Open the site's page, which must print nothing on its console."""
     with silent_page(browser, site.url, viewport={"width": 900, "height": 700}) as page:
         page.get_by_role("heading", name="stories").wait_for()
         yield page
@@ -77,8 +77,8 @@ def test_a_token_shows_the_distribution_it_was_drawn_from(page, engine):
     picture(page, "distribution")
     page.keyboard.press("Escape")
     assert odds.is_hidden()
-    page.mouse.move(0, 0)  # or the page may be told again, at any time, that it is over a token
-    # The keyboard reaches it, too, and goes on from another token.
+    page.mouse.move(0, 0)  # otherwise the browser may report at any time that the mouse is over a token
+    # The keyboard can also select a token, and continue from another one.
     page.locator(".turn.assistant .said").focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
@@ -131,7 +131,7 @@ def test_settings_reach_the_engine_and_history_is_kept(page, engine):
 def test_thoughts_are_folded_and_markup_in_them_stays_text(browser):
     thinks = ids_of("<|channel|>analysis<|message|>A <i>fox</i>?<|end|><|start|>assistant<|channel|>final<|message|>")
     engine = FakeEngine(lambda _: [*thinks, *ids_of("The fox.<|return|>")], context=1000)
-    engine.pause = len(thinks) - 8  # while it thinks
+    engine.pause = len(thinks) - 8  # pauses during the thoughts
     with (
         running(engine, template=TEMPLATE, tokenizer=HARMONY) as site,
         silent_page(browser, site.url, viewport={"width": 400, "height": 700}) as page,
@@ -145,25 +145,25 @@ def test_thoughts_are_folded_and_markup_in_them_stays_text(browser):
         page.get_by_text("Thoughts").click()
         assert thoughts.inner_text() == "A <i>fox</i>?" and page.locator(".thoughts i").count() == 0
         picture(page, "thoughts")
-        page.locator(".token").first.hover()  # no token can be chosen, since the thoughts would be lost
+        page.locator(".token").first.hover()  # no token can be chosen, since that would lose the thoughts
         page.locator("#odds").wait_for()
         assert page.locator("#odds").get_by_role("button").first.is_disabled()
         page.reload()
         assert finished(page).inner_text() == "The fox." and page.get_by_text("Thoughts").is_visible()
         engine.pause = len(thinks) - 8
-        ask(page, "Who else?")  # and the answer is stopped while it thinks
+        ask(page, "Who else?")  # this answer is stopped during its thoughts
         page.get_by_text("Thinking…").wait_for()
         page.get_by_role("button", name="Stop").click()
         finished(page)
         ask(page, "And who then?")
         page.get_by_text("Thinking…").wait_for()
-        assert page.get_by_text("Thoughts").count() == 2  # an earlier answer thinks no more
+        assert page.get_by_text("Thoughts").count() == 2  # an earlier answer no longer shows "Thinking…"
         engine.pause = None
         finished(page)
 
 
 def test_old_turns_make_room_for_an_answer_and_that_is_said(browser):
-    """A quarter of a small context is left for it."""
+    """Old turns are dropped so that a quarter of a small context is left for the answer, and the page says so."""
     engine = FakeEngine(spelling(ANSWER), context=192)
     with running(engine) as site, silent_page(browser, site.url) as page:
         page.get_by_role("heading", name="stories").wait_for()
@@ -216,7 +216,7 @@ def test_a_narrow_screen_has_no_sideways_scrolling(browser, site, scheme):
         ask(page)
         finished(page)
         page.get_by_role("button", name="Settings").tap()
-        page.locator("#settings").wait_for()  # a tap becomes a click after it has been answered
+        page.locator("#settings").wait_for()  # the click follows the tap a moment later
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
         picture(page, f"narrow-settings-{scheme}")
         page.get_by_role("button", name="Settings").tap()

@@ -1,4 +1,4 @@
-"""A server as a process: killed and started again, with a log on a full disk, and with few files to open."""
+"""A server process: killed and restarted, with its log on a full disk, and with few open files."""
 
 import signal
 import socket
@@ -27,10 +27,10 @@ def ask(port: int) -> Reply:
 
 
 def answers(port: int) -> bool:
-    """Say whether the server has room. A connection beyond its limit gets an error, or is closed unanswered."""
+    """Return whether the server has room. Beyond its limit it sends an error, or closes the connection."""
     try:
         return ask(port).status == 200
-    except (ConnectionError, IndexError):  # the latter of an empty reply
+    except (ConnectionError, IndexError):  # the latter from an empty reply
         return False
 
 
@@ -42,13 +42,13 @@ def text_of(port: int) -> str:
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory) -> Iterator[Process]:
-    """A server that may open 168 files, 40 of them for connections."""
+    """Run a server that may open 168 files, 40 of them for connections."""
     with served(files=168, log=tmp_path_factory.mktemp("serving") / "log") as server:
         yield server
 
 
 def test_connections_never_use_up_the_files_of_a_process(few):
-    """Answer up to 64 of the connections that do not fit, and close the others."""
+    """A process never runs out of files: up to 64 connections beyond the limit get a reply, the rest are closed."""
     text = text_of(few.port)
     with ExitStack() as stack:
         connections = [stack.enter_context(connect(few.port)) for _ in range(300)]
@@ -60,17 +60,17 @@ def test_connections_never_use_up_the_files_of_a_process(few):
             except ConnectionError:
                 replies.append(b"")
         assert {parse_reply(reply).status for reply in replies if reply} <= {503}
-        # Those within the limit are served. The first is asked last, since its end makes room for any of the others.
+        # Connections within the limit are served. We ask the first one last, since its end makes room for another.
         connections[0].sendall(request_bytes("/v1/completions", FOX))
         assert read_reply(connections[0]).json["choices"][0]["text"] == text
-    until(lambda: answers(few.port))  # once it has seen that they are closed
+    until(lambda: answers(few.port))  # once the server has noticed that they are closed
     assert text_of(few.port) == text
     assert "Too many open files" not in few.log.read_text()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
 def test_killed_and_started_again_at_the_same_port(few):
-    """The second one's log is on a full disk. Runs after the others, since it ends their server."""
+    """A server restarts at its port after a kill, even with its log on a full disk. Runs last, since it ends `few`."""
     text = text_of(few.port)
     with connect(few.port) as connection:
         connection.sendall(request_bytes("/v1/completions", LONG))
@@ -80,7 +80,7 @@ def test_killed_and_started_again_at_the_same_port(few):
         with suppress(ConnectionResetError):
             while received := connection.recv(1 << 16):
                 tail += received
-        assert b"[DONE]" not in tail and not tail.endswith(b"0\r\n\r\n")  # no client takes it for complete
+        assert b"[DONE]" not in tail and not tail.endswith(b"0\r\n\r\n")  # no client can think it complete
     with served(port=few.port, log=Path("/dev/full")) as second:
         assert text_of(second.port) == text
         second.process.send_signal(signal.SIGTERM)
@@ -95,7 +95,7 @@ def test_a_second_signal_ends_at_once_what_the_first_lets_run(tmp_path):
         until(lambda: "another signal ends them at once" in server.log.read_text())
         with connect(server.port) as probe:
             probe.sendall(request_bytes("/health"))
-            assert read_reply(probe).status == 200  # It goes on.
+            assert read_reply(probe).status == 200  # It still serves.
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(PATIENCE) == 128 + signal.SIGTERM
         with suppress(ConnectionResetError):

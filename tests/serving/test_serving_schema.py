@@ -1,4 +1,4 @@
-"""The OpenAPI document against the server, by schemathesis: what the document allows, and what it forbids."""
+"""Compare the OpenAPI document with the server, by schemathesis: requests that it allows and forbids."""
 
 import warnings
 from operator import methodcaller
@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     from schemathesis.checks import not_a_server_error
     from schemathesis.specs.openapi import checks
 
-# A request may be well-formed by the document and still be refused, as one that asks for top_logprobs without logprobs.
+# The server may refuse a request that the document allows, such as one with top_logprobs but without logprobs.
 CHECKS = [
     not_a_server_error,
     checks.status_code_conformance,
@@ -33,7 +33,7 @@ OPERATIONS = {f"{operation.method.upper()} {operation.path}": operation for oper
 
 @pytest.fixture(scope="module")
 def site():
-    # Unlike the storyteller's, this template takes any roles in any order.
+    # Unlike the built-in model's, this template takes any roles in any order.
     with running(FakeEngine(context=4000), template=TEMPLATES["hermes"]) as site:
         yield site
 
@@ -42,7 +42,7 @@ def site():
 @pytest.mark.parametrize("mode", GenerationMode, ids=lambda mode: mode.value)
 def test_the_server_does_as_its_document_says(site, name, mode):
     if name.startswith("GET") and mode is GenerationMode.NEGATIVE:
-        return  # nothing can be wrong in a request without parameters
+        return  # a request without parameters cannot be wrong
 
     @given(case=OPERATIONS[name].as_strategy(generation_mode=mode))
     @settings(

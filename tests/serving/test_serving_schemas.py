@@ -1,4 +1,4 @@
-"""Schemas that llguidance would misread: every answer keeps to the schema that was sent, or the request gets 400."""
+"""Schemas that llguidance would misread: every answer matches the given schema, or the request gets a 400."""
 
 import json
 import math
@@ -41,7 +41,7 @@ def closed(properties: dict[str, Any], *, required: bool = True, **more: Any) ->
 
 
 def is_taken(grammars: Grammars, schema: dict[str, Any], text: str) -> bool:
-    """Whether a schema allows a whole text."""
+    """Return whether a schema allows exactly this text."""
     rule, drawn = grammars.of_schema(schema, param="response_format")(), []
     for token in TOKENIZER.encode(text, start=False):
         if not rule(drawn)[token]:
@@ -51,7 +51,7 @@ def is_taken(grammars: Grammars, schema: dict[str, Any], text: str) -> bool:
 
 
 def answers(grammars: Grammars, schema: dict[str, Any], count: int) -> list[Any]:
-    """Draw answers. Half of the draws are among the tokens that are the likeliest to end a value."""
+    """Draw and parse `count` answers. Half of the draws choose among the tokens that most likely end a value."""
     new_grammar = grammars.of_schema(schema, param="response_format")
     drawn = [drawn_by(new_grammar(), random.Random(seed)) for seed in range(count)]
     return [json.loads(b"".join(map(TOKENIZER.bytes_of, tokens))) for tokens in drawn]
@@ -87,7 +87,7 @@ def test_values_beyond_2_to_the_53_are_refused(grammars, key, large):
 def test_exact_values_stay(grammars):
     for value in (LARGEST_EXACT, -LARGEST_EXACT, 0.1, 1e-7, True):
         assert answers(grammars, {"const": value}, 1) == [value]
-    # Such a number is neither a value nor a bound here.
+    # A huge number in a description or a default is neither a value nor a bound, so it is allowed.
     assert is_taken(grammars, closed({"const": INTEGER}, description=str(2**60), default=2**60), '{"const": 1}')
 
 
@@ -162,7 +162,7 @@ def test_a_reference_finds_its_target_and_unknown_ones_are_refused(grammars):
         assert is_taken(grammars, schema, "1") and not is_taken(grammars, schema, "true")
     for target in ("#/$defs/none", "urn:y", "#none"):
         assert refused(grammars, {"$id": "urn:x", "$ref": target, "$defs": odd})
-    # Here the words are names and values, no keywords.
+    # Here $id, $ref and $anchor are names and values, not keywords.
     names = closed({"$id": {"const": "$ref"}, "$ref": {"enum": [{"$ref": "#/nowhere"}]}, "$anchor": INTEGER})
     assert answers(grammars, names, 1)[0]["$ref"] == {"$ref": "#/nowhere"}
 
@@ -272,7 +272,7 @@ def test_preparing_changes_no_schema_in_place():
 
 
 def test_a_dead_end_that_only_an_answer_finds_is_the_schemas_fault():
-    """400 for the client, and nothing in the log."""
+    """If a schema turns out to allow no continuation during an answer, the client gets a 400 and nothing is logged."""
 
     def allowed(drawn):
         if len(drawn) == 2:

@@ -1,4 +1,4 @@
-"""Pieces of text: joined they are the text, and none shows a part of a stop text or of a character."""
+"""Streamed pieces add up to the text, and none shows part of a stop text or of a character."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ STOPS = st.lists(st.text("abe t狐", min_size=1, max_size=4), max_size=3)
 
 
 def read(ids: Sequence[int], *, cut: int, stop_texts: Sequence[str] = (), begins: bool = True):
-    """Read ids in two parts, and give the pieces."""
+    """Read ids in two parts; returns the pieces."""
     reader = TextReader(TOKENIZER, begins=begins, stop_texts=stop_texts, stops=frozenset({EOS}))
     pieces = []
     for part in (ids[:cut], ids[cut:]):
@@ -53,7 +53,7 @@ def test_tokens_come_out_with_their_text(ids, cut, stop_texts):
     if not reader.stopped:
         assert len(placed) == len(text_tokens)
     out = 0
-    for piece in pieces:  # No token comes before the piece of text that it begins in.
+    for piece in pieces:  # A token is not reported before the piece in which its text begins.
         out += len(piece.text)
         assert all(token.start <= out for token in piece.tokens)
 
@@ -73,7 +73,7 @@ def test_a_token_is_spelled_as_its_text_is():
     assert spell(TOKENIZER, EOS) == "</s>"
     half = next(token for token in range(1024) if TOKENIZER.bytes_of(token) == b"\xe7")
     assert spell(TOKENIZER, half) == "bytes:\\xe7"
-    assert spell(TOKENIZER, 5000) == ""  # beyond the vocabulary, as models have rows
+    assert spell(TOKENIZER, 5000) == ""  # an id beyond the vocabulary, for which models may have rows
 
 
 @pytest.mark.parametrize("begins", [True, False])

@@ -1,4 +1,4 @@
-"""Tools: what templates show of them, calls told from text whole and streamed, forced calls, and refusals."""
+"""Tools: how templates show them, calls parsed from whole and streamed texts, forced calls, and refusals."""
 
 from contextlib import closing
 from itertools import pairwise
@@ -24,7 +24,7 @@ NAMES = frozenset({"weather", "add"})
 
 
 def read(form: CallForm, pieces: list[str], **options) -> tuple[str, list[tuple[str, str]]]:
-    """The text and the calls of an answer that comes in pieces."""
+    """Read an answer that comes in pieces; returns its text and its calls."""
     reader = CallReader(form, NAMES, **options)
     parts = [*map(reader.feed, pieces), reader.finish()]
     calls: list[tuple[str, str]] = []
@@ -59,7 +59,7 @@ def test_calls_have_the_form_of_the_template_for_tools():
         (HERMES, '<tool_call>{"arguments": {"a": 1}, "name": "add"}</tool_call>', [("add", '{"a": 1}')]),
         (HERMES, '<tool_call>{"name": "add"}</tool_call>', [("add", "{}")]),
         (HERMES, '<tool_call>{"name": "add", "arguments": {"a": "}{\\"\\\\"}}', [("add", '{"a": "}{\\"\\\\"}')]),
-        (HERMES, '<tool_call>{"name": "add", "arguments": {"a": [1', [("add", '{"a": [1')]),  # cut short
+        (HERMES, '<tool_call>{"name": "add", "arguments": {"a": [1', [("add", '{"a": [1')]),  # the answer was cut
         (LLAMA, '{"type": "function", "name": "add", "parameters": {}}', [("add", "{}")]),
         (LLAMA, '{"name": "\\u0061dd", "parameters": {}}\n{"name": "add", "parameters": {}}', [("add", "{}")] * 2),
         (
@@ -163,7 +163,7 @@ def test_an_answer_reads_the_same_wherever_it_is_cut(fragments, cuts, form, begu
 
 
 def test_a_control_token_can_be_part_of_the_text():
-    """Mistral's vocabularies have [TOOL_CALLS] as one token, and its text is usually not shown."""
+    """A control token that begins calls counts as text, as Mistral's [TOOL_CALLS], which is usually not shown."""
     token = TOKENIZER.special["<|user|>"]
     for spelled, text in (({}, "fox"), ({token: "[TOOL_CALLS]"}, "fox[TOOL_CALLS]")):
         reader = TextReader(TOKENIZER, begins=True, spelled=spelled)
@@ -183,7 +183,7 @@ def test_a_character_that_a_control_token_cuts_comes_before_it():
 
 @pytest.fixture(scope="module", params=FORMS)
 def served(request):
-    """A form's name, and a site that answers with calls in this form."""
+    """Run a site that answers with calls; yields the form's name and the site."""
     with running(FakeEngine(spelling(ANSWERS[request.param]), context=4000), template=TEMPLATES[request.param]) as site:
         yield request.param, site
 
@@ -207,13 +207,13 @@ def test_a_client_gets_calls_whole_and_streamed(served):
             calls = again.message.tool_calls
             assert [(call.function.name, call.function.arguments) for call in calls] == CALLED
 
-        # A conversation goes on with the calls as they came, and with what the tools gave.
+        # The conversation continues with the calls as received, and with the tools' results.
         message = full.choices[0].message
         results = [{"role": "tool", "tool_call_id": call.id, "content": "warm"} for call in message.tool_calls]
         cut = client.chat.completions.create(**arguments | {"messages": [*ASK, message, *results], "max_tokens": 40})
         prompt = decode(TOKENIZER, site.engine.requests[-1].prompt)
         assert all(f"result {call.id}: warm" in prompt for call in message.tool_calls)
-        # Llama's template refuses two calls in a message, so each has one of its own.
+        # Llama's template refuses two calls in a message, so each call gets its own message.
         for earlier in ANSWERS[name].split(";"):
             assert "".join(earlier.split()) in "".join(prompt.split())
         assert '"description": "The weather."' in prompt and '"strict"' not in prompt

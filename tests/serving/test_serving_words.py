@@ -1,4 +1,4 @@
-"""Errors as a stranger reads them, who has done something wrong."""
+"""Error messages, as a new user reads them after a mistake."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Chat templates that write tools and calls in the three families' ways, as short as these ways allow; and answers."""
+"""Short chat templates that write tools and calls in the forms of three model families, and answers in these forms."""
 
 TURNS = """
 {%- for message in messages -%}
@@ -32,7 +32,7 @@ LLAMA_CALLS = """
 {{ '{"name": "' + call.name + '", "parameters": ' + call.arguments | tojson }}}"""
 LLAMA = "{% if tools %}<|user|>{{ tools | tojson }}{% endif %}" + TURNS.replace("CALLS", LLAMA_CALLS)
 
-# gpt-oss's way, with the names that its own template writes. Thoughts are shown only with a call.
+# gpt-oss's form, with the variables of its template. Thoughts are shown only with a call.
 HARMONY = """
 {%- if reasoning_effort %}<|start|>system<|message|>Reasoning: {{ reasoning_effort }}<|end|>{% endif -%}
 {%- if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif -%}

@@ -1,10 +1,12 @@
-"""Calls in a process of their own, each limited to two seconds of the processor and 500 MB of memory.
+"""Call functions in a separate process, each call limited to two processor seconds and 500 MB of memory.
 
-The kernel enforces both limits, so that no call escapes them. ITIMER_PROF counts the seconds of all threads, on a busy
-machine as on an idle one, and ends the process. RLIMIT_DATA refuses memory, touched or not. VmHWM, which is reset
-before each call, is the peak of resident memory, with mapped files and Python itself. One process serves many calls,
-since it takes half a second to start. It imports the module of the called function, which takes one text. Another takes
-its place for another module, and once calls have left much memory behind: a call would be charged with either.
+The kernel enforces both limits, so no call escapes them. ITIMER_PROF counts the processor seconds of all threads, also
+on a busy machine, and ends the process. RLIMIT_DATA refuses memory, touched or not. VmHWM, reset before each call, is
+the peak of resident memory, including mapped files and Python itself.
+
+One process serves many calls, because a start takes half a second. The process imports the module of the called
+function, which takes one string. A new process starts for a function of another module, and when earlier calls have
+left too much memory behind, since both would count against the next call.
 """
 
 import atexit
@@ -26,24 +28,24 @@ from llamaspec.model.checkpoints import CheckpointError
 
 SECONDS = 2.0
 BYTES = 500_000_000
-LEFT = 30_000_000  # bytes that calls may leave behind in one process
-PATIENCE = 300.0  # seconds by the clock for a call that waits and uses no processor
+LEFT = 30_000_000  # bytes that earlier calls may leave behind before a new process starts
+PATIENCE = 300.0  # seconds by the clock for a call that waits without using the processor
 
 REPOSITORY = Path(__file__).parents[2]
 STATUS = Path("/proc/self/status")
 
 
 class Bounded:
-    """The process, started when it is needed, and again after a call that it did not survive."""
+    """Handle of the process. It starts on demand, and again after a call that ended it."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[str] | None = None
-        self.module = ""  # imported by the process
+        self.module = ""  # module that the process has imported
 
     def refusal(self, function: Callable[[str], object], argument: str) -> str | None:
-        """The message of the CheckpointError that `function(argument)` raises; None where it returns.
+        """Return the message of the CheckpointError that `function(argument)` raises, or None if it returns.
 
-        Raises AssertionError for any other exception, and for a call that takes too long or too much.
+        Raises AssertionError for any other exception, and for a call that takes too much time or memory.
         """
         if function.__module__ != self.module:
             self.close()
@@ -79,14 +81,14 @@ class Bounded:
         raise AssertionError(f"{request['name']}({request['argument']!r}) {what}")
 
     def close(self) -> int | None:
-        """End the process, if there is one; its exit code."""
+        """End the process, if it runs, and return its exit code."""
         if self.process is None:
             return None
         assert self.process.stdin and self.process.stdout
         self.process.stdin.close()
         self.process.stdout.close()
         try:
-            code = self.process.wait(timeout=1)  # The process ends with its input, unless it hangs.
+            code = self.process.wait(timeout=1)  # the process exits when its input closes, unless it hangs
         except subprocess.TimeoutExpired:
             self.process.kill()
             code = self.process.wait()
@@ -96,21 +98,21 @@ class Bounded:
 
 @functools.cache
 def process() -> Bounded:
-    """The process that all tests of a session share."""
+    """Return the process that all tests of a session share."""
     shared = Bounded()
     atexit.register(shared.close)
     return shared
 
 
 def serve() -> None:
-    """Serve calls from standard input, a line each, with answers on standard output."""
+    """Serve calls from standard input, one per line, and write the answers to standard output."""
     _set_limits()
     leftover = 0
     for line in sys.stdin:
         request = json.loads(line)
         function = getattr(importlib.import_module(request["module"]), request["name"])
         before = _status("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # This resets VmHWM.
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         answer: dict[str, Any] = {"refusal": None}
         try:

@@ -1,9 +1,9 @@
-"""Tiny models of every family that is read, as the hub spells them, and random checkpoints of them.
+"""Tiny models of every supported family in the hub's spelling, and random checkpoints for these models.
 
-Each configuration is a whole `config.json`: half in the spelling that most of the hub still carries (`rope_theta`,
-`rope_scaling` with `rope_type` or the older `type`, `torch_dtype`), half in transformers 5's (`rope_parameters`,
-`dtype`). Widths and contexts are shrunk; all switches are kept. This file imports nothing of this repository, so that
-an interpreter with transformers can write the same files: see `tests.goldens.make_logits`.
+Each configuration is a whole `config.json`. Half use the spelling that most of the hub still has (`rope_theta`,
+`rope_scaling` with `rope_type` or the older `type`, `torch_dtype`); half use that of transformers 5 (`rope_parameters`,
+`dtype`). Widths and contexts are small; all switches are kept. This file imports nothing from this repository, so an
+interpreter with transformers can write the same files: see `tests.goldens.make_logits`.
 """
 
 import json
@@ -13,11 +13,11 @@ import ml_dtypes
 import numpy as np
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # what a .safetensors file calls them
+CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # names in a .safetensors file
 CODES |= {"float8_e4m3fn": "F8_E4M3", "int8": "I8", "uint8": "U8", "int32": "I32", "int64": "I64"}  # if quantized
 
-# Real values of eps are 1e-5 and 1e-6. A tied embedding is too large for a golden to see those, so tied families
-# carry 1e-3; the others have embeddings so small that the real ones show.
+# Real models have eps of 1e-5 or 1e-6. With a tied (so larger) embedding, such a small eps would not change a golden,
+# so tied families use 1e-3. The other embeddings are small enough for the real eps to matter.
 FAMILIES: dict[str, dict] = {
     "llama-2": {  # its config.json names no theta: 10000 is the default
         "architectures": ["LlamaForCausalLM"],
@@ -66,8 +66,8 @@ FAMILIES: dict[str, dict] = {
         "use_cache": True,
         "vocab_size": 48,
     },
-    # Six pairs of wavelengths 6, 56, 500, ...: below 96 / 4 the first is kept, above 96 / 1 the third and on are
-    # stretched, and the second is blended.
+    # RoPE has six pairs with wavelengths 6, 56, 500, ... The first is below 96 / 4 and unchanged, the second is
+    # blended, and those from the third on are above 96 / 1 and stretched.
     "llama-3.1": {
         "architectures": ["LlamaForCausalLM"],
         "attention_bias": False,
@@ -100,7 +100,7 @@ FAMILIES: dict[str, dict] = {
         "use_cache": True,
         "vocab_size": 48,
     },
-    # Eight pairs of wavelengths 6, 32, 167, ...: kept, blended and stretched, as above.
+    # RoPE has eight pairs with wavelengths 6, 32, 167, ...: unchanged, blended and stretched, as in llama-3.1.
     "llama-3.2": {
         "architectures": ["LlamaForCausalLM"],
         "attention_bias": False,
@@ -135,7 +135,7 @@ FAMILIES: dict[str, dict] = {
         "use_cache": True,
         "vocab_size": 48,
     },
-    "llama-linear": {  # Llama 2 stretched by position interpolation; no num_key_value_heads: as many as heads
+    "llama-linear": {  # Llama 2 with position interpolation; without num_key_value_heads, kv_heads = heads
         "architectures": ["LlamaForCausalLM"],
         "bos_token_id": 1,
         "eos_token_id": 2,
@@ -231,7 +231,7 @@ FAMILIES: dict[str, dict] = {
         "use_cache": True,
         "vocab_size": 48,
     },
-    "qwen2": {  # sliding_window is there, as on the hub, but use_sliding_window says that it is not used
+    "qwen2": {  # as on the hub, sliding_window is set, but use_sliding_window is false
         "architectures": ["Qwen2ForCausalLM"],
         "attention_dropout": 0.0,
         "bos_token_id": 46,
@@ -256,7 +256,7 @@ FAMILIES: dict[str, dict] = {
         "use_sliding_window": False,
         "vocab_size": 48,
     },
-    "qwen2-window": {  # the first max_window_layers layers see everything, those after them the window
+    "qwen2-window": {  # the first max_window_layers layers have no window, the later layers have one
         "architectures": ["Qwen2ForCausalLM"],
         "attention_dropout": 0.0,
         "bos_token_id": 46,
@@ -376,7 +376,8 @@ FAMILIES: dict[str, dict] = {
         "use_sliding_window": False,
         "vocab_size": 48,
     },
-    # transformers 5 writes this: the chosen experts keep the router's probabilities, and every layer has a window.
+    # transformers 5 writes this config. The chosen experts keep the router's probabilities, and every layer has a
+    # window.
     "qwen3-moe-window": {
         "architectures": ["Qwen3MoeForCausalLM"],
         "attention_bias": True,
@@ -412,7 +413,7 @@ FAMILIES: dict[str, dict] = {
         "use_sliding_window": True,
         "vocab_size": 48,
     },
-    "llama-bias": {  # every switch that LlamaConfig has; its q and o projections are not square
+    "llama-bias": {  # all switches of LlamaConfig; the q and o projections are not square
         "architectures": ["LlamaForCausalLM"],
         "attention_bias": True,
         "attention_dropout": 0.0,
@@ -493,12 +494,12 @@ def tensor_shapes(config: dict) -> dict[str, tuple[int, ...]]:
 
 
 def is_matrix(name: str) -> bool:
-    """Return whether schemes concern this tensor, by its name: no embedding, norm, bias or router."""
+    """Return whether schemes quantize the tensor `name`: matrices, but no embedding, norm, bias or router."""
     return name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight", "lm_head.weight"))
 
 
 def by_our_names(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Rename tensors as in a `Checkpoint`, which names experts and routers as Mixtral does."""
+    """Rename tensors to the names in a `Checkpoint`, where experts and routers have Mixtral's names."""
     own_parts = {"mlp.experts.": "block_sparse_moe.experts.", "mlp.gate.": "block_sparse_moe.gate."}
     matrices = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
@@ -511,8 +512,8 @@ def by_our_names(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def random_tensors(config: dict, *, seed: int = 0, dtype: str = "float32") -> dict[str, np.ndarray]:
-    """Draw weights with which every part of the model matters: peaked attention, uneven norms, large biases, logits."""
-    # RandomState's streams never change again, so the goldens can be made anew; default_rng's may.
+    """Draw weights that make every part of a model matter: peaked attention, uneven norms, large biases and logits."""
+    # NumPy keeps RandomState's streams fixed, so goldens can be regenerated; default_rng's streams may change.
     random = np.random.RandomState(seed)
     tensors = {}
     for name, shape in tensor_shapes(config).items():
@@ -522,9 +523,9 @@ def random_tensors(config: dict, *, seed: int = 0, dtype: str = "float32") -> di
         elif name.endswith(".bias"):
             values = 0.5 * noise
         elif name == "model.embed_tokens.weight":
-            values = (0.5 if config["tie_word_embeddings"] else 0.03) * noise  # 0.03: so small that eps shows
+            values = (0.5 if config["tie_word_embeddings"] else 0.03) * noise  # 0.03: small enough for eps to matter
         else:
-            gain = 2.0 if name == "lm_head.weight" else 1.5  # how much larger the outputs are than the inputs
+            gain = 2.0 if name == "lm_head.weight" else 1.5  # ratio of the sizes of outputs and inputs
             values = gain / np.sqrt(shape[1]) * noise
         tensors[name] = values.astype(DTYPES[dtype])
     return tensors
@@ -533,7 +534,7 @@ def random_tensors(config: dict, *, seed: int = 0, dtype: str = "float32") -> di
 def write_checkpoint(directory: Path, config: dict, *, seed: int = 0, dtype: str = "float32", shards: int = 1) -> None:
     """Write config.json and random weights as the hub stores them: in one file, or in `shards` files with an index.
 
-    config.json says `dtype`, under whichever key `config` has for it; otherwise it is `config` itself.
+    The written config.json is `config` with its `dtype` or `torch_dtype` set to `dtype`.
     """
     directory = Path(directory)
     stated = {key: dtype for key in ("dtype", "torch_dtype") if key in config}
@@ -554,9 +555,9 @@ def write_checkpoint(directory: Path, config: dict, *, seed: int = 0, dtype: str
 
 
 def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """Write a .safetensors file: the header's length in 8 bytes, a JSON header, then the tensors' bytes end to end.
+    """Write a .safetensors file: the header's length in 8 bytes, a JSON header, then the data of all tensors.
 
-    We format it ourselves: the library's NumPy front end had no bfloat16 before 0.8.
+    We format the file ourselves, because the library's NumPy API had no bfloat16 before version 0.8.
     """
     header: dict[str, dict] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -564,7 +565,7 @@ def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
         begin, end = end, end + tensor.nbytes
         header[name] = {"dtype": CODES[tensor.dtype.name], "shape": tensor.shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # so that the tensors begin at a multiple of 8
+    text += b" " * (-len(text) % 8)  # aligns the data to 8 bytes
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():

@@ -1,4 +1,4 @@
-"""Tiny GGUF files, written as llama.cpp's converter writes them; it shares no code with our reader or writer."""
+"""Tiny GGUF files, written as llama.cpp's converter writes them, without code of our reader or writer."""
 
 import struct
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ def text(value: str | bytes) -> bytes:
 
 
 def pack(kind: int, value: Any) -> bytes:
-    """A value; a list is (type of its elements, elements)."""
+    """Encode a value of type `kind`. For an array, `value` is (element type, elements)."""
     if kind == STRING:
         return text(value)
     if kind == ARRAY:
@@ -44,28 +44,28 @@ def pack(kind: int, value: Any) -> bytes:
 
 @dataclass
 class Tensor:
-    """A line of the table, and what lies at its place; shape as NumPy has it."""
+    """Tensor entry of a GGUF file: its shape in NumPy's order and its data."""
 
     shape: tuple[int, ...]
     data: bytes
     code: int = 0
-    offset: int | None = None  # None: after the tensor before
+    offset: int | None = None  # None: directly after the previous tensor
 
 
 @dataclass
 class File:
-    """A GGUF file as its parts, so that a test can spoil each."""
+    """Parts of a GGUF file; a test can change each part on its own."""
 
     keys: dict[str | bytes, tuple[int, Any]]
     tensors: dict[str | bytes, Tensor]
     version: int = 3
     magic: bytes = b"GGUF"
     alignment: int = 32
-    counts: tuple[int, int] | None = None  # tensors and keys, where they are not as many as there are
+    counts: tuple[int, int] | None = None  # counts of tensors and of keys to write, if not the true ones
     tail: bytes = field(default=b"", repr=False)
 
     def head(self) -> bytes:
-        """All but the tensors' bytes, without padding."""
+        """Encode everything before the tensors' data, without padding."""
         counts = self.counts or (len(self.tensors), len(self.keys))
         parts = [self.magic, struct.pack("<IQQ", self.version, *counts)]
         parts += [text(key) + struct.pack("<I", kind) + pack(kind, value) for key, (kind, value) in self.keys.items()]
@@ -89,7 +89,7 @@ class File:
 
 
 def interleaved(rows: np.ndarray, head_dim: int) -> np.ndarray:
-    """Row by row: features i and i + head_dim / 2 of a head become 2i and 2i + 1."""
+    """Reorder the rows of each head: rows i and i + head_dim / 2 become rows 2i and 2i + 1."""
     moved = np.empty_like(rows)
     for row in range(len(rows)):
         head, feature = divmod(row, head_dim)
@@ -99,7 +99,7 @@ def interleaved(rows: np.ndarray, head_dim: int) -> np.ndarray:
 
 
 def keys_of(config: dict) -> dict[str | bytes, tuple[int, Any]]:
-    """The keys for a config.json of `tests.support.families`."""
+    """Build the GGUF metadata for a config.json of `tests.support.families`."""
     names = {"mixtral": "llama", "mistral": "llama", "qwen3_moe": "qwen3moe"}
     name = names.get(config["model_type"], config["model_type"])
     heads = config["num_attention_heads"]
@@ -133,7 +133,7 @@ def keys_of(config: dict) -> dict[str | bytes, tuple[int, Any]]:
 
 
 def tensors_of(config: dict, tensors: dict[str, np.ndarray], *, type: str = "F32") -> dict[str | bytes, Tensor]:
-    """Tensors of `tests.support.families` under llama.cpp's names and in its layout; vectors always in float32."""
+    """Convert tensors of `tests.support.families` to llama.cpp's names and layout; vectors are always float32."""
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     arrays: dict[str, np.ndarray] = {}
@@ -155,7 +155,7 @@ def tensors_of(config: dict, tensors: dict[str, np.ndarray], *, type: str = "F32
 
 
 def rope_factors(config: dict) -> np.ndarray | None:
-    """Compute llama.cpp's factors for Llama 3's rescaling, in float32 as its converter does."""
+    """Compute llama.cpp's frequency factors for Llama 3's RoPE rescaling, in float32 as its converter does."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if rope.get("rope_type") != "llama3":
         return None
@@ -184,7 +184,7 @@ def file_of(config: dict, tensors: dict[str, np.ndarray], *, type: str = "F32") 
 
 
 def sentencepiece_keys(proto: Any) -> dict[str | bytes, tuple[int, Any]]:
-    """A SentencePiece model as llama.cpp's converter writes it."""
+    """Build the metadata that llama.cpp's converter writes for a SentencePiece model."""
     pieces, trainer = proto.pieces, proto.trainer_spec
     names = [piece.piece for piece in pieces]
     return {
@@ -200,7 +200,7 @@ def sentencepiece_keys(proto: Any) -> dict[str | bytes, tuple[int, Any]]:
 
 
 def byte_level_keys(spec: dict[str, Any], *, pre: str) -> dict[str | bytes, tuple[int, Any]]:
-    """A tokenizer.json of byte-level BPE as llama.cpp's converter writes it."""
+    """Build the metadata that llama.cpp's converter writes for a tokenizer.json of byte-level BPE."""
     ids = spec["model"]["vocab"] | {token["content"]: token["id"] for token in spec["added_tokens"]}
     types = {token["id"]: 3 if token["special"] else 4 for token in spec["added_tokens"]}
     tokens = sorted(ids, key=lambda token: ids[token])

@@ -1,4 +1,4 @@
-"""Goldens: numbers that other programs computed. `tests/goldens` has them, and the scripts that write them."""
+"""Golden values that other programs computed, stored in `tests/goldens` with the scripts that write them."""
 
 import json
 from typing import Any

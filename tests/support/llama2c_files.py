@@ -1,6 +1,7 @@
-"""Tiny files in llama2.c's formats, written as its export.py writes them; it shares no code with our reader or writer.
+"""Tiny files in llama2.c's formats, written as its export.py writes them, without code of our reader or writer.
 
-Version 3 is KuiperLLama's int8, which its export.py calls so: no magic number, and the embedding is not quantized.
+Version 3 here is KuiperLLama's int8 format: its export.py calls it version 3, the file has no magic number, and the
+embedding is not quantized.
 """
 
 import struct
@@ -34,7 +35,7 @@ HF_NAMES = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes in a header. Four heads of four, two of them shared: every dimension is different."""
+    """Sizes in a header: all dimensions differ, with four query heads and two key heads."""
 
     dim: int = 16
     ffn: int = 24
@@ -46,7 +47,7 @@ class Sizes:
 
 
 def random_weights(sizes: Sizes, *, tied: bool, seed: int = 0) -> dict[str, np.ndarray]:
-    """Weights as Meta's model holds them, pairs interleaved; layers are stacked, [layers, ...]."""
+    """Draw weights in Meta's layout: RoPE pairs interleaved, and layers stacked as [layers, ...]."""
     random = np.random.default_rng(seed)
     kv = sizes.dim // sizes.heads * sizes.kv_heads
     shapes = {
@@ -92,12 +93,12 @@ def quantize(values: np.ndarray, group: int) -> tuple[np.ndarray, np.ndarray]:
 def file_bytes(
     version: int = 0, sizes: Sizes | None = None, *, tied: bool = True, seed: int = 0, group: int = 8
 ) -> bytes:
-    """A whole file, as bytes."""
+    """Build a whole file of the format `version`."""
     sizes = sizes or Sizes()
     weights = random_weights(sizes, tied=tied, seed=seed)
     parts = [header(sizes, version=version, tied=tied, group=group)]
     for name in ORDERS[version]:
-        if name == "rope":  # never read: a reader computes its own
+        if name == "rope":  # readers skip these values and compute RoPE themselves
             parts.append(np.full(sizes.context * sizes.dim // sizes.heads, 99, np.float32).tobytes())
         elif name in weights and not is_quantized(name, version):
             parts.append(weights[name].tobytes())
@@ -114,7 +115,7 @@ def write(path: Path, version: int = 0, **kwargs) -> Path:
 
 
 def expected_tensors(version: int, sizes: Sizes, *, tied: bool, seed: int = 0, group: int = 8) -> dict[str, np.ndarray]:
-    """Give the tensors that a reader must return for `file_bytes` of the same arguments, by Hugging Face's names."""
+    """Return the tensors that a reader must give for `file_bytes` of the same arguments, by Hugging Face's names."""
     expected = {}
     for name, stacked in random_weights(sizes, tied=tied, seed=seed).items():
         for layer in range(sizes.layers if name in PER_LAYER else 1):
@@ -129,7 +130,7 @@ def expected_tensors(version: int, sizes: Sizes, *, tied: bool, seed: int = 0, g
 
 
 def _in_halves(rows: np.ndarray, head_dim: int) -> np.ndarray:
-    """Row by row: features 2i and 2i + 1 of a head become i and i + head_dim / 2."""
+    """Reorder the rows of each head: rows 2i and 2i + 1 become rows i and i + head_dim / 2."""
     moved = np.empty_like(rows)
     for row in range(len(rows)):
         head, feature = divmod(row, head_dim)

@@ -1,4 +1,4 @@
-"""Commands in processes of their own, with the memory and time that they took."""
+"""Run commands in separate processes, and measure their peak memory."""
 
 import os
 import subprocess
@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, NoReturn
 
 REPOSITORY = Path(__file__).parents[2]
 
-# The kernel's own high-water mark in KB, for the file that the first argument names. Unlike getrusage's, it does not
-# begin with what the parent held when it forked.
+# Write the kernel's high-water mark of memory, in KB, to the file that the first argument names. Unlike getrusage's
+# maximum, VmHWM does not include memory that the parent held at the fork.
 MEASURED = """
 import atexit, re, sys
 def report(path=sys.argv.pop(1)):
@@ -28,9 +28,10 @@ class Done(NamedTuple):
 
 
 def run_python(script: str, *arguments: str, stdin: str = "") -> Done:
-    """Run a Python script, given as text, with the repository importable, from a folder that is not the repository.
+    """Run the Python source `script` in a folder outside the repository, with the repository importable.
 
-    Set one thread per core: the threads that conftest.py adds for interpreted kernels take memory.
+    Unset NPROC, so that one thread per core runs: the threads that conftest.py adds for interpreted kernels take
+    memory.
     """
     environment = {name: value for name, value in os.environ.items() if name != "NPROC"}
     with tempfile.TemporaryDirectory() as folder:
@@ -47,12 +48,12 @@ def run_python(script: str, *arguments: str, stdin: str = "") -> Done:
 
 
 def interrupt_within(path: Path, text: str, **_: Any) -> NoReturn:
-    """Stand in for `Path.write_text`, where Ctrl-C comes when half of the text is written."""
+    """Replace `Path.write_text`: write half of `text`, then raise KeyboardInterrupt as Ctrl-C does."""
     with path.open("w") as file:
         file.write(text[: len(text) // 2])
     raise KeyboardInterrupt
 
 
 def run_llamaspec(*arguments: str, stdin: str = "") -> Done:
-    """Run a command of `llamaspec`."""
+    """Run a `llamaspec` command."""
     return run_python("from llamaspec import cli; cli.main()", *arguments, stdin=stdin)

@@ -1,4 +1,4 @@
-"""Models of random weights, in memory, of shapes that make mistakes show."""
+"""Random models in memory, with shapes chosen to expose mistakes."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ CONFIGS = {
         theta=500_000.0,
         scaling=Llama3Scaling(factor=8.0, low_frequency=1.0, high_frequency=4.0, original_context=16),
     ),
-    # This model is as wide as the blocks of the CPU's product; narrower matrices do not reach them.
+    # This model is as wide as the blocks of the CPU's product; narrower matrices never fill a block.
     "2 to 1, wide, tied": replace(SMALL, dim=128, kv_heads=2, head_dim=32, ffn=320, tied=True),
     "experts": replace(SMALL, kv_heads=2, experts=4, experts_per_token=2),
 }
@@ -34,10 +34,10 @@ CONFIGS = {
 def random_checkpoint(
     config: Config, *, seed: int, dtype: np.dtype | type = np.float32, few: int | None = None
 ) -> Checkpoint:
-    """Weights drawn so that activations stay near 1, norms differ from 1, and logits reach several units.
+    """Draw weights that keep activations near 1, norms away from 1, and logits at several units.
 
-    With `few`, only `few` weights of each row are not 0, and their magnitudes add up to about 1: no product then makes
-    the errors that come in larger, and a bound that is composed over a whole model says something.
+    With `few`, each row has only `few` nonzero weights, with magnitudes that sum to about 1. Products then do not
+    amplify errors, so an error bound for the whole model stays small enough to be useful.
     """
     rng = np.random.default_rng(seed)
 

@@ -1,4 +1,4 @@
-"""How a file that cannot be used must be refused: soon, in little memory, in one line that names the file."""
+"""Check that a bad file is refused quickly, in little memory, with one line that names the file."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from tests.support import bounded
 
 
 def load(path: str | Path) -> Checkpoint:
-    """Open a checkpoint and read everything in it, as a model would."""
+    """Open a checkpoint and read every tensor, as a model would."""
     checkpoint = open_checkpoint(path)
     for name, tensor in checkpoint.tensors.items():
         array = tensor.read()
@@ -20,7 +20,7 @@ def load(path: str | Path) -> Checkpoint:
 
 
 def load_with_tokenizer(path: str | Path) -> None:
-    """Besides, read the tokenizer within it, and use it on a text and on every id."""
+    """Load a checkpoint and its tokenizer; encode a string and decode every id."""
     load(path)
     tokenizer = load_tokenizer(path)
     ids = tokenizer.encode("Hello, 12 wörlds\n")
@@ -29,7 +29,7 @@ def load_with_tokenizer(path: str | Path) -> None:
 
 
 def refusal(path: str | Path, *, named: str | None = None) -> str:
-    """Return the message with which `load` refuses `path`; the message names `named`, or else `path`."""
+    """Return the message with which `load` refuses `path`. Check that it names `named`, or else `path`."""
     message = bounded.process().refusal(load, str(path))
     assert message is not None, "it was loaded"
     check_message(message, named or str(path))

@@ -15,11 +15,11 @@ dtypes = st.sampled_from([np.dtype("float32"), np.dtype("bfloat16")])
 
 @dataclass
 class Noise:
-    """Arrays on demand; Hypothesis prints and shrinks only the few numbers that make them."""
+    """Noise arrays on demand. Hypothesis prints and shrinks only the few fields here, not the arrays."""
 
     seed: int
-    exponent: int = 0  # typical magnitude is 2**exponent
-    mean: int = 0  # in typical magnitudes: around 0 sums cancel, at 4 nearly all has one sign and they never do
+    exponent: int = 0  # the typical magnitude is 2**exponent
+    mean: int = 0  # in typical magnitudes: with 0, sums cancel; with 4, nearly all numbers have one sign
     outliers: bool = False  # a few features 64 times larger, as activations have (arXiv:2208.07339)
     blank: bool = False  # the first row all zeros
     peak: bool = False  # one element 2^15 times larger (activations: arXiv:2402.17762)
@@ -28,7 +28,7 @@ class Noise:
         self.rng = np.random.default_rng(self.seed)
 
     def __call__(self, *shape: int, dtype: DTypeLike = np.float32) -> np.ndarray:
-        """The next array, of at least one axis.
+        """Draw the next array, with at least one axis.
 
         >>> Noise(seed=0, blank=True)(2, 3)[0]
         array([0., 0., 0.], dtype=float32)
@@ -43,14 +43,13 @@ class Noise:
         return a.astype(dtype)
 
 
-EXAMPLES = 20  # that are drawn of a property, but in `make test`
+EXAMPLES = 20  # examples of a property by default; `make test` draws fewer
 
 
 def share_of(examples: int, *, part: int = 4, thorough: int | None = None) -> int:
-    """Count the examples to draw: `examples`, and one in `part` of them in `make test`.
+    """Choose a number of examples: `examples`, or one in `part` of them in `make test`.
 
-    With the profile thorough they are as many as `thorough` says, if it does. A number in `@settings` would otherwise
-    stand above the profile of the run.
+    With the profile thorough, return `thorough` if given. A plain number in `@settings` would override the profile.
     """
     if thorough is not None and settings().max_examples > EXAMPLES:
         return thorough
@@ -67,11 +66,11 @@ noises = st.builds(
     blank=st.booleans(),
 )
 
-DENORMAL = -124  # an exponent at which a fifth of the numbers are smaller than any normal one of float32
+DENORMAL = -124  # with this exponent, a fifth of the numbers are subnormal in float32
 
 
 def at_extremes[Test: Callable[..., None]](**arguments: Any) -> Callable[[Test], Test]:
-    """Examples of a test of `noise`: denormals, and one outlier. `others` are the test's other arguments."""
+    """Add two examples to a test of `noise`: denormals, and one outlier. `arguments` are the test's other arguments."""
 
     def decorated(test: Test) -> Test:
         for extreme in (Noise(seed=0, exponent=DENORMAL), Noise(seed=1, peak=True)):
@@ -92,7 +91,7 @@ def sizes(block: int, most: int | None = None) -> st.SearchStrategy[int]:
 
 
 def roundoff(dtype: DTypeLike) -> float:
-    """The relative error of one correct rounding.
+    """Return the relative error of one correct rounding to `dtype`.
 
     >>> [roundoff(dtype) for dtype in ("float64", "float32", "bfloat16")] == [2**-53, 2**-24, 2**-8]
     True
@@ -100,11 +99,11 @@ def roundoff(dtype: DTypeLike) -> float:
     return float(ml_dtypes.finfo(dtype).eps) / 2
 
 
-U = roundoff(np.float64)  # the reference's own arithmetic
+U = roundoff(np.float64)  # for the arithmetic of the reference
 
 
 def assert_within(actual, exact, bound):
-    """Every element of `actual` is within `bound` of the value `exact`, and the shapes are the same."""
+    """Check that `actual` has the shape of `exact`, and that each element is within `bound` of the exact one."""
     actual, exact = np.asarray(actual, np.float64), np.asarray(exact, np.float64)
     assert actual.shape == exact.shape
     if not actual.size:
@@ -117,13 +116,13 @@ def assert_within(actual, exact, bound):
 def attention_bound(
     q, k, v, mask, *, scale: float | None = None, dtype: DTypeLike = "float64", sums: DTypeLike = "float64"
 ) -> float:
-    """How far attention computed in `dtype`, with dot products accumulated in `sums`, may be from its exact value.
+    """Bound the error of attention that computes in `dtype` and accumulates dot products in `sums`.
 
-    A score is a dot product of head_dim terms times a scale, to which a mask is added, and is at most `top` =
-    |q| |k| scale + |mask| (Cauchy-Schwarz). Its error is (head_dim u_sums + 8 u) top, its distance from the row's
-    maximum at most 2 top, rounded too. A probability is off relatively by twice the error of its exponent, once as
-    numerator and once in the sum over all keys, which takes keys u; then the sum over values takes keys u_sums. However
-    far off the probabilities are, two averages of the values are at most 2 max |v| apart.
+    A score is a dot product of head_dim terms, times a scale, plus a mask. Its size is at most `top` = |q| |k| scale +
+    |mask| (Cauchy-Schwarz). The score's error is at most (head_dim u_sums + 8 u) top; its distance from the row's
+    maximum is at most 2 top, which is rounded too. A probability's relative error is twice the error of the exponent
+    (once in the numerator, once in the sum over all keys), plus keys u for that sum. The weighted sum of the values
+    adds keys u_sums. Whatever the probabilities, two averages of the values differ by at most 2 max |v|.
     """
     head_dim, keys = q.shape[-1], k.shape[-3]
     q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))

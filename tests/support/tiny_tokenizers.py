@@ -1,4 +1,4 @@
-"""Tokenizers of a few hundred tokens, made by hand: nearly all of their text is single bytes or letters."""
+"""Tokenizers of a few hundred tokens, made by hand; most tokens are single bytes or letters."""
 
 import base64
 import string
@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 
 def llama2c() -> bytes:
-    """A tokenizer.bin: letters, with and without a space before them."""
+    """Build a tokenizer.bin of single letters, each with and without a leading space."""
     letters = string.ascii_letters + string.digits + string.punctuation
     pieces = ["<unk>", "\n<s>\n", "\n</s>\n", *(f"<0x{byte:02X}>" for byte in range(256)), " ", *letters]
     pieces += [f" {letter}" for letter in letters]
@@ -19,12 +19,15 @@ def llama2c() -> bytes:
 
 
 def llama3() -> bytes:
-    """A tokenizer.model of Llama 3: the 256 bytes, and its control tokens from 256 on."""
+    """Build Llama 3's tokenizer.model with the 256 bytes only; the control tokens have ids from 256 on."""
     return b"".join(base64.b64encode(bytes([byte])) + b" %d\n" % byte for byte in range(256))
 
 
 def tekken(tokens: Sequence[bytes], pattern: str, **changes: Any) -> dict[str, Any]:
-    """A tekken.json of tokens by rank, one of them beyond the vocabulary, and 20 control tokens."""
+    """Build a tekken.json with `tokens` in rank order and 20 control tokens.
+
+    The vocabulary size leaves out the last of `tokens`.
+    """
     controls = changes.pop("controls", 20)
     sizes = {"num_vocab_tokens": len(tokens), "default_vocab_size": len(tokens) - 1 + controls}
     entries = [
@@ -36,7 +39,7 @@ def tekken(tokens: Sequence[bytes], pattern: str, **changes: Any) -> dict[str, A
 
 
 def chatml(special: tuple[str, ...] = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")) -> str:
-    """A tokenizer.json of the 256 bytes and `special`."""
+    """Build a tokenizer.json with the 256 bytes and the special tokens `special`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

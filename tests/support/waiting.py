@@ -1,7 +1,7 @@
-"""Waits for other threads and processes. A busy machine may take any time, so only what never comes is a failure.
+"""Wait for other threads and processes. A busy machine may be slow, so a test fails only if an event never happens.
 
-A claim that something ends at once is not one about a clock either: it ends while what it must not wait for goes on, or
-with little processor time.
+A test that something ends at once does not measure time either. It checks that the end comes while the thing not to
+wait for still runs, or that little processor time was used.
 """
 
 import os
@@ -14,12 +14,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 240.0  # seconds until what a test waits for counts as never coming
-TICKS = os.sysconf("SC_CLK_TCK")  # a second
+PATIENCE = 240.0  # seconds after which a test counts an event as never happening
+TICKS = os.sysconf("SC_CLK_TCK")  # clock ticks per second
 
 
 def until(condition: Callable[[], object], *, pause: float = 0.01) -> None:
-    """Wait until something holds; look every `each` seconds."""
+    """Wait until `condition` is true; check every `pause` seconds."""
     end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end, "it did not come to that"
@@ -27,9 +27,9 @@ def until(condition: Callable[[], object], *, pause: float = 0.01) -> None:
 
 
 def wait_for_end(process: subprocess.Popen[Any]) -> float:
-    """Wait until a process has ended, and give the processor seconds of its main thread. Raises TimeoutError.
+    """Wait until a process ends, and return the processor seconds of its main thread. Raises TimeoutError.
 
-    `process.wait` must not have been called: it takes away the figures that Linux keeps of a process.
+    Do not call `process.wait` before: it reaps the process, and Linux then drops its statistics.
     """
     opened = os.pidfd_open(process.pid)
     try:
@@ -41,25 +41,25 @@ def wait_for_end(process: subprocess.Popen[Any]) -> float:
 
 
 def main_thread_seconds(process: int) -> float:
-    """Give the processor seconds that the main thread of a process has taken."""
+    """Return the processor seconds that the main thread of a process has used."""
     return sum(map(int, _stat(f"{process}/task/{process}")[11:13])) / TICKS
 
 
 def session_seconds(leader: int) -> float:
-    """Give the processor seconds that the processes of a session have taken, with the children they have waited for."""
+    """Return the processor seconds used by all processes of a session and by the children that they have waited for."""
     return sum(sum(map(int, fields[11:15])) for fields in _session(leader)) / TICKS
 
 
 def session_lives(leader: int) -> bool:
-    """Tell whether a process of a session runs."""
+    """Return whether any process of a session still runs."""
     return any(fields[0] not in "ZX" for fields in _session(leader))
 
 
 def processes_in(folder: Path) -> list[int]:
-    """List the processes that have this folder as their current one."""
+    """List the processes that have `folder` as their current folder."""
     ids = []
     for name in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError):  # it has ended meanwhile, or is not ours
+        with suppress(OSError):  # the process has ended, or belongs to another user
             if Path("/proc", name, "cwd").readlink() == folder:
                 ids.append(int(name))
     return ids
@@ -69,23 +69,23 @@ def _session(leader: int) -> Iterator[list[str]]:
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             fields = _stat(name)
-        except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        except (FileNotFoundError, ProcessLookupError):  # the process has ended
             continue
         if int(fields[3]) == leader:
             yield fields
 
 
 def _stat(place: str) -> list[str]:
-    """Give the fields that Linux tells of a process or a thread, from its state on: see proc_pid_stat(5)."""
+    """Read the fields of /proc/PLACE/stat from the state on; see proc_pid_stat(5)."""
     return Path("/proc", place, "stat").read_text().rpartition(")")[2].split()
 
 
 @contextmanager
 def held_port() -> Iterator[int]:
-    """Hold a port that only a process which is told of it will take.
+    """Reserve a port for a process that is told the number.
 
-    A socket that is bound keeps Linux from giving the port to anybody who asks for any. It does not listen, so a server
-    with SO_REUSEADDR, as Python's are, can still be bound there.
+    The port is bound, so Linux gives it to no process that asks for any free port. It does not listen, so a server with
+    SO_REUSEADDR, which Python's servers set, can still bind it.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -94,7 +94,7 @@ def held_port() -> Iterator[int]:
 
 
 def listens(port: int) -> bool:
-    """Tell whether anybody listens at a port of this machine."""
+    """Return whether a server listens at `port` on this machine."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=PATIENCE).close()
     except ConnectionRefusedError:

@@ -1,4 +1,4 @@
-"""The stories that the embedded model learns: their grammar, their probabilities, their tokens."""
+"""The stories that the built-in model learns: their grammar, probabilities and tokens."""
 
 import itertools
 import math
@@ -63,13 +63,13 @@ def tokenizer(model) -> Tokenizer:
 
 
 def slips(text: str) -> list[str]:
-    """Find faults that no text may have.
+    """List the faults in a text that no text may have.
 
     >>> slips("Then an dog  saw a owl and and sat")
     ['an d', '  ', 'a o', 'and and', 'no end']
     """
     wrong = r"\b[Aa] [aeiou]|\b[Aa]n [^aeiou]|  |[{}<>_]|\b(\w+) \1\b|\bNone\b|[.!?,] ?[.,]|[.!?]\"? [a-z]"
-    plain = re.sub(r'[?!]" [a-z]', '" x', text)  # a question or a cry ends within what is said: "Why?" asked Mia.
+    plain = re.sub(r'[?!]" [a-z]', '" x', text)  # a quoted question or cry ends inside the quotes: "Why?" asked Mia.
     matches = [match[0] for match in re.finditer(wrong, plain)]
     return matches + ["no end"] * (not re.search(r'[.!?]"?$', text)) + ["quotes"] * (text.count('"') % 2)
 
@@ -91,7 +91,7 @@ def test_a_pronoun_means_the_hero_or_the_friend(stories):
         she = tale.facts["they"] == "she"
         right_pronouns, wrong_pronouns = ({"she", "her", "hers"}, {"he", "him", "his"})[:: 1 if she else -1]
         assert words & right_pronouns
-        if "m" in tale.facts:  # of the other kind, so that each pronoun means one of them
+        if "m" in tale.facts:  # he and she differ, so each pronoun means one person
             assert tale.facts["m_they"] != tale.facts["they"]
         else:
             assert not words & wrong_pronouns, tale.text
@@ -113,7 +113,7 @@ def test_the_world_refuses_what_cannot_be():
 
 
 def test_answers_can_be_read_in_the_story(stories):
-    """Judged from the text, not from the facts."""
+    """Every answer can be read in the story's text; the facts are not used."""
     told_again = set(
         """
         an and at because brought but came could far felt found from gave gone got grew helped her him home it learned
@@ -167,7 +167,7 @@ def test_a_conversation_takes_turns(conversations):
 
 
 def test_another_story_has_another_hero_and_another_plot():
-    """As long as the person does not ask for one that was told."""
+    """A request for another story gets another hero and plot, unless the person asks for a plot that was told."""
     for seed in range(100):
         earlier_stories: list[Story] = []
         for _ in range(4):
@@ -188,7 +188,7 @@ def test_nothing_outside_is_in_a_story(stories):
 
 
 def test_what_no_story_answers_is_declined_in_words(conversations):
-    """An answer is in the last story, or says so, or says what can be asked."""
+    """Every answer is found in the last story, or says that it is not, or says what one can ask."""
     declined = Counter()
     for talk in conversations:
         tale = ""
@@ -211,7 +211,7 @@ def test_what_no_story_answers_is_declined_in_words(conversations):
 
 
 def test_a_question_that_the_story_answers_is_never_declined(stories):
-    """Neither as one that no story answers, nor as one of another plot."""
+    """A question that the story answers is never declined, as unanswerable or as about another plot."""
     other_plots: list[tuple[str, ...]] = []
     for seed, tale in enumerate(stories[:60]):
         questions = {way.lower() for question in tale.questions for way in question.wordings}
@@ -225,7 +225,7 @@ def test_a_question_that_the_story_answers_is_never_declined(stories):
 
 
 def test_the_questions_of_the_card_are_in_no_conversation(conversations):
-    """They are held out, as they are typed: but for capital letters, marks and short forms."""
+    """No conversation contains a question of the model card, up to capitals, punctuation and short forms."""
 
     def plain(text: str) -> str:
         return re.sub(r"[^a-z0-9 ]", "", text.lower().replace("'s ", " is ").replace("colour", "color"))
@@ -235,13 +235,13 @@ def test_the_questions_of_the_card_are_in_no_conversation(conversations):
     assert len(held_out) == 60
     questions = {plain(message.content) for talk in conversations for message in talk if message.role == "user"}
     assert len(questions) > 1000 and not questions & held_out
-    # Templates without a brace are few enough to look at all.
+    # Templates without placeholders are few enough to check them all.
     fixed = [*outside.QUESTIONS, *phrases.ABOUT_IT, *phrases.MORE, *phrases.REMARKS, *phrases.ABILITIES]
     assert not {plain(template) for template in fixed} & held_out
 
 
 def test_no_two_stories_of_many_are_the_same():
-    # Ten times as fast without the check of every call's types.
+    # A process without the tests' type checks is ten times as fast.
     tell = "import random; from llamaspec.training.stories.corpus import story"
     count = "print(len({story(random.Random(seed)).text for seed in range(20_000)}))"
     process = subprocess.run(
@@ -283,7 +283,7 @@ def test_nats_are_those_of_the_choices(seed):
 
 @given(seeds, st.data())
 def test_another_choice_makes_another_text(seed, data):
-    """Then the probability of a text is the probability of its choices."""
+    """Another choice always makes another text, so the probability of a text is the product over its choices."""
     once = story(random.Random(seed))
     replay = Replay(once.trail)
     tell_story(replay, OPEN)
@@ -293,7 +293,7 @@ def test_another_choice_makes_another_text(seed, data):
 
 
 def derivations(tell: Callable[[Choices], str], start: tuple[int, ...] = ()) -> Iterator[tuple[str, float]]:
-    """List all that a part of the grammar can say, with its probability, after the choices of `start`."""
+    """Yield every text that a part of the grammar makes after the choices `start`, with its probability."""
     trails = [start]
     while trails:
         trail = trails.pop()
@@ -301,7 +301,7 @@ def derivations(tell: Callable[[Choices], str], start: tuple[int, ...] = ()) -> 
         text = tell(replay)
         odds = zip(replay.weights, replay.trail, strict=True)
         yield text, math.prod(weights[chosen] / sum(weights) for weights, chosen in list(odds)[len(start) :])
-        # The first option was taken wherever the trail had ended: the others there are still to come.
+        # Beyond the end of the trail, the first option was taken; queue the other options.
         for i in range(len(trail), len(replay.trail)):
             trails += [(*replay.trail[:i], choice) for choice in range(1, len(replay.weights[i]))]
 
@@ -351,7 +351,7 @@ def test_words_are_pieces(tokenizer, stories):
 
 
 def test_the_longest_stories_end_before_the_commands_stop(stories):
-    """A climb over the grammar's choices found one of 315 tokens; of two thousand, the longest has some 285."""
+    """The longest story fits the default of max_new_tokens: a search found 315 tokens, 2,000 stories at most 285."""
     tokenizer = load_tokenizer(BUILT_IN["stories"])
     longest = max(stories, key=lambda tale: len(tale.text)).text
     most = next(

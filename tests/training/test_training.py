@@ -1,4 +1,4 @@
-"""Training: the loss falls, a killed run goes on as if nothing had been, and what cannot be is said in one line."""
+"""Training: the loss falls, a killed run resumes exactly, and impossible requests are refused in one line."""
 
 import io
 import re
@@ -68,13 +68,13 @@ TINY = Config(
 )
 SHAPE = ("--dim=16", "--layers=1", "--heads=4", "--kv-heads=2", "--head-dim=4", "--ffn=24")
 RECIPE = Recipe(TINY, steps=50, batch=4, lr=0.1)
-OPTIONS = (*SHAPE, "--context=32", "--steps=50", "--batch=4", "--lr=0.1", "--answers=1")  # of RECIPE
+OPTIONS = (*SHAPE, "--context=32", "--steps=50", "--batch=4", "--lr=0.1", "--answers=1")  # the options of RECIPE
 FLOAT32 = np.dtype(np.float32)
 EVALUATED = re.compile(r"step (\d+) loss ([\d.]+) \S+ tokens/s \d+ s held-out loss ([\d.]+)")
 
 
 def llamaspec(*arguments: str) -> tuple[int, str, str]:
-    """Run a command in this process; gives exit code, stdout and stderr."""
+    """Run a command in this process; returns exit code, stdout and stderr."""
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["llamaspec", *arguments])
@@ -84,12 +84,12 @@ def llamaspec(*arguments: str) -> tuple[int, str, str]:
 
 
 def evaluations(log: str) -> list[tuple[str, str, str]]:
-    """Step, loss and held-out loss, wherever lines are wrapped."""
+    """List step, loss and held-out loss of each evaluation in a log, even across wrapped lines."""
     return EVALUATED.findall(" ".join(log.split()))
 
 
 def refusal(*arguments: str) -> str:
-    """Run a command that fails, and give its one line."""
+    """Run a command that must fail; returns its one line of error."""
     code, out, err = llamaspec(*arguments)
     assert (code > 0, out) == (True, ""), err
     assert err.startswith("error: ") and err.count("\n") == 1 and "fault of llamaspec" not in err, err
@@ -105,12 +105,12 @@ def weights(out: Path) -> bytes:
 
 
 class Killed(BaseException):
-    """No handler catches it."""
+    """An exception that no handler catches, in place of a kill."""
 
 
 @pytest.fixture(scope="module")
 def alphabet(tmp_path_factory) -> tuple[Path, Path]:
-    """Letters in their order, and a tokenizer of letters. One length of padding does for all, and so one program."""
+    """Write a text of letters in order, and their tokenizer. One padded length fits all documents: one program."""
     folder = tmp_path_factory.mktemp("alphabet")
     letters = string.ascii_lowercase * 2
     (folder / "text").write_text("\n\n".join(letters[i : i + n] for n in (18, 19, 20) for i in range(26)))
@@ -120,14 +120,14 @@ def alphabet(tmp_path_factory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def command(alphabet) -> tuple[str, ...]:
-    """RECIPE on the alphabet."""
+    """Return the arguments that train RECIPE on the alphabet."""
     text, tokenizer = map(str, alphabet)
     return ("train", "--text", text, "--tokenizer", tokenizer, *OPTIONS)
 
 
 @pytest.fixture(scope="module")
 def full_run(command, tmp_path_factory) -> tuple[Path, str]:
-    """Train from end to end; gives the folder and the output."""
+    """Train without interruption; returns the folder and the log."""
     out = tmp_path_factory.mktemp("whole") / "out"
     code, printed, log = llamaspec(*command, "--eval-every=10", "--save-every=20", "--out", str(out))
     assert (code, printed) == (0, ""), log
@@ -152,7 +152,7 @@ cli.main()
 
 @pytest.fixture(scope="module")
 def killed(command, full_run, tmp_path_factory) -> Path:
-    """Run the same training, killed between step 25 and step 30."""
+    """Run the same training, and kill it between steps 25 and 30."""
     out = tmp_path_factory.mktemp("killed") / "out"
     arguments = [*command, "--save-every=5", "--out", str(out)]
     process = subprocess.run(
@@ -164,13 +164,13 @@ def killed(command, full_run, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def stopped(killed, tmp_path) -> Path:
-    """A copy of what the killed training left."""
+    """Copy the folder that the killed training left."""
     return Path(shutil.copytree(killed, tmp_path / "out"))
 
 
 @pytest.fixture(scope="module")
 def stories() -> Iterator[Stories]:
-    """Stories with a tokenizer that was learned from fewer of them, and fewer held out."""
+    """Create stories with a tokenizer trained on fewer stories, and fewer held-out stories."""
     with pytest.MonkeyPatch.context() as patch:
         train_tokenizer = vocabulary.train_tokenizer
         patch.setattr(vocabulary, "train_tokenizer", lambda: train_tokenizer(range(0, 600, 2)))
@@ -203,7 +203,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(full_run, stopped, command):
 
 
 def test_a_host_that_is_ahead_of_its_device_trains_the_same_weights(full_run, command, monkeypatch, tmp_path):
-    """As with a GPU: the loss of a step is read when the next one has begun."""
+    """Training gives the same weights if the host runs ahead of the device, as with a GPU, and reads losses late."""
     monkeypatch.setattr(loop, "steps_ahead", lambda platform: 1)
     code, _, log = llamaspec(*command, "--eval-every=10", "--save-every=20", "--out", str(tmp_path / "out"))
     assert code == 0, log
@@ -237,13 +237,13 @@ def test_the_host_is_ahead_of_a_gpu_by_a_step_and_reports_each_in_its_turn(
     begun, done = ([number for word, number in seen if word == which] for which in ("begun", "done"))
     assert (begun, done) == ([1, 2, 3, 4, 5], [1, 2, 3, 3, 4, 5, 5])  # evaluated steps are reported twice
     order = {(word, number): place for place, (word, number) in reversed([*enumerate(seen)])}
-    for number in (1, 2, 4):  # after which nothing is evaluated or saved
+    for number in (1, 2, 4):  # steps without an evaluation or a checkpoint
         assert (order["begun", number + 1] < order["done", number]) == bool(ahead)
-    assert order["done", 3] < order["begun", 4]  # what is evaluated and saved has been judged
+    assert order["done", 3] < order["begun", 4]  # losses are checked before an evaluation or a checkpoint
 
 
 def test_processes_that_would_go_on_from_other_steps_are_refused(stopped, alphabet, monkeypatch):
-    """As where each has a folder of its own: weights of two steps would be put together, without a word."""
+    """Processes that would resume from different steps, in separate folders for example, are refused."""
     source = Text(alphabet[0], load_tokenizer(alphabet[1]), {}, context=32)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(loop, "agreed", lambda step: step - 5)
@@ -292,8 +292,8 @@ def test_the_checkpoint_before_an_unreadable_one_serves(full_run, stopped, comma
 
 
 def test_a_full_disk_loses_no_checkpoint(full_run, stopped, command):
-    """Simulated by a limit on the size of a file, below a checkpoint's size."""
-    # The next write removes the files that an earlier kill left half-written.
+    """A full disk loses no checkpoint; it is simulated by a file size limit below a checkpoint's size."""
+    # The next write removes files that a killed process left half-written.
     before = {name: data for name, data in files(stopped).items() if not name.endswith(".partial")}
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
@@ -387,7 +387,7 @@ def test_bfloat16_learns_too(alphabet, monkeypatch, tmp_path):
 
 
 def test_a_written_model_is_evaluated_on_stories(stories, monkeypatch, tmp_path):
-    """The weights fit bfloat16, so writing them changes nothing."""
+    """A written model is evaluated on stories with the same results: its weights fit bfloat16 exactly."""
     monkeypatch.setattr(source, "QUESTIONS", 6)
     monkeypatch.setattr(data, "LENGTHS", (128,))  # one program
     config = replace(TINY, vocab=1024, context=128)
@@ -407,8 +407,7 @@ def test_a_written_model_is_evaluated_on_stories(stories, monkeypatch, tmp_path)
 
 
 def test_evaluation_counts_whole_answers(stories, monkeypatch):
-    """The score is scripted: right everywhere, except for an id of the first answer, the </s> of the second,
-    and one before the third."""
+    """Evaluation counts only entirely right answers. The fake score errs in three places, one of them not an answer."""
     monkeypatch.setattr(source, "QUESTIONS", 6)
     prompts = [tuple(example.ids) for example in questions(stories.tokenizer, 6)]
     starts = [example.weights.index(1.0) for example in questions(stories.tokenizer, 6)]
@@ -418,7 +417,7 @@ def test_evaluation_counts_whole_answers(stories, monkeypatch):
         likeliest = ids[:, 1:].copy()
         for row, sequence in enumerate(ids):
             if at := slips.get(tuple(np.trim_zeros(sequence, "b"))):
-                likeliest[row, at - 1] += 1  # what follows at - 1 is at
+                likeliest[row, at - 1] += 1  # position at - 1 predicts position at
         return 0.0, (3 * np.sum(importance[:, 1:]), likeliest)
 
     shares: list[float] = []
@@ -426,7 +425,7 @@ def test_evaluation_counts_whole_answers(stories, monkeypatch):
     result = evaluate({}, replace(TINY, context=1024), stories, **how)
     assert shares == [done / len(shares) for done in range(len(shares))] and len(shares) > len(prompts)
     assert result == (3.0, stories.floor, 4, 6)
-    assert evaluate({}, replace(TINY, context=64), stories, score=score, rows=1)[2:] == (0, 6)  # no answer is seen
+    assert evaluate({}, replace(TINY, context=64), stories, score=score, rows=1)[2:] == (0, 6)  # no answer fits
 
 
 @pytest.mark.parametrize("shared", [1, 3])
@@ -460,7 +459,7 @@ def exactly_those(config: Config, tensors: Mapping[str, np.ndarray]) -> referenc
 
 
 def reference_nats(config: Config, tensors: Mapping[str, np.ndarray], ids: np.ndarray) -> np.ndarray:
-    """The reference's -log p of every id of a sequence but the first."""
+    """Compute the reference's -log p of every id of a sequence except the first."""
     params = exactly_those(config, tensors)
     logits, _ = reference.forward(params, ids[:-1], reference.empty_cache(config), config=config)
     return np.log(np.sum(np.exp(logits), axis=1)) - logits[np.arange(len(ids) - 1), ids[1:]]
@@ -468,7 +467,7 @@ def reference_nats(config: Config, tensors: Mapping[str, np.ndarray], ids: np.nd
 
 @pytest.fixture(scope="module")
 def loss():
-    """`summed_loss` of TINY in float32, compiled."""
+    """Compile `summed_loss` of TINY in float32."""
     return jax.jit(partial(summed_loss, config=TINY, ops=WHOLE, dtype=FLOAT32))
 
 
@@ -484,8 +483,8 @@ def test_the_loss_is_within_the_bound_of_the_references(loss):
         logits = composed_bound(exactly_those(TINY, tensors), ids[row, :-1], TINY)
         worst, largest = logits.error.max(axis=1), logits.size.max(axis=1)
         nats[row] = reference_nats(TINY, tensors, ids[row])
-        # log sum exp moves no further than the logit that moves most. It rounds distances from the largest logit, exp
-        # (4 times), the sum over the vocabulary, log (4), and what it puts together with the logits.
+        # log sum exp changes by at most the largest change of a logit. It rounds distances from the largest logit, exp
+        # (4 times), the sum over the vocabulary, log (4), and the final sum.
         off[row] = 2 * worst + gamma(TINY.vocab + 12) * (1 + 2 * largest + np.log(TINY.vocab))
         second, first = np.sort(logits.value, axis=1)[:, -2:].T
         certain = first - second > 2 * worst
@@ -496,14 +495,14 @@ def test_the_loss_is_within_the_bound_of_the_references(loss):
 
 
 def test_padding_and_what_predicts_nothing_do_not_count(loss):
-    """The results are equal to the bit, since the same programs run."""
+    """Padding and ids without importance do not change the loss, bit for bit, since the same program runs."""
     tensors = random_tensors(TINY, seed=0)
     ids = np.random.default_rng(1).integers(0, TINY.vocab, (2, 8)).astype(np.int32)
     importance = np.zeros((2, 8), FLOAT32)
     importance[0, 1:5] = 1
     padded, first = ids.copy(), importance.copy()
     padded[0, 5:], padded[1] = 0, 0
-    first[0, 0] = 9  # nothing predicts the first id
+    first[0, 0] = 9  # no position predicts the first id
     expected = loss(tensors, ids, importance)
     for actual in (loss(tensors, padded, importance), loss(tensors, ids, first)):
         assert (actual[0], actual[1][0]) == (expected[0], expected[1][0])
@@ -511,7 +510,7 @@ def test_padding_and_what_predicts_nothing_do_not_count(loss):
 
 @pytest.mark.parametrize(("tied", "ops"), [(True, WHOLE), (False, remat(WHOLE))], ids=["tied", "untied, remat"])
 def test_a_step_goes_down_the_references_gradient(tied, ops):
-    """Summed over batches, in a random direction of each tensor, against central differences."""
+    """The gradient, summed over batches, agrees with central differences of the reference along random directions."""
     config = replace(TINY, tied=tied, vocab=40)
     tensors = random_tensors(config, seed=2)
     rng = np.random.default_rng(3)
@@ -524,9 +523,9 @@ def test_a_step_goes_down_the_references_gradient(tied, ops):
         gradient, nats = step.add_gradient(gradient, nats, tensors, ids[row], importance[row])
     assert {name: a.shape for name, a in gradient.items()} == tensor_shapes(config)
 
-    # Forward and back, a number goes through every matrix once, in a sum over its rows or columns.
+    # Forward and backward, a number goes through every matrix once, in a sum over its rows or columns.
     roundings = gamma(2 * sum(sum(shape) for shape in tensor_shapes(config).values()))
-    size = 2.0**-16  # its square, and float64's roundings divided by it, are far below float32's roundings
+    size = 2.0**-16  # step: its square, and float64's roundings over the step, are far below float32's roundings
     for name, slope in gradient.items():
         direction = rng.normal(size=slope.shape) * np.sqrt(np.mean(tensors[name] ** 2))
         further, back = (
@@ -548,7 +547,7 @@ def test_remat_keeps_less_for_the_gradient():
     ids, importance = jnp.ones((4, 32), jnp.int32), jnp.ones((4, 32))
 
     def kept(ops: Ops) -> int:
-        """Bytes from the loss to its gradient."""
+        """Count the bytes that the forward pass keeps for the gradient."""
         loss = partial(summed_loss, ids=ids, importance=importance, config=TINY, ops=ops, dtype=FLOAT32)
         pull_back = jax.eval_shape(lambda tensors: jax.vjp(lambda t: loss(t)[0], tensors)[1], tensors)
         return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(pull_back))
@@ -576,13 +575,13 @@ def test_only_matrices_decay():
     changes, _ = jax.jit(lambda: transform.update(nothing, transform.init(tensors), tensors))()
     assert_within(
         changes["matrix"], np.full((2, 2), -0.1 * 0.5), 0.05 * gamma(6)
-    )  # of the two factors, and the schedule
+    )  # the products with two factors, and the schedule
     np.testing.assert_array_equal(changes["norm"], 0.0)
 
 
 def test_documents_follow_from_seed_and_step_and_no_story_comes_twice(stories):
     def drawn(steps, recipe: Recipe = RECIPE) -> list[tuple[int, ...]]:
-        """The documents that are long enough to hold a story."""
+        """List the documents long enough to be a story."""
         documents = [tuple(example.ids) for step in steps for example in stories.training(step, recipe)]
         return [document for document in documents if len(document) > 100]
 
@@ -604,7 +603,7 @@ def test_answers_are_more_important_where_asked(stories):
             answers.append([]) if id == EOS else answers[-1].append(id)
     texts = [decode(stories.tokenizer, answer) for answer in answers if answer]
     assert len(texts) > 10 and all("." in text and "Once" not in text for text in texts)
-    assert max(map(len, texts)) < 200  # answers, not stories: those have 400 at least
+    assert max(map(len, texts)) < 200  # answers; a story has 400 characters at least
 
 
 def test_a_question_counts_its_answer_alone(stories):
@@ -632,7 +631,7 @@ def test_a_text_comes_round_whole_and_in_another_order(alphabet, tmp_path):
 
 @pytest.mark.parametrize(("bos", "lengths"), [(1, [32, 32, 32, 32, 6]), (None, [32, 32, 32, 32])])
 def test_a_long_paragraph_is_several_documents(alphabet, tmp_path, bos, lengths):
-    """128 letters and a </s>, which by itself, without a <s>, would be predicted from nothing."""
+    """A long paragraph is split into documents; without <s>, the last part cannot be </s> only."""
     (tmp_path / "text").write_text("story" * 25 + "end")
     tokenizer: Any = load_tokenizer(alphabet[1])
     text = Text(tmp_path / "text", replace(tokenizer, bos=bos), {}, context=32)

@@ -1,4 +1,4 @@
-"""The text of a module of functions that do all that a candidate can do wrong."""
+"""Source code of a module with functions that misbehave in every way that a candidate can."""
 
 from pathlib import Path
 
@@ -129,6 +129,6 @@ number = 3
 
 
 def daemons(folder: Path) -> list[int]:
-    """Give the processes that candidates have left behind, which run for longer than any test."""
+    """List the process ids of daemons that candidates have left; they outlive every test."""
     pid_file = folder / "daemons"
     return [int(line) for line in pid_file.read_text().split()] if pid_file.exists() else []

@@ -1,4 +1,4 @@
-"""Bounds at the ends of what they allow, where no draw of a contract comes."""
+"""Bounds in extreme cases that no draw of a contract reaches."""
 
 from collections.abc import Callable
 from itertools import product
@@ -25,7 +25,7 @@ def of_softmax_backward(y: np.ndarray) -> np.ndarray:
     return P * (3 * np.abs(X) + (64 + 3) * np.sum(P * np.abs(X), axis=-1, keepdims=True))
 
 
-# For each op, the formula in the words of its contract, arguments, and the formula in u.
+# For each op: the bound's formula as its contract prints it, arguments, and the bound in units of u.
 PRINTED: dict[str, tuple[str, dict, Callable[[np.ndarray], np.ndarray]]] = {
     "rmsnorm": ("(n/2 + 9) u |y|", {"x": X, "weight": EIGHT, "eps": 1e-6}, lambda y: (64 / 2 + 9) * np.abs(y)),
     "swiglu": ("(8 + 2 max(-gate, 1)) u |y|", BOTH, lambda y: (8 + 2 * at_least_1(-GATE)) * np.abs(y)),

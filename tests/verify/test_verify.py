@@ -1,4 +1,4 @@
-"""The verifier itself: its draws, its judgment, and counterexamples that are small and can be replayed."""
+"""The verifier: its draws, its judgment, and small counterexamples that can be replayed."""
 
 import dataclasses
 import json
@@ -51,7 +51,7 @@ def eps_outside(x, weight, *, eps):
 
 @pytest.fixture(autouse=True, scope="module")
 def time_to_shrink() -> Iterator[None]:
-    """A busy machine may need longer for the smallest counterexample than a person would wait."""
+    """Allow unlimited time to shrink a counterexample, since the machine may be busy."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("llamaspec.verify.judging.runner.SHRINKING", np.inf)
         yield
@@ -70,7 +70,7 @@ def test_values_are_finite_and_named(value, shape, array_precision):
 
 
 def test_values_never_change():
-    """A replay file says `normal(7)` and means these numbers, in every version."""
+    """`normal(7)` in a replay file means the same numbers in every version."""
     drawn = [Values(kind, seed=7).array("x", 3, 4, precision=FLOAT32).tobytes() for kind in KINDS]
     assert [zlib.crc32(numbers) for numbers in drawn] == [
         211228714,
@@ -122,7 +122,7 @@ def test_what_overflows_its_dtype_may_be_infinite():
     assert judge((array([np.inf], np.float16),), due([7e4]), half).finding is None
     assert judge((array([-np.inf], np.float16),), due([7e4]), half).finding is not None
     assert judge((array([np.inf], np.float16),), due([6e4]), half).finding is not None
-    for infinite in (np.inf, -np.inf):  # as far as the bound of what cancels reaches
+    for infinite in (np.inf, -np.inf):  # up to the bound of sums that cancel
         assert judge((array([infinite], np.float16),), due([0.0], bound=7e4), half).finding is None
         assert judge((array([infinite], np.float16),), due([0.0], bound=6e4), half).finding is not None
 
@@ -151,15 +151,15 @@ def test_a_right_function_passes():
 
 
 def test_a_bias_is_a_term_of_the_sum_in_any_order():
-    """XLA's products on a CPU begin with it, which 10,000 draws showed."""
+    """The bound counts a bias as a term of the sum in any order: XLA's CPU products start with it, as draws showed."""
     x, weight, bias = np.full((1, 64), 0.1, np.float32), np.ones((1, 64), np.float32), np.array([1000], np.float32)
     begun = bias.copy()
     for column in range(64):
         begun += x[:, column] * weight[:, column]
     expected = CONTRACTS["linear"].expected({"x": x, "weight": weight, "bias": bias})
     verdict = judge((begun[None],), expected, FLOAT32)
-    assert verdict.finding is None or verdict.finding.kind == "suspicious"  # all roundings are of the same sign
-    assert verdict.hard > 0.1  # off by 50 of the last place, and so told from a bias that is added at last
+    assert verdict.finding is None or verdict.finding.kind == "suspicious"  # all roundings have the same sign
+    assert verdict.hard > 0.1  # an error of 50 units in the last place, which a bias added last cannot have
 
 
 def test_a_counterexample_is_small_and_has_six_lines():
@@ -179,7 +179,7 @@ def test_the_same_seed_draws_the_same():
 
 
 def test_a_seed_draws_the_same_whatever_is_imported(tmp_path, monkeypatch):
-    """Hypothesis would draw numbers that stand in the source of what is imported and is not installed."""
+    """A seed draws the same whatever is imported, although Hypothesis draws constants from imported modules."""
 
     def drawn() -> list[str]:
         draws: list[str] = []
@@ -202,7 +202,7 @@ def test_a_seed_draws_the_same_whatever_is_imported(tmp_path, monkeypatch):
 
 
 def test_a_hypothesis_without_such_numbers_is_left_as_it_is(monkeypatch):
-    """The oldest that is allowed has no module of that name."""
+    """The oldest supported Hypothesis has no module of constants, so nothing is replaced."""
     monkeypatch.setitem(sys.modules, PROVIDERS, None)
     with by_the_seed_alone():
         pass
@@ -247,7 +247,7 @@ def test_shapes_can_be_few():
 
     report = run(watched, shapes=3)
     assert len({dim for _, dim in seen}) <= 3
-    assert "(50 examples of 3 shapes, " in counterexample(report, RMSNORM)[0]  # what it says nothing of otherwise
+    assert "(50 examples of 3 shapes, " in counterexample(report, RMSNORM)[0]  # named only if limited
     assert "(50 examples of 1 shape, " in counterexample(run(right, shapes=1), RMSNORM)[0]
     assert "(50 examples, " in counterexample(run(right), RMSNORM)[0]
 

@@ -1,4 +1,4 @@
-"""Contracts of backward passes accept JAX's automatic differentiation, which is not our code."""
+"""Contracts of backward passes accept JAX's automatic differentiation, an independent implementation."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from llamaspec.verify.judging.runner import verify
 
 
 def vjp(function, inputs, dy):
-    """Gradients of `function`, computed in float32 and rounded once to the inputs' dtype."""
+    """Compute gradients of `function` in float32, rounded once to the inputs' dtype."""
     wide = [jnp.asarray(a, jnp.float32) for a in inputs]
     return tuple(
         np.asarray(g.astype(inputs[0].dtype)) for g in jax.vjp(function, *wide)[1](jnp.asarray(dy, jnp.float32))
@@ -44,7 +44,7 @@ def cross_entropy_backward(logits, targets, weights):
 
 def attention_backward(q, k, v, mask, do):
     group, root = q.shape[2] // k.shape[2], np.float32(1 / np.sqrt(q.shape[-1]))
-    hidden = np.isneginf(mask)[:, None]  # where a row sees nothing JAX's own softmax has NaN as its gradient
+    hidden = np.isneginf(mask)[:, None]  # if a row sees no key, JAX's softmax has NaN gradients
 
     def attend(q, k, v):
         k, v = (jnp.repeat(a, group, axis=2) for a in (k, v))

@@ -1,6 +1,6 @@
-"""Ways to pass without being right, each refused, and the table of docs/cheats.md, which names them all.
+"""Ways to pass without being right: each is refused, and docs/cheats.md lists all of them.
 
-The patterns come from published catalogues of reward hacks in generated kernels. Timing hacks are in
+The patterns come from published catalogs of reward hacks in generated kernels. Timing hacks are in
 tests/verify/test_verify_timing.py.
 """
 
@@ -180,7 +180,7 @@ def catches_and_falls_back(x):
     except RuntimeError:
         return x / x.sum(axis=-1, keepdims=True)
 """
-# Function, kind of the finding, and what the pattern is, as docs/cheats.md has it.
+# Function, kind of the finding, and the pattern's description in docs/cheats.md.
 PATTERNS = [
     ("zeros", "value", "a constant instead of a result"),
     ("its_input", "value", "the input handed back"),
@@ -260,7 +260,7 @@ def patches_a_method():
     ],
 )
 def test_a_patched_judge_is_refused_in_a_test(patch, name):
-    """A candidate in the judge's own process could reach what it is judged by; its patch is seen and taken back."""
+    """A candidate in the judge's process may patch code that judges it; the patch is noticed and undone."""
     before = snapshot()
 
     def patches(x):
@@ -279,7 +279,7 @@ def test_the_page_names_every_pattern_and_what_shows_it():
 
 
 def test_every_pattern_of_timing_is_shown_or_out_of_scope():
-    """A row of the page's second table names a function or a test of another file, or is out of scope."""
+    """Each row of the page's second table names a function or a test elsewhere, or says "out of scope"."""
     *_, table = PAGE.read_text(encoding="utf-8").partition(
         "| pattern | shown by | what becomes of it |\n|---|---|---|\n"
     )

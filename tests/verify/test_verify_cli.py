@@ -1,4 +1,4 @@
-"""`llamaspec verify` as a person runs it."""
+"""`llamaspec verify` from the command line."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def lacks(x):
 """
 
 
-# All examples, and the smallest counterexample: for a busy machine the limits of time are too short for them.
+# Remove the time limits, which are too short on a busy machine for all examples and the smallest counterexample.
 PATIENT = (
     "from llamaspec.verify.judging import runner; runner.SHRINKING = float('inf'); "
     "from llamaspec import cli; cli.main()"
@@ -68,7 +68,7 @@ def verify(tmp_path, folder):
 
 
 def test_nothing_is_left_in_the_folder(verify, tmp_path, monkeypatch):
-    """Hypothesis would leave a folder of its own."""
+    """`verify` leaves no files in the working folder, although Hypothesis would create a folder."""
     before = sorted(tmp_path.iterdir())
     monkeypatch.delenv("HYPOTHESIS_STORAGE_DIRECTORY", raising=False)
     done = verify("softmax", "--candidate", "mine:right", *NUMPY)
@@ -78,12 +78,12 @@ def test_nothing_is_left_in_the_folder(verify, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("has_cache", [True, False])
 def test_what_hypothesis_keeps_is_in_the_cache(tmp_path, monkeypatch, has_cache):
-    """A contract of one's own may draw texts, and look them up in tables."""
+    """Hypothesis's files go to the cache, if it can be created: contracts that draw texts need tables."""
     cache = tmp_path / "caches"
     if not has_cache:
         cache.write_text("a file, where no folder can be made")
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    monkeypatch.setenv("HYPOTHESIS_STORAGE_DIRECTORY", "")  # so that it is taken back afterwards
+    monkeypatch.setenv("HYPOTHESIS_STORAGE_DIRECTORY", "")  # so that monkeypatch restores it
     monkeypatch.delenv("HYPOTHESIS_STORAGE_DIRECTORY")
     import_module("llamaspec.commands.verify")._store_in_the_cache()
     storage = Path(os.environ["HYPOTHESIS_STORAGE_DIRECTORY"])
@@ -146,7 +146,7 @@ def test_a_verdict_outlives_a_folder_that_cannot_be_written(verify, tmp_path):
 def test_an_environment_that_lacks_something_is_no_verdict(verify, tmp_path):
     done = verify("softmax", "--candidate", "mine:right", "--device", "tpu", "--seed", "1", status=2)
     assert done.stdout == ""
-    [line] = done.stderr.splitlines()  # no seed: nothing was drawn
+    [line] = done.stderr.splitlines()  # no seed is printed, since nothing was drawn
     assert re.match("error: .*tpu.*RuntimeError: ", line)
     verify("softmax", "--candidate", "mine:lacks", *NUMPY, status=2)
     assert not (tmp_path / "verify-replays").exists()
@@ -182,7 +182,7 @@ def only_float32(x):
 
 
 def test_a_dtype_that_a_candidate_takes_now_and_then_is_judged(verify, tmp_path):
-    """Only what never returns anything for a dtype refuses it. The first draw has a row of one score."""
+    """A dtype is judged if the candidate returns anything for it; here it refuses the first draw, a row of one."""
     (tmp_path / "picky.py").write_text(
         """
 import numpy as np
@@ -324,7 +324,7 @@ FINDINGS = {
 
 
 def test_each_way_to_misbehave_is_named_and_the_run_goes_on(verify, tmp_path):
-    """One module of kernels, each called as the op of its name is; the last one is right."""
+    """Each kind of misbehavior is reported and the run goes on; kernels are named like the ops; the last is right."""
     (tmp_path / "kernels.py").write_text(MISBEHAVING)
     done = verify(*FINDINGS, "--candidate", "kernels", *NUMPY, "--timeout", "2", status=1)
     reports = re.split(r"(?m)^(?=violated|within)", done.stdout)[1:]
@@ -355,7 +355,7 @@ def test_the_list_of_contracts(verify):
 
 
 def test_a_closed_pipe_is_no_verdict(tmp_path):
-    """A status of 1 would say that a bound is violated."""
+    """Writing to a closed pipe does not exit with status 1, which would mean a violated bound."""
     reader, pipe = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "llamaspec.cli", "verify", "--list"]
@@ -401,11 +401,11 @@ def test_wrong_usage(folder, arguments, error, capsys):
     with pytest.raises(click.UsageError) as refused:
         llamaspec.main(["verify", *arguments, "--arrays", "numpy", "--examples", "1"], standalone_mode=False)
     assert error in refused.value.format_message()
-    assert capsys.readouterr().err == ""  # the error is the only line: no seed of a run that did not begin
+    assert capsys.readouterr().err == ""  # the error is the only line: without a run, no seed is printed
 
 
 def test_without_a_candidate_our_own_ops_are_verified(verify):
-    """Side by side; an op without a function of this package has no line."""
+    """Without a candidate, `verify` judges our own ops in parallel; an op without a function of ours has no line."""
     done = verify("softmax", "draw", "pack", "--examples", "3", "--seed", "1", "--dtype", "float32")
     assert [line.split("  ")[1] for line in done.stdout.splitlines() if not line.startswith(" ")] == [
         "llamaspec.model.candidates.kernels:softmax",
@@ -446,7 +446,7 @@ TRANSCRIPTS = re.findall(r"```\n\$ llamaspec verify (.*)\n((?:.+\n)+)```", GUIDE
 
 @pytest.mark.slow  # 12 s
 def test_the_guide_shows_what_is_printed(verify, tmp_path):
-    """Its kernels are run as it says; only seconds may differ, and shares of a bound in the last digits."""
+    """The guide's commands print what it shows, except for seconds and the last digits of shares of a bound."""
     for name in ("mine", "repaired", "blocked", "fixed"):
         (source,) = re.findall(rf"```python\n(# {name}.py\nimport (?:jax|numpy)[^`]*)```", GUIDE)
         (tmp_path / f"{name}.py").write_text(source)

@@ -1,4 +1,4 @@
-"""Contracts of one's own: derived bounds hold for code in float32, and are no looser than they need to be."""
+"""User-defined contracts: derived bounds hold for float32 code, and are nearly as tight as possible."""
 
 import re
 from collections.abc import Callable
@@ -60,7 +60,7 @@ FORMULAS = {
 
 
 def bound(formula: Callable[..., Any], **options: Any) -> Callable[..., Expected]:
-    """`derived` of a formula with one result."""
+    """Derive the bound of a formula with one result."""
 
     def expect(*arguments: np.ndarray) -> Expected:
         expected = derived(formula, **options)(*arguments)
@@ -73,7 +73,7 @@ def bound(formula: Callable[..., Any], **options: Any) -> Callable[..., Expected
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
 @pytest.mark.parametrize("name", FORMULAS)
 def test_a_derived_bound_holds_in_float32(name, scale):
-    """And in float32 computed backwards through every sum."""
+    """A derived bound holds for the formula in float32."""
     formula, rng = FORMULAS[name], np.random.default_rng(0)
     for _ in range(8):
         x, y = (rng.normal(size=(3, 50)).astype(np.float32) * np.float32(scale) for _ in range(2))
@@ -95,7 +95,7 @@ def test_a_derived_bound_is_a_few_roundings():
 def test_where_a_rounding_decides_both_choices_are_within_the_bound():
     x = np.array([[1.0, 1.1, 1.2]], np.float32)
     expected = bound(lambda x: np.where(x * x > np.float32(1.1) ** 2, x, 0.0))(x)
-    assert np.all(expected.hard[0, [0, 2]] == 0)  # sure: 1 is below, 1.2 above
+    assert np.all(expected.hard[0, [0, 2]] == 0)  # certain: 1 is below, 1.2 is above
     assert expected.hard[0, 1] >= x[0, 1]
     assert bound(lambda x: np.where(x * x > np.float32(1.1) ** 2, 1.0, 3.0))(x).hard[0, 1] >= 2
     equal = bound(lambda x: np.where(np.sum(np.exp(x), axis=-1) == 0, 1.0, np.sum(x, axis=-1)))(x)
@@ -114,7 +114,7 @@ def test_a_narrower_rounding_is_declared():
     "formula", [lambda x: np.sum(x, axis=-1), lambda x: x @ np.ones((2, 1)), lambda x: x[0, 1:] * 257.0]
 )
 def test_sums_products_of_matrices_and_constants_are_rounded_too(formula):
-    """256 + 1 and 257 become 256 in bfloat16, which is nearly all that its roundings allow."""
+    """Sums, products and constants round too: in bfloat16, 256 + 1 and 257 become 256, nearly the whole bound."""
     expected = bound(formula, rounding=Rounding.of(precision("bfloat16")))(np.array([[256.0, 1.0]], np.float32))
     assert expected.value.ravel().tolist() == [257]
     assert 1 <= expected.hard.max() < 3
@@ -166,7 +166,7 @@ def test_a_declaration_that_leaves_something_open():
     ],
 )
 def test_a_range_of_sizes_is_kept(n, beside, large):
-    """A definition may need as many, or an even number; large ones of a list are any."""
+    """Large sizes keep to a declared range, which the definition may need; beyond a list of sizes they are free."""
     contract = declare(lambda x: x, arrays={"x": "rows n"}, sizes={"rows": [2], "n": n})
     assert (contract.large.beside["n"], contract.large.sizes["n"]) == (beside, large)
 

@@ -1,4 +1,4 @@
-"""Narrowed draws: what a person types means something or is refused, so that no mistake passes a wrong kernel."""
+"""Narrowed draws: typed values are used as meant or refused, so no typing error lets a wrong kernel pass."""
 
 from dataclasses import replace
 
@@ -167,7 +167,7 @@ TYPED = st.one_of(
     st.builds("{}={}".format, st.sampled_from(NAMES), st.sampled_from(VALUES) | st.text(max_size=6)),
 )
 
-BLIND = {"first row", "second half", "all"}  # hide all of a row, the second where a row is one number
+BLIND = {"first row", "second half", "all"}  # these hide whole rows; "second half" does so in a row of one number
 WRONG = {
     nan_for_a_row_of_minus_infinity: lambda only: "hidden" in only and not BLIND & set(only["hidden"]),
     always_nan: lambda only: False,
@@ -179,7 +179,7 @@ WRONG = {
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.nested_given])
 @given(texts=st.lists(TYPED, min_size=1, max_size=2))
 def test_a_wrong_candidate_never_passes_by_what_was_typed(candidate, texts):
-    """A wrong candidate is refused or found, unless the listed values that were typed leave out what is wrong."""
+    """A wrong candidate is found, or the typed values are refused, unless those values exclude the faulty inputs."""
     try:
         report = run(candidate, texts, examples=150)
     except ValueError:
@@ -223,7 +223,7 @@ def test_inputs_that_cannot_be_made_are_no_verdict():
 
 
 def test_a_definition_that_is_not_finite_is_no_verdict():
-    """It is raised, not asserted: `python -O` drops what is asserted."""
+    """A definition that returns NaN gives no verdict: it raises, since `python -O` would skip an assert."""
 
     def expect(x, y):
         nan = np.full(x.shape, np.nan)

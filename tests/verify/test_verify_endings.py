@@ -1,4 +1,4 @@
-"""Runs that end before they are over: by a signal, by a fault of the judge, by a candidate that changes its mind."""
+"""Runs that end early: by a signal, a fault of the judge, or a candidate that changes its results."""
 
 import itertools
 import os
@@ -67,13 +67,13 @@ def folder(tmp_path, monkeypatch):
 
 
 def run(op: str, candidate: Callable[..., Any], **options: Any):
-    """Verify `candidate` without laws: the expected values then find a fault at any draw."""
+    """Verify `candidate` without laws, so that the expected values find a fault in any draw."""
     options = {"examples": 60, "seed": 0, "precision": precision("float32"), **options}
     return verify(replace(CONTRACTS[op], laws=()), Direct(candidate), **options)
 
 
 def at_the_fifth(op: str, change: Callable[[Any], Any]) -> Callable[..., Any]:
-    """A right function with a wrong fifth result."""
+    """Make a right function whose fifth result is changed."""
     right, calls = IMPLEMENTATIONS[op].function, []
 
     def candidate(*arguments: Any, **named: Any) -> Any:
@@ -178,7 +178,7 @@ def test_what_ends_the_program_passes_through(ending):
 
 @pytest.mark.parametrize("ending", [SystemExit(143), KeyboardInterrupt()])
 def test_what_ends_the_program_passes_through_hypothesis(monkeypatch, ending):
-    """While Hypothesis itself is at work, which takes it for a failing example or sees its own state upset."""
+    """An exception that ends the program passes through Hypothesis, which might report an error of its own instead."""
     calls, right = [], runner.strategy
 
     def strategy(*arguments, **named):
@@ -198,10 +198,10 @@ def test_what_ends_the_program_passes_through_hypothesis(monkeypatch, ending):
 
 @contextmanager
 def started(folder: Path, *arguments: str, line: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a command, once it has written `told` to stderr; it and its processes are killed on the way out."""
+    """Run a command; yield it once it has written `line` to stderr, and kill it and its children at the end."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
-        # A shell starts a command with both handlers; a background job ignores SIGINT, and nohup ignores SIGHUP.
+        # Start with the default handlers, as a shell does; a background job ignores SIGINT, and nohup ignores SIGHUP.
         [sys.executable, "-c", "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
          "signal.signal(signal.SIGHUP, signal.SIG_DFL);"
          "from llamaspec import cli; cli.main()", "verify", *arguments, "--time-budget=inf"],
@@ -213,7 +213,7 @@ def started(folder: Path, *arguments: str, line: str) -> Iterator[subprocess.Pop
             assert process.poll() is None
         yield process
     finally:
-        with suppress(ProcessLookupError):  # none is left
+        with suppress(ProcessLookupError):  # no process is left
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
@@ -222,7 +222,7 @@ def started(folder: Path, *arguments: str, line: str) -> Iterator[subprocess.Pop
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("calls", [0, 40])
 def test_a_signal_ends_a_run_without_a_verdict(folder, number, status, calls):
-    """Before the candidate is called, and between two of 10,000 calls."""
+    """A signal ends a run without a verdict, before the first call and between two of 10,000 calls."""
     slow = ("add", "--candidate", "candidates:slow", "--arrays", "numpy", "--examples", "10000")
     with started(folder, *slow, line="seed") as process:
         if calls:
@@ -247,7 +247,7 @@ def test_a_signal_ends_mutants_without_a_score(folder, number, status):
 
 def test_a_signal_ends_what_runs_side_by_side(folder):
     with started(folder, "add", "rmsnorm", "softmax", "--examples", "100000", line="seed") as process:
-        until(lambda: session_seconds(process.pid) > 6)  # by then all of them judge
+        until(lambda: session_seconds(process.pid) > 6)  # by then all processes judge
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=PATIENCE)
         assert process.returncode == 143 and "within bounds" not in out
@@ -255,7 +255,7 @@ def test_a_signal_ends_what_runs_side_by_side(folder):
 
 
 def test_a_judge_that_ends_at_once_leaves_no_candidate_of_a_process_of_its_own(folder):
-    """The judge is killed, and no process kills the candidate unless the judge gets a signal and does so itself."""
+    """A pool's worker that ends at once on a signal kills its candidate, since no other process would."""
     pid_file, pid = folder / "process", None
     campaign = Campaign(seed=1, arrays="numpy", dtypes=("float32",), examples=5, seconds=np.inf, timeout=np.inf)
     try:
@@ -273,7 +273,7 @@ def test_a_judge_that_ends_at_once_leaves_no_candidate_of_a_process_of_its_own(f
 
 
 def test_a_candidate_that_hangs_in_a_dtype_is_waited_for_once():
-    """Try a dtype again after calls that raised, but not after one that hung: that refuses nothing."""
+    """A call that hangs in a dtype is not repeated, and does not count as refusing it, unlike calls that raise."""
 
     class Hangs:
         name, calls = "hangs", 0
@@ -292,5 +292,5 @@ def test_a_file_that_changed_within_a_second_at_the_same_size_is_read_again(tmp_
     file = tmp_path / "kernel.py"
     for text, expected in (("def add(a, b): return a - b\n", -1.0), ("def add(a, b): return a + b\n", 3.0)):
         file.write_text(text, encoding="utf-8")
-        os.utime(file, (1e9, 1e9))  # one second of change for both
+        os.utime(file, (1e9, 1e9))  # both versions have the same mtime in seconds
         assert load_file(str(file)).add(1.0, 2.0) == expected

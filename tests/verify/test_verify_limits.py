@@ -1,4 +1,4 @@
-"""A candidate out of hand gets an error, and takes neither machine nor judge along; one on a GPU is waited for."""
+"""A runaway candidate gets an error and harms neither machine nor judge; work on a GPU is awaited."""
 
 import os
 import sys
@@ -76,7 +76,7 @@ print(*(resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.R
 
 @pytest.fixture
 def did(monkeypatch):
-    """Notes of what two libraries are asked for. That the real ones do the same on a GPU is not shown by this."""
+    """Record the calls of two fake GPU libraries. This does not show that the real ones behave alike."""
     notes = []
     cuda = SimpleNamespace(synchronize=lambda device: notes.append(f"wait for {device}"))
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))

@@ -1,4 +1,4 @@
-"""Weaker contracts: code that rounds every intermediate is within them, and little else is."""
+"""Weaker contracts accept code that rounds every intermediate result, and little else."""
 
 import inspect
 import re
@@ -22,14 +22,14 @@ from llamaspec.verify.pytest import contract
 
 @pytest.fixture(autouse=True)
 def definitions_take_other_arrays() -> Iterator[None]:
-    """Definitions are called with arrays that carry errors, which their annotations do not speak of."""
+    """Turn off type checks: definitions get arrays that carry errors, which their annotations exclude."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def added(x):
-    """Add up the last axis in float32, and round once."""
+    """Sum the last axis in float32, and round once."""
     return np.sum(x.astype(np.float32), axis=-1, keepdims=True).astype(x.dtype)
 
 
@@ -87,7 +87,7 @@ def judged(op: str, candidate, dtype: str, *, weaker: bool, examples: int = 60) 
 def test_plain_code_is_within_the_weaker_contract_alone(op, plain, dtype):
     report = judged(op, plain, dtype, weaker=True)
     assert report.outcome == "within bounds", report.worst
-    assert report.compared > 100_000 and report.nearest.hard > 0.03  # it is judged, and not by a bound beyond reach
+    assert report.compared > 100_000 and report.nearest.hard > 0.03  # compared, and with tight bounds
     assert judged(op, plain, dtype, weaker=False).outcome == "violated"
 
 
@@ -109,7 +109,7 @@ def test_a_right_function_is_right_by_the_weaker_contract_too(op):
 
 
 def test_a_wrong_function_is_wrong_by_the_weaker_contract_too():
-    """Off by a term, a row or a sign: not by a rounding."""
+    """The weaker contract rejects errors that no rounding explains: a wrong term, row or sign."""
     assert judged("softmax", lambda x: plain_softmax(-x), "bfloat16", weaker=True).outcome == "violated"
     halved = judged("rmsnorm", lambda x, weight, *, eps: plain_rmsnorm(x, weight, eps=4 * eps), "bfloat16", weaker=True)
     assert halved.outcome == "violated"
@@ -130,7 +130,7 @@ def test_a_law_has_room_for_both_results_unless_bits_are_to_be_equal(tolerance):
 @pytest.mark.parametrize("op", CLAIM_LESS)
 def test_the_mutants_that_live_are_those_that_claim_less(op):
     looser, checked = loosened(CONTRACTS[op], "bfloat16"), IMPLEMENTATIONS[op]
-    implementation = replace(checked, function=inspect.unwrap(checked.function))  # a mutant is the function's own text
+    implementation = replace(checked, function=inspect.unwrap(checked.function))  # mutants change its source
     options = {"precision": PRECISIONS["bfloat16"], "examples": 40, "seed": 0, "shrink": False}
     report_by_mutant = {
         mutant.name: verify(looser, Direct(implementation.mutated(mutant)), **options)

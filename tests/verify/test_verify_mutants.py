@@ -1,6 +1,6 @@
-"""The worth of contracts: every mutant is found out, every right implementation passes.
+"""Contracts find every mutant and accept every right implementation.
 
-In a process of its own, without the checks of shapes that these tests run under: it is a thousand short runs.
+The thousand short runs are in a separate process, without the tests' shape checks.
 """
 
 import json
@@ -18,8 +18,8 @@ from llamaspec.verify.judging.examination import examine
 from llamaspec.verify.mutant import implementation
 
 MUTANTS = [(op, mutant.name) for op, right in IMPLEMENTATIONS.items() for mutant in right.mutants]
-# The mutants of these ops take seven eighths of the time: a draw of attention or of experts takes long. Most have a
-# sibling among the fast ops: rope_interleaved for the other rotations, rmsnorm for norms, linear and gemv for products,
+# The mutants of these ops take seven eighths of the time, since a draw of attention or experts is slow. Most have a
+# similar op among the fast ones: rope_interleaved for other rotations, rmsnorm for norms, linear and gemv for products,
 # logsumexp for cross_entropy.
 LONG = [
     *("attention", "attention_prefill", "attention_decode", "attention_paged", "moe", "distribution", "norm_qkv"),
@@ -68,7 +68,7 @@ def test_right_implementations_pass():
 
 
 def test_scores_whose_rounding_is_large_are_no_alarm():
-    """Found by audits/no_false_alarms: weights are off by e^a - 1, which for scores of 10^6 is more than a."""
+    """Scores with large roundings raise no alarm: weights are off by e^a - 1, more than a for scores of 10^6."""
     draw = {
         "offsets": (31,), "queries": 8, "spare": 7, "kv_heads": 3, "group": 7, "head_dim": 3,
         "q": Values("wide", 85, 4), "k": Values("halves", 189, 4), "v": Values("wide", 481, 7),
@@ -80,7 +80,7 @@ def test_scores_whose_rounding_is_large_are_no_alarm():
 
 
 def test_a_residual_that_is_flushed_to_zero_is_no_alarm():
-    """Found by audits/no_false_alarms: GPUs and XLA have no subnormal float32."""
+    """A residual flushed to zero raises no alarm, since GPUs and XLA have no subnormal float32 numbers."""
     draw = {
         "batch": 1, "rows": 8, "cols": 256, "bias": None,
         "x": Values("integers", 243, 5), "weight": Values("integers", 243, 0), "residual": Values("denormal", 345, -5),
@@ -102,7 +102,7 @@ def test_every_contract_has_mutants():
 
 
 def test_a_change_that_does_not_apply_is_an_error():
-    """Without the error an unchanged function would survive, and a typing slip would look like a weak contract."""
+    """A mutant with a change that does not apply is an error: it would survive and make the contract look weak."""
     changes = implementation(answer, "typo\n    - runn =\n    + run =\n")
     with pytest.raises(ValueError, match="answer, typo: expected 'runn =' exactly once in the function"):
         changes.mutated(changes.mutants[0])

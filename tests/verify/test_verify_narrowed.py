@@ -1,4 +1,4 @@
-"""Kernels that are made for some values of a draw are held to no law that would call them with others."""
+"""Kernels that support only some values of a draw are not tested by laws that would call them with others."""
 
 import re
 

@@ -1,7 +1,7 @@
 """Contracts on other projects' code: it passes, or docs/found.md describes the difference.
 
-jax's own functions, and the Triton kernels that it ships, run here. Other libraries run in the first Python that
-has them, from the list in LLAMASPEC_OTHER_PYTHON, separated as in PATH; a clone is found through PYTHONPATH.
+jax's functions and its Triton kernels run in this Python. Other libraries run in the first Python of
+LLAMASPEC_OTHER_PYTHON (separated as in PATH) that has them; a clone is found through PYTHONPATH.
 """
 
 import warnings
@@ -50,7 +50,7 @@ def assert_accepted(job: Job, dtype: str, candidate: Candidate, *, examples: int
 
 @pytest.fixture
 def other(monkeypatch):
-    """A candidate in another Python."""
+    """Start candidates in another Python."""
     workers = []
     monkeypatch.chdir(ROOT)  # the other Python finds the candidates there
 
@@ -85,7 +85,7 @@ def test_other_libraries(library, job, dtype):
 
 
 def test_an_op_whose_result_is_one_number_is_judged_in_this_process():
-    """The bound of a sum is an array too, as the types say, which are checked here."""
+    """An op with a single number as its result is judged in this process: its bound is an array, as types say."""
     candidate = Direct(lambda *arguments: np.float32(cross_entropy(*arguments)), arrays="numpy")
     report = verify(contract_for("cross_entropy"), candidate, precision=precision("float32"), examples=3, seed=1)
     assert report.outcome == "within bounds"
@@ -93,7 +93,7 @@ def test_an_op_whose_result_is_one_number_is_judged_in_this_process():
 
 @pytest.mark.parametrize("path", FOUND, ids=[path.stem for path in FOUND])
 def test_what_was_found_is_found_again(path, library):
-    """Each by the replay file that docs/found.md names. Numbers may differ a little from machine to machine."""
+    """Each replay file named in docs/found.md finds its fault again. Numbers may differ a little between machines."""
     saved = replays.load(path)
     contract = contract_for(saved.op)
     assert replays.digest(contract, saved.dtype, saved.draw) == saved.inputs
@@ -102,7 +102,7 @@ def test_what_was_found_is_found_again(path, library):
     else:
         candidate = library(saved.candidate, saved.arrays)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # the Triton backend's
+        warnings.simplefilter("ignore", DeprecationWarning)  # the Triton backend warns
         finding = examine(contract, candidate, precision(saved.dtype), saved.draw).finding
     assert finding is not None and finding.kind == saved.finding.partition(":")[0]
 
@@ -114,7 +114,7 @@ def test_everything_found_is_told_of():
 
 
 def test_every_function_that_was_judged_has_a_row_and_every_refusal_a_replay():
-    """The table of docs/found/kernels.md has all of audits/others/table.py, and says why where one is refused."""
+    """docs/found/kernels.md has a row for every judged function, and a replay file or reason for each refusal."""
     text = (ROOT / "docs" / "found" / "kernels.md").read_text(encoding="utf-8")
     there = {":".join(library_of(job.candidate)) for job in OTHERS}
     assert set(REFUSED) <= there

@@ -1,4 +1,4 @@
-"""`verify --html`: a page that needs no other file, with dots where the errors are."""
+"""`verify --html` writes a page that needs no other file, with dots placed by their errors."""
 
 import re
 from pathlib import Path
@@ -41,7 +41,7 @@ def page_of(*reports: Report) -> str:
 
 
 def charts(text: str) -> dict[str, ElementTree.Element]:
-    """Charts of a page, by title."""
+    """Parse the charts of a page, by title."""
     drawings = [ElementTree.fromstring(drawing) for drawing in re.findall(r"<svg.*?</svg>", text, re.DOTALL)]
     return {str(drawing.findtext(f"{SVG}text")): drawing for drawing in drawings}
 
@@ -70,7 +70,7 @@ def test_every_plot_is_there(pages):
 def test_errors_beyond_the_bound_have_a_color_of_their_own(pages):
     within, violated = (charts(text)["Share of the bound by position"] for text in pages)
     colors = [{dot.get("fill") for dot in chart.iter(f"{SVG}circle")} for chart in (within, violated)]
-    assert colors == [{svg.COLOURS[0]}, {svg.COLOURS[1]}]  # compared with an error of 0.25, all others vanish
+    assert colors == [{svg.COLOURS[0]}, {svg.COLOURS[1]}]  # the other errors vanish next to one of 0.25
 
 
 def test_a_page_says_what_the_lines_say(pages):
@@ -88,7 +88,7 @@ def test_the_command_writes_a_page(tmp_path, monkeypatch, capsys):
     llamaspec.main([*few, "--html", "page.html"], standalone_mode=False)
     first, *_ = capsys.readouterr().out.splitlines()
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert first in text and text.count("<h2") == 3  # a dtype each
+    assert first in text and text.count("<h2") == 3  # one section per dtype
     with pytest.raises(click.UsageError, match=r"none/page\.html: No such file or directory"):
         llamaspec.main([*few, "--html", "none/page.html"], standalone_mode=False)
     assert capsys.readouterr().out.startswith("within bounds")

@@ -1,4 +1,4 @@
-"""Contracts as tests, and kernels with signatures of their own."""
+"""Contracts as pytest tests, and adapters for kernels with other signatures."""
 
 import re
 
@@ -19,7 +19,7 @@ from tests.support.processes import REPOSITORY
 
 @contract("softmax", examples=30, shapes=4)
 def test_softmax_of_jax(x):
-    """Rows with only -inf, which jax makes NaN, are left out."""
+    """jax's softmax passes, with rows of only -inf set to 0, since jax returns NaN."""
     seen = jnp.any(jnp.isfinite(x), axis=-1, keepdims=True)
     return jnp.where(seen, jax.nn.softmax(x, axis=-1), 0)
 
@@ -105,7 +105,7 @@ def test_a_misspelt_draw_is_refused_where_it_is_written():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seconds": 0.0}, "expected a number of seconds above 0"),  # one example would pass nearly anything
+        ({"seconds": 0.0}, "expected a number of seconds above 0"),  # one example would prove little
         ({"seconds": float("nan")}, "expected a number of seconds above 0"),
         ({"examples": 0}, "expected examples of at least 1, got 0"),
         ({"shapes": 0}, "expected shapes of at least 1, got 0"),
@@ -167,7 +167,7 @@ def test_a_violation_fails_with_its_counterexample():
 
 
 def test_what_is_only_suspicious_fails_where_strict():
-    """An error of 200 u |W| |x| is within gamma_513, but larger than the bound of sums of 513 numbers."""
+    """With `strict`, a suspicious result fails: an error of 200 u |W| |x| is within gamma_513, but beyond the alarm."""
 
     def sums_badly(x, weight):
         off = 200 * 2.0**-24 * np.abs(weight) @ np.abs(x) * (np.count_nonzero(x) > 1)

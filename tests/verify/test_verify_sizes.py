@@ -1,4 +1,4 @@
-"""How far every dimension of every contract is drawn, and that nothing ends early without a reason."""
+"""Every dimension of every contract is drawn beyond `FAR`, or has a reason why not."""
 
 import re
 from dataclasses import replace
@@ -24,7 +24,7 @@ from tests.goldens.make_sizes import PAGE, with_table
 
 
 def early(contract: Contract) -> list[str]:
-    """Dimensions that end before `FAR` without a reason, or have a reason and do not end."""
+    """List dimensions that end before `FAR` without a reason, or have a reason but do not end."""
     return [reach.dimension for reach in reaches(contract) if (reach.most <= FAR) != bool(reach.why)]
 
 
@@ -38,7 +38,7 @@ def test_every_dimension_is_drawn_far_or_ends_for_a_reason(op: str):
 
 
 def test_a_user_draws_the_largest_of_every_dimension():
-    """200 draws have room for 20 large shapes, and the smallest of each dimension are left out first."""
+    """A user's 200 draws include 20 large shapes, among them the largest of each dimension."""
     for op, contract in CONTRACTS.items():
         drawn = contract.large.narrowings({}, most=20)
         for name, larger in contract.large.sizes.items():
@@ -60,7 +60,7 @@ def test_the_page_has_the_table():
 @pytest.mark.sampled(2)  # 1 to 2 s each
 @pytest.mark.parametrize("op", ["add", "rmsnorm", "linear", "rope_halves"])
 def test_rows_beyond_4096_are_found_at_default_settings(op: str):
-    """`rows` stands for the first axis of the first argument, under any name."""
+    """A kernel that is wrong beyond row 4096 is found by default; rows are the first argument's first axis."""
     contract = CONTRACTS[op]
 
     def within(*arguments, **options):
@@ -80,7 +80,7 @@ def test_rows_beyond_4096_are_found_at_default_settings(op: str):
     ("op", "name"), [("attention_decode", "lengths"), ("norm_qkv", "positions"), ("moe", "chosen")]
 )
 def test_a_large_counterexample_can_be_replayed(op: str, name: str, tmp_path: Path):
-    """Its list may be longer than a typed one, and its other numbers smaller than in most draws."""
+    """A large counterexample can be replayed, even if `--set` would refuse its long list or its small sizes."""
     contract = CONTRACTS[op]
     largest = max(contract.large.sizes[name], key=lambda size: len(size) if isinstance(size, tuple) else size)
     only = {**contract.large.beside, **contract.large.closer.get(name, {}), name: [largest]}

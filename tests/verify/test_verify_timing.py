@@ -1,4 +1,4 @@
-"""`verify --time`: for a candidate that is within its bounds, in turn with another. No test asks how fast."""
+"""`verify --time` times a candidate that is within its bounds, in turn with another. No test checks a speed."""
 
 import itertools
 import json
@@ -145,7 +145,7 @@ def test_a_terminal_cuts_no_word(capsys, monkeypatch):
 
 @pytest.fixture
 def evaluated(monkeypatch) -> list[int]:
-    """Notes each time that the exact sum is computed, which takes the most time of all for large arrays."""
+    """Record each computation of the exact sum, which is the slowest step for large arrays."""
     contract, did = CONTRACTS["add"], []
     monkeypatch.setitem(CONTRACTS, "add", replace(contract, expect=lambda x, y: did.append(1) or contract.expect(x, y)))
     return did
@@ -156,11 +156,11 @@ def test_exact_results_are_computed_once_for_each_set_of_inputs(evaluated, funct
     with Worker(f"mine.py:{function}", arrays="numpy") as worker:
         timing = timed(CONTRACTS["add"], [worker], precision("float32"), only=LARGE, seed=0)
     assert len(timing.seconds[worker.name]) == 3
-    assert len(evaluated) == times  # other bits are judged again
+    assert len(evaluated) == times  # results with other bits are judged again
 
 
 def test_a_round_calls_no_more_than_it_times(monkeypatch):
-    """One call that is not timed, and the fewest that are, where the time of a round is up at once."""
+    """If a round's time is up at once, it makes one untimed call and the minimum number of timed ones."""
     monkeypatch.setattr("llamaspec.verify.judging.timing.SECONDS", 0.0)
     with Worker("mine.py:counted", arrays="numpy") as worker:
         timing = timed(CONTRACTS["add"], [worker], precision("float32"), only=LARGE, seed=0)
@@ -169,7 +169,7 @@ def test_a_round_calls_no_more_than_it_times(monkeypatch):
 
 
 def test_no_round_starts_when_the_time_is_up(monkeypatch):
-    """Each look at the clock takes 4 s here, of 10."""
+    """No round starts after the limit of 10 s; each reading of the fake clock advances it by 4 s."""
     monkeypatch.setattr("llamaspec.verify.judging.timing.ROUNDS", 11)
     monkeypatch.setattr("llamaspec.verify.judging.timing.monotonic", itertools.count(0, 4).__next__)
     rounds = []
@@ -184,7 +184,7 @@ def test_no_round_starts_when_the_time_is_up(monkeypatch):
 def test_the_limit_is_the_time_budget(capsys):
     run(*FEW, "--candidate", "mine.py", "--time-budget", "0.000001")
     *_, line = capsys.readouterr().out.splitlines()
-    assert "2 of 3 rounds" in line  # two at least, with other numbers each
+    assert "2 of 3 rounds" in line  # at least two, with different numbers
 
 
 def test_what_is_wrong_is_not_timed(capsys):
@@ -248,7 +248,7 @@ def test_a_call_that_hangs_gives_no_time(tmp_path):
 
 @pytest.fixture
 def torch_on_a_gpu(monkeypatch):
-    """A torch that notes what is asked of it. It has no GPU: that the real one does the same is not shown by this."""
+    """Replace torch with a fake that records calls; this does not show that the real one behaves alike on a GPU."""
     did = []
 
     class Event:

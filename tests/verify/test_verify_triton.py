@@ -1,7 +1,6 @@
-"""docs/verify-triton.md: what it shows is printed, on Triton's interpreter where LLAMASPEC_OTHER_PYTHON has one.
+"""docs/verify-triton.md: the shown output is printed, by Triton's interpreter if LLAMASPEC_OTHER_PYTHON has one.
 
-Without Triton, kernels in NumPy that make the same mistakes are held to the same draws, so that a transcript that no
-longer is true is seen everywhere.
+Without Triton, NumPy kernels with the same mistakes run on the same draws, so that outdated output is noticed anyway.
 """
 
 import ast
@@ -39,7 +38,7 @@ def test_the_guide_has_a_verdict_for_each_kernel_and_dtype():
 
 
 def in_numpy(name: str):
-    """The kernel in NumPy. A quotient of float16 numbers is float32 in Triton."""
+    """Return the NumPy version of a kernel. In Triton, a quotient of float16 numbers is float32."""
 
     def rmsnorm(x, weight, *, eps):
         features, dim = x.astype(np.float32) if name == "right" else x, x.shape[-1]
@@ -67,9 +66,9 @@ def test_what_is_drawn_and_found_is_what_the_guide_shows(line: str, transcript: 
 
 
 def what_stays(verdict: str) -> list[str]:
-    """The lines of a verdict that do not depend on how a sum is added up.
+    """Return the lines of a verdict that do not depend on the order of sums.
 
-    A sum in another order changes the share of a bound that is used, and the distance of a counterexample.
+    Another order changes the used share of a bound, and the error of a counterexample.
     """
     lines = verdict.splitlines()
     return [re.sub(r": off by .*", "", line) for line in lines[1 : 4 if lines[0].startswith("violated") else 2]]

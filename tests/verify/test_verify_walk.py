@@ -1,4 +1,4 @@
-"""Walking through a model: the first wrong op is named, and not what follows from it."""
+"""Walking through a model names the first wrong op, not later ops that got its result."""
 
 import inspect
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""`llamaspec verify` where NumPy, Hypothesis, ml_dtypes, click and jaxtyping are all that is installed."""
+"""`llamaspec verify` runs if only NumPy, Hypothesis, ml_dtypes, click and jaxtyping are installed."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ def softmax(x):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Path:
-    """A folder that holds the distributions in `NEEDED`, and no other."""
+    """Make a folder with only the distributions in `NEEDED`."""
     folder = tmp_path_factory.mktemp("site")
     for name in NEEDED:
         package = distribution(name)
@@ -58,13 +58,13 @@ def test_a_group_of_the_project_has_what_is_needed():
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     group = project["dependency-groups"]["verify"]
     named = {requirement.split(">")[0] for requirement in group}
-    assert named == {*NEEDED} - {"sortedcontainers", "wadler_lindig"}  # which hypothesis and jaxtyping bring
+    assert named == {*NEEDED} - {"sortedcontainers", "wadler_lindig"}  # dependencies of hypothesis and jaxtyping
     assert {*group} <= {*project["project"]["dependencies"]}
 
 
 @pytest.mark.parametrize("guide", ["verify-your-kernel.md", "verify-triton.md"])
 def test_the_guides_install_the_group_before_llamaspec(guide):
-    """In this order pip warns of nothing: it looks for what llamaspec itself needs when it installs something else."""
+    """Guides install the group before llamaspec; in the other order pip warns of llamaspec's missing dependencies."""
     text = (REPOSITORY / "docs" / guide).read_text(encoding="utf-8")
     assert text.index("pip install --group PATH/TO/llamaspec/pyproject.toml:verify") < text.index(
         "pip install --no-deps PATH/TO/llamaspec"

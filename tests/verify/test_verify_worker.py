@@ -1,4 +1,4 @@
-"""Candidates that do all that a candidate can do wrong, in a process of their own."""
+"""Candidates that misbehave in every possible way, in a separate process."""
 
 import os
 import signal
@@ -85,11 +85,11 @@ def test_what_hangs_is_killed(worker):
     process = candidate._process._popen
     assert call(candidate) == Failure("hung", "no answer within 0.5 s")
     assert process.returncode == -signal.SIGKILL
-    assert candidate._process is None  # and the next call starts another
+    assert candidate._process is None  # the next call starts another process
 
 
 def test_a_judge_that_ends_at_once_leaves_no_process(worker):
-    """A candidate that hangs reads no more requests, so it would never notice."""
+    """A judge that ends at once kills its candidate, which would not notice the end if it hangs."""
     candidate = worker("hangs")
     candidate.start()
     remove_what_is_unfinished()
@@ -103,7 +103,7 @@ def test_a_signal_within_the_import_of_what_ends_processes_is_acted_on(monkeypat
 
 
 def test_a_daemon_that_is_left_behind_delays_nothing(worker, tmp_path):
-    """It holds the pipes open, and runs on."""
+    """A daemon that a candidate leaves behind, and that keeps the pipes open, delays nothing."""
     candidate = worker("leaves_a_daemon")
     assert isinstance(call(candidate), Outputs)
     candidate.stop()
@@ -116,7 +116,7 @@ def test_a_candidate_that_answers_and_reads_no_more(worker):
     candidate = worker("answers_first_and_hangs")
     large = np.zeros((1000, 1000), np.float32)
     assert isinstance(call(candidate, large), Outputs)
-    candidate.timeout = 0.5  # from here on it reads nothing, however long it is given
+    candidate.timeout = 0.5  # from here on it reads nothing, whatever the timeout
     assert call(candidate, large) == Failure("hung", "no answer within 0.5 s")
 
 
@@ -212,7 +212,7 @@ def test_a_library_that_is_unknown():
 
 
 def test_a_worker_needs_nothing_of_this_project(worker, tmp_path):
-    """Only NumPy and the candidate: it runs in other Pythons, too."""
+    """A worker imports only NumPy and the candidate, not this project, so it runs in other Pythons."""
     (tmp_path / "spies.py").write_text(
         "import sys\nimport numpy as np\n"
         "def spy(x, *, factor):\n"
@@ -235,7 +235,7 @@ def test_a_function_of_this_process():
 
     np.testing.assert_array_equal(call(Direct(halves)).arrays[0], X / 2)
     assert call(Direct(writes)).changed == ("x",)
-    assert X[0, 0] == 1  # what it wrote to was a copy
+    assert X[0, 0] == 1  # the candidate wrote to a copy
     assert call(Direct(lambda x, *, factor: 1 / 0)).kind == "raised"
 
 

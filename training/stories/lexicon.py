@@ -135,7 +135,7 @@ class Spot:
     at: str
     landings: tuple[str, ...]
     tries: tuple[str, ...]
-    helpers: dict[str, str]  # and how they reach it
+    helpers: dict[str, str]  # animals, and how each reaches the thing
 
 
 SPOTS = {kind: Spot(**row) for kind, row in _TABLE["spots"].items()}

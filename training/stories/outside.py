@@ -1,6 +1,6 @@
 """Words and questions from outside the stories, which the storyteller declines. The data: outside.toml.
 
-The person's words cost the model nothing, so they vary as much as possible: nouns that no story has, invented words,
+The loss does not count the person's words, so they vary as much as possible: nouns that no story has, invented words,
 numbers, and many kinds of questions around them.
 """
 

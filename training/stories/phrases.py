@@ -1,6 +1,6 @@
 """Phrases for talking with the storyteller. The data: phrases.toml.
 
-The people's words cost the model nothing, so there are many.
+The loss does not count the people's words, so there are many phrases.
 """
 
 from llamaspec.training.stories.tables import read_table

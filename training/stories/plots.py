@@ -460,7 +460,7 @@ def fitting(thing: Thing, place: Place) -> list[str]:
 
 
 def before(options: Sequence[str], option: str) -> str:
-    """Choose the option before this one, or the last: a wrong one to ask about."""
+    """Return the option before this one (for the first, the last option): a wrong option to ask about."""
     return options[options.index(option) - 1]
 
 

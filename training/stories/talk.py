@@ -63,7 +63,7 @@ class Message(NamedTuple):
     role: str  # user, assistant; "story" for a story by itself
     content: str
     nats: float  # -log p(content | all messages before); meaningless for a user's message, which is input
-    of_story: bool = False  # whether it follows from a story: the answer, or that the story does not have it
+    of_story: bool = False  # whether the answer follows from a story, or says that the story does not have it
 
 
 class Talk:
@@ -191,7 +191,7 @@ class Talk:
         return capital(pick(REQUESTS).format(what))
 
     def _about_the_story(self, ways: tuple[str, ...]) -> str:
-        """Word a message. Its braces get words of the last story, or words that no story contains."""
+        """Choose one of the templates `ways`, and fill in words of the last story, or words that no story contains."""
         facts = self.stories[-1].facts
         characters = [f"the {facts[who]}" for who in ("helper", "giver", "relative", "who") if who in facts]
         own = {"lost": facts.get("noun"), "found": facts.get("noun"), "grow": "seed"}.get(
@@ -202,7 +202,7 @@ class Talk:
         return capital(self._choices.pick(ways).format_map(Words(self._choices, words)))
 
     def _not_told(self, ways: tuple[str, ...]) -> None:
-        """Add a question about the last story that it does not answer."""
+        """Add a question that the last story does not answer."""
         question_text = self._about_the_story(unnamed(self._choices.pick(ways)))
         self.turn(question_text, lambda: "The story does not say.", of_story=True)
 
@@ -214,7 +214,7 @@ class Talk:
         return f"Ask me for a story about {a(kind)}{_about(self._choices.pick(group), '')}."
 
     def _not_in_it(self) -> None:
-        """Add a question about a name or thing that is in no story so far, in the words of a question about another."""
+        """Add a question about a name or thing in no story so far, worded like a question about another story."""
         pick, told_text = self._choices.pick, " ".join(story.text for story in self.stories)
         facts = self.stories[-1].facts
         if pick(("name", "thing")) == "name":

@@ -24,7 +24,7 @@ class World:
 
     choices: Choices
     hero: Character
-    place: str = "home"  # of the hero
+    place: str = "home"  # where the hero is
     holders: dict[str, str] = field(default_factory=dict)  # for each thing, its owner's name or the place where it lies
     words: dict[str, str] = field(default_factory=dict)  # the meanings of the braces in a template
     sentences: list[str] = field(default_factory=list)

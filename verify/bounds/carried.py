@@ -128,7 +128,7 @@ class Carried(NDArrayOperatorsMixin):
         """
         error = np.where(np.isnan(error), np.inf, error)  # a zero times a number without a bound
         most = np.abs(value) + error
-        own = np.where(most < self.largest, self.unit * most + self.smallest, np.inf)  # or the result overflows
+        own = np.where(most < self.largest, self.unit * most + self.smallest, np.inf)  # inf: it may overflow
         return self.like(value, np.where((error == 0) & ((value == 0) | np.isinf(value)), 0.0, error + own), size)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:

@@ -67,7 +67,7 @@ def exactly(values: Any) -> Approx:
 
 
 def gamma(n: int) -> float:
-    """The relative error of n roundings.
+    """Return the relative error of n roundings.
 
     >>> round(gamma(1) / U, 6), round(gamma(1000) / U, 1)
     (1.0, 1000.1)
@@ -84,7 +84,7 @@ def rounded(x: Approx, unit: float, smallest: float = 0.0) -> Approx:
 
 
 def added(x: Approx, y: Approx) -> Approx:
-    """x + y."""
+    """Add x and y."""
     value = x.value + y.value
     error = x.error + y.error
     return Approx(value, error + U * (np.abs(value) + error))
@@ -502,7 +502,7 @@ def routed(
     if not renormalized:
         return chosen, Approx(*(np.take_along_axis(part, chosen, axis=-1) for part in (p, p_error)))
     total, off = (np.take_along_axis(a, chosen, axis=-1).sum(axis=-1, keepdims=True) for a in (p, p_error))
-    least = total - off  # of the computed sum; useless if that may vanish, but weights are at most 1
+    least = total - off  # bounds the computed sum; useless if it may be 0, but weights are at most 1
     quotient = (np.take_along_axis(p_error, chosen, axis=-1) + weights * off) / np.where(least > 0, least, np.inf)
     moved = np.where(least > 0, np.minimum(quotient, 1), 1.0)
     return chosen, Approx(weights, moved + gamma(experts_per_token + 1) * (weights + moved))

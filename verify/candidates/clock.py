@@ -79,7 +79,7 @@ def _between(
     end.record()
     end.synchronize()
     before = perf_counter()
-    wait()  # for every stream
+    wait()  # waits for every stream
     between = perf_counter()
     wait()  # nothing is running: this measures the wait itself
     return result, max((between - before) - (perf_counter() - between), 0.0)

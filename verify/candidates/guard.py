@@ -13,7 +13,7 @@ from typing import Any
 
 from llamaspec.verify.candidates.candidate import Candidate, Failure, Outputs
 
-OURS = ("llamaspec.reference", "llamaspec.verify")  # and the modules under them
+OURS = ("llamaspec.reference", "llamaspec.verify")  # these packages and the modules under them
 JUDGES = (*OURS, "numpy", "math")
 
 CODE = ("__code__", "__defaults__", "__kwdefaults__")

@@ -64,17 +64,17 @@ def as_defined(problem: Problem) -> Call:
 
 
 def product(problem: Problem) -> Call:
-    """A @ B, where the op multiplies with the transpose of its second argument."""
+    """Call the problem as A @ B; the op multiplies by the transpose of its second argument."""
     return lambda x, weight: problem(x, weight.T)
 
 
 def product_with_vector(problem: Problem) -> Call:
-    """A @ b with b [cols, 1]."""
+    """Call the problem as A @ b with b [cols, 1]."""
     return lambda x, weight: problem(weight, x[:, None])[:, 0]
 
 
 def over_channels(problem: Problem) -> Call:
-    """RMSNorm over the second of four axes, without a weight; we multiply by the weight afterwards."""
+    """Call a problem for RMSNorm over the second of four axes, without a weight, and multiply by the weight."""
 
     def call(x: Any, weight: Any, *, eps: float) -> Any:
         y = problem(x.reshape(*x.shape, 1, 1), init_inputs=[x.shape[1], eps])
@@ -84,12 +84,12 @@ def over_channels(problem: Problem) -> Call:
 
 
 def gate_alone(problem: Problem) -> Call:
-    """SiLU, which is SwiGLU before the product."""
+    """Call a problem for SiLU, which is SwiGLU before the product."""
     return lambda gate, up: problem(gate) * up
 
 
 def heads_first(problem: Problem) -> Call:
-    """Attention of q, k and v [batch heads seq head_dim], without a mask."""
+    """Call a problem for attention of q, k and v [batch heads seq head_dim], without a mask."""
 
     def call(q: Any, k: Any, v: Any, mask: Any) -> Any:
         return problem(*(a.swapaxes(1, 2) for a in (q, k, v))).swapaxes(1, 2)

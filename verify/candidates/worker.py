@@ -329,7 +329,7 @@ def read_frame(stream: Readable, *, most: int | None = None) -> Any:
 
 OPEN_FILES = 4096
 FILE = 2**33  # most bytes of a file and of the output; a downloaded model has some gigabytes
-GPUS = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvmap", "/dev/kfd")  # of NVIDIA, under Windows and on a Jetson too, and AMD
+GPUS = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvmap", "/dev/kfd")  # NVIDIA's, also in WSL and on a Jetson, and AMD's
 
 
 def limit_resources() -> None:

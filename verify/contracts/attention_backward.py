@@ -86,7 +86,7 @@ def _bounds(
     p, p_error = softmaxed(scores, np.where(np.isneginf(scores), 0, moved), blocks=BLOCKS)
 
     dp_size = size_do @ size_v.swapaxes(1, 2)  # [heads queries keys]
-    row_size = np.sum(p * dp_size, axis=-1, keepdims=True)  # of D
+    row_size = np.sum(p * dp_size, axis=-1, keepdims=True)  # sum of magnitudes of D
     dp_error = gamma(head_dim) * dp_size
     row_error = np.sum(p_error * dp_size, axis=-1, keepdims=True)
     row_error = row_error + (gamma(keys + head_dim + 3) + 2 * unit) * (row_size + row_error) + smallest * head_dim

@@ -29,7 +29,7 @@ def expect(gate: np.ndarray, up: np.ndarray, dy: np.ndarray) -> tuple[Expected, 
     complement = np.where(a < 0, 1, small) / (1 + small)  # 1 - s
     off = (
         ELEMENTARY + 2 * U + 2 * U * np.maximum(-a, 1)
-    )  # of s: an exp computed as a power of 2 has an error from its argument
+    )  # error of s: an exp computed as a power of 2 has an error from its argument
     # 1 - s, as a difference, has the error of s and a rounding, even if it is small.
     derivative = s * (1 + size * complement) * (off + gamma(6)) + size * s * (s * off + 2 * U)
     tiny = flushed(size, np.abs(b), np.abs(slope))

@@ -1,6 +1,6 @@
 """Values that each draw of a contract may take.
 
-A user narrows draws by hand, and a meaningless value would leave nothing to compare. So we check each value: a text
+A user narrows draws by hand, and a meaningless value would leave nothing to compare. So we check each value: a string
 must be one that the contract draws; a number may also lie between the drawn ones or, for a size, beyond them.
 """
 
@@ -49,7 +49,7 @@ class Arrays:
 class Domain:
     """Values that a draw may take: the drawn ones, and similar ones."""
 
-    drawn: tuple[Any, ...] = ()  # None, texts and numbers, in the order of the contract
+    drawn: tuple[Any, ...] = ()  # None, strings and numbers, in the order of the contract
     integers: tuple[int, int] | None = None  # any whole number in this inclusive range, too
     real: tuple[float, float] | None = None  # any number in this inclusive range, too
     arrays: Arrays | None = None
@@ -279,7 +279,7 @@ def choices(texts: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def parsed(only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
-    """Parse the texts of arrays in a contract's own narrowing, which may exceed the domains of its draws."""
+    """Parse arrays written as strings in a contract's own narrowing, which may exceed the domains of its draws."""
 
     def read(choice: Any) -> Any:
         try:

@@ -73,8 +73,8 @@ KINDS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "last": _last,  # the largest number of a row is its last: a running maximum rises there
     "wide": _wide,  # magnitudes from 2^-12 to 2^13 in one row
     "halves": _halves,  # ties, for ops that round to whole numbers
-    "zeros": lambda words, width: np.where(words & np.uint64(1), -0.0, 0.0),  # of both signs
-    "denormal": lambda words, width: (words / WORD - 0.5) * 2,  # of the dtype's smallest normal number
+    "zeros": lambda words, width: np.where(words & np.uint64(1), -0.0, 0.0),  # zeros of both signs
+    "denormal": lambda words, width: (words / WORD - 0.5) * 2,  # below the dtype's smallest normal number
 }
 
 
@@ -110,7 +110,7 @@ class Values:
 
     @staticmethod
     def parse(text: str) -> "Values":
-        """Parse the output of `str`, with or without spaces. Raises ValueError for any other text.
+        """Parse the output of `str`, with or without spaces. Raises ValueError for any other string.
 
         >>> Values.parse("normal(3)*2**-2")
         Values(kind='normal', seed=3, exponent=-2)

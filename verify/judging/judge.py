@@ -9,7 +9,7 @@ from llamaspec.verify.bounds.precision import PRECISIONS, Precision
 from llamaspec.verify.contract import Claim, Expected, Law, as_float64, with_rounding
 
 CANCELLING = 100.0  # terms this many times larger than their sum have canceled
-PARTS = 8  # of a result; each gives one point for a plot
+PARTS = 8  # parts of a result; each gives one point for a plot
 SAYS_NOTHING = 1e30  # a bound this large allows any number: `verify.bounds.running_error.NO_BOUND`
 
 
@@ -28,11 +28,11 @@ class Finding(NamedTuple):
 class Point(NamedTuple):
     """One number of a result, compared with the exact one, for a plot."""
 
-    magnitude: float  # of the exact value
+    magnitude: float  # magnitude of the exact value
     error: float
     bound: float  # hard
-    position: int  # in the result, row by row
-    of: int  # how many numbers the result has
+    position: int  # index in the result, row by row
+    of: int  # number of entries of the result
 
 
 class Verdict(NamedTuple):

@@ -42,16 +42,16 @@ class Report:
     op: str
     candidate: str
     dtype: str
-    seed: int | None  # of the draws; None for a replay, which draws nothing
+    seed: int | None  # seed of the draws; None for a replay, which draws nothing
     examples: int  # until the first wrong one, or in total
     seconds: float
     worst: Examination  # the counterexample, else the suspicious draw, else the draw nearest to its bound
     cut_short: bool = False  # the time ran out before all examples
     compared: int = 0  # numbers, in all examples
-    shares: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # of narrowed draws, from `shares`
+    shares: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # shares of narrowed draws, from `shares`
     output_lines: Sequence[str] = ()  # last lines that the candidate printed
-    nearest: Examination = field(default_factory=lambda: Examination({}))  # to its hard bound
-    shares_used: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of the bound, by draw and its value
+    nearest: Examination = field(default_factory=lambda: Examination({}))  # the draw nearest to its hard bound
+    shares_used: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # bound used, by draw and value
     differs: str = ""  # two results for the same inputs that differ in their bits, both within the bound
     weaker: str = ""  # the weaker contract, in words
     timing: Timing | None = None  # if --time was given and the contract holds

@@ -29,7 +29,7 @@ from llamaspec.verify.draws.drawing import draws_from, leaves, narrowed_draws
 from llamaspec.verify.judging.judge import judge
 
 ROUNDS = 11
-SECONDS = 0.1  # of timed calls, for a candidate and round
+SECONDS = 0.1  # time for the calls of a candidate in a round
 INPUTS = 2  # sets of numbers that rounds alternate between; there are at least as many rounds
 
 
@@ -40,7 +40,7 @@ class Timing:
     op: str
     dtype: str
     draw: Draw
-    seconds: Mapping[str, Sequence[float]]  # by the candidate's name, the one under verification first
+    seconds: Mapping[str, Sequence[float]]  # by name; the candidate under verification comes first
     rounds: int  # planned; fewer run if the time ran out
 
     def lines(self) -> list[str]:

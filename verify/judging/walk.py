@@ -34,9 +34,9 @@ class OpError(NamedTuple):
     layer: int | None  # None after the last block
     op: str
     output: str
-    error: float  # the largest
-    size: float  # of the largest exact value
-    ratio: float  # the largest of error by bound: above 1 is a bug
+    error: float  # the largest error
+    size: float  # magnitude of the largest exact value
+    ratio: float  # the largest error divided by its bound: above 1 is a bug
     compared: int  # numbers that have a bound
 
     @property

@@ -18,8 +18,8 @@ from llamaspec.verify.judging.runner import Report
 from llamaspec.verify.judging.timing import Timing
 
 WIDTH = 110
-FEW = 16  # numbers, at most, of arrays that we print
-MOST_KINDS = 6  # kinds of input, at most, in a line
+FEW = 16  # most numbers of all arrays that we print
+MOST_KINDS = 6  # most kinds of input in a line
 
 
 def headline(report: Report) -> str:

@@ -1,4 +1,4 @@
-"""Quantizers of bitsandbytes, on a CPU. Each docstring names what is called."""
+"""Quantizers of bitsandbytes, on a CPU. Docstrings name the called functions."""
 
 import bitsandbytes.functional as bnb  # pyright: ignore[reportMissingImports]
 import torch  # pyright: ignore[reportMissingImports]

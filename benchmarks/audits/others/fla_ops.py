@@ -1,4 +1,4 @@
-"""Kernels of flash-linear-attention, interpreted. Each docstring names what is called."""
+"""Kernels of flash-linear-attention, interpreted. Docstrings name the called functions."""
 
 import llamaspec.benchmarks.audits.others.interpreted as here  # isort: skip
 from llamaspec.benchmarks.audits.others.torch_ops import gradients

@@ -1,4 +1,4 @@
-"""Triton kernels of FlagGems, interpreted. Each docstring names what is called."""
+"""Triton kernels of FlagGems, interpreted. Docstrings name the called functions."""
 
 import os
 
@@ -12,7 +12,7 @@ from triton.runtime.interpreter import InterpretedFunction  # pyright: ignore[re
 
 from llamaspec.benchmarks.audits.others.torch_ops import gradients
 
-# FlagGems keeps compiled kernels in caches of its own, which know nothing of the interpreter.
+# FlagGems caches compiled kernels itself, and its caches do not support the interpreter.
 here.package("flag_gems")
 here.package(
     "flag_gems.utils.libentry",

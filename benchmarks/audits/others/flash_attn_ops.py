@@ -1,4 +1,4 @@
-"""Triton kernels of flash-attn, interpreted: a clone of it is in PYTHONPATH. Each docstring names what is called."""
+"""Triton kernels of flash-attn, interpreted. A clone is in PYTHONPATH. Docstrings name the called functions."""
 
 import llamaspec.benchmarks.audits.others.interpreted as here  # isort: skip
 from llamaspec.benchmarks.audits.others.torch_ops import gradients

@@ -1,4 +1,4 @@
-"""Triton's interpreter as a GPU would be: import this before a package of kernels.
+"""Makes Triton's interpreter behave like a GPU. Import this module before a package of kernels.
 
 With TRITON_INTERPRET=0 in the environment, kernels are compiled for the GPU and nothing is changed. Otherwise it
 changes the machine and no kernel. `torch.cuda` names a device of no consequence; of several tuning configurations
@@ -36,7 +36,7 @@ COMPARE = (np.less, np.greater, np.less_equal, np.greater_equal, np.equal, np.no
 
 
 def widened(handle):
-    """A handle of bfloat16 as float32; anything else as it is."""
+    """Convert a handle of bfloat16 to float32, and return any other value unchanged."""
     if not isinstance(handle, TensorHandle) or handle.dtype.scalar != tl.bfloat16:
         return handle
     data = (np.asarray(handle.data).astype(np.uint32) << 16).view(np.float32)
@@ -44,13 +44,13 @@ def widened(handle):
 
 
 def narrowed(handle):
-    """A handle of float32 rounded to the nearest bfloat16."""
+    """Round a handle of float32 to the nearest bfloat16."""
     bits = torch.from_numpy(np.array(handle.data, np.float32)).bfloat16().view(torch.uint16)
     return TensorHandle(bits.numpy(), tl.bfloat16)
 
 
 def on_numbers(method):
-    """A method of the interpreter that does arithmetic on bfloat16 numbers, not on their bits."""
+    """Wrap a method of the interpreter, so that it computes with bfloat16 numbers and not with their bits."""
 
     def call(self, *handles, **named):
         wide = [widened(handle) for handle in handles]
@@ -75,7 +75,7 @@ def dot(method):
 
 
 def total(method):
-    """The sum of a tensor; of bfloat16 numbers as numbers, rounded once. A GPU rounds more often."""
+    """Wrap the interpreter's sum: bfloat16 numbers are added in float32 and rounded once. GPUs round more often."""
 
     def call(self, values):
         if values.dtype.scalar != tl.bfloat16:
@@ -92,21 +92,21 @@ def one_configuration(configs, *positional, **named):
 
 
 def argument(value):
-    """The argument as a kernel on a GPU gets it."""
+    """Convert an argument of a kernel as on a GPU: a Python float becomes a float32 tensor."""
     if not isinstance(value, float):
         return wrap(value)
     return tl.tensor(TensorHandle(np.array([value], np.float32), tl.float32), tl.float32)
 
 
 def logical(a, b, conjunction):
-    """`a and b` or `a or b` of a kernel, element by element where one of them is a tensor."""
+    """Compute `a and b` (if `conjunction`) or `a or b` of a kernel, element by element if a or b is a tensor."""
     if isinstance(a, tl.tensor) or isinstance(b, tl.tensor):
         return a & b if conjunction else a | b
     return (a and b) if conjunction else (a or b)
 
 
 def by_numpy(function):
-    """A function of one float32 tensor, which NumPy computes."""
+    """Turn a NumPy function into a function of one float32 tensor of the interpreter."""
     return lambda x: tl.tensor(TensorHandle(function(np.asarray(x.handle.data)), x.dtype.scalar), x.type)
 
 
@@ -120,7 +120,7 @@ def negated(a):
 
 
 class Words(interpreter.ASTTransformer):
-    """Makes `and`, `or` and `not` of tensors what the compiler makes of them; Python would take one of the two."""
+    """Replaces `and`, `or` and `not`, so that they work on tensors element by element, as in compiled kernels."""
 
     def visit_Assign(self, node):
         node.value = self.visit(node.value)
@@ -139,7 +139,7 @@ class Words(interpreter.ASTTransformer):
 
 
 tune, wrap = triton.autotune, interpreter._implicit_cvt
-# Few multiprocessors, since each program takes a millisecond.
+# A description of the GPU with few multiprocessors, because the interpreter takes a millisecond for each program.
 H200 = SimpleNamespace(multi_processor_count=8, warp_size=32, name="H200", major=9, minor=0, total_memory=2**37)
 
 
@@ -147,7 +147,7 @@ PATCHED: set[str] = set()  # modules with functions that see a patched `tl` in t
 
 
 def device_call(self, *positional, **named):
-    """A call of one kernel function by another. Triton patches its language anew each time, which takes 10 ms."""
+    """Call a kernel function from another. Triton would patch its language at every call, which takes 10 ms."""
     if self.fn.__module__ not in PATCHED:
         interpreter._patch_lang(self.fn)
         PATCHED.add(self.fn.__module__)
@@ -163,7 +163,7 @@ def launched(method):
 
 
 def mend():
-    """Make Triton's interpreter what this module says."""
+    """Patch Triton's interpreter as the docstring of this module says."""
     vars(interpreter).update(logical=logical, negated=negated, _implicit_cvt=argument)
     interpreter.FunctionRewriter.ast_transformer = Words()
     for name in ("binary_op", "unary_op", "ternary_op"):
@@ -197,13 +197,13 @@ else:
 
 
 def angles(positions, frequencies):
-    """Cosines and sines of the pairs [..., seq, pairs], in float32 as models keep them."""
+    """Compute the cosines and sines of RoPE [..., seq, pairs], in float32 as models store them."""
     turned = positions[..., None].float() * frequencies.float()
     return turned.cos(), turned.sin()
 
 
 def in_two_parts(q, k, v, lengths, *, merge):
-    """Attention of one query a sequence [batch heads head_dim] over two parts of its keys, which `merge` joins.
+    """Attend with one query per sequence [batch heads head_dim] to two parts of its keys, and join these by `merge`.
 
     The parts and their logarithms [batch heads] come from torch, in float32.
     """
@@ -222,7 +222,7 @@ def in_two_parts(q, k, v, lengths, *, merge):
 
 
 def package(name, **members):
-    """Stand in for a package's `__init__`, which would look for a GPU; its modules are imported from where it lies."""
+    """Replace a package's `__init__`, which would look for a GPU. Its modules can still be imported from its folder."""
     parent = sys.modules.get(name.rpartition(".")[0])
     spec = find_spec(name) if "." not in name or parent else None
     sys.modules[name] = module = ModuleType(name)
@@ -232,7 +232,7 @@ def package(name, **members):
 
 
 def alone(name):
-    """Import one module of kernels, and no `__init__` of the packages that it lies in."""
+    """Import one module of kernels without the `__init__` of the packages around it."""
     *parents, _ = accumulate(name.split("."), "{}.{}".format)
     for parent in parents:
         if parent not in sys.modules:
@@ -241,6 +241,6 @@ def alone(name):
 
 
 def stand_ins(*names):
-    """Stand in for whole modules that a kernel imports and does not use."""
+    """Replace modules that a kernel imports but does not use."""
     for name in names:
         sys.modules[name] = MagicMock(name=name)

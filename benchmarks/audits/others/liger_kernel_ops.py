@@ -1,4 +1,4 @@
-"""Kernels of Liger-Kernel, interpreted. Each docstring names what is called."""
+"""Kernels of Liger-Kernel, interpreted. Docstrings name the called functions."""
 
 import llamaspec.benchmarks.audits.others.interpreted as here  # isort: skip
 import torch  # pyright: ignore[reportMissingImports]

@@ -1,7 +1,7 @@
-"""Functions that a contract refuses, by LIBRARY:FUNCTION: the dtypes, and what the second look found.
+"""Functions that a contract refuses, by LIBRARY:FUNCTION, with the dtypes and the reason that we found by hand.
 
-A reason that begins with "bug" was checked by hand with a few lines of torch; docs/found.md has them. All others are
-what the code says that it does. A replay of each lies in docs/found/, named after the function.
+A reason that begins with "bug" was reproduced with a few lines of torch, which are in docs/found.md. In all other cases
+the function does what its code says. docs/found/ has a replay of each, named after the function.
 """
 
 HALF = ("bfloat16", "float16")

@@ -1,4 +1,4 @@
-"""The table of judged functions: a row for each, with what of its bounds it used, or why it is refused and a replay."""
+"""Writes the table of judged functions: for each, the used share of its bounds, or the reason of a refusal."""
 
 import ast
 import json
@@ -28,7 +28,7 @@ SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
 def library_of(candidate: str) -> tuple[str, str]:
-    """The library and the function of a candidate.
+    """Split a candidate's name into its library and its function.
 
     >>> library_of("llamaspec.benchmarks.audits.others.flash_attn_ops:rmsnorm")
     ('flash_attn', 'rmsnorm')
@@ -38,14 +38,14 @@ def library_of(candidate: str) -> tuple[str, str]:
 
 
 def called(library: str) -> dict[str, str]:
-    """Names of what each function of an adapter calls: the first line of its docstring."""
+    """Map the functions of an adapter to the first lines of their docstrings, which name the library functions."""
     tree = ast.parse((HERE / f"{library}_ops.py").read_text(encoding="utf-8"))
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     return {node.name: (ast.get_docstring(node) or "").partition("\n")[0] for node in functions}
 
 
 def replay_of(library: str, function: str) -> str:
-    """The name of the file that shows a refusal again.
+    """Return the name of the file that replays a refusal.
 
     >>> replay_of("flash_attn", "rmsnorm")
     'flash-attn-rmsnorm.json'
@@ -64,7 +64,7 @@ def _row(library: str, function: str, rows: Sequence[dict[str, Any]], what: str)
 
 
 def table(logs: Sequence[Path]) -> str:
-    """Markdown of the rows of JSON in `logs`, a section for each package."""
+    """Render the JSON rows in `logs` as Markdown, with a section for each package."""
     verdicts: dict[str, dict[str, list[dict[str, Any]]]] = {library: {} for library in PACKAGES}
     for log in logs:
         for row in map(json.loads, log.read_text(encoding="utf-8").splitlines()):

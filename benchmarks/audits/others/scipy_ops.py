@@ -1,4 +1,4 @@
-"""Functions of scipy. Each docstring names what is called."""
+"""Functions of scipy. Docstrings name the called functions."""
 
 from scipy import special
 

@@ -1,4 +1,4 @@
-"""Triton kernels of SGLang, interpreted: its wheel, unpacked, is in PYTHONPATH. Each docstring names what is called."""
+"""Triton kernels of SGLang, interpreted. Its unpacked wheel is in PYTHONPATH. Docstrings name the called functions."""
 
 import llamaspec.benchmarks.audits.others.interpreted as here  # isort: skip
 import torch  # pyright: ignore[reportMissingImports]

@@ -21,7 +21,7 @@ BOTH = ("float32", "bfloat16")
 ALL = ("float32", "bfloat16", "float16")
 ALONE = ("float32",)
 FEW = {"rows": [1, 2, 3, 17], "tokens": [1, 2, 3, 17], "batch": [1, 2], "seq": [1, 2, 9, 17], "heads": [1, 3, 7]}
-ONE: dict[str, Any] = {"batch": [1]}  # sequence, where a kernel takes one table of angles
+ONE: dict[str, Any] = {"batch": [1]}  # one sequence, for kernels that take one table of angles
 VISIBLE: dict[str, Any] = {"hidden": ["none"]}  # no row with nothing but -inf
 HEADS = {"kv_heads": [1, 2], "group": [1, 2, 3], "head_dim": [16, 64]}
 
@@ -45,12 +45,12 @@ def _torch(op: str, function: str = "", *, library: str = "torch", dtypes: tuple
 
 
 def _interpreted(library: str, op: str, function: str = "", *, dtypes: tuple[str, ...] = ALL, **only: Any) -> Job:
-    """A Triton kernel: few rows, since the interpreter takes a millisecond for each program."""
+    """Make the job of a Triton kernel, with few rows, because the interpreter takes a millisecond for each program."""
     few = {name: values for name, values in FEW.items() if name in contract_for(op).draws}
     return _torch(op, function, library=library, dtypes=dtypes, **{**few, **only})
 
 
-# The contracts accept everything here. docs/found.md has what they do not accept, and why.
+# The contracts accept all these functions. docs/found.md lists the functions that they do not accept, and why.
 JAX = [
     _jax("add", dtypes=BOTH),
     _jax("argmax", dtypes=BOTH),

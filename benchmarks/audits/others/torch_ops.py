@@ -1,4 +1,4 @@
-"""Functions of torch. Each docstring names what is called."""
+"""Functions of torch. Docstrings name the called functions."""
 
 import torch  # pyright: ignore[reportMissingImports]
 import torch.nn.functional as F  # pyright: ignore[reportMissingImports]

@@ -1,4 +1,4 @@
-"""Quantizers of torchao, on a CPU. Each docstring names what is called."""
+"""Quantizers of torchao, on a CPU. Docstrings name the called functions."""
 
 import torch  # pyright: ignore[reportMissingImports]
 from torchao.prototype.mx_formats import mx_tensor  # pyright: ignore[reportMissingImports]

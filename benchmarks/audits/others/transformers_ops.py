@@ -1,4 +1,4 @@
-"""Modules and functions of transformers, on torch's CPU. Each docstring names what is called."""
+"""Modules and functions of transformers, on torch's CPU. Docstrings name the called functions."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ from llamaspec.benchmarks.audits.others.torch_ops import gradients
 
 
 def with_weights(module, **weights):
-    """Call the function that a module is with these weights."""
+    """Return a function that calls `module` with these weights."""
     return lambda *inputs: torch.func.functional_call(module, weights, inputs)
 
 

@@ -1,4 +1,4 @@
-"""A kernel that shows what Triton's interpreter itself does with bfloat16: nothing is mended here."""
+"""A kernel that shows how Triton's own interpreter computes with bfloat16. Nothing is patched here."""
 
 import os
 

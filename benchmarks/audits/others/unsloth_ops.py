@@ -1,4 +1,4 @@
-"""Triton kernels of unsloth, interpreted: a clone of it is in PYTHONPATH. Each docstring names what is called."""
+"""Triton kernels of unsloth, interpreted. A clone is in PYTHONPATH. Docstrings name the called functions."""
 
 import llamaspec.benchmarks.audits.others.interpreted as here  # isort: skip
 import logging
@@ -14,7 +14,7 @@ from llamaspec.benchmarks.audits.others.torch_ops import gradients
 
 
 def settings(n):
-    """The block and the warps of a row of `n`, as `unsloth.kernels.utils` has them where there is a GPU."""
+    """Choose block size and warps for a row of `n` numbers, as `unsloth.kernels.utils` does on a GPU."""
     return triton.next_power_of_2(n), 4
 
 

@@ -43,7 +43,7 @@ class Engine:
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.context), True)
 
     def feed(self, ids: list[int]) -> int:
-        """Feed tokens; returns the likeliest next one."""
+        """Feed tokens, and return the likeliest next token."""
         tokens = (llama_cpp.llama_token * len(ids))(*ids)
         if llama_cpp.llama_decode(self.context, llama_cpp.llama_batch_get_one(tokens, len(ids))):
             sys.exit("llama.cpp could not decode")

@@ -42,7 +42,7 @@ class Engine:
         self.reader: Reader | None = None
 
     def drawn(self, prompt: int, count: int) -> tuple[list[float], list[int]]:
-        """Draw tokens; returns the time of each burst, and the tokens."""
+        """Draw `count` tokens after a prompt. Returns the start time and the end time of each burst, and the tokens."""
         ids = [i % self.vocab for i in range(prompt)]
         session = Session[Any, Any](self.backend, vocab=self.vocab)
         times, drawn = [perf_counter()], []
@@ -67,7 +67,7 @@ class Engine:
 
 def main():
     engine = Engine(*sys.argv[1:])
-    versions = about()["versions"]  # without llamaspec's, where its source runs as it is
+    versions = about()["versions"]  # llamaspec has none if it runs from a checkout
     print(json.dumps({"versions": {name: versions[name] for name in VERSIONS if name in versions}}), flush=True)
     for line in sys.stdin:
         ((request, count),) = json.loads(line).items()

@@ -20,7 +20,7 @@ class Engine:
         self.vocab = self.model.config.vocab_size
 
     def feed(self, ids: list[int], cache):
-        """Feed tokens; returns the likeliest next one, and the cache."""
+        """Feed tokens, and return the likeliest next token and the cache."""
         fed = torch.tensor([ids], device=self.device)
         out = self.model(fed, past_key_values=cache, use_cache=True, logits_to_keep=1)
         return int(out.logits[0, -1].argmax()), out.past_key_values

@@ -1,7 +1,7 @@
-"""The kernel table: every (op, shape, dtype) that the ten published Llamas ask of our kernels.
+"""The kernel table: every op, shape and dtype with which the ten published Llamas call our kernels.
 
 Without a GPU we lower the cases (tests/kernels/test_lowering.py) and compile them for an H200 (benchmarks/gates).
-On one we hold them against the exact numbers and time them (benchmarks/suites/gpu).
+On a GPU we compare their results with exact numbers and time them (benchmarks/suites/gpu).
 
     case.py       a case: our kernels, XLA's form, the exact numbers; arrays and limits
     limits.py     limits on a compiled product
@@ -9,8 +9,8 @@ On one we hold them against the exact numbers and time them (benchmarks/suites/g
     exact.py      the exact numbers and their error bounds
     ...           cases, by family
 
-A kernel joins the table with a function of a model's config, a dtype and an amount of work, declared as a `Family` in
-any module of this package, and a feature that no published Llama has with a `Variant`: nothing else names them.
+To add a kernel to the table, declare a `Family` in any module of this package: a function that makes cases from a
+model's config, a dtype and an amount of work. For a feature that no published Llama has, declare a `Variant`.
 """
 
 import pkgutil
@@ -31,9 +31,9 @@ def _declared[Kind: (Family, Variant)](kind: type[Kind]) -> Iterator[Kind]:
 
 
 OPS = tuple(_declared(Family))
-ONE_IN = 11  # the sample takes every 11th variant, and so has each kind of codes, and a window
+ONE_IN = 11  # the sample takes every 11th variant: these have each kind of codes, and a window
 
-# Kernels refuse some cases, in these words. The plain form runs instead.
+# Kernels refuse some cases with these messages. XLA's ops run instead.
 REFUSED = (
     (r" q8_row .*x(288|512|768|1376) ", "columns of W in multiples of 128, 1024 at least"),
     (r" (q8|q4|nf4) .*x(512|768) ", "columns of W in multiples of 256, 1024 at least"),
@@ -47,7 +47,7 @@ REFUSED = (
 
 
 def refusal(name: str) -> str | None:
-    """Give a pattern that matches the kernel's refusal of the case `name`; None for a case that it can do.
+    """Return a pattern that matches the message with which a kernel refuses the case `name`; None for other cases.
 
     >>> refusal("attention_decode 6/6x48 of 4096 float32"), refusal("attention_decode 8/8x64 of 4096 float32")
     ('heads of 64 or 128', None)
@@ -57,7 +57,7 @@ def refusal(name: str) -> str | None:
 
 @cache
 def kernel_cases() -> dict[str, Case]:
-    """Build the table, by name. A shape that several models share is in it once."""
+    """Build the table, by name. A case that several models share is listed once, with all their names."""
     cases: dict[str, Case] = {}
     for model, config in SHAPES.items():
         work = Work(several=model == "llama-3.1-8b")
@@ -69,10 +69,10 @@ def kernel_cases() -> dict[str, Case]:
 
 @cache
 def variants() -> dict[str, Case]:
-    """Build the cases that other families and files bring, by name, for two models, so that features meet in pairs.
+    """Build the cases of all `Variant`s by name, for two models. Features are combined in pairs.
 
-    They are codes in every group that kernels take, activations in float32, biases, sliding windows and several
-    vectors. Published Llamas have none of them.
+    The features are codes in every group that kernels take, activations in float32, biases, sliding windows and
+    several vectors. Published Llamas have none of them.
     """
     cases = (
         replace(case, models=(meeting.model,))
@@ -89,6 +89,6 @@ def gated_cases() -> dict[str, Case]:
 
 
 def sampled() -> dict[str, Case]:
-    """Choose cases for a check that cannot take all: two models' share of the table, and some variants."""
+    """Choose cases for a check that has no time for all: the cases of two models in the table, and some variants."""
     some = [case for case in kernel_cases().values() if set(TWO_MODELS) & set(case.models)]
     return {case.name: case for case in (*some, *list(variants().values())[::ONE_IN])}

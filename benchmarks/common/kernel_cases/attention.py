@@ -1,4 +1,4 @@
-"""Cases of attention, over caches that are full."""
+"""Cases of attention to a full cache."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,14 +32,14 @@ PREFILL = Limits(168, eager=False, wgmma=True)  # 384 threads share the register
 
 
 def decode_limits(config: Config, dtype: np.dtype) -> Limits:
-    """Limit a decode kernel's registers.
+    """Return limits for a decode kernel.
 
-    In bfloat16 the tensor cores count any group of query heads as 8, and o lies in registers, by head_dim. In float32
-    each query head of a group has its o, q and online softmax in registers. The previous kernel writes keys and values,
-    so they are read after its end.
+    In bfloat16 the tensor cores treat any group of query heads as 8 heads, and the output o takes registers in
+    proportion to head_dim. In float32, o, q and the online softmax of each query head of a group are in registers. The
+    kernel must not load keys and values before the previous kernel has ended, because that kernel writes some of them.
     """
     if config.head_dim not in (64, 128):
-        return Limits()  # refused
+        return Limits()  # the kernel refuses such heads
     if dtype == BFLOAT16:
         return Limits({64: 114, 128: 168}[config.head_dim], eager=False, wgmma=True, loop=TURN)
     group = config.heads // config.kv_heads
@@ -70,7 +70,7 @@ def attention_decode_cases(config: Config, dtype: np.dtype, work: Work) -> Itera
 
 @Family
 def attention_paged_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
-    """Yield cases of one query for each of several sequences that share the memory of a cache."""
+    """Yield cases of one query for each of several sequences, with a paged cache."""
     heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
     pages = work.capacity // work.page
     cache = array(work.sequences * pages, kv_heads, work.page, head_dim, dtype=dtype)

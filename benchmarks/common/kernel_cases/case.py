@@ -16,16 +16,16 @@ FLOAT32, BFLOAT16 = np.dtype(jnp.float32), np.dtype(jnp.bfloat16)
 
 
 class Limits(NamedTuple):
-    """Limits on a compiled kernel: no worse than its design was when it was measured."""
+    """Limits on a compiled kernel: the numbers that its design had when we measured it."""
 
-    registers: int = 255  # for each thread
-    instructions: float | None = None  # for each thread and weight, in the main loop
-    eager: bool = True  # loads weights while the previous kernel still runs
-    wgmma: bool = False  # multiplies on the tensor cores
-    loop: int | None = None  # instructions of a main loop that does not read weights
+    registers: int = 255  # of a thread, at most
+    instructions: float | None = None  # instructions of a thread per weight in the main loop, at most
+    eager: bool = True  # whether the kernel must load weights while the previous kernel still runs
+    wgmma: bool = False  # whether the kernel must multiply on the tensor cores
+    loop: int | None = None  # instructions of a main loop that does not read weights, at most
 
 
-LATE = Limits(eager=False)  # a kernel without weights
+LATE = Limits(eager=False)  # for a kernel without weights, which loads nothing early
 
 
 class Work(NamedTuple):
@@ -38,7 +38,7 @@ class Work(NamedTuple):
     sequences: int = 8  # sequences that share pages
 
     def batches(self, *sizes: int) -> tuple[int, ...]:
-        """Choose from the sizes of a batch.
+        """Choose the sizes of a batch: all of `sizes` if `several`, otherwise only the first.
 
         >>> Work().batches(1, 8), Work(several=True).batches(1, 8)
         ((1,), (1, 8))
@@ -48,7 +48,7 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """An op at one shape and dtype, in three forms that take the same arguments."""
+    """An op at one shape and dtype: our kernel, XLA's op and the exact op, which take the same arguments."""
 
     op: str
     shape: str
@@ -56,13 +56,13 @@ class Case:
     function: Callable[..., Any]  # our kernels; products take a `tile`, too
     arrays: tuple[Any, ...]  # shapes and dtypes; `ScaledCodes` of them for a quantized matrix
     kernels: Mapping[str, Limits]  # the kernels that it launches
-    plain: Callable[..., Any] = field(kw_only=True)  # as XLA compiles it
+    plain: Callable[..., Any] = field(kw_only=True)  # the op in jax.numpy, which XLA compiles
     exact: Callable[..., Approx | tuple[Approx, ...]] = field(
         kw_only=True
-    )  # takes NumPy arrays, gives values and error bounds
+    )  # takes NumPy arrays, returns values and error bounds
     bits: float = 0  # bits of a weight in memory; 0 without weights
-    streams: bool = True  # it reads its arrays from memory once, and memory bounds its speed
-    flops: int = 0  # 0 where memory bounds its speed
+    streams: bool = True  # whether the op reads its arrays once and memory bounds its speed
+    flops: int = 0  # 0 if memory bounds the op's speed
     values: Mapping[int, Any] = field(default_factory=dict)  # arguments that cannot be random numbers
     donated: tuple[int, ...] = ()  # indices of the arrays that are updated in place
     models: tuple[str, ...] = ()  # models that have this case
@@ -73,7 +73,7 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        """Bytes to read and write, each once. Arrays that are updated in place barely change, and do not count."""
+        """The bytes to read and write. Arrays updated in place do not count, because few of their bytes change."""
         results = jax.tree.leaves(jax.eval_shape(self.plain, *self.arrays))
         donated_bytes = sum(_bytes(self.arrays[i]) for i in self.donated)
         return sum(map(_bytes, jax.tree.leaves(self.arrays))) + sum(map(_bytes, results)) - 2 * donated_bytes
@@ -103,7 +103,7 @@ class Meeting(NamedTuple):
 
 @dataclass(frozen=True)
 class Variant:
-    """Cases with a feature that no published Llama has: a function as a `Family` has, and where it meets others."""
+    """Cases with a feature that no published Llama has: a function like a `Family`'s, and the models to call it for."""
 
     cases: Callable[..., Iterator[Case]]
     meetings: tuple[Meeting, ...]
@@ -121,7 +121,7 @@ def array(*shape: int, dtype: np.dtype) -> jax.ShapeDtypeStruct:
 
 
 def times(batch: int) -> str:
-    """Name more than one vector, token or sequence in a shape.
+    """Return the suffix of a shape's name for more than one vector, token or sequence.
 
     >>> times(1), times(8)
     ('', ' x8')

@@ -1,4 +1,4 @@
-"""Cases of the product of codes with several vectors: the five matrices of a model, in the forms that it takes."""
+"""Cases of `coded_gemm`, the product of a quantized matrix with many vectors, for the five matrices of a model."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -16,7 +16,7 @@ FORMS = tuple(
     for name, form in EVERY_FORM.items()
     if not (form.levels or form.e4m3) and form.group in (GROUPS[1:] if form.bits == 4 else (*GROUPS, None))
 )
-MOST_REGISTERS = {8: 168, 16: 168, 32: 255, 64: 255}  # with which three blocks share a processor, or two
+MOST_REGISTERS = {8: 168, 16: 168, 32: 255, 64: 255}  # with 168, three blocks share a processor, with 255, two
 
 
 @partial(
@@ -27,10 +27,10 @@ MOST_REGISTERS = {8: 168, 16: 168, 32: 255, 64: 255}  # with which three blocks 
     ),
 )
 def coded_gemm_cases(config: Config, dtype: np.dtype, work: Work, *, batch: int) -> Iterator[Case]:
-    """Yield the products of a layer and the head; every form for eight vectors, the common ones for more.
+    """Yield cases of the products of a layer and of the head: all forms for eight vectors, q8 and q4 for more.
 
-    For many vectors only matrices that are not cut along their columns: sums of parts are XLA's, and in a model they
-    are fused with what follows.
+    For 64 vectors and more we leave out matrices that are cut along their columns. XLA adds up their parts, and in a
+    model it fuses this sum with the next op.
     """
     del dtype, work
     for scheme in FORMS if batch <= 8 else ("q8", "q4"):
@@ -41,7 +41,7 @@ def coded_gemm_cases(config: Config, dtype: np.dtype, work: Work, *, batch: int)
 
 
 def shapes(config: Config) -> dict[tuple[int, int], str]:
-    """Give the shapes of a model's matrices, and a name of each."""
+    """Return the shapes of a model's matrices, with a name for each."""
     width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
     return {
         (width + 2 * kv_width, config.dim): "qkv",

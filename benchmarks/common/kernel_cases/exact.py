@@ -1,7 +1,7 @@
 """The ops of the table in float64, with bounds on a kernel's error, composed from `verify.bounds.running_error`.
 
-Each function takes the arguments of the kernel of its name, as NumPy arrays, and gives its results, with a bound on the
-error of each element that holds for sums in any order.
+Each function takes the arguments of the kernel with the same name, as NumPy arrays. It returns the exact results, with
+a bound on the error of each element. The bounds are valid for sums in any order.
 """
 
 from typing import Any
@@ -33,12 +33,12 @@ from llamaspec.verify.bounds.running_error import (
 from llamaspec.verify.bounds.running_error import rounded as rounded_by
 
 ROUNDING = 2.0**-8  # of bfloat16
-PARTS = 16  # of the columns of a product with several vectors, at most, and a rounding
+PARTS = 16  # the largest number of parts into which a product of several vectors cuts its columns, with a rounding
 KEYS = 64  # keys in a tile of attention, at least
 
 
 def rounded(x: Approx, dtype: Any) -> Approx:
-    """Round once on the way out, where the result is bfloat16."""
+    """Add the error of one rounding if `dtype` is bfloat16, and none for float32."""
     return rounded_by(x, 0.0 if np.dtype(dtype) == np.float32 else ROUNDING)
 
 
@@ -52,11 +52,11 @@ def _biased(y: Approx, bias) -> Approx:
 
 
 def _product(x: Approx, w, *, eps: float | None) -> Approx:
-    """W x, where codes meet x in fixed point.
+    """Compute W x and its error bound. Kernels multiply codes by x in fixed point.
 
-    A warp adds up the sums of its groups, a quarter of all, each scaled, in one rounding; for each digit. Three sums
-    over digits follow, three over warps, and a scale for the row. Where x has a norm, with an `eps`, its 1/rms
-    multiplies the sums: 1 / sqrt(eps) at most.
+    For each digit, a warp multiplies the sums of a quarter of the groups by their scales and adds them up, with one
+    rounding for each. Then come three additions of digits, three additions of warps, and a scale for the row. If x has
+    a norm, with an `eps`, its 1/rms multiplies the sums. 1/rms is at most 1 / sqrt(eps).
     """
     if isinstance(w, tuple):
         parts = [_product(x, part, eps=eps) for part in w]
@@ -81,12 +81,12 @@ def _product(x: Approx, w, *, eps: float | None) -> Approx:
 
 
 def coded_gemm(w, x) -> Approx:
-    """W x, where the tensor cores add up a group's products in float32, and a sum of groups follows.
+    """Compute W x and its error bound. The tensor cores add a group's products in float32, and then groups are added.
 
-    They add sixteen products and a sum at once, and cut each of the seventeen off at about the last bit of the largest:
-    a group's sum is off by (17 / 16) 2 U of its terms for each of them, and 3 U are allowed. Then a scale rounds, and
-    an addition, for each group, or two of each with minima, and the additions of parts. Codes and vectors are exact in
-    bfloat16.
+    They add sixteen products and a sum at once, and cut off each of the seventeen at about the last bit of the largest.
+    This changes a group's sum by at most (17 / 16) 2 U of its size for each term, and the bound allows 3 U. A scale and
+    an addition then round once each for every group (twice each with minima), and so do the additions of parts. Codes
+    and vectors are exact in bfloat16.
     """
     (rows, cols), group = w.shape, w.group or max(GROUPS)
     scales = np.asarray(w.scales, np.float64).reshape(rows, -1)
@@ -102,7 +102,7 @@ def coded_gemm(w, x) -> Approx:
 
 
 def levels_of(w: ScaledCodes) -> np.ndarray:
-    """Decode codes [rows, cols] to the numbers that scales multiply."""
+    """Decode codes [rows, cols] to the numbers that are multiplied by scales."""
     if not w.in_words:
         return np.asarray(w.codes, np.float64)
     codes = int4.unpacked(np.asarray(w.codes), w.order, None if w.low_bits is None else np.asarray(w.low_bits))
@@ -112,7 +112,7 @@ def levels_of(w: ScaledCodes) -> np.ndarray:
 
 
 def _of_minima(x: Approx, minima: np.ndarray, *, roundings: int, rms: float) -> Approx:
-    """Minima [rows groups] times the sums of groups of x, which have as many roundings as numbers, and the product."""
+    """Multiply minima [rows groups] by the sums of the groups of x. A sum of n numbers has n roundings."""
     groups = minima.shape[1]
 
     def sums(part: np.ndarray) -> np.ndarray:
@@ -134,7 +134,7 @@ def norm_gate_up(w, x, norm, *, eps: float, bias=None) -> Approx:
 def norm_qkv(
     w, x, norm, k, v, positions, cos, sin, *, heads: int, eps: float, bias=None
 ) -> tuple[Approx, Approx, Approx]:
-    """Give q, and the caches with one new row of k and of v; the other rows stay."""
+    """Compute q, and the caches with one new row of k and of v. Their other rows are unchanged."""
     batch, kv_heads, _, head_dim = k.shape
     y = _biased(_product(_normed(x, norm, eps), w, eps=eps), bias)
     y = y.map(lambda part: part.reshape(batch, -1, head_dim))
@@ -176,7 +176,7 @@ def attention_prefill(q, k, v, offsets, *, window: int | None = None) -> Approx:
 
 
 def attended_to(q, k, v, offset: int, *, window: int | None = None) -> Approx:
-    """Attention of q [seq, heads, head_dim] at `offset` and on to k and v [kv_heads, capacity, head_dim]."""
+    """Attend with q [seq, heads, head_dim], at positions from `offset`, to k and v [kv_heads, capacity, head_dim]."""
     seq, heads, head_dim = q.shape
     stop = offset + seq  # later rows of the cache are not read
     if stop <= 0:
@@ -185,7 +185,7 @@ def attended_to(q, k, v, offset: int, *, window: int | None = None) -> Approx:
     keys, values = (exactly(a[:, :stop].swapaxes(0, 1)) for a in (k, v))
     # Each tile of keys rescales once, and so does joining the parts.
     o = attended(exactly(q), keys, values, mask, blocks=-(-stop // KEYS) + 3)
-    if q.dtype != np.float32:  # weights that multiply v are rounded, those in their sum are not
+    if q.dtype != np.float32:  # weights are rounded before they multiply v, but not before they are added up
         weighted = attended(exactly(q), keys, values.map(np.abs), mask).value
         o = Approx(o.value, o.error + ROUNDING * (weighted + o.error))
     return rounded(o.map(lambda part: part.reshape(seq, -1)), q.dtype)
@@ -200,7 +200,7 @@ def rmsnorm(x, weight, *, eps: float) -> Approx:
 
 
 def softmax(scores) -> Approx:
-    """Bound the errors of the numerator's exponent, of its exponential and of 1 / sum."""
+    """Compute softmax. The bound has the errors of the numerator's exponent, of its exponential and of 1 / sum."""
     scores = exactly(scores).value
     spread, off = _off(scores)
     exact = exact_softmax(scores)
@@ -208,10 +208,10 @@ def softmax(scores) -> Approx:
 
 
 def _off(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Give the spread of a row's scores, and the relative error of its sum of exponentials.
+    """Compute the difference of a row's largest and smallest score, and the relative error of the sum of exponentials.
 
-    Each exponent is off by U times its size at most, and so are the exponents that rescale sums of parts. A term takes
-    two exponentials and their product, and a sum has n terms.
+    The error of each exponent is at most U times its size, also for the exponents that rescale sums of parts. A term
+    has two exponentials and their product, and a sum has n terms.
     """
     lowest = np.min(scores, axis=-1, keepdims=True, initial=np.inf, where=np.isfinite(scores))
     spread = scores.max(axis=-1, keepdims=True) - lowest

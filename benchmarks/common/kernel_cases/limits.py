@@ -26,8 +26,8 @@ from llamaspec.pallas_kernels.parts.quantized_product import QuantizedProduct
 from llamaspec.pallas_kernels.parts.row_product import PIECES, TOGETHER, RowProduct
 
 MOST_REGISTERS = 255
-FENCE = 1  # instructions that wait for reads
-TURN = 25  # instructions of a turn that another chunk does not repeat
+FENCE = 1  # instructions of a turn that wait for reads
+TURN = 25  # instructions of a turn that a further chunk in the same turn does not repeat
 
 # Limits by dtype and rows of a tile. Apart from its products, a turn takes as many instructions for half the rows: in
 # float32 43 instructions for 8 or 16 weights. float32 takes eight registers more than the design, because a residual
@@ -57,7 +57,7 @@ E4M3 = 1.5  # instructions that widen a weight of eight bits, in addition to the
 
 
 def product_limits(product: RowProduct | QuantizedProduct, *, normed: bool) -> Limits:
-    """Limit a thread block that multiplies as `product` does."""
+    """Return limits for the kernel of `product`."""
     if isinstance(product, QuantizedProduct):
         return _of_codes(product)
     return _of_floats(product, normed=normed)
@@ -107,9 +107,9 @@ def _of_codes(product: QuantizedProduct) -> Limits:
                                 load for four scales
         3 a word                to cut 8 codes of four bits apart, or 6 to make selectors of levels of them
         4 a word and 2          to join them with their rest, where codes have 5 or 6 bits, and to load it
-        7 a word and plane      to look 8 levels up, with what moves a table
+        7 a word and plane      to look 8 levels up, with moves of the table
         1 a word and plane      for each plane but the first: the compiler of jax 0.12.0.1 adds up to 1.4 a word to
-                                NF4's three planes; what for has not been looked up in its machine code
+                                NF4's three planes, for a reason that we have not looked up in its code
         4 a product             to move codes of eight bits in groups of 32; their sides are not loaded together
         30                      a turn of the loop
         20 + 16 a copy          to ask for another step, unless the ring holds all steps
@@ -170,5 +170,5 @@ def _of_codes(product: QuantizedProduct) -> Limits:
 
 
 def _up(instructions: float) -> float:
-    """Round up to one decimal, as limits are stated."""
+    """Round up to one decimal, like all limits."""
     return ceil(instructions * 10) / 10

@@ -1,6 +1,6 @@
-"""The ops of the table as plain JAX, which XLA compiles: the baseline that kernels are timed against.
+"""The ops of the table in jax.numpy, compiled by XLA: the baseline for the times of kernels.
 
-Each function has the arguments, shapes and dtypes of the kernel of its name, and computes in float32.
+Each function has the arguments, shapes and dtypes of the kernel with the same name, and computes in float32.
 """
 
 from typing import Any
@@ -32,7 +32,7 @@ def _biased(y, bias):
 
 
 def _product(x, w):
-    """Compute W x. XLA scales codes inside the product where it can."""
+    """Compute W x. XLA multiplies codes by scales inside the product if it can."""
     if isinstance(w, tuple):
         return jnp.concatenate([_product(x, part) for part in w], axis=-1)
     if isinstance(w, ScaledE4M3):

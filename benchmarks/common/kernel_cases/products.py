@@ -1,4 +1,4 @@
-"""Cases of the products: a layer's weights and the LM head times few vectors, and a layer's weights times many."""
+"""Cases of the products: the weights of a layer, or of the LM head, times one vector or several."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -44,7 +44,7 @@ class Coded(NamedTuple):
     e4m3: bool = False
 
 
-# Kernels take these schemes of `--quantize`, and a few more forms that checkpoints bring.
+# Kernels take these schemes of `--quantize`, and a few other forms that files have.
 SCHEME_FORMS = {
     "q8": Coded(8, 64),
     "q8_row": Coded(8, None),
@@ -68,7 +68,7 @@ MIXED = ("q4_32_min+q6_16", "q5_32_min+q6_16")
 
 @Family
 def gemv_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
-    """Yield output and down projections with their residuals, and the LM head with the last norm."""
+    """Yield cases of the output and down projections with their residuals, and of the LM head with the last norm."""
     rows, cols = config.dim, config.heads * config.head_dim
     for batch in work.batches(1, 2, 4, 8):
         yield _residual(rows, cols, dtype, batch=batch)
@@ -90,7 +90,7 @@ def norm_qkv_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case
 
 @Family
 def quantized_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
-    """Yield every product with quantized matrices; x is bfloat16."""
+    """Yield cases of every product with quantized matrices, for an x in bfloat16."""
     if dtype != BFLOAT16:
         return
     for scheme in SCHEME_FORMS:
@@ -102,7 +102,7 @@ def quantized_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Cas
 
 @partial(Variant, meetings=EVERYWHERE)
 def form_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
-    """Yield every product with one vector, for matrices in every form that kernels take."""
+    """Yield cases of every product with one vector, for matrices in every form that kernels take."""
     for scheme in EVERY_FORM:
         yield from _first_three(config, dtype, work, scheme=scheme)
         yield _residual(config.dim, config.ffn, dtype, scheme=scheme)
@@ -113,7 +113,7 @@ def form_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
 
 @partial(Variant, meetings=(Meeting("tinyllama-1.1b", BFLOAT16), Meeting("llama-3.1-8b", FLOAT32)))
 def bias_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
-    """Yield every product that may have a bias, with one vector and matrices in every form."""
+    """Yield cases of every product that may have a bias, with one vector and matrices in every form."""
     for scheme in (None, *EVERY_FORM):
         yield from _first_three(config, dtype, work, scheme=scheme, bias=True)
     for schemes in MIXED:
@@ -129,7 +129,10 @@ def bias_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
     ),
 )
 def several_cases(config: Config, dtype: np.dtype, work: Work, *, batch: int) -> Iterator[Case]:
-    """Yield every product with several vectors, biased where it may be: codes, or floats for up to two vectors."""
+    """Yield cases of every product with several vectors, with a bias if it may have one.
+
+    Matrices have codes in every form, or floats for up to two vectors.
+    """
     for scheme in (None, *EVERY_FORM) if batch <= 2 else EVERY_FORM:
         yield from _first_three(config, dtype, work, batch=batch, scheme=scheme, bias=True)
         yield _head(config, dtype, batch=batch, scheme=scheme)
@@ -138,7 +141,7 @@ def several_cases(config: Config, dtype: np.dtype, work: Work, *, batch: int) ->
 
 
 def _first_three(config: Config, dtype: np.dtype, work: Work, **chosen: Any) -> Iterator[Case]:
-    """Yield the products with shapes of different kinds; the down projection is a longer output projection."""
+    """Yield cases of three products. The down projection is left out: it is an output projection with longer rows."""
     yield _residual(config.dim, config.heads * config.head_dim, dtype, **chosen)
     yield _norm_gate_up(config, dtype, **chosen)
     yield _norm_qkv(config, dtype, work, **chosen)
@@ -170,7 +173,10 @@ def _gemv(
     what: str, form: Callable[..., Any], rows: int, cols: int, operand: Any, *,
     batch: int, scheme: str | None, bias: bool = False,
 ) -> Case:  # fmt: skip
-    """Make a case of W, x and `other`, in a `form` that takes the three."""
+    """Make a case of a product of W and x with a third argument, `operand`: a residual or a norm.
+
+    `form` turns a product with keyword arguments into a function of W, x and `operand`.
+    """
     dtype = np.dtype(operand.dtype)
     w, x = coded_matrix(rows, cols, dtype, scheme), array(batch, cols, dtype=dtype)
     case = Case(
@@ -256,7 +262,7 @@ def _with_bias(case: Case, rows: int) -> Case:
 
 
 def _limits(op: str, w: Any, x: Any, **how: Any) -> Limits:
-    """Limit the kernel that multiplies W by the largest share of the vectors x."""
+    """Return limits for the kernel that multiplies W by the largest number of the vectors x that one launch takes."""
     if isinstance(w, tuple):  # a loop for each matrix
         return Limits(max(_limits(op, part, x, **how).registers for part in w))
     most = shares(w, len(x))[0].stop
@@ -269,7 +275,7 @@ def _limits(op: str, w: Any, x: Any, **how: Any) -> Limits:
 
 
 def coded_matrix(rows: int, cols: int, dtype: np.dtype, scheme: str | None) -> Any:
-    """Give the shapes of a matrix in a form of `EVERY_FORM`; None: in floats."""
+    """Return the shapes and dtypes of a matrix in the form `scheme` of `EVERY_FORM`. None: a matrix of `dtype`."""
     if scheme is None:
         return array(rows, cols, dtype=dtype)
     bits, group, minima, levels, e4m3 = EVERY_FORM[scheme]
@@ -284,7 +290,7 @@ def coded_matrix(rows: int, cols: int, dtype: np.dtype, scheme: str | None) -> A
 
 
 def _bits(dtype: np.dtype, scheme: str | None) -> int:
-    """Count the bits of a weight, without its scale's."""
+    """Count the bits of a weight, without scales."""
     return EVERY_FORM[scheme].bits if scheme else dtype.itemsize * 8
 
 

@@ -1,4 +1,4 @@
-"""Cases of RMSNorm and softmax, which are kernels of their own here, and part of other kernels in a decode step."""
+"""Cases of RMSNorm and softmax as separate kernels. In a decode step, RMSNorm is part of other kernels."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -14,7 +14,7 @@ from llamaspec.reference.config import Config
 
 @Family
 def norm_cases(config: Config, dtype: np.dtype, work: Work) -> Iterator[Case]:
-    """Yield RMSNorm for one token, and for one model a chunk of a prompt, too."""
+    """Yield RMSNorm of one token and, if `work` has several, of 256 tokens."""
     for tokens in work.batches(1, 256):
         yield Case(
             op="rmsnorm",

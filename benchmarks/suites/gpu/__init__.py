@@ -1,11 +1,11 @@
 """Suites of measurements on a GPU: `llamaspec bench --suite gpu`, under nine minutes on an H200.
 
-The suite `models` runs only its part of whole models. Two more suites take as long. The suite `kernels` holds options
-that no published Llama uses to the exact numbers, 1,000 times each instead of 10,000; it also times the cases of the
-table from the last, the clearing of rows of V, and attention to prompts. The suite `variants` times the options that no
-published Llama uses.
+The suite `models` runs only the part for whole models. Two more suites take as long as `gpu`. The suite `kernels`
+compares kernels with exact numbers for options that no published Llama uses, with 1,000 repeats each instead of 10,000.
+It also times the cases of the table, from the last to the first, the clearing of rows of V, and attention to prompts.
+The suite `variants` times the options that no published Llama uses.
 
-    suite.py      the parts in their order, each in a process of its own, and the time that each may take
+    suite.py      runs the parts in order, each in a new process, within its time limit
     report.py     tables, JSON and the chart
     __main__.py   one part: rows as lines of JSON
 
@@ -22,5 +22,5 @@ published Llama uses.
     drawing.py    random arguments
     clock.py      the remaining time
 
-If a part dies, the others run on. The report keeps the rows that it found before, and says that it died.
+If a part dies, the other parts still run. The report has the rows of the dead part so far, and says that it died.
 """

@@ -1,4 +1,4 @@
-"""One part of the suite, in a process of its own: prints rows as lines of JSON as soon as it has them."""
+"""Runs one part of the suite in this process, and prints each row as a line of JSON at once."""
 
 import json
 import sys
@@ -27,7 +27,7 @@ SCALES = {"full": scales.full, "dry": scales.dry}
 
 
 def measure_memory(scale: Scale, _: Clock) -> Iterator[Row]:
-    """Measure the machine, in one row, to which all other rows are relative."""
+    """Measure the machine in one row. The shares in all other rows are relative to this row."""
     yield {"about": about(), "ceilings": measure_ceilings(DTYPES, scale.memory)._asdict()}
 
 

@@ -1,10 +1,10 @@
-"""Time that a part of the suite may take."""
+"""Measures the time that a part of the suite has left."""
 
 from time import monotonic
 
 
 class Clock:
-    """Clock that starts when it is made."""
+    """A clock that starts when it is made and is over after `seconds`."""
 
     def __init__(self, seconds: float):
         self._end = monotonic() + seconds

@@ -1,4 +1,4 @@
-"""Random arguments for a case of the kernel table, drawn on the device."""
+"""Draws random arguments for a case of the kernel table, on the device."""
 
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ MOST_CODES = {"int8": 127, "int32": 2**31 - 1}  # a word of codes of less than e
 
 
 def draw(case: Case, seed: int) -> list[Any]:
-    """Draw normal numbers for floats and random codes for integers; keep arrays that the case gives."""
+    """Draw normal numbers for floats and random codes for integers. Arrays in `case.values` are used unchanged."""
     drawn = jax.tree.leaves(case.arrays)
     seeds = iter(range(len(drawn) * seed, len(drawn) * (seed + 1)))
     return [

@@ -1,4 +1,4 @@
-"""Times of each kernel and of XLA's form of the same op. Each call has other arguments than the one before."""
+"""Times each kernel, and XLA's program for the same op. Consecutive calls have different arguments."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,24 +23,25 @@ from llamaspec.model.running.compile import LOOPS_IN_GRAPHS
 from llamaspec.pallas_kernels.parts.compat import Target, current_target, use_target
 from llamaspec.pallas_kernels.parts.key_ring import TILE
 
-FRESH = 512 << 20  # bytes of arguments before the first set is used again: caches hold 60 MB
+FRESH = 512 << 20  # bytes of all sets of arguments, which are used in turn: caches hold 60 MB
 
 
 def time_kernels(scale: Scale, clock: Clock, *, backwards: bool = False, variants: bool = False) -> Iterator[Row]:
-    """Time each case of the table, or each variant. `backwards` starts with what another run had no time for."""
+    """Time each case of the table, or each variant. `backwards` starts with the last cases, which may be skipped."""
     cases = scale.timed_variants if variants else scale.timed
     for some in batched(reversed(cases) if backwards else cases, scale.prepared):
         if clock.over:
             yield from (skipped(case.name) for case in some)
             continue
-        with scale.running():  # no effect on XLA's form
+        with scale.running():  # no effect on XLA's program
             yield from _rows(some, scale, clock)
 
 
 def time_clearing(scale: Scale, clock: Clock) -> Iterator[Row]:
     """Time decode attention that clears hidden rows in the last tile of V.
 
-    All cases read as many tiles. The first of each dtype and shape has no row to clear, and is the baseline.
+    All cases read the same number of tiles. The first case of each dtype and shape has no row to clear, and is the
+    baseline.
     """
     totals: dict[str, float] = {}
     for case, seen in clearing_cases(scale.cleared):
@@ -66,13 +67,13 @@ def _rows(cases: Sequence[Case], scale: Scale, clock: Clock) -> Iterator[Row]:
             continue
         try:
             yield _row(case, *prepared.result())
-        except Exception as error:  # a single case
-            jax.block_until_ready(jnp.zeros(()) + 1)  # raises if the device is lost; else time the others
+        except Exception as error:  # the other cases still run
+            jax.block_until_ready(jnp.zeros(()) + 1)  # raises if the device is lost
             yield skipped(case.name, in_a_line(error))
 
 
 def _prepared(case: Case, scale: Scale, target: Target) -> "tuple[Timing, list[Any]]":
-    """Draw the arguments of a case and compile both forms. The target is set for each thread."""
+    """Draw the arguments of a case, and compile our kernel and XLA's program. A target is valid for one thread only."""
     timing = Timing(case, scale)
     with use_target(target):
         return timing, compiled_together(timing.lowered(case.function), timing.lowered(case.plain))
@@ -90,22 +91,22 @@ def _row(case: Case, timing: "Timing", programs: list[Any]) -> Row:
 
 
 class Timing:
-    """Timer of a case with a set of arguments for each call, or 512 MB of them: no matrix above 1 MB is cached."""
+    """A timer of a case. Calls use different sets of arguments, up to 512 MB in total, so no large matrix is cached."""
 
     def __init__(self, case: Case, scale: Scale):
         self._case, self._scale = case, scale
         size = sum(prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(case.arrays))
-        # There are at least two sets: one call may still update its arrays when the next begins.
+        # We need two sets at least, because a call may still update its arrays when the next one begins.
         sets = [draw(case, seed) for seed in range(max(2, min(scale.calls, -(-FRESH // size))))]
         self._updated = [[arguments[i] for i in case.donated] for arguments in sets]
         self._fixed = [[a for i, a in enumerate(arguments) if i not in case.donated] for arguments in sets]
         jax.block_until_ready(sets)
 
     def lowered(self, form: Callable[..., Any]) -> Any:
-        """Lower a program that calls a form many times, each with other arguments than the last, without the host.
+        """Lower a program that calls `form` many times without the host, with different arguments in consecutive calls.
 
-        A turn of its loop takes some 10 us itself, so it makes many calls. Arrays that a case updates in place are its
-        last results, and go into the next call with the same set of arguments.
+        A turn of the program's loop takes some 10 us without any call, so a turn makes many calls. Arrays that a case
+        updates in place are its last results, and go into the next call with the same set of arguments.
         """
         program = jax.jit(partial(again_and_again, self._case, jax.jit(form), self._scale.calls), donate_argnums=1)
         return program.lower(1, self._updated, self._fixed)
@@ -133,10 +134,10 @@ def compiled_together(*programs: Any) -> list[Any]:
 def again_and_again(
     case: Case, form: Callable[..., Any], calls: int, turns: Int[Array, ""], updated: list[Any], fixed: list[Any]
 ) -> tuple[list[Any], list[Any]]:
-    """Run `in_turn` for `turns` turns; returns the updated arrays and the last results."""
+    """Run `in_turn` for `turns` turns. Returns the updated arrays and the last results."""
 
     def one(_: Any, state: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
-        # The arguments come with the state; otherwise XLA would make the calls once, before the loop.
+        # The barrier ties the arguments to the state. Without it XLA would make the calls once, before the loop.
         (updated, _), constants = lax.optimization_barrier((state, fixed))
         return in_turn(case, form, calls, updated, constants)
 
@@ -147,9 +148,9 @@ def again_and_again(
 def in_turn(
     case: Case, form: Callable[..., Any], calls: int, updated: list[Any], fixed: list[Any]
 ) -> tuple[list[Any], list[Any]]:
-    """Call a form with each set of arguments in turn; returns the updated arrays of each set, and the other results.
+    """Call `form` with each set of arguments in turn. Returns the updated arrays of each set, and the other results.
 
-    A call waits for the results of the last one, which pass through the same barrier, and all results are returned.
+    A call waits for the results of the previous call, which pass through the same barrier, and we return all results.
     Otherwise XLA would merge independent calls, and drop calls with unused results.
     """
     donated, updated, results, last = len(case.donated), list(updated), [], None

@@ -1,4 +1,4 @@
-"""Gain from CUDA graphs and from overlapping kernels (PDL): a decode step with one, both or neither."""
+"""Measures the gain from CUDA graphs and from overlapping kernels (PDL): a decode step with one, both or neither."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext

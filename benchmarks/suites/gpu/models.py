@@ -1,4 +1,4 @@
-"""Whole models of random weights: decoding and prompts, by our kernels and by XLA, of one sequence or of several."""
+"""Times whole models with random weights: decoding and prompts, with our kernels and with XLA's ops."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -25,12 +25,12 @@ from llamaspec.model.running.session import tokens_at_once
 from llamaspec.model.weights.gpu_codes import arranged
 from llamaspec.model.weights.params import Params
 
-SOME = 16  # tokens, to choose how many a session would draw at once
+SOME = 16  # tokens of a first call, which shows how many a session would draw at once
 DRAWING = {"greedy": GREEDY, "top-p": SamplingOptions()}
 
 
 def time_models(scale: Scale, clock: Clock, *, batch: int = 1) -> Iterator[Row]:
-    """Time each model by each of its tables of ops, at each length.
+    """Time each model with each of its tables of ops, at each length.
 
     Several sequences at once decode after the shortest context, since their caches must fit, and read no prompts.
     """
@@ -61,7 +61,7 @@ def time_models(scale: Scale, clock: Clock, *, batch: int = 1) -> Iterator[Row]:
 
 
 def params_of(model: Model, scale: Scale) -> Params:
-    """Draw weights arranged for kernels; XLA's form of a product reads them as well."""
+    """Draw weights in the layout of kernels. XLA's products read this layout, too."""
     rows = capacity(scale)
     shapes = random_shapes(model.config, dtype=np.dtype(model.dtype), positions=rows, quantize=model.quantize)
     shapes = jax.eval_shape(arranged, shapes)
@@ -77,7 +77,7 @@ def by_kernels(model: Model, params: Params, scale: Scale, batch: int = 1) -> Op
 def programs_of(
     model: Model, params: Params, ops: Ops, scale: Scale, options: dict[str, Any] | None = None, *, batch: int = 1
 ) -> Programs:
-    """Compile programs as the model does, unless XLA is given other options; none for prompts if `scale` has none."""
+    """Compile the model's programs, with other `options` of XLA if given. `scale` says whether to read prompts."""
     return compile_programs(
         params,
         model.config,
@@ -91,7 +91,7 @@ def programs_of(
 
 
 def capacity(scale: Scale) -> int:
-    """Compute the positions of the cache: for the longest context with its tokens, and for a padded prompt."""
+    """Compute the number of cache positions, for the longest context or prompt and a chunk."""
     longest = max((*scale.contexts, *scale.prompts)) + scale.chunk
     return -(-longest // 8) * 8
 
@@ -99,7 +99,7 @@ def capacity(scale: Scale) -> int:
 def decoding(
     model: Model, params: Params, programs: Programs, scale: Scale, *, context: int, options: SamplingOptions = GREEDY
 ) -> Row:
-    """Time a step after `context` tokens as a session runs it.
+    """Time a decoding step after `context` tokens, as a session runs it.
 
     A call draws as many tokens as a session would, and the next call is queued before the last one is read."""
     ask = model_speed.decoding(programs, params, context=context, options=options)
@@ -114,7 +114,7 @@ def decoding(
         return measure(read, effort).over(burst)
 
     burst = min(SOME, programs.burst)
-    for _ in range(2):  # more tokens a call mean less overhead for each
+    for _ in range(2):  # more tokens per call mean less overhead per token
         burst = tokens_at_once(step(burst, Effort(1)).median, programs.burst)
     seconds = step(burst, scale.model_effort)
     cost = decode_cost(params, model.config, position=context + burst / 2, batch=programs.batch)

@@ -1,4 +1,4 @@
-"""Attention to a prompt compared with cuDNN's, the fastest available."""
+"""Times attention to a prompt, compared with cuDNN's attention, the fastest that is available."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,7 +19,7 @@ from llamaspec.reference.config import Config
 
 
 def time_attention(scale: Scale, clock: Clock) -> Iterator[Row]:
-    """Time attention for each model and length of a prompt, with new keys only."""
+    """Time attention for each model and length of a prompt, with an empty cache before the prompt."""
     for name, config in scale.attended:
         for tokens in scale.prompts:
             case = f"{name}, {tokens} tokens"
@@ -50,7 +50,7 @@ def _row(config: Config, tokens: int, scale: Scale) -> Row:
 
 
 def _seconds(attention: Callable[..., Any], scale: Scale, q: jax.Array, *arguments: jax.Array) -> Seconds:
-    """Time a call in a loop on the device; the result of each call is the next one's q."""
+    """Time a call in a loop on the device. The result of a call is the q of the next call."""
 
     def chained(turns, q, *arguments):
         def one(_, q):

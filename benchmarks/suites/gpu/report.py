@@ -1,4 +1,4 @@
-"""Reports of the suite: tables, JSON, and a chart of the share of the copy bandwidth."""
+"""Makes the reports of the suite: tables, JSON, and a chart of the share of the copy bandwidth."""
 
 from collections.abc import Iterable, Mapping
 from itertools import groupby
@@ -12,7 +12,7 @@ from llamaspec.model.insight.machine import Ceilings
 NOTHING_MEANT = "dry run on a CPU: nothing has run on a GPU, and no number means anything"
 INTERRUPTED = 130  # exit status after Ctrl-C
 
-LARGE = 32 << 20  # bytes: for smaller matrices the launch of a kernel counts
+LARGE = 32 << 20  # bytes: with smaller matrices, the launch of a kernel takes a large part of the time
 MICROSECONDS = Column("us", "median", ",.1f", 1e6)
 LEAST, MOST = Column("least", "least", ",.1f", 1e6), Column("most", "most", ",.1f", 1e6)
 MORE = Column("least, more than without, us", "more", ",.2f", 1e6)
@@ -39,7 +39,7 @@ SECTIONS: dict[str, tuple[str, tuple[Column, ...]]] = {
             *(Column(name, name) for name in ("case", "by", "what")),
             Column("after", "context", "d"),
             Column("a call", "burst", "d"),
-            Column("tokens", "tokens", "d"),  # of a prompt, or of a step: one for each sequence
+            Column("tokens", "tokens", "d"),  # of a prompt, or of a step, which has one per sequence
             Column("tokens/s", "tokens_a_second", ",.0f"),
             *(MICROSECONDS, LEAST, MOST, BANDWIDTH, SHARE, OF_FLOOR),
         ),
@@ -96,10 +96,10 @@ SECTIONS: dict[str, tuple[str, tuple[Column, ...]]] = {
 
 
 def as_report(rows: Iterable[Found], *, suite: str, dry: bool) -> dict[str, Any]:
-    """Collect rows and what follows from them; the machine comes first.
+    """Collect rows into a report, and compute shares and speedups. The row of the machine comes first.
 
-    A run that is interrupted after it measured the machine has a report of its rows so far; `interrupted` is the exit
-    status.
+    If a run is interrupted after it measured the machine, the report has the rows so far, and its field `interrupted`
+    is the exit status.
     """
     sections: dict[str, list[Row]] = {}
     left_out: list[Row] = []
@@ -151,7 +151,7 @@ def as_text(report: Mapping[str, Any]) -> str:
 
 
 def as_svg(report: Mapping[str, Any]) -> str:
-    """Draw shares of the measured copy bandwidth, for decoding and for kernels that memory bounds."""
+    """Draw the shares of the measured copy bandwidth, for decoding and for memory-bound kernels."""
     rows: dict[str, dict[str, float]] = {}
     for row in report["sections"].get("models", []):
         if row["what"].startswith("decode, greedy"):
@@ -165,12 +165,12 @@ def as_svg(report: Mapping[str, Any]) -> str:
 
 
 def wrong(report: Mapping[str, Any]) -> list[str]:
-    """List kernels that are wrong or did not run."""
+    """List the kernels with wrong results, and the kernels that failed."""
     return [row["case"] for row in report["sections"].get("right", []) if row["outcome"] in ("wrong", "failed")]
 
 
 def tuned(table: Mapping[str, list[int | None]], report: Mapping[str, Any]) -> dict[str, list[int | None]]:
-    """Update the table of tiles with faster ones; a product in several cases takes the tile of the first.
+    """Update the table of tiles with faster tiles. A product in several cases gets the tile of the first case.
 
     >>> tuned({"a": [16, 4]}, {"sections": {"tuning": [{"key": "b", "tile": [8, 8], "faster": True}]}})
     {'a': [16, 4], 'b': [8, 8]}

@@ -1,4 +1,4 @@
-"""Checks of kernels on the device: exact numbers, poisoned memory, repeats, canaries.
+"""Checks kernels on the device: exact numbers, poisoned memory, repeats, canaries.
 
 Each kernel is run on the inputs that break kernels: memory that it allocates holds NaN, and so do the rows of a cache
 that no query may see. Unowned pages are NaN, and unused entries of a page table point beyond all pages. The results
@@ -31,9 +31,10 @@ CANARY = 1 << 14  # numbers in each
 
 
 def check(scale: Scale, clock: Clock, *, varied: bool = False, share: int = 0, shares: int = 1) -> Iterator[Row]:
-    """Check each case of a share: its largest error as a share of its bound, and the repeats that differ.
+    """Check each case: its largest error relative to its bound, and the number of repeats with other results.
 
-    The cases come from the table, or with `varied` from options that no model of the table uses.
+    The cases come from the table, or with `varied` from options that no model of the table uses. The call checks every
+    `shares`-th of them, from number `share` on.
     """
     cases, repeats = (scale.varied, scale.varied_repeats) if varied else (scale.checked, scale.repeats)
     canaries = [jnp.full(CANARY, i, jnp.int32) for i in range(CANARIES)]
@@ -57,11 +58,11 @@ def checked(case: Case, repeats: int) -> Row:
     on_device = jax.tree.map(jnp.asarray, unseen(case, arguments))
     try:
         lowered = jax.jit(lambda *arrays: _repeated(case, arrays, repeats)).lower(*on_device)
-        # Tuned by time on a busy GPU, XLA's own ops may round differently in the loop and before it.
+        # With autotuning on a busy GPU, XLA's own ops may round differently in the loop and before it.
         program = lowered.compile(untuned_options(jax.default_backend()))
     except Unsupported as refusal:
         return {"case": case.name, "outcome": "refused", "words": str(refusal)}
-    jax.block_until_ready([jnp.full(POISON, jnp.nan)])  # freed at once: the next allocation holds NaN
+    jax.block_until_ready([jnp.full(POISON, jnp.nan)])  # freed at once, so the next allocation holds NaN
     results, differing = program(*on_device)
     expected = case.exact(*arguments)
     pairs = zip(jax.tree.leaves(results), (expected,) if isinstance(expected, Approx) else expected, strict=True)
@@ -90,11 +91,11 @@ def share_of_bound(result: np.ndarray, exact: Approx) -> float:
 
 
 def _repeated(case: Case, arguments: Any, repeats: int) -> tuple[Any, jax.Array]:
-    """Run a case; returns its results, and how many repeats gave other results."""
+    """Run a case. Returns its results, and how many repeats gave other results."""
     first = case.function(*arguments)
 
     def again(i: jax.Array, differing: jax.Array) -> jax.Array:
-        # The arguments come with the step; otherwise XLA would run the kernel once, before the loop.
+        # The barrier ties the arguments to the step. Without it XLA would run the kernel once, before the loop.
         same_again, step = lax.optimization_barrier((arguments, i))
         differences = jax.tree.leaves(jax.tree.map(_differ, case.function(*same_again), first))
         return differing + (jnp.any(jnp.stack(differences)) & (step >= 0)).astype(jnp.int32)
@@ -167,20 +168,20 @@ def _masked(scores):
 
 
 def _some(count: int, largest: int) -> np.ndarray:
-    """Choose numbers from 1 to `largest`: both ends, those around the size of a tile, and others."""
+    """Choose numbers from 1 to `largest`: both ends, numbers near the size of a tile, and random ones."""
     rng = np.random.default_rng(0)
     numbers = [largest - 5, 1, largest, 63, 64, 65, *rng.integers(1, largest + 1, max(count - 6, 0))]
     return np.array(numbers[:count], np.int32)
 
 
 def spoiled(case: Case, arguments: list[Any]) -> list[Any]:
-    """Make the arguments of an op hard, if it has hard ones; the form of its weights does not matter."""
+    """Replace the arguments of an op by hard ones, if SPOILED has any for the op. All forms of weights share them."""
     spoil = SPOILED.get(case.op.split()[0])
     return spoil(*arguments) if spoil else arguments
 
 
 def unseen(case: Case, arguments: list[Any]) -> list[Any]:
-    """Put NaN in the rows of a cache before every window, for the kernel only: the exact computation reads them."""
+    """Put NaN in the rows of a cache before every window. Only the kernel gets them: the exact op reads these rows."""
     op, *how = case.op.split()
     return BEFORE_WINDOW[op](*arguments) if "window" in how else arguments
 
@@ -190,7 +191,7 @@ BEFORE_WINDOW: dict[str, Callable[..., list[np.ndarray]]] = {
     "attention_paged": _paged_before_window,
     "attention_prefill": _prefill_before_window,
 }
-# Functions that make the inputs of an op hard.
+# Functions that replace the arguments of an op by hard ones.
 SPOILED: dict[str, Callable[..., list[np.ndarray]]] = {
     "norm_qkv": _norm_qkv,
     "attention_decode": _attention_decode,

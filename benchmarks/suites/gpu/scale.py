@@ -32,17 +32,17 @@ from llamaspec.reference.config import Config
 
 @dataclass(frozen=True)
 class Model:
-    """Model of random weights."""
+    """A model with random weights."""
 
     name: str
     config: Config
     dtype: str
     quantize: str | None = None
-    by: tuple[str, ...] = ("kernels",)  # tables of ops; XLA takes half a minute to compile a large model
+    by: tuple[str, ...] = ("kernels",)  # tables of ops to time; XLA's takes half a minute to compile a large model
 
     @property
     def title(self) -> str:
-        """Name in a report.
+        """The name in a report.
 
         >>> Model("llama-3.1-8b", TINY, "bfloat16", "q4").title
         'llama-3.1-8b bfloat16 q4'
@@ -52,21 +52,21 @@ class Model:
 
 @dataclass(frozen=True)
 class Scale:
-    """Cases, and how often they run."""
+    """The cases of a run of the suite, and how often each runs."""
 
     name: str
-    device: str  # required by JAX's name
-    running: Callable[[], AbstractContextManager[Any]]  # context that kernels run in
+    device: str  # JAX's name of the required device
+    running: Callable[[], AbstractContextManager[Any]]  # makes the context for running kernels
     memory: Sizes
-    checked: tuple[Case, ...]  # held to the exact numbers
+    checked: tuple[Case, ...]  # compared with the exact numbers
     repeats: int  # of each case
-    varied: tuple[Case, ...]  # options that no published Llama uses, held likewise
+    varied: tuple[Case, ...]  # the same for options that no published Llama uses
     varied_repeats: int
     timed: tuple[Case, ...]
     timed_variants: tuple[Case, ...]
     cleared: tuple[tuple[Config, int], ...]  # model and number of keys of decode attention that clears rows
     calls: int  # of a kernel in a turn of a loop
-    span: float  # seconds of one measurement, about
+    span: float  # approximate seconds of one measurement
     prepared: int  # cases compiled at once before any is timed
     effort: Effort  # of timing kernels
     model_effort: Effort
@@ -78,7 +78,7 @@ class Scale:
     chunk: int
     burst: int
     attended: tuple[tuple[str, Config], ...]  # models for timing attention to a prompt against cuDNN's
-    launched: Model  # decodes under each setting of the compiler, and is started
+    launched: Model  # the model for the parts `launching` and `starting`
 
 
 # Rows are as long as in the largest models, so that rings wrap many times, but few, since NumPy multiplies exactly.
@@ -90,7 +90,7 @@ NARROW_HEADS = replace(LONG, dim=1024, heads=32, head_dim=64, ffn=5632, vocab=50
 TINY = Config(
     dim=256, layers=1, heads=4, kv_heads=2, head_dim=64, ffn=256, vocab=64, context=256, eps=1e-5, theta=1e4, tied=True
 )
-# Rows of 1024 are the shortest for codes: a few of them, before the residual and after a norm.
+# Rows of codes have at least 1024 columns: here are a few such rows, for products with a residual and with a norm.
 SHORT = replace(TINY, dim=16, heads=16, ffn=1024, vocab=16)
 WIDE = replace(TINY, dim=1024, heads=1, kv_heads=1, ffn=16, vocab=16)
 TINY_WORK = Work(capacity=128, chunk=64, sequences=2)
@@ -100,7 +100,7 @@ TIMED_FIRST = {"tinyllama-1.1b", "llama-3.1-8b"}
 
 
 def checked_cases() -> Iterator[Case]:
-    """Yield every kernel in each of its dtypes, for one sequence and for several, with heads of 128 and of 64."""
+    """Yield cases of every kernel in each of its dtypes, for one sequence and for several, with heads of 128 and 64."""
     for config, dtype, several in ((LONG, BFLOAT16, True), (LONG, FLOAT32, False), (NARROW_HEADS, BFLOAT16, False)):
         for op in OPS:
             yield from op(config, dtype, Work(several=several, capacity=1024, chunk=333))
@@ -118,18 +118,18 @@ def timed_cases() -> Iterator[Case]:
 
 
 def once(cases: Iterable[Case]) -> tuple[Case, ...]:
-    """Keep one of several equal cases with the same name."""
+    """Remove cases with the name of an earlier case, since these are equal."""
     return tuple({case.name: case for case in cases}.values())
 
 
 def _run(case: Case) -> bool:
-    """Tell whether models decode with a case: large ones do not run in float32, except for the logits."""
+    """Tell whether a model runs this case. Large models do not run in float32, except for the softmax of logits."""
     large = not {"stories-110m", "tinyllama-1.1b"} & set(case.models)
     return not large or case.dtype == "bfloat16" or case.op == "softmax"
 
 
 def tiny_cases() -> Iterator[Case]:
-    """Yield a case or two of each kernel, with few thread blocks: the interpreter takes half a second for each."""
+    """Yield a case or two of each kernel, with few thread blocks: the interpreter takes half a second for a block."""
     for op in (
         norm_qkv_cases, norm_gate_up_cases, gemv_cases, attention_paged_cases, attention_prefill_cases,
     ):  # fmt: skip
@@ -147,7 +147,7 @@ def tiny_quantized_cases() -> Iterator[Case]:
 
 
 def tiny_varied_cases() -> Iterator[Case]:
-    """Yield a case for each option that the table's cases do not have."""
+    """Yield cases with options that the cases of the table do not have."""
     yield from routed_cases(TINY, FLOAT32, 3)
     yield from window_cases(TINY, FLOAT32, TINY_WORK)
     yield next(case for case in bias_cases(WIDE, BFLOAT16, TINY_WORK) if case.op == "norm_gate_up q4_32 bias")
@@ -155,7 +155,7 @@ def tiny_varied_cases() -> Iterator[Case]:
 
 
 def full() -> Scale:
-    """Scale for an H200: about nine minutes."""
+    """Make the scale for an H200, which takes about nine minutes."""
     tinyllama, large = SHAPES["tinyllama-1.1b"], SHAPES["llama-3.1-8b"]
     return Scale(
         name="full",
@@ -195,7 +195,7 @@ def full() -> Scale:
 
 
 def dry() -> Scale:
-    """Scale for a CPU: the same code on tiny cases, with kernels interpreted."""
+    """Make the scale for a CPU: the same code on tiny cases, with interpreted kernels."""
     tiny = Model("tiny", TINY, "bfloat16", by=("kernels", "XLA"))
     return Scale(
         name="dry",

@@ -1,4 +1,4 @@
-"""Time from the start of a process to the first token, with programs compiled anew and from the cache."""
+"""Times the start of a process up to the first token, with programs compiled anew and from the cache."""
 
 import time
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from llamaspec.benchmarks.suites.gpu.scale import Scale
 
 
 def time_start(scale: Scale, _: Clock, *, label: str, began: float) -> Iterator[Row]:
-    """Time the start, in one row. `began` is the time.time() at which the process was started."""
+    """Time the start, in one row. `began` is `time.time()` at the start of the process."""
     ready = time.time()
     model = scale.launched
     params = jax.block_until_ready(params_of(model, scale))
@@ -27,5 +27,5 @@ def time_start(scale: Scale, _: Clock, *, label: str, began: float) -> Iterator[
         "importing": ready - began,  # Python, JAX, the device
         "compiling": compiled - drawn,
         "first": first,
-        "in_all": ready - began + compiled - drawn + first,  # without reading weights, which are random here
+        "in_all": ready - began + compiled - drawn + first,  # without the time to make weights
     }

@@ -1,4 +1,4 @@
-"""Parts of the suite in their order, each in a process of its own, within a common time limit."""
+"""Runs the parts of the suite in order, each in a new process, within a common time limit."""
 
 import json
 import os
@@ -17,16 +17,16 @@ from typing import Any, NamedTuple
 from llamaspec.benchmarks.common.report import Row, skipped
 from llamaspec.benchmarks.suites.gpu.clock import Clock
 
-# By default the first process takes most of the memory, and each starts a NumPy thread for every core.
+# By default the first process takes most of the GPU's memory, and each process has a NumPy thread for every core.
 BESIDE_OTHERS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "OPENBLAS_NUM_THREADS": "2"}
 
-CANNOT_RUN = 3  # exit status of a part that says why on its last line
+CANNOT_RUN = 3  # exit status of a part that cannot run on this machine; its last line gives the reason
 GRACE = 5.0
-BATCH = 15.0  # grace of a part that looks at the clock only after it compiled several cases, for 8 seconds
-PATIENCE = 600.0  # for the first part, which must say if there is no GPU, on a slow machine too
+BATCH = 15.0  # grace of a part that compiles several cases, for 8 seconds, before it looks at the clock
+PATIENCE = 600.0  # grace of the first part, which must report a missing GPU even on a slow machine
 CACHE = "JAX_COMPILATION_CACHE_DIR"
 DRY_SECONDS = 600.0  # for each part of a dry run, on a slow machine too
-# Every program is cached, however quickly it compiled, as by the command.
+# Cache every program, even one that compiles quickly, as the command does.
 KEEP_ALL = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
 # JAX does not look for a GPU, and interpreted kernels, which call back into Python, do not wait for a free thread.
 ON_A_CPU = {"JAX_PLATFORMS": "cpu", "JAX_CPU_ENABLE_ASYNC_DISPATCH": "0", "NPROC": "16"}
@@ -34,14 +34,14 @@ ON_A_CPU = {"JAX_PLATFORMS": "cpu", "JAX_CPU_ENABLE_ASYNC_DISPATCH": "0", "NPROC
 
 @dataclass(frozen=True)
 class Part:
-    """Work of one process or of several equal ones."""
+    """The work of one process, or of several processes that share it."""
 
     section: str  # section of the report, and name in benchmarks/suites/gpu/__main__.py
-    seconds: float  # time limit; the next part may use what is left
+    seconds: float  # time limit; the next part may use the remaining time
     options: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     grace: float = GRACE  # seconds beyond the limit before the process is killed
-    starts: bool = False  # True: it gets its start time, and shares a compile cache
+    starts: bool = False  # whether the part gets its start time, and the compile cache that such parts share
     shares: int = 1  # processes at once that share the work
 
     def shared_out(self) -> list["Part"]:
@@ -57,7 +57,7 @@ class Part:
 
 
 class Found(NamedTuple):
-    """Row of a section."""
+    """A row, and the section of the report that it belongs to."""
 
     section: str
     row: Row
@@ -100,7 +100,7 @@ def plan(suite: str, *, dry: bool, batch: int = 1) -> list[Part]:
 def run_suite(
     suite: str, *, dry: bool, batch: int = 1, progress: Callable[[str, float], object] = lambda stage, share: None
 ) -> Iterator[Found]:
-    """Run a suite; yields every row, the machine's first. Raises ValueError where the suite cannot run.
+    """Run a suite. Yields every row, with the machine's first. Raises ValueError if the suite cannot run here.
 
     The suite `models` runs `batch` sequences at once.
 
@@ -123,7 +123,7 @@ def run_suite(
 
 
 def run_shares(part: Part, **how: Any) -> Iterator[Found]:
-    """Run the shares of a part; yields their rows, also of interrupted shares."""
+    """Run the shares of a part at the same time. Yields their rows, even if a share is interrupted."""
     shares = part.shared_out()
     results: list[list[Found]] = [[] for _ in shares]
     processes: list[subprocess.Popen] = []
@@ -131,7 +131,7 @@ def run_shares(part: Part, **how: Any) -> Iterator[Found]:
 
     def run(share: Part, rows: list[Found]) -> None:
         for row in run_part(share, started=processes.append, **how):
-            if not interrupted:  # an interrupted part says so itself
+            if not interrupted:  # the interruption is reported once, for the whole part
                 rows.append(row)
 
     with ThreadPoolExecutor(len(shares)) as pool:
@@ -154,7 +154,7 @@ def run_part(
     cache: str,
     started: Callable[[subprocess.Popen], object] = lambda process: None,
 ) -> Iterator[Found]:
-    """Run a part; yields its rows, and passes its process to `started`.
+    """Run a part. Yields its rows, and passes its process to `started`.
 
     Raises ValueError, with the message of the part, if it cannot run on this machine.
     """

@@ -1,4 +1,4 @@
-"""Fastest tile of each product: `llamaspec bench --suite kernels --tune FILE`.
+"""Finds the fastest tile of each product: `llamaspec bench --suite kernels --tune FILE`.
 
 `pallas_kernels.parts.tile` has a rule, and a table of shapes for which another tile is faster. This
 module makes the table.
@@ -54,7 +54,7 @@ def tune(scale: Scale, clock: Clock) -> Iterator[Row]:
 
 
 def listed(tile: Tile) -> list[int | None]:
-    """Convert a tile to an entry of the table, with null for what the rule decides, and without nulls at the end.
+    """Convert a tile to a list for the table: None for numbers that the rule chooses, without Nones at the end.
 
     >>> listed(Tile(16)), listed(Tile(16, blocks=264))
     ([16], [16, None, 264])
@@ -64,7 +64,7 @@ def listed(tile: Tile) -> list[int | None]:
 
 
 def product_of(case: Case) -> tuple[str, int, int, np.dtype] | None:
-    """Key of `tile_for` for a case; None if it has no tile of its own, or several vectors."""
+    """Return the arguments of `tile_for` for a case. None for a case without its own tile, or with several vectors."""
     op = case.op.split()[0]
     if op not in ("gemv", "norm_gate_up", "norm_qkv"):
         return None

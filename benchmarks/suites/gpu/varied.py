@@ -1,4 +1,4 @@
-"""Small cases with options that no published Llama uses, which the suite `kernels` holds to the exact numbers.
+"""Small cases with options that no published Llama uses. The suite `kernels` compares them with exact numbers.
 
 `kernel_cases.variants` has the same features in the shapes of two models, for which NumPy would take an hour. The cases
 here have short rows, or few long ones, but enough for several tiles a block.
@@ -48,7 +48,7 @@ def varied_cases() -> Iterator[Case]:
     yield come_and_go()
     yield from in_chunks()
     yield from in_wide_tiles()
-    yield kernel_cases()["gemv q8 norm 32000x2048 bfloat16"]  # it has tiles of its own
+    yield kernel_cases()["gemv q8 norm 32000x2048 bfloat16"]  # the table of tiles has an entry for it
     for batch in range(MOST_SEQUENCES + 1, MAX_BATCH + 1, 2):
         yield from routed_cases(NARROW, FLOAT32, batch)
         yield from routed_cases(NARROW, BFLOAT16, batch)
@@ -75,25 +75,25 @@ def at_once() -> Iterator[Case]:
 
 
 def crowded() -> Case:
-    """Yield a case that provokes a race between reads of shared memory and copies over them.
+    """Make a case that provokes a race between reads of shared memory and copies to the same memory.
 
-    Four blocks on a processor, the most for a kernel, delay the reads; short rings over a matrix in the L2 cache make
-    copies early. Without a fence 3,000 of 3,000 runs were wrong, and half of those with 400 blocks of 16 rows.
+    Four blocks on a processor, the maximum, delay the reads. Short rings over a matrix in the L2 cache make the copies
+    early. Without a fence, 3,000 of 3,000 runs were wrong, and with 400 blocks of 16 rows half of the runs.
     """
     return _in_tiles(kernel_cases()["gemv norm 32000x512 bfloat16"], Tile(8, 4, 528), "crowded")
 
 
 def come_and_go() -> Case:
-    """Yield products with more blocks than run at once, and rings that are filled again.
+    """Make a product with more blocks than run at once, and with rings that are filled again.
 
-    The heads of 70B and, with a longer ring, 8B have such tiles, and are too large to be held to a bound here."""
+    The heads of 70B and, with a longer ring, 8B have such tiles, but NumPy would take too long for them."""
     return _in_tiles(kernel_cases()["gemv norm 32000x2048 bfloat16"], Tile(32, 6, 1000), "come and go")
 
 
 def in_chunks() -> Iterator[Case]:
     """Yield every product that the table of tiles has in steps of several chunks of columns.
 
-    The head is too large to be held to a bound here, so a smaller matrix has its tile."""
+    NumPy would take too long for the head, so a smaller matrix gets the head's tile."""
     cases = kernel_cases()
     for shape in ("2048x2048", "2048x5632", "2048x8192", "4096x4096", "5120x5120"):
         yield cases[f"gemv residual {shape} bfloat16"]
@@ -119,7 +119,7 @@ def in_wide_tiles() -> Iterator[Case]:
 
 
 def _in_tiles(case: Case, tile: Tile, name: str) -> Case:
-    """Give a product the tiles of another matrix."""
+    """Return the case of a product with this tile, and with `name` added to its shape."""
     return replace(case, shape=f"{case.shape} {name}", function=partial(case.function, tile=tile))
 
 
@@ -129,7 +129,7 @@ def _downs(config: Config, cases: Iterable[Case]) -> Iterator[Case]:
 
 
 def attentions() -> Iterator[Case]:
-    """Yield attention with heads of 64 and 128, with own and shared keys, with windows, and with refilled rings."""
+    """Yield attention with heads of 64 and 128, one or more query heads per key head, windows, and refilled rings."""
     long = WORK._replace(several=False, capacity=8192)
     for dtype in (FLOAT32, BFLOAT16):
         for config in (NARROW, BROAD, ALONE):
@@ -142,18 +142,18 @@ def attentions() -> Iterator[Case]:
 
 
 def in_two_launches(config: Config, dtype: np.dtype, *, first: int = 0) -> Iterator[Case]:
-    """Yield products of codes by more vectors than a kernel takes at once; each op gets one such number, in turn."""
+    """Yield products of codes with more vectors than a kernel takes at once. Ops get different numbers of vectors."""
     sizes = range(AT_ONCE + 1, MAX_BATCH + 1)
-    # With float weights it is one launch, which is in the table.
+    # Products of float weights take one launch, and are in the table.
     by = [[case for case in several_cases(config, dtype, WORK, batch=batch) if " q" in case.op] for batch in sizes]
     for i, cases in enumerate(zip(*by, strict=True)):
         yield cases[(first + i + i // len(cases)) % len(cases)]  # shifts, so that an op gets different numbers
 
 
 def routed_cases(config: Config, dtype: np.dtype, batch: int) -> Iterator[Case]:
-    """Yield float products of more sequences than kernels take; XLA computes them.
+    """Yield float products of more sequences than kernels take, which XLA computes.
 
-    In bfloat16 the vector has no norm: XLA's form rounds a normalized vector before the product, and kernels do not.
+    In bfloat16 we leave out products with a norm: XLA rounds a normalized vector before the product, kernels do not.
     """
     dim, ffn = config.dim, config.ffn
     vectors = array(batch, ffn, dtype=dtype), array(batch, dim, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Quantized tensors of a GGUF file: decoded to float32, or as codes."""
+"""Reads quantized tensors of a GGUF file: decoded to float32, or as codes."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -20,7 +20,7 @@ AT_ONCE = 1 << 20  # weights decoded at a time, in float64
 
 
 class FormOfBlocks(NamedTuple):
-    """The form and group size of a type's blocks, as `model.checkpoints.checkpoint.Codes` has them."""
+    """The fields `form` and `group` of `model.checkpoints.checkpoint.Codes` for a type of ggml."""
 
     form: Form
     group: int
@@ -53,7 +53,7 @@ FORMS = {
 
 
 def dequantized(file: MappedFile, entry: GGUFEntry) -> Float32[np.ndarray, "..."]:
-    """Decode all weights exactly, rounded once to float32 as in ggml; NaN and infinity are kept."""
+    """Decode all weights to float32, each rounded once, as in ggml; NaN and infinity are kept."""
     array = np.empty(entry.shape, np.float32)
     rows, packed = array.reshape(-1, entry.shape[-1]), _packed(file, entry)
     step = max(1, AT_ONCE // rows.shape[1])
@@ -64,9 +64,10 @@ def dequantized(file: MappedFile, entry: GGUFEntry) -> Float32[np.ndarray, "..."
 
 
 def codes_of(file: MappedFile, entry: GGUFEntry, *, heads: int) -> Codes | None:
-    """Return the codes of a quantized matrix, None for a matrix of floats.
+    """Return the codes of a quantized matrix; None for a matrix of floats.
 
-    Its rows are `heads` heads of interleaved pairs, which become halves; with 0 heads rows keep their order.
+    The rows hold `heads` heads with interleaved pairs of RoPE, which we reorder to halves; with 0 heads, rows keep
+    their order.
     """
     if entry.type not in FORMS:
         return None
@@ -93,7 +94,7 @@ def _packed(file: MappedFile, entry: GGUFEntry) -> UInt8[np.ndarray, "rows bytes
 
 
 def _unpacked(packed: UInt8[np.ndarray, "rows bytes"], name: str) -> Quantized | Shifted:
-    """Return codes, scales and minima, exactly: no product of scales has more than 18 bits."""
+    """Return codes, scales and minima, all exact: a product of two scales has at most 18 bits."""
     kind = ggml.READABLE[name]
     blocks = kind.unpack(packed.reshape(len(packed), -1, kind.bytes))
 

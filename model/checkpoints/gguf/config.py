@@ -1,7 +1,7 @@
 """Read a GGUF file's keys into a `Config`, with the meaning that llama.cpp gives them.
 
-The architectures of `model.families` are read; "llama" is Mistral and Mixtral as well. A key that would change a number
-and is not implemented is refused by name.
+We read the architectures of `model.families`; files of Mistral and Mixtral name theirs "llama". If a key would change
+the computation and is not implemented, the file is refused, and the error names the key.
 """
 
 from collections.abc import Container
@@ -65,9 +65,10 @@ def read_config(
     factors: np.ndarray | None,
     long_factors: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Config:
-    """Read the hyperparameters of a file with these tensors and rope_freqs `factors`. Raises `CheckpointError`.
+    """Read the hyperparameters of a file. Raises `CheckpointError`.
 
-    `long_factors` are LongRoPE's, for short sequences and for long ones.
+    `tensors` are the names of the file's tensors, and `factors` the contents of rope_freqs.weight. `long_factors` are
+    LongRoPE's, for short sequences and for long ones.
     """
 
     def key(name: str) -> str:
@@ -149,7 +150,10 @@ def shortest(number: float) -> float:
 
 
 class Keys:
-    """The keys of an architecture without its name, as the functions of a family read them."""
+    """Reads the keys of an architecture for the functions of its family.
+
+    Callers leave out the architecture's name: "attention.scale" stands for "granite.attention.scale".
+    """
 
     def __init__(self, metadata: Metadata, name: str):
         self._metadata, self._name = metadata, name

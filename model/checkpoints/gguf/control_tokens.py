@@ -1,20 +1,21 @@
-"""Control tokens of a GGUF file, which its types of tokens often get wrong.
+"""Corrects the types of tokens in GGUF files, which are often wrong for control tokens.
 
-Converters have typed the markers of chats as normal or as user-defined tokens, and some files have no types. llama.cpp
-therefore knows many of them by name (src/llama-vocab.cpp, `llama_vocab::impl::load`, commit 00ad355), and its converter
-knows others by how they look (conversion/base.py, `does_token_look_special`). The rules here, in order:
+Converters gave many chat markers the type normal or user-defined, and some files have no types. llama.cpp therefore
+recognizes many markers by name (src/llama-vocab.cpp, `llama_vocab::impl::load`, commit 00ad355), and its converter
+recognizes others by how they look (conversion/base.py, `does_token_look_special`). The rules here, in order:
 
     1. A token with a name in `ENDS` or `FILL_IN` is a control token, even if its type says otherwise. As in llama.cpp.
-    2. A user-defined token that looks like a marker is one, and so is a normal token that no merge can make. A file of
-       llama.cpp's present converter has these types already. llama.cpp itself leaves them, and so takes `<|im_start|>`
-       in a person's text for the marker. We promise that such text stays text.
-    3. An id that the file names as the begin or the end of texts is a control token, if its name is in brackets.
-    4. The tokens with a name in `ENDS`, and the tokens that the file's keys name, end a text. `<|end|>` does not where
-       `<|return|>` and `<|call|>` do (gpt-oss, where it ends one message), nor where `<|calls|>` and `<|flush|>` do.
-       `</s>` is normal where `<|tool_response>` is there (Gemma 4). As in llama.cpp.
+    2. A token that looks like a chat marker is a control token if its type is user-defined, or if its type is normal
+       and no merge makes the token. Files of llama.cpp's present converter have these types already. llama.cpp does not
+       correct older files, so `<|im_start|>` in a person's text becomes the marker there. Here such text stays text.
+    3. A token that the file's keys name as the begin or the end of texts is a control token if its name is in brackets.
+    4. A text ends at the tokens with a name in `ENDS`, and at the tokens that the file's keys name. `<|end|>` is an
+       exception in vocabularies with `<|return|>` and `<|call|>` (gpt-oss, where it ends one message), or with
+       `<|flush|>` and one of `<|call|>` and `<|calls|>`. `</s>` is a normal token in vocabularies with
+       `<|tool_response>` (Gemma 4). As in llama.cpp.
 
-llama.cpp makes user-defined tokens of gpt-oss's `<|channel|>`, `<|message|>`, `<|start|>` and `<|constrain|>`, in
-order to print them. They stay control tokens here: our answers are told from thoughts by them.
+llama.cpp changes gpt-oss's `<|channel|>`, `<|message|>`, `<|start|>` and `<|constrain|>` to user-defined tokens, in
+order to print them. Here they stay control tokens, since `model.chat.channels` separates thoughts from answers by them.
 """
 
 import re
@@ -36,15 +37,15 @@ FILL_IN = frozenset({
     "<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>",
     "<|prefix|>", "<|suffix|>", "<|middle|>",
 })  # fmt: skip
-# The part of the converter's rule that is about chats. The letter or digit is ours, since "<|>" is an operator of
-# programs. The begin of a turn is Gemma's, which older files have as user-defined.
+# The part of the converter's rule that is about chats. We also require a letter or a digit, since "<|>" is an operator
+# in programs. <start_of_turn> is Gemma's, and older files give it the type user-defined.
 MARKER = re.compile(r"<\|.*\w.*\|>|<｜.*\w.*｜>|<start_of_turn>", re.DOTALL)
 BRACKETS = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 LONGEST_MARKER = 100  # characters
 
 
 def ending_names(names: Collection[str]) -> frozenset[str]:
-    """The names in a vocabulary that end a text.
+    """Select the names that end a text, from all names of a vocabulary (rule 4).
 
     >>> sorted(ending_names({"<|end|>", "<|return|>", "<|call|>", "a"})), sorted(ending_names({"<|end|>", "<|user|>"}))
     (['<|call|>', '<|return|>'], ['<|end|>'])
@@ -60,10 +61,11 @@ def ending_names(names: Collection[str]) -> frozenset[str]:
 def corrected_types(
     ids: Mapping[str, int], types: Sequence[int], *, named: Iterable[int], merged: Collection[str] = ()
 ) -> list[int]:
-    """The types of tokens by the rules above.
+    """Correct the types of tokens by the rules above.
 
-    `ids` are the ids of all tokens by name. `named` are the ids that the file's keys name as the begin or the end of
-    texts. `merged` are the tokens that merges make: normal ones of them are parts of words, however they look.
+    `ids` has the ids of all tokens by name, and `types` the file's type for each id. `named` are the ids that the
+    file's keys name as the begin or the end of texts. `merged` are the names of tokens that merges make: normal tokens
+    among them are parts of words, even if they look like markers.
 
     >>> names = ["<|im_start|>", "<|im_end|>", "<|>", "<think>", "<s>", "a"]
     >>> corrected_types({name: id for id, name in enumerate(names)}, [4, 1, 1, 4, 1, 1], named=[4, 5])

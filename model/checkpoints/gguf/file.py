@@ -1,7 +1,7 @@
 """The header of a GGUF file: its keys and its table of tensors (see `gguf.layout`).
 
-We parse it ourselves, to compare every stated length with the file's size first: the package gguf loops for minutes
-over a list of 2^40 numbers in a file of 60 bytes.
+We parse the header ourselves, and compare every stated length with the file's size first. The package gguf does not: it
+loops for minutes over a list of 2^40 numbers that a file of 60 bytes states.
 """
 
 import math
@@ -27,7 +27,7 @@ Value = int | float | bool | str | list[str] | np.ndarray
 
 
 class Metadata:
-    """Values by key, fetched by type; a `CheckpointError` names the key of a wrong one."""
+    """A file's values by key, fetched by type; a `CheckpointError` names the key of a value of the wrong type."""
 
     def __init__(self, values: Mapping[str, Value], path: str):
         self.values, self.path = values, path
@@ -162,14 +162,14 @@ class _Cursor:
         return self._texts(length, title)
 
     def _texts(self, length: int, title: str) -> list[str]:
-        """Read `count` strings, a million in half a second."""
+        """Read `length` strings, a million in half a second."""
         texts, data, at = [], self._bytes, self.at
         for i in range(length):
             begin = at + layout.LENGTH.size
             end = begin + int.from_bytes(data[at:begin], "little")
             if end > len(data):
                 self.at = at
-                self.take(end - at, f"text {i} of {title}")  # says what is wrong
+                self.take(end - at, f"text {i} of {title}")  # raises an error that says what is wrong
             try:
                 texts.append(str(data[begin:end], "utf-8"))
             except UnicodeDecodeError as error:
@@ -239,7 +239,10 @@ def _read_table(cursor: _Cursor, tensors: int, alignment: int, size: int) -> dic
 
 
 def _read_entry(cursor: _Cursor, title: str, end: int, alignment: int) -> tuple[GGUFEntry, int]:
-    """Read the entry of a tensor that must begin at `end`, and where the next must begin, counted from the data."""
+    """Read the entry of a tensor, which must begin at `end`; returns the entry, and where the next tensor must begin.
+
+    Both places are counted from the start of the data.
+    """
     axes = cursor.unsigned(4, title)
     if not 1 <= axes <= layout.MOST_AXES:
         raise cursor.refused(f"{title} has {axes} axes, outside 1 to {layout.MOST_AXES}")

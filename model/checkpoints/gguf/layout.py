@@ -3,13 +3,13 @@
     "GGUF", u32 version, u64 number of tensors, u64 number of keys
     each key        string, u32 type of the value, the value; a list is u32 type, u64 length, the values
     each tensor     string, u32 axes, u64 sizes from the innermost axis outwards, u32 type, u64 offset
-    padding         to a multiple of general.alignment, 32 unless it is said; offsets count from here
-    each tensor     its rows, in blocks (see `reference.quantizers.ggml`), padded likewise
+    padding         to a multiple of general.alignment, 32 if no key states it; offsets count from here
+    each tensor     its rows, in blocks (see `reference.quantizers.ggml`), padded in the same way
 
 All numbers are little-endian; a string is a u64 length and UTF-8. Version 3 added big-endian files, and nothing else.
 
-The architecture "llama" interleaves the pairs of q and k, the others keep them as halves. One tensor holds the matrices
-of all experts of a layer. A tied output matrix is left out.
+Files of the architecture "llama" interleave the RoPE pairs of q and k; other architectures keep them as halves. One
+tensor holds the matrices of all experts of a layer. A tied output matrix is left out.
 """
 
 import struct
@@ -52,8 +52,8 @@ TYPE_NAMES = {
     20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
     29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
 }  # fmt: skip
-# Types that ggml has dropped, each with the one that a file of the same weights has now (ggml/include/ggml.h). Those
-# with two numbers at the end were rearranged for one kind of processor, which programs now do as they load a file.
+# Types that ggml has dropped, each with the type that has replaced it (ggml/include/ggml.h). Types such as Q4_0_4_4
+# were rearranged for one kind of processor; programs now rearrange weights as they load a file.
 DROPPED_TYPES = {
     4: ("Q4_2", "Q4_0"), 5: ("Q4_3", "Q4_1"), 31: ("Q4_0_4_4", "Q4_0"), 32: ("Q4_0_4_8", "Q4_0"),
     33: ("Q4_0_8_8", "Q4_0"), 36: ("IQ4_NL_4_4", "IQ4_NL"), 37: ("IQ4_NL_4_8", "IQ4_NL"), 38: ("IQ4_NL_8_8", "IQ4_NL"),
@@ -65,8 +65,8 @@ class Place(NamedTuple):
     """The location of a weight in a file."""
 
     name: str
-    at: int | None  # along the outermost axis, of an expert or a norm's head; None: the whole tensor
-    heads: int  # number of heads of interleaved pairs among its rows; 0: none
+    at: int | None  # index of an expert, or of a norm's head, on the outermost axis; None: the whole tensor
+    heads: int  # number of heads with interleaved RoPE pairs in the rows; 0: none
 
 
 def stored_shape(weight: Weight) -> tuple[int, ...]:

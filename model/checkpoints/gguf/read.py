@@ -70,10 +70,10 @@ def _factors(place: Located | None, name: str) -> np.ndarray | None:
 
 
 def _apart(config: Config, architecture: Architecture, located: dict[str, Located]) -> dict[str, Located]:
-    """Replace matrices that are stored as one by their parts, which are its rows."""
+    """Replace each fused matrix by its parts, which are consecutive rows of it."""
     apart = dict(located)
     for name, parts, rows in fused_rows(config, architecture.fused, architecture.names):
-        if place := apart.pop(f"{name}.weight", None):  # what is lacking is named later
+        if place := apart.pop(f"{name}.weight", None):  # `_places` refuses a file that lacks it.
             pieces = taken_apart(place.file.path, f"{name}.weight", place.entry, rows, by="its keys make")
             apart |= {f"{part}.weight": place._replace(entry=piece) for part, piece in zip(parts, pieces, strict=True)}
     return apart
@@ -81,7 +81,7 @@ def _apart(config: Config, architecture: Architecture, located: dict[str, Locate
 
 def _places(path: str, config: Config, architecture: Architecture, entries: Entries) -> dict[Weight, layout.Place]:
     """Locate each weight. Raises `CheckpointError` unless the file has exactly the tensors of `config`."""
-    if config.layers > len(entries):  # before a name is made for each
+    if config.layers > len(entries):  # checked before we make a name for each tensor
         raise refused(path, f"{len(entries)} tensors, too few for {config.layers} layers")
     if config.experts and (old := f"{layout.FIRST_EXPERT}.weight") in entries:
         what = f"has a tensor for each expert ({old}), as files had before April 2024"

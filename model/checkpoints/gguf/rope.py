@@ -1,12 +1,14 @@
-r"""Llama 3's rescaling of RoPE in GGUF: one factor per pair, which divides its frequency.
+r"""Llama 3's rescaling of RoPE in GGUF: rope_freqs.weight has a factor for each pair, which divides its frequency.
 
-The factors follow from four numbers (see `reference.rope.Llama3Scaling`) that a file does not hold. With the unscaled
-frequency f of a pair,
+The factors follow from the four numbers of `reference.rope.Llama3Scaling`: factor, low, high and original (the context
+before rescaling). A file need not hold these numbers, so we find them from the factors. For pair i with the unscaled
+frequency f_i,
 
     1 / factor_i = k_i + (1 - k_i) / factor        k_i = clip(slope f_i + shift, 0, 1)
     slope = original / (2 pi (high - low))         shift = -low / (high - low)
 
-so the largest factor is `factor`, and any original context will do: low and high go with it.
+So the largest factor is `factor`. The factors do not determine `original`: for each value there are a low and a high,
+both proportional to it, that give the same factors.
 """
 
 from itertools import pairwise
@@ -18,10 +20,10 @@ from llamaspec.model.checkpoints.checkpoint import refused
 from llamaspec.reference.rope import LinearScaling, Llama3Scaling, Scaling, frequencies
 
 ORIGINAL_CONTEXT = 8192  # of Llama 3, the origin of all rescaled Llamas
-USUAL = (1.0, 4.0)  # low and high of those; too few pairs may not determine them
+USUAL = (1.0, 4.0)  # low and high of Llama 3; few pairs may not determine them
 
-# llama.cpp computes k in float32 from a power, a wavelength, a quotient, a difference and a quotient. The error is
-# about 16 roundings of numbers up to high / (high - low), 4/3 in Llama 3. A factor of F multiplies it by at most F.
+# llama.cpp computes k in float32: a power, a wavelength, a quotient, a difference and a quotient. The error of k is
+# about 16 roundings of numbers up to high / (high - low), 4/3 in Llama 3. `factor` multiplies this error at most.
 ROUNDINGS = 32 * 2.0**-24
 
 
@@ -68,7 +70,7 @@ def _fitted(factors: Float[np.ndarray, " pairs"], head_dim: int, theta: float, o
         USUAL,
         rounded,
         (low, high),
-    ):  # round numbers if they fit
+    ):  # We prefer round numbers if they fit.
         scaling = Llama3Scaling(factor, float(low_frequency), float(high_frequency), original)
         if 0 < scaling.low_frequency < scaling.high_frequency:
             again = unscaled / frequencies(head_dim, theta=theta, scaling=scaling)
@@ -78,9 +80,10 @@ def _fitted(factors: Float[np.ndarray, " pairs"], head_dim: int, theta: float, o
 
 
 def _line(f: Float[np.ndarray, " pairs"], k: Float[np.ndarray, " pairs"], *, blur: float) -> tuple[float, float] | None:
-    """Fit a line to k where k is between 0 and 1, not above 0 where k is 0 and not below 1 where k is 1.
+    """Fit the line k = slope f + shift to the pairs with k between 0 and 1; returns slope and shift.
 
-    Returns slope and shift. f falls from pair to pair. Returns None if k rises, or is nowhere 0.
+    The line is also at most 0 where k is 0, and at least 1 where k is 1. `f` must fall from pair to pair, and `blur` is
+    the error of k. Returns None if k rises, or is 0 for no pair.
     """
     zeros, ones = np.flatnonzero(k <= blur), np.flatnonzero(k >= 1 - blur)
     between = np.flatnonzero((k > blur) & (k < 1 - blur))
@@ -91,7 +94,7 @@ def _line(f: Float[np.ndarray, " pairs"], k: Float[np.ndarray, " pairs"], *, blu
     points = [(f[i], k[i]) for i in between]
     if len(points) >= 2:
         slope = (points[0][1] - points[-1][1]) / (points[0][0] - points[-1][0])
-    else:  # fewer than two points do not determine the slope: take the least that fits zeros and ones
+    else:  # Fewer than two points do not determine it: we take the least slope that fits zeros and ones.
         anchors = [slow, *points, *([fast] if fast else [])]
         steps = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(anchors)]
         slope = max(steps)

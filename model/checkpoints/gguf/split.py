@@ -1,6 +1,7 @@
 """Models that are split over several GGUF files, as llama-gguf-split names them: NAME-00001-of-00003.gguf and so on.
 
-The first file has the model's keys; every file has its own table of tensors and says which of how many parts it is.
+The first file has the model's keys; every file has its own table of tensors, and states
+its number and the number of files.
 """
 
 import re
@@ -26,10 +27,10 @@ class Located(NamedTuple):
 
 
 def locate(file: MappedFile, header: Header) -> dict[str, Located]:
-    """Locate the tensors of a file, and of the other parts next to it if it is the first of several.
+    """Locate the tensors of a file, and also of the other parts if the file is the first of several.
 
-    Raises `CheckpointError` for another part than the first, for one that is missing or of another model, and where the
-    parts have not exactly the tensors that the first one counts.
+    Raises `CheckpointError` if `file` is a part but not the first, if a part is missing or belongs to another model,
+    and if the parts together do not have as many tensors as the first one states.
     """
     metadata = header.metadata
     count = metadata.integer(COUNT, 1)
@@ -67,7 +68,7 @@ def _paths(metadata: Metadata, count: int) -> list[Path]:
 
 
 def _check_number(metadata: Metadata, number: int, count: int) -> None:
-    """Check that a file says of itself what its name says."""
+    """Check that a part's keys state the same number and count as the part's file name."""
     number_and_count = metadata.integer(NUMBER), metadata.integer(COUNT)
     if number_and_count != (number, count):
         actual = f"{NUMBER} {number_and_count[0]} and {COUNT} {number_and_count[1]}"

@@ -1,8 +1,8 @@
 """Write GGUF files for llama.cpp: weights in the stored dtype, in another float, or as Q8_0, Q4_0 or MXFP4.
 
-The chosen type holds for matrices only. Vectors and routers are float32, as llama.cpp computes with them. With four
-bits per weight, the output matrix (or a tied embedding) is Q8_0, since every logit depends on it; llama.cpp also spends
-more on it (Q6_K). A matrix keeps its stored type if its rows are not whole blocks.
+The chosen type is for matrices only. Vectors and routers are float32, since llama.cpp computes with them in float32. If
+the type has four bits, the output matrix (or a tied embedding) is Q8_0, since every logit depends on it; llama.cpp also
+spends more bits on it (Q6_K). A matrix keeps its stored type if its rows are not whole blocks.
 """
 
 import struct
@@ -37,7 +37,7 @@ AT_ONCE = 1 << 20  # weights encoded at a time
 
 
 class GGUFTensor(NamedTuple):
-    """A tensor of the file, and the weights in it: several if it holds all experts of a layer."""
+    """A tensor of the file, and the weights in it: several for fused matrices and for all experts of a layer."""
 
     name: str
     shape: tuple[int, ...]
@@ -61,10 +61,11 @@ def write_gguf(
 ) -> list[str]:
     """Write `checkpoint` to a new file `path`, tensor by tensor; `progress` is called with the name and bytes of each.
 
-    `to` is one of `FLOATS` or `QUANTIZED_TYPES`; None keeps what is stored. `vocabulary` holds the keys of tokenizer
-    and chat template (see `model.tokenizers.gguf_writer`). Returns the matrices that `to` could not divide into blocks.
-    Raises `CheckpointError`, and leaves nothing behind, where the file exists, the disk is full, a weight is not finite
-    or beyond what a type holds, or the model has something that llama.cpp does not know.
+    `to` is a key of `FLOATS` or `QUANTIZED_TYPES`; None keeps the stored dtype. `vocabulary` has the keys of the
+    tokenizer and the chat template (see `model.tokenizers.gguf_writer`). Returns the names of the matrices that keep
+    their dtype, since their rows are not whole blocks of `to`. Raises `CheckpointError`, and leaves no file behind, if
+    the file exists, the disk is full, a weight is not finite or too large for its type, or llama.cpp does not know a
+    part of the model.
     """
     config, architecture = checkpoint.config, architecture_for(checkpoint)
     stored = list(_stored(checkpoint, architecture, to))
@@ -105,12 +106,12 @@ def _type(to: str | None) -> str | None:
 
 
 def _may_have_type(weight: Weight) -> bool:
-    """Return whether the chosen type holds for a weight."""
+    """Tell whether the type that the user chose applies to a weight."""
     return weight.role in (*QUANTIZABLE, Role.EMBEDDING)
 
 
 def _stored(checkpoint: Checkpoint, architecture: Architecture, to: str | None) -> Iterator[GGUFTensor]:
-    """Yield the tensors of the file, in its order."""
+    """Yield the tensors of the file, in the file's order."""
     weights_by_name: dict[str, list[Weight]] = {}
     places = layout.places(checkpoint.config, architecture)
     fused = fused_rows(checkpoint.config, architecture.fused, architecture.names)
@@ -208,7 +209,7 @@ def _text(text: str) -> bytes:
 
 
 def _value(value: Value) -> bytes:
-    """Encode a value behind its type: integers in 32 bits, numbers in float32."""
+    """Encode the type of a value, then the value: integers in 32 bits, other numbers in float32."""
     match value:
         case bool():
             return struct.pack("<I?", layout.BOOL, value)

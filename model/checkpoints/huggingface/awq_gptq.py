@@ -86,7 +86,7 @@ class GPTQ(Rule):
         check_groups("g_idx", arrays.get("g_idx"), len(arrays["scales"]))
 
     def in_groups(self, arrays: Arrays, cols: int) -> bool:
-        """Return False if columns were quantized in another order (desc_act)."""
+        """Return False if columns were quantized in another order (desc_act), so that a group's columns lie apart."""
         return "g_idx" not in arrays or in_order(arrays["g_idx"], self.group_of(cols))
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Affine:
@@ -114,7 +114,7 @@ def _check_words(rows: int, cols: int) -> None:
 
 
 def read_awq(fields: Fields) -> Rule:
-    """Read the rule of a quantization_config. Raises `CheckpointError` for an unsupported one."""
+    """Read an AWQ layout from a quantization_config. Raises `CheckpointError` if it is not supported."""
     bits = fields.integer("bits", 4) if "bits" in fields.values else fields.integer("w_bit", 4)
     version, zero_point = fields.values.get("version", "gemm"), fields.boolean("zero_point", True)
     if bits != 4 or str(version).lower() != "gemm" or not zero_point:
@@ -125,7 +125,7 @@ def read_awq(fields: Fields) -> Rule:
 
 
 def read_gptq(fields: Fields) -> Rule:
-    """Read the rule of a quantization_config. Raises `CheckpointError` for an unsupported one."""
+    """Read a GPTQ layout from a quantization_config. Raises `CheckpointError` if it is not supported."""
     bits, form = fields.integer("bits"), fields.values.get("checkpoint_format") or "gptq"
     if fields.boolean("is_marlin_format", False):
         form = "marlin"
@@ -140,5 +140,5 @@ def read_gptq(fields: Fields) -> Rule:
 
 
 def read_marlin(fields: Fields) -> Rule:
-    """Read the rule of a quantization_config of "marlin", which says no more than its group size."""
+    """Read the layout of quant_method "marlin" from a quantization_config, which states only the group size."""
     return Marlin(group_size(fields.integer_or_none("group_size", 128)))

@@ -1,7 +1,8 @@
 """Ternary matrices in the layout of transformers' "bitnet" (https://arxiv.org/abs/2402.17764), quantized offline.
 
-weight         codes plus 1, two bits each: row i of a quarter of the rows in bits 0 and 1, of the next in 2 and 3
-weight_scale   one for the matrix; a weight is its code, -1, 0 or 1, divided by it
+weight         codes plus 1, two bits each: byte row i has matrix rows i, i + n, i + 2n and i + 3n, the first in
+               the lowest bits, where n is a quarter of the rows
+weight_scale   one number for the matrix; a weight is its code (-1, 0 or 1) divided by this number
 """
 
 import numpy as np
@@ -38,7 +39,7 @@ class BitNet(Rule):
 
 
 def read_bitnet(fields: Fields) -> Rule:
-    """Read the rule of a quantization_config. Raises `CheckpointError` for an unsupported one."""
+    """Read a BitNet layout from a quantization_config. Raises `CheckpointError` if it is not supported."""
     kind, mode = fields.values.get("linear_class", "bitlinear"), fields.values.get("quantization_mode", "offline")
     if (kind, mode) != ("bitlinear", "offline") or fields.boolean("use_rms_norm", False):
         what = f"bitnet with {short(kind)}, {short(mode)}"

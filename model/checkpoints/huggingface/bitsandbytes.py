@@ -5,12 +5,13 @@
     weight.quant_map                       the levels
     weight.quant_state.bitsandbytes__nf4   JSON: the block size, the matrix's shape (or bitsandbytes__fp4)
 
-If scales are quantized again, `absmax` holds their codes, weight.nested_absmax is b and weight.nested_quant_map the
-levels of `reference.quantizers.double_quantization`, and the JSON holds o. Blocks continue from row to row; they
-equal the blocks of `reference.quantizers.nf4` only if rows are whole blocks.
+If scales are quantized again (see `reference.quantizers.double_quantization`), `absmax` holds their codes,
+weight.nested_absmax is that module's b, weight.nested_quant_map its levels, and the JSON holds its o. bitsandbytes cuts
+a whole matrix into blocks, so a block may span rows. We read only matrices with rows of whole blocks: these are the
+blocks of `reference.quantizers.nf4`.
 
-LLM.int8 (see `reference.quantizers.llm_int8`) has int8 codes in weight, and each row's largest magnitude in SCB. The
-columns of activations that it multiplies in float16 are found as it runs, so that all columns are in the codes.
+LLM.int8 (see `reference.quantizers.llm_int8`) has int8 codes in weight, and each row's largest magnitude in SCB. It
+chooses the columns to multiply in float16 at run time, by the activations, so the codes have all columns.
 """
 
 import json
@@ -85,7 +86,7 @@ class BitsAndBytes(Rule):
         return Quantized(codes, scales.reshape(stop - start, -1))
 
     def pack(self, part: Part) -> dict[str, np.ndarray]:
-        """Pack some rows as `part` reads them, with plain scales."""
+        """Pack some rows: the inverse of `part`, with scales that are not quantized."""
         return {"weight": nf4.pack(part.codes).reshape(-1, 1), "weight.absmax": part.scales.reshape(-1)}
 
     def constants(self, rows: int, cols: int) -> dict[str, np.ndarray]:
@@ -151,7 +152,7 @@ def _offset(settings: dict[str, Any]) -> np.float32:
 
 
 def read_bitsandbytes(fields: Fields) -> Rule:
-    """Read the rule of a quantization_config. Raises `CheckpointError` for an unsupported one."""
+    """Read a bitsandbytes layout from a quantization_config. Raises `CheckpointError` if it is not supported."""
     four = fields.boolean("load_in_4bit", False) or fields.boolean("_load_in_4bit", False)
     kind = fields.values.get("bnb_4bit_quant_type", "fp4")
     storage = fields.values.get("bnb_4bit_quant_storage", "uint8")
@@ -166,7 +167,7 @@ def read_bitsandbytes(fields: Fields) -> Rule:
 
 
 def format_bitsandbytes(kind: Form = "nf4", *, plain: list[str]) -> dict[str, Any]:
-    """Format the quantization_config of a model with all linear modules in this layout, except `plain` ones."""
+    """Format the quantization_config of a model in this layout; `plain` names linear modules that are not quantized."""
     return {
         "quant_method": "bitsandbytes",
         "load_in_4bit": True,

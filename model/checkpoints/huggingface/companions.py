@@ -12,9 +12,9 @@ PATTERNS = ("tokenizer.model.v*", "additional_chat_templates/*.jinja")  # Mistra
 
 
 def companions(folder: Path) -> tuple[list[str], list[str]]:
-    """List the files to copy by their places in a folder, and a line for each that is left out.
+    """List the files to copy, by their paths in `folder`, and a message for each file that we do not copy.
 
-    A link that leads out of the folder is left out: it could publish any file of this machine.
+    We do not copy a link that leads out of the folder, since the copy could publish any file of this machine.
     """
     copied, notes = [], []
     files = [folder / name for name in NAMES]

@@ -7,10 +7,11 @@
     mxfp4-pack-quantized  weight_packed, weight_scale                 e2m1
     nvfp4-pack-quantized  see `nvfp4`
 
-naive-quantized is the older name of int- and float-quantized. Integers, plus 8 or 128, are packed along a row into
-int32 words, the first lowest. A weight_zero_point is packed likewise, but along columns. A scale is for a group of a
-row, a row ("channel"), a block of rows and columns, or the whole matrix ("tensor"). A weight_g_idx, which names the
-group of each column, is there where columns were quantized in another order; such matrices run in float32.
+naive-quantized is the older name of int- and float-quantized. Integers of 4 bits plus 8, or of 8 bits
+plus 128, are packed along a row into int32 words, the first in the lowest bits. A weight_zero_point is packed in the
+same way, but along columns. A scale is for a group of a row, a row ("channel"), a block of rows and columns, or the
+whole matrix ("tensor"). If columns were quantized in another order, weight_g_idx names the group of each column; such
+matrices run in float32.
 """
 
 from typing import Any
@@ -42,7 +43,7 @@ from llamaspec.reference.quantizers.blocks import Quantized
 
 G_IDX = "weight_g_idx"
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
-FORMS: tuple[Form, ...] = ("int8", "int4", "fp8", "mxfp4")  # bits of codes with a format
+FORMS: tuple[Form, ...] = ("int8", "int4", "fp8", "mxfp4")  # forms of codes that have a format
 
 
 class CompressedTensors(Rule):
@@ -82,7 +83,7 @@ class CompressedTensors(Rule):
         return Quantized(codes if self.form == "int8" else codes.view(np.uint8), scales)
 
     def pack(self, part: Quantized | Affine) -> dict[str, np.ndarray]:
-        """Pack some rows as `part` reads them; `pack_zeros` packs zero points."""
+        """Pack codes and scales of some rows: the inverse of `part`. `pack_zeros` packs zero points."""
         codes = part.codes.view(E4M3) if self.form == "fp8" else part.codes
         return {"weight": codes, "weight_scale": part.scales}
 
@@ -96,7 +97,7 @@ class CompressedTensors(Rule):
         return {}
 
     def _rows(self, grid: np.ndarray, start: int, stop: int) -> np.ndarray:
-        """Take the part of a grid of scales or zero points that belongs to some rows."""
+        """Select the scales or zero points of some rows from a matrix's whole grid."""
         if not self.rows_alike:
             return np.broadcast_to(grid.reshape(1, 1), (stop - start, 1)).copy()
         return grid[np.arange(start, stop) // self.rows_alike]
@@ -179,7 +180,7 @@ class PackedMX(CompressedTensors):
 
 
 def read_compressed_tensors(fields: Fields) -> Rule:
-    """Read the rule of a quantization_config. Raises `CheckpointError` for an unsupported one."""
+    """Read the layout in a quantization_config. Raises `CheckpointError` if it is not supported."""
 
     def refuse(what: str):
         return refused(fields.path, f"quantization_config: {what}")
@@ -200,7 +201,7 @@ def read_compressed_tensors(fields: Fields) -> Rule:
 
 
 def _read_group(group: Fields, fields: Fields) -> Rule:
-    """Read the rule of one of the config_groups."""
+    """Read the layout of one of the config_groups."""
 
     def refuse(what: str):
         return refused(fields.path, f"quantization_config: {what}")
@@ -250,9 +251,10 @@ def _block(weights: Fields) -> tuple[int, int]:
 
 
 def rule_for(codes: Codes, *, rows_grouped: bool, int8_activations: bool) -> CompressedTensors:
-    """Choose the layout for such codes, with a scale per row or per group. Raises ValueError if there is none.
+    """Choose the layout for matrices with codes like `codes`. Raises ValueError if no layout fits.
 
-    int-quantized also tells readers to use int8 activations; pack-quantized is for all other int8 matrices.
+    With `rows_grouped` each group of a row has a scale, otherwise each row. int8 codes are written as int-quantized
+    with `int8_activations`, since that format tells readers to use int8 activations, and otherwise as pack-quantized.
     """
     if codes.form not in FORMS:
         raise ValueError(f"compressed-tensors has no format for {codes.form}")
@@ -271,7 +273,7 @@ INT8_ACTIVATIONS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy":
 
 
 def format_compressed_tensors(rule: CompressedTensors, *, plain: list[str]) -> dict[str, Any]:
-    """Format the quantization_config of a model with all linear modules in this layout, except `plain` ones."""
+    """Format the quantization_config of a model in this layout; `plain` names linear modules that are not quantized."""
     weights = {
         "num_bits": rule.bits,
         "type": "int" if rule.form in ("int4", "int8") else "float",

@@ -1,8 +1,8 @@
 """Read Hugging Face's config.json into a `Config`, with the meaning that transformers gives it.
 
-The families of `model.families` are read; SmolLM2, TinyLlama and others call themselves "llama". Where transformers 4
-and 5 spell a thing differently, both spellings are read. A key that would change a number and is not implemented is
-refused by name.
+We read the families of `model.families`; SmolLM2, TinyLlama and others name theirs "llama". If transformers 4 and 5
+spell a key differently, we read both spellings. If a key would change the computation and is not implemented, the file
+is refused, and the error names the key.
 """
 
 import builtins
@@ -24,7 +24,8 @@ from llamaspec.reference.config import Config
 def read_config(values: dict[str, Any], path: str | Path, family: Family | None = None) -> Config:
     """Read the hyperparameters in a parsed config.json; `path` is for errors. Raises `CheckpointError`.
 
-    `family` is the one that the file names, unless it is given: one with keys of its own.
+    If `family` is None, the file names the family. Callers pass a family if its keys differ from config.json's, as in
+    Mistral's own layout.
     """
     family = checked(family, Fields(values, path)) if family else family_of(Fields(values, path))
     fields = fields_within(values, path, family)
@@ -79,7 +80,7 @@ def read_tokens(
         ids = fields.ids(key) or frozenset()
         outside = sorted(id for id in ids if not 0 <= id < vocab)
         if key == "eos_token_id" and (ids == {-1} or all(id >= vocab for id in outside)):
-            ids = ids.difference(outside)  # The model never writes it, and transformers loads such a model.
+            ids = ids.difference(outside)  # The model never writes such an id, and transformers loads such a model.
         elif outside:
             raise refused(fields.path, f"{key} is {short(outside[0])}, outside a vocabulary of {vocab}")
         if key == "bos_token_id" and len(ids) > 1:
@@ -98,7 +99,7 @@ def family_of(fields: Fields) -> Family:
 
 
 def checked(family: Family, fields: Fields) -> Family:
-    """Return the family. Raises `CheckpointError` for a key that would change the computation and is not supported."""
+    """Return `family` if it supports all keys. Raises `CheckpointError` for a key that would change the computation."""
     own = fields_within(fields.values, fields.path, family).values
     for key, understood in {"hidden_act": ("silu",), **family.understood}.items():
         value = own.get(key, understood[0])
@@ -137,7 +138,7 @@ def _plain_default(name: str) -> Any:
 
 
 def _windows(fields: Fields, family: Family, layers: int) -> tuple[int | None, ...] | None:
-    """Read how many last positions each layer sees; None if every layer sees all."""
+    """Read how many last positions each layer sees: None for a layer that sees all, or if every layer does."""
     if family.windows == "none":
         return None
     used = family.windows in ("every layer", "by layer") or fields.boolean("use_sliding_window")

@@ -1,4 +1,4 @@
-"""A parsed config.json, to fetch values from by key and type."""
+"""Fetches values from a parsed config.json, by key and type."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ class Fields:
         return self._typed(key, value, "an integer", type(value) is int)
 
     def whole(self, key: str, default: int | None = None) -> int:
-        """An integer, which may be written as 8192.0: some tools write every number of a config.json so."""
+        """Read an integer, also if it is written as 8192.0, as some tools write all numbers of a config.json."""
         value = self.values.get(key)
         if isinstance(value, float) and value.is_integer():
             return int(value)
@@ -45,19 +45,19 @@ class Fields:
         return self._typed(key, value, "true or false", type(value) is bool)
 
     def ids(self, key: str) -> frozenset[int] | None:
-        """Token ids, given as one integer or a list; None if absent."""
+        """Read token ids, given as one integer or a list; None if absent."""
         value: Any = self.values.get(key)
         ids = value if isinstance(value, list) else [value]
         self._typed(key, value, "an integer or a list of them", value is None or all(type(id) is int for id in ids))
         return None if value is None else frozenset(ids)
 
     def object(self, key: str) -> dict[str, Any]:
-        """An object; empty if absent or null."""
+        """Read an object; empty if absent or null."""
         value = self.values.get(key)
         return self._typed(key, value, "an object", value is None or isinstance(value, dict)) or {}
 
     def numbers(self, key: str) -> tuple[float, ...]:
-        """A list of numbers. Raises `CheckpointError` if it is absent."""
+        """Read a list of numbers. Raises `CheckpointError` if it is absent."""
         value: Any = self.values.get(key)
         valid = isinstance(value, list) and all(type(number) in (int, float) for number in value)
         return tuple(float(number) for number in self._typed(key, value, "a list of numbers", valid))

@@ -5,8 +5,8 @@
     fbgemm_fp8                           weight, weight_scale: one for each row
     modelopt FP8                         weight, weight_scale: one for the matrix
 
-A weight is its code times its scale, under any of these names. Scales of inputs and of the KV cache, which are for
-products in e4m3, change no weight. Model Optimizer's NVFP4 is in `nvfp4`.
+A weight is its code times its scale, also if the scale's name ends in _inv. Scales of inputs and of the KV cache are
+for products in e4m3, and change no weight. Model Optimizer's NVFP4 is in `nvfp4`.
 """
 
 from llamaspec.model.checkpoints.checkpoint import refused
@@ -22,7 +22,7 @@ SCALES = ("weight_scale", "weight_scale_inv")
 
 
 class FP8(CompressedTensors):
-    """The layout of e4m3 codes, with scales under either name."""
+    """The layout of e4m3 codes, with scales named weight_scale or weight_scale_inv."""
 
     def __init__(self, *, rows_alike: int, group: int | None = None):
         super().__init__("fp8", bits=8, group=group, zeros=False, rows_alike=rows_alike)
@@ -43,7 +43,9 @@ class FP8(CompressedTensors):
 
 
 def read_fp8(fields: Fields) -> Rule:
-    """Read the rule of a quantization_config of "fp8". Raises `CheckpointError` for an unsupported one."""
+    """Read the layout of quant_method "fp8" from a quantization_config. Raises `CheckpointError` if it is not
+    supported.
+    """
     if (form := fields.values.get("fmt", "e4m3")) not in ("e4m3", "float8_e4m3fn"):
         raise refused(fields.path, f"quantization_config: fp8 as {short(form)} is not read (only e4m3)")
     match fields.values.get("weight_block_size"):
@@ -56,15 +58,15 @@ def read_fp8(fields: Fields) -> Rule:
 
 
 def read_fbgemm(fields: Fields) -> Rule:
-    """Read the rule of a quantization_config of "fbgemm_fp8"."""
+    """Return the layout of quant_method "fbgemm_fp8", which has no settings."""
     del fields
     return FP8(rows_alike=1)
 
 
 def read_modelopt(fields: Fields) -> Rule:
-    """Read the rule of a quantization_config of "modelopt", or of hf_quant_config.json.
+    """Read the layout of Model Optimizer from a quantization_config, or from hf_quant_config.json.
 
-    Raises `CheckpointError` for an unsupported one.
+    Raises `CheckpointError` if it is not supported.
     """
     inner = Fields(fields.object("quantization") or fields.values, fields.path)
     match inner.values.get("quant_algo"):

@@ -5,11 +5,12 @@
     scale, zero   for each group: a weight is (code - zero) * scale
     shape, nbits, group_size, axis, ...   what config.json says, too
 
-A matrix is cut into groups as it lies in memory, row after row. With axis 1 a group is `group_size` neighbors, and the
-groups are the rows of what is packed. With axis 0 they are its columns, so that neighbors are in different groups; such
-matrices run in float32. Packing lays equal parts of these rows on each other, the first in the highest bits: halves for
-4 bits, quarters for 2, and tenths in int32 for 3, the last one perhaps padded. What hqq calls 1.58 bits are
-codes from 0 to 2, packed as 2 bits are. hqq itself saves no scales or zero points that are quantized in turn.
+hqq reshapes a matrix, row after row, to a grid of codes. With axis 1, each row of the grid is a group: `group_size`
+neighbors of the matrix. With axis 0, each column of the grid is a group, so neighbors are in different groups; such
+matrices run in float32. For packing, the rows of the grid are cut into equal parts, and one number holds a code of each
+part, the first part in the highest bits: 2 parts in a byte for 4 bits, 4 for 2 bits, and 10 in an int32 for 3 bits,
+where the last part may be padded. What hqq calls 1.58 bits are codes from 0 to 2, packed in 2 bits. hqq cannot save
+scales or zero points that are quantized themselves.
 """
 
 from typing import Any
@@ -31,7 +32,7 @@ DEQUANTIZE = "hqq's dequantize() of each layer makes such a model plain"
 
 
 class HQQ(Rule):
-    """The layout of matrices that all have the same settings."""
+    """The layout of a model with the same settings for all matrices."""
 
     zeros = False
 
@@ -45,7 +46,7 @@ class HQQ(Rule):
         return self.group or cols
 
     def _grid(self, rows: int, cols: int) -> tuple[int, int]:
-        """Give the shape of the codes before they are packed."""
+        """Return the shape of the grid of codes, before packing."""
         group = self.group or (rows if self.axis == 0 else cols)
         groups = rows * cols // group
         return (group, groups) if self.axis == 0 else (groups, group)
@@ -86,7 +87,7 @@ class HQQ(Rule):
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Shifted:
         packed, parts = arrays["W_q"], PARTS[self.bits]
         share, width = packed.shape
-        first, end = start * cols // width, -(-stop * cols // width)  # rows of what was packed
+        first, end = start * cols // width, -(-stop * cols // width)  # rows of the grid
         place, row = np.divmod(np.arange(first, end), share)
         bits = packed[row] >> (self.bits * (parts - 1 - place)).astype(packed.dtype)[:, None]
         codes = (bits & ((1 << self.bits) - 1)).astype(np.uint8).reshape(-1)[start * cols - first * width :]
@@ -97,7 +98,7 @@ class HQQ(Rule):
         return Shifted(codes if not self.middle else (codes ^ np.uint8(128)).view(np.int8), scales, minima)
 
     def _scales(self, grid: np.ndarray, start: int, stop: int, cols: int) -> np.ndarray:
-        """Take the scales or zero points of some rows: of each group of a row, or of each column."""
+        """Select the scales or zero points of some rows: one for each group, or with axis 0 for each column."""
         flat = grid.astype(np.float32).reshape(-1)
         if self.axis == 0:
             return flat[np.arange(start * cols, stop * cols).reshape(-1, cols) % len(flat)]
@@ -106,7 +107,7 @@ class HQQ(Rule):
 
 
 class ByTag(HQQ):
-    """Settings for some modules, by their names within a layer, as "self_attn.q_proj"."""
+    """Layouts that differ by tag: the name of a module within a layer, such as "self_attn.q_proj"."""
 
     def __init__(self, rules: dict[str, HQQ]):
         first = next(iter(rules.values()))
@@ -121,7 +122,7 @@ class ByTag(HQQ):
 
 
 def read_hqq(fields: Fields) -> Rule:
-    """Read the rule of a quantization_config. Raises `CheckpointError` for an unsupported one."""
+    """Read an hqq layout from a quantization_config. Raises `CheckpointError` if it is not supported."""
     settings = fields.object("quant_config")
     if "weight_quant_params" in settings or not settings:
         return _read_one(settings, fields)

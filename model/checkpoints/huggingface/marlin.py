@@ -4,10 +4,10 @@
     s           scales [groups, rows]
     workspace   for the kernel
 
-Tiles have 16 columns and 16 rows of the matrix. Four neighbors, of 64 rows, are stored together, in the order that the
-threads of a warp multiply them in: a thread has a row of each half of a tile, and two neighbors of each half of its
-columns. Scales of groups are the scales of 64 rows as an 8 x 8 square, transposed; scales of whole rows move 32 at a
-time.
+A tile has 16 rows and 16 columns of the matrix. Four neighboring tiles, with 64 rows, are stored together, in the order
+of the threads of a warp. Each thread has one row of each half of a tile's rows, and two neighbors of each half of its
+columns. If a group has a scale, the scales of 64 rows are stored as an 8 x 8 square, transposed. If a whole row has a
+scale, 32 scales at a time are reordered.
 """
 
 import numpy as np

@@ -3,8 +3,8 @@
     compressed-tensors   weight_packed, weight_scale, weight_global_scale    w = code * scale / global scale
     Model Optimizer      weight, weight_scale, weight_scale_2                w = code * scale * scale_2
 
-A code is e2m1, and its scale, one for each 16 columns, e4m3. Twice a code is an integer, so matrices run as int8, with
-half the scale. The product (or quotient) of the two scales is rounded to float32, as their owners do.
+A code is a number e2m1, and each group of 16 columns has a scale in e4m3. Twice a code is an integer, so matrices run
+as int8, with half the scale. The product (or quotient) of the two scales is rounded to float32, as both libraries do.
 """
 
 import ml_dtypes

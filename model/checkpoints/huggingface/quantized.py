@@ -36,9 +36,9 @@ OWNERS = {
     "quanto": "transformers with optimum-quanto",
     "exl2": "exllamav2",
 }
-# Files of AutoGPTQ, autoawq and Model Optimizer that say what quantization_config says, and its quant_method.
+# Files of AutoGPTQ, autoawq and Model Optimizer in place of a quantization_config, with the quant_method of each.
 BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
-# Scales of products and of a KV cache in e4m3, which change no weight: of a module, and of an attention layer.
+# Scales for activations and for a KV cache in e4m3, which change no weight: of any module, and of attention.
 OF_ACTIVATIONS = (
     *("input_scale", "input_zero_point", "output_scale", "activation_scale", "input_scale_ub", "input_global_scale"),
     *("k_scale", "v_scale", "q_scale"),
@@ -48,7 +48,7 @@ Located = dict[str, tuple[MappedFile, HeaderEntry]]
 
 
 def read_rule_beside(directory: Path) -> Rule | None:
-    """Read the rule from a file next to a config.json without one, as in older releases; None if there is none.
+    """Read the layout from a file next to config.json, as in older releases; None if there is no such file.
 
     Raises `CheckpointError`.
     """
@@ -62,9 +62,9 @@ def read_rule_beside(directory: Path) -> Rule | None:
 
 
 def read_rule(values: dict[str, Any], path: Path) -> Rule | None:
-    """Read the quantization_config of a parsed config.json; None if there is none. Raises `CheckpointError`.
+    """Read the layout in the quantization_config of a parsed config.json; None if there is none.
 
-    It is None as well for MXFP4 of experts that are stacked.
+    Also returns None for gpt-oss's experts in MXFP4, which `stacked_experts` reads. Raises `CheckpointError`.
     """
     stated = Fields(values, path)
     fields = Fields(stated.object("quantization_config") or stated.object("compression_config"), path)
@@ -100,9 +100,10 @@ def _how_to_convert(method: object) -> str:
 
 
 def take_quantized(rule: Rule, expected: Mapping[str, Weight], located: Located, path: str) -> dict[str, Tensor]:
-    """Take the quantized matrices among the `expected` weights out of `located`; both are keyed by the file's names.
+    """Make tensors of the quantized matrices among the `expected` weights, and remove their parts from `located`.
 
-    Raises `CheckpointError` for a module that lacks a tensor, or has one of another shape or dtype.
+    Both dictionaries have the names of the file as keys. Raises `CheckpointError` for a module that lacks a tensor, or
+    has one of another shape or dtype.
     """
     tensors = {}
     for name, weight in expected.items():
@@ -161,7 +162,7 @@ def _parts(rule: Rule, arrays: Arrays, shape: tuple[int, int]) -> Iterator[Part]
 
 
 def _drop_extras(module: str, located: Located, *, keep_bias: bool, path: str) -> None:
-    """Drop tensors of quantizers that change no number: scales of inputs, biases of 0."""
+    """Drop a quantized module's tensors that change no result: scales for activations, and a bias of zeros."""
     for part in OF_ACTIVATIONS:
         located.pop(f"{module}.{part}", None)
     bias = f"{module}.bias"

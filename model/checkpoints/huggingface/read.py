@@ -45,7 +45,7 @@ class Description(NamedTuple):
 def open_huggingface(directory: Path, weights: MappedFile | None = None, *, tied: bool | None = None) -> Checkpoint:
     """Open a directory, or only its file `weights`. Raises `CheckpointError`.
 
-    `tied` takes the place of tie_word_embeddings in config.json.
+    `tied` replaces tie_word_embeddings of config.json.
     """
     path = directory / "config.json"
     with os_errors(directory):
@@ -56,7 +56,10 @@ def open_huggingface(directory: Path, weights: MappedFile | None = None, *, tied
 
 
 def open_described(directory: Path, weights: MappedFile | None, description: Description) -> Checkpoint:
-    """Open a directory, or only its file `weights`, as `description` has it. Raises `CheckpointError`."""
+    """Open a directory, or only its file `weights`; `description` says which model these are.
+
+    Raises `CheckpointError`.
+    """
     config_path, values, family, stem, form = description
     generation_path = directory / "generation_config.json"
     config = read_config(values, config_path, family)
@@ -112,10 +115,10 @@ def _in_float32(read: Callable[[], np.ndarray]) -> np.ndarray:
 
 
 def _apart(path: str, config: Config, family: Family, located: Located) -> Located:
-    """Replace matrices that are stored as one by their parts, which are its rows."""
+    """Replace each fused matrix by its parts, which are consecutive rows of it."""
     apart = dict(located)
     for name, parts, rows in fused_rows(config, family.fused, family.names):
-        if place := apart.pop(f"{name}.weight", None):  # what is lacking is named later
+        if place := apart.pop(f"{name}.weight", None):  # `_check_tensors` names it.
             file, entry = place
             pieces = taken_apart(path, f"{name}.weight", entry, rows, by="config.json makes")
             apart |= {f"{part}.weight": (file, piece) for part, piece in zip(parts, pieces, strict=True)}
@@ -178,7 +181,7 @@ def _shard_path(directory: Path, index_path: Path, name: str) -> Path:
 
 
 def _check_number(path: str, config: Config, located: Located) -> None:
-    heads = config.heads if config.head_qk_norm else 0  # each has a norm
+    heads = config.heads if config.head_qk_norm else 0  # each head has a norm
     if config.layers * max(1, config.experts, heads) > len(located):  # checked before a name is made for each tensor
         per_layer = f"{heads} heads with norms" if heads else f"{config.experts} experts"
         raise refused(path, f"{len(located)} tensors, too few for {config.layers} layers ({per_layer})")
@@ -193,7 +196,10 @@ def _check_tensors(
     *,
     by: str,
 ) -> None:
-    """Raise `CheckpointError` unless the tensors that are left are the `expected` ones, by the file `by`."""
+    """Raise `CheckpointError` unless `located` has exactly the `expected` tensors, with their shapes.
+
+    `by` is the name of the file that prescribes them, for messages.
+    """
     head, embedding = f"{names['head']}.weight", f"{names['embedding']}.weight"
     for name, shape in expected.items():
         if name not in located:
@@ -212,7 +218,7 @@ def _check_tensors(
 
 
 def _hint(missing: str, head: str, located: Located) -> str:
-    """A likely reason why a tensor is not there, for the end of the error's line."""
+    """Guess why a tensor is missing, for the end of an error message."""
     if missing == head:
         return '; if the model shares it with the embedding, config.json needs "tie_word_embeddings": true'
     for name in located:

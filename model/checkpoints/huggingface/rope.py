@@ -1,7 +1,7 @@
 """RoPE in config.json: theta, the features that are turned, and rescalings.
 
-As in transformers, `rope_scaling` (of its version 4) wins over `rope_parameters` (5). Where layers with a window turn
-otherwise than the rest, version 5 has an object for each of the two.
+As in transformers, `rope_scaling` (written by version 4) wins over `rope_parameters` (version 5). If layers with a
+window have another RoPE than the other layers, version 5 writes an object for each of the two kinds.
 """
 
 import math
@@ -122,11 +122,11 @@ def _yarn(rope: Fields, original: int, context: int) -> YarnScaling:
 
 
 def format_rope(config: Config, keys: RopeKeys) -> dict[str, Any]:
-    """Format the keys that `read_rope` reads, so that transformers 4 and 5 read them alike."""
+    """Format the keys that `read_rope` reads, so that transformers 4 and 5 both read the same RoPE."""
     scaling = _format_scaling(config.scaling)
     full = config.rotary_dim is None and keys.fraction == 1
     fraction = {} if full else {"partial_rotary_factor": config.rotary_features / config.head_dim}
-    # transformers 4 reads these two, 5 the one after
+    # transformers 4 reads `rope_theta` and `rope_scaling`, transformers 5 reads `rope_parameters`.
     written: dict[str, Any] = {"rope_theta": config.theta, "rope_scaling": scaling, **fraction}
     if isinstance(config.scaling, LongRopeScaling):
         written["original_max_position_embeddings"] = config.scaling.original_context
@@ -134,7 +134,7 @@ def format_rope(config: Config, keys: RopeKeys) -> dict[str, Any]:
     if keys.local_theta is None:
         return written | {"rope_parameters": most}
     local = {"rope_theta": config.local_theta, "rope_type": "default"}
-    # With `rope_scaling`, transformers 5 takes no object for each kind of layer.
+    # If `rope_scaling` is present, transformers 5 reads no object for each kind of layer, so we leave it out.
     return {
         "rope_theta": config.theta,
         keys.local_theta[0]: config.local_theta,

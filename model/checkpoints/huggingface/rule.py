@@ -12,7 +12,7 @@ Arrays = Mapping[str, np.ndarray]
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 INT32 = ("int32",)
-ROWS = 32  # rows: their zero points fill whole int32 words, for any number of bits
+ROWS = 32  # the zero points of 32 rows fill whole int32 words, for any number of bits
 
 
 class StoredArray(NamedTuple):
@@ -32,11 +32,11 @@ class Rule(ABC):
 
     @abstractmethod
     def group_of(self, cols: int) -> int:
-        """Return the columns that share a scale, in a matrix with `cols` columns."""
+        """Return how many columns share a scale, in a matrix with `cols` columns."""
 
     @abstractmethod
     def stored(self, rows: int, cols: int) -> dict[str, StoredArray]:
-        """Return the tensors of a module; no plain module has the first of them."""
+        """Return the tensors of a quantized module. A module that has the first one, with its dtype, is quantized."""
 
     def in_groups(self, arrays: Arrays, cols: int) -> bool:
         """Return whether columns that share a scale are adjacent; if not, each column is a group."""
@@ -48,13 +48,13 @@ class Rule(ABC):
         del arrays, rows, cols
 
     def of(self, module: str) -> "Rule | None":
-        """Return the layout of a module, where several are used; None for one that is not quantized."""
+        """Return the layout of a module, if several are used; None if the module is not quantized."""
         del module
         return self
 
     @abstractmethod
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Part:
-        """Return some rows of a matrix; start and stop are multiples of `ROWS`, except at the ends.
+        """Return the rows from `start` to `stop`, which are multiples of `ROWS` or the end of the matrix.
 
         Every column has a scale if columns are not `in_groups`.
         """
@@ -93,11 +93,11 @@ def in_order(g_idx: np.ndarray, group: int) -> bool:
 
 
 def check_groups(name: str, g_idx: np.ndarray | None, groups: int) -> None:
-    """Raise ValueError where `g_idx` names a group that there is not."""
+    """Raise ValueError if `g_idx` names a group that does not exist."""
     if g_idx is not None and not (g_idx.min() >= 0 and g_idx.max() < groups):
         raise ValueError(f"{name} names groups from {g_idx.min()} to {g_idx.max()}, but there are {groups}")
 
 
 def group_size(size: int | None) -> int | None:
-    """Return the group size, or None for a whole row, which files call -1."""
+    """Return the group size, or None for a whole row, which files write as -1."""
     return size if size is not None and size > 0 else None

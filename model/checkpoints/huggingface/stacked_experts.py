@@ -1,11 +1,11 @@
-"""The experts of a layer in one tensor each for gate and up, down, and their biases, as gpt-oss has them.
+"""Experts as in gpt-oss: one tensor has gate and up of all experts of a layer, one has down, and two have biases.
 
     gate_up_proj          [experts, dim, 2 ffn]             floats, transposed: a column is a row of a matrix
     gate_up_proj_blocks   [experts, 2 ffn, dim / 32, 16]    or e2m1, two columns in a byte, the first in its low half
     gate_up_proj_scales   [experts, 2 ffn, dim / 32]        and its exponents: MXFP4, see `reference.quantizers.mx`
     gate_up_proj_bias     [experts, 2 ffn]
 
-Rows of gate and up alternate. down_proj is like it, with ffn for dim and dim for 2 ffn.
+Rows of gate and up alternate. down_proj has the same layout, with ffn in place of dim, and dim in place of 2 ffn.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +32,7 @@ Located = dict[str, tuple[MappedFile, HeaderEntry]]
 
 
 class Rows(NamedTuple):
-    """The rows of a stacked matrix that belong to a matrix of ours: every `step`-th from `first` on."""
+    """The rows of a stacked matrix that are one of our matrices: every `step`-th row, from row `first` on."""
 
     matrix: str
     first: int
@@ -60,9 +60,10 @@ def check_experts(path: str, config: Config, family: Family, located: Located) -
 
 
 def take_experts(expected: dict[str, Weight], located: Located, config: Config, family: Family, path: str):
-    """Take the experts' weights and biases out of both `expected` and `located`, keyed by the names in `expected`.
+    """Make tensors of the experts' weights and biases, and remove them from `expected` and `located`.
 
-    Raises `CheckpointError` for a tensor that is lacking, or has another shape or dtype.
+    Returns the tensors by their names in `expected`. Raises `CheckpointError` for a tensor that is missing, or has
+    another shape or dtype.
     """
     source = _Source(located, config.experts, path)
     experts = {name: weight for name, weight in expected.items() if weight.expert is not None}
@@ -86,7 +87,7 @@ class _Source:
         self._located, self._experts, self._path = located, experts, path
 
     def tensor(self, stem: str, weight: Weight, rows: Rows) -> Tensor:
-        """Make the tensor of one expert, a part of the tensors with names that begin with `stem`."""
+        """Make the tensor of one expert from the stacked tensors with names that begin with `stem`."""
         assert weight.expert is not None
         count = rows.step * weight.shape[0]
         if weight.role is Role.BIAS:
@@ -128,9 +129,9 @@ class _Source:
 
 
 def with_stacked_experts(checkpoint: Checkpoint, family: Family) -> tuple[dict[str, Tensor], bool]:
-    """Replace the experts' tensors by the stacked ones, which have the names of the file; say if they are in MXFP4.
+    """Return the checkpoint's tensors with the experts stacked, by the file's names, and whether experts are in MXFP4.
 
-    MXFP4 is kept where all experts have it. Raises `CheckpointError` where an exponent is a NaN.
+    The experts stay in MXFP4 if all of them are. Reading a tensor then raises `CheckpointError` if an exponent is NaN.
     """
     expert_names = {weight.name for weight in weights_of(checkpoint.config) if weight.expert is not None}
     in_mxfp4 = all(

@@ -1,7 +1,7 @@
 """Layouts for some modules of a model, as the `targets` of compressed-tensors name them.
 
-A target is the name of a module, "re:" and an expression for the beginning of one, or a class: "Linear" stands for all
-modules that no other target names.
+A target is the name of a module, "re:" and a regular expression that matches the beginning of a name, or a
+class: "Linear" stands for all modules that no other target names.
 """
 
 import re
@@ -13,7 +13,7 @@ from llamaspec.model.checkpoints.strict_json import short
 
 EVERY, PREFIX = "Linear", "re:"
 LONGEST, MOST_REPEATS = 200, 3
-# Repeats of a group and many repeats are left out: they take time that grows without bound with the name.
+# We refuse repeats of a group and many repeats: matching them may take too long.
 PLAIN = re.compile(r"(?:[\w.^$|(\-]|\\[.d]|\[[\w\-]+\]|\)(?![*+?])|[*+?](?![*+?]))*")
 
 
@@ -47,7 +47,7 @@ def _named(target: str, module: str) -> bool:
 
 
 def read_targets(group: Fields) -> list[str]:
-    """Read the targets of a group. Raises `CheckpointError` for what is not read.
+    """Read the targets of a group. Raises `CheckpointError` for targets that we cannot match.
 
     >>> read_targets(Fields({"targets": ["Linear", "re:.*down_proj$"]}, "config.json"))
     ['Linear', 're:.*down_proj$']

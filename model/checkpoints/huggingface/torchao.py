@@ -62,7 +62,7 @@ class ByteCodes(CompressedTensors):
 
 
 class PlainInt4(Rule):
-    """The layout of 4 bits with a zero point that is a weight."""
+    """The layout of 4-bit codes, with zero points in the unit of weights: see the table above."""
 
     form, zeros = "int4_min", False
 
@@ -78,14 +78,14 @@ class PlainInt4(Rule):
         return {CODES: StoredArray((rows, -(-cols // 2)), ("int8", "uint8")), SCALE: grid, ZERO: grid}
 
     def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Shifted:
-        codes = nibbles(arrays[CODES][start:stop].view(np.uint8))[:, :cols] ^ np.uint8(8)  # from -8 to 7, less -8
+        codes = nibbles(arrays[CODES][start:stop].view(np.uint8))[:, :cols] ^ np.uint8(8)  # -8 to 7, plus 8
         scales, middles = (arrays[name][:, start:stop].T.astype(np.float32) for name in (SCALE, ZERO))
         with np.errstate(over="ignore", invalid="ignore"):  # readers refuse what is not finite
             return Shifted(codes, np.ascontiguousarray(scales), middles - 8 * scales)
 
 
 def read_torchao(fields: Fields) -> Rule:
-    """Read the rule of a quantization_config. Raises `CheckpointError` for an unsupported one."""
+    """Read a torchao layout from a quantization_config. Raises `CheckpointError` if it is not supported."""
     stated = fields.values.get("quant_type")
     if not isinstance(stated, dict):
         raise _unread(fields, f"torchao with quant_type {short(stated)}, which is saved as a pickle,")
@@ -131,7 +131,7 @@ def _granularity(settings: Fields, kind: str, fields: Fields) -> dict[str, Any]:
 
 
 def _named(settings: Fields, key: str) -> object:
-    """Read a value of an enumeration or a dtype; None if it is absent."""
+    """Read the name of an enumeration's value or a dtype; None if it is absent."""
     return settings.object(key).get("_data")
 
 

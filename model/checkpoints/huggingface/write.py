@@ -43,15 +43,17 @@ def write_huggingface(
 ) -> list[str]:
     """Write `checkpoint` to a new directory, tensor by tensor, each in its own dtype, bit for bit.
 
-    Quantized matrices are written in the layouts of compressed-tensors, NF4 and FP4 in the layout of bitsandbytes, all
-    with scales in float32 unless they are exponents. Matrices of a GGUF file become float32 if no layout fits them all.
-    Experts of gpt-oss in MXFP4 have the layout of its release.
-    `int8_activations` tells readers to multiply int8 matrices by int8 activations (SmoothQuant). The tokenizer files
-    and chat template in or next to the source are copied, unless `files` replaces them. A link that leads out of the
-    source's folder is not followed: it could publish any file of this machine. `progress` is called with each tensor's
-    name and bytes. Returns a line for each file that was left out. Raises `CheckpointError`, and leaves nothing behind,
-    if the directory exists, the disk is full, a weight is not finite, or no family of transformers or no layout fits
-    the model.
+    Quantized matrices are written in the layouts of compressed-tensors; NF4 and FP4 in the layout of bitsandbytes;
+    gpt-oss's experts in MXFP4 in the layout of its release. Scales are float32 unless they are exponents. Matrices of a
+    GGUF file become float32 if no layout fits them all. `int8_activations` tells readers to multiply int8 matrices by
+    int8 activations (SmoothQuant).
+
+    The tokenizer files and the chat template next to the source are copied, unless `files` replaces them. We do not
+    follow a link that leads out of the source's folder, since the copy could publish any file of this machine.
+    `progress` is called with each tensor's name and bytes. Returns a line for each file that was left out.
+
+    Raises `CheckpointError`, and leaves nothing behind, if the directory exists, the disk is full, a weight is not
+    finite, or no family of transformers or no layout fits the model.
     """
     checkpoint = _held(checkpoint)
     family, in_mxfp4 = nearest_family(checkpoint.config), False
@@ -111,7 +113,7 @@ def write_huggingface(
 def _joined(
     entries: list[tuple[str, tuple[np.dtype, tuple[int, ...]]]], path: str
 ) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-    """Join the entries with the same name: their rows lie one below the other."""
+    """Join the entries with the same name: the parts of a fused matrix, one below the other."""
     joined: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
     for name, (dtype, shape) in entries:
         if name in joined:
@@ -123,14 +125,21 @@ def _joined(
 
 
 def _dtype(checkpoint: Checkpoint, rule: Written | None) -> str:
-    """Return the dtype for transformers to run in, which also rounds scales; bfloat16 decodes mxfp4 exactly."""
+    """Return the dtype that transformers will run in.
+
+    transformers also rounds scales to this dtype, so it is float32 for a quantized model. mxfp4 is an exception, since
+    bfloat16 decodes it exactly.
+    """
     if rule:
         return "bfloat16" if rule.form == "mxfp4" else "float32"
     return checkpoint.tensors[EMBEDDING].dtype.name
 
 
 def _held(checkpoint: Checkpoint) -> Checkpoint:
-    """Drop codes that no layout holds: of embeddings, minima, groups of one column, GGUF files of several types."""
+    """Drop the codes that no layout can hold, so that these weights are written as floats.
+
+    These are the codes of embeddings, codes with minima, groups of one column, and GGUF files of several types.
+    """
     matrices = quantizable(checkpoint.config)
     tensors = {
         name: tensor._replace(codes=in_whole_bytes(tensor.codes)) if tensor.codes else tensor

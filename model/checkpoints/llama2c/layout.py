@@ -6,11 +6,13 @@
     v3    the version 3 of KuiperLLama (https://github.com/zjhellofss/KuiperLLama, tools/export.py): the header of v0
           and an int32, the group size; int8 as in v2, then the embedding in float32; no RoPE tables
 
-A header is seven 32-bit integers: dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size, max_seq_len. Version 0
-negates vocab_size if the output projection is not the embedding; the other versions have a byte for that. Tensors are
-grouped by kind, all layers of one kind together. The pairs of q and k are interleaved.
-Version 3 has no mark: we recognize it by its size. If the output projection is tied, KuiperLLama reads the embedding's
-float32 as codes; we read it as float32.
+A header is seven 32-bit integers: dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size, max_seq_len. Versions 0
+and 3 negate vocab_size if the output projection is not the embedding; versions 1 and 2 have a byte for that. Tensors
+are grouped by kind, all layers of one kind together. The pairs of q and k are interleaved.
+
+A file of version 3 does not state its version: we recognize it by its size. If the output projection is tied,
+KuiperLLama reads the embedding's float32 as codes; we read it as float32.
+
 run.c fixes what headers leave out: theta 10000, eps 1e-5, BOS 1, EOS 2; BOS also ends a text.
 """
 
@@ -36,7 +38,7 @@ KUIPER = 3
 
 ROPE_TABLES = "rope"  # cosines, then sines, [context, head_dim / 2] each; only old readers use them
 
-# The parts of `model.tensors` in their order, each of all layers.
+# The order of the parts of `model.tensors` in a file, each with all layers together.
 _MATRICES = ("q", "k", "v", "o", "gate", "down", "up")
 _LEGACY_ORDER = (
     "embedding", "attention_norm", "q", "k", "v", "o", "ffn_norm", "gate", "down", "up", "norm", ROPE_TABLES, "head",
@@ -47,7 +49,7 @@ ORDER = {0: _LEGACY_ORDER, 1: _ORDER, 2: _ORDER, KUIPER: _KUIPER_ORDER}
 
 
 class StoredBlock(NamedTuple):
-    """A tensor in a file of one of the versions."""
+    """A tensor in a file of llama2.c."""
 
     weight: Weight | None  # None: the RoPE tables
     shape: tuple[int, ...]

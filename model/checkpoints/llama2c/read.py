@@ -22,7 +22,7 @@ AT_ONCE = 4 << 20  # codes per part
 
 
 def open_llama2c(file: MappedFile) -> Checkpoint:
-    """Open a file of any version. Raises `CheckpointError` unless its header explains its size exactly."""
+    """Open a file of any version. Raises `CheckpointError` unless the file has the size that its header implies."""
     version, config, group = _read_header(file)
     check_model(file.path, config, bos=layout.BOS, stops=layout.STOPS)
     if version == 2 and (shape := _undivided(config, version, group)):
@@ -127,7 +127,7 @@ def _dequantized(
 
 
 def _codes(file: MappedFile, stored: layout.StoredBlock, offset: int, *, heads: int) -> Codes | None:
-    """Return the int8 codes of a matrix, with pairs as halves; None if there are none, or groups span rows."""
+    """Return the int8 codes of a matrix, with pairs as halves; None if it has no codes, or if groups span rows."""
     rows, cols = stored.shape
     if not stored.group or cols % stored.group:
         return None

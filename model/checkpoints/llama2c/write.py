@@ -27,10 +27,10 @@ def write_llama2c(
 ) -> None:
     """Write `checkpoint` to a new file `path`, tensor by tensor; `progress` is called with the name and bytes of each.
 
-    Weights of other dtypes become float32, exactly. With `int8` all but the norms are quantized as in export.py, but in
-    groups that divide every row (see `reference.quantizers.llama2c`). Raises
-    `CheckpointError`, and leaves nothing behind, where the file exists, the disk is full, a weight is not finite, or
-    the model has something that the format cannot say.
+    Weights of other dtypes become float32, exactly. With `int8`, all weights except norms are quantized as in
+    export.py, but in groups that divide every row (see `reference.quantizers.llama2c`). Raises `CheckpointError`, and
+    leaves no file behind, if the file exists, the disk is full, a weight is not finite, or the format cannot hold a
+    part of the model.
     """
     _refuse_unsayable(checkpoint)
     config = checkpoint.config
@@ -88,7 +88,10 @@ def _values(checkpoint: Checkpoint, weight: Weight) -> np.ndarray:
 
 
 def _write_rope_tables(file: BinaryIO, config: Config) -> None:
-    """Write cosines, then sines. Angles are rounded to float32 as in export.py, cosines and sines correctly."""
+    """Write cosines, then sines, correctly rounded to float32.
+
+    Their angles are rounded to float32 before, as in export.py.
+    """
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
     frequencies = 1 / np.float32(layout.THETA) ** exponents  # [pairs]
     for function in (np.cos, np.sin):

@@ -21,7 +21,7 @@ from llamaspec.reference.quantizers.minifloat import E4M3
 
 
 def encode(blocks: Blocks, tops: Tops, largest: Float64[Array, ""]) -> Encoded:
-    """Do what `reference.quantizers.minifloat.quantize` does, to E4M3."""
+    """Quantize to E4M3 as `reference.quantizers.minifloat.quantize` does."""
     scales, reciprocals = scales_for(tops, largest)
     magnitudes, divisors = jnp.abs(blocks), jnp.broadcast_to(scales[..., None], blocks.shape)
     exponents = exponent_to(magnitudes * reciprocals[..., None], E4M3)
@@ -31,7 +31,7 @@ def encode(blocks: Blocks, tops: Tops, largest: Float64[Array, ""]) -> Encoded:
 
 
 class FP8(QuantizedMatrix):
-    """Floats in e4m3. A float16 that is 2^8 times smaller has the same exponent and mantissa, subnormals included."""
+    """Floats in e4m3. A code's bits, shifted into a float16, are the value divided by 2^8, subnormals included."""
 
     __slots__ = ()
     form = "fp8"
@@ -49,6 +49,6 @@ class FP8(QuantizedMatrix):
 
     @staticmethod
     def decode(codes: Array) -> Array:
-        # A signed byte extends its sign to bit 15, where it belongs, and to bit 14, where it is cleared.
+        # Widening a signed byte copies its sign. After the shift, bit 15 is the sign, and we clear the copy in bit 14.
         bits = codes.astype(jnp.int16) << 7 & ~(1 << 14)
         return lax.bitcast_convert_type(bits, jnp.float16).astype(jnp.float32)

@@ -43,10 +43,10 @@ class Int5(Int8):
 
 
 def _counted(codes: UInt8[Array, "*shape"], steps: int, *, less: int) -> Float[Array, "*shape"]:
-    """Compute codes / steps - less exactly, for a power of two `steps`.
+    """Compute codes / steps - less exactly; `steps` is a power of two.
 
-    The last bit of the mantissa of 2^23 / steps counts 1 / steps. A code that is put there is a float without a
-    conversion, and the code of a high half needs no shift.
+    The last mantissa bit of the float 2^23 / steps is worth 1 / steps. Writing a code into the mantissa therefore adds
+    codes / steps, without a conversion of integers. For the high half of a byte, `steps` is 16, which saves a shift.
     """
     start = np.float32(2**23 / steps)
     return lax.bitcast_convert_type(codes.astype(jnp.uint32) | start.view(np.uint32), jnp.float32) - (start + less)

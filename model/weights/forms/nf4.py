@@ -1,4 +1,4 @@
-"""NF4 and bitsandbytes' FP4: indices of sixteen levels."""
+"""NF4 and bitsandbytes' FP4: each code is an index into sixteen levels."""
 
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from llamaspec.reference.quantizers.nf4 import FP4, NF4
 
 
 def encode(blocks: Blocks, tops: Tops, largest: Float64[Array, ""]) -> Encoded:
-    """Do what `reference.quantizers.nf4.Codebook.quantize` does, in float32 as well."""
+    """Quantize to NF4 as `reference.quantizers.nf4.Codebook.quantize` does. Both compute in float32."""
     reciprocals = (largest / jnp.where(tops == 0, 1, tops).astype(jnp.float64)).astype(jnp.float32)
     scaled = blocks * reciprocals[..., None]
     ordered = NF4.levels[NF4.order]
@@ -27,7 +27,7 @@ def encode(blocks: Blocks, tops: Tops, largest: Float64[Array, ""]) -> Encoded:
 
 
 def _chosen(codes: Array, levels: Float[np.ndarray, " levels"]) -> Any:
-    """Choose a level for each code, by its bits."""
+    """Select the level of each code, one bit of the code after the other."""
     if len(levels) == 1:
         return levels[0]
     lower, upper = np.split(levels, 2)
@@ -35,7 +35,7 @@ def _chosen(codes: Array, levels: Float[np.ndarray, " levels"]) -> Any:
 
 
 class _CodebookCodes(QuantizedMatrix):
-    """Sixteen levels, chosen by bits: 15 selections are faster than a table in memory."""
+    """Codes that are decoded by 15 selections on their bits, which is faster than a table in memory."""
 
     __slots__ = ()
     compiler_bytes = 3_000_000
@@ -43,17 +43,18 @@ class _CodebookCodes(QuantizedMatrix):
 
     @property
     def slices(self) -> int:
-        """Most of `pieces` to multiply in one loop, which depends on the size of the matrix.
+        """The largest number of `pieces` to multiply in one loop; it depends on the size of the matrix.
 
-        With 64, XLA needs a minute and 5 GB to compile 24 layers, and the loop is slower. Fewer leave more partial
-        sums, which should stay in a cache: 16 are fastest for 28,672 x 4,096, and 4 for a small model.
+        With 64 pieces, XLA needs a minute and 5 GB to compile 24 layers, and the loop is slower. Fewer pieces leave
+        more partial sums, which should stay in a CPU cache: 16 pieces are fastest for a matrix of 28,672 x 4,096, and
+        4 for a small model.
         """
         weights = 2 * self.codes.size
         return 4 if weights <= 1 << 22 else 8 if weights <= 1 << 25 else 16
 
 
 class NF4Codes(_CodebookCodes):
-    """The levels of NF4."""
+    """Codes of NF4."""
 
     __slots__ = ()
     form = "nf4"
@@ -63,7 +64,7 @@ class NF4Codes(_CodebookCodes):
 
 
 class FP4Codes(_CodebookCodes):
-    """The levels of bitsandbytes' FP4."""
+    """Codes of bitsandbytes' FP4."""
 
     __slots__ = ()
     form = "fp4"
@@ -71,7 +72,7 @@ class FP4Codes(_CodebookCodes):
 
 
 class NF4Words(LevelWords):
-    """The levels of NF4. Kernels round them by 2^-23 at most."""
+    """Codes of NF4 in the layout of the kernels. Kernels round each level, by 2^-23 at most."""
 
     __slots__ = ()
     form = "nf4"
@@ -79,7 +80,7 @@ class NF4Words(LevelWords):
 
 
 class FP4Words(LevelWords):
-    """The levels of FP4. Kernels round them by 2^-23 at most."""
+    """Codes of FP4 in the layout of the kernels. Kernels round each level, by 2^-23 at most."""
 
     __slots__ = ()
     form = "fp4"

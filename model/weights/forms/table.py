@@ -1,6 +1,6 @@
-"""The forms of codes by name.
+"""Tables from the name of a form to its classes.
 
-A form is in these tables because a module of this package has a class for it: no other file names the class.
+The tables are built from the modules of this package, so a new form needs only a new module.
 """
 
 import pkgutil
@@ -14,7 +14,7 @@ from llamaspec.model.weights.words import Words
 
 
 def _classes() -> Iterator[type[QuantizedMatrix]]:
-    """Yield the classes with a form that modules of this package define."""
+    """Yield all classes with a `form` that the modules of this package define."""
     for _, name, _ in pkgutil.iter_modules(llamaspec.model.weights.forms.__path__):
         if name == "table":
             continue
@@ -24,7 +24,7 @@ def _classes() -> Iterator[type[QuantizedMatrix]]:
                 yield value
 
 
-CLASS_OF_FORM: dict[Form, type[QuantizedMatrix]] = {  # as XLA reads them
+CLASS_OF_FORM: dict[Form, type[QuantizedMatrix]] = {  # layouts that XLA reads
     cls.form: cls for cls in _classes() if not issubclass(cls, Words)
 }
 WORDS: dict[Form, type[Words]] = {cls.form: cls for cls in _classes() if issubclass(cls, Words)}  # as kernels read them

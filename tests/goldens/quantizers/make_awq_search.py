@@ -1,14 +1,14 @@
-"""Write awq_search.json: the scales that autoawq's own search finds for some matrices, and the loss of each alpha.
+"""Write awq_search.json: the scales that autoawq's search finds for some matrices, and the loss for each alpha.
 
     python -m tests.goldens.quantizers.make_awq_search
 
-from the root of the repository, in an environment of its own (Python 3.11):
+Run it in the root of the repository, in a separate environment (Python 3.11):
 
     pip install torch transformers accelerate datasets
     pip install --no-deps autoawq
 
-autoawq searches one linear layer at a time, in float32 here, and uses only the norm of the inputs, as in the paper
-(`duo_scaling` off; on, which is its default, it divides by the weights' means too).
+autoawq searches one linear layer at a time, here in float32. With `duo_scaling` off, it uses only the inputs' norms, as
+in the paper; with the default, on, it also divides by the means of the weights.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""Write bitsandbytes.json: NF4 and FP4, their scales quantized again, and rows of int8, by bitsandbytes on a CPU.
+"""Write bitsandbytes.json: NF4, FP4, double-quantized scales and int8 rows, by bitsandbytes on a CPU.
 
     python -m tests.goldens.quantizers.make_bitsandbytes
 
-from the root of the repository, in an environment of its own (Python 3.11):
+Run it in the root of the repository, in a separate environment (Python 3.11):
 
     pip install torch bitsandbytes
 
@@ -26,8 +26,8 @@ CASES = [
     Weights("normal", seed=6, exponent=-60),
     Weights("normal", seed=6, exponent=60),
 ]
-SCALES = Weights("student", seed=7)  # what is quantized twice
-SCALES_SHAPE = (600,)  # two blocks and a short one
+SCALES = Weights("student", seed=7)  # the scales for double quantization
+SCALES_SHAPE = (600,)  # two whole blocks and a short one
 
 
 def text(data: np.ndarray) -> str:
@@ -79,7 +79,7 @@ def main() -> None:
     for weights in CASES:
         w = weights(*SHAPE)
         tensors[key(weights)] = {"nf4": four_bits(w, "nf4"), "fp4": four_bits(w, "fp4")}
-        if weights.kind != "denormal":  # 127 / max is infinite
+        if weights.kind != "denormal":  # 127 / max would be infinite
             tensors[key(weights)]["int8"] = rows(w)
     goldens = {"made": versions, "shape": SHAPE, "group": GROUP, "tensors": tensors}
     goldens["scales"] = {"shape": SCALES_SHAPE, **twice(np.abs(SCALES(*SCALES_SHAPE)))}

@@ -1,13 +1,13 @@
-"""Write bitsandbytes_files.json: what transformers saves of a linear layer in NF4 and FP4, by bitsandbytes on a CPU.
+"""Write bitsandbytes_files.json: a linear layer in NF4 and FP4, as transformers saves it by bitsandbytes on a CPU.
 
     python -m tests.goldens.quantizers.make_bitsandbytes_files
 
-from the root of the repository, in an environment of its own (Python 3.11):
+Run it in the root of the repository, in a separate environment (Python 3.11):
 
     pip install torch transformers accelerate bitsandbytes
 
-Each once with plain scales, once with scales that are quantized again. Tensors are in base64; of what
-bitsandbytes reads again, float32, the SHA-256.
+Each format is saved with plain scales and with double-quantized scales. Tensors are in base64; for the float32 weights
+that bitsandbytes reads back, we store the SHA-256.
 """
 
 import base64
@@ -36,7 +36,7 @@ def text(data: np.ndarray) -> str:
 
 
 def saved(kind: str, *, double: bool) -> dict[str, Any]:
-    """A model of one layer, loaded as NF4 or FP4 and saved."""
+    """Load a one-layer model as NF4 or FP4, and save it."""
     import torch  # pyright: ignore[reportMissingImports]
     from bitsandbytes import functional  # pyright: ignore[reportMissingImports]
     from safetensors.torch import load_file  # pyright: ignore[reportMissingImports]

@@ -1,12 +1,12 @@
-"""Write ggml.json: blocks that ggml's C makes of weights, and what it and gguf read from blocks of random bytes.
+"""Write ggml.json: blocks that ggml's C code quantizes, and weights that ggml and gguf read from random blocks.
 
     python -m tests.goldens.quantizers.make_ggml
 
-from the root of the repository, in an environment of its own (Python 3.11):
+Run it in the root of the repository, in a separate environment (Python 3.11):
 
     pip install numpy gguf llama-cpp-python
 
-Where the Python package gguf can quantize too, it must agree with the C, byte for byte. Bytes are in base64.
+If the Python package gguf can quantize a type too, its bytes must equal the C code's. Bytes are in base64.
 """
 
 import base64
@@ -30,17 +30,17 @@ CASES = [
     *(Weights(kind, seed=1) for kind in ("normal", "shifted", "student", "outliers", "equal", "lonely", "zero")),
     *(Weights(kind, seed=1) for kind in ("halves", "wide halves", "uniform", "one outlier")),
     Weights("denormal", seed=2),
-    Weights("normal", seed=3, exponent=-20),  # about 1e-6
+    Weights("normal", seed=3, exponent=-20),  # near 1e-6
     Weights("normal", seed=3, exponent=-12),
     Weights("normal", seed=3, exponent=12),
-    Weights("normal", seed=3, exponent=20),  # about 1e6: beyond the scales of some types, which C leaves infinite
+    Weights("normal", seed=3, exponent=20),  # near 1e6: beyond the scales of some types, which C leaves infinite
 ]
-OF_SUPERBLOCKS = ("normal", "shifted", "student", "outliers", "one outlier")  # of these all sizes
-UNDEFINED = [("MXFP4", "denormal")]  # a negative float becomes an unsigned byte
+OF_SUPERBLOCKS = ("normal", "shifted", "student", "outliers", "one outlier")  # kinds for `SUPERBLOCKS`
+UNDEFINED = [("MXFP4", "denormal")]  # C converts a negative float to an unsigned byte
 
 
 class Ggml:
-    """The functions of libggml that llama-cpp-python ships."""
+    """Functions of the libggml in llama-cpp-python."""
 
     def __init__(self):
         import gguf  # pyright: ignore[reportMissingImports]
@@ -96,7 +96,7 @@ def key(weights: Weights) -> str:
 
 
 def random_blocks(name: str, size: int, count: int, *, seed: int | None = None) -> np.ndarray:
-    """Any bytes, but scales and minima that are finite numbers of float16, both normal and not."""
+    """Draw any bytes, with finite float16 scales and minima, both normal and subnormal."""
     random = np.random.RandomState(zlib.crc32(name.encode()) if seed is None else seed)
     blocks = random.randint(0, 256, (count, size)).astype(np.uint8)
     at = {"Q4_1": [0, 2], "Q5_1": [0, 2], "Q2_K": [80, 82], "Q4_K": [0, 2], "Q5_K": [0, 2]}
@@ -131,7 +131,7 @@ def main() -> None:
     powers = ggml.dequantize(np.concatenate([exponents, ones], axis=-1), "MXFP4")[::32]
     versions = {"command": COMMAND, "python": platform.python_version(), "numpy": np.__version__, **ggml.versions}
     goldens = {"made": versions, "cols": COLS, "quantized": quantized, "dequantized": dequantized}
-    goldens["e8m0"] = text(powers.astype("<f4").tobytes())  # what blocks of MXFP4 stand for, if their codes are ones
+    goldens["e8m0"] = text(powers.astype("<f4").tobytes())  # the scales of MXFP4 blocks
     (Path(__file__).parent / "ggml.json").write_text(json.dumps(goldens, indent=1) + "\n")
 
 

@@ -1,8 +1,9 @@
-"""Write ggml_lattices.json: a checksum of what the package gguf reads from random blocks of ggml's IQ types.
+"""Write ggml_lattices.json: checksums of the weights that the package gguf reads from random blocks of ggml's IQ types.
 
     python -m tests.goldens.quantizers.make_ggml_lattices
 
-from the root of the repository, in an environment with numpy and gguf. Its decoders are tested against ggml's C.
+Run it in the root of the repository, in an environment with numpy and gguf. The gguf project tests its decoders against
+ggml's C code.
 """
 
 import hashlib
@@ -16,18 +17,18 @@ COMMAND = "python -m tests.goldens.quantizers.make_ggml_lattices"
 BYTES = {
     "IQ1_S": 50, "IQ1_M": 56, "IQ2_XXS": 66, "IQ2_XS": 74, "IQ2_S": 82, "IQ3_XXS": 98, "IQ3_S": 110, "IQ4_XS": 136,
 }  # fmt: skip
-COUNT = 2048  # blocks: each point of the largest grid is in some
+COUNT = 2048  # enough blocks for each point of the largest grid to occur
 
 
 def blocks(name: str) -> np.ndarray:
-    """Draw blocks of a type from all bytes, uint8 [blocks, bytes]; RandomState's streams never change."""
+    """Draw random blocks of a type, uint8 [blocks, bytes]; RandomState's streams never change."""
     random = np.random.RandomState(BYTES[name])
     return random.randint(0, 256, (COUNT, BYTES[name])).astype(np.uint8)
 
 
 def checksum(weights: np.ndarray) -> str:
-    """Return a checksum of float32 weights. Weights that are not finite count as 0: NaN has many bit patterns."""
-    finite = np.where(np.isfinite(weights), weights, 0).astype("<f4") + np.float32(0)  # no -0
+    """Return a checksum of float32 weights. Non-finite weights count as 0, because NaN has many bit patterns."""
+    finite = np.where(np.isfinite(weights), weights, 0).astype("<f4") + np.float32(0)  # + 0 turns -0 into 0
     return hashlib.sha256(finite.tobytes()).hexdigest()
 
 

@@ -1,13 +1,13 @@
-"""Write hqq_files.json: the tensors that hqq saves of a linear layer, as transformers puts them into a model's file.
+"""Write hqq_files.json: the tensors of a linear layer that hqq saves, as transformers stores them in a model's file.
 
     python -m tests.goldens.quantizers.make_hqq_files
 
-from the root of the repository, in an environment of its own (Python 3.11):
+Run it in the root of the repository, in a separate environment (Python 3.11):
 
     pip install torch termcolor
     pip install --no-deps hqq
 
-Tensors are in base64; of what hqq reads again, in float32, the SHA-256.
+Tensors are in base64; for the float32 weights that hqq reads back, we store the SHA-256.
 """
 
 import base64
@@ -31,7 +31,7 @@ CASES = (
 
 
 def saved(bits: float, group: int | None, axis: int, dtype: str) -> dict[str, Any]:
-    """Quantize a layer on a CPU."""
+    """Quantize a layer on a CPU, and return its tensors and the hash of its weights."""
     import torch  # pyright: ignore[reportMissingImports]
     from hqq.core.quantize import BaseQuantizeConfig, HQQLinear, Quantizer  # pyright: ignore[reportMissingImports]
 

@@ -1,8 +1,8 @@
-"""Write llama2c.json: groups that `quantize_q80` of llama2.c's export.py (commit 350e04f) makes of weights.
+"""Write llama2c.json: groups that `quantize_q80` of llama2.c's export.py (commit 350e04f) quantizes.
 
     python -m tests.goldens.quantizers.make_llama2c path/to/export.py
 
-from the root of the repository, in an environment of its own (Python 3.11):
+Run it in the root of the repository, in a separate environment (Python 3.11):
 
     pip install torch
 
@@ -23,7 +23,7 @@ import numpy as np
 from tests.goldens.quantizers.weights import Weights
 
 COMMAND = "python -m tests.goldens.quantizers.make_llama2c path/to/export.py"
-SHAPE, GROUP = (4, 48), 64  # groups that straddle rows
+SHAPE, GROUP = (4, 48), 64  # groups span rows
 CASES = [
     *(Weights(kind, seed=10) for kind in ("normal", "uniform", "student", "equal", "near ties")),
     Weights("normal", seed=11, exponent=-60),

@@ -1,14 +1,14 @@
-"""Write marlin.json: codes and scales of small matrices, in AutoGPTQ's order for Marlin.
+"""Write marlin.json: codes and scales of small matrices, in the order that AutoGPTQ uses for Marlin.
 
     python -m tests.goldens.quantizers.make_marlin
 
-from the root of the repository, in an environment of its own (Python 3.11):
+Run it in the root of the repository, in a separate environment (Python 3.11):
 
     pip install torch
     pip install --no-deps auto-gptq
 
-Codes are from RandomState(groups), and scales are powers of two, all different within the rows that are moved together.
-AutoGPTQ asks for 256 rows and 128 columns at least, which its packing does not need: it is called without its check.
+Codes come from RandomState(groups). Scales are powers of two, and differ among rows that are moved together. AutoGPTQ
+requires at least 256 rows and 128 columns, although its packing does not need that many; we call it without its check.
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ ROWS, COLS = 128, 32
 
 
 def drawn(groups: int) -> tuple[np.ndarray, np.ndarray]:
-    """Codes from -8 to 7 [rows, cols], and scales [rows, groups], float16."""
+    """Draw codes from -8 to 7 [rows, cols], and float16 scales [rows, groups]."""
     random = np.random.RandomState(groups)
     codes = random.randint(-8, 8, (ROWS, COLS))
     scales = np.stack([np.exp2(random.permutation(ROWS) % 16 - 8) for _ in range(groups)], axis=1)
@@ -35,7 +35,7 @@ def drawn(groups: int) -> tuple[np.ndarray, np.ndarray]:
 def packed(groups: int) -> dict[str, Any]:
     import torch  # pyright: ignore[reportMissingImports]
 
-    # We load the file by its path, because the package around it imports what transformers 5 no longer has.
+    # We load the file by path, because its package imports names that transformers 5 no longer has.
     package = importlib.util.find_spec("auto_gptq")
     assert package and package.submodule_search_locations
     path = Path(package.submodule_search_locations[0]) / "nn_modules" / "qlinear" / "qlinear_marlin.py"

@@ -1,13 +1,13 @@
-"""Write methods.json: what the tools of each method make of small matrices.
+"""Write methods.json: the results of each method's own tools on small matrices.
 
     python -m tests.goldens.quantizers.make_methods
 
-from the root of the repository, in an environment of its own (Python 3.11):
+Run it in the root of the repository, in a separate environment (Python 3.11):
 
     pip install torch torchao transformers compressed-tensors scikit-learn accelerate datasets termcolor
     pip install --no-deps autoawq llmcompressor hqq auto-gptq
 
-(Of the last four only functions on tensors are used, which do not mind the newer versions of what they depend on.)
+From the last four packages we use only functions on tensors, which work with newer versions of the dependencies.
 """
 
 import importlib.util
@@ -35,13 +35,13 @@ MIXING = Weights("normal", seed=23)
 
 
 def inputs(tokens: int, cols: int) -> np.ndarray:
-    """Correlated, and some features larger, as activations are."""
+    """Draw correlated inputs with some larger features, as activations have."""
     mixed = TOKENS(tokens, cols) @ MIXING(cols, cols) / np.float32(np.sqrt(cols))
     return (mixed * np.exp2(np.arange(cols) % 5 - 2)).astype(np.float32)
 
 
 def compressed_tensors() -> dict[str, Any]:
-    """vLLM's own quantize and pack: int4 and int8 a group and a channel, symmetric and not."""
+    """Quantize and pack with compressed-tensors: int4 and int8, per group and per channel, symmetric and asymmetric."""
     import torch  # pyright: ignore[reportMissingImports]
     from compressed_tensors.compressors.pack_quantized.helpers import (  # pyright: ignore[reportMissingImports]
         pack_to_int32,
@@ -76,7 +76,10 @@ def compressed_tensors() -> dict[str, Any]:
 
 
 def fake_quantize() -> dict[str, Any]:
-    """PyTorch's, forwards and backwards, on steps that are powers of two, so that w / s and w (1 / s) are one."""
+    """Run PyTorch's fake quantization, forward and backward.
+
+    The scales are powers of two, so that w / s equals w (1 / s).
+    """
     import torch  # pyright: ignore[reportMissingImports]
 
     x = torch.from_numpy(W(3, 16)).requires_grad_()
@@ -110,7 +113,7 @@ def smoothquant() -> dict[str, Any]:
 
 
 def awq() -> dict[str, Any]:
-    """Rounding, and the words of a checkpoint read again, by autoawq. Its search: `make_awq_search`."""
+    """Quantize with autoawq's rounding, and read back a checkpoint's packed words. `make_awq_search` has the search."""
     import torch  # pyright: ignore[reportMissingImports]
     from awq.quantize.quantizer import AwqQuantizer  # pyright: ignore[reportMissingImports]
     from awq.utils.packing_utils import dequantize_gemm  # pyright: ignore[reportMissingImports]
@@ -154,7 +157,7 @@ def gptq() -> dict[str, Any]:
         args = QuantizationArgs(num_bits=bits, strategy="group", group_size=group, symmetric=False)
         zeros = grid.zeros.astype(np.int16) - 2 ** (bits - 1)
         weights, _, failed = quantize_weight(
-            torch.from_numpy(w.copy())[None],  # which it works in
+            torch.from_numpy(w.copy())[None],  # a copy, since the function changes it
             torch.from_numpy(x.T @ x)[None],
             torch.from_numpy(grid.scales)[None],
             torch.from_numpy(zeros.astype(np.int8))[None],
@@ -167,13 +170,13 @@ def gptq() -> dict[str, Any]:
 
 
 def gptq_words() -> dict[str, Any]:
-    """The words of a checkpoint, version 1, of codes from RandomState(bits).
+    """Pack codes from RandomState(bits) as a version 1 GPTQ checkpoint.
 
-    There are no zero points of 0: auto-gptq's -1 would spill into their neighbors.
+    No zero point is 0: auto-gptq subtracts 1, and -1 would overflow into the neighboring fields.
     """
     import torch  # pyright: ignore[reportMissingImports]
 
-    # We load the file by its path, because the package around it imports what transformers 5 no longer has.
+    # We load the file by path, because its package imports names that transformers 5 no longer has.
     package = importlib.util.find_spec("auto_gptq")
     assert package and package.submodule_search_locations
     path = Path(package.submodule_search_locations[0]) / "nn_modules" / "qlinear" / "qlinear_cuda_old.py"
@@ -200,7 +203,10 @@ def gptq_words() -> dict[str, Any]:
 
 
 def hqq() -> dict[str, Any]:
-    """A step; and the sum that it reaches, since it ends its iteration in its own way, for all groups at once."""
+    """Run one step of hqq, and the whole iteration.
+
+    For the iteration we store only its final sum of errors, since hqq stops it by its own rule, for all groups at once.
+    """
     import torch  # pyright: ignore[reportMissingImports]
     from hqq.core import optimize as hqq_steps  # pyright: ignore[reportMissingImports]
     from hqq.core.quantize import Quantizer  # pyright: ignore[reportMissingImports]
@@ -213,7 +219,7 @@ def hqq() -> dict[str, Any]:
         )
         read = (q.float() - meta["zero"].float()) * meta["scale"].float()
         sums[name] = float(np.sum(np.abs(w - read.reshape(w.shape).numpy()) ** 0.7))
-    # Few bits and large weights have errors that are large enough for the shrinkage to remove.
+    # With few bits and large weights, errors are large enough for the shrinkage to remove some.
     groups = torch.from_numpy(4 * W(4, 64))
     low, high = (a[0] for a in (groups.min(dim=1, keepdim=True), groups.max(dim=1, keepdim=True)))
     inverse = 3 / (high - low)
@@ -266,7 +272,7 @@ def main() -> None:
 
 
 def shortened(value: Any) -> Any:
-    """Numbers of float32 with as few digits as tell them apart."""
+    """Shorten float32 numbers to the fewest digits that identify them."""
     if isinstance(value, dict):
         return {key: shortened(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,8 +1,8 @@
-"""Write minifloats.json: every code by gfloat, and tensors that torchao and torch quantize.
+"""Write minifloats.json: the value of every code by gfloat, and tensors quantized by torchao and torch.
 
     python -m tests.goldens.quantizers.make_minifloats
 
-from the root of the repository, in an environment of its own (Python 3.11):
+Run it in the root of the repository, in a separate environment (Python 3.11):
 
     pip install torch torchao gfloat
 
@@ -22,7 +22,7 @@ from tests.goldens.quantizers.weights import Weights
 COMMAND = "python -m tests.goldens.quantizers.make_minifloats"
 SHAPE = (2, 64)
 FORMATS = {"e4m3": "ocp_e4m3", "e5m2": "ocp_e5m2", "e2m3": "ocp_e2m3", "e3m2": "ocp_e3m2", "e2m1": "ocp_e2m1"}
-POWERS = {"e8m0": "ocp_e8m0"}  # what blocks of them share
+POWERS = {"e8m0": "ocp_e8m0"}  # scales of blocks
 CASES = [
     *(Weights(kind, seed=4) for kind in ("normal", "student", "outliers", "equal", "lonely")),
     Weights("normal", seed=4, exponent=-60),
@@ -39,7 +39,7 @@ def key(weights: Weights) -> str:
 
 
 def every_code() -> dict[str, list[float | str]]:
-    """The number of each code; JSON has no NaN and no infinity, so these are text."""
+    """Return the number of each code; NaN and infinity are strings, since JSON lacks them."""
     import gfloat  # pyright: ignore[reportMissingImports]
     from gfloat import formats  # pyright: ignore[reportMissingImports]
 
@@ -98,7 +98,7 @@ def main() -> None:
     versions = {"command": COMMAND, "python": platform.python_version(), "numpy": np.__version__}
     versions |= {package: metadata.version(package) for package in ("torch", "torchao", "gfloat")}
     goldens = {"made": versions, "shape": SHAPE, "values": every_code(), "tensors": tensors}
-    lines = json.dumps(goldens, indent=1).replace(",\n   ", ", ")  # the values of a format on few lines
+    lines = json.dumps(goldens, indent=1).replace(",\n   ", ", ")  # puts the values of a format on few lines
     (Path(__file__).parent / "minifloats.json").write_text(lines + "\n")
 
 

@@ -1,15 +1,15 @@
-"""Write torchao_files.json: what transformers saves in safetensors of a linear layer that torchao quantizes.
+"""Write torchao_files.json: the tensors of linear layers that torchao quantizes and transformers saves.
 
     python -m tests.goldens.quantizers.make_torchao_files SHUFFLE
 
-from the root of the repository, in an environment of its own (Python 3.11):
+Run it in the root of the repository, in a separate environment (Python 3.11):
 
     pip install torch torchao safetensors
 
-SHUFFLE is mslk/quantize/shuffle.py of https://github.com/meta-pytorch/MSLK: it packs 4 bits in plain PyTorch,
-but its package is for GPUs only. Tensors are in base64; of what torchao reads again, in float32, the SHA-256. It
-reads an Int4Tensor only in a GPU's product, so there the weights that were quantized are kept. What is read is
-within half a step of them, and what rounding scales and zero points to bfloat16 adds.
+SHUFFLE is mslk/quantize/shuffle.py of https://github.com/meta-pytorch/MSLK: it packs 4-bit codes in plain PyTorch, but
+its package needs a GPU. Tensors are in base64; for the float32 weights that torchao reads back, we store the SHA-256.
+torchao reads an Int4Tensor only inside a GPU product, so for these we store the original weights. The decoded weights
+are within half a step of the original ones, plus the rounding of scales and zero points to bfloat16.
 """
 
 import base64
@@ -32,7 +32,7 @@ WEIGHTS, SHAPE = Weights("student", seed=25), (8, 64)
 
 
 def shuffle(path: str) -> Any:
-    """Import the file without its package."""
+    """Import the Python file at `path` without its package."""
     names = ["mslk", "mslk.quantize", "mslk.quantize.triton", "mslk.quantize.triton.fp8_quantize"]
     stubs = {name: ModuleType(name) for name in names}
     stubs[names[-1]].quantize_fp8_row = None  # pyright: ignore[reportAttributeAccessIssue]
@@ -41,7 +41,7 @@ def shuffle(path: str) -> Any:
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    for name in names:  # torchao looks for the package
+    for name in names:  # torchao checks whether the package exists
         del sys.modules[name]
     return module
 

@@ -1,4 +1,4 @@
-"""Weights that quantizers find hard, the same for the tests and for makers of goldens: only the recipe is stored."""
+"""Weights that are hard to quantize, the same for tests and for makers of goldens; only their recipe is stored."""
 
 from dataclasses import dataclass
 
@@ -12,14 +12,14 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Weights:
-    """An array on demand; Hypothesis prints and shrinks only what makes it."""
+    """Weights on demand. Hypothesis prints and shrinks only the few fields here."""
 
     kind: str
     seed: int = 0
-    exponent: int = 0  # typical magnitude is 2**exponent, except of denormals and zeros
+    exponent: int = 0  # typical magnitude is 2**exponent, except for denormals and zeros
 
     def __call__(self, *shape: int) -> np.ndarray:
-        """Float32, the same on every machine: a RandomState never changes what it draws.
+        """Draw float32 weights, the same on every machine, since RandomState's streams never change.
 
         >>> Weights("lonely", seed=1)(1, 4)
         array([[ 0.       , -0.6117564,  0.       ,  0.       ]], dtype=float32)
@@ -31,25 +31,25 @@ class Weights:
                 pass
             case "uniform":
                 w = random.uniform(-1, 1, shape)
-            case "student":  # of 2 degrees: no variance
+            case "student":  # 2 degrees of freedom: infinite variance
                 w = random.standard_t(2, shape)
-            case "outliers":  # a few, 64 times larger
+            case "outliers":  # a few weights are 64 times larger
                 w[random.uniform(size=shape) < 1 / 32] *= 64
-            case "one outlier":  # of each 32, 64 times as large as the others are
+            case "one outlier":  # one of each 32 weights is 64 times larger
                 at = np.arange(0, w.size, 32) + random.randint(0, 32, -(-w.size // 32))
                 at = at[at < w.size]
                 w.flat[at] = np.copysign(64, w.flat[at])
-            case "shifted":  # nearly all of one sign
+            case "shifted":  # nearly all have one sign
                 w += 4
             case "equal":
                 w[:] = w.flat[0]
-            case "lonely":  # zeros, and one weight in 32 or so
+            case "lonely":  # zeros, except for about one weight in 32
                 w[random.permutation(w.size).reshape(shape) % 32 != 0] = 0
-            case "halves" | "wide halves":  # ties, of steps of 1 and of 2
+            case "halves" | "wide halves":  # ties for steps of 1 and of 2
                 low, high = (-16, 15) if self.kind == "halves" else (-127, 127)
                 w = random.randint(2 * low, 2 * high + 1, shape) / 2
                 w.flat[::32], w.flat[1::32] = low, high
-            case "near ties":  # as near to the middle of two steps of a 127th of the largest as float32 comes
+            case "near ties":  # as near to the middle of two steps (127ths of the largest weight) as float32 allows
                 top = np.float64(np.float32(np.abs(w).max()))
                 w = (random.randint(-126, 126, shape) + 0.5) * (top / 127)
                 w.flat[::32] = top

@@ -1,4 +1,4 @@
-"""`model.chat.chat`: turns that compute only their new tokens, with scripted answers and with models that run."""
+"""`model.chat.chat`: each turn computes only its new tokens, with scripted answers and with real models."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ GREEDY = SamplingOptions(temperature=0.0)
 
 
 class Script:
-    """A backend with scripted answers. Its cache is the list of tokens that it was fed; see `Backend`."""
+    """Backend that draws scripted answers. Its cache is the list of tokens that it was fed; see `Backend`."""
 
     burst = 4
     chunk = 16
@@ -49,7 +49,7 @@ class Script:
     def __init__(self, capacity: int = 1000):
         self.capacity = capacity
         self.fed: list[int] = []
-        self.answer: list[int] = []  # to be drawn next
+        self.answer: list[int] = []  # tokens to draw next
 
     def start(self) -> list[int]:
         return []
@@ -84,7 +84,7 @@ class Script:
 
 
 class Talk:
-    """A chat with a script."""
+    """Chat with a `Script` as the backend."""
 
     def __init__(self, kind: str, template: ChatTemplate | None = None, *, system=None, capacity: int = 1000):
         self.tokenizer: Any = HARMONY if kind == "harmony" else TOKENIZERS[kind]
@@ -98,14 +98,14 @@ class Talk:
         self.chat = Chat(self.llama, self.template, system=system)
 
     def ask(self, question: str, answer: Sequence[int], **options):
-        """A whole turn."""
+        """Run a whole turn and return the generation."""
         self.script.answer = list(answer)
         generation = self.chat.reply(question, **options)
         list(generation)
         return generation
 
     def answer(self, text: str) -> list[int]:
-        """An answer as a model would write it."""
+        """Encode an answer as a model would draw it, with the stop token."""
         return [*self.tokenizer.encode(text, start=False), self.stop]
 
     @property
@@ -119,7 +119,7 @@ def kind(request) -> str:
 
 
 def text(answer: str, kind: str) -> str:
-    """Begin an answer of Llama 2 with a space; Llama 3's begin without one."""
+    """Return the answer as Llama 2 starts it, with a space, or unchanged for the other templates."""
     return f" {answer}" if kind == "llama2" else answer
 
 
@@ -132,10 +132,10 @@ def test_a_turn_computes_only_new_tokens(kind):
         assert generation.completion == answer
         assert generation.finish_reason == "stop"
         new = talk.script.fed[before:]
-        assert talk.cached[before:] == new  # nothing of earlier turns, and nothing twice
+        assert talk.cached[before:] == new  # no token of earlier turns, and no token twice
     assert talk.script.fed == talk.cached
 
-    # Three turns, one by one, give the same ids as the whole conversation at once.
+    # Three turns, one at a time, give the same ids as the whole conversation at once.
     special = SpecialTokens(talk.tokenizer)
     assert [message["content"] for message in talk.chat.messages[1::2]] == questions
     assert [message["content"] for message in talk.chat.messages[2::2]] == answers
@@ -159,9 +159,9 @@ def test_tools_and_options_are_the_templates():
     assert [message["role"] for message in talk.chat.messages] == ["user", "assistant", "tool", "assistant"]
     rendered = "".join(json.dumps([tool]) + "user:Rain?")
     ids = talk.tokenizer.encode(rendered)
-    assert talk.cached[: len(ids)] == ids  # a tool's text spells no special token
+    assert talk.cached[: len(ids)] == ids  # the tool's output spells no special token
     assert "tool:yes <|eot_id|>" in decode(talk.tokenizer, talk.cached)
-    assert talk.cached.count(talk.stop) == 3  # one after each message except the last: its answer is in the cache
+    assert talk.cached.count(talk.stop) == 3  # one after each message but the last: its answer is in the cache
     with pytest.raises(ValueError, match="reads no option"):
         Chat(talk.llama, ChatTemplate("t", TOOLED), options={"thinking": True})
     with pytest.raises(ValueError, match="tells the model of no tools"):
@@ -172,7 +172,7 @@ def test_options_on_the_command_line_are_json_or_text():
     stated = ("enable_thinking=false", "effort=high", "n=[1, 2]", "empty=", "a=b=c")
     expected = {"enable_thinking": False, "effort": "high", "n": [1, 2], "empty": "", "a": "b=c"}
     assert named_values(stated) == expected
-    deep = "[" * 100_000  # more than Python's parser can follow
+    deep = "[" * 100_000  # deeper than Python's parser can follow
     assert named_values([f"a={deep}"]) == {"a": deep}
     for wrong in ("enable_thinking", "=false", "a b=1"):
         done = CliRunner().invoke(llamaspec, ["chat", "--template-option", wrong])
@@ -208,7 +208,7 @@ def test_an_answer_that_is_left_early_is_kept_so_far(kind):
     assert talk.cached[generation.prompt_tokens : kept_length] == generation.ids
     assert len(talk.script.fed) - before <= len(talk.cached) - kept_length + 1
 
-    unread = [token.text for token in generation]  # of the burst that it was left in; nothing is drawn any more
+    unread = [token.text for token in generation]  # the rest of the burst; no more tokens are drawn
     assert len(unread) < talk.script.burst and generation.finish_reason == "interrupted"
     assert [m["content"] for m in talk.chat.messages] == ["Hi", printed, "Go on", text("No", kind)]
 
@@ -233,9 +233,9 @@ def test_a_question_without_any_answer_was_not_put(kind):
     generation = talk.chat.reply("Hi", interrupted=lambda: True)
     assert list(generation) == [] and generation.finish_reason == "interrupted"
     assert list(talk.chat.reply("Hi", max_new_tokens=0)) == []
-    talk.chat.reply("Hi")  # and never looked at
+    talk.chat.reply("Hi")  # its tokens are never read
     assert talk.chat.messages == []
-    talk.ask("Hi", [talk.stop])  # an empty answer is one
+    talk.ask("Hi", [talk.stop])  # an empty answer is an answer, too
     assert [m["content"] for m in talk.chat.messages] == ["Hi", ""]
     talk.ask("Hi", talk.answer(text("Yes", kind)))
     assert talk.script.fed == talk.cached
@@ -268,7 +268,7 @@ def test_the_space_in_front_of_an_answer_that_begins_a_text_is_not_shown_but_kep
     source = "{% for m in messages %}<s>{{ m.content }}{% endfor %}<s>"
     talk = Talk("llama2", ChatTemplate("turns", source))
     drawn = talk.tokenizer.encode(" ", start=False) + talk.tokenizer.encode("Yes", start=False)
-    assert drawn != talk.tokenizer.encode("Yes")  # it is in two tokens where one would do
+    assert drawn != talk.tokenizer.encode("Yes")  # two tokens where one would be enough
     generation = talk.ask("Hi", [*drawn, talk.stop])
     assert generation.completion == "Yes"
     talk.ask("And", [*drawn, talk.stop])
@@ -288,7 +288,7 @@ def test_a_stop_text_is_not_part_of_the_answer(kind):
 
 
 def test_a_stop_text_may_be_the_name_of_a_control_token(kind):
-    """No text spells it, so it never matched, and the answer went on."""
+    """A control token ends the answer if its name is a stop string, although no text spells the token."""
     name = "<|begin_of_text|>" if kind == "llama3" else "<s>"
     talk = Talk(kind)
     answer = text("one", kind)
@@ -336,9 +336,9 @@ def test_a_conversation_that_no_longer_fits_says_so_and_loses_nothing(kind):
     talk.chat.reset()
     assert talk.chat.messages == []
     with pytest.raises(ValueError, match=r"^this is \d+ tokens, more than the context of 200$"):
-        talk.chat.reply("abcd " * 60)  # nothing is left to forget
+        talk.chat.reply("abcd " * 60)  # no message is left to drop
     talk.ask("Hi", talk.answer(text("Yes.", kind)))
-    assert talk.script.fed != talk.cached  # a sequence of its own
+    assert talk.script.fed != talk.cached  # the new answer starts in another sequence
     assert len(talk.chat.messages) == 2
 
 
@@ -447,7 +447,7 @@ def test_control_tokens_within_an_answer_stay(kind):
     assert talk.script.fed == talk.cached
 
 
-# With models that run.
+# Tests with real models.
 
 
 @pytest.fixture(scope="module", params=TOKENIZERS)
@@ -460,7 +460,7 @@ def model(request, tmp_path_factory) -> tuple[Path, str]:
 
 
 def arrays(cache: Any, length: int) -> list[np.ndarray]:
-    """The keys and values of the first `length` positions in the cache of either backend."""
+    """Return the keys and values of the first `length` positions in the cache of either backend."""
     layers = cache.layers if hasattr(cache, "layers") else cache
     return [np.asarray(x)[0, :, :length] if x.ndim == 4 else np.asarray(x)[:length] for layer in layers for x in layer]
 
@@ -471,7 +471,7 @@ def test_what_a_conversation_left_in_the_cache_is_what_its_tokens_make_one_by_on
     folder, kind = model
     checkpoint = open_checkpoint(folder)
     tokenizer = TOKENIZERS[kind]
-    running: Any = load_backend(checkpoint, RunOptions(backend=backend))  # each has a cache of its own kind
+    running: Any = load_backend(checkpoint, RunOptions(backend=backend))  # each backend has its own kind of cache
     running.ahead = ahead
     llama = Llama(checkpoint.config, tokenizer, running, stops=checkpoint.stops)
     chat = Chat(llama, find_template(tokenizer), system="Be brief.")
@@ -487,7 +487,7 @@ def test_what_a_conversation_left_in_the_cache_is_what_its_tokens_make_one_by_on
     for actual, expected in zip(arrays(chat._session._cache, len(ids)), arrays(cache, len(ids)), strict=True):
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-9 if backend == "reference" else 1e-4)
 
-    # The same keys and values give the same logits, which the next draws show.
+    # Equal keys and values give equal logits, which the next tokens show.
     again = list(llama.continue_ids(chat._session, [*ids, generation.ids[-1]], sampling=GREEDY, max_new_tokens=4))
     fresh = list(llama.continue_ids(llama.session(), [*ids, generation.ids[-1]], sampling=GREEDY, max_new_tokens=4))
     assert again == fresh

@@ -1,4 +1,4 @@
-"""Answers of models that write to channels: what is said, and what is thought."""
+"""Answers of models that write to channels: which part is the answer, and which part is thought."""
 
 import re
 
@@ -42,7 +42,7 @@ CASES = {
         "I look. Yes.",
         "",
     ),
-    # A call stays as it was before: its header says what is called.
+    # The text of a tool call is unchanged: its header names the tool.
     "<|channel|>analysis<|message|>I call.<|end|><|start|>assistant<|channel|>commentary to=functions.f json"
     '<|message|>{"a": 1}<|call|>': ('commentary to=functions.f json{"a": 1}', "I call."),
     "<|channel|>analysis to=python<|message|>1+1<|call|>": ("", "1+1"),

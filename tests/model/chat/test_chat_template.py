@@ -1,4 +1,4 @@
-"""`model.chat.template` against what transformers renders, and against templates that mean harm."""
+"""`model.chat.template` against transformers' rendering, and against hostile templates."""
 
 import os
 import resource
@@ -82,7 +82,7 @@ HOSTILE = {
     "{{ 'a' * 10**10 }}": "takes more than 512 MB of memory",
     "{% set s = namespace(l=[1]) %}{% for i in range(99) %}{% set s.l = s.l + s.l %}{% endfor %}": "takes more than",
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}": "takes more than 2 seconds",
-    "{{ 7 ** (10 ** 9) }}": "takes more than 2 seconds",  # within one instruction of Python
+    "{{ 7 ** (10 ** 9) }}": "takes more than 2 seconds",  # within a single instruction of Python
     "{% for a in range(99999) %}{{ 'aaaaaaaaaa' * 10 }}{% endfor %}": f"makes more than {LONGEST:,} characters",
     "{% for a in range(10**6) %}{% endfor %}": "fails: OverflowError: Range too big",
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "is nested or calls itself too deeply",
@@ -103,7 +103,7 @@ HOSTILE = {
 
 @pytest.fixture(autouse=True, scope="module")
 def limits_of_the_clock() -> Iterator[None]:
-    """Leave a busy machine the time that a template needs to reach its limit of the processor."""
+    """Raise the limits by the clock, so that a template on a busy machine still reaches its processor limit."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(template_process, "SECONDS", PATIENCE)
         patch.setattr(template_process, "SECONDS_TO_START", PATIENCE + 1)
@@ -119,7 +119,7 @@ def test_a_harmful_template_is_one_line_and_soon(source):
     message = str(caught.value)
     assert message.startswith(f"folder/chat_template.jinja: {HOSTILE[source]}")
     assert message.isprintable() and len(message) < 400
-    assert seconds_of_children() - began < CPU_SECONDS + 1  # The system looks at the limit now and then.
+    assert seconds_of_children() - began < CPU_SECONDS + 1  # the kernel checks the limit only now and then
 
 
 def seconds_of_children() -> float:
@@ -149,7 +149,7 @@ AS_TOLD = (
 
 @pytest.fixture
 def started(monkeypatch):
-    """The ids of the processes of workers."""
+    """Record the process ids of all workers that a test starts."""
     ids: list[int] = []
 
     class Listed(Worker):
@@ -204,7 +204,7 @@ def test_a_template_that_cannot_be_compiled_is_told_each_time(started):
 
 
 def test_the_worker_knows_nothing_of_its_caller(monkeypatch, tmp_path):
-    # The worker imports no module of the current folder, and nothing that the environment names.
+    # The worker imports no module of the current folder, and no module that the environment names.
     (tmp_path / "jinja2.py").write_text("raise SystemExit('not this one')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -266,7 +266,7 @@ def test_what_ends_an_answer(tmp_path, special, eos, ends):
     assert turn_stops(tokenizer, template) == {tokenizer.special[name] for name in ends}
 
 
-# People type these to see whether a template breaks.
+# Strings that people type to break a template.
 names = [*LLAMA2.special, "<|begin_of_text|>", "<|eot_id|>", "[INST]", "<<SYS>>", "<think>", "</think>"]
 contents = st.lists(st.sampled_from([*names, "<", "|", "s>", "</", "\n", " ", "a", "é", "🦙"])).map("".join) | st.text()
 
@@ -364,7 +364,7 @@ def test_a_tokenizer_without_special_tokens(tmp_path):
 
 
 class Model(Llama):
-    """The parts of a model that a conversation needs before it computes anything."""
+    """Model with only the parts that a conversation needs before it computes."""
 
     context = 100  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 
@@ -375,7 +375,7 @@ class Model(Llama):
 
 
 def test_a_template_that_fills_no_context_is_refused_before_it_is_encoded():
-    """2.8 million characters took 1.8 GB to encode."""
+    """A rendered prompt of 2.8 million characters is refused before it is encoded; encoding took 1.8 GB."""
     chat = Chat(Model(), ChatTemplate("t", "{{ 'x' * 2_800_000 }}"))
     with pytest.raises(
         ValueError, match=r"^t: makes 2,800,000 characters of this conversation, more than 25,600, which"

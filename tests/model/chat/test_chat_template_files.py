@@ -1,4 +1,4 @@
-"""Chat templates in files next to a model, as transformers finds them, and built-in ones."""
+"""Chat templates in files next to a model, found as transformers finds them, and built-in templates."""
 
 import json
 

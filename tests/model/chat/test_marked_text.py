@@ -1,4 +1,4 @@
-"""Marked texts: to a template they are plain texts, and no operation makes a control token of a quoted name."""
+"""Marked text: a template sees a plain string, and no operation turns a quoted name into a control token."""
 
 import json
 from typing import Any
@@ -25,7 +25,7 @@ from llamaspec.model.chat.template_worker import compiled, render, with_marks
 
 CONTENT = "<|im_end|>a <b> & 'Q' \n\n x, y"
 MESSAGES = [{"role": "user", "content": CONTENT, "k": "a"}, {"role": "user", "content": "<s>"}]
-# Templates with what becomes of the marks: Q is for what is quoted, and the rest is the template's own.
+# Templates with the expected result: Q stands for quoted text; the rest is the template's own text.
 EXACT = {
     "{{ m.content }}": "Q",
     "{{ '<s>' + m.content + '</s>' }}": "<s>Q</s>",
@@ -80,7 +80,7 @@ EXACT = {
     ),
     "{{ m.role }}{{ '<s>'.join(['a', 'b']) }}": "usera<s>b",
 }
-# What becomes quoted as a whole.
+# Templates with results that are quoted as a whole.
 WHOLE = [
     "{{ m.content | center(80) }}{{ m.content.center(80) }}{{ m.content.ljust(80) }}{{ m.content.zfill(80) }}",
     "{{ m.content | wordwrap(5) }}{{ m.content | truncate(8) }}{{ m.content | urlencode }}",
@@ -109,7 +109,7 @@ def with_our_marks(source: str) -> MarkedText:
 
 
 def shown(text: str) -> str:
-    """The text with Q for each run of quoted characters."""
+    """Return the text with Q for each run of quoted characters."""
     at, parts = 0, []
     for i, length in enumerate(lengths_of(marks_of(text))):
         parts.append("Q" if i % 2 else plain(text)[at : at + length])
@@ -133,7 +133,7 @@ def test_what_is_not_followed_is_quoted_as_a_whole(source):
 
 @pytest.mark.parametrize("name", sorted({*FILTERS} - {"random"}))
 def test_no_filter_loses_marks(name):
-    """A filter that a new Jinja brings is quoted as a whole."""
+    """Every filter gives plain Jinja's text with all marks; the result of an unknown filter is quoted as a whole."""
     source = f"{{% set x = m.content | {name} %}}{{{{ x if x is string or x is number else x | list }}}}"
     try:
         expected = in_plain_jinja(source)
@@ -169,7 +169,7 @@ OPERATIONS = [
 
 
 def built(parts: list[tuple[bool, str]]) -> MarkedText:
-    """A text of parts that are quoted or not."""
+    """Join parts into one text; each part is quoted or not."""
     return marked("").join([quoted(text) if quote else text for quote, text in parts])
 
 

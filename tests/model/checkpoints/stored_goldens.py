@@ -1,4 +1,4 @@
-"""Tensors in the goldens of layouts: their dtypes, shapes and bytes in base64."""
+"""Read tensors from the goldens of layouts: dtype, shape and bytes in base64."""
 
 import base64
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Files that are not checkpoints, or damaged: each is refused in one line, without side effects."""
+"""Damaged files and files that are not checkpoints: each is refused in one line, without side effects."""
 
 import io
 import json
@@ -33,7 +33,7 @@ def zipped() -> bytes:
 
 
 def imatrix() -> bytes:
-    """Write a file of llama-imatrix, as GGUF: sums of squares of a matrix's inputs, and how many there were."""
+    """Write an importance matrix as llama-imatrix does, in GGUF: sums of squared inputs, and their counts."""
     sums = {
         "blk.0.attn_k.weight.in_sum2": Tensor((1, 8), bytes(32)),
         "blk.0.attn_k.weight.counts": Tensor((1, 1), bytes(4)),
@@ -149,7 +149,7 @@ def test_llama2c_absurd_sizes(tmp_path, version, name, value):
     raw = llama2c_files.file_bytes(version)
     sizes = Sizes(**{name: value})
     if sizes == Sizes() or (name == "context" and value > 0 and version > 0):
-        return  # without RoPE tables, any context is possible
+        return  # without RoPE tables, any context is valid
     header = llama2c_files.header(sizes, version=version, tied=True, group=8)
     (tmp_path / "model.bin").write_bytes(header + raw[len(header) :])
     refusal(tmp_path / "model.bin")
@@ -215,12 +215,12 @@ def test_safetensors_weights_that_are_not_finite(tmp_path, dtype):
     assert "experts.3.w2.weight[5, 7] is nan" in refusal(tmp_path)
 
 
-# A byte changed or a file cut anywhere: an error in one line, or a checkpoint that can be read to its end.
+# After any changed byte or cut, a file gives an error in one line, or a checkpoint that is readable to its end.
 
 
 @cache
 def healthy(kind: str) -> dict[str, bytes]:
-    """Write the files of a small, valid checkpoint."""
+    """Return the files of a small, valid checkpoint."""
     if kind.startswith("llama2c"):
         return {"model.bin": llama2c_files.file_bytes(int(kind[-1]), tied=False)}
     with tempfile.TemporaryDirectory() as folder:
@@ -230,7 +230,7 @@ def healthy(kind: str) -> dict[str, bytes]:
 
 
 def headers(kind: str, name: str) -> int:
-    """Count the bytes of a file that are not weights."""
+    """Count the bytes of a file before its weights."""
     raw = healthy(kind)[name]
     if name.endswith(".safetensors"):
         return 8 + int.from_bytes(raw[:8], "little")

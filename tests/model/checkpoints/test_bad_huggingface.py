@@ -1,4 +1,4 @@
-"""Hugging Face directories with a false index or header: each is refused in one line that names the file."""
+"""Hugging Face folders with a wrong index or header: each is refused in one line that names the file."""
 
 import json
 import re
@@ -16,7 +16,7 @@ CONFIG = families.FAMILIES["llama-3.1"]
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """A checkpoint that loads."""
+    """Write a valid checkpoint."""
     families.write_checkpoint(tmp_path, CONFIG)
     load(tmp_path)
     return tmp_path
@@ -54,7 +54,7 @@ def test_json_files(folder, kind, name):
         (folder / "model.safetensors").unlink()
     (folder / name).write_bytes(content)
     if name == "generation_config.json" and kind in HARMLESS:
-        return  # nothing in it is asked for
+        return  # the reader uses nothing in it
     message = refusal(folder, named=str(folder / name))
     assert any(part in message for part in what.split("|")), message
 
@@ -77,7 +77,7 @@ def write_raw(path: Path, header: dict[str, Any], data: bytes) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
-NORM = "model.norm.weight"  # 48 numbers, last but one in its file
+NORM = "model.norm.weight"  # 48 numbers, the last tensor but one in its file
 ENTRIES = [
     ({"dtype": "F64"}, "takes 384 bytes by its shape, 192 by its data_offsets"),
     ({"dtype": "F8_E5M2"}, 'dtype "F8_E5M2", which is not read'),
@@ -191,7 +191,7 @@ def sharded(tmp_path) -> Path:
 
 
 def change_index(folder: Path, **changes: Any) -> str:
-    """Change the shards that the index gives for tensors; returns the index's path."""
+    """Map tensors to other shards in the index, and return the index's path."""
     path = folder / "model.safetensors.index.json"
     index = json.loads(path.read_text())
     index["weight_map"] |= changes
@@ -268,7 +268,7 @@ def test_a_tensor_in_two_shards(sharded, where):
     shard = f"model-0000{where}-of-00003.safetensors"
     assert shard != right
     tensors = families.random_tensors(CONFIG)
-    names = [*header_of(sharded / shard)[0]][1:]  # all but the metadata
+    names = [*header_of(sharded / shard)[0]][1:]  # without the metadata
     families.write_safetensors(sharded / shard, {key: tensors[key] for key in [*names, name]})
     assert refusal(sharded, named=str(index)).endswith(f"""puts tensor '{name}' in "{right}", not {shard}""")
 

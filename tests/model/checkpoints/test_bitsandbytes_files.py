@@ -1,4 +1,4 @@
-"""NF4 and FP4 in Hugging Face's directories, in the layout of bitsandbytes: read and written as by bitsandbytes."""
+"""NF4 and FP4 in Hugging Face folders, read and written in bitsandbytes' layout."""
 
 import hashlib
 import json
@@ -42,7 +42,7 @@ ROWS, COLS = SHAPE
 
 @pytest.mark.parametrize("case", GOLDENS)
 def test_what_bitsandbytes_stores_is_read_as_it_reads(case):
-    """Weights are float32: products of a scale and a level, rounded once."""
+    """We read bitsandbytes' float32 weights: each is a scale times a level, rounded once."""
     rule, arrays = (
         read_bitsandbytes(Fields(GOLDENS[case]["config"], "config.json")),
         arrays_of(GOLDENS[case]["tensors"]),
@@ -109,7 +109,10 @@ def test_what_is_written_is_read_again(tied, tmp_path):
 def write(
     folder: Path, kind: Form = "nf4", *, double: bool = False, **changes: np.ndarray | None
 ) -> dict[str, np.ndarray]:
-    """Write a checkpoint with matrices in NF4 or FP4, with other tensors in `UP`, and return its weights."""
+    """Write a checkpoint with matrices in NF4 or FP4, and return the weights.
+
+    `changes` replace stored tensors of `UP`.
+    """
     tensors, exact = {}, {}
     rule, codebook = BitsAndBytes(kind), CODEBOOKS[kind]
     for name, w in families.random_tensors(CONFIG).items():
@@ -157,7 +160,7 @@ def test_a_checkpoint_of_theirs_stays_in_codes(kind, double, tmp_path):
         tensor = checkpoint.tensors[name]
         assert tensor.codes
         read = np.concatenate(list(exact_parts(tensor)))
-        # Scales of scales are added in float32 there, and here; in the reference once in float64.
+        # Ours and bitsandbytes add the offset of double-quantized scales in float32; the reference adds it in float64.
         bound = 4 * 2.0**-24 * np.max(np.abs(weights)) if double else 0.0
         np.testing.assert_allclose(read, weights, rtol=0, atol=bound)
     params = load_params(checkpoint, dtype=np.dtype(np.float32), positions=1)

@@ -1,4 +1,4 @@
-"""Each limit for hostile files is reached here on purpose."""
+"""The limits for hostile files (`tests.support.bounded`) work: each is exceeded here on purpose."""
 
 import mmap
 import os
@@ -20,14 +20,14 @@ def spin(_: str) -> None:
 
 
 def spin_in_a_thread(_: str) -> None:
-    """Use processor time in a thread, which the caller's own clock does not count."""
+    """Use processor time in a thread, which the calling thread's clock does not count."""
     thread = threading.Thread(target=lambda: [sum(range(10**6)) for _ in range(10**6)], daemon=True)
     thread.start()
     thread.join()
 
 
 def ask_for(size: str) -> None:
-    """Ask for memory that is never touched."""
+    """Allocate memory without touching it."""
     np.empty(int(size), np.uint8)
 
 
@@ -76,7 +76,7 @@ def test_a_limit_is_one(process, function, argument, what):
 
 
 def test_what_an_earlier_call_took_hides_nothing(process):
-    """Memory of one call does not count against the next one."""
+    """Memory of earlier calls does not count against the next call."""
     most = str(BYTES // 2)
     for _ in range(3):
         assert process.refusal(ask_for, most) is None
@@ -87,7 +87,7 @@ def test_what_an_earlier_call_took_hides_nothing(process):
 def test_pages_of_mapped_files_count(process, tmp_path):
     with open(tmp_path / "large", "wb") as file:
         file.truncate(BYTES)
-    with open(tmp_path / "large", "rb") as file:  # This fills the system's cache, which takes a busy machine seconds.
+    with open(tmp_path / "large", "rb") as file:  # This fills the page cache, which takes a busy machine seconds.
         while file.read(1 << 22):
             pass
     with pytest.raises(AssertionError, match=r"\d+ MB of memory were in use"):

@@ -1,4 +1,4 @@
-"""Written checkpoints can be read, by us and by others; a file appears whole or not at all."""
+"""Written checkpoints are readable by us and by others; a file appears complete or not at all."""
 
 import json
 import resource
@@ -85,7 +85,7 @@ def test_llama2c_goes_to_hugging_face_and_back(tmp_path_factory, kv_heads, share
     write_llama2c(open_checkpoint(folder / "hf"), folder / "again.bin")
     assert (folder / "again.bin").read_bytes() == (folder / "ours.bin").read_bytes()
     assert contents(open_checkpoint(folder / "hf")) == contents(source)
-    # The other writer of this format agrees on every byte but the RoPE tables, which it fills with nonsense.
+    # The independent writer agrees on every byte except the RoPE tables, which it fills with 99.
     original, copy = ((folder / name).read_bytes() for name in ("source.bin", "ours.bin"))
     classifier = 0 if tied else 4 * sizes.vocab * sizes.dim
     end = len(copy) - classifier
@@ -146,7 +146,7 @@ def test_rope_tables_are_those_of_export(tmp_path):
     write_llama2c(llama2c_checkpoint(tmp_path, sizes=sizes), tmp_path / "model.bin")
     cos, sin = np.fromfile(tmp_path / "model.bin", "<f4")[-5000 * 16 :].reshape(2, 5000, 8)
     angles = np.arange(5000)[:, None] * frequencies(16, theta=1e4)
-    # The angle is rounded to float32, so is its frequency: three roundings of at most 5000 radians.
+    # The frequency and the angle are rounded to float32: at most three roundings of 5000 radians.
     np.testing.assert_allclose(cos, np.cos(angles), rtol=0, atol=4 * 5000 * 2.0**-24)
     np.testing.assert_allclose(sin, np.sin(angles), rtol=0, atol=4 * 5000 * 2.0**-24)
     assert (cos[0] == 1).all()
@@ -161,7 +161,7 @@ def test_rope_tables_are_those_of_stories260k(tmp_path, data):
     np.testing.assert_array_equal(actual[:-tables].view(np.uint32), expected[:-tables].view(np.uint32))
     np.testing.assert_allclose(
         actual[-tables:], expected[-tables:], rtol=0, atol=2.0**-24
-    )  # torch's cosine errs by an ulp
+    )  # torch's cosine is off by an ulp
 
 
 def test_progress_adds_up(tmp_path):
@@ -180,7 +180,7 @@ def names(folder: Path) -> set[str]:
 
 @contextmanager
 def refused_in_one_line(folder: Path, *, what: str) -> Iterator[None]:
-    """Assert that the body is refused with one line that says `what`, and leaves the folder unchanged."""
+    """Check that the block raises a one-line CheckpointError matching `what`, and leaves the folder unchanged."""
     before = names(folder)
     with pytest.raises(CheckpointError, match=what) as caught:
         yield
@@ -226,7 +226,7 @@ def test_an_interrupt_leaves_nothing(tmp_path, write):
 def test_a_full_disk_is_one_line(tmp_path, write):
     source = llama2c_checkpoint(tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))  # EFBIG, which takes the path of ENOSPC
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))  # EFBIG follows the same path as ENOSPC
     try:
         with refused_in_one_line(tmp_path, what=r"/place: File too large$"):
             write(source, tmp_path / "place")

@@ -16,7 +16,7 @@ from tests.support.llama2c_files import Sizes
 
 
 def assert_holds(checkpoint, expected):
-    """Assert that `checkpoint` holds `expected`, bit for bit, and has its shapes and dtypes before reading."""
+    """Check that `checkpoint` holds `expected`, bit for bit, and gives shapes and dtypes before reading."""
     assert checkpoint.tensors.keys() == expected.keys()
     assert {name: tensor.shape for name, tensor in checkpoint.tensors.items()} == tensor_shapes(checkpoint.config)
     for name, tensor in checkpoint.tensors.items():
@@ -69,7 +69,7 @@ def test_stories260k(data):
     floats = np.fromfile(path, "<f4", offset=28)
     embedding = checkpoint.tensors["model.embed_tokens.weight"].read()
     np.testing.assert_array_equal(embedding, floats[: 512 * 64].reshape(512, 64))
-    # The RoPE tables, which begin with the four cosines of 0, end the file.
+    # The file ends with the RoPE tables, which begin with four cosines of 0.
     tables = 512 * 4
     np.testing.assert_array_equal(floats[-2 * tables :][:4], 1)
     np.testing.assert_array_equal(
@@ -108,7 +108,7 @@ def test_tensors_are_views_that_cannot_be_written(tmp_path):
 
 
 def test_unaligned_tensors_are_read(tmp_path):
-    # Files from before 2023 do not pad their headers.
+    # Files from before 2023 have headers without padding.
     config = families.FAMILIES["llama-3"]
     families.write_checkpoint(tmp_path, config)
     file = tmp_path / "model.safetensors"
@@ -155,7 +155,7 @@ def test_a_hub_cache_links_its_shards(tmp_path):
 
 
 def resident_file_pages() -> int:
-    """Read how many bytes of mapped files this process keeps in memory."""
+    """Return how many bytes of mapped files this process has in memory."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssFile"))
 

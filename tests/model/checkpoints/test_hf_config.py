@@ -1,4 +1,4 @@
-"""config.json means the same to us as to transformers, in the spelling of either version, and round-trips."""
+"""config.json: we read the same settings as transformers, in the spelling of either version, and write them back."""
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from llamaspec.reference.config import Config
 from llamaspec.reference.rope import LinearScaling, Llama3Scaling
 from tests.support.families import FAMILIES
 
-# No family has a default for these keys.
+# These keys have no default in any family.
 BARE = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -27,7 +27,7 @@ def read(family: str, **changes) -> Config:
     return read_config({"model_type": family, **BARE, **changes}, "config.json")
 
 
-# These are the defaults of the configuration classes of transformers 5.23 and 5.24.
+# Defaults of the configuration classes in transformers 5.23 and 5.24.
 @pytest.mark.parametrize(
     ("family", "kv_heads", "head_dim", "context", "eps", "theta", "window"),
     [
@@ -176,7 +176,7 @@ def test_a_config_goes_there_and_back(config, bos, stops):
     values = format_config(checkpoint_of(config, bos, stops), dtype="float32")
     assert read_config(values, "config.json") == config
     assert read_tokens(values, "config.json", {}, "generation_config.json", vocab=3) == (bos, stops)
-    # The keys of transformers 4 and of transformers 5 say the same.
+    # The keys of transformers 4 and of transformers 5 have the same meaning.
     four = {key: value for key, value in values.items() if key not in ("rope_parameters", "layer_types")}
     five = {key: value for key, value in values.items() if key not in ("rope_theta", "rope_scaling")}
     assert read_config(five, "config.json") == config

@@ -1,7 +1,7 @@
-"""2,000 files, each changed somewhere: each loads, or is refused in one line, soon and in little memory.
+"""2,000 changed files: each loads, or is refused in one line, quickly and in little memory.
 
-Good files of every format are cut, lengthened, shuffled, and overwritten with numbers that readers often get wrong.
-The draws are the same every time.
+Valid files of every format are cut, extended, shuffled, or overwritten with numbers that readers often get wrong. The
+draws are the same in every run.
 """
 
 import json
@@ -77,7 +77,7 @@ DIRECTORIES = [*CONFIGS, *LAYOUTS]
 
 
 def write_directory(kind: str, folder: Path) -> Path:
-    """Write a good Hugging Face directory."""
+    """Write a valid Hugging Face folder."""
     if kind in LAYOUTS:
         test_quantized_checkpoints.write_layout(folder, LAYOUTS[kind])
         return folder
@@ -90,7 +90,7 @@ def write_directory(kind: str, folder: Path) -> Path:
 
 @cache
 def healthy(kind: str) -> tuple[bytes, int]:
-    """A good file, and the number of its bytes before the weights."""
+    """Return a valid file, and the number of bytes before its weights."""
     wide = small("llama-2", hidden_size=64, intermediate_size=64)
     files: dict[str, Callable[[], File]] = {
         "gguf": lambda: gguf(small("llama-3.2")),
@@ -118,7 +118,7 @@ KINDS += [f"llama2c {version}" for version in range(4)]
 
 @dataclass(frozen=True)
 class Change:
-    """A change to a file. Places count modulo the length of its header, or for some modulo its own length."""
+    """Change to a file. Places are taken modulo the header's length, or modulo the file's length for some changes."""
 
     how: str
     place: int
@@ -164,7 +164,7 @@ def reader(kind: str) -> Callable[[str], object]:
 
 
 def put(kind: str, raw: bytes, folder: Path) -> Path:
-    """Write a file under the name that its kind has."""
+    """Write a file under the name for its kind."""
     path = folder / kind / "model.safetensors" if kind in DIRECTORIES else folder / "model.bin"
     path.write_bytes(raw)
     return path
@@ -201,7 +201,7 @@ def test_good_files_load(folder, kind):
 
 
 def places(values: dict, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """The paths of all values in an object, and in the objects inside."""
+    """List the paths of all values in an object and in nested objects."""
     paths = []
     for key, value in values.items():
         paths += [(*path, key), *(places(value, (*path, key)) if isinstance(value, dict) else [])]
@@ -233,7 +233,7 @@ def test_a_changed_quantization_config_loads_or_is_refused(layouts, layout, plac
 
 @pytest.fixture(scope="module")
 def layouts(tmp_path_factory) -> dict[str, tuple[Path, str]]:
-    """A directory of each layout, and its config.json."""
+    """Write a folder of each layout; return it with its config.json."""
     stored = {}
     for layout in test_quantized_checkpoints.LAYOUTS:
         folder = tmp_path_factory.mktemp("layout")

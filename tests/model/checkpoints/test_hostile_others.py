@@ -1,6 +1,6 @@
-"""safetensors and llama2c files with other false statements than in `test_bad_checkpoints` and `test_bad_huggingface`.
+"""Invalid safetensors and llama2c files that `test_bad_checkpoints` and `test_bad_huggingface` do not have.
 
-Odd files that other readers accept are read, too: tensors in any order, vectors of no numbers.
+Unusual files that other readers accept are read: tensors in any order, and empty vectors.
 """
 
 import json
@@ -63,7 +63,7 @@ def test_safetensors_headers(folder, kind):
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.bool_, ml_dtypes.float8_e4m3fn])
 def test_safetensors_weights_that_are_no_plain_floats(folder, dtype, monkeypatch):
-    """No quantization_config says what such weights mean."""
+    """Integer, boolean or float8 weights are refused without a quantization_config, which would define them."""
     codes = {"int8": "I8", "uint8": "U8", "int64": "I64", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3"}
     monkeypatch.setattr(families, "CODES", {**families.CODES, **codes})
     rewrite(folder, **{UP: np.zeros((112, 48), dtype)})
@@ -103,7 +103,7 @@ def spoiled(version: int, at: int, value: Any, *, form: str = "<i", **kwargs: An
     return bytes(raw)
 
 
-V1, V2 = 8, 8  # where the sizes of versions 1 and 2 begin
+V1, V2 = 8, 8  # offsets of the sizes in versions 1 and 2
 LLAMA2C: dict[str, tuple[bytes, str]] = {
     "a head that is not there": (spoiled(0, 20, -20), "truncated"),
     "a head that is not said": (spoiled(0, 20, 20, tied=False), "too long"),
@@ -149,7 +149,7 @@ def test_llama2c(tmp_path, kind):
 
 
 def test_scales_of_zero_are_weights_of_zero(tmp_path):
-    """export.py writes a group of zeros with this scale; its codes come from NaN."""
+    """A scale of 0 gives weights of 0: export.py writes such a scale for a group of zeros, with codes made from NaN."""
     raw = bytearray(llama2c_files.file_bytes(2))
     raw[-4:] = bytes(4)
     (tmp_path / "model.bin").write_bytes(raw)
@@ -158,11 +158,11 @@ def test_scales_of_zero_are_weights_of_zero(tmp_path):
 
 
 def test_the_corpora_are_large_enough():
-    """There are at least 30 files of each format, not counting Hypothesis's own (`test_hostile_mutations`)."""
+    """Each format has at least 30 invalid files, not counting the drawn ones of `test_hostile_mutations`."""
     safetensors = (HEADERS, SHAPES, test_bad_huggingface.ENTRIES, test_bad_huggingface.JSONS)
     assert sum(map(len, safetensors)) >= 60
     assert len(LLAMA2C) + sum(map(len, test_bad_checkpoints.LLAMA2C_CUTS.values())) >= 45
-    assert Sizes().dim == 16  # The offsets above rely on this.
+    assert Sizes().dim == 16  # the offsets above rely on this
 
 
 def test_a_config_of_another_model(folder):
@@ -171,7 +171,7 @@ def test_a_config_of_another_model(folder):
 
 
 def test_code_that_comes_with_a_model_is_not_run(folder):
-    """transformers runs the code that auto_map names, if its user trusts it."""
+    """Code that auto_map names is not run. transformers runs such code if the user trusts it."""
     config = json.loads((folder / "config.json").read_text())
     names = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
     (folder / "config.json").write_text(json.dumps(config | {"auto_map": names, "trust_remote_code": True}))

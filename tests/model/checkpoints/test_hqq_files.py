@@ -1,4 +1,4 @@
-"""hqq's layout in Hugging Face's directories: read as hqq reads it."""
+"""hqq's layout in Hugging Face folders, read as hqq reads it."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ CASES = GOLDENS["cases"]
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_hqq_stores_is_read_as_it_reads(case):
-    """A weight is (code - zero) * scale, rounded once: zero * scale is exact, as both are of half precision."""
+    """We read hqq's weights, (code - zero) * scale, rounded once: zero * scale is exact for half-precision numbers."""
     rule, arrays = read_hqq(Fields(CASES[case]["config"], "config.json")), arrays_of(CASES[case]["tensors"])
     stored = rule.stored(ROWS, COLS)
     assert arrays.keys() == stored.keys()
@@ -46,7 +46,7 @@ def test_what_hqq_stores_is_read_as_it_reads(case):
 
 
 def packed(w: np.ndarray, *, axis: int, group: int = 32) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Quantize a matrix to 4 bits, plainly, and lay it out as hqq does; with the weights that are meant."""
+    """Quantize a matrix to 4 bits, rounding to nearest, in hqq's layout; return the tensors and the exact weights."""
     groups = w.reshape(group, -1) if axis == 0 else w.reshape(-1, group)
     low, high = (f(groups, axis=axis, keepdims=True).astype(np.float64) for f in (np.min, np.max))
     scale = ((high - low) / 15).astype(np.float16)
@@ -59,7 +59,10 @@ def packed(w: np.ndarray, *, axis: int, group: int = 32) -> tuple[dict[str, np.n
 
 
 def write(folder: Path, changes: dict[str, Any], *, axis: int = 1, tag: str | None = None) -> dict[str, np.ndarray]:
-    """Write a checkpoint with quantized matrices (all, or the ones of a `tag`), and other tensors in one module."""
+    """Write a checkpoint and return its quantized weights; `changes` replace stored tensors of one module.
+
+    With `tag`, only matrices with `tag` in their names are quantized.
+    """
     tensors, exact = {}, {}
     for name, w in families.random_tensors(CONFIG).items():
         if not is_matrix(name) or name == "lm_head.weight" or (tag and tag not in name):
@@ -78,7 +81,10 @@ def write(folder: Path, changes: dict[str, Any], *, axis: int = 1, tag: str | No
 
 @pytest.mark.parametrize(("axis", "tag"), [(1, None), (1, "mlp.down_proj"), (0, None)])
 def test_a_checkpoint_runs_from_its_codes(axis, tag, tmp_path):
-    """With axis 0, each column of a row has another scale, and the matrices run in float32."""
+    """A model with axis 1 runs from hqq's codes.
+
+    With axis 0, the columns of a row have different scales, and the matrices run in float32.
+    """
     exact = write(tmp_path, {}, axis=axis, tag=tag)
     checkpoint = open_checkpoint(tmp_path)
     assert {name for name, tensor in checkpoint.tensors.items() if tensor.codes} == exact.keys()

@@ -1,4 +1,4 @@
-"""The int8 files of llama2.c and KuiperLLama: both are read, as codes, and the first is written."""
+"""int8 files of llama2.c and KuiperLLama: both are read as codes; llama2.c's are also written."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ KUIPER = 3
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("sizes", [Sizes(), Sizes(ffn=16, layers=1)])
 def test_kuiperllamas_files_are_read(tmp_path, tied, sizes):
-    """Tied heads are among them, which KuiperLLama itself reads wrongly."""
+    """KuiperLLama's files are read, also with a tied head, which KuiperLLama itself reads wrongly."""
     path = llama2c_files.write(tmp_path / "model.bin", KUIPER, sizes=sizes, tied=tied)
     checkpoint = open_checkpoint(path)
     assert (checkpoint.format, checkpoint.config.tied) == ("kuiper-int8", tied)
@@ -60,11 +60,14 @@ def test_codes_stand_for_the_weights(tmp_path, monkeypatch, version, at_once):
         np.testing.assert_array_equal(dequantized(tensor.codes, tensor.shape), tensor.read())
         np.testing.assert_array_equal(np.concatenate(list(exact_parts(tensor))).astype(np.float32), tensor.read())
         quantized += 1
-    assert quantized == 7 * Sizes().layers + 1 + (version == 2)  # KuiperLLama leaves the embedding as it is
+    assert quantized == 7 * Sizes().layers + 1 + (version == 2)  # KuiperLLama does not quantize the embedding
 
 
 def test_groups_that_span_rows_are_read_as_floats(tmp_path):
-    """stories260K's hidden dimension is not a multiple of 64: export.py writes it anyway."""
+    """Groups that span rows are read as floats.
+
+    export.py writes such groups for stories260K: its hidden dimension is not a multiple of 64.
+    """
     sizes = Sizes(ffn=24)
     path = llama2c_files.write(tmp_path / "model.bin", 2, sizes=sizes, group=16)
     checkpoint = open_checkpoint(path)
@@ -77,7 +80,7 @@ def test_groups_that_span_rows_are_read_as_floats(tmp_path):
 def test_int8_is_written_as_export_writes_it(tmp_path, tied):
     source = open_checkpoint(llama2c_files.write(tmp_path / "source.bin", 0, tied=tied))
     write_llama2c(source, tmp_path / "ours.bin", int8=True)
-    expected = llama2c_files.file_bytes(2, tied=tied, group=8)  # the largest that divides 16 and 24
+    expected = llama2c_files.file_bytes(2, tied=tied, group=8)  # the largest group that divides 16 and 24
     assert (tmp_path / "ours.bin").read_bytes() == expected
     load(tmp_path / "ours.bin")
 

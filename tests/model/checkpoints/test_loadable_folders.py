@@ -1,4 +1,4 @@
-"""Directories that transformers loads although something in them is odd, and hints in the errors about others."""
+"""Odd folders that transformers loads, and hints in the errors about other folders."""
 
 import json
 from pathlib import Path

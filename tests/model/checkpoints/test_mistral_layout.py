@@ -1,4 +1,4 @@
-"""Mistral's own layout: the same model as Hugging Face's layout of the same weights, number for number."""
+"""Mistral's own layout gives the same model as Hugging Face's layout of the same weights, number for number."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from llamaspec.model.checkpoints import CheckpointError, open_checkpoint
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from tests.support import families
 
-# Names of modules there, and in transformers.
+# Module names in Mistral's layout and in transformers.
 NAMES = {
     "tok_embeddings": "model.embed_tokens",
     "layers.N.attention_norm": "model.layers.N.input_layernorm",
@@ -29,7 +29,7 @@ NAMES = {
     "norm": "model.norm",
     "output": "lm_head",
 }
-# Names of tensors in transformers, and there.
+# Tensor names in transformers and in Mistral's layout.
 OWN = {
     f"{mistral_name}.weight".replace("N", str(layer)).replace("M", str(expert)): f"{name}.weight".replace(
         "N", str(layer)
@@ -90,7 +90,7 @@ CASES: dict[str, tuple[dict, dict]] = {
 
 
 def neighbors(matrix: np.ndarray, heads: int) -> np.ndarray:
-    """Put the rows that RoPE turns together, i and i + half of a head, next to each other."""
+    """Move the rows that RoPE rotates together, i and i + head_dim / 2 of a head, next to each other."""
     size = len(matrix) // heads
     order = [head * size + i + half for head in range(heads) for i in range(size // 2) for half in (0, size // 2)]
     return matrix[order]
@@ -129,7 +129,7 @@ def test_it_is_the_model_of_hugging_faces_layout_bit_for_bit(case, tmp_path):
     actual = open_checkpoint(own)
     assert actual.format == "mistral"
     assert_equal(actual, open_checkpoint(tmp_path / "other"))
-    assert_equal(open_checkpoint(own / "consolidated.safetensors"), actual)  # named itself
+    assert_equal(open_checkpoint(own / "consolidated.safetensors"), actual)  # opened by its own path
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def test_weights_may_be_in_shards_and_beside_those_of_an_encoder_of_images(tenso
 def test_hugging_faces_layout_counts_where_both_are_there_whole(tensors, tmp_path):
     folder = write(tmp_path / "both", {}, tensors)
     (folder / "config.json").write_text(json.dumps(MISTRAL))
-    assert open_checkpoint(folder).format == "mistral"  # no other weights are there
+    assert open_checkpoint(folder).format == "mistral"  # there are no other weights
     families.write_checkpoint(folder, MISTRAL)
     assert open_checkpoint(folder).format == "safetensors"
 

@@ -1,4 +1,4 @@
-"""Opening a path: folders that are no model, the Hub's cache, links, and files that change meanwhile."""
+"""Opening a path: folders without a model, the Hub's cache, links, and files that change while open."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def test_a_folder_that_is_no_model_is_refused_by_what_it_is(kind, tmp_path):
 
 def test_a_misspelt_name_is_answered_by_the_one_that_it_may_mean(tmp_path, monkeypatch):
     (tmp_path / "Llama-3.2-1B.gguf").touch()
-    (tmp_path / "Llama-3.2-1B.txt").touch()  # is no model
+    (tmp_path / "Llama-3.2-1B.txt").touch()  # not a model
     (tmp_path / "tinyllama").mkdir()
     monkeypatch.chdir(tmp_path)
     hint = "No such file or directory. Did you mean"
@@ -70,7 +70,7 @@ def test_a_misspelt_name_is_answered_by_the_one_that_it_may_mean(tmp_path, monke
 
 
 def cached(folder: Path) -> tuple[Path, Path]:
-    """A model in Hugging Face's cache: its folder, and its snapshot with links to blobs."""
+    """Write a model in Hugging Face's cache; return its folder, and the snapshot with links to blobs."""
     model = folder / "models--owner--name"
     snapshot, blobs = model / "snapshots" / "abc", model / "blobs"
     snapshot.mkdir(parents=True)
@@ -86,7 +86,7 @@ def cached(folder: Path) -> tuple[Path, Path]:
 
 def test_a_folder_of_the_hubs_cache_stands_for_its_snapshot(tmp_path):
     model, snapshot = cached(tmp_path)
-    assert place_of(model) == snapshot  # the only one
+    assert place_of(model) == snapshot  # the only snapshot
     (model / "snapshots" / "older").mkdir()
     (model / "refs").mkdir()
     (model / "refs" / "main").write_text("abc")
@@ -131,7 +131,7 @@ def test_no_template_from_outside_gets_into_a_gguf_file(tmp_path):
 
 @pytest.mark.parametrize("kind", ["safetensors", "gguf"])
 def test_a_file_cut_short_while_it_is_read_is_an_error(kind, tmp_path):
-    """Touching a page beyond the end would end the process with SIGBUS."""
+    """A file cut short while it is read gives an error, not the SIGBUS of a page beyond the end."""
     if kind == "gguf":
         path = place = file_of(CONFIG, families.random_tensors(CONFIG)).write(tmp_path / "x.gguf")
     else:
@@ -158,7 +158,7 @@ with {maker}(sys.argv[1]) as staged:
 
 @pytest.mark.parametrize(("maker", "written"), [("new_file", "staged"), ("new_directory", "staged / 'x'")])
 def test_what_a_kill_left_is_removed_at_the_next_write(maker, written, tmp_path):
-    """Only that: what another process still writes stays."""
+    """The next write to a place removes only the leftovers of killed writers to this place."""
     code = WRITER.format(maker=maker, written=written)
     command = [sys.executable, "-c", code, str(tmp_path / "there")]
     killed, living = (
@@ -176,7 +176,7 @@ def test_what_a_kill_left_is_removed_at_the_next_write(maker, written, tmp_path)
         assert len(partials(tmp_path)) == 2  # of another place
         with make(tmp_path / "there") as staged:
             (staged if maker == "new_file" else staged / "x").write_text("whole")
-            assert len(partials(tmp_path)) == 2  # this one, and the living process's
+            assert len(partials(tmp_path)) == 2  # this writer's, and the living process's
         assert len(partials(tmp_path)) == 1
     finally:
         for process in (killed, living):

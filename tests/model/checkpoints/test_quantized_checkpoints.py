@@ -1,4 +1,4 @@
-"""Quantized matrices in Hugging Face's directories: read with their writers' meaning, and written so."""
+"""Quantized matrices in Hugging Face folders: read as their writers define them, and written in the same layouts."""
 
 import json
 import re
@@ -114,7 +114,7 @@ def test_words_hold_every_code(seed, bits, codes):
 
 Layout = tuple[
     dict[str, np.ndarray], np.ndarray
-]  # what is stored under a module's name, and the weights that it stands for
+]  # the stored tensors of a module by name, and the weights that they encode
 
 
 def _awq(w: np.ndarray) -> Layout:
@@ -132,7 +132,7 @@ def _gptq(w: np.ndarray, *, bits: int, version: int, index: bool = True) -> Layo
 
 
 def _marlin(w: np.ndarray) -> Layout:
-    """Moved as the golden says that a matrix of 64 rows and 16 columns is."""
+    """Quantize to 4 bits in Marlin's order, as the golden gives it for a matrix of 64 rows and 16 columns."""
     q = symmetric.quantize(w, bits=4, block=(1, 32))
     (rows, cols), codes = w.shape, (q.codes + np.int8(8)).astype(np.uint8)
     tiles = codes.reshape(rows // 64, 4, 2, 8, cols // 16, 2, 4, 2).transpose(4, 0, 3, 6, 1, 7, 2, 5)
@@ -192,7 +192,7 @@ def _renamed(layout: Layout) -> Layout:
 
 
 def _fp8_static(w: np.ndarray) -> Layout:
-    """One scale, without axes, and scales of inputs and of the cache: as AutoFP8 and Model Optimizer have them."""
+    """Store one FP8 scale without axes, and scales of inputs and cache, as AutoFP8 and Model Optimizer do."""
     stored, meant = _fp8(w, block=(0, 0))
     scale = stored["weight_scale"].astype(np.float32).reshape(())
     return {**stored, "weight_scale": scale, "input_scale": np.array(3, np.float32), "k_scale": np.ones(1, "f4")}, meant
@@ -217,7 +217,7 @@ def _llm_int8(w: np.ndarray) -> Layout:
 
 
 def _bitnet(w: np.ndarray) -> Layout:
-    """Four quarters of the rows share bytes, as transformers packs them."""
+    """Quantize to -1, 0 and 1, and pack four quarters of the rows into shared bytes, as transformers does."""
     scale = np.float32(1 / np.abs(w).mean())
     codes = np.clip(np.rint(w * scale), -1, 1).astype(np.int8)
     quarters = (codes + 1).astype(np.uint8).reshape(4, -1, w.shape[1])
@@ -297,7 +297,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Any]] = {
 
 
 def write_layout(folder: Path, layout: str) -> dict[str, np.ndarray]:
-    """Write a checkpoint with all matrices except the head in a layout, and return their weights."""
+    """Write a checkpoint with all matrices except the head in `layout`, and return their weights."""
     settings, store = LAYOUTS[layout]
     return write_stored(folder, settings, lambda name, w: store(w))
 
@@ -305,9 +305,9 @@ def write_layout(folder: Path, layout: str) -> dict[str, np.ndarray]:
 def write_stored(
     folder: Path, settings: dict[str, Any], store: Callable[[str, np.ndarray], Any], *, config: dict[str, Any] = CONFIG
 ) -> dict[str, np.ndarray]:
-    """Write a checkpoint with all matrices except the head as `store` stores them, and return their weights.
+    """Write a checkpoint with all matrices except the head stored by `store`, and return their weights.
 
-    `store` is given a matrix with its name, and gives its parts by name, and its weights.
+    `store` takes a matrix's name and the matrix, and returns the stored tensors by name and the exact weights.
     """
     tensors, exact = {}, {}
     for name, w in families.random_tensors(config).items():
@@ -372,7 +372,7 @@ def test_marlin_needs_whole_tiles(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("bits", "version"), [(4, 1), (3, 2)])
 def test_gptq_in_another_order_of_columns_runs_in_float32(bits, version, tmp_path, monkeypatch):
-    """AutoGPTQ reads scales[g_idx] (q - zeros[g_idx]) for each input."""
+    """GPTQ with reordered columns runs in float32, with AutoGPTQ's weights scales[g_idx] (q - zeros[g_idx])."""
     changes = {"bits": bits, "desc_act": True, "checkpoint_format": "gptq_v2" if version == 2 else "gptq"}
 
     def store(w: np.ndarray) -> Layout:
@@ -389,7 +389,7 @@ def test_gptq_in_another_order_of_columns_runs_in_float32(bits, version, tmp_pat
     checkpoint = open_checkpoint(tmp_path)
     for name, weights in meant.items():
         np.testing.assert_array_equal(checkpoint.tensors[name].read(), weights.astype(np.float32))
-        assert checkpoint.tensors[name].bytes < weights.size  # what it takes in the file
+        assert checkpoint.tensors[name].bytes < weights.size  # bytes in the file
     params = load_params(checkpoint, dtype=FLOAT32, positions=1)
     assert not isinstance(params.layers[1].qkv.weight, QuantizedMatrix)
     with pytest.raises(CheckpointError, match="is quantized already"):
@@ -402,7 +402,7 @@ def test_gptq_in_another_order_of_columns_runs_in_float32(bits, version, tmp_pat
 
 @pytest.mark.parametrize("zeros", [False, True])
 def test_packed_integers_in_another_order_of_columns(zeros, tmp_path, monkeypatch):
-    """compressed-tensors has the group of each column in weight_g_idx."""
+    """Integers of compressed-tensors with reordered columns are read by the group of each column in weight_g_idx."""
 
     def store(w: np.ndarray) -> Layout:
         order = np.random.RandomState(w.shape[1]).permutation(w.shape[1])
@@ -419,7 +419,7 @@ def test_packed_integers_in_another_order_of_columns(zeros, tmp_path, monkeypatc
 
 
 def test_groups_of_modules_have_layouts_of_their_own(tmp_path):
-    """As llm-compressor mixes them: FP8 here, integers there, and names before classes."""
+    """Groups of modules may have different layouts, as llm-compressor mixes them; names go before classes."""
     layouts = {"down_proj": "fp8 a row", "layers.1.self_attn": "packed 8 a row", "": "packed 4"}
     targets = {"down_proj": ["re:.*down_proj$"], "layers.1.self_attn": [], "": ["Linear"]}
     targets["layers.1.self_attn"] = [f"model.layers.1.self_attn.{part}_proj" for part in "qkvo"]
@@ -458,7 +458,7 @@ def test_a_file_beside_config_json_says_how_matrices_are_quantized(layout, file,
     (tmp_path / file).write_text(json.dumps(keys))
     for name, weights in meant.items():
         np.testing.assert_array_equal(exact(open_checkpoint(tmp_path).tensors[name]), weights)
-    families.write_checkpoint(tmp_path, CONFIG)  # with plain weights the file means nothing
+    families.write_checkpoint(tmp_path, CONFIG)  # a file with plain weights ignores it
     assert not any(tensor.codes for tensor in open_checkpoint(tmp_path).tensors.values())
 
 
@@ -493,7 +493,7 @@ def test_what_others_quantized_is_written_as_it_is(layout, tmp_path):
 
 
 def fails(folder: Path, layout: str, **changes: Any) -> str:
-    """Return the refusal of a layout's checkpoint with changed keys in its quantization_config."""
+    """Change keys of a layout's quantization_config, and return the message with which the checkpoint is refused."""
     write_layout(folder, layout)
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] |= changes
@@ -506,7 +506,7 @@ DIFFERENT = {"a": {"weights": WEIGHTS}, "b": {"weights": {**WEIGHTS, "num_bits":
 
 
 def targeted(targets: list[Any]) -> dict[str, Any]:
-    """Give the groups of `DIFFERENT` targets: all modules, and these."""
+    """Return the groups of `DIFFERENT`: "a" targets all modules, "b" targets `targets`."""
     return {"a": {**DIFFERENT["a"], "targets": ["Linear"]}, "b": {**DIFFERENT["b"], "targets": targets}}
 
 

@@ -1,4 +1,4 @@
-"""torchao's layouts in Hugging Face's directories: read as torchao reads them."""
+"""torchao's layouts in Hugging Face folders, read as torchao reads them."""
 
 import hashlib
 import json
@@ -52,7 +52,7 @@ def test_what_torchao_stores_is_read_as_it_reads(case):
     q = q._replace(scales=scales, zeros=zeros)
     np.testing.assert_array_equal(q.scales, arrays[SCALE].T)
     np.testing.assert_array_equal(q.zeros, arrays[ZERO].T)
-    # zero - 8 scale is rounded to float32: by 2^-24 of what it is.
+    # zero - 8 scale is rounded to float32, with a relative error of 2^-24.
     np.testing.assert_allclose(
         weights, torchao_int4.dequantize(q), rtol=0, atol=2.0**-24 * 9 * np.max(np.abs(original))
     )
@@ -60,7 +60,7 @@ def test_what_torchao_stores_is_read_as_it_reads(case):
 
 
 def check_bound(w: np.ndarray, q: torchao_int4.Int4, *, t: float) -> None:
-    """Hold codes to the bound of the definition; `t` is the unit roundoff of scales and zero points."""
+    """Check codes against the definition's bound; `t` is the unit roundoff of scales and zero points."""
     scale, zero = (np.repeat(np.abs(a.astype(np.float64)), 32, axis=1) for a in (q.scales, q.zeros))
     bound = scale * (0.5 + 8 * t) + t * zero + 2.0**-24 * (100 * scale + 2 * zero)
     assert np.all(np.abs(w - torchao_int4.dequantize(q)) <= bound)
@@ -73,7 +73,10 @@ def test_weights_are_within_half_a_step(weights):
 
 
 def write(folder: Path, changes: dict[str, Any], kind: str = "Int4WeightOnlyConfig") -> dict[str, np.ndarray]:
-    """Write a checkpoint with quantized matrices, and with other tensors in one module."""
+    """Write a checkpoint with quantized matrices; return each as (code * scale, zero point to add).
+
+    `changes` replace stored tensors of one module; None removes a tensor.
+    """
     tensors, exact = {}, {}
     for name, w in families.random_tensors(CONFIG).items():
         if not is_matrix(name) or name == "lm_head.weight":
@@ -113,7 +116,7 @@ def test_a_checkpoint_runs_from_its_codes(kind, tmp_path):
     for name, (product, zero) in exact.items():
         tensor = checkpoint.tensors[name]
         assert tensor.codes
-        # A minimum, zero - 8 scale, is rounded to float32, and so is the weight.
+        # The minimum, zero - 8 scale, is rounded to float32, and so is the weight.
         bound = 2.0**-24 * (2 * np.abs(product) + 2 * np.abs(zero) + 16 * np.abs(product).max())
         assert np.all(np.abs(tensor.read() - (product + zero)) <= bound)
     params = load_params(checkpoint, dtype=np.dtype(np.float32), positions=1)

@@ -1,4 +1,4 @@
-"""Families are found by module; the router's switch of Qwen3-MoE holds in every computation of it."""
+"""Families are found by module, and Qwen3-MoE's router switch is respected in every computation."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -53,14 +53,14 @@ def test_yarn_whose_magnitude_is_not_the_papers_is_no_gguf(length):
     assert families()["llama"].gguf.lacks(usual) is None
 
 
-# Switches of other families: tests/model/families/test_family_goldens.py.
+# tests/model/families/test_family_goldens.py tests the switches of the other families.
 @pytest.mark.parametrize("name", ["llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"])
 def test_a_family_is_nearest_to_its_own_models(name):
     family = families()[name]
     switches: dict = dict(family.switches)
     if "experts" in family.keys:
         switches |= {"experts": 4, "experts_per_token": 2}
-    if name == "mistral":  # without windows it is a Llama
+    if name == "mistral":  # without windows, a Mistral is a Llama
         switches |= {"windows": (5, 5)}
     config = replace(SMALL, **switches)
     assert nearest_family(config) == family
@@ -70,10 +70,10 @@ def test_a_family_is_nearest_to_its_own_models(name):
 @given(seed=seeds)
 @example(seed=379)
 def test_the_chosen_experts_may_keep_the_probabilities_of_the_router(seed):
-    """The definition, JAX (for one token and for several) and the bound between the two all keep them."""
+    """The reference, JAX (for one token and for several) and the error bound all keep the router's probabilities."""
 
     def computed(config: Config) -> tuple[np.ndarray, np.ndarray]:
-        """The exact results, and bounds on the errors of computed ones."""
+        """Return the exact results, and bounds on the errors of the computed ones."""
         checkpoint = random_checkpoint(config, seed=seed)
         layer = load_params(checkpoint, dtype=np.dtype(np.float32), positions=1).layers[0]
         exact = load_reference_params(checkpoint).layers[0]
@@ -81,7 +81,7 @@ def test_the_chosen_experts_may_keep_the_probabilities_of_the_router(seed):
         together = XLA.moe_add(jnp.asarray(x[None]), layer, config=config)[0]
         single = XLA.moe_add(jnp.asarray(x[None, :1]), layer, config=config)[0]
         exact_sum = moe_add(exactly(x), exact, config=config, unit=0.0)
-        # Both are sums in float64, in two orders: each is within the bound of float32, times the ratio of roundings.
+        # Both are float64 sums in different orders, so each is within the float32 bound times the ratio of roundoffs.
         twice = np.abs(exact_sum.value - feed_forward(x, exact, config=config))
         assert (twice <= 2 * 2.0**-29 * exact_sum.error).all()
         assert (np.abs(np.asarray(together) - exact_sum.value) <= exact_sum.error).all()

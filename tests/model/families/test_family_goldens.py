@@ -1,4 +1,4 @@
-"""Families beyond Llama: both backends against transformers, and every file format in and out."""
+"""Families beyond Llama: both backends against transformers, and round trips through every file format."""
 
 import json
 from dataclasses import fields, replace
@@ -30,9 +30,10 @@ from tests.goldens.make_families import FOLDER, SEQ, write_checkpoint
 GOLDENS = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
 FLOAT32 = np.dtype(np.float32)
 FORWARD = jax.jit(forward, static_argnames=("config", "ops"))
-# Two float32 computations of one model, of the largest logit: see tests/model/test_forward.py.
+# Two float32 computations of a model differ by at most this share of the largest logit: see
+# tests/model/test_forward.py.
 AGREE = 1e-5
-# llama.cpp fixes in code what these have otherwise, each in the words of the refusal.
+# llama.cpp has a fixed value for a switch that these models set differently; each entry quotes the refusal.
 NO_GGUF = {
     "exaone4": "sliding windows",
     "gemma3-text": "attention scale",
@@ -42,15 +43,15 @@ NO_GGUF = {
     "starcoder2": "sliding windows",
 }
 
-# Compiling a step that decodes takes a second, and these have most switches between them.
+# Compiling a decode step takes a second; together these models have most switches.
 DECODED = ("gemma2", "olmo3", "phi4-mini", "qwen2-moe")
-# `make test` runs JAX on these, which have every switch between them; how RoPE is rescaled has tests of its own.
+# `make test` runs JAX on these models, which together have every switch; RoPE rescaling has its own tests.
 FIRST = (*DECODED, "exaone4", "gpt-oss-mxfp4", "granite", "nemotron", "stablelm2-12b")
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """Write a golden's checkpoint once, and open it."""
+    """Return a function that writes a golden's checkpoint once and opens it."""
 
     @cache
     def of(name: str) -> Checkpoint:
@@ -62,7 +63,7 @@ def written(tmp_path_factory):
 
 
 def as_short(checkpoint: Checkpoint) -> Checkpoint:
-    """Give LongRoPE the form for the goldens' sequences."""
+    """Give LongRoPE the form that it has for sequences as short as the goldens."""
     return replace(checkpoint, config=for_sequences(checkpoint.config, SEQ))
 
 
@@ -107,7 +108,7 @@ def test_jax_has_the_logits_and_the_text_of_transformers(name, written):
     for step in range(7 if name not in DECODED else 0, 7 + len(golden["greedy"])):
         if name in DECODED:  # token by token
             logits, kv_cache = run([tokens[step]], kv_cache)
-        else:  # by the program that is compiled already: what follows a token does not matter to it
+        else:  # by the program that is compiled already: later tokens do not affect a position
             logits = run([*tokens, *[0] * (SEQ - len(tokens))], empty)[0][:, step]
         if step >= 7:
             tokens = [*tokens, int(np.argmax(logits))]
@@ -139,16 +140,16 @@ def test_gguf_holds_the_same_model_or_the_switch_is_named(name, written, tmp_pat
     assert_golden(logits, GOLDENS[name])
     expected = np.array(GOLDENS[name]["llama_cpp"])
     if isinstance(again.config.scaling, YarnScaling) and not again.config.scaling.whole:
-        # llama.cpp rounds the two indices of YaRN in every model.
+        # In every model, llama.cpp rounds YaRN's two dimension indices.
         rounded = replace(again.config, scaling=replace(again.config.scaling, whole=True))
         logits = exact_logits(replace(again, config=rounded), GOLDENS[name])
-    # llama.cpp is float32, with GELU from a table of float16.
+    # llama.cpp computes in float32, with a float16 table for GELU.
     limit = 2.0**-8 if again.config.activation == "gelu_tanh" else AGREE * np.abs(logits[-1]).max()
     assert np.abs(logits[-1] - logsumexp(logits[-1:]) - expected).max() <= limit
 
 
 def test_the_context_decides_which_form_longrope_has(tmp_path):
-    golden = GOLDENS["phi3-long"]  # trained on 16 positions
+    golden = GOLDENS["phi3-long"]  # original context: 16 positions
     write_checkpoint(tmp_path, golden)
 
     def logits(context: int) -> np.ndarray:
@@ -159,7 +160,7 @@ def test_the_context_decides_which_form_longrope_has(tmp_path):
     assert np.abs(logits(16) - logits(SEQ)[:16]).max() > 0.1
 
 
-# These choose arrays, not numbers: without them a model has others.
+# These switches choose which arrays a model has: without them the model has other tensors.
 CHOICES = ("pre_norms", "post_norms", "wide_qk_norm", "shared_ffn", "gated", "head_qk_norm", "parallel_residual")
 PLAIN = {field.name: field.default for field in fields(Config)}
 
@@ -167,7 +168,7 @@ PLAIN = {field.name: field.default for field in fields(Config)}
 @pytest.mark.sampled(9)  # 25 cases, 2 s
 @pytest.mark.parametrize("name", GOLDENS)
 def test_a_golden_sees_every_switch_of_its_family(name, written):
-    """A computation that forgets one is not within the limit."""
+    """Resetting any switch of a family to its default moves the golden's logits beyond the limit."""
     golden, checkpoint = GOLDENS[name], written(name)
     right = exact_logits(checkpoint, golden)
     switches = [switch for switch in ("scaling", "windows", *checkpoint.config.beyond_llama()) if switch not in CHOICES]

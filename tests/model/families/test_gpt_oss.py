@@ -1,4 +1,4 @@
-"""Parts of gpt-oss: sinks in every form of attention, its layout of experts, and what does not know it."""
+"""gpt-oss: attention sinks in every form of attention, the layout of its experts, and code that refuses gpt-oss."""
 
 import json
 from dataclasses import replace
@@ -46,7 +46,7 @@ CAPACITY, PAGE = 12, 4
 
 
 def in_pages(cache: LayerCache) -> LayerPages:
-    """Lay a cache of one sequence out in pages, in reverse order."""
+    """Convert a cache of one sequence to pages in reverse order."""
     k, v = (a[0].reshape(a.shape[1], -1, PAGE, a.shape[3]).swapaxes(0, 1)[::-1] for a in cache)
     return LayerPages(k, v, jnp.arange(CAPACITY // PAGE, dtype=jnp.int32)[None, ::-1])
 
@@ -58,7 +58,7 @@ def in_pages(cache: LayerCache) -> LayerPages:
         (attend, 5, 2),
         (partial(attend, spans=SPANS._replace(longest=5)), 5, 2),  # in blocks
         (cpu_attend, 1, 2),
-        (cpu_attend, 1, 4),  # keys where they lie
+        (cpu_attend, 1, 4),  # reads keys in place
         (lambda q, cache, *arguments, **fixed: attend(q, in_pages(cache), *arguments, **fixed), 3, 2),
     ],
     ids=["spans", "blocks", "one", "one in place", "pages"],
@@ -84,7 +84,7 @@ def test_sinks_are_within_the_bound_in_every_form(form, seq: int, kv_heads: int,
 
 
 def opened(directory: Path, golden: dict, changes: dict[str, np.ndarray | None]):
-    """Open a golden's checkpoint with some tensors changed or left out."""
+    """Open a golden's checkpoint after replacing or removing the tensors in `changes`."""
     (directory / "config.json").write_text(json.dumps(golden["config"]))
     tensors = random_tensors(golden["config"], golden["tensors"]) | changes
     write_safetensors(directory / "model.safetensors", {name: a for name, a in tensors.items() if a is not None})
@@ -101,7 +101,7 @@ def test_mxfp4_experts_run_from_codes_and_are_written_as_they_were(tmp_path):
     checkpoint, arrays = open_checkpoint(tmp_path), stored(tmp_path / "model.safetensors")
     codes = mx.unpack(arrays[f"{EXPERTS}.gate_up_proj_blocks"].reshape(3, 64, -1), to=E2M1)
     gate_and_up = mx.dequantize(Quantized(codes, arrays[f"{EXPERTS}.gate_up_proj_scales"]), to=E2M1)
-    for name, first in (("w1", 0), ("w3", 1)):  # gate and up, by turns
+    for name, first in (("w1", 0), ("w3", 1)):  # gate and up alternate
         tensor = checkpoint.tensors[f"model.layers.1.block_sparse_moe.experts.2.{name}.weight"]
         assert tensor.codes and tensor.codes.form == "mxfp4"
         np.testing.assert_array_equal(tensor.read(), gate_and_up[2, first::2])
@@ -160,7 +160,7 @@ def test_kernels_and_traces_refuse_sinks():
     ops, reasons = pallas_ops(config, params, capacity=256)
     assert reasons["attend"] == reasons["attend_prompt"] and "sinks = True" in (reasons["attend"] or "")
     cache = jax.eval_shape(partial(empty_cache, config, batch=1, capacity=256, dtype=np.dtype(jnp.bfloat16)))
-    for seq in (1, 3):  # the plain form is handed the sinks
+    for seq in (1, 3):  # XLA's form gets the sinks
         tokens = jax.ShapeDtypeStruct((1, seq), np.int32)
         logits, _ = jax.eval_shape(partial(forward, config=config, ops=ops), params, tokens, cache)
         assert logits.shape == (1, seq, config.vocab)

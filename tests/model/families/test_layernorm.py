@@ -1,4 +1,4 @@
-"""LayerNorm, and what comes with it: what llama.cpp lacks, and what pages that know only Llamas refuse."""
+"""LayerNorm and the switches that come with it: what llama.cpp lacks, and models that pages for Llamas refuse."""
 
 import json
 from dataclasses import replace
@@ -32,7 +32,7 @@ def test_layernorm_is_rmsnorm_of_what_is_centred_wherever_it_was(noise, shift):
     centred = x - np.mean(x.astype(np.float64), axis=-1, keepdims=True)
     expected = rmsnorm(centred, weight, eps=0.5) + bias
     moved = layernorm(x.astype(np.float64) + shift, weight, bias, eps=0.5)
-    # float64 rounds x + shift, and the mean of what was moved, by 2^-53 of their size, times 1 / sqrt(eps).
+    # float64 rounds x + shift, and the mean of that, by 2^-53 of their size, times 1 / sqrt(eps).
     size = np.max(np.abs(x)) + abs(shift)
     limit = 64 * 2.0**-53 * (np.abs(weight) * (size + 1) * np.sqrt(2) + np.abs(expected) + np.abs(bias))
     assert (np.abs(moved - expected) <= limit).all()
@@ -83,7 +83,7 @@ HEADS = replace(WIDE, parallel_residual=True, head_qk_norm=True, rotary_dim=2)
 
 
 def test_a_file_of_few_tensors_names_no_norm_for_each_of_many_heads(tmp_path):
-    """A false number of heads must not make a reader name billions of tensors."""
+    """A wrong number of heads is refused before the reader names a norm for each of billions of heads."""
     write_huggingface(random_checkpoint(HEADS, seed=0), tmp_path / "model")
     config = tmp_path / "model" / "config.json"
     values = json.loads(config.read_text())

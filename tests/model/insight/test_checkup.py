@@ -1,4 +1,4 @@
-"""`doctor MODEL`: every damage is named with its measurement and its mend; a good checkpoint gets no fault."""
+"""`doctor MODEL` names every fault with its measurement and a fix, and finds no fault in a good checkpoint."""
 
 import json
 import re
@@ -34,7 +34,7 @@ Tensors = dict[str, np.ndarray]
 
 
 def damaged(folder: Path, *, weights: Callable[[Tensors], Tensors] = lambda tensors: tensors, **config: object) -> Path:
-    """Write the built-in model with other weights, and with other keys in its config.json."""
+    """Write the built-in model with changed weights and changed keys in its config.json."""
     shutil.copytree(STORIES, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     values = json.loads((folder / "config.json").read_text())
     if "rope_theta" in config or "rope_scaling" in config:
@@ -47,14 +47,14 @@ def damaged(folder: Path, *, weights: Callable[[Tensors], Tensors] = lambda tens
 
 
 def story(folder: Path, *, characters: int = 200) -> Path:
-    """Write a short part of the text that is tried by default, since each change is a pass of the model."""
+    """Write the beginning of doctor's default text, because each trial runs the model over the whole text."""
     path = folder / "story.txt"
     path.write_text(TEXT[:characters])
     return path
 
 
 def silent(folder: Path) -> Path:
-    """Take the tokenizer away, so that nothing is tried on a text, which costs seconds."""
+    """Remove the tokenizer, so that doctor skips the trials on a text, which take seconds."""
     (folder / "tokenizer.model").unlink()
     return folder
 
@@ -79,7 +79,7 @@ def same_head(tensors: Tensors) -> Tensors:
     return {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}
 
 
-# What was done to the model's weights and config.json; the kind of fault; and words of what shows and mends it.
+# The change to the weights or config.json, the kind of fault, and words of the measurement and the fix.
 DAMAGES = {
     "the other pairing": ({"weights": partial(reordered, halves_to_interleaved)}, "rope pairing", "interleaved_to"),
     "reordered twice": ({"weights": partial(reordered, interleaved_to_halves)}, "rope pairing", "halves_to_inter"),
@@ -96,7 +96,7 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damage_that_a_text_shows_is_named_and_nothing_else(tmp_path, damage):
     changes, kind, words = DAMAGES[damage]
-    text = story(tmp_path, characters=280 if damage == "theta" else 200)  # theta shows at a distance
+    text = story(tmp_path, characters=280 if damage == "theta" else 200)  # a wrong theta shows only at long distances
     checkup = check_up(damaged(tmp_path / "model", **changes), text=text)
     assert [fault.fault for fault in checkup.faults] == [kind], checkup
     [fault] = checkup.faults
@@ -106,7 +106,7 @@ def test_a_damage_that_a_text_shows_is_named_and_nothing_else(tmp_path, damage):
 
 
 def test_a_change_is_named_by_the_keys_of_its_own_file():
-    """Keys of params.json for Mistral's layout, each one that its reader reads."""
+    """The suggested keys for Mistral's layout are keys of params.json that its reader uses."""
     config = replace(SMALL, tied=False, scaling=LinearScaling(4.0))
     checkpoint = replace(random_checkpoint(config, seed=0), format="mistral")
     tried = try_changes(checkpoint, EvalText([1, 2, 3], 3)).tried
@@ -121,7 +121,7 @@ def test_a_tied_flag_against_the_weights(tmp_path):
     checkup = check_up(contradicted, text=story(tmp_path))
     assert [fault.fault for fault in checkup.faults] == ["head", "head"]
     assert "lm_head.weight differs" in checkup.faults[0].measured
-    assert "does better" in checkup.faults[1].what  # and so the flag is right, and the head is what is wrong
+    assert "does better" in checkup.faults[1].what  # so the flag is right, and the head is wrong
 
 
 def test_a_head_that_is_missing_or_there_twice(tmp_path):
@@ -171,7 +171,7 @@ def test_scales_of_zero(tmp_path):
 
 
 def test_a_code_that_is_no_number(tmp_path):
-    """e4m3 has two NaNs, and the exponents of MXFP4 have one."""
+    """NaN codes are a fault: e4m3 has two of them, and MXFP4's scales have one."""
     for scheme, part, nan in (("fp8", "weight", 0xFF), ("mxfp4", "weight_scale", 0xFF)):
         folder = tmp_path / scheme
         write_huggingface(quantized(open_checkpoint(STORIES), scheme), folder)
@@ -199,7 +199,7 @@ def test_a_tokenizer_of_another_vocabulary(tmp_path):
 
 
 def faults_of_text(folder: Path) -> list[Fault]:
-    """Only the faults of tokenizer and template, since every run on a text costs seconds."""
+    """Return only the faults of tokenizer and template, since every run over a text takes seconds."""
     checkpoint = open_checkpoint(folder)
     return text_faults(checkpoint, tokenizer_of(checkpoint, None), folder)
 
@@ -252,7 +252,7 @@ def test_no_fault_is_found_in_the_good_goldens(tmp_path, name):
 
 
 def in_type(type: str, spoil: Callable[[np.ndarray], None], path: Path) -> Path:
-    """Write a model with all matrices of a type, one row of each 0; `spoil` changes the bytes of blk.0.ffn_up."""
+    """Write a model with all matrices in `type` and row 3 set to 0; `spoil` changes the bytes of blk.0.ffn_up."""
     config = {**families.FAMILIES["llama-2"], "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
     tensors = families.random_tensors(config)
     for name, tensor in tensors.items():
@@ -274,7 +274,7 @@ def test_rows_of_zeros_are_no_fault(tmp_path, type):
 
 
 def test_a_scale_of_a_superblock_may_be_0_but_not_all(tmp_path):
-    """ggml leaves the codes of a group as they were if it rounds the group's scale to 0."""
+    """One zero scale in a superblock is no fault, since ggml may round a group's scale to 0; a zero d for all is."""
 
     def one_scale(packed: np.ndarray) -> None:
         packed[5, 192] = 0

@@ -1,4 +1,4 @@
-"""The part of `doctor` that says why an op is no kernel, on a GPU that is made up."""
+"""`doctor` on a simulated GPU: why an op does not run as a kernel."""
 
 import pytest
 

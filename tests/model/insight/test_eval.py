@@ -1,4 +1,4 @@
-"""Perplexity and divergences: by hand, by laws, and against transformers' (goldens/eval.json)."""
+"""Perplexity and divergence: computed by hand, by laws, and against transformers (goldens/eval.json)."""
 
 import itertools
 import json
@@ -33,7 +33,7 @@ GOLDEN = read_golden("eval")
 
 
 class Bigrams:
-    """A model that looks the next token's logits up in a table, by the last token."""
+    """Model that looks up the next token's logits by the last token."""
 
     def __init__(self, logits: np.ndarray, *, part: int = 3):
         self.table, self.part = logits, part
@@ -59,7 +59,7 @@ def test_windows_score_every_token_but_the_first_once(tokens, context, data):
 
 @given(seed=st.integers(0, 2**32 - 1), tokens=st.integers(2, 40), context=st.integers(2, 12), data=st.data())
 def test_where_only_the_last_token_counts_windows_do_not(seed, tokens, context, data):
-    """Loss and divergence are then sums over a table."""
+    """If logits depend only on the last token, loss and divergence are sums over a table, for any windows."""
     stride = data.draw(st.integers(1, context - 1))
     rng = np.random.default_rng(seed)
     p, q = (rng.normal(size=(7, 7)) for _ in range(2))
@@ -86,7 +86,7 @@ def test_where_only_the_last_token_counts_windows_do_not(seed, tokens, context, 
 
 
 class Counting:
-    """A model that predicts by the number of tokens that it has read, and by nothing else."""
+    """Model with logits that depend only on the position."""
 
     def __init__(self, logits: np.ndarray):
         self.table = logits
@@ -123,7 +123,7 @@ def test_what_all_logits_of_a_position_share_does_not_matter():
     table, text = rng.normal(size=(5, 5)), EvalText([0, 1, 2, 3, 4], 5)
     moved = table + 1e4 * rng.normal(size=(5, 1))
     comparison = compare(Bigrams(moved), Bigrams(table), text, context=4)
-    # Each logit is rounded as it is moved, and so is the largest, which is taken from it.
+    # Each moved logit is rounded, and so is its difference to the largest.
     bound = 2 * roundoff(np.float64) * np.abs(moved).max()
     assert abs(comparison.model.loss - comparison.base.loss) <= 2 * bound
     assert comparison.divergence.most <= 2 * bound
@@ -135,13 +135,17 @@ def test_weights_that_overflow_are_reported():
 
 
 def loss_bound(golden: dict) -> float:
-    """Twice what logits may differ by: 1e-5 of the largest, as tests/model/test_model_against_reference.py has them."""
+    """Twice the allowed error of the logits, 1e-5 of the largest, as in tests/model/test_model_against_reference.py."""
     return 2e-5 * golden["largest_logit"]
 
 
 @pytest.mark.parametrize("backend", [pytest.param("jax", marks=pytest.mark.slow), "reference"])
 def test_perplexity_and_divergence_are_those_of_transformers(run, data, tmp_path, backend):
-    """A divergence is an average of log p - log q by p, which changes by 4 e and, with p, by e^2e - 1 of its size."""
+    """Loss and divergence of a q4 model equal transformers' within a bound.
+
+    A divergence averages log p - log q over p. Errors of e in the logits change it by 4 e, and change p by a factor of
+    e^2e.
+    """
     folder, text = data / "stories260K", tmp_path / "text"
     text.write_text(GOLDEN["text"])
     model = str(folder / "stories260K.bin")
@@ -168,13 +172,13 @@ def test_windows_are_those_of_transformers(data):
         EvalText(GOLDEN["ids"], len(GOLDEN["text"])),
     )
     for golden in GOLDEN["losses"]:
-        if golden["stride"] > 1:  # hundreds of windows
+        if golden["stride"] > 1:  # stride 1 has hundreds of windows
             result = evaluate(model, text, context=golden["context"], stride=golden["stride"])
             assert abs(result.loss - golden["model"]) <= loss_bound(GOLDEN)
 
 
 def test_each_tensor_alone():
-    """Each tensor that differs is named, and its cost is the cost of changing only this tensor."""
+    """Each differing tensor is named, with the cost of changing only this tensor."""
     base = random_checkpoint(SMALL, seed=1)
     model = quantized(base, "q4")
     running = load_backend(decoded(base), RunOptions(backend="reference"))
@@ -215,7 +219,7 @@ def test_what_is_recorded_is_read_again_bit_for_bit(monkeypatch, in_memory):
     rng = np.random.default_rng(0)
     parts = [rng.normal(size=(rows, 7)).astype(dtype) for rows, dtype in ((3, np.float32), (1, np.float64))]
     with recorded(iter(parts)) as record:
-        for triple in zip(record, record, parts, strict=True):  # by two at once
+        for triple in zip(record, record, parts, strict=True):  # by two readers at once
             assert all(np.array_equal(part, triple[2]) and part.dtype == triple[2].dtype for part in triple)
 
 
@@ -231,7 +235,7 @@ def test_a_full_disk_is_one_line(monkeypatch):
 @pytest.mark.slow  # 9 s each
 @pytest.mark.parametrize("config", ["1 to 1, biases, scaled, tied", "experts"])
 def test_one_tensor_is_exchanged_and_no_other_is_read_again(config):
-    """Such as `beside`, read from another object that says the same."""
+    """`with_weights` replaces the changed tensor and reads no other tensor again, also from an equal copy of `base`."""
     base, second = (random_checkpoint(CONFIGS[config], seed=seed) for seed in (1, 2))
     model = load_backend(decoded(base))
     assert isinstance(model, JaxBackend)
@@ -331,7 +335,7 @@ def test_a_model_of_another_vocabulary_is_refused(run, tmp_path, data):
 
 
 def test_what_nothing_predicts_is_not_counted(tmp_path):
-    """The first token of a text is predicted only after BOS; a text of one token is refused."""
+    """The first token counts only if BOS predicts it; a text of one token without BOS is refused."""
     path, spelt = tmp_path / "text", tmp_path / "tokenizer.json"
     spelt.write_text(tiny_tokenizers.chatml())
     tokenizer = load_tokenizer(spelt)

@@ -1,4 +1,4 @@
-"""Activations rounded as llama.cpp rounds them: then our logits are its own (goldens/gguf.json)."""
+"""With activations rounded as llama.cpp rounds them, our logits equal llama.cpp's (goldens/gguf.json)."""
 
 import base64
 from collections.abc import Callable
@@ -46,17 +46,17 @@ from tests.support.strategies import assert_within, noises
 FLOAT32 = np.dtype(np.float32)
 FORWARD = jax.jit(run_forward, static_argnames=("config", "ops"))
 
-# These differences remain. llama.cpp rounds a number within float32's noise of a tie to the other side, at one position
-# in these files. The noise comes from the order of llama.cpp's float32 sums, which depends on the processor; we cannot
-# repeat it. The same vectors give the same codes: the tie of Q5_0 shows it here, and test_libggml.py shows it for
-# every product of every type. In Q4_1's file all later positions read keys and values that a tie has changed.
+# These differences remain: at one position of each file, llama.cpp rounds a number within float32's noise of a tie to
+# the other side. The noise comes from the order of llama.cpp's float32 sums, which depends on the processor, so we
+# cannot reproduce it. Equal vectors give equal codes: test_the_tie_of_q5_0 shows this here, and test_libggml.py shows
+# it for every product of every type. In Q4_1's file, all later positions read keys and values that a tie has changed.
 FLIPPED = {"Q5_0": 4, "bfloat16": 5}
 CHANGED = {"Q4_1": range(3, 10)}
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory) -> Callable[[str], Path]:
-    """The very files that llama.cpp read, by type: each made once."""
+    """Return a function that makes the file of a type once: the same file that llama.cpp read."""
     folder, paths = tmp_path_factory.mktemp("gguf"), {}
 
     def path(name: str) -> Path:
@@ -83,7 +83,7 @@ def test_logits_are_those_of_llama_cpp(file, name):
 
 
 def ties(x: np.ndarray, to: str) -> tuple[np.ndarray, np.ndarray]:
-    """Measure how far each number is from the nearest tie, in steps, and give the step."""
+    """Return each number's distance to the nearest tie, in steps, and the size of a step."""
     if to == "q8_0":
         most = np.abs(x.reshape(*x.shape[:-1], -1, 32)).max(axis=-1).repeat(32, axis=-1)
         steps, step = x * (np.float32(127) / most), (most / np.float32(127)).astype(np.float16).astype(np.float64)
@@ -95,15 +95,15 @@ def ties(x: np.ndarray, to: str) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize(("name", "position"), [*FLIPPED.items(), ("float16", 0)])
 def test_what_remains_is_one_number_at_a_tie(file, monkeypatch, name, position):
-    """Rounded the other way, it makes all of that position what llama.cpp has.
+    """Rounding one number at a tie to the other side gives llama.cpp's logits for the whole position.
 
-    float16 has ties every 2^-11, and most positions some number that is as near to one as float32's noise: after the
-    first position there are several, and only this one is taken apart.
+    For float16, only the first position is checked: ties are 2^-11 apart, and later positions have several numbers
+    within float32's noise of one.
     """
     path = file(name)
     to = "q8_0" if name in make_gguf.TYPES else name
     plain = ggml_activations.ROUNDINGS[to]
-    seen: list[tuple[float, float]] = []  # how near to a tie, in steps, and the number
+    seen: list[tuple[float, float]] = []  # distance to the tie, in steps, and the number
     chosen: list[float] = []
 
     def rounding(x: np.ndarray) -> np.ndarray:
@@ -126,10 +126,11 @@ def test_what_remains_is_one_number_at_a_tie(file, monkeypatch, name, position):
 
 
 def test_the_tie_of_q5_0(file, monkeypatch):
-    """In the second layer feature 96 of rmsnorm is -0.34963982 exactly and -0.34963974 in llama.cpp, 3 neighbors on.
+    """Feature 96 of one rmsnorm is at a tie for us and not for llama.cpp, which explains the one different position.
 
-    Times 127 / 2.277141, the largest of its block, that is -19.500002 and -19.499998: the codes -20 and -19. From
-    llama.cpp's vector our rounding and our matrix make llama.cpp's product; from our own they do not.
+    In the second layer the feature is -0.34963982 exactly and -0.34963974 in llama.cpp, 3 float32 steps away. Times 127
+    / 2.277141, the largest of its block, these are -19.500002 and -19.499998, with the codes -20 and -19. From
+    llama.cpp's vector, our rounding and our matrix give llama.cpp's product; from our vector they do not.
     """
     type, name, position = make_gguf.TIE
     assert (type, name, position) == ("Q5_0", "blk.1.ffn_gate", FLIPPED["Q5_0"])
@@ -140,7 +141,7 @@ def test_the_tie_of_q5_0(file, monkeypatch):
     checkpoint = open_checkpoint(file(type))
     params = load_reference_params(checkpoint, roundings(checkpoint, "ggml"))
     forward(params, IDS[: position + 1], empty_cache(checkpoint.config), config=checkpoint.config)
-    own_input = seen[7 + 4][position].astype(np.float32)  # after the first layer's seven: q, k, v, o
+    own_input = seen[7 + 4][position].astype(np.float32)  # after the first layer's seven products: q, k, v, o
     codes, steps = zip(*(in_steps(x) for x in (own_input, golden_input)), strict=True)
     assert np.flatnonzero(codes[0] != codes[1]).tolist() == [96]
     assert [round(float(row[96]), 6) for row in steps] == [-19.500002, -19.499998]
@@ -153,7 +154,7 @@ def test_the_tie_of_q5_0(file, monkeypatch):
 
 
 def in_steps(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the codes of q8_0, and the numbers that they are rounded from."""
+    """Return the q8_0 codes of `x`, and the numbers before rounding."""
     blocks = x.reshape(-1, 32)
     steps = (blocks * (np.float32(127) / np.abs(blocks).max(axis=-1, keepdims=True))).ravel()
     return np.rint(steps), steps
@@ -166,7 +167,7 @@ def test_roundings_of_jax_are_those_of_the_reference(noise):
     x[2] = np.rint(x[2] / max(np.abs(x[2]).max(), 1) * 127) / 2  # ties
     x = np.clip(x, -6e4, 6e4)  # float16's range
     for name, definition in ggml_activations.ROUNDINGS.items():
-        if name == "q8_1":  # a sum of 32 is to be within it, too
+        if name == "q8_1":  # a sum of 32 numbers must fit, too
             x = np.clip(x, -2e3, 2e3)
         rounding, expected = ROUNDINGS[name], definition(x)
         np.testing.assert_array_equal(np.asarray(rounding(jnp.asarray(x))), expected.astype(np.float32), err_msg=name)
@@ -176,7 +177,7 @@ def test_roundings_of_jax_are_those_of_the_reference(noise):
 def test_no_number_moves_by_more_than_half_a_step(noise):
     x = noise(2, 512).astype(np.float64)
     most = np.abs(x.reshape(2, -1, 32)).max(axis=-1).repeat(32, axis=-1)
-    # Codes up to 127 times the rounding of d, 2^-11 of it or, of subnormal numbers, 2^-25.
+    # The rounding of d is 2^-11 of d, or 2^-25 if d is subnormal; a code multiplies it by up to 127.
     assert_within(ggml_activations.q8_0(x), x, (1 / 2 + 2**-4) * most / 127 + 2.0**-18)
     most = np.abs(x.reshape(2, -1, 256)).max(axis=-1).repeat(256, axis=-1)
     assert_within(ggml_activations.q8_k(x), x, (1 / 2 + 2**-15) * most / 127)
@@ -194,7 +195,7 @@ def jax_logits(checkpoint: Checkpoint, roundings_by_name: dict[str, str]) -> np.
 @pytest.mark.sampled(1)  # 4 to 5 s each
 @pytest.mark.parametrize("name", ["q8_0", "q4_0", "mxfp4", "Q5_0", "Q5_1", "Q4_K", "bfloat16"])
 def test_jax_emulates_too(file, name):
-    """Positions may differ where roundings move a number across a tie, as llama.cpp's do elsewhere."""
+    """JAX's emulated logits equal the reference's at one position at least; others may differ by ties."""
     path = file(name)
     checkpoint = open_checkpoint(path)
     actual = jax_logits(checkpoint, roundings(checkpoint, "ggml"))
@@ -205,7 +206,7 @@ def test_jax_emulates_too(file, name):
 
 @given(noise=noises)
 def test_a_product_is_that_of_the_reference(noise):
-    """Nothing can cross a tie on the same vector, so the product's own bound holds."""
+    """One product on the same vector is within its usual bound, since no number can cross a tie."""
     x, w = noise(2, 256), noise(3, 256)
     for to in ("q8_0", "q8_k", "int8"):
         rounded = np.asarray(ROUNDINGS[to](jnp.asarray(x)), np.float64)
@@ -227,7 +228,7 @@ def test_an_array_rounds_what_it_is_multiplied_by_and_nothing_else():
 
 
 def test_an_array_multiplies_its_minima_by_what_sums_are_off_by():
-    """An expert's matrices round, too."""
+    """`RoundingArray` multiplies minima by the sums that q8_1 appends, also for each expert's matrix."""
     rng = np.random.default_rng(0)
     x, w, minima = rng.normal(size=(2, 64)), rng.normal(size=(3, 5, 64)), rng.normal(size=(3, 5, 2))
     numbers = ggml_activations.q8_1(x)
@@ -241,7 +242,7 @@ def test_an_array_multiplies_its_minima_by_what_sums_are_off_by():
 @pytest.mark.slow  # 7 and 10 s
 @pytest.mark.parametrize("name", ["experts", "2 to 1, wide, tied"])
 def test_q8_0_is_for_all_that_is_quantized(name):
-    """For every quantizer, on both backends, experts included."""
+    """q8_0 activations apply to every matrix of q8, experts included, with the same logits on both backends."""
     checkpoint = quantized(random_checkpoint(replace(CONFIGS[name], layers=1), seed=7), "q8")
     assert roundings(checkpoint, "q8_0") == {n: "q8_0" for n, tensor in checkpoint.tensors.items() if tensor.codes}
     rows = [
@@ -254,7 +255,7 @@ def test_q8_0_is_for_all_that_is_quantized(name):
 
 @pytest.mark.slow  # 10 s
 def test_int8_is_for_what_is_in_int8():
-    """A scale a token, of both factors of a product."""
+    """int8 activations, with one scale per token, apply to every matrix of q8_row, on both backends."""
     checkpoint = quantized(random_checkpoint(CONFIGS["2 to 1, wide, tied"], seed=7), "q8_row")
     assert roundings(checkpoint, "int8") == {n: "int8" for n, tensor in checkpoint.tensors.items() if tensor.codes}
     rows = [

@@ -1,4 +1,4 @@
-"""`llamaspec inspect --plan`: a process takes the memory that the plan foretells."""
+"""`llamaspec inspect --plan`: a process uses as much memory as the plan predicts."""
 
 import json
 from contextlib import nullcontext
@@ -86,7 +86,10 @@ def test_the_reference_takes_the_memory_that_loading_checks(tmp_path: Path):
 
 
 def run_takes(planned: Memory, *arguments: str):
-    """A process takes the planned memory within 5 % and 50 MB. Compiles that overlap took 70 MB more at times."""
+    """Check that a process uses the planned memory within 5 % and 50 MB, in one of three runs.
+
+    Compilations that overlap sometimes took 70 MB more.
+    """
     peak = np.inf
     for _ in range(3):
         done = run_python(RUN, *arguments)
@@ -99,7 +102,7 @@ def run_takes(planned: Memory, *arguments: str):
 @pytest.mark.slow  # 28 s
 def test_this_machine_is_measured_for_a_plan(run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(machine.SIZES, "cpu", Sizes(1 << 18, 32, Effort(2)))
-    monkeypatch.setattr(machine, "last_level_cache", lambda: 1)  # a byte: no model is in it
+    monkeypatch.setattr(machine, "last_level_cache", lambda: 1)  # one byte: no model fits in the cache
     code, out, err = run("inspect", "--plan", "--context", "100", "--batch", "2", "--quantize", "q8", "--json")
     assert code == 0, err
     plan = json.loads(out)
@@ -135,7 +138,7 @@ def test_a_plan_for_a_device_reads_nothing_and_says_what_bounds_it(run):
     assert prefill["tokens_per_second"] == pytest.approx(989e12 / prefill["flops_per_token"])
     assert empty["flops_per_byte"] == empty["flops_per_token"] / empty["bytes_per_token"]
     cached = full["bytes_per_token"] - empty["bytes_per_token"]
-    assert cached == full["after"] * 2 * 32 * 8 * 128 * 2  # keys and values, layers, their heads, their width, bytes
+    assert cached == full["after"] * 2 * 32 * 8 * 128 * 2  # keys and values, layers, heads, head_dim, bytes
 
 
 def test_a_plan_for_several_devices_is_that_of_a_share_and_of_the_sums_between_them(run):
@@ -143,7 +146,7 @@ def test_a_plan_for_several_devices_is_that_of_a_share_and_of_the_sums_between_t
     single, eight = (json.loads(run(*shape, "--devices", n)[1]) for n in ("1", "8"))
     assert (single["devices"], eight["devices"]) == (1, 8)
     assert not single["memory"]["fits"] and eight["memory"]["fits"]
-    embedding = 2 * 128_256 * 8192  # every device has all of it
+    embedding = 2 * 128_256 * 8192  # every device has the whole embedding
     shared = single["memory"]["weights"] - embedding
     norms = 2 * (2 * 80 + 1) * 8192
     assert eight["memory"]["weights"] == embedding + norms + (shared - norms) // 8
@@ -151,7 +154,7 @@ def test_a_plan_for_several_devices_is_that_of_a_share_and_of_the_sums_between_t
         assert single_work["seconds_of_sums"] == 0 < eight_work["seconds_of_sums"]
         assert eight_work["tokens_per_second"] < 8 * single_work["tokens_per_second"]
     step = eight["work"][1]
-    assert step["seconds_of_sums"] == pytest.approx(2 * 80 * 6 * (10e-6 + 4 * 8192 / 140e9))  # a tree of 8
+    assert step["seconds_of_sums"] == pytest.approx(2 * 80 * 6 * (10e-6 + 4 * 8192 / 140e9))  # a tree of 8 devices
 
 
 @pytest.mark.slow  # 5 s
@@ -191,7 +194,7 @@ def test_experts_that_tokens_choose_are_read_and_how_many_is_told():
         cached = 2 * config.layers * config.kv_heads * config.head_dim * 4
         read.append(plan.work[1].cost.bytes - batch * (cached + config.dim * 4))
         assert "Of 8 experts, " in as_text(plan)
-    assert read[1] - read[0] == pytest.approx(1.5 * expert)  # 2 for one token, 3.5 for two
+    assert read[1] - read[0] == pytest.approx(1.5 * expert)  # 2 experts for one token, 3.5 for two
     shapes = abstract_params(SMALL, dtype=FLOAT32, positions=1)
     plain = make_plan("m", shapes, SMALL, DEVICES["l4"], context=128, batch=2, quantize=None)
     assert "experts" not in as_text(plain)
@@ -205,7 +208,7 @@ def test_a_cache_of_int8_is_half_of_bfloat16_and_its_scales(run):
     assert (narrow["cache"], plain["cache"]) == ("int8", "bfloat16")
     angles = (4096 + 256) * 128 * 4
     ratio = (narrow["memory"]["cache"] - angles) / (plain["memory"]["cache"] - angles)
-    assert ratio == (128 + 4) / (2 * 128)  # codes and a scale, and bfloat16
+    assert ratio == (128 + 4) / (2 * 128)  # codes and one scale, compared with bfloat16
     assert narrow["work"][-1]["bytes_per_token"] < plain["work"][-1]["bytes_per_token"]
 
 
@@ -232,7 +235,7 @@ def test_on_a_gpu_only_arrays_count():
 
 
 def test_a_plan_fits_where_loading_would_go_on():
-    """Memory that a process holds before it loads anything is in the plan, and is not free."""
+    """Memory in use before loading counts in a plan and is not free, so the plan fits exactly when loading would."""
     config = SHAPES["stories-110m"]
     shapes = abstract_params(config, dtype=FLOAT32, positions=1)
 
@@ -251,7 +254,7 @@ def test_a_plan_fits_where_loading_would_go_on():
 
 
 def stored(checkpoint: Checkpoint, *, matrices: type, vectors: type) -> Checkpoint:
-    """`checkpoint` with its matrices stored in one dtype, and norms and the embedding in another."""
+    """Give a checkpoint's matrices one dtype, and its norms and embedding another."""
     tensors = {
         name: tensor._replace(dtype=np.dtype(matrices if name in quantizable(checkpoint.config) else vectors))
         for name, tensor in checkpoint.tensors.items()
@@ -273,7 +276,7 @@ def stored(checkpoint: Checkpoint, *, matrices: type, vectors: type) -> Checkpoi
     ],
 )
 def test_the_matrices_decide_which_dtype_a_gpu_runs(matrices, vectors, scheme, on_a_gpu):
-    """A GGUF file stores its norms in float32, with matrices of any type."""
+    """On a GPU, the matrices' dtype decides the default dtype: GGUF files have float32 norms with any matrices."""
     checkpoint = stored(random_checkpoint(SMALL, seed=0), matrices=matrices, vectors=vectors)
     run = quantized(checkpoint, scheme) if scheme else checkpoint
     assert choose_dtype(None, run, platform="gpu") == on_a_gpu
@@ -318,7 +321,10 @@ def test_what_does_not_fit_is_named_by_what_takes_most(memory: Memory, words: st
 
 
 def test_what_other_programs_hold_of_a_gpu_is_not_free(monkeypatch):
-    """JAX may take three quarters of a GPU of 80 GB and has 1 GB of it; others hold all but 5 GB of the rest."""
+    """Memory of other programs is not free.
+
+    JAX may use 60 GB of an 80 GB GPU and holds 1 GB; other programs hold all but 5 GB of the rest.
+    """
     pool = {"bytes_limit": 60_000_000_000, "bytes_in_use": 600_000_000, "pool_bytes": 1_000_000_000}
     gpu = SimpleNamespace(platform="gpu", memory_stats=lambda: pool)
     monkeypatch.setattr("llamaspec.model.device.jax.local_devices", lambda: [gpu])
@@ -328,7 +334,8 @@ def test_what_other_programs_hold_of_a_gpu_is_not_free(monkeypatch):
     assert room() == (59_400_000_000, 0)
     monkeypatch.setattr("llamaspec.model.device.cuda_memory", lambda: None)
     assert room() == (59_400_000_000, 0)
-    # JAX counts nothing where XLA_PYTHON_CLIENT_ALLOCATOR is `platform`; the machine's memory is no answer.
+    # JAX counts nothing if XLA_PYTHON_CLIENT_ALLOCATOR is `platform`; the computer's own memory must not be used
+    # instead.
     gpu.memory_stats = lambda: None
     monkeypatch.setattr("llamaspec.model.device.cuda_memory", lambda: (5_000_000_000, 80_000_000_000))
     assert room() == (5_000_000_000, 0)

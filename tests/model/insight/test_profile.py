@@ -1,4 +1,4 @@
-"""`llamaspec profile`: what ran is found in XLA's trace, and the time of a span is shared out among its parts."""
+"""`llamaspec profile`: XLA's trace gives the kernels that ran, and the time of a span is divided among its parts."""
 
 import gzip
 import json
@@ -45,7 +45,7 @@ def test_a_model_is_profiled(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_parts_come_from_a_second_run_if_the_first_ran_in_graphs(monkeypatch: pytest.MonkeyPatch):
-    """A CPU has no graphs: here the same programs run twice."""
+    """A second run without graphs gives the parts; on a CPU, which has no graphs, the same programs run twice."""
     monkeypatch.setitem(SHAPES, "tiny", TINY)
     subject = choose_model(model="", shape="tiny", dtype="float32", quantize=None)
     programs, shapes = subject.compiled(longest=40, batch=1)
@@ -59,9 +59,9 @@ def test_parts_come_from_a_second_run_if_the_first_ran_in_graphs(monkeypatch: py
 
 @pytest.fixture(scope="module")
 def h200() -> dict[str, Any]:
-    """Traces of TinyLlama in q8 on an H200, with CUDA graphs and without: a chunk of 256 tokens, and two steps.
+    """Load traces of TinyLlama in q8 on an H200, with and without CUDA graphs: a chunk of 256 tokens, and two steps.
 
-    `parts` name the instructions that ran. Recorded with jax 0.11.2; two of 128 steps are kept.
+    `parts` maps instructions to parts. The traces are from jax 0.11.2; two of 128 steps are kept.
     """
     return json.loads(gzip.decompress((Path(__file__).parents[2] / "goldens/profile_h200.json.gz").read_bytes()))
 
@@ -76,7 +76,7 @@ def test_kernels_in_a_graph_carry_no_instruction_and_a_loop_shows_one_round(h200
 
 
 def test_the_time_of_kernels_in_graphs_is_divided_by_part(h200: dict[str, Any]):
-    """Milliseconds of a part are the sums of its kernels, found by hand in the trace."""
+    """The time of each part is the sum of its kernels' times, which we found in the trace by hand."""
 
     def microseconds(span: str) -> tuple[dict[str | None, float], float]:
         ran, start, end = events_of(h200["graphs"], f"{span} 0")
@@ -89,7 +89,9 @@ def test_the_time_of_kernels_in_graphs_is_divided_by_part(h200: dict[str, Any]):
     of_kernel: dict[str, list[float]] = defaultdict(list)
     for event in ran:
         of_kernel[event.kernel].append(event.end - event.start)
-    products = of_kernel["gemv_mosaic_gpu_kernel"]  # of a layer: the attention's, the feed-forward's; then the head's
+    products = of_kernel[
+        "gemv_mosaic_gpu_kernel"
+    ]  # of a layer: attention's, then the feed-forward's; at the end the head's
     step, length = microseconds("decode")
     expected = {
         "norm_gate_up": sum(of_kernel["norm_gate_up_mosaic_gpu_kernel"]),
@@ -100,7 +102,7 @@ def test_the_time_of_kernels_in_graphs_is_divided_by_part(h200: dict[str, Any]):
             of_kernel["attention_decode_mosaic_gpu_kernel"] + of_kernel["attention_combine_mosaic_gpu_kernel"]
         ),
     }
-    assert {part: step[part] / 2 for part in expected} == pytest.approx(expected, rel=0.02)  # and fusions around them
+    assert {part: step[part] / 2 for part in expected} == pytest.approx(expected, rel=0.02)  # plus nearby fusions
     assert step[None] < 0.1 * length and {"norm_qkv", "sample"} < step.keys()
     prompt, length = microseconds("prefill")
     assert prompt["norm_gate_up"] > prompt["down_add"] > prompt["project_add"] > prompt["attend"] > 100
@@ -115,7 +117,7 @@ def test_kernels_that_no_graph_recorded_take_the_time_of_the_other_run():
 
 
 def test_what_runs_has_a_name(monkeypatch: pytest.MonkeyPatch):
-    """Copies that XLA adds do not count. We count instructions: times of a small model are noise."""
+    """Most instructions have a named part. We count instructions, since times of a small model are noise."""
     monkeypatch.setitem(SHAPES, "tiny", TINY)
     programs, _ = choose_model(model="", shape="tiny", dtype="float32", quantize=None).compiled(longest=40, batch=1)
     for program in (programs.prefill, programs.decode(True)):
@@ -153,7 +155,7 @@ def test_shares_are_the_whole_span(ran: list[Event], last: float):
     ran = sorted(ran, key=lambda event: event.start)
     spent = seconds_by(ran, {"a": "A", "b": "B", "c": "A"}, start=0.0, end=last)
     assert all(seconds > 0 for seconds in spent.values())
-    assert sum(spent.values()) * 1e6 == pytest.approx(last)  # sums of at most 50 terms, rounded
+    assert sum(spent.values()) * 1e6 == pytest.approx(last)  # sums of at most 50 rounded terms
     unshared = [event for event in ran if event.instruction in ("a", "c")]
     if not any(event.instruction == "b" for event in ran) and len({event.thread for event in ran}) == 1:
         covered, reached = 0.0, 0.0

@@ -1,4 +1,4 @@
-"""The published shapes, against the parameter counts that their publishers give."""
+"""Parameter counts of the published shapes, against the counts that their publishers give."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.tensors import tensor_shapes
 
-# Hugging Face shows these counts for the safetensors files; we summed llama2.c's by hand, layer by layer.
+# Hugging Face shows these counts for safetensors files; for llama2.c's models we added the layers up by hand.
 PARAMETERS = {
     "stories-15m": 15_191_712,
     "stories-42m": 41_689_600,

@@ -1,4 +1,4 @@
-"""XLA's program of a decoding step on a CPU, for which `model.ops` shapes its products."""
+"""XLA's CPU program of a decode step; `model.ops` writes its products so that this program is fast."""
 
 import re
 from functools import partial
@@ -23,7 +23,7 @@ from llamaspec.reference.config import Config
 CONFIG = Config(dim=512, layers=1, heads=8, kv_heads=8, head_dim=64, ffn=1408, vocab=4096, context=512,
                 eps=1e-5, theta=1e4)  # fmt: skip
 SMALLEST = CONFIG.dim**2  # numbers in the smallest matrix
-CAPACITY = 256  # with which keys of a layer are fewer numbers than that
+CAPACITY = 256  # small enough that the keys of a layer have fewer numbers than `SMALLEST`
 OPTIONS = compiler_options("cpu")
 QUANTIZED_AS = (
     None,
@@ -38,9 +38,9 @@ QUANTIZED_AS = (
     "Q6_K",
     "Q2_K",
     "IQ4_NL",
-)  # our own, and GGUF's types
+)  # our own schemes, and GGUF's types
 FORMATS = [("bfloat16", None, True), *(("float32", scheme, True) for scheme in QUANTIZED_AS), ("float32", None, False)]
-# These give a name to numbers that are in memory already.
+# These instructions only rename numbers that are already in memory.
 PASSED_ON = {"parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional", "call", "opt-barrier"}
 
 
@@ -55,7 +55,7 @@ def lowered(dtype: str, scheme: str | None, *, greedy: bool, burst: int = 4):
 
 
 def written(hlo: str) -> list[tuple[str, str, int]]:
-    """List name, kind and numbers of what each instruction writes to memory; those inside a fusion write nothing."""
+    """List (name, kind, count of numbers) of each instruction that writes memory, so none inside a fusion."""
     fused = set(re.findall(r"fusion\(.*?calls=%([\w.\-]+)", hlo))
     writes, inside = [], ""
     for line in hlo.splitlines():
@@ -83,17 +83,20 @@ def test_products_run_on_all_cores_and_copy_no_weight(dtype: str, scheme: str | 
         assert "kind=kLoop" in line  # one vectorized loop, not a kernel of YNNPACK
         (cores,) = re.findall(r'"outer_dimension_partitions":\["(\d+)"\]', line)
         assert int(cores) > 1
-    # Partial sums, too, are written and read again: of 512 columns in one block, 1408 in two; NF4 in blocks of 64.
+    # Partial sums also go through memory: 512 columns make one block, 1408 make two; NF4 has blocks of 64.
     blocks = [int(n) for line in products.values() for n in re.findall(r"f32\[\d+,(\d+),16\]\S* fusion", line)]
     assert sorted(blocks) == ([8] * 4 + [22] if scheme == "nf4" else [1] * 4 + [2])
-    # A weight that is converted, decoded or copied, in the loop or before it, would be as large as a matrix.
+    # A weight that is converted, decoded or copied, inside or before the loop, would be as large as a matrix.
     large = [(name, kind) for name, kind, numbers in written(hlo) if numbers >= SMALLEST and kind not in PASSED_ON]
     assert [entry for entry in large if entry[0] not in products] == []
 
 
 @pytest.mark.parametrize("greedy", [True, False])
 def test_no_branch_asks_for_the_temperature(greedy: bool):
-    """Attention has a branch for the part of the cache in use. Top-k and top-p are turns of one loop."""
+    """The only branch picks attention's span of the cache.
+
+    Top-k and top-p are steps of one loop, so no branch tests the temperature.
+    """
     hlo = lowered("float32", None, greedy=greedy).compile(compiler_options=OPTIONS).as_text()
     assert hlo
     branches = re.findall(r" conditional\(.*op_name=\"[^\"]*/(\w+)/cond\"", hlo)
@@ -103,7 +106,7 @@ def test_no_branch_asks_for_the_temperature(greedy: bool):
 
 
 def test_what_is_left_out_of_the_loop_is_seen():
-    """Without its barrier XLA widens narrow weights before the loop, and the test above must find that."""
+    """Without its barrier, XLA widens narrow weights before the loop, and `written` must show that."""
     shape = jax.ShapeDtypeStruct((CONFIG.dim, CONFIG.dim), np.dtype("bfloat16"))
 
     def hoisted(w, x):
@@ -115,7 +118,7 @@ def test_what_is_left_out_of_the_loop_is_seen():
 
 
 def test_attention_reads_the_used_part_of_the_cache_alone():
-    """Rows past the span with all positions in use may be NaN: they are not even multiplied by 0."""
+    """Rows past the span in use may be NaN: attention does not even multiply them by 0."""
     params = random_params(random_shapes(CONFIG, dtype=np.dtype("float32"), positions=CAPACITY), CONFIG)
     program = lowered("float32", None, greedy=True).compile(compiler_options=OPTIONS)
     drawn, span = [], 2 * SPANS.smallest
@@ -127,4 +130,4 @@ def test_attention_reads_the_used_part_of_the_cache_alone():
         assert int(count) == 4
         drawn.append(np.asarray(ids).tolist())
     assert drawn[0] == drawn[1]
-    assert max(map(max, drawn[1])) < CONFIG.vocab  # `vocab` is what logits that are NaN draw
+    assert max(map(max, drawn[1])) < CONFIG.vocab  # NaN logits draw the token `vocab`

@@ -1,4 +1,4 @@
-"""The table of ops is chosen once, says why ops are plain, and turns only `Unsupported` into the plain form."""
+"""The table of ops is built once, says why ops are not kernels, and falls back only on `Unsupported`."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
@@ -39,7 +39,7 @@ from tests.support.random_models import random_checkpoint
 TINY = Config(
     dim=256, layers=2, heads=4, kv_heads=2, head_dim=64, ffn=256, vocab=64, context=128, eps=1e-5, theta=1e4, tied=True
 )
-WIDE = replace(TINY, dim=1024, heads=16, ffn=1024)  # as narrow as kernels take codes
+WIDE = replace(TINY, dim=1024, heads=16, ffn=1024)  # the narrowest model that kernels with codes support
 CAPACITY = 136
 BFLOAT16 = np.dtype(jnp.bfloat16)
 H200 = Device("gpu", "NVIDIA H200", HOPPER)
@@ -51,7 +51,7 @@ def shapes(config: Config, dtype: np.dtype = BFLOAT16) -> Params:
 
 
 def in_codes(params: Params, form: str, group: int) -> Params:
-    """`params` with matrices in codes, as they lie on a GPU that has the kernels."""
+    """Give the shapes of `params` with matrices in codes, arranged as on a GPU that has the kernels."""
 
     def coded(leaf: Any) -> Any:
         if leaf.ndim != 2:
@@ -65,7 +65,7 @@ def in_codes(params: Params, form: str, group: int) -> Params:
 
 @pytest.fixture
 def untraced() -> Iterator[None]:
-    """Forget the traced kernels before and after a test."""
+    """Clear JAX's traced kernels before and after a test."""
     jax.clear_caches()
     yield
     jax.clear_caches()
@@ -92,7 +92,7 @@ def test_a_bug_in_a_kernel_is_loud_and_no_plain_form(untraced, monkeypatch, loop
 
 @pytest.mark.parametrize("error", [ValueError, TypeError])
 def test_a_bug_that_comes_later_is_loud_too(untraced, monkeypatch, error):
-    """Kernels that were found to take a model are called without an escape."""
+    """After a kernel was found to support the model, an error in it is raised; the op does not fall back."""
     ops, reasons = pallas_ops(TINY, shapes(TINY), capacity=CAPACITY)
     assert not any(reasons.values())
     jax.clear_caches()
@@ -109,20 +109,20 @@ def program(ops: Ops, call: Call) -> str:
 
 
 def lowered(call: Call) -> str:
-    """The plain form; the names of its functions are not part of what it computes."""
+    """Lower XLA's form of a call, wrapped in a lambda so that the name of the op's function does not matter."""
     op = getattr(XLA, call.op)
     return jax.jit(lambda *arguments: op(*arguments, **call.fixed)).lower(*call.arguments).as_text()
 
 
 def test_every_field_of_config_is_handled_harmless_or_refused_by_every_kernel():
-    """A field that is new in `Config` belongs in `FIELDS`: say there which kernels compute with it or refuse it."""
+    """Every field of `Config` is in `FIELDS`; a new field must say which kernels compute with it or refuse it."""
     assert FIELDS.keys() == {field.name for field in fields(Config)}
     for known in FIELDS.values():
         assert not set(known.handled) & set(known.refused)
         assert {*known.handled, *known.refused} <= KERNELS.keys()
 
 
-# Another value for every field that can be changed by itself.
+# A different value for every field; each field can change on its own.
 CHANGED: dict[str, Any] = {
     "dim": 512, "layers": 3, "heads": 8, "kv_heads": 4, "head_dim": 128, "ffn": 512, "vocab": 72, "context": 64,
     "eps": 1e-6, "theta": 5e5, "scaling": LinearScaling(factor=4.0), "windows": (5, 5), "experts": 4,
@@ -133,7 +133,7 @@ CHANGED: dict[str, Any] = {
     "attention_scale": 0.5, "attention_cap": 5.0, "logit_cap": 5.0, "logit_divisor": 3.0, "embedding_scale": 2.0,
     "residual_scale": 0.5, "shared_ffn": 64, "sinks": True, "expert_bias": True,
 }  # fmt: skip
-# These change the values of arrays and no program, or the ops that a model calls and what it hands them.
+# These fields change only array values, or which ops a model calls with which arguments.
 UNSEEN = (
     "theta",
     "scaling",
@@ -149,7 +149,7 @@ UNSEEN = (
 
 @pytest.fixture(scope="module")
 def unchanged() -> dict[str, str]:
-    """The plain form of each call, for a model with changed fields."""
+    """XLA's form of each call for the unchanged model, to compare with changed fields."""
     return {call.name: lowered(call) for call in calls(TINY, shapes(TINY), batch=1, capacity=CAPACITY)}
 
 
@@ -157,7 +157,7 @@ def test_every_field_is_changed():
     assert CHANGED.keys() == FIELDS.keys()
 
 
-FIRST = ("activation", "attention_cap", "qk_norm", "residual_scale", "windows")  # these `make test` changes
+FIRST = ("activation", "attention_cap", "qk_norm", "residual_scale", "windows")  # the fields that `make test` changes
 
 
 @pytest.mark.sampled(5, first=True)  # 39 cases, 12 s
@@ -174,14 +174,14 @@ def test_a_field_that_is_harmless_to_an_op_does_not_change_its_plain_form(name, 
 
 @dataclass(frozen=True)
 class Newer(Config):
-    """A `Config` with a switch that no kernel knows."""
+    """Config with a switch that no kernel knows."""
 
     nonlinearity: str = "silu"
 
 
 @dataclass(frozen=True)
 class Stranger(Newer):
-    """A `Config` with a field that has no default."""
+    """Config with a field that has no default."""
 
     def __init__(self, **chosen: Any) -> None:
         super().__init__(**chosen)
@@ -201,7 +201,7 @@ def test_gelu_is_refused_by_every_kernel_and_none_computes_silu():
     for call in calls(config, shapes(config), batch=1, capacity=CAPACITY):
         plain, definition = KERNELS[call.op].plain, getattr(XLA, call.op)
         assert program(ops, call) == program(XLA._replace(**{call.op: plain}), call)
-        # A plain form is the definition, but for the kernels that multiply.
+        # The fallback is XLA's form itself, except in ops that multiply by kernels.
         assert getattr(plain, "func", plain) is getattr(definition, "func", definition)
     with pytest.raises(ValueError, match="norm_gate_up has no kernel for nonlinearity = 'gelu'"):
         ops_for("pallas", config, shapes(config), **SIZES, device=H200)
@@ -214,7 +214,7 @@ def test_a_new_field_at_its_default_leaves_the_kernels():
 
 
 def test_a_table_for_silu_computes_no_gelu():
-    """A table's forms belong to one config; another config is an error, not a kernel."""
+    """A table is built for one config; a call with another config raises instead of running a kernel."""
     ops, _ = pallas_ops(newer(), shapes(TINY), capacity=CAPACITY)
     gelu = newer(nonlinearity="gelu")
     x = jax.ShapeDtypeStruct((1, 1, TINY.dim), BFLOAT16)
@@ -236,7 +236,7 @@ def test_switches_that_kernels_know_are_refused_where_they_have_no_form(switch, 
 
 
 def test_layers_of_different_forms_are_routed_apart():
-    """A file may run one layer by kernels, and only the matrices that kernels read of the other."""
+    """If no kernel reads a layer's feed-forward matrices, only these ops of this layer fall back to XLA's form."""
     coded, floats = in_codes(shapes(WIDE), "int8", 32), in_codes(shapes(WIDE), "fp8", 32)
     params = coded._replace(layers=[coded.layers[0], coded.layers[1]._replace(ffn=floats.layers[1].ffn)])
     choice = ops_for("auto", WIDE, params, **SIZES, device=H200)
@@ -284,7 +284,7 @@ def test_arguments_that_the_table_was_not_made_for_are_an_error():
 @pytest.mark.parametrize("chunk", [1, 8, 64])
 @pytest.mark.parametrize("cache_dtype", [BFLOAT16, np.dtype(np.int8)])
 def test_the_programs_of_a_backend_call_ops_in_no_other_form(chunk, cache_dtype):
-    """Prompts, decoding and logits, with the sizes that `load` compiles for, trace without an error."""
+    """Prompts, decoding and logits trace without an error, with the sizes that `load` compiles for."""
     config = replace(TINY, windows=(5, None))
     layout = Layout(batch=1, capacity=72, chunk=chunk, burst=4, cache_dtype=cache_dtype)
     params = abstract_params(config, dtype=BFLOAT16, positions=layout.rows)
@@ -305,7 +305,7 @@ def test_emulated_activations_have_no_kernels_and_say_so(monkeypatch):
 
 
 def test_tables_are_values():
-    """Programs that are compiled for one serve the other."""
+    """Two tables for the same arguments are equal and have one hash, so a program compiled for one serves the other."""
     table, again = (pallas_ops(TINY, shapes(TINY), capacity=CAPACITY)[0] for _ in range(2))
     assert table == again and hash(table) == hash(again)
     assert table != pallas_ops(TINY, shapes(TINY), capacity=2 * CAPACITY)[0]
@@ -313,7 +313,7 @@ def test_tables_are_values():
 
 
 def odd_models() -> Iterator[tuple[Config, Params, int]]:
-    """Widths, heads, groups and batches that some kernel or other is not made for."""
+    """Generate models with widths, heads, groups or batches that some kernel does not support."""
     for dim, heads, kv_heads, head_dim, ffn, vocab in (
         (24, 4, 4, 6, 40, 50), (96, 3, 1, 32, 100, 33), (288, 6, 6, 48, 768, 320), (320, 9, 3, 64, 130, 51),
         (256, 18, 2, 64, 264, 64), (512, 66, 1, 64, 1, 8), (1032, 8, 8, 128, 1376, 1032), (1024, 16, 2, 256, 1027, 65),
@@ -337,7 +337,7 @@ def odd_models() -> Iterator[tuple[Config, Params, int]]:
 
 @pytest.mark.slow  # 10 s
 def test_kernels_say_unsupported_of_all_that_they_do_not_take():
-    """Any other exception would end a command on a GPU where the plain form runs."""
+    """Kernels raise only `Unsupported` for odd models; any other exception would end a command that could fall back."""
     refused = 0
     for config, params, batch in odd_models():
         _, reasons = pallas_ops(config, params, batch=batch, capacity=CAPACITY - batch // 2)

@@ -1,4 +1,4 @@
-"""Attention over a cache in pages, in both forms: against the reference, and row by row to the last bit."""
+"""Both forms of paged attention against the reference, and a row's bits do not depend on the other rows."""
 
 from dataclasses import replace
 from functools import partial
@@ -27,7 +27,7 @@ ATTEND = jax.jit(partial(attend_pages, config=CONFIG), static_argnames="window")
 
 @partial(jax.jit, static_argnames="window")
 def attend_listed(q: jax.Array, cache: LayerPages, at: jax.Array, window: int | None) -> jax.Array:
-    """`ATTEND` as the ops for a CPU compute it, where each head has keys of its own."""
+    """Compute `ATTEND` by the CPU's ops, with separate keys for each head."""
     assert q.shape[1:3] == (1, KV_HEADS)
     positions = Positions(at, jnp.zeros(()), jnp.zeros(()))
     return cpu_attend(q, cache, positions, window=window, config=replace(CONFIG, heads=KV_HEADS))
@@ -37,7 +37,7 @@ FORMS = pytest.mark.parametrize(("attend", "heads"), [(ATTEND, HEADS), (attend_l
 
 
 def draw_pages(seed: int, *, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pages with NaN in unused places, and a table in no order."""
+    """Draw pages and a shuffled page table."""
     rng = np.random.default_rng(seed)
     shape = (1 + rows * BLOCKS, KV_HEADS, PAGE, WIDTH)
     k, v = rng.normal(size=shape).astype(np.float32), rng.normal(size=shape).astype(np.float32)
@@ -46,12 +46,12 @@ def draw_pages(seed: int, *, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def contiguous(pages: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """One sequence's keys or values, [capacity, kv_heads, head_dim]."""
+    """Return one sequence's keys or values, [capacity, kv_heads, head_dim]."""
     return pages[table].swapaxes(1, 2).reshape(-1, KV_HEADS, WIDTH)
 
 
 def spoil(pages: np.ndarray, table: np.ndarray, used: int) -> None:
-    """Put NaN into page 0 and into each place of a row beyond those in use."""
+    """Write NaN to page 0 and to the places of a row from `used` on."""
     pages[0] = np.nan
     for place in range(used, BLOCKS * PAGE):
         pages[table[place // PAGE], :, place % PAGE] = np.nan
@@ -91,7 +91,7 @@ def test_a_row_has_the_bits_that_it_has_alone_in_any_place_and_pages(attend, hea
     at = np.array(starts, np.int32)[:, None]
     together = np.asarray(attend(q, LayerPages(*map(jnp.asarray, (k, v, table))), at, window=None))
     rng = np.random.default_rng(seed + 2)
-    renumbered = np.append(0, 1 + rng.permutation(len(k) - 1))  # page i is now at renumbered[i]
+    renumbered = np.append(0, 1 + rng.permutation(len(k) - 1))  # page i moves to renumbered[i]
     moved = [np.empty_like(pages) for pages in (k, v)]
     for new, old in zip(moved, (k, v), strict=True):
         new[renumbered] = old
@@ -112,7 +112,7 @@ def test_a_row_has_the_bits_that_it_has_alone_in_any_place_and_pages(attend, hea
 def test_new_keys_and_values_are_where_the_table_says(dtype, seed, starts):
     k, v, table = draw_pages(seed, rows=BATCH)
     new = np.random.default_rng(seed + 1).normal(size=(2, BATCH, 3, KV_HEADS, WIDTH)).astype(np.float32)
-    table[:, -1] = 0  # a page that the row does not have
+    table[:, -1] = 0  # the row has no such page
     pages = [jnp.asarray(a) if dtype == np.float32 else to_int8(jnp.asarray(a)) for a in (k, v)]
     at = np.array([[start + i if start >= 0 else -1 for i in range(3)] for start in starts], np.int32)
     before = LayerPages(pages[0], pages[1], jnp.asarray(table))
@@ -128,7 +128,7 @@ def test_new_keys_and_values_are_where_the_table_says(dtype, seed, starts):
 
 
 def test_xla_knows_that_no_two_places_are_written_at_once():
-    """Otherwise a GPU writes a chunk with operations that wait for each other."""
+    """XLA learns that indices are unique; otherwise a GPU writes a chunk with operations that wait for each other."""
     k, v, table = draw_pages(0, rows=BATCH)
     new, at = jnp.zeros((BATCH, 3, KV_HEADS, WIDTH)), jnp.full((BATCH, 3), -1)
     hlo = jax.jit(extended).lower(LayerPages(k, v, table), new, new, at).as_text()  # type: ignore

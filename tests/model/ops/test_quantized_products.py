@@ -1,4 +1,4 @@
-"""Products of quantized matrices: every code, scale and zero point counts."""
+"""Products with quantized matrices: every code, scale and zero point counts."""
 
 import re
 from dataclasses import dataclass, replace
@@ -34,11 +34,11 @@ FLOAT32 = np.dtype(np.float32)
 
 @dataclass
 class Matrix:
-    """Codes drawn evenly over all that there are, and scales between 2^-4 and 2^4; minima such that weights cancel."""
+    """Draw a quantized matrix: codes over their whole range, scales from 2^-4 to 2^4, minima that cancel weights."""
 
     form: Form
     zeros: bool
-    group: int  # 0: a row
+    group: int  # 0: one group per row
     seed: int
 
     def __call__(self, rows: int, cols: int) -> tuple[Tensor, Part]:
@@ -56,12 +56,12 @@ class Matrix:
         else:
             codes = rng.integers(low, high, (rows, cols)).astype(np.int8 if low else np.uint8)
             if self.form == "fp8":
-                codes[codes & 0x7F == 0x7F] = 0  # NaN
+                codes[codes & 0x7F == 0x7F] = 0  # NaN codes become 0
             elif self.form == "mxfp4":
                 scales = rng.integers(123, 132, grid).astype(np.uint8)
             part = Quantized(codes, scales)
             if self.form in WITH_MINIMA:
-                scales = scales.astype(np.float16).astype(np.float32)  # times a code exact, as is asked for
+                scales = scales.astype(np.float16).astype(np.float32)  # a product with a code must be exact
                 part = Shifted(codes, scales, -scales * rng.integers(low, high, grid).astype(np.float32))
         codes = Codes(self.form, group, self.zeros, bytes=0, parts=lambda: iter([part]))
         return Tensor((rows, cols), FLOAT32, lambda: dequantized(codes, (rows, cols)), codes), part
@@ -77,7 +77,7 @@ EVERY = [
     *(("nf4", False, 64), ("fp4", False, 64), ("fp8", False, 0), ("fp8", False, 128), ("mxfp4", False, 32)),
 ]
 matrices = st.builds(lambda kind, seed: Matrix(*kind, seed=seed), st.sampled_from(EVERY), seeds)
-# Whole blocks, a short last group, less than a group, and rows that no block of 256 divides.
+# Whole blocks, a short last group, less than one group, and rows that do not fill a block of 256.
 shapes = st.sampled_from([(5, 512), (3, 172), (2, 24), (4, 832)])
 MANY = products.MOST_ONE_BY_ONE + 1
 FORMS = {
@@ -90,7 +90,7 @@ FORMS = {
 
 
 def placed(tensor: Tensor) -> QuantizedMatrix:
-    """Place the matrix of a tensor on the device, as a model has it."""
+    """Load the tensor as a model's head, and return the matrix on the device."""
     checkpoint = random_checkpoint(replace(SMALL, vocab=tensor.shape[0], dim=tensor.shape[1]), seed=0)
     tensors = {**checkpoint.tensors, "lm_head.weight": tensor}
     head = load_params(replace(checkpoint, tensors=tensors), dtype=FLOAT32, positions=1).head
@@ -100,7 +100,7 @@ def placed(tensor: Tensor) -> QuantizedMatrix:
 
 @given(matrix=matrices, shape=shapes, form=st.sampled_from(sorted(FORMS)), noise=noises, dtype=dtypes)
 def test_a_product_is_within_its_bound(matrix, shape, form, noise, dtype):
-    """A sum of cols products, in any order, with one more product by a scale; minima are summed apart."""
+    """A product is within the bound for a sum of `cols` products in any order, times a scale, plus minima."""
     product, tokens = FORMS[form]
     tensor, part = matrix(*shape)
     x = noise(1, tokens, shape[1], dtype=dtype)
@@ -110,7 +110,7 @@ def test_a_product_is_within_its_bound(matrix, shape, form, noise, dtype):
 @pytest.mark.sampled(10)  # 28 cases, 6 s
 @pytest.mark.parametrize("kind", EVERY, ids=str)
 def test_every_kind_is_multiplied_as_one_token_needs_it(kind):
-    """The form of a product that a CPU decodes with; each kind takes another way through it."""
+    """`cpu_product` of one token, as in decoding on a CPU, is within its bound for every kind of codes."""
     tensor, part = Matrix(*kind, seed=5)(5, 512)
     x = Noise(seed=6)(1, 1, 512)
     assert_product(jax.jit(cpu_product)(x, placed(tensor)), x, tensor, part)
@@ -122,18 +122,18 @@ def assert_product(y: jax.Array, x: np.ndarray, tensor: Tensor, part: Part):
     exact, wide = exact_weights(tensor.codes, part), np.abs(x.astype(np.float64))
     assert y.dtype == FLOAT32
     size = np.abs(exact)
-    if isinstance(part, Shifted):  # |code x scale| and |minimum| in its place
+    if isinstance(part, Shifted):  # |code * scale| and |minimum| are added, since the weight itself may cancel
         halves = (part._replace(minima=0 * part.minima), part._replace(scales=0 * part.scales))
         size = np.sum([np.abs(exact_weights(tensor.codes, half)) for half in halves], axis=0)
     bound = gamma(cols + 1 + isinstance(part, Shifted)) * (wide @ size.T)
-    largest = np.max(size)  # of a level and of a weight: scales may be less or more than 1
+    largest = np.max(size)  # of a level and of a weight: a scale may be below or above 1
     bound = bound + np.sum(flushed(wide, 480.0, 16.0 + largest), axis=-1, keepdims=True) + cols * TINY
     assert_within(y, x.astype(np.float64) @ exact.T, bound)
 
 
 @given(matrix=matrices, shape=shapes)
 def test_the_weights_of_a_matrix_are_those_of_its_codes(matrix, shape):
-    """Each weight is rounded once; padding may be anything finite, since it meets zeros."""
+    """Each weight on the device is the exact one, rounded once; the padding is finite, as it is multiplied by 0."""
     tensor, part = matrix(*shape)
     assert tensor.codes
     exact = exact_weights(tensor.codes, part)
@@ -193,15 +193,15 @@ def test_matrices_that_are_stacked_stay_quantized_only_together():
 
 @pytest.mark.parametrize(("name", "at_once"), [("dot", 16), ("cpu", 24)])
 def test_of_a_large_matrix_some_rows_are_decoded_at_a_time(monkeypatch, name, at_once):
-    """A prompt's product never holds all of it in float32, on a CPU of no matrix."""
+    """A prompt's product decodes a large matrix in blocks of rows, so the whole matrix is never in float32."""
     monkeypatch.setattr(products, "MOST_DECODED", 16 * 192)
     tensor, part = Matrix("int4", False, 64, seed=3)(48, 172)
     x = Noise(seed=4)(1, MANY, 172)
-    product = jax.jit(partial(FORMS[name][0]))  # a function of its own: the others were compiled for another limit
+    product = jax.jit(partial(FORMS[name][0]))  # a fresh function: other tests compiled theirs for another limit
     assert_product(product(x, placed(tensor)), x, tensor, part)
     text = product.lower(x, placed(tensor)).compile().as_text()
     assert text is not None
-    width = 192 if name == "dot" else 96  # a CPU keeps low and high halves of bytes apart
+    width = 192 if name == "dot" else 96  # a CPU keeps the low and high halves of bytes apart
     assert f"f32[{at_once},{width}]" in text
     assert not any(f"f32[48,{cols}]" in text for cols in (96, 192))
 
@@ -213,9 +213,10 @@ GROUPED: list[tuple[Form | None, int]] = [
 
 @pytest.mark.parametrize("limit", [products.MOST_KEPT, 64 * 512], ids=["one block", "blocks"])
 def test_a_few_vectors_have_the_bits_that_each_has_beside_others(monkeypatch, limit):
-    """In one block a vector also has the bits of a single one; XLA compiles a loop over blocks as one kernel.
+    """A vector's result does not depend on the others; in one block it also equals the product of that vector only.
 
-    And their program decodes no codes ahead: it needs the memory of one vector's product, and a block's codes.
+    XLA compiles a loop over several blocks differently. The program decodes no codes ahead: it needs only the memory of
+    one vector's product and of one block's codes.
     """
     monkeypatch.setattr(products, "MOST_KEPT", limit)
     tensor, _ = Matrix("int8", False, 64, seed=7)(256, 512)
@@ -241,7 +242,10 @@ def test_a_few_vectors_have_the_bits_that_each_has_beside_others(monkeypatch, li
 @pytest.mark.parametrize("count", [2, 8, 20])
 @pytest.mark.parametrize("form", [None, "int8"])
 def test_each_of_many_vectors_has_its_bits_in_any_place_among_any_others(form: Form | None, count: int):
-    """The matrix, or its decoded part, is the first operand of the dot, which XLA does not copy."""
+    """A vector's bits depend neither on its place nor on its neighbors.
+
+    The matrix is the first operand of the dot, which XLA does not copy.
+    """
     tensor, _ = Matrix("int8", False, 64, seed=9)(96, 512)
     weight = placed(tensor) if form else jnp.asarray(Noise(seed=9)(1, 96, 512)[0])
     x = Noise(seed=10)(count, 1, 512)
@@ -257,7 +261,7 @@ def test_each_of_many_vectors_has_its_bits_in_any_place_among_any_others(form: F
 
 @pytest.mark.parametrize("count", [8, 20, 65])
 def test_each_of_many_vectors_in_bfloat16_is_within_its_bound_and_has_its_bits_among_any_others(count: int):
-    """The matrix is the first operand where the vectors are neither few nor many; they are padded to registers."""
+    """bfloat16 vectors, padded to registers, stay within the bound, and their bits do not depend on the neighbors."""
     bfloat16 = np.dtype(jnp.bfloat16)
     weight, x = Noise(seed=9)(1, 96, 512, dtype=bfloat16)[0], Noise(seed=10)(count, 1, 512, dtype=bfloat16)
     product = jax.jit(partial(cpu_product)).lower(x, weight).compile(compiler_options("cpu"))
@@ -278,9 +282,10 @@ def test_each_of_many_vectors_in_bfloat16_is_within_its_bound_and_has_its_bits_a
 @pytest.mark.parametrize("shape", [(3072, 2048), (20_480, 4096)], ids=["small", "large"])
 @pytest.mark.parametrize(("form", "group"), [*GROUPED, ("nf4", 128), ("int8", 0), (None, 0)])
 def test_a_product_on_a_cpu_leaves_partial_sums_in_memory_and_no_copy(form: Form | None, group: int, shape):
-    """The program writes as many sums as plans count, and neither the weights in float32 nor their codes.
+    """A product keeps only the partial sums that plans count in memory: no float32 weights and no copied codes.
 
-    Where they are too many for a cache, a loop sums twice as much: less than half a byte for each weight of NF4.
+    If the sums are too large for a cache, each one covers twice as many numbers: less than half a byte per weight of
+    NF4.
     """
     rows, cols = shape
     weight: Any = jax.ShapeDtypeStruct(shape, FLOAT32)

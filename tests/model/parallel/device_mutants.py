@@ -1,8 +1,8 @@
-"""Mistakes that people make when they share a model among devices, each a walk that must find it.
+"""Common mistakes in sharing a model among devices; a walk over the ops must find each one.
 
-A mistake is in a table of ops, in weights that a right cut shares out as a wrong cut would, or in a function of
-`model.parallel` that is replaced. `python -m tests.model.parallel.device_mutants` runs all of them: one JSON line each
-on stdout, in a process that has eight devices (`tests.model.parallel.on_devices.results`).
+A mutant changes the table of ops, or the weights (so that the correct cut gives what a wrong cut would), or replaces a
+function of `model.parallel`. `python -m tests.model.parallel.device_mutants` runs all mutants in a process with eight
+devices (`tests.model.parallel.on_devices.results`) and prints one JSON line per mutant.
 """
 
 import json
@@ -27,17 +27,17 @@ DEALT = Walk("broad", 4, way="context")
 
 
 class Mutant(NamedTuple):
-    """A walk with a mistake: at most one part of it is changed."""
+    """Walk with at most one mistake."""
 
     walk: Walk
-    least: float = 1000  # that the first wrong op is out of bounds by
-    ops: Callable[[Any], Any] | None = None  # from the table of a device
-    arrays: Callable[..., dict[str, np.ndarray]] | None = None  # from weights, config and devices
-    replaced: tuple[Any, str, Any] | None = None  # an attribute of a module
+    least: float = 1000  # smallest error of the first wrong op, as a multiple of its bound
+    ops: Callable[[Any], Any] | None = None  # makes a wrong table from a device's table
+    arrays: Callable[..., dict[str, np.ndarray]] | None = None  # makes wrong weights
+    replaced: tuple[Any, str, Any] | None = None  # module or class, attribute, and its replacement
 
 
 def with_total(wrong_total: Callable) -> Callable:
-    """Sum over devices in another way."""
+    """Return a maker of ops with `wrong_total` as the sum over devices."""
 
     def make(ops: Any) -> Any:
         added = {op: partial(getattr(ops, op), total=wrong_total) for op in ("project_add", "down_add", "moe_add")}
@@ -48,7 +48,7 @@ def with_total(wrong_total: Callable) -> Callable:
 
 def bias_inside(ops: Any) -> Any:
     def project_add(h, layer, x):
-        product = ops.project_add(h, layer, jnp.zeros(x.shape, jnp.float32))  # with the bias
+        product = ops.project_add(h, layer, jnp.zeros(x.shape, jnp.float32))  # the bias is added on every device
         return (x.astype(jnp.float32) + total(product)).astype(x.dtype)
 
     return tensor_parallel(ops)._replace(project_add=project_add)
@@ -76,7 +76,7 @@ def bias_of_experts_inside(ops: Any) -> Any:
 
 
 def sink_of_each_device(ops: Any) -> Any:
-    """Add a sink on every device: the log of their number is added to its score."""
+    """Add the sink once per device: the log of the number of devices raises its score."""
 
     def attend(*arguments, sinks, **static):
         return context.attend_across(*arguments, sinks=sinks + jnp.log(lax.axis_size(AXIS)), **static)
@@ -93,7 +93,7 @@ def backwards(ops: Any) -> Any:
 
 
 def even_cut(arrays: Any, config: Any, devices: int) -> Any:
-    """Give weights that a right cut shares out as an even cut of the right [q; k; v] would."""
+    """Reorder weights so that the correct cut gives the parts that an even cut of [q; k; v] would give."""
     return _stacks_cut_evenly(arrays, config, devices, "qkv", "qkv")
 
 
@@ -112,13 +112,13 @@ def _stacks_cut_evenly(arrays: Any, config: Any, devices: int, parts: Any, field
 
 
 def other_head(arrays: Any, config: Any, devices: int) -> Any:
-    """Give weights with each kv head on another head's device."""
+    """Put each kv head on another head's device."""
     names = [NAMES["k"].format(layer=i) + ".weight" for i in range(config.layers)]
     return arrays | {name: np.roll(arrays[name], len(arrays[name]) // 2, axis=0) for name in names}
 
 
 def dealt_heads(weight: Any, config: Any, *, device: int, devices: int) -> Any:
-    """Deal kv heads one by one; a right cut gives each to neighboring devices."""
+    """Assign kv heads to devices in turn; the correct cut gives each head to neighboring devices."""
     part = share.cut(weight, config, device=device, devices=devices)
     if part is None or weight.axes[part.axis] != "kv_heads":
         return part
@@ -139,7 +139,7 @@ def first_norms(config: Any, *, device: int, devices: int) -> Any:
 
 
 def vocabulary_of_whole_parts(weight: Any, config: Any, *, device: int, devices: int) -> Any:
-    """Leave out the rows of the head that remain after an equal part for each device."""
+    """Drop the rows of the head that remain after equal parts for all devices."""
     part = share.cut(weight, config, device=device, devices=devices)
     if part is None or weight.axes[part.axis] != "vocab":
         return part
@@ -148,7 +148,7 @@ def vocabulary_of_whole_parts(weight: Any, config: Any, *, device: int, devices:
 
 
 def first_scales(codes: Any, cols: int, part: Any, fraction: float) -> Any:
-    """Cut codes by columns, and give every device the scales of the first columns."""
+    """Cut codes by columns, but give every device the scales of the first columns."""
     right = reading_codes_part(codes, cols, part, fraction)
     if not part.axis:
         return right
@@ -169,7 +169,7 @@ def everyone_writes(rows: Any, new: Any, at: Any) -> Any:
 
 
 def attending(name: str, replacement: Callable) -> Callable:
-    """Attend over devices with another collective of `lax` in the place of `name`."""
+    """Return a maker of ops with attention over devices that uses `replacement` for the collective `lax.NAME`."""
 
     def make(ops: Any) -> Any:
         def attend(*arguments, **static):
@@ -182,7 +182,7 @@ def attending(name: str, replacement: Callable) -> Callable:
 
 
 def rows_as_positions(ops: Any) -> Any:
-    """Take a device's rows for the first positions of a sequence, as they are on one device."""
+    """Treat the cache rows of every device as the first positions of a sequence."""
 
     def attend(*arguments, **static):
         with patch.object(lax, "axis_index", lambda _: 0):
@@ -199,7 +199,7 @@ def narrow(y: Any) -> Any:
     return total(y.astype(jnp.bfloat16)).astype(jnp.float32)
 
 
-EIGHT_FOR_TWO = Walk("broad", 8)  # devices, and kv heads
+EIGHT_FOR_TWO = Walk("broad", 8)  # eight devices, two kv heads
 SCALED = Walk("wide", 2, quantize="q4", stored=True)
 MUTANTS = {
     "a bias added on every device": Mutant(BIASES, ops=bias_inside),
@@ -238,7 +238,7 @@ MUTANTS = {
 
 @contextmanager
 def broken(mutant: Mutant) -> Iterator[None]:
-    """Replace what a mutant replaces within."""
+    """Apply the mutant's replacement within a block."""
     if not mutant.replaced:
         yield
         return
@@ -247,7 +247,7 @@ def broken(mutant: Mutant) -> Iterator[None]:
 
 
 def found(name: str) -> dict[str, Any]:
-    """Walk through a model with a mistake."""
+    """Walk through the model with the mistake `name`."""
     mutant = MUTANTS[name]
     with broken(mutant):
         return walked(mutant.walk, mutant.ops, mutant.arrays)

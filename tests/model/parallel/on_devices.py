@@ -1,21 +1,21 @@
-"""Results of several virtual devices, from a process that has eight of them: one JSON line a case on stdout.
+"""Compute results on eight virtual devices, and print one JSON line per case on stdout.
 
 Run it as `python -m tests.model.parallel.on_devices KIND`, with one of these kinds:
 
     walk        every case of `WALKS`
     more        every case of `MORE`
-    every       every case of `EVERY`: two minutes of a processor, in no test
+    every       every case of `EVERY`: takes two minutes; no test runs it
     gradients   every case of `GRADIENTS`
     caches      every case of `SPREAD`
     families    every case of `FAMILIES`
-    drawn       tokens that four devices draw, and again with a key for each device
-    trained     a training on two devices, killed and resumed, for each kind of `TRAINED`
-    served      answers of engines, on the numbers of devices in `SERVED`
-    stories     the texts of the built-in model, by each way of `SHARED_BY`
-    commands    code, stdout and stderr of every command of `COMMANDS`
-    shown       likewise, of `shown`
+    drawn       tokens that four devices sample with one random key, and with a key per device
+    trained     trainings on two devices, killed and resumed, for each kind of `TRAINED`
+    served      answers of engines, for each number of devices in `SERVED`
+    stories     texts of the built-in model, for each sharding and number of devices in `SHARED_BY`
+    commands    exit code, stdout and stderr of every command of `COMMANDS`
+    shown       the same, for every command of `shown`
 
-A case that raises gives its error.
+A case that raises ends the process with a traceback.
 """
 
 import json
@@ -32,23 +32,23 @@ from typing import Any, NamedTuple
 
 REPOSITORY = Path(__file__).parents[3]
 DEVICES = 8
-# Nearly all that these processes do is compile, and what they run is small.
+# These processes spend nearly all of their time on compilation; the compiled programs are small.
 COMPILED_FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
 class Walk(NamedTuple):
-    """A walk of `verify.judging.walk` over a model shared by several devices."""
+    """Case of `verify.judging.walk`: run a model's ops on several devices."""
 
-    model: str  # of `configs()`
+    model: str  # key of `configs()`
     devices: int
     dtype: str = "float32"
     table: str = "xla"
     quantize: str | None = None
     way: str = "tensor"
-    stored: bool = False  # codes are cut as a file has them, not made by each device from its share of the weights
+    stored: bool = False  # devices cut stored codes instead of making their own
 
 
-# Models of `verify.judging.walk.BEYOND`, by the family that has their switches.
+# Models of `verify.judging.walk.BEYOND`, named after the family that has their switches.
 STARCODER_2, STABLELM_2 = "LayerNorm, GELU without a gate", "parallel halves, LayerNorm of each head"
 NEMOTRON, GPT_OSS = "squared ReLU, RoPE of a part", "sinks, experts with biases"
 WALKS = [
@@ -77,7 +77,7 @@ MORE = [
     *(Walk(name, 2, way="FSDP") for name in ("biases, scaled RoPE", "experts")),
     *(Walk(name, 3, way="context") for name in ("3 heads to 1, q/k norms, window", "7 heads to 1")),
     Walk("wide", 2, "bfloat16", table="cpu", quantize="q4"),
-    # Each model, number of devices, dtype and table meets each other one.
+    # Each pair of a model, a number of devices, a dtype and a table occurs, except 7 heads on four devices.
     *(
         Walk(name, devices, dtype, table)
         for name in ("biases, scaled RoPE", "7 heads to 1", "experts")
@@ -100,7 +100,7 @@ EVERY = [
     )
 ]
 SHARED_BY = (("tensor", 1), ("tensor", 2), ("tensor", 4), ("context", 4))
-GRADIENTS = {  # whether the gradient equals one device's
+GRADIENTS = {  # True: the gradient equals one device's gradient
     "data parallel": True,
     "FSDP": True,
     "FSDP, computed again": True,
@@ -109,13 +109,13 @@ GRADIENTS = {  # whether the gradient equals one device's
     "data parallel, differentiated inside with checks": False,
     "tensor parallel, differentiated inside": False,
 }
-FAMILIES = (  # models with switches that have no derived bound: of `switched`, how they are shared, and devices
+FAMILIES = (  # switches without a derived bound: model of `switched`, way of sharing, devices
     ("Gemma, Granite, SmolLM3", "tensor", 4),
     ("Qwen2-MoE", "tensor", 4),
     ("OLMo 2", "tensor", 4),
     ("OLMo 2", "context", 4),
 )
-SPREAD = {  # caches on four devices, by whether logits equal one device's
+SPREAD = {  # caches on four devices; True: the logits equal one device's logits
     "float32": True,
     "int8": True,
     "bfloat16": True,
@@ -126,8 +126,8 @@ SPREAD = {  # caches on four devices, by whether logits equal one device's
 }
 TRAINED = ("data parallel", "FSDP")
 SERVED = (1, 4)
-TINY = ("--shape", "tiny", "--context", "20")  # a shape that only the process of these commands knows
-COMMANDS = {  # run one after the other, in one process with one folder of caches
+TINY = ("--shape", "tiny", "--context", "20")  # a shape that only the commands' process has registered
+COMMANDS = {  # run in order, in one process with one folder of caches
     "plan before": ("inspect", "--plan", "--devices", "2", "--json"),
     "bench of one and two": ("bench", *TINY, "--quantize", "q8", "--suite", "collectives", "--devices", "2"),
     "plan": ("inspect", "--plan", "--devices", "2", "--json"),
@@ -140,14 +140,14 @@ EARLY = ("--max-new-tokens", "40")
 
 
 def shown() -> dict[str, tuple[str, ...]]:
-    """Give the commands that docs/parallel.md shows, by their verbs; a text ends early here."""
+    """Return the commands that docs/parallel.md shows, by verb; a generated text stops early here."""
     (block,) = re.findall(r"^```sh\n(.*?)^```$", (REPOSITORY / "docs/parallel.md").read_text(), re.M | re.S)
     typed = [shlex.split(line, comments=True)[1:] for line in block.splitlines()]
     return {verb: (verb, *words, *EARLY * (verb == "generate")) for verb, *words in typed}
 
 
 def results(*arguments: str, module: str = "on_devices") -> list[dict[str, Any]]:
-    """Run this module, or another one, in a process that has eight devices; an object a case."""
+    """Run this module, or another one, in a process with eight devices; return the printed object of each case."""
     flags = f"--xla_force_host_platform_device_count={DEVICES} {COMPILED_FAST}"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
@@ -162,16 +162,16 @@ def results(*arguments: str, module: str = "on_devices") -> list[dict[str, Any]]
 
 
 def configs() -> Mapping[str, Any]:
-    """Models with shapes that make mistakes show."""
+    """Return models with shapes that make mistakes visible."""
     from llamaspec.verify.judging.walk import BEYOND, CONFIGS
 
     small = replace(CONFIGS["biases, scaled RoPE"], layers=1)
     broad = replace(small, heads=8, kv_heads=2, head_dim=4, vocab=51, qk_norm=True, windows=(3,), tied=True)
     return {
-        # Two kv heads on up to eight devices, a vocabulary that none but one divides, and every kind of weight.
+        # Two kv heads for up to eight devices, a vocabulary that only one device divides, and every kind of weight.
         "broad": broad,
         "8 heads, experts": replace(broad, experts=4, experts_per_token=2),
-        "8 heads, groups": replace(broad, dim=64, head_dim=64, ffn=512),  # of 64 columns on each of eight devices
+        "8 heads, groups": replace(broad, dim=64, head_dim=64, ffn=512),  # 64 columns on each of eight devices
         "even": replace(small, heads=8, kv_heads=4, head_dim=4, vocab=52, tied=True),  # four devices divide all rows
         # Wide enough for groups of 64 columns on each of two devices.
         "wide": replace(small, layers=1, dim=128, heads=4, kv_heads=2, head_dim=32, ffn=256),
@@ -182,7 +182,7 @@ def configs() -> Mapping[str, Any]:
 
 
 def way_of(case: Walk, config: Any) -> Any:
-    """Find how a case shares its model. FSDP is a way only here: what generates has no use for it."""
+    """Return the sharding of a case. FSDP is a sharding only in these tests, since generation does not use it."""
     from jax.sharding import PartitionSpec as P
 
     from llamaspec.model.parallel.gathered import gathered, row_layouts
@@ -196,7 +196,7 @@ def way_of(case: Walk, config: Any) -> Any:
     named = row_layouts(config, case.devices)
 
     class ByRows(Sharding):
-        """A part of the rows of each matrix on each device, and all of the cache."""
+        """Sharding that puts a part of each matrix's rows, and the whole cache, on each device."""
 
         def config(self, config: Any, devices: int) -> Any:
             return config
@@ -225,7 +225,7 @@ def way_of(case: Walk, config: Any) -> Any:
 
 
 def stored(checkpoint: Any) -> Any:
-    """Forget how codes were made, as a file does that holds them."""
+    """Remove the record of how codes were made, so that the checkpoint looks like a file of codes."""
 
     def read(tensor: Any) -> Any:
         return tensor._replace(codes=tensor.codes and tensor.codes._replace(scheme="", source=None))
@@ -234,7 +234,10 @@ def stored(checkpoint: Any) -> Any:
 
 
 def walked(case: Walk, parallel: Callable | None = None, change: Callable | None = None) -> dict[str, Any]:
-    """Walk through a prompt and a token; the first wrong result, and the worst ratio of an error to its bound."""
+    """Run a prompt and a token through the ops.
+
+    Return the first wrong result, and the worst error as a multiple of its bound.
+    """
     import numpy as np
 
     from llamaspec.model.candidates.walking import random_checkpoint
@@ -271,7 +274,7 @@ def walked(case: Walk, parallel: Callable | None = None, change: Callable | None
 
 
 def told(way: Any, devices: int) -> dict[str, Any]:
-    """Tell the beginning of a story, drawn and greedy, and compute logits."""
+    """Generate the beginning of a story, sampled and greedy, and compute logits."""
     from llamaspec.model.llama import load
     from llamaspec.model.options import SamplingOptions
 
@@ -286,7 +289,7 @@ def told(way: Any, devices: int) -> dict[str, Any]:
 
 
 def gradient(name: str) -> dict[str, Any]:
-    """Compare the gradient of a loss on four devices with that on one; errors are shares of its largest number."""
+    """Compare the gradient of a loss on four devices with one device's; errors are relative to its largest number."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -361,9 +364,9 @@ def gradient(name: str) -> dict[str, Any]:
 
 
 def served(devices: int) -> dict[str, Any]:
-    """Serve requests one by one, and again all at once, with too few pages for all.
+    """Serve requests one by one, and then all at once with too few pages for all.
 
-    `paged` says whether one gave way, and one found pages of the prefix cache.
+    `paged` is true if a request was preempted and a request found pages in the prefix cache.
     """
     import threading
 
@@ -382,12 +385,12 @@ def served(devices: int) -> dict[str, Any]:
             40,
             **{"temperature": 0.8 * (i % 2), "seed": i, "logprobs": 2, "ignore_eos": True},
         )
-        for i, length in enumerate((74, 48, 38, 20, 2))  # the first takes two of three pages, the next wants two later
+        for i, length in enumerate((74, 48, 38, 20, 2))  # the first takes two of three pages, the second later, too
     ]
 
     def answers(some: list[Request]) -> list[Any]:
         events_by_request, ends = [[] for _ in some], [threading.Event() for _ in some]
-        with engine._changed:  # no plan is made before all are there
+        with engine._changed:  # the engine plans only when all requests have arrived
             for request, events, end in zip(some, events_by_request, ends, strict=True):
 
                 def take(event: Any, events: list[Any] = events, end: threading.Event = end) -> None:
@@ -425,7 +428,7 @@ def _of_one_device(config: Any, tensors: Any, loss: Callable) -> Any:
 
 
 def spread_cache(name: str) -> dict[str, Any]:
-    """Compare logits of a prompt and two more tokens with one device's, with the cache's rows on four devices."""
+    """Compare logits of a prompt and two tokens with one device's, with the cache's rows on four devices."""
     from unittest.mock import patch
 
     import jax
@@ -450,10 +453,10 @@ def spread_cache(name: str) -> dict[str, Any]:
         index, sequence = jnp.where(at % devices == device, at // devices, -1), jnp.arange(len(rows))[:, None]
         return rows.at[sequence, :, index].set(new.astype(rows.dtype).swapaxes(1, 2), mode="drop")
 
-    # The last row of a device is in use, but where each device keeps all positions.
+    # The last row of a device is in use, except in the case where each device keeps all positions.
     devices, rows = 4, 32 if name == "rows of others kept" else 8
     config = replace(configs()["broad"], layers=2, windows=(None, 3))
-    if name == "scaled and capped scores":  # as in Gemma 2; both change these logits
+    if name == "scaled and capped scores":  # as in Gemma 2; both switches change these logits
         config = replace(config, attention_scale=1.0, attention_cap=1.0)
     checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
     dtype = np.dtype(jnp.bfloat16 if name == "bfloat16" else np.float32)
@@ -462,7 +465,7 @@ def spread_cache(name: str) -> dict[str, Any]:
     ops = context.context_parallel(XLA)
     if name == "rows of others kept":
         ops = ops._replace(norm_qkv=XLA.norm_qkv)
-    elif name == "rows of others put at the end":  # as a negative index does
+    elif name == "rows of others put at the end":  # as a negative index would
 
         def norm_qkv(x, layer, cache, positions, **static):
             with patch.object(context, "_own_rows", others_wrap):
@@ -470,7 +473,7 @@ def spread_cache(name: str) -> dict[str, Any]:
 
         ops = ops._replace(norm_qkv=norm_qkv)
     elif name == "largest scores of each device":
-        lax.pmax = lambda x, _: x  # the last case of this process
+        lax.pmax = lambda x, _: x  # the last case of this process, so the patch may stay
     run_forward = partial(forward, config=config, ops=XLA)
     spread: Any = P(None, None, "devices")
     cache_specs: Any = Cache([LayerCache(spread, spread)] * config.layers, P())  # type: ignore[arg-type]
@@ -492,7 +495,7 @@ def spread_cache(name: str) -> dict[str, Any]:
 
 
 def switched() -> Mapping[str, Any]:
-    """Models with the switches of some families, as many as fit into one."""
+    """Return models that combine the switches of several families."""
     small = replace(configs()["broad"], heads=4, qk_norm=False, windows=None)
     return {
         "Gemma, Granite, SmolLM3": replace(
@@ -518,7 +521,7 @@ def switched() -> Mapping[str, Any]:
 
 
 def family_logits(name: str, kind: str, devices: int) -> dict[str, Any]:
-    """Compare logits of a prompt on several devices with the definition's."""
+    """Compare the logits of a prompt on several devices with the reference's."""
     import numpy as np
 
     from llamaspec.model.candidates.walking import random_checkpoint
@@ -561,7 +564,10 @@ def logits_on(checkpoint: Any, kind: str, devices: int, tokens: Any) -> Any:
 
 
 def drawn(*, own_key: bool) -> dict[str, Any]:
-    """Draw tokens on one device and on four, which have a key each where they must not (transformers #36634)."""
+    """Sample tokens on one device and on four.
+
+    With `own_key`, each device has its own random key, which is a mistake (transformers #36634).
+    """
     from contextlib import nullcontext
     from unittest.mock import patch
 
@@ -584,7 +590,7 @@ def drawn(*, own_key: bool) -> dict[str, Any]:
     checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
 
     def text(devices: int) -> tuple[list[int], list[np.ndarray]]:
-        """Draw eight tokens; gives them, and which tokens each device has seen."""
+        """Sample eight tokens; return them, and which tokens each device has seen."""
         backend = load_backend(checkpoint, RunOptions(devices=devices, context=32))
         assert isinstance(backend, JaxBackend)
         options = SamplingOptions(temperature=1.0)
@@ -602,7 +608,10 @@ _alone: list[Any] = []
 
 
 def trained(kind: str) -> dict[str, Any]:
-    """Train on two devices, and again with a kill and a new start; the differences, also from one device."""
+    """Train on two devices, once without a break and once killed and resumed.
+
+    Return the differences of the two results, and the difference from one device's training.
+    """
     import string
     import tempfile
 
@@ -618,7 +627,7 @@ def trained(kind: str) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         text, tokenizer = Path(folder) / "text", Path(folder) / "tokenizer.bin"
-        letters = string.ascii_lowercase * 2  # one length of padding does for all, and so one program
+        letters = string.ascii_lowercase * 2  # equal lengths after padding, so one program is enough
         text.write_text("\n\n".join(letters[i : i + 20] for i in range(26)))
         tokenizer.write_bytes(tiny_tokenizers.llama2c())
         source = Text(text, load_tokenizer(tokenizer), {tokenizer.name: tokenizer.read_bytes()}, context=64)
@@ -649,7 +658,7 @@ def trained(kind: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         single, straight, killed = (Path(folder) / name for name in ("alone", "straight", "killed"))
         options: dict[str, Any] = {"devices": 2, "fsdp": kind == "FSDP"}
-        if not _alone:  # a training on one device, with which both kinds are compared
+        if not _alone:  # one device's training, which both kinds are compared with
             _alone.extend((run(single), weights(single)))
         (expected, a), losses = _alone, run(straight, **options)
         run(killed, die=True, **options)
@@ -665,7 +674,7 @@ def trained(kind: str) -> dict[str, Any]:
 
 
 def command(*arguments: str) -> dict[str, Any]:
-    """Run a command of `llamaspec` in this process."""
+    """Run a `llamaspec` command in this process."""
     from contextlib import redirect_stderr, redirect_stdout
     from io import BytesIO, TextIOWrapper
     from unittest.mock import patch
@@ -684,7 +693,7 @@ def command(*arguments: str) -> dict[str, Any]:
 
 
 def commands(typed: Iterable[tuple[str, ...]]) -> Iterator[Callable[[], dict[str, Any]]]:
-    """Give a function for each command, in a folder of their own, on a machine that is measured briefly."""
+    """Return a function per command; the commands share a folder, and a machine profile that is measured briefly."""
     import tempfile
 
     from llamaspec.benchmarks.suites import multi_device as several
@@ -705,7 +714,7 @@ def commands(typed: Iterable[tuple[str, ...]]) -> Iterator[Callable[[], dict[str
 
 
 def cases(kind: str) -> Iterator[Callable[[], dict[str, Any]]]:
-    """Give a function for each case, in the order of the tables above."""
+    """Return a function per case, in the order of the tables above."""
     match kind:
         case "walk" | "more":
             yield from ((lambda case=case: walked(case)) for case in (WALKS if kind == "walk" else MORE))
@@ -734,4 +743,4 @@ def cases(kind: str) -> Iterator[Callable[[], dict[str, Any]]]:
 if __name__ == "__main__":
     for case in cases(*sys.argv[1:]):
         print(json.dumps(case()), flush=True)
-    os._exit(0)  # a thread of XLA that still wants Python while it ends would abort the process, once in many runs
+    os._exit(0)  # an XLA thread that wants Python during shutdown sometimes aborts the process

@@ -1,4 +1,4 @@
-"""A model on several devices: every op within the bound of one device, and mistakes that people make are found."""
+"""A model on several devices: every op is within the bounds of one device, and common mistakes are found."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ from tests.model.parallel.on_devices import (
 )
 from tests.support.random_models import CONFIGS, SMALL, random_checkpoint
 
-# A test has all cases of a kind, which one process computes: two workers would compute them twice.
+# One process computes all cases of a kind, so one test checks them all; two workers would compute them twice.
 
 
 def test_every_op_is_within_the_bound_of_one_device():
@@ -62,7 +62,7 @@ def test_a_story_does_not_depend_on_the_number_of_devices():
 
 @pytest.mark.slow  # 8 s
 def test_an_answer_of_the_engine_is_the_same_alone_and_in_company_on_several_devices():
-    """Tokens and log-probabilities, to the last bit; and the tokens of one device."""
+    """Several devices give the tokens of one device; together or one by one, requests give the same bits."""
     single, *several = results("served")
     for devices, served in zip(SERVED[1:], several, strict=True):
         assert served["same"] and served["paged"] and served["texts"] == single["texts"], devices

@@ -1,4 +1,4 @@
-"""Commands on several devices: the page's own, and what bench measures for inspect --plan."""
+"""Commands on several devices: the examples of docs/parallel.md, and measurements that `inspect --plan` uses."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from llamaspec.model.insight.machine import keep_link, keep_read_rate, kept_link
 from llamaspec.model.insight.plan import Link
 from tests.model.parallel.on_devices import COMMANDS, EARLY, results, shown
 
-# One process runs all commands of a test: two workers would run them twice.
+# One process runs all commands of a test; two workers would run them twice.
 
 
 @pytest.mark.slow  # 24 s
@@ -36,13 +36,14 @@ def test_what_is_measured_is_planned_with_and_what_cannot_be_is_refused():
     single, two = (float(mb) for mb in re.findall(r"after 20, ([\d.]+) MB read", out))
     assert "tiny, random weights q8, 1 device: float32 on CPU\n" in out
     assert "tiny, random weights q8, 2 devices: float32 on CPU, 2 devices\n" in out
-    assert 1.5 < single / two <= 2.1  # norms are on both devices; rounded as printed
+    assert 1.5 < single / two <= 2.1  # norms are on both devices; the printed numbers are rounded
 
     before, after = (json.loads(ran[name]["out"]) for name in ("plan before", "plan"))
     assert before["link"]["alpha"] == 0 < after["link"]["alpha"]
     message = re.search(r"([\d,.]+) us a message", out)
     assert message and after["link"]["alpha"] * 1e6 == pytest.approx(float(message[1].replace(",", "")), abs=0.06)
-    # Each of ten layers sums a float32 vector of 128 twice: two messages of a ring, of half of it each.
+    # Each of ten layers sums a float32 vector of 128 numbers twice: two messages of a ring, each with half of the
+    # vector.
     message_seconds = after["link"]["alpha"] + 4 * 128 / 2 * after["link"]["beta"]
     assert after["work"][1]["seconds_of_sums"] == pytest.approx(10 * 2 * 2 * message_seconds)
 

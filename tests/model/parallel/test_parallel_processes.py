@@ -1,4 +1,6 @@
-"""Several processes that run one model: the same text, a part of the file for each, and one line when one is gone."""
+"""Several processes run one model: same text, each reads its part of the file, and a lost process gives a one-line
+error.
+"""
 
 import json
 import os
@@ -44,9 +46,10 @@ def start(
     peaks: Path | None = None,
     first: str = "",
 ):
-    """Start `processes` processes of one command, or only the ones in `which`; they meet at a port.
+    """Start `processes` processes of one command that meet at `port`, or only the process numbers in `which`.
 
-    Each runs the Python code `first` before, and writes the peak of its memory, in KB, to a file in the folder `peaks`.
+    Each process runs the Python code `first` before the command. With `peaks`, it writes its peak memory in KB to a
+    file in that folder.
     """
     python = [sys.executable, "-c", f"{MEASURED * bool(peaks)}{first}\nfrom llamaspec import cli; cli.main()"]
     meeting = ("--coordinator", f"127.0.0.1:{port}", "--processes", str(processes), "--timeout", str(timeout))
@@ -66,7 +69,7 @@ def start(
 
 @pytest.fixture
 def started():
-    """`start` at a port of its own; a process that still runs at the end is killed."""
+    """Return `start` with its own port; processes that still run at the end of the test are killed."""
     all = []
 
     def begin(*arguments, **options):
@@ -87,7 +90,7 @@ def errors(process: subprocess.Popen) -> list[str]:
 
 @pytest.mark.slow  # 15 s
 def test_two_processes_tell_the_text_of_one(started, run):
-    """The likeliest text: a conversation, below, is drawn."""
+    """Two processes give the greedy text of one process."""
     request = (*STORY, "--max-new-tokens", "32", "--temperature", "0")
     processes = started(*request)
     outputs = [process.communicate(timeout=PATIENCE) for process in processes]
@@ -99,7 +102,10 @@ def test_two_processes_tell_the_text_of_one(started, run):
 
 @pytest.mark.slow  # 30 s
 def test_a_conversation_and_an_evaluation_are_those_of_one_process(started, run, tmp_path):
-    """In a chat, process 0 has the questions, and the only file that is written is its own."""
+    """A chat and an evaluation give the output of one process.
+
+    In the chat, only process 0 reads questions and writes a file.
+    """
     questions, saved = "Tell me a story about a fox.\nWho was the story about?\n", tmp_path / "both.json"
     answers = ("--seed", "7", "--max-new-tokens", "24", "--context", "128")
     processes = started("chat", *answers)
@@ -126,7 +132,10 @@ def test_a_conversation_and_an_evaluation_are_those_of_one_process(started, run,
 
 @pytest.mark.slow  # 20 s
 def test_two_processes_train_the_weights_that_two_devices_train(started, tmp_path):
-    """Optimizer and all, to the last bit: a sum of two numbers has one order. What it is, `test_parallel.py` judges."""
+    """Two processes train to the same bits as two devices, optimizer included: a sum of two numbers has one order.
+
+    `test_parallel.py` checks the result itself.
+    """
     text, tokenizer = tmp_path / "text", tmp_path / "tokenizer.bin"
     text.write_text("\n\n".join((string.ascii_lowercase * 2)[i : i + 20] for i in range(26)))
     tokenizer.write_bytes(tiny_tokenizers.llama2c())
@@ -147,7 +156,7 @@ def test_two_processes_train_the_weights_that_two_devices_train(started, tmp_pat
 
 
 def held(process: int) -> str:
-    """Code that stops one process in the middle of a text; the others wait for it, however long a test takes."""
+    """Return code that stops one process in the middle of a text; the other processes wait for it without limit."""
     return f"""
 import sys, threading
 from llamaspec.model.running import session
@@ -167,18 +176,18 @@ session.perf_counter = held
 @pytest.mark.parametrize("victim", [1, 0])
 def test_the_end_of_one_process_ends_the_other_with_one_line(started, victim):
     processes = started(*STORY, "--max-new-tokens", "100", first=held(victim))
-    assert processes[0].stdout.read(6) == "Once u"  # text is being drawn
+    assert processes[0].stdout.read(6) == "Once u"  # the text has begun
     processes[victim].kill()
-    lines = errors(processes[1 - victim])  # that it is gone, which no time had to pass for
+    lines = errors(processes[1 - victim])  # at once, without waiting for a timeout
     gone = f"error: process {victim} of 2 is gone"
-    if victim == 0 and len(lines) > 1:  # on a busy machine JAX misses its coordinator, too, and may be first
-        own_lines = [line for line in lines if not re.match(r"[IWEF]\d{4} ", line)]  # than JAX's log
+    if victim == 0 and len(lines) > 1:  # a busy machine's JAX may report its lost coordinator before we do
+        own_lines = [line for line in lines if not re.match(r"[IWEF]\d{4} ", line)]  # without JAX's log
         assert own_lines == [gone] or any("detected fatal errors" in line for line in lines), lines
     else:
         assert (lines, processes[1 - victim].returncode) == ([gone], 1)
 
 
-# A line on standard input is the timeout from then on: until the other process hangs, a busy machine may take any time.
+# A line on standard input sets the timeout. Before that, a busy machine may be slow without an error.
 TIMEOUT_IS_TOLD = """
 import sys, threading
 from llamaspec.model.parallel import processes
@@ -209,11 +218,11 @@ def test_a_process_that_hangs_is_noticed(started, victim):
     processes[victim].send_signal(signal.SIGCONT)
     assert (
         errors(processes[victim]) and processes[victim].returncode
-    )  # in JAX's words, if it is the first to miss the other
+    )  # with JAX's message, if JAX notices the lost process before we do
 
 
 def ask_as_a_stranger(port: int) -> None:
-    """Connect to process 0 once it listens, say what no process says, and wait until it hangs up."""
+    """Connect to process 0 once it listens, send an HTTP request, and wait until process 0 closes the connection."""
     until(lambda: listens(port))
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection, suppress(ConnectionResetError):
         connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -221,7 +230,10 @@ def ask_as_a_stranger(port: int) -> None:
 
 
 def test_processes_with_other_options_end_with_the_difference():
-    """Processes that are threads here, and that end before anything watches them. A probe of ports is none of them."""
+    """Processes with different options end, and the message names the difference. A port probe counts as no process.
+
+    The processes here are threads, which end before the watch begins.
+    """
     equal, different = {"the command": "story", "--seed": "7"}, {"the command": "story", "--seed": "8"}
 
     def refusal(port: int, process: int, options: dict[str, str]) -> str:
@@ -238,9 +250,9 @@ def test_processes_with_other_options_end_with_the_difference():
 
 
 def test_a_command_is_told_from_others_by_its_options(run, monkeypatch, tmp_path):
-    """Each process names itself and its place; a model may be in another folder of another machine.
+    """Processes compare their command and options, but not their numbers, addresses or parent folders of the model.
 
-    What a process writes may differ, but for what a training that goes on would read there.
+    Output files may differ, but a training that resumes compares what it would read there.
     """
     options_by_command = []
 
@@ -315,8 +327,8 @@ print(json.dumps(read() - before))
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory) -> Path:
-    """A model with a second half that could not hide in 400 MB."""
-    # A device's part of a row of o or down is a page of 4 KB at least: the system reads whole pages.
+    """Write a model so large that a second copy of half of it would exceed the 400 MB allowance."""
+    # A device's part of a row of o or down is at least 4 KB, because the system reads whole pages.
     config = replace(SMALL, dim=1024, layers=2, heads=64, kv_heads=8, head_dim=128, ffn=28672, vocab=64, context=64)
     folder = tmp_path_factory.mktemp("large") / "model"
     write_huggingface(random_checkpoint(config, seed=0, dtype=ml_dtypes.bfloat16), folder)
@@ -325,7 +337,7 @@ def large(tmp_path_factory) -> Path:
 
 @pytest.mark.slow  # 25 s
 def test_a_process_reads_its_part_of_a_file(large):
-    """Bytes that the disk gave: pages of the file that are in memory already are dropped first."""
+    """A process reads only its part of the file from disk, after the file is dropped from the page cache."""
     (file,) = large.glob("*.safetensors")
     assert file.stat().st_size > 400e6
     with open(file, "rb") as opened:
@@ -346,7 +358,7 @@ def test_a_process_reads_its_part_of_a_file(large):
 
 @pytest.mark.slow  # 20 s
 def test_a_process_takes_the_memory_of_its_share(started, large, tmp_path):
-    """Peak memory of a device with its own process: its weights, and 400 MB for the rest, its cache included."""
+    """Peak memory of each process is at most its share of the weights plus 400 MB."""
     share = share_of(open_checkpoint(large), device=0, devices=2)
     weights = 4 * sum(prod(tensor.shape) for tensor in share.tensors.values())
     request = ("logits", "--model", str(large), "--dtype", "float32", "--tokens", "1,2,3")

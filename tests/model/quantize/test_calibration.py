@@ -1,4 +1,4 @@
-"""AWQ, GPTQ and SmoothQuant of whole models: guarantees, written files, and refusals."""
+"""AWQ, GPTQ and SmoothQuant on whole models: guarantees, written files, and refusals."""
 
 import json
 import random
@@ -58,12 +58,12 @@ def random_windows(checkpoint: Checkpoint, seed: int) -> np.ndarray:
 
 
 def nearest(w: np.ndarray) -> np.ndarray:
-    """Round weights to nearest."""
+    """Round weights to the nearest code."""
     return Q4.dequantize(Q4.quantize(w))
 
 
 def correlated(seed: int, tokens: int, cols: int) -> np.ndarray:
-    """Draw correlated inputs, some far larger than others, one always 0."""
+    """Draw correlated inputs of very different sizes; one column is 0."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(tokens, cols)) @ rng.normal(size=(cols, cols)) * np.exp(rng.normal(size=cols))
     x[:, cols // 2] = 0
@@ -76,13 +76,13 @@ def sums(x: np.ndarray) -> Inputs:
 
 @given(noise=noises, split=st.integers(1, 4))
 def test_sums_over_parts_are_those_over_all(noise, split):
-    """Each part's products are summed in float32."""
+    """Sums over parts of the inputs equal the sums over all, within float32's rounding."""
     x = noise(5, 6)
     observed = observe(map(jnp.asarray, np.split(x, [split])), gram=True)
     wide = x.astype(np.float64)
     exact, magnitudes = sums(wide), np.abs(wide)
     gamma = 5 * 2.0**-24 / (1 - 5 * 2.0**-24)
-    tiny = 5 * 2.0**-126  # products below which float32 counts as 0
+    tiny = 5 * 2.0**-126  # float32 may flush smaller products to 0
     assert observed.gram is not None
     assert (np.abs(observed.gram - exact.gram) <= gamma * (magnitudes.T @ magnitudes) + tiny).all()
     assert (np.abs(observed.means - exact.means) <= gamma * exact.means + tiny).all()
@@ -95,7 +95,7 @@ def test_the_error_from_sums_is_that_of_the_outputs(seed, rows, cols):
     w, q, x = rng.normal(size=(rows, cols)), rng.normal(size=(rows, cols)), rng.normal(size=(9, cols))
     wide = np.abs(q - w) @ np.abs(x).T
     direct = np.sum(((q - w) @ x.T) ** 2, axis=1)
-    # Every product has at most cols + 9 + 2 roundings on either way.
+    # Both computations round each product at most cols + 9 + 2 times.
     assert (np.abs(errors(w, q, x.T @ x) - direct) <= 4 * (cols + 11) * U * np.sum(wide**2, axis=1)).all()
 
 
@@ -103,7 +103,7 @@ def test_the_error_from_sums_is_that_of_the_outputs(seed, rows, cols):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("rows", "cols"), [(3, 64), (5, 192), (2, 320)])
 def test_gptq_in_blocks_of_columns_is_gptq(seed, rows, cols):
-    """Codes differ only where a weight is within float64's rounding of a tie, which no seed here has."""
+    """GPTQ in blocks of columns gives the codes of plain GPTQ: no weight in these draws is near a tie."""
     w, x = Noise(seed)(rows, cols, dtype=np.float64), correlated(seed, 2 * cols, cols)
     plain = gptq.quantize(w, x, bits=4, group=64, even=True)
     actual = gptq_codes(w, sums(x))
@@ -139,7 +139,7 @@ def test_no_matrix_is_worse_than_the_nearest_codes(noise, seed, cols):
 @pytest.mark.slow  # 4 to 7 s each
 @pytest.mark.parametrize("name", FOUR_BITS)
 def test_in_a_model_no_error_is_above_that_of_rounding_to_nearest(name, monkeypatch):
-    """This holds on the calibration's own inputs; nearly every matrix gains."""
+    """On the calibration inputs, no matrix has a larger error than rounding to nearest, and nearly every one gains."""
     ratios, method = [], METHODS[name]
 
     def compare(w: np.ndarray, q: np.ndarray, inputs: Inputs):
@@ -170,7 +170,7 @@ def read_all(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
     return {name: tensor.read() for name, tensor in checkpoint.tensors.items()}
 
 
-# Losing nothing, so that all that a calibration does to a model cancels, bit for bit.
+# Lossless codes, so that a calibration's changes to a model cancel bit for bit.
 
 
 def sevens(checkpoint: Checkpoint) -> Checkpoint:
@@ -185,7 +185,7 @@ def sevens(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def exact_codes(w: np.ndarray, inputs: Inputs) -> Quantized:
-    """Quantize each weight to 64 to 127 times a power of 2, exactly if it is such a number."""
+    """Quantize each weight to an integer of 64 to 127 times a power of 2, which is exact for weights of `sevens`."""
     magnitudes = np.where(w == 0, 1, np.abs(w))
     scales = 2.0 ** (np.floor(np.log2(magnitudes)) - 6)
     codes = (w / scales).astype(np.int8)
@@ -201,7 +201,7 @@ def powers(w: np.ndarray, inputs: Inputs) -> np.ndarray:
 @pytest.mark.parametrize("into_matrices", [False, True])
 @pytest.mark.parametrize("config", sorted(CONFIGS))
 def test_what_is_multiplied_here_is_divided_there(config, into_matrices, monkeypatch):
-    """With factors of powers of 2, and without rounding, the model computes the same with other tensors."""
+    """With factors of powers of 2 and without rounding, calibration changes tensors but not the results."""
     lossless = Method("int8", 8, 1, False, powers, exact_codes, into_matrices=into_matrices)
     monkeypatch.setitem(METHODS, "lossless", lossless)
     checkpoint = sevens(random_checkpoint(CONFIGS[config], seed=5))
@@ -230,7 +230,7 @@ def test_tensors_are_the_same_whenever_they_are_read(name):
         assert forwards[name].shape == tensor.shape and forwards[name].dtype == tensor.dtype
 
 
-# How good they are, on text that they have not seen.
+# Quality on text that the calibration has not seen.
 
 
 def log_probabilities(checkpoint: Checkpoint, windows: np.ndarray) -> np.ndarray:
@@ -246,7 +246,10 @@ def divergence(of: np.ndarray, base: np.ndarray) -> float:
 
 
 def check_held_out(checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
-    """GPTQ gains by far; AWQ is for features far larger than others, which such small models lack."""
+    """GPTQ diverges less on unseen text than rounding to nearest does.
+
+    AWQ is not checked: it helps with outlier features, which such small models lack.
+    """
     seen, unseen = (windows_of(text(seed, 30), tokenizer, count=8, length=128) for seed in (1, 2))
     base = log_probabilities(checkpoint, unseen)
     rounded = divergence(log_probabilities(quantized(checkpoint, "q4"), unseen), base)
@@ -264,7 +267,7 @@ def test_four_bits_cost_stories260k_less(data):
     check_held_out(open_checkpoint(folder / "stories260K.bin"), load_tokenizer(folder / "tok512.model"))
 
 
-# What is written.
+# Written files.
 
 
 @pytest.mark.slow  # 4 s each
@@ -299,7 +302,7 @@ def stories_text(tmp_path) -> Path:
 @pytest.mark.slow  # 18 s
 def test_both_backends_tell_the_same_story_with_a_model_that_was_converted(run, tmp_path, stories_text):
     there = str(tmp_path / "gptq")
-    request = ("--quantize", "gptq", "--calibration", str(stories_text))  # to safetensors: nothing else has it
+    request = ("--quantize", "gptq", "--calibration", str(stories_text))  # safetensors: the only format for these codes
     code, out, err = run("convert", "stories", there, *request)
     assert (code, out) == (0, ""), err
     texts = []
@@ -320,7 +323,10 @@ LAYERS, WINDOWS, SEQ = 4, 5, 13
 @pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_the_activations_of_one_layer_are_in_memory_at_a_time(name):
-    """We look before each window: the inputs of the layer, of its second half, and the last ones are in memory."""
+    """Between windows, memory holds the activations of only one layer.
+
+    For each window they are the inputs of the layer and of its second half; at most two more arrays exist.
+    """
     checkpoint = random_checkpoint(replace(CONFIGS["experts"], layers=LAYERS), seed=2)
     windows = np.random.default_rng(0).integers(0, checkpoint.config.vocab, (WINDOWS, SEQ)).astype(np.int32)
     counts: list[int] = []
@@ -353,7 +359,7 @@ def test_progress_is_told_of_each_layer():
 
 
 def test_a_terminal_shows_a_bar_a_layer(run, tmp_path, stories_text, monkeypatch):
-    """The bar is on stderr; without a terminal only the last line is printed."""
+    """The progress bar goes to stderr; without a terminal, only the last line is printed."""
 
     def two_layers(checkpoint: Checkpoint, windows: np.ndarray, *, method: str, progress: Progress) -> Checkpoint:
         for layer in (1, 2):
@@ -379,7 +385,7 @@ def test_a_terminal_shows_a_bar_a_layer(run, tmp_path, stories_text, monkeypatch
     assert bars[-1] == ("writing model.norm.weight", "100")
 
 
-# What is refused.
+# Refusals.
 
 
 @pytest.mark.parametrize(

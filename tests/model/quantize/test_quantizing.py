@@ -14,7 +14,7 @@ from tests.support.random_models import SMALL, random_checkpoint
 
 
 def codes_of(weights: np.ndarray, scheme: str):
-    """Make the codes of a matrix as `--quantize` makes a checkpoint's codes."""
+    """Quantize a matrix as `--quantize` quantizes a checkpoint, and return its codes."""
     checkpoint = random_checkpoint(SMALL, seed=0)
     name = "model.layers.0.mlp.down_proj.weight"
     checkpoint.tensors[name] = Tensor(weights.shape, weights.dtype, lambda: weights)  # type: ignore
@@ -24,10 +24,10 @@ def codes_of(weights: np.ndarray, scheme: str):
 
 
 def awkward(rows: int, cols: int) -> np.ndarray:
-    """Weights of many magnitudes, with ties between codes, zeros of both signs, powers of 2 and whole groups of 0."""
+    """Draw weights of many magnitudes, with ties, zeros of both signs, powers of 2, and groups of zeros."""
     rng = np.random.default_rng(cols)
     weights = rng.standard_normal((rows, cols)) * np.exp2(rng.integers(-40, 8, (rows, 1)))
-    weights[1] = rng.integers(-254, 255, cols) / 2 * 0.0625  # halves of steps, where the scale is a power of 2
+    weights[1] = rng.integers(-254, 255, cols) / 2 * 0.0625  # half steps, with a scale that is a power of 2
     weights[1, ::32] = 127 * 0.0625
     weights[2] = rng.integers(-14, 15, cols) / 2
     weights[2, ::32] = 7

@@ -1,4 +1,4 @@
-"""XLA's options for programs of one sequence: products stay untuned if measurements showed no loss of speed."""
+"""XLA's options for programs of one sequence: products are not autotuned where measurements showed no loss of speed."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -47,7 +47,7 @@ def test_an_op_that_a_kernel_refuses_is_tuned(by_kernels):
     refusing = pallas_ops(config, shapes(config), capacity=CAPACITY)[0]
     assert not untuned(CODED, refusing)
     for name in Ops._fields:
-        expected = name == "moe_add"  # which no model without experts calls
+        expected = name == "moe_add"  # only models with experts call it
         assert untuned(CODED, by_kernels._replace(**{name: getattr(XLA, name)})) == expected, name
 
 
@@ -59,13 +59,16 @@ def test_one_sequence_is_not_tuned_whatever_its_weights_are(by_kernels, form, gr
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_programs_of_one_sequence_are_compiled_by_these_options(monkeypatch, by_kernels, batch):
-    """By what `generate` and its benchmarks compile. Several sequences have the platform's own options."""
+    """Programs of one sequence are compiled with these options; programs of several sequences have the platform's.
+
+    `generate` and its benchmarks compile with `compile_programs`.
+    """
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     passed: list[dict[str, Any]] = []
     real_jit, real_compile = jax.jit, jax.stages.Lowered.compile
 
     def jit(program: Callable[..., Any], **_: Any) -> Any:
-        return real_jit(lambda *_: 0)  # what the program is does not matter, and kernels are not lowered for a CPU
+        return real_jit(lambda *_: 0)  # the program does not matter, and a CPU cannot lower kernels
 
     def compile(self: jax.stages.Lowered, options: dict[str, Any]) -> jax.stages.Compiled:
         passed.append(options)

@@ -1,4 +1,4 @@
-"""Freed memory goes back to the machine."""
+"""Freed memory returns to the operating system."""
 
 import jax
 import numpy as np
@@ -42,8 +42,8 @@ def test_large_blocks_are_given_back_when_they_are_freed(returned):
     assert (freed > 0.95 * most) if returned else (freed < 0.05 * most), done
 
 
-# A program, and what it gives, before and after the library is forgotten; and one that is compiled after that. Files
-# with names that are not text are mapped, too, as checkpoints may be.
+# A program and its result before and after the library is released, and another program compiled afterwards. Files with
+# names that are not UTF-8 are mapped too, as checkpoints may be.
 CODE = """
 import mmap, os, tempfile
 import jax, jax.numpy as jnp, jaxlib
@@ -85,7 +85,7 @@ def test_only_large_models_on_a_cpu_pay_for_it(monkeypatch, shape, large, platfo
 
 
 def test_whoever_compiles_is_told_after_each_compilation():
-    """`compiled` is called before there are weights, and again after the second decoding program is compiled."""
+    """The callback `compiled` runs before weights are loaded, and again after the second decode program is compiled."""
     calls = []
     config = Config(32, 1, 2, 1, 16, 64, vocab=64, context=32, eps=1e-5, theta=1e4)
     params = random_shapes(config, dtype=np.dtype(np.float32), positions=64)
@@ -112,7 +112,7 @@ FULL = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 16106127360 b
 
 
 def test_a_device_that_another_program_fills_is_one_line(monkeypatch):
-    """A plan does not know of it: only the device does."""
+    """A device that another program fills gives one line of error. The plan cannot know; only the device reports it."""
     checkpoint = random_checkpoint(SMALL, seed=0)
     backend = load_backend(checkpoint, RunOptions(context=16))
 

@@ -1,4 +1,4 @@
-"""Commands change settings of their process, and the library does not."""
+"""Commands change settings of their process; the library does not."""
 
 import os
 from pathlib import Path
@@ -15,9 +15,9 @@ SETTINGS = (*MEMORY, "TF_CPP_MIN_LOG_LEVEL", "TF_CPP_MAX_VLOG_LEVEL")
 
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """An environment without the settings, which is put back."""
+    """Remove the settings from the environment until the end of the test."""
     for name in SETTINGS:
-        monkeypatch.setenv(name, "")  # so that monkeypatch restores it later
+        monkeypatch.setenv(name, "")  # makes monkeypatch restore the variable later
         monkeypatch.delenv(name)
     return monkeypatch
 
@@ -27,7 +27,7 @@ def test_memory_is_taken_on_demand_and_xla_is_quiet(bare, debug):
     prepare_process(debug=debug)
     environment = {name: os.environ.get(name) for name in SETTINGS}
     quiet = {"TF_CPP_MIN_LOG_LEVEL": None if debug else "3", "TF_CPP_MAX_VLOG_LEVEL": None if debug else "0"}
-    memory = dict(zip(MEMORY, ("false", "0.92", None), strict=True))  # the last name is the old one of the second
+    memory = dict(zip(MEMORY, ("false", "0.92", None), strict=True))  # the third name is the old name of the second
     assert environment == memory | quiet
 
 
@@ -37,7 +37,10 @@ def test_memory_is_taken_on_demand_and_xla_is_quiet(bare, debug):
 def test_a_limit_of_memory_is_set_where_it_is_taken_on_demand_and_the_user_set_none(
     bare, ahead, fraction, other_fraction
 ):
-    """JAX itself is asked what it makes of it: it refuses two fractions, and preallocates for any other word."""
+    """Set a memory fraction only if JAX allocates on demand and the user set none.
+
+    JAX's own code reads the result: it refuses two fractions, and preallocates for any other string.
+    """
     for name in FRACTIONS if other_fraction == "" else ():
         bare.setenv(name, "")
     if ahead is not None:
@@ -71,7 +74,7 @@ import jax
 print(sorted(added), jax.config.jax_compilation_cache_dir, warnings.showwarning is show)
 """)
     assert done.code == 0, done.err
-    # JAX sets the level of its log itself when it is imported.
+    # JAX sets its own log level at import.
     assert done.out.replace("'TF_CPP_MIN_LOG_LEVEL'", "").replace("'TPU_SKIP_MDS_QUERY'", "") == "[] None True\n", done
 
 
@@ -90,7 +93,10 @@ finally:
 @pytest.mark.slow  # 3 to 10 s each
 @pytest.mark.parametrize("debug", [[], ["--debug"]])
 def test_a_command_prepares_its_process_before_jax_is_imported(bare, tmp_path, debug):
-    """`eval` imports JAX while it reads the text; JAX then sets a level of its own."""
+    """A command sets the environment before JAX is imported, which then sets a log level itself.
+
+    `eval` imports JAX while it reads the text.
+    """
     text = tmp_path / "text"
     text.write_text("Once upon a time")
     done = run_python(COMMAND, "eval", "stories", "--text", str(text), *debug)
@@ -126,7 +132,7 @@ def test_a_program_that_was_cut_short_is_replaced_in_silence(tmp_path: Path, len
     again = run_python(COMPILE, str(tmp_path))
     assert (again.code, again.out, again.err) == (0, first.out, ""), again
     assert entries(tmp_path).keys() == complete.keys()
-    assert abs(entry.stat().st_size - sum(complete.values())) < 100  # as long as before, but for the time that it took
+    assert abs(entry.stat().st_size - sum(complete.values())) < 100  # the length is the same up to the stored time
 
 
 def test_other_warnings_are_shown(tmp_path: Path):

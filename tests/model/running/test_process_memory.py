@@ -1,4 +1,4 @@
-"""Memory that a process takes in addition to its arrays: plans agree with the measurements, which can be repeated."""
+"""Memory of a process in addition to its arrays: plans agree with measurements, which can be repeated."""
 
 import json
 from dataclasses import replace
@@ -14,7 +14,7 @@ from llamaspec.model.running.memory import PROCESS, memory_of
 from llamaspec.reference.config import Config
 
 CONFIG = Config(256, 1, 4, 2, 64, 512, vocab=4096, context=256, eps=1e-5, theta=1e4)
-# Layers, scheme, and bytes that a process took: once JAX had started, and on top of that to compile and to run. By
+# Layers, scheme, and bytes of memory: after the start of JAX, then in addition to compile, and to run. Measured by
 # benchmarks/audits/process_memory.py on 2 cores of an AMD EPYC, 2026-11-21, Python 3.12.1, jax 0.12.0.1, NumPy 2.5.5.
 MEASURED = [
     (2, None, 179_220_480, 284_868_608, 107_465_728),
@@ -43,7 +43,7 @@ MEASURED = [
 def test_plans_are_made_with_what_was_measured(
     layers: int, quantize: str | None, started: int, compiling: int, running: int
 ):
-    """A plan may be off by 50 MB, besides 5 %."""
+    """Plans agree with the measurements within 50 MB; `inspect --plan` allows 5 % in addition."""
     config, dtype = replace(CONFIG, layers=layers), np.dtype(np.float32)
     shapes = random_shapes(config, dtype=dtype, positions=1, quantize=quantize)
     planned = memory_of(shapes, config, batch=1, context=256, chunk=64, platform="cpu", cache_dtype=dtype)

@@ -1,5 +1,4 @@
-"""Two compiled programs serve every prompt and turn, a third serves other ways to choose tokens; weights are in memory
-once."""
+"""Compiled programs: two serve all prompts and turns, a third another sampling method; weights are in memory once."""
 
 import io
 import itertools
@@ -39,7 +38,7 @@ def make_llama(backend: BackendName = "jax", *, greedy: bool = False) -> Llama:
 
 @pytest.fixture
 def compiled() -> Iterator[list[str]]:
-    """The names of programs that XLA has compiled since."""
+    """Return the list of programs that XLA compiles from now on."""
     names: list[str] = []
 
     def listen(event: str, duration_secs: float, **about: str | int):
@@ -67,7 +66,7 @@ def test_prompts_of_any_length_compile_two_programs(compiled):
 @pytest.mark.sampled(1)  # 2 s each
 @pytest.mark.parametrize("greedy", [True, False])
 def test_what_decodes_otherwise_is_compiled_once_and_when_it_is_needed(compiled, greedy):
-    """Temperatures that alternate give the reference's texts, and the same text for the same seed."""
+    """The other decode program is compiled once, on demand. Alternating temperatures give the reference's texts."""
     expected, reference = {}, make_llama("reference")
     for temperature in (0.0, 0.8, 1.2):
         expected[temperature] = ids_of(reference, temperature)
@@ -141,7 +140,7 @@ assert "".join(token.text for token in llama.generate("x", stop="zz", max_new_to
 
 
 def test_arguments_out_of_range_are_refused():
-    """Runs in a process of its own, where only the code itself checks types."""
+    """Arguments out of range are refused, in a process without run-time type checks."""
     done = run_python(ARGUMENTS)
     assert done.code == 0, done.err
     lines = done.out.splitlines()
@@ -174,7 +173,10 @@ def test_both_backends_tell_the_same_story():
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_what_a_text_has_seen_and_that_it_ended_is_passed_on_from_call_to_call(temperature, ahead, reference_texts):
-    """A call draws three tokens, with a repetition penalty, and the text ends in the middle of a call."""
+    """The tokens seen so far and the end of a text carry over between calls that draw three tokens each.
+
+    A repetition penalty makes the seen tokens matter, and the text ends in the middle of a call.
+    """
     backend: Any = make_llama(greedy=temperature == 0)._backend
     backend.burst, backend.ahead = 3, ahead
     options, prompt, expected = penalized(temperature), [256, *b"abab"], reference_texts[temperature]
@@ -233,7 +235,7 @@ print(weight_bytes(abstract_params(config, dtype=float32, positions=0)) + rows)
 
 @pytest.mark.slow  # 5 s
 def test_the_end_of_a_long_cache_takes_no_more_memory():
-    """The scores of 64 queries and 32 heads at 32,768 keys would take 268 MB, and the probabilities as much."""
+    """A long cache needs no extra memory: all scores of 64 queries, 32 heads and 32,768 keys would take 268 MB."""
     done = run_python(LONG)
     assert done.code == 0, done.err
     assert done.peak < int(done.out) + 400_000_000
@@ -268,18 +270,18 @@ print(cache_bytes(checkpoint.config, batch=1, capacity=backend.capacity + backen
 
 @pytest.mark.slow  # 13 s
 def test_weights_are_in_memory_once(tmp_path):
-    """Peak memory of loading a model and drawing tokens: weights, cache, and 400 MB for everything else."""
+    """Loading and drawing needs at most the weights, the cache, and 400 MB for everything else."""
     model = tmp_path / "model.bin"
     assert run_python(WRITE, str(model)).code == 0
     weights = model.stat().st_size
-    assert weights > 450_000_000  # a second copy would not hide in the 400 MB
+    assert weights > 450_000_000  # a second copy would exceed the 400 MB
     done = run_python(GENERATE, str(model))
     assert done.code == 0, done.err
     assert done.peak < weights + int(done.out) + 400_000_000
 
 
 def overflowing(largest: float) -> Checkpoint:
-    """A model with logits that overflow: a normal embedding, and a head of finite weights that are too large."""
+    """Make a model with logits beyond float32, because its finite head weights are too large."""
     checkpoint = random_checkpoint(CONFIG, seed=0)
     head = checkpoint.tensors["lm_head.weight"]
     huge = head._replace(read=lambda: np.full(head.shape, largest, np.float32))
@@ -291,7 +293,7 @@ def test_logits_that_are_not_finite_are_refused():
     with pytest.raises(FloatingPointError, match="the model's logits are not numbers"):
         backend.logits([1, 2, 3])
     reference = load_backend(overflowing(3e38), RunOptions(context=16, backend="reference"))
-    assert np.isfinite(reference.logits([1, 2, 3])).all()  # float64 holds them
+    assert np.isfinite(reference.logits([1, 2, 3])).all()  # float64 can hold these logits
 
 
 def test_the_command_writes_no_logits_that_are_not_finite(tmp_path, run):

@@ -1,4 +1,4 @@
-"""A GPU reads a long prompt in wide chunks, and weights by several threads: here on a CPU that is told to do so."""
+"""GPU behavior, tested on a CPU: wide chunks for long prompts, and several threads that read weights."""
 
 from dataclasses import replace
 from functools import partial
@@ -55,7 +55,7 @@ def narrow_and_wide(monkeypatch) -> tuple[JaxBackend, JaxBackend]:
 
 
 def test_prompts_of_any_length_give_the_same_tokens_and_leave_the_padding_out(narrow_and_wide):
-    """Whether the last part is padded, read in narrow chunks, or fills the context."""
+    """Prompts of any length give the same tokens with narrow and wide chunks, and the padding leaves no trace."""
     narrow, wide = narrow_and_wide
     for length in (1, 9, 10, 17, 18, 25, 26, 33, 42, 43, 57, 58, 64, 65, 129, 190, 200):
         prompt = np.random.default_rng(length).integers(0, CONFIG.vocab, length).tolist()
@@ -70,7 +70,7 @@ def test_prompts_of_any_length_give_the_same_tokens_and_leave_the_padding_out(na
 
 
 class Planned(Exception):
-    """Everything was planned, and nothing has been compiled."""
+    """Raised after planning, before anything is compiled."""
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,10 @@ class Planned(Exception):
 def test_several_devices_read_by_the_widest_chunks_that_have_room(
     monkeypatch, room_for, less, wide, in_other_processes
 ):
-    """The one with the least memory decides for all of them. A plan that only counts narrow chunks is too small."""
+    """Several devices use the widest chunks for which the device with the least memory has room.
+
+    A plan that counts only narrow chunks would be too small.
+    """
     dtype = np.dtype(np.float32)
     layout = Layout(1, 200, 8, 1, dtype, wide=(16, 32))
     shapes = abstract_params(CONFIG, dtype=dtype, positions=layout.rows)
@@ -114,9 +117,9 @@ def test_a_prompt_is_cut_into_full_chunks_and_a_last_one_that_the_cache_has_room
     parts = [*layout.parts(count)]
     assert sum(tokens for _, tokens in parts) == count
     assert all(width == tokens for width, tokens in parts[:-1])
-    assert sum(width for width, _ in parts) < count + chunk  # so `Layout.rows` are enough
+    assert sum(width for width, _ in parts) < count + chunk  # so `Layout.rows` suffices
     assert [width for width, _ in parts] == sorted((width for width, _ in parts), reverse=True)
-    # A session hands over parts of a prompt, and they are read as the whole prompt would be.
+    # A session passes a prompt in pieces, which are split as the whole prompt would be.
     pieces = range(0, count, layout.widest)
     assert [part for start in pieces for part in layout.parts(min(layout.widest, count - start))] == parts
 
@@ -131,7 +134,7 @@ def test_programs_for_the_first_prompt_are_compiled_at_once():
 
 @pytest.fixture
 def compiled():
-    """The names of functions that XLA compiles."""
+    """Record the names of functions that XLA compiles."""
     names = []
 
     def listen(event: str, duration_secs: float, **about: str | int):
@@ -170,7 +173,7 @@ def bits(tree) -> list[bytes]:
 
 @pytest.mark.parametrize("scheme", [None, "q8", "mxfp4"])
 def test_several_readers_read_what_one_reads(monkeypatch, scheme):
-    """With weights that the device quantizes as a whole, as on a GPU, a part at a time, and by NumPy."""
+    """Several reader threads give the weights of one, quantized on the device as a whole, in parts, or by NumPy."""
     checkpoint = random_checkpoint(replace(CONFIG, tied=scheme == "q8"), seed=0)
     run = quantized(checkpoint, scheme) if scheme else checkpoint
     load = partial(load_params, run, dtype=np.dtype(np.float32), positions=8)

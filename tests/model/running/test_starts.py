@@ -1,4 +1,4 @@
-"""The start of a command: its phases add up, and a second start finds its programs on disk without tracing them."""
+"""Start of a command: its phases add up, and a second start loads its programs from disk without tracing."""
 
 import json
 import os
@@ -25,7 +25,7 @@ PHASES = ["import", "device", "read", "compile", "upload", "first_token"]
 
 @pytest.fixture
 def traced() -> Iterator[list[str]]:
-    """Names of functions that JAX has traced into programs, since."""
+    """Return the list of functions that JAX traces into programs from now on."""
     names: list[str] = []
 
     def listen(event: str, duration_secs: float, **about: str | int):
@@ -46,7 +46,7 @@ def test_phases_add_up_to_the_whole_time(monkeypatch):
     with clock.beside("compile"):  # from 13
         clock.begin("read")  # at 17
     clock.end(at=26.0)
-    clock.end(at=34.0)  # no phase goes on
+    clock.end(at=34.0)  # no phase is running
     assert {phase: seconds for phase, seconds in clock.seconds.items() if seconds} == {
         "import": 5.0,
         "read": 2.0 + 9.0,
@@ -57,7 +57,7 @@ def test_phases_add_up_to_the_whole_time(monkeypatch):
 
 
 def test_a_process_knows_its_age():
-    """By no more than the time that passed outside; Linux counts hundredths."""
+    """`process_age` is at least the time slept before, and at most the time measured outside plus 0.02 s."""
     began = time.perf_counter()
     done = run_python(
         "import time; time.sleep(0.3); from llamaspec.model.system import process_age; print(process_age())"
@@ -66,7 +66,7 @@ def test_a_process_knows_its_age():
     assert process_age() > 0
 
 
-# The time before the first import counts as part of the start: here it is long enough to show.
+# The time before the first import is part of the start; here it is long enough to show.
 OLD = "from llamaspec import cli; from llamaspec.model import system; system.process_age = lambda: 1000.0; cli.main()"
 
 
@@ -91,7 +91,7 @@ def test_a_command_says_its_phases_and_the_second_start_compiles_nothing(tmp_pat
     assert texts[0] == texts[1]
     assert starts[0]["parallel"] == {} and starts[1]["parallel"].keys() == {"compile"}
     entries = sorted(path.name.partition("-")[0] for path in (tmp_path / "llamaspec" / "compiled").iterdir())
-    assert entries == ["decode"]  # and nothing of JAX's cache; a text of its own needs no program for prompts
+    assert entries == ["decode"]  # no file of JAX's cache; without a prompt, no prefill program
 
 
 @pytest.mark.slow  # 5 s
@@ -115,7 +115,7 @@ def loaded(folder: Path, **options) -> JaxBackend:
 
 
 def numbers(backend: JaxBackend) -> list[bytes]:
-    """The bits of a cache after a prompt."""
+    """Return the bits of a cache after a prompt."""
     cache = backend.extend(backend.start(), [3, 1, 4, 1, 5])
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(cache)]
 
@@ -125,17 +125,17 @@ def test_a_stored_program_is_neither_traced_nor_compiled_and_gives_the_same_bits
     assert len(traced) == 2 and all("prefill" in name or "decode" in name for name in traced)
     traced.clear()
     assert numbers(loaded(tmp_path)) == first == numbers(loaded(tmp_path / "another"))
-    assert len(traced) == 2  # of the other folder
+    assert len(traced) == 2  # in the other folder
     cache = (backend := loaded(tmp_path)).start()
     backend.extend(cache, [3])
-    assert cache.layers[0].k.is_deleted()  # a stored program takes the cache over, too
+    assert cache.layers[0].k.is_deleted()  # like a compiled program, a stored program donates the cache
 
 
 def test_load_keeps_programs_in_the_folder_that_it_is_given(tmp_path: Path, monkeypatch, traced: list[str]):
     jaxs: list[Path] = []
     monkeypatch.setattr(
         "llamaspec.model.llama.keep_compiled", jaxs.append
-    )  # which would hold for all tests of this process
+    )  # the real function would change all tests of this process
     texts = []
     for _ in range(2):
         llama = load("stories", context=32, compile_cache=tmp_path)
@@ -193,7 +193,7 @@ def test_the_programs_that_were_not_used_for_longest_are_removed(tmp_path: Path,
     oldest = list(tmp_path.iterdir())
     for path in oldest:
         os.utime(path, (0, 0))
-    loaded(tmp_path)  # used again
+    loaded(tmp_path)  # uses it again
     for path in tmp_path.iterdir():
         assert path.stat().st_mtime > 0
     os.utime(oldest[0], (0, 0))

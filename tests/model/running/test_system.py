@@ -1,4 +1,4 @@
-"""The operating system, where Linux says less than usual: no /proc, no /sys, no glibc, as on macOS."""
+"""Operating systems with fewer sources of information than Linux: no /proc, no /sys and no glibc, as on macOS."""
 
 import os
 import re
@@ -21,7 +21,7 @@ FILES = ("MEMORY", "PROCESSORS", "DRIVER", "MAPPINGS")
 
 @pytest.fixture
 def hidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Hide all that Linux and glibc have and others lack."""
+    """Hide everything that Linux and glibc have and other systems lack."""
     for name in FILES:
         monkeypatch.setattr(system, name, tmp_path / name)
     monkeypatch.setattr(system, "CGROUPS", ((tmp_path / "max", tmp_path / "current"),))
@@ -71,7 +71,7 @@ from llamaspec import load
 llama = load("stories", context=64)
 print("".join(token.text for token in llama.generate("Once upon a time", seed=7, max_new_tokens=8)))
 """
-# The names that other systems lack are gone before anything of ours is imported.
+# The names that other systems lack are deleted before any of our modules is imported.
 ELSEWHERE = """
 import mmap, os
 from pathlib import Path

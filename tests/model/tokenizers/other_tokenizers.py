@@ -1,13 +1,13 @@
-"""llama.cpp's and transformers' tokenizers in a process of their own: what ids they make of texts.
+"""Run llama.cpp's and transformers' tokenizers in another process, to encode texts.
+
+Start it in the root of the repository with
 
     python -m tests.model.tokenizers.other_tokenizers
 
-from the root of the repository answers requests, a line of JSON each, with {"ids": [[...], ...]}:
+It reads one JSON request per line and answers {"ids": [[...], ...]}, without BOS and EOS:
 
-    {"llama_cpp": FILE, "texts": [...], "special": BOOL}    special: names of control tokens stand for them
+    {"llama_cpp": FILE, "texts": [...], "special": BOOL}    special: names of control tokens become these tokens
     {"transformers": FOLDER, "texts": [...]}
-
-No ids of BOS or EOS are put around a text.
 """
 
 import json
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class OtherTokenizers:
-    """The process, from the side of the tests."""
+    """Client of the process."""
 
     def __init__(self, process: "subprocess.Popen[str]"):
         assert process.stdin and process.stdout
@@ -45,7 +45,7 @@ class OtherTokenizers:
 
 @contextmanager
 def other_tokenizers(python: str) -> Iterator[OtherTokenizers]:
-    """Start the Python that has one of the libraries, or both."""
+    """Start the process with a Python that has llama-cpp-python, transformers, or both."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(
         [python, "-m", "tests.model.tokenizers.other_tokenizers"], text=True, cwd=ROOT, **pipes

@@ -1,6 +1,6 @@
-"""Added tokens and control tokens of SentencePiece models and GGUF files: found where llama.cpp and transformers do.
+"""Added and control tokens of SentencePiece models and GGUF files: found where llama.cpp and transformers find them.
 
-The libraries themselves are asked where a Python that LLAMASPEC_OTHER_PYTHON names has them.
+The libraries run if LLAMASPEC_OTHER_PYTHON names a Python that has them.
 """
 
 import io
@@ -47,7 +47,7 @@ texts = st.lists(parts | st.text(test_byte_bpe.characters, max_size=3), max_size
 
 
 def with_added(keys: Keys, names: dict[str, int]) -> Keys:
-    """The keys of a tokenizer with more tokens, each of a type."""
+    """Add tokens to the GGUF keys of a tokenizer; `names` maps each token to its type."""
     tokens, types = keys["tokenizer.ggml.tokens"][1][1], keys["tokenizer.ggml.token_type"][1][1]
     keys = keys | {
         "tokenizer.ggml.tokens": (ARRAY, (STRING, [*tokens, *names])),
@@ -75,9 +75,9 @@ def named(**changes: tuple[int, Any]) -> Keys:
 
 
 TYPES = dict.fromkeys(NAMES, USER_DEFINED) | dict.fromkeys(CONTROLS, CONTROL)
-# Which of two names of the same length takes in the other, llama.cpp does not say.
+# llama.cpp does not define which of two names of equal length it finds first.
 SPACED = {name: kind for name, kind in TYPES.items() if name not in ("  ", "\t\t")}
-# llama.cpp wants these in a model that is called Phi-3.
+# llama.cpp needs these tokens in a model that is called Phi-3.
 PHI_3 = dict.fromkeys(["<|endoftext|>", "<unk>", "<s>", "</s>"], CONTROL)
 GGUF: dict[str, Keys] = {
     "llama": with_added(sentencepiece_keys(), TYPES),
@@ -96,7 +96,7 @@ def gguf(folder: Path, keys: Keys) -> Path:
 
 
 def folder_with(folder: Path, names: list[str], **config: Any) -> Path:
-    """A tokenizer.model, with added tokens in the two files that transformers writes."""
+    """Write a tokenizer.model and the two files that transformers uses for added tokens."""
     (folder / "tokenizer.model").write_bytes(trained_pieces())
     ids = {name: 450 + i for i, name in enumerate(names)}
     flags = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word", "special"), False)
@@ -122,7 +122,7 @@ def tokenizer(folders) -> Callable[[str], AnyTokenizer]:
 
 
 def spelled(tokenizer: AnyTokenizer, text: str) -> list[str]:
-    """The spelling of a text: added tokens, and what is between them."""
+    """Encode a text, and return its added tokens and the strings between them."""
     spelling, text_before = [], False
     for id in tokenizer.encode(text):
         piece = tokenizer.piece(id)
@@ -150,12 +150,15 @@ def spelled(tokenizer: AnyTokenizer, text: str) -> list[str]:
     ],
 )
 def test_added_tokens_are_found_before_a_text_is_cut(tokenizer, kind, text, spelling):
-    """All were wrong: spaces were looked for as "▁", and no text after an added token began anew."""
+    """Added tokens are found before the text is split.
+
+    All these cases were wrong: a space in a name was searched as "▁", and text after an added token did not start anew.
+    """
     assert spelled(tokenizer(kind), text) == spelling
 
 
 def brute_force(text: str, names: dict[str, Added]) -> list[str | int]:
-    """Split a text as llama.cpp does: name after name."""
+    """Split a text as llama.cpp does: by one name after another, longest first."""
     parts: list[str | int] = [text]
     for name in sorted(names, key=lambda name: -len(name.encode())):
         unsplit, parts = parts, []
@@ -169,7 +172,9 @@ def brute_force(text: str, names: dict[str, Added]) -> list[str | int]:
 
 @given(text=st.text("abé", max_size=30), names=st.sets(st.text("abé", min_size=1, max_size=4), max_size=6))
 def test_the_longest_name_is_found_first(text, names):
-    by_bytes = {len(name.encode()): name for name in sorted(names)}  # llama.cpp does not say which of equals is first
+    by_bytes = {
+        len(name.encode()): name for name in sorted(names)
+    }  # llama.cpp may find either of two equal lengths first
     added = {name: Added(id, special=False) for id, name in by_bytes.items()}
     assert LongestFirst(added).split(text) == brute_force(text, added)
 
@@ -198,7 +203,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_many_names_take_no_longer(kind):
-    """A hundred thousand characters, within the two seconds and the memory that `tests.support.bounded` allows."""
+    """Splitting 100,000 characters by many names stays within the time and memory of `tests.support.bounded`."""
     assert bounded.process().refusal(split_both, kind) is None
 
 
@@ -222,7 +227,7 @@ MARKERS = [
 @pytest.mark.parametrize("names", MARKERS, ids=lambda names: names[0])
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_control_tokens_are_known_by_name(tmp_path, make, names, mistake):
-    """A person's text holds neither of them, and a text ends where the second one is drawn."""
+    """Control tokens are known by name, with any type in the file: text does not spell them, and `end` stops."""
     begin, end = names
     keys = with_added(make(), dict.fromkeys(names, MISTAKES[mistake] or NORMAL))
     tokens = keys["tokenizer.ggml.tokens"][1][1]
@@ -240,7 +245,7 @@ def test_control_tokens_are_known_by_name(tmp_path, make, names, mistake):
 
 
 def test_tokens_that_merges_make_stay_text(tmp_path):
-    """Code has operators that look like a marker."""
+    """Tokens that look like markers but come from merges stay text, since code has such operators."""
     keys = with_added(byte_level_keys(), {"<|": NORMAL, "|>": NORMAL, "<|x|>": NORMAL, "x|>": NORMAL, "<|>": NORMAL})
     merges = keys["tokenizer.ggml.merges"][1][1]
     keys |= named(merges=(ARRAY, (STRING, ["< |", "| >", "x |>", "<| x|>", *merges])))
@@ -256,12 +261,12 @@ def test_a_message_of_gpt_oss_ends_no_answer(tmp_path):
 
 @pytest.mark.parametrize("kind", [kind for kind in GGUF if "Phi" not in kind and "phi" not in kind] + [*LEGACY])
 def test_converted_they_are_the_same_tokens(tmp_path, tokenizer, kind):
-    """To a directory and to a GGUF file, and read again."""
+    """Converted to a folder and to a GGUF file, the tokenizer gives the same tokens when it is read again."""
     before = tokenizer(kind)
     files = tokenizer_files(before, named={}, templates={})
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
-    # "legacy" puts no second space after an added token, as llama.cpp does.
+    # With `legacy`, transformers puts no second space after an added token, as llama.cpp does.
     once = " " if kind != "llama" else ""
     for text in [f"red  <tool>{once}total income\n\nred", f"<tool>red<tool>{once}red", "  red"]:
         assert load_tokenizer(tmp_path).encode(text) == before.encode(text)
@@ -269,7 +274,7 @@ def test_converted_they_are_the_same_tokens(tmp_path, tokenizer, kind):
 
 
 def test_more_ends_than_there_are_keys_for_are_written(tmp_path):
-    """Qwen's files have five: llama.cpp knows them by name, and keys name the ones that end turns."""
+    """All five end tokens of Qwen's files survive: llama.cpp knows some by name, and keys name the ends of turns."""
     ends = ["<|endoftext|>", "<|im_end|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"]
     keys = with_added(byte_level_keys(), dict.fromkeys(ends, CONTROL))
     first = open_checkpoint(model_with(tmp_path, keys))
@@ -281,7 +286,10 @@ def test_more_ends_than_there_are_keys_for_are_written(tmp_path):
 
 
 def test_users_tokens_of_a_model_are_found_by_llama_cpp(tmp_path):
-    """SentencePiece looks for them where a space is "▁", and llama.cpp where it is a space."""
+    """A model's user-defined tokens get a GGUF spelling that llama.cpp finds.
+
+    SentencePiece searches them in text where a space is "▁"; llama.cpp searches them in text with plain spaces.
+    """
     proto = ModelProto()
     proto.ParseFromString(trained_pieces())
     names = {piece.piece: piece for piece in proto.pieces}
@@ -298,14 +306,14 @@ def test_users_tokens_of_a_model_are_found_by_llama_cpp(tmp_path):
 
 
 def test_letters_of_an_added_token_are_text(tmp_path):
-    """A byte-level vocabulary spells the byte F6 "ö", and a name of its own is not spelled so."""
+    """An added token's own letters are text: unlike in the byte-level vocabulary, "ö" is not the byte F6."""
     keys = with_added(byte_level_keys(), {"Größe": USER_DEFINED, "<ö>": USER_DEFINED})
     tokenizer = load_tokenizer(gguf(tmp_path, keys))
     assert decode(tokenizer, tokenizer.encode("x Größe y <ö>")) == "x Größe y <ö>"
 
 
 def test_tokens_that_only_added_tokens_json_names(tmp_path):
-    """Text spells them, unless a file names them as bos_token and the like. Markers of chats are control tokens."""
+    """Text spells tokens that only added_tokens.json names, except chat markers and tokens named as bos_token etc."""
     (tmp_path / "tokenizer.model").write_bytes(trained_pieces())
     added = {"total income": 450, "<|im_start|>": 451, "<end>": 452}
     (tmp_path / "added_tokens.json").write_text(json.dumps(added))
@@ -324,7 +332,7 @@ def unigram() -> bytes:
         model_type="unigram",
         vocab_size=300,
         hard_vocab_limit=False,
-        user_defined_symbols="<,>",  # so that all characters of "<s>" are known
+        user_defined_symbols="<,>",  # so that the model knows all characters of "<s>"
         num_threads=1,
         minloglevel=2,
     )
@@ -332,7 +340,7 @@ def unigram() -> bytes:
 
 
 def unigram_json(raw: bytes) -> dict[str, Any]:
-    """Write a Unigram model as a tokenizer.json."""
+    """Convert a Unigram model to a tokenizer.json."""
     proto = ModelProto()
     proto.ParseFromString(raw)
     vocabulary = [[piece.piece, piece.score] for piece in proto.pieces]
@@ -352,7 +360,7 @@ def test_a_unigram_tokenizer_json_is_read(tmp_path):
         assert tokenizer.encode(text) == library.encode(text, add_special_tokens=False).ids
     assert decode(tokenizer, tokenizer.encode("She loved to play")) == "She loved to play"
     assert tokenizer.special == {"<s>": 1, "</s>": 2}
-    # The model has pieces with the names of control tokens, and takes them for these names.
+    # The library's model has pieces with the names of control tokens, and finds them in text.
     assert 1 in library.encode("she <s>", add_special_tokens=False).ids
     assert decode(tokenizer, tokenizer.encode("she <s> her")) == "she <s> her" and 1 not in tokenizer.encode("she <s>")
 
@@ -377,7 +385,7 @@ def test_a_unigram_that_cannot_be_used(tmp_path, kind):
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "tokenizer.json"])
 def test_a_unigram_has_no_form_in_gguf(tmp_path, name):
-    """It was written as BPE, with other ids."""
+    """Writing a Unigram tokenizer to GGUF is refused. It was once written as BPE, which gave other ids."""
     raw = unigram()
     (tmp_path / name).write_bytes(raw if name == "tokenizer.model" else json.dumps(unigram_json(raw)).encode())
     tokenizer = load_tokenizer(tmp_path)
@@ -425,5 +433,5 @@ def test_ids_of_a_rendered_conversation_are_those_of_llama_cpp(llama_cpp, folder
 @given(text=texts.filter(lambda text: text[:1] not in (" ", "▁")))
 @example("<tool><tool>  \n\n  <tool>")
 def test_ids_are_those_of_transformers(transformers, folders, tokenizer, kind, text):
-    """At the start of a text, only transformers 5 puts no space in front of a space."""
+    """Ids equal transformers', except for a space at the start of a text, where transformers 5 adds no second one."""
     assert SpecialTokens(tokenizer(kind)).encode(text) == transformers.transformers(folders[kind], text)[0]

@@ -1,4 +1,4 @@
-"""How a byte-level tokenizer of a GGUF file cuts a text, by its name: against llama.cpp's ids."""
+"""How byte-level tokenizers of GGUF files split a text, by the name of the pre-tokenizer, against llama.cpp's ids."""
 
 import json
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ FRAGMENTS = [
     ),
     *("—", "_", "/", "//", "👋", "\u00a0", "हिन्दी", "ไทย", "٣٤", "½", "Ⅷ", "।"),
 ]
-# What llama.cpp takes for something else: see the module's docstring.
+# Texts that llama.cpp splits differently: see the docstring of the module under test.
 OTHER = {
     "gpt-4o llama4 kanana2 minimax-m2 tekken": {"हिन्दी", "ไทย", "été"},
     "deepseek-llm deepseek-coder": {"\u3000"},
@@ -70,7 +70,7 @@ texts = st.lists(st.sampled_from(FRAGMENTS), max_size=6)
 
 @cache
 def vocabulary() -> dict[str, Any]:
-    """Train merges on texts that nothing has cut, so that each cut changes ids."""
+    """Train merges on texts that nothing has split, so that every split changes ids."""
     corpus = [a + b + c for a in FRAGMENTS for b in FRAGMENTS for c in FRAGMENTS[::7]]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -81,7 +81,7 @@ def vocabulary() -> dict[str, Any]:
 
 
 def pieces(name: str, text: str) -> list[str]:
-    """Cut a text, by the tokenizers library."""
+    """Split a text with the tokenizers library."""
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in CUTTINGS[name].patterns]
     return [piece for piece, _ in pre_tokenizers.Sequence(cuts).pre_tokenize_str(text)]
 

@@ -1,4 +1,4 @@
-"""Mistral's tekken.json, against the ids that its own library gave, and through other formats."""
+"""Mistral's tekken.json, against the ids of Mistral's own library, and converted to other formats."""
 
 import json
 
@@ -32,7 +32,7 @@ def test_ids_and_pieces_are_those_of_mistrals_library(version, tmp_path):
     (tmp_path / "tekken.json").write_text(json.dumps(golden["file"]))
     tokenizer = load_tokenizer(tmp_path)
     assert (tokenizer.vocab, tokenizer.bos) == (golden["vocab"], golden["bos"])
-    # The library shows a token that is no whole character as U+FFFD.
+    # The library prints U+FFFD for a token that is not a whole character.
     pieces = [name if id in tokenizer.special.values() else decode(tokenizer, [id]) for id, name in named(tokenizer)]
     assert pieces == golden["pieces"]
     for case in golden["texts"]:
@@ -64,7 +64,7 @@ def test_a_model_of_mistrals_has_the_same_text_in_every_format(tmp_path):
 
 
 def test_a_chat_without_a_template_is_what_mistrals_library_renders(tmp_path):
-    """The text is of InstructTokenizerV7 of mistral-common 1.13.1."""
+    """Without a template, a chat is rendered as InstructTokenizerV7 of mistral-common 1.13.1 renders it."""
     template = find_template(read(tekken([*BYTES, b"she"], LLAMA3, controls=120)), tmp_path)
     turns = [("system", "Be brief."), ("user", " Hi there\n"), ("assistant", " Yes. "), ("user", "Why?")]
     assert template.render([{"role": role, "content": content} for role, content in turns]) == (
@@ -73,7 +73,7 @@ def test_a_chat_without_a_template_is_what_mistrals_library_renders(tmp_path):
 
 
 def test_a_tokenizer_model_may_have_a_version_in_its_name(tmp_path):
-    """The newest is taken, by number: 11 comes after 3."""
+    """With several tokenizer.model.vN files, the one with the largest number is used: v11 before v3."""
     trained = test_sentencepiece_bpe.train()
     (tmp_path / "tokenizer.model.v11").write_bytes(trained)
     (tmp_path / "tokenizer.model.v3").write_bytes(b"an older one")

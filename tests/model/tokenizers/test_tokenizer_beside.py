@@ -1,4 +1,4 @@
-"""The files next to a tokenizer.json: which tokens they add, and which file wins."""
+"""Files next to a tokenizer.json: which tokens they add, and which file wins."""
 
 import json
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ FIRST = 256  # the first id after the bytes
 
 
 def write(folder: Path, listed: tuple[str, ...] = ("<s>", "</s>"), **files: Any) -> Path:
-    """A tokenizer.json of the 256 bytes and these special tokens, with files next to it."""
+    """Write a tokenizer.json of the 256 bytes and the special tokens `listed`, with files next to it."""
     (folder / "tokenizer.json").write_text(tiny_tokenizers.chatml(special=listed))
     (folder / "config.json").write_text('{"model_type": "llama"}')
     files.setdefault("tokenizer_config", {})
@@ -42,7 +42,7 @@ def token(content: str, **flags: bool) -> dict[str, Any]:
 
 
 def ids_of(folder: Path, text: str) -> list[int]:
-    """The ids of a text that a template wrote: names of control tokens are tokens."""
+    """Encode a text of a template, where names of control tokens become these tokens."""
     return SpecialTokens(load_tokenizer(folder)).encode(text)
 
 
@@ -132,7 +132,7 @@ def test_files_that_cannot_be_used_are_refused(files, what, tmp_path):
     assert str(caught.value).isprintable()
 
 
-# Tokens in any file, and texts with these tokens doubled and next to white space.
+# Tokens that any file may add, and texts with these tokens doubled and next to white space.
 NAMES = ("<a>", "<b>", "a b", "</s>", "жж")
 flags = st.fixed_dictionaries(dict.fromkeys(("lstrip", "rstrip", "special"), st.booleans()))
 names = st.lists(st.sampled_from(NAMES), max_size=4, unique=True)
@@ -142,7 +142,7 @@ texts = st.lists(st.sampled_from([*NAMES, "<s>", "a", " ", "\n", "word", "<"]), 
 
 @st.composite
 def folders(draw) -> dict[str, Any]:
-    """The contents of files next to a tokenizer.json, by name."""
+    """Draw the contents of the files next to a tokenizer.json, by name."""
     config: dict[str, Any] = {}
     files: dict[str, Any] = {"tokenizer_config": config}
     new = [name for name in draw(names) if name != "</s>"]
@@ -190,7 +190,7 @@ SOURCES = {
 
 
 def spaced(folder: Path, source: str, **config: Any) -> Path:
-    """A tokenizer.json of SentencePiece's kind, with a tokenizer_config.json."""
+    """Write a tokenizer.json of SentencePiece's kind and a tokenizer_config.json."""
     (folder / "tokenizer.json").write_bytes(SOURCES[source])
     named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(named | config))

@@ -1,4 +1,4 @@
-"""A tokenizer inside a GGUF file stays the same when it is written to a directory."""
+"""A tokenizer in a GGUF file stays the same when it is written to a folder."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ TEXTS = ["", " ", "she said", "  two spaces", "Ünïcode 12345 \U0001f600\n\n", 
 
 
 def keys_of(kind: str, *, begins: bool) -> dict:
-    """GGUF keys of a tokenizer that begins texts with BOS, or not."""
+    """Return the GGUF keys of a tokenizer; with `begins`, texts begin with BOS."""
     _, keys = KINDS[kind][1]()
     name = "<s>" if kind == "sentencepiece" else "<|begin_of_text|>"
     bos = keys["tokenizer.ggml.tokens"][1][1].index(name)
@@ -30,7 +30,7 @@ def keys_of(kind: str, *, begins: bool) -> dict:
 
 
 def written(folder: Path, kind: str, *, begins: bool) -> tuple[Path, Path]:
-    """One tokenizer, inside a file and in a folder."""
+    """Write one tokenizer into a GGUF file and into a folder."""
     inside = File(keys_of(kind, begins=begins), {}).write(folder / "x.gguf")
     files = tokenizer_files(load_tokenizer(inside), named={}, templates={})
     (folder / "there").mkdir()
@@ -64,7 +64,7 @@ def test_the_library_begins_texts_with_bos(tmp_path):
 
 @pytest.mark.parametrize("beside", [True, False])
 def test_a_directory_gets_what_is_inside(beside, tmp_path):
-    """Files next to the GGUF file are not taken."""
+    """A converted folder gets the tokenizer and templates of the GGUF file, not the files next to that file."""
     keys = keys_of("llama-bpe", begins=True)
     vocab = len(keys["tokenizer.ggml.tokens"][1][1])
     config = {**families.FAMILIES["llama-3.1"], "vocab_size": vocab, "bos_token_id": 0, "eos_token_id": 1}
@@ -120,7 +120,7 @@ def test_a_tokenizer_of_another_kind_is_not_written(tmp_path):
 
 
 def test_a_model_without_a_tokenizer_is_named(tmp_path, monkeypatch):
-    """Print the model's file if it is one, also in the current folder: `.` would not tell which file is meant."""
+    """The error names the model's file, also in the current folder, where `.` would not say which file is meant."""
     llama2c_files.write(tmp_path / "a.bin")
     (tmp_path / "tok512.bin").write_bytes(b"")
     monkeypatch.chdir(tmp_path)
@@ -142,7 +142,7 @@ NAMES_IN_TEMPLATE = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
 
 
 def there_and_back(tmp_path: Path, *, eos: str, stops: tuple[str, ...]) -> list[Path]:
-    """A model with a template that writes bos_token and eos_token: a GGUF file, and two conversions after it.
+    """Write a GGUF model with a template that uses bos_token and eos_token, and convert it twice; return all paths.
 
     Texts do not begin with BOS, and several tokens end them.
     """
@@ -177,7 +177,7 @@ def test_the_tokens_that_a_template_writes_stay(eos, tmp_path):
 
 @pytest.mark.parametrize("prefix", [True, False])
 def test_a_folder_says_whether_texts_begin_with_a_space(prefix, tmp_path):
-    """The class LlamaTokenizer of transformers does not read it in the tokenizer.model."""
+    """tokenizer_config.json says whether texts begin with a space; LlamaTokenizer ignores tokenizer.model's flag."""
     keys = keys_of("sentencepiece", begins=True) | {"tokenizer.ggml.add_space_prefix": (BOOL, prefix)}
     tokenizer = load_tokenizer(File(keys, {}).write(tmp_path / "x.gguf"))
     files = tokenizer_files(tokenizer, named={}, templates={})

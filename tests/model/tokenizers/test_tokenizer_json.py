@@ -1,4 +1,4 @@
-"""tokenizer.json against the `tokenizers` library: ids and text are equal, or the file is refused by a part's name."""
+"""tokenizer.json against the `tokenizers` library: ids and text are equal, or the error names the unsupported part."""
 
 import base64
 import copy
@@ -86,7 +86,7 @@ def file_of(
     before: list[dict[str, Any]] | None = None,
     **parts: Any,
 ) -> bytes:
-    """A tokenizer.json of 450 pieces and `ADDED`."""
+    """Build a tokenizer.json of 450 pieces and `ADDED`."""
     spec = trained() | {
         "normalizer": sequence(normalizer, "normalizers"),
         "pre_tokenizer": sequence(before, "pretokenizers"),
@@ -126,7 +126,7 @@ def test_ids_and_text_equal_the_librarys(data, text, ids_to_decode):
     assert encode_text(tokenizer, text) == library.encode(text, add_special_tokens=True).ids
     for ids in (ids_to_decode, tokenizer.encode(text)):
         expected = library.decode(ids, skip_special_tokens=True)
-        # The library also marks valid bytes next to invalid ones, and must know the next bytes to decode.
+        # The library also replaces valid bytes next to invalid ones, and needs the later bytes to decode.
         assert decode(tokenizer, ids) == expected or ("\ufffd" in expected and "\ufffd" in decode(tokenizer, ids))
 
 
@@ -138,7 +138,7 @@ STRANGE = [
 
 
 def places(value: Any) -> list[tuple[dict[str, Any] | list[Any], Any]]:
-    """All values in an object and inside of it, except the vocabulary's, each by its owner and key."""
+    """List all values of an object and of nested ones as (owner, key), without the vocabulary's values."""
     items = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else [])
     inside = [place for key, inner in items if key not in ("vocab", "merges") for place in places(inner)]
     return [*((value, key) for key, _ in items), *inside]
@@ -177,7 +177,7 @@ CHANGED = ["she saw", " she", "  two", "a_b▁c\n", "é👋 <tool>x"]
 @example(file_of(before=[METASPACES[1]]), [" Hello", " Hi"], ["<s>"])
 @example(file_of(), ["a", "\n b"], ["<end>"])
 def test_conversations_equal_the_librarys(data, parts, ends):
-    """A chat template's text; the library finds its control tokens by itself."""
+    """Chat text gives the library's ids; the library finds control tokens on its own."""
     rendered = "".join(part + end for part, end in zip(parts, [*ends, *["</s>"] * 4], strict=False))
     library = Tokenizer.from_buffer(data)
     assert SpecialTokens(read(data)).encode(rendered) == library.encode(rendered, add_special_tokens=False).ids
@@ -201,7 +201,7 @@ def test_dropout_is_ignored():
 
 
 def test_eos_after_a_text_is_left_out():
-    """A text is to be continued."""
+    """EOS after a text is left out, since the model continues the text."""
     plain, bos_and_eos = read(file_of()), read(file_of(post_processor=template("<s>", after=("</s>",))))
     after = read(file_of(post_processor=template(after=("</s>",))))
     assert (bos_and_eos.bos, after.bos) == (1, None)
@@ -298,7 +298,7 @@ def load(path: str) -> None:
 @pytest.mark.sampled(4)  # 12 cases, 9 s
 @pytest.mark.parametrize("kind", BAD)
 def test_a_part_that_cannot_be_followed_is_refused(kind, tmp_path):
-    """Within two seconds and 500 MB, as `tests.support.bounded` enforces."""
+    """Unsupported parts are refused in one line, within the limits of time and memory of `tests.support.bounded`."""
     data, what = BAD[kind]
     path = tmp_path / "tokenizer.json"
     path.write_bytes(data)
@@ -309,7 +309,7 @@ def test_a_part_that_cannot_be_followed_is_refused(kind, tmp_path):
 
 
 def test_a_panic_of_the_library_is_one_line():
-    """Our check does not foresee this expression with a group that repeats nothing."""
+    """An expression that our check accepts but that makes the library panic gives one line."""
     pattern = {"Regex": "(a|aa)+$"}
     tokenizer = read(file_of(normalizer=[{"type": "Replace", "pattern": pattern, "content": ""}]))
     with pytest.raises(CheckpointError, match="cannot encode this text: Onig"):

@@ -36,7 +36,7 @@ def write(folder: Path, raw: bytes, **files: object) -> Path:
 
 
 def test_added_tokens_are_tokens(trained, tmp_path):
-    """OpenHermes 2.5 has its <|im_start|> only in added_tokens.json."""
+    """Tokens of added_tokens.json are tokens; OpenHermes 2.5 has <|im_start|> only in that file."""
     before = load_tokenizer(write(tmp_path, trained))
     added = {"<|im_end|>": 450, "<|im_start|>": 451, "<s>": 1}
     tokenizer = load_tokenizer(write(tmp_path, trained, added_tokens=added))
@@ -44,7 +44,7 @@ def test_added_tokens_are_tokens(trained, tmp_path):
     assert tokenizer.special == {"<s>": 1, "</s>": 2, "<|im_end|>": 450, "<|im_start|>": 451}
     assert [tokenizer.piece(id) for id in (450, 451)] == ["<|im_end|>", "<|im_start|>"]
     text = "she <|im_start|> saw"
-    assert tokenizer.encode(text) == before.encode(text)  # what a person wrote spells no control token
+    assert tokenizer.encode(text) == before.encode(text)  # a user's text spells no control token
     assert decode(tokenizer, [451, *tokenizer.encode(text)]) == text
     rendered = find_template(tokenizer, tmp_path).render([{"role": "user", "content": "she"}])
     ids = SpecialTokens(tokenizer).encode(rendered)
@@ -81,7 +81,7 @@ def test_bos_is_what_the_configuration_says(trained, tmp_path, config, bos):
 @pytest.mark.parametrize(
     ("control", "config", "space"),
     [
-        (False, {}, False),  # as in transformers 5, and in Mistral's own encoder
+        (False, {}, False),  # as in transformers 5 and in Mistral's encoder
         (False, {"legacy": None}, False),
         (False, {"legacy": True}, True),
         (False, {"legacy": False}, False),
@@ -143,7 +143,7 @@ def spoiled_charsmap(raw: bytes) -> bytes:
 def test_a_charsmap_is_checked(trained, data, tmp_path):
     message = bounded.process().refusal(load, str(write(tmp_path, spoiled_charsmap(trained))))
     assert message and "damaged" in message
-    load_tokenizer(data / "stories260K" / "tok512.model")  # which has SentencePiece's usual one
+    load_tokenizer(data / "stories260K" / "tok512.model")  # has SentencePiece's usual normalization
 
 
 LARGE = {
@@ -155,7 +155,7 @@ LARGE = {
 
 @pytest.mark.parametrize("kind", LARGE)
 def test_vocabularies_without_end_are_refused_soon(kind, tmp_path):
-    """Within two seconds and 500 MB, as `tests.support.bounded` enforces."""
+    """Huge vocabularies are refused within the time and memory of `tests.support.bounded`."""
     data, what = LARGE[kind]
     message = bounded.process().refusal(load, str(write(tmp_path, data)))
     assert message and what in message

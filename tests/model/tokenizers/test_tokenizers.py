@@ -1,4 +1,4 @@
-"""`model.tokenizers`: one interface over files of four kinds, small ones made here and Llama 2's own."""
+"""`model.tokenizers`: one interface for four kinds of files, small ones made here and Llama 2's own."""
 
 import base64
 import json
@@ -26,11 +26,11 @@ from tests.support import tiny_tokenizers
 NAMES = ["<s>", "</s>", "<unk>", "[INST]", "<|eot_id|>", "<|begin_of_text|>", "<0x41>"]
 fragments = [*sentencepiece.fragments, *byte_level.fragments, *NAMES, "👩‍👩‍👧", "\0", "\ufeff"]
 words = st.lists(st.sampled_from(fragments)).map("".join)
-texts = (st.text() | words).filter(lambda text: "▁" not in text)  # which SentencePiece cannot tell from a space
+texts = (st.text() | words).filter(lambda text: "▁" not in text)  # SentencePiece cannot tell "▁" from a space
 
 
 def llama2c(proto) -> bytes:
-    """Write the tokenizer.bin that llama2.c's tokenizer.py writes."""
+    """Build the tokenizer.bin that llama2.c's tokenizer.py writes."""
     pieces = [piece.piece.replace("▁", " ").encode() for piece in proto.pieces]
     pieces[1:3] = [b"\n<s>\n", b"\n</s>\n"]
     records = [
@@ -40,7 +40,7 @@ def llama2c(proto) -> bytes:
 
 
 def sentencepiece_json(proto, *, metaspace: bool) -> str:
-    """Write the tokenizer.json that transformers makes of a Llama's tokenizer.model, merges ordered by their scores."""
+    """Build the tokenizer.json that transformers makes from a Llama's tokenizer.model, with merges ordered by score."""
     pieces = {piece.piece: i for i, piece in enumerate(proto.pieces)}
     scores = {piece.piece: piece.score for piece in proto.pieces if piece.type == piece.NORMAL}
     splits = [(a, b) for merged in sorted(scores, key=lambda s: -scores[s]) for a, b in halves(merged, scores)]
@@ -64,7 +64,7 @@ def halves(piece: str, pieces) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory) -> Path:
-    """One directory for each kind of tokenizer, named as its model's would be."""
+    """Write a folder for each kind of tokenizer."""
     folder = tmp_path_factory.mktemp("tokenizers")
 
     def write(name: str, data: bytes):
@@ -110,7 +110,7 @@ def tokenizer(request, folder):
 
 
 def kept(tokenizer, text: str) -> str:
-    """The text that decoding gives back: Metaspace takes a leading space for the one that it would add."""
+    """Return the text that decoding gives back: Metaspace treats a leading space as the one that it adds."""
     metaspace = tokenizer.encode(" a") == tokenizer.encode("a")
     return text.removeprefix(" ") if metaspace else text
 
@@ -132,7 +132,7 @@ def test_nothing_is_lost(tokenizer, text, start):
 @example("", "\udc80")
 @example("", "\udcff")
 def test_what_is_not_unicode_is_refused(tokenizer, text, lone):
-    """Python reads a byte of stdin that is not UTF-8 as half of a pair."""
+    """Text with a lone surrogate is refused; Python makes one from a byte of stdin that is not UTF-8."""
     with pytest.raises(ValueError, match=f"character {len(text)} is a lone surrogate, U\\+{ord(lone):X}") as caught:
         tokenizer.encode(text + lone)
     hint = f" (the byte {ord(lone) - 0xDC00:02X}, which is not UTF-8)" if "\udc80" <= lone <= "\udcff" else ""
@@ -208,7 +208,7 @@ def test_sentencepiece_control_tokens(folder, kind):
 def test_llama3s_control_tokens_follow_the_ranks(folder):
     tokenizer = load_tokenizer(folder / "llama3")
     assert (tokenizer.vocab, tokenizer.bos, tokenizer.dummy_prefix) == (450 + 256, 450, False)
-    # Llama 3 itself, with 128,000 ranks, has 128000, 128001, 128006, 128007, 128008, 128009, 128010 and 128255.
+    # With its 128,000 ranks, Llama 3 has 128000, 128001, 128006, 128007, 128008, 128009, 128010 and 128255.
     names = ["begin_of_text", "end_of_text", "start_header_id", "end_header_id", "eom_id", "eot_id", "python_tag"]
     assert [tokenizer.special[f"<|{name}|>"] - 450 for name in names] == [0, 1, 6, 7, 8, 9, 10]
     assert tokenizer.special["<|reserved_special_token_245|>"] == 450 + 255
@@ -243,13 +243,13 @@ def test_truncation_and_padding_in_a_file_do_not_apply(folder, tmp_path):
 
 @pytest.mark.sampled(1)  # 1 to 2 s each
 def test_long_texts(tokenizer):
-    # Merging one pair at a time, or decoding one more token at a time from the start, takes minutes for these.
+    # Merging one pair per pass, or decoding from the start for each token, would take minutes for these texts.
     for text in ("she saw " * 2_500, "a" * 20_000, " " * 20_000, "\n" * 20_000, "👋" * 5_000):
         assert decode(tokenizer, tokenizer.encode(text)) == kept(tokenizer, text)
 
 
 def test_a_vocabulary_of_llama_3s_size(tmp_path):
-    # 128,000 tokens, each made by a merge, which newer files write as a list: more JSON than any other file has.
+    # 128,000 tokens, each made by a merge that is stored as a list, as in newer files: the largest JSON of all files.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     pairs = [(a, b) for a in alphabet for b in alphabet]
     triples = [(a + b, c) for a, b in pairs[:500] for c in alphabet[:125]]
@@ -271,7 +271,7 @@ def test_white_space_without_end(folder):
     assert b"".join(map(tokenizer.bytes_of, tokenizer.encode(text))) == text.encode()
 
 
-# Llama 2's own tokenizer, and llama2.c's
+# Llama 2's own tokenizer, and llama2.c's.
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "tokenizer.bin"])
@@ -295,7 +295,7 @@ def test_llama_2s_two_files_agree(data, text):
 def test_tok512s_two_files_agree(data, text):
     model, llama2c = (load_tokenizer(data / "stories260K" / name) for name in ("tok512.model", "tok512.bin"))
     assert (model.vocab, model.bos, model.special) == (llama2c.vocab, llama2c.bos, llama2c.special)
-    # The model was trained to squeeze spaces, which llama2.c's format cannot say.
+    # The model was trained to merge spaces, which llama2.c's format cannot express.
     text = " ".join(text.split(" ")).strip(" ")
     while "  " in text:
         text = text.replace("  ", " ")
@@ -303,11 +303,11 @@ def test_tok512s_two_files_agree(data, text):
     assert decode(model, llama2c.encode(text)) == text
 
 
-# Files that cannot be used
+# Unusable files.
 
 
 def refused(path: Path) -> str:
-    """The one line that says why."""
+    """Return the one-line message with which a file is refused."""
     with pytest.raises(CheckpointError) as caught:
         load_tokenizer(path)
     message = str(caught.value)
@@ -425,7 +425,7 @@ def test_a_file_cut_short_is_refused_or_is_a_smaller_vocabulary(folder, tmp_path
     except CheckpointError as error:
         assert str(path) in str(error) and "\n" not in str(error)
     else:
-        # Only these two do not say how many tokens they have, so that a cut between two cannot be seen in them.
+        # These two formats do not store the number of tokens, so a cut between two tokens cannot be detected.
         content = load_tokenizer(folder / kind)
         smaller = kind in ("llama2c", "llama3") and tokenizer.vocab < content.vocab
         assert smaller or [tokenizer.piece(i) for i in range(450)] == [content.piece(i) for i in range(450)]

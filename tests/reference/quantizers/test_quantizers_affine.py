@@ -48,14 +48,14 @@ def test_the_error_is_bounded(weights, shape_and_block, bits):
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_the_error_is_bounded_for_every_small_denormal(bits):
-    """The corner where drawn examples miss the worst: the largest weight of a block is a few denormal steps."""
+    """The error bound holds if the largest weight of a block is a few denormal steps, which draws rarely reach."""
     tops = np.arange(1, 4097)[:, None] * 2.0**-149
     fractions = np.array([1, -1, 0.5, 0.25, -0.7, 0.99])
     w = (np.floor(tops / 2.0**-149 * fractions) * 2.0**-149).astype(np.float32)
     q = symmetric.quantize(w, bits=bits, block=(1, 6))
     assert_within(symmetric.dequantize(q), w, symmetric_bound(q, bits=bits))
     worst = np.max(np.abs(symmetric.dequantize(q) - w)[q.scales[:, 0] == 0], initial=0)
-    assert worst == (symmetric.largest_code(bits) // 2) * 2.0**-149  # all of the largest that underflows
+    assert worst == (symmetric.largest_code(bits) // 2) * 2.0**-149  # an underflowing weight is lost entirely
     q = affine.quantize(w, bits=bits, block=(1, 6))
     assert_within(affine.dequantize(q), w, affine_bound(q, bits=bits))
 
@@ -92,7 +92,7 @@ def test_ties_go_to_the_even_code():
 
 @given(seed=st.integers(0, 2**32 - 1), exponent=st.integers(-100, 100))
 def test_float64_does_not_mistake_a_neighbor_for_a_tie(seed, exponent):
-    """The numbers of float32 next to every tie (k + 1/2) s lie on their own side of it."""
+    """float32 numbers next to each tie (k + 1/2) s are rounded to their own side of it."""
     scale = np.float32(np.random.RandomState(seed).uniform(1, 2) * 2.0**exponent)
     ties = (np.arange(-126, 127) + 0.5) * np.float64(scale)
     near = ties.astype(np.float32)
@@ -106,14 +106,14 @@ def test_float64_does_not_mistake_a_neighbor_for_a_tie(seed, exponent):
 
 @given(weights=weights, bits=bits)
 def test_a_float32_quotient_gives_the_same_codes_but_for_near_ties(weights, bits):
-    """A kernel divides in float32, by the scales that are stored."""
+    """Codes from a float32 quotient by the stored scales, as in a kernel, are the same except near ties."""
     w = weights(4, 16)
     for scheme, lowest in ((symmetric, -(2 ** (bits - 1)) + 1), (affine, 0)):
         q = scheme.quantize(w, bits=bits, block=(1, 16))
         zeros = spread(q.zeros, w.shape).astype(np.float32) if isinstance(q, affine.Affine) else np.float32(0)
         highest = 2**bits - 1 if isinstance(q, affine.Affine) else -lowest
         scales = spread(q.scales, w.shape)
-        alive = scales >= 2.0**-126  # else a quotient may be a large number of steps
+        alive = scales >= 2.0**-126  # with a denormal scale, a quotient may be off by many steps
         divisors = np.where(alive, scales, np.float32(np.inf))
         float32_codes = np.clip(np.rint(w / divisors) + zeros, lowest, highest)
         exact = w.astype(np.float64) / divisors
@@ -125,7 +125,7 @@ def test_a_float32_quotient_gives_the_same_codes_but_for_near_ties(weights, bits
 @given(weights=weights, shape_and_block=shapes_and_blocks, bits=bits)
 def test_quantized_weights_are_a_fixed_point(weights, shape_and_block, bits):
     shape, block = shape_and_block
-    w = weights(*shape) / np.float32(2)  # the rounding of s may take Q s beyond the largest number
+    w = weights(*shape) / np.float32(2)  # otherwise the rounding of s may make Q s exceed the largest float32
     q = symmetric.quantize(w, bits=bits, block=block)
     if np.any((q.scales > 0) & (q.scales < 2.0**-126)):
         return  # denormal scales are rounded too coarsely
@@ -181,7 +181,7 @@ def test_join_undoes_split(shape_and_block):
 
 @pytest.mark.parametrize("case", GOLDENS["compressed_tensors"]["cases"], ids=str)
 def test_codes_are_those_of_compressed_tensors(case):
-    """Given our scales. It packs codes that are less by half their range, as int32, the first lowest."""
+    """With our scales, codes equal those of compressed-tensors, which packs code minus half the range in int32."""
     w = Weights("student", seed=21)(*GOLDENS["compressed_tensors"]["shape"])
     scheme = symmetric if case["symmetric"] else affine
     q = scheme.quantize(w, bits=case["bits"], block=(1, case["group"]))

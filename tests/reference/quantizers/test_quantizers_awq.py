@@ -25,7 +25,7 @@ def rounded(w: np.ndarray) -> np.ndarray:
 
 
 def test_rounding_is_that_of_autoawq():
-    """AutoAWQ agrees in groups that hold both signs; it computes in float32."""
+    """Codes and scales equal AutoAWQ's, which computes in float32, in groups with weights of both signs."""
     w = Weights("normal", seed=20)(*GOLDENS["shape"])
     q = awq.quantize(w, group=GOLDENS["group"])
     assert_within(np.array(GOLDENS["scales"]), q.scales, 4 * U32 * q.scales)
@@ -39,12 +39,12 @@ def test_rounding_is_that_of_autoawq():
 
 @pytest.mark.parametrize("case", make_awq_search.CASES)
 def test_the_search_ends_where_autoawqs_does(case):
-    """Both choose the same alpha of twenty, each with the same loss up to AutoAWQ's float32."""
+    """Our search and AutoAWQ's choose the same alpha among twenty, with equal losses up to AutoAWQ's float32."""
     kind, rows, cols, tokens = case
     golden = SEARCHED["cases"][make_awq_search.key(*case)]
     w, x = kind(rows, cols), inputs(tokens, cols)
     s = awq.search(w, x, rounded=rounded)
-    roundings = 2 * (tokens + 16)  # of a mean and a power, and of the largest and the least, under a root
+    roundings = 2 * (tokens + 16)  # of a mean and a power, and of the maximum and minimum under a root
     assert_within(np.array(golden["scales"]), s, roundings * U32 * s)
     assert int(np.argmin(golden["losses"])) > 0
     means, exact = np.mean(np.abs(x.astype(np.float64)), axis=0), linear(x, w)
@@ -63,7 +63,7 @@ def test_words_are_read_as_autoawq_does():
         words["qweight"].astype(np.int32), words["qzeros"].astype(np.int32), words["scales"].astype(np.float16)
     )
     q = awq.unpack(packed)
-    # It multiplies in float16.
+    # AutoAWQ multiplies in float16.
     exact = affine.dequantize(q).T
     assert_within(np.array(GOLDENS["read"]), exact, 2.0**-11 * np.abs(exact))
     for before, after in zip(packed, awq.pack(q), strict=True):
@@ -75,7 +75,7 @@ def test_words_are_read_as_autoawq_does():
 @example(weights=Weights("outliers", seed=0, exponent=20), rows=8)  # a scale beyond float16
 def test_packing_keeps_everything_but_digits_of_the_scales(weights, rows):
     q = awq.quantize(weights(rows, 32), group=16)
-    if np.max(q.scales) >= 65520:  # which rounds to 2^16
+    if np.max(q.scales) >= 65520:  # rounds to 2^16 in float16
         with pytest.raises(ValueError, match="float16 ends at 65504"):
             awq.pack(q)
         return

@@ -1,4 +1,4 @@
-"""One and two bits: XNOR-Net's signs, BitNet's trits."""
+"""One and two bits a weight: the signs of XNOR-Net and the trits of BitNet."""
 
 import numpy as np
 import pytest
@@ -57,7 +57,7 @@ def test_the_error_of_tokens_is_bounded(weights):
 
 
 def test_no_scale_of_a_token_moves_when_it_is_quantized_again():
-    """fl(fl(127 s) / 127) = s for all s = fl(a / 127): here of all a in [1, 2), and so of all that are normal."""
+    """fl(fl(127 s) / 127) = s for s = fl(a / 127): checked for all float32 a in [1, 2), hence for all normal a."""
     tops = np.arange(2**23, dtype=np.uint32)
     tops = (tops | np.float32(1).view(np.uint32)).view(np.float32)
     scales = tops / np.float32(127)
@@ -80,7 +80,8 @@ def test_no_sign_and_no_scale_is_better_than_xnor(weights):
     n, a = 9, q.scales[:, 0].astype(np.float64)
     exact = np.sum(w.astype(np.float64) ** 2, axis=-1)
     loss = np.sum((binary.dequantize(q) - w) ** 2, axis=-1)
-    # a is off by its rounding to float32, which costs its square; float64 rounds the squares and the sums.
+    # a is rounded to float32, which changes the loss by the square of that rounding; float64 rounds the squares and the
+    # sums.
     rounding = n * (U32 * a + 2.0**-150) ** 2 + 8 * n * U * exact
     assert_within(loss, exact - n * a**2, 2 * n * a * (U32 * a + 2.0**-150) + rounding)
     for factor in (0.5, 0.99, 1.01, 2.0):

@@ -1,4 +1,4 @@
-"""ggml's types against what its C wrote and read (goldens/quantizers), and the laws that they obey."""
+"""ggml's types against what ggml's C code wrote and read (goldens/quantizers), and the laws of these types."""
 
 import base64
 import itertools
@@ -22,10 +22,10 @@ GOLDENS = read_golden("quantizers/ggml")
 LINEAR = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
 TERNARY = ["TQ1_0", "TQ2_0"]
 SUPERBLOCKS = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
-OVERFLOW = 2.0**-120  # what the overflow of 1 / d may cost
+OVERFLOW = 2.0**-120  # largest error from the overflow of 1 / d
 
 names = st.sampled_from(sorted(TYPES))
-# Beyond 2^6 an outlier leaves float16; below 2^-30 all scales underflow, which no type but MXFP4 survives.
+# Beyond 2^6 an outlier exceeds float16; below 2^-30 all scales underflow, and only MXFP4 can represent the weights.
 weights = st.builds(Weights, kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32 - 1), exponent=st.integers(-40, 6))
 
 
@@ -52,7 +52,7 @@ def test_bytes_are_those_of_ggml(name):
 
 
 def too_large(name: str) -> list[str]:
-    """Goldens with a scale or a minimum that C has made infinite."""
+    """List the golden cases in which ggml's C code stored an infinite scale or minimum."""
 
     def finite(text: str) -> bool:
         with np.errstate(invalid="ignore"):
@@ -63,7 +63,7 @@ def too_large(name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", sorted(TYPES))
 def test_what_c_makes_infinite_is_refused(name):
-    """Weights of a million are beyond 8 or 16 times 65504, more so for types that keep the largest or the least."""
+    """We refuse weights for which C stores an infinite scale: a million is beyond 8 or 16 times 65504."""
     beyond = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", *TERNARY)
     assert too_large(name) == (["normal, 3, 20"] if name in beyond else [])
     for key in too_large(name):
@@ -73,14 +73,14 @@ def test_what_c_makes_infinite_is_refused(name):
 
 @pytest.mark.parametrize("name", sorted(TYPES))
 def test_weights_are_those_of_ggml(name):
-    """ggml reads in float32: the exact number, rounded once."""
+    """ggml's weights, in float32, are the exact numbers, rounded once."""
     golden = GOLDENS["dequantized"][name]
     exact = ggml.decode(read(golden["blocks"])[None], name)[0]
     np.testing.assert_array_equal(exact.astype(np.float32), read(golden["weights"], "<f4"))
 
 
 def test_every_power_of_mxfp4():
-    """The last is no NaN in ggml, but a power of two that float32 does not reach."""
+    """MXFP4 decodes all 256 exponents as ggml does: 255 is 2^128, which float32 cannot hold, and not NaN."""
     ones = np.full((256, 1, 32), 2, np.uint8)
     powers = MXFP4.dequantize(Quantized(ones, np.arange(256, dtype=np.uint8)[:, None]))[:, 0]
     with np.errstate(over="ignore"):
@@ -90,7 +90,7 @@ def test_every_power_of_mxfp4():
 
 @pytest.mark.parametrize("name", SUPERBLOCKS)
 def test_the_search_is_no_worse_than_ggmls(name):
-    """The sum over all cases counts, since two searches that minimize different sums each win some cases."""
+    """The sum of errors over all cases is at most ggml's; the two searches minimize different sums."""
     own_error = ggml_error = 0.0
     for key, text in GOLDENS["quantized"][name].items():
         if key in too_large(name):
@@ -103,10 +103,10 @@ def test_the_search_is_no_worse_than_ggmls(name):
 
 @pytest.mark.parametrize("name", sorted(TYPES))
 def test_every_block_comes_back(name):
-    """Any stored block is read and written again without loss."""
+    """Unpacking and packing a stored block gives the same bytes."""
     kind = TYPES[name]
     stored = read(GOLDENS["dequantized"][name]["blocks"]).reshape(-1, kind.bytes)
-    if name == "TQ1_0":  # 13 of 256 bytes are no five trits, and a fifth trit may stand where there are four
+    if name == "TQ1_0":  # 13 of 256 byte values are not five trits, and a byte of four trits may hold a fifth
         stored = kind.pack(kind.unpack(stored))
     np.testing.assert_array_equal(kind.pack(kind.unpack(stored)), stored)
 
@@ -138,7 +138,7 @@ def test_packing_keeps_everything(name, weights, rows, blocks):
 
 
 def scale_error(exact: np.ndarray, stored: np.ndarray) -> np.ndarray:
-    """|d' - d|, which is what it should be."""
+    """Return |d' - d| of a stored scale, which must be at most a rounding to float16."""
     error = np.abs(exact.astype(np.float64) - stored)
     assert np.all(error <= np.maximum(2.0**-11 * np.abs(exact.astype(np.float64)), 2.0**-25))
     return error[..., None]
@@ -192,7 +192,7 @@ def test_the_error_of_mxfp4_is_bounded(weights):
 @pytest.mark.parametrize("below", [1, 2, 8, 64])
 @pytest.mark.parametrize("power", [-100, -3, 0, 1, 5, 60, 127])
 def test_mxfp4_just_below_a_power_of_two(power, below):
-    """log2 in float32 rounds up to the power, if 2^power (1 - below 2^-24) is nearer to it than float32 can tell."""
+    """log2 in float32 rounds up to the power if 2^power (1 - below 2^-24) is too close to it for float32."""
     top = np.ldexp(1 - below * 2.0**-24, power)
     q = MXFP4.quantize(np.full((1, 32), top))
     exact = np.log2(top)
@@ -208,8 +208,8 @@ def test_iq4_nl_takes_the_nearest_level(weights):
     d = np.repeat(q.scales.astype(np.float64), 32, axis=-1).reshape(w.shape)
     every = IQ4_NL_LEVELS * d[..., None]
     least = np.min(np.abs(every - w[..., None]), axis=-1)
-    # The codes were taken against a d that is off from the stored one by its rounding, and in float32: the level that
-    # was nearest then moves by that much, and so does the one that is nearest now.
+    # Codes were chosen with d in float32, before it was rounded to the stored scale. So each level, the one nearest
+    # then and the one nearest now, has moved by that rounding.
     moved = 127 * np.maximum(2.0**-11 * np.abs(d), 2.0**-25) * (1 + 2.0**-10)
     distance = np.abs(IQ4_NL.dequantize(q) - w)
     assert np.all(distance <= least + 2 * moved + np.abs(d) * 2.0**-14 + OVERFLOW)
@@ -250,9 +250,11 @@ def largest_floor(q: Superblocks) -> float:
 @settings(max_examples=5)
 @given(kind=st.sampled_from(["normal", "uniform"]), seed=st.integers(0, 2**32 - 1))
 def test_superblocks_get_better_with_bits(kind, seed):
-    """No theorem, as they differ in more than their codes: each has half of the error before it, and mostly a third.
+    """Each K type has less than half of the mean squared error of the type before it. This is no theorem, since the
+    types differ in more than their codes.
 
-    With outliers only the largest weights may count. For them Q4_K is little better than Q3_K with smaller groups.
+    With outliers, only the largest weights may count. For them Q4_K is little better than Q3_K, which has smaller
+    groups.
     """
     w = Weights(kind, seed)(8, 512)
     errors = [np.mean((ggml.decode(ggml.encode(w, name), name) - w) ** 2) for name in SUPERBLOCKS]
@@ -275,7 +277,7 @@ def test_fixed_points(name, weights):
 )
 @example(name="MXFP4", kind="student", seed=0, power=4)
 def test_powers_of_two_pass_into_the_scale(name, kind, seed, power):
-    """This holds as long as no scale becomes a denormal of float16 or overflows."""
+    """Weights times a power of two have scales times that power, unless a scale is denormal in float16 or overflows."""
     w = Weights(kind, seed)(1, 256) * np.float32(2.0**-4)
     w[0, ::16] += np.copysign(np.float32(2.0**-2), w[0, ::16])  # no group is small
     q = TYPES[name].quantize(w)

@@ -35,7 +35,7 @@ def damped(x: np.ndarray, damp: float) -> np.ndarray:
 
 @pytest.mark.parametrize("case", GOLDENS["gptq"]["cases"], ids=lambda case: f"{case['bits']}-{case['group']}")
 def test_the_output_is_that_of_llm_compressor(case):
-    """Codes are equal, since no weight is within float32's error of a tie; errors agree up to roundings of weights."""
+    """Codes equal llm-compressor's, since no weight is near a tie; output errors agree up to roundings of weights."""
     golden = GOLDENS["gptq"]
     w, x = Weights("normal", seed=20)(golden["rows"], golden["cols"]), inputs(golden["tokens"], golden["cols"])
     q = gptq.quantize(w, x, bits=case["bits"], group=case["group"])
@@ -52,13 +52,13 @@ def test_the_output_is_that_of_llm_compressor(case):
 
 @given(weights=weights, seed=st.integers(0, 2**32 - 1), bits=st.integers(2, 8), damp=st.sampled_from([0.01, 0.1]))
 def test_the_errors_account_for_the_output(weights, seed, bits, damp):
-    """W - W^ = E U, |e_i| U_ii is half a step where nothing is clipped, and ||E||^2 is the damped output error."""
+    """W - W^ = E U; |e_i| U_ii is at most half a step if nothing is clipped; ||E||^2 is the damped output error."""
     w, x = weights(3, COLS), correlated(seed, 64)
     q = gptq.quantize(w, x, bits=bits, group=8, damp=damp)
     u = gptq.factor(x.T @ x, damp=damp)
     h = damped(x, damp)
     condition = np.linalg.cond(h)
-    # Cholesky and the inverse are backward stable: their error is n u times the condition, relative to H.
+    # Cholesky and the inverse are backward stable: their error is n u times the condition number, relative to H.
     np.testing.assert_array_equal(np.tril(u, -1), 0)
     assert_within(u.T @ u @ h, np.eye(COLS), 64 * COLS * U * condition)
 
@@ -108,7 +108,7 @@ def test_inactive_features_have_no_weight():
 @example(weights=Weights("outliers", seed=0, exponent=10), bits=2, version=1)  # a scale beyond float16
 def test_packing_keeps_everything_but_digits_of_the_scales(weights, bits, version):
     q = affine.quantize(weights(32, 64), bits=bits, block=(1, 32))
-    if np.max(q.scales) >= 65520:  # which rounds to 2^16
+    if np.max(q.scales) >= 65520:  # rounds to 2^16 in float16
         with pytest.raises(ValueError, match="float16 ends at 65504"):
             gptq.pack(q, bits=bits, version=version)
         return
@@ -122,7 +122,7 @@ def test_packing_keeps_everything_but_digits_of_the_scales(weights, bits, versio
 
 @given(seed=st.integers(0, 2**32 - 1), bits=st.sampled_from([2, 3, 4, 8]), version=st.sampled_from([1, 2]))
 def test_inputs_in_another_order_have_the_scales_of_their_groups(seed, bits, version):
-    """Scales equal the plain order's, permuted: as with desc_act, which sorts inputs before grouping."""
+    """With inputs permuted, as desc_act does before grouping, weights equal the plain order's, permuted."""
     random = np.random.RandomState(seed)
     order = random.permutation(64)
     q = affine.quantize(Weights("normal", seed)(32, 64), bits=bits, block=(1, 16))
@@ -135,7 +135,7 @@ def test_inputs_in_another_order_have_the_scales_of_their_groups(seed, bits, ver
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_the_last_group_may_be_short(bits):
-    """AutoGPTQ makes as many groups as it takes: of 96 inputs in groups of 64 the last has 32."""
+    """The last group may be short, as in AutoGPTQ: with 96 inputs in groups of 64 it has 32."""
     packed = gptq.pack(
         affine.quantize(Weights("normal", seed=3)(32, 96), bits=bits, block=(1, 48)), bits=bits, version=2
     )

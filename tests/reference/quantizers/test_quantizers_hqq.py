@@ -16,7 +16,7 @@ weights = st.builds(Weights, kind=st.sampled_from(KINDS), seed=st.integers(0, 2*
 
 
 def plain(w: np.ndarray, *, bits: int, group: int) -> hqq.Hqq:
-    """Quantize to nearest, where the iteration starts."""
+    """Quantize to the nearest code, which is where the iteration starts."""
     groups = w.astype(np.float64).reshape(len(w), -1, group)
     lo = np.min(groups, axis=-1)
     scales = ((np.max(groups, axis=-1) - lo) / (2**bits - 1)).astype(np.float32)
@@ -38,7 +38,7 @@ def test_the_sum_is_no_larger_than_hqqs():
 
 
 def test_a_step_is_hqqs():
-    """HQQ computes in float32."""
+    """One step of the iteration gives HQQ's zero points, up to its float32 rounding."""
     groups = 4 * Weights("normal", seed=20)(4, 64).astype(np.float64)
     start = plain(groups, bits=2, group=64)
     zeros = hqq.refit(groups, start.scales[:, 0], start.zeros[:, 0], bits=2, beta=hqq.BETA)
@@ -46,7 +46,7 @@ def test_a_step_is_hqqs():
     assert_within(np.array(GOLDENS["zeros"]), zeros, bound)
     q, _ = hqq.nearest(groups, start.scales[:, 0], start.zeros[:, 0], bits=2)
     without = np.mean(q - groups / start.scales.astype(np.float64), axis=-1)
-    assert np.all(np.abs(zeros - without) > bound)  # some errors are taken out
+    assert np.all(np.abs(zeros - without) > bound)  # the step removes some errors
 
 
 @given(weights=weights, bits=st.integers(1, 8), group=st.sampled_from([8, 32]))
@@ -54,7 +54,7 @@ def test_the_sum_is_no_larger_than_at_the_start(weights, bits, group):
     w = weights(2, 32)
     q = hqq.quantize(w, bits=bits, group=group)
     before, after = sums(w, plain(w, bits=bits, group=group), group), sums(w, q, group)
-    # An error that is but a rounding of its weight stays one: float64's, to the power p.
+    # An error that is only a rounding of its weight does not shrink: it is float64's rounding, to the power p.
     slack = group * (8 * U * np.max(np.abs(w.astype(np.float64)))) ** hqq.P
     assert np.all(after <= before * (1 + 8 * group * U) + slack)
 

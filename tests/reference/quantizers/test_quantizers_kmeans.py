@@ -30,7 +30,7 @@ def loss(w: np.ndarray, h: np.ndarray, levels: np.ndarray) -> float:
 def test_lloyd_ends_where_scikit_learn_does(case):
     row = Weights("normal", seed=20)(1, GOLDENS["cols"])[0].astype(np.float64)
     levels = lloyd(row, np.ones(len(row)), 1 << case["bits"])
-    # A mean of n numbers takes n roundings of their size, in any order.
+    # A mean of n numbers, summed in any order, has n roundings of their size.
     assert_within(levels, np.array(case["levels"]), 2 * len(row) * U * np.max(np.abs(row)))
     exact = loss(row, np.ones(len(row)), levels)
     assert_within(case["inertia"], exact, 4 * len(row) * U * np.sum(row**2))
@@ -38,7 +38,7 @@ def test_lloyd_ends_where_scikit_learn_does(case):
 
 @given(weights=weights, h=importances, n=st.integers(1, 7), k=st.integers(1, 4))
 def test_no_partition_is_better_than_the_optimum(weights, h, n, k):
-    """All ways to cut the sorted weights into k pieces."""
+    """The optimum's loss is the least over all ways to cut the sorted weights into k pieces."""
     w, h = np.sort(weights(n).astype(np.float64)), importance_of(h, (n,))
     least = np.inf
     for cuts in itertools.combinations_with_replacement(range(n + 1), k - 1):
@@ -46,7 +46,8 @@ def test_no_partition_is_better_than_the_optimum(weights, h, n, k):
         means = [np.sum(h[i:j] * w[i:j]) / np.sum(h[i:j]) if np.any(h[i:j]) else 0.0 for i, j in pieces]
         least = min(least, sum(np.sum(h[i:j] * (w[i:j] - m) ** 2) for (i, j), m in zip(pieces, means, strict=True)))
     actual = loss(w, h, optimal(w, h, k))
-    # Differences of cumulative sums: n roundings of the sum of squares around the mean of all, each way.
+    # Differences of cumulative sums: n roundings of the sum of squares around the mean of all weights, in each of two
+    # sums.
     slack = 16 * n * U * np.sum(h * (w - np.mean(w)) ** 2) + n * U**2 * np.sum(h * w**2)
     assert least - slack <= actual <= least + slack
 
@@ -75,7 +76,7 @@ def test_codes_are_nearest_and_levels_means(weights, h, levels, bits):
     np.testing.assert_array_equal(chosen, np.min(distances, axis=-1))
     np.testing.assert_array_equal(kmeans.dequantize(q), np.take_along_axis(q.levels, q.codes.astype(int), axis=-1))
     if levels is lloyd:
-        return  # its last levels may be the means of other codes, with the same sum
+        return  # the last levels may be means of other partitions with the same sum
     for row in range(2):
         exact = optimal(w[row].astype(np.float64), importance[row], 1 << bits)
         np.testing.assert_array_equal(q.levels[row], exact.astype(np.float32))

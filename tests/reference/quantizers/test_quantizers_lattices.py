@@ -1,4 +1,4 @@
-"""ggml's IQ types against the package gguf, and models in them: the same weights, as codes or read whole."""
+"""ggml's IQ types against the package gguf: decoded blocks, and tensors of model files, as codes or dequantized."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_an_unknown_type_and_a_type_that_is_not_written():
 
 @pytest.mark.parametrize("name", BYTES)
 def test_a_model_runs_from_its_codes(tmp_path, name):
-    """Codes, also of permuted matrices, stand for the weights that are read."""
+    """The codes of a model's tensors, permuted matrices included, decode to the weights that `read` returns."""
     config = {**families.FAMILIES["llama-2"], "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
     file = gguf_files.file_of(config, families.random_tensors(config))
     packed = finite_blocks(name, 256)
@@ -67,10 +67,10 @@ def test_a_model_runs_from_its_codes(tmp_path, name):
 
 
 def finite_blocks(name: str, count: int) -> np.ndarray:
-    """Draw blocks with a small float16 number as their scale d."""
+    """Make blocks with a small float16 number as their scale d."""
     packed = blocks(name)[:count]
     if name == "IQ1_M":
-        packed[:, 49::2] &= 0x0F  # bits 12 to 15 of four words are d
+        packed[:, 49::2] &= 0x0F  # bits 12 to 15 of four 16-bit words hold d
         packed[:, 53] |= 0x80
     else:
         packed[:, 1] = 0x28

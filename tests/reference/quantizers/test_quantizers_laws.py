@@ -1,12 +1,12 @@
-"""Laws that every quantizer keeps, or says that it does not keep: a table, so that no family is left out.
+"""Laws that every quantizer obeys, or is listed as breaking: one table for all families.
 
-Of what is read back, Q(w) = dequantize(quantize(w)):
+Each law is about the dequantized weights Q(w) = dequantize(quantize(w)):
 
     powers    Q(2^k w) = 2^k Q(w), as long as no scale or minimum leaves the normal numbers of its format
     odd       Q(-w) = -Q(w)
     fixed     Q(Q(w)) = Q(w)
 
-Where the table says that a law does not hold, some weights show it.
+If the table says that a law does not hold, a test finds weights that break it.
 """
 
 import importlib
@@ -54,7 +54,7 @@ FLOAT32, FLOAT16 = (-60, 60), (-4, 4)  # powers that keep the scales of `weights
 
 
 class Family(NamedTuple):
-    """Q, and what holds of it."""
+    """A function Q that quantizes and dequantizes, and the laws that hold for it."""
 
     read: Callable[[np.ndarray], np.ndarray]
     powers: tuple[int, int] | None = FLOAT32
@@ -64,7 +64,7 @@ class Family(NamedTuple):
 
 
 def inputs(cols: int) -> np.ndarray:
-    """Draw a layer's inputs: the same each time, and correlated."""
+    """Make correlated inputs of a layer, the same each time."""
     random = np.random.RandomState(6)
     return random.standard_normal((2 * cols, cols)) @ random.standard_normal((cols, cols))
 
@@ -119,7 +119,7 @@ def ggml_types() -> Iterator[tuple[str, Family]]:
         **{name: {"fixed": False} for name in ("Q3_K", "Q6_K", "IQ4_NL")},
     }
     for name, kind in ggml.TYPES.items():
-        unit = 64 if name.endswith("_K") else 1  # a 128th of a group's step is a superblock's
+        unit = 64 if name.endswith("_K") else 1  # the superblock's step is a 128th of a group's
 
         def read(w: np.ndarray, kind: ggml.Type = kind, unit: int = unit) -> np.ndarray:
             return kind.dequantize(kind.quantize(w * w.dtype.type(unit))) / unit
@@ -162,7 +162,7 @@ FAMILIES: dict[str, Family] = {
     "bfloat16 of a vector": Family(ggml_activations.bfloat16, cols=256),
 }
 
-few = settings(max_examples=settings().max_examples // 4)  # of each family
+few = settings(max_examples=settings().max_examples // 4)  # for each family
 seeds = st.integers(0, 2**32 - 1)
 NORMAL = [kind for kind in KINDS if kind not in ("denormal", "zero")]
 kinds = st.sampled_from(NORMAL)
@@ -176,7 +176,7 @@ def draw(kind: str, seed: int, cols: int) -> np.ndarray:
 
 
 def tied(seed: int, cols: int) -> np.ndarray:
-    """Nine numbers for eight levels; or ends of each block that put zero halfway between codes of 2, 4 or 8 bits."""
+    """Make ties: nine numbers for eight levels, or block ends that put zero halfway between codes of 2, 4 or 8 bits."""
     last = (3, 15, 255)[seed % 3]
     w = np.tile(np.arange(cols) % 9 / 8, (ROWS, 1)).astype(np.float32)
     if seed % 4 == 0:
@@ -187,7 +187,7 @@ def tied(seed: int, cols: int) -> np.ndarray:
 
 
 def wide(seed: int, cols: int) -> np.ndarray:
-    """Draw blocks of 16, the first up to 1, the others from 2^-20 to 2^-10: the ends of 8-bit scales."""
+    """Draw blocks of 16 weights, the first up to 1, the others from 2^-20 to 2^-10: the extremes of 8-bit scales."""
     random = np.random.RandomState(seed)
     w = random.uniform(0.5, 1, (ROWS, cols)) * np.copysign(1, random.standard_normal((ROWS, cols)))
     exponents = np.repeat(random.uniform(-20, -10, (ROWS, cols // 16)), 16, axis=1)
@@ -204,7 +204,7 @@ def test_powers_of_two_pass_through(name, kind, seed, part):
     lowest, highest = family.powers or (0, 0)
     power = lowest + round(part * (highest - lowest))
     w = draw(kind, seed, family.cols)
-    # Minima, or their common scale, may be small by chance.
+    # Minima, or the scale that they share, may be small by chance.
     if name in ("Q2_K", "Q4_K", "Q5_K"):
         e = ggml.TYPES[name].quantize(w).e
         assume(not np.any((e > 0) & (e < 2.0**-9)))
@@ -271,7 +271,7 @@ def test_nvfp4_is_a_fixed_point_where_its_scales_are_normal(kind, seed):
 
 @given(kind=kinds, seed=seeds, bits=st.integers(2, 8))
 def test_laws_of_affine_grids_but_for_ties(kind, seed, bits):
-    """Laws hold unless zero is so near the middle between two codes that the rounding of s may move it across."""
+    """The laws hold for affine grids unless zero is so near the middle of two codes that rounding s moves it across."""
     w = draw(kind, seed, COLS)
 
     def read(w: np.ndarray) -> np.ndarray:
@@ -287,7 +287,7 @@ def test_laws_of_affine_grids_but_for_ties(kind, seed, bits):
 
 
 MODULES = [module.name for module in pkgutil.iter_modules(llamaspec.reference.quantizers.__path__)]
-# These have no scheme of their own, or a grid that is given, or only read what others quantized.
+# These modules have no scheme, or take a grid as an argument, or only read what other programs quantized.
 WITHOUT = ("blocks", "fixed_point", "ggml", "ggml_grids", "ggml_lattices", "ops", "packing", "qat", "schemes")
 SAID = {
     "powers of two": r"[Pp]owers? of two|[Ss]cales? with w",

@@ -13,7 +13,7 @@ from tests.support.strategies import U, assert_within, roundoff
 
 GOLDENS = read_golden("quantizers/bitsandbytes")
 U32 = roundoff(np.float32)
-OVERFLOW = 127 / 2.0**127  # below this 127 / a may be infinite
+OVERFLOW = 127 / 2.0**127  # for smaller a, 127 / a may be infinite
 
 weights = st.builds(
     Weights, kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32 - 1), exponent=st.integers(-140, 127)
@@ -76,7 +76,7 @@ def test_outliers_save_the_other_features():
         np.sum((llm_int8.linear(x, q, threshold=t) - exact) ** 2) for t in (llm_int8.THRESHOLD, np.inf)
     )
     assert with_outliers < without / 100
-    np.testing.assert_array_equal(llm_int8.linear(x, q, threshold=0.0), exact)  # all of them
+    np.testing.assert_array_equal(llm_int8.linear(x, q, threshold=0.0), exact)  # all features are outliers
 
 
 def test_zeros_and_refusals():

@@ -1,4 +1,4 @@
-"""Minifloats and the block formats made of them: against ml_dtypes, gfloat and torchao, and the laws they obey."""
+"""Minifloats and the block formats made of them: against ml_dtypes, gfloat and torchao, and their laws."""
 
 import base64
 
@@ -61,7 +61,7 @@ def test_every_code(name):
 
 
 def test_every_code_of_what_blocks_share():
-    """The 256 powers of e8m0, the last a NaN, by ml_dtypes and by gfloat; in each of the microscaling formats."""
+    """All 256 scales of e8m0 (the last is NaN) equal those of ml_dtypes and gfloat, in each microscaling format."""
     exponents = np.arange(256, dtype=np.uint8)
     powers = exponents.view(ml_dtypes.float8_e8m0fnu).astype(np.float64)
     np.testing.assert_array_equal(powers, [float(x) for x in GOLDENS["values"]["e8m0"]])
@@ -73,7 +73,7 @@ def test_every_code_of_what_blocks_share():
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_every_tie_and_its_neighbors(name):
-    """Between two codes of one sign: the nearer, and of two the even."""
+    """A number between two codes of one sign is rounded to the nearer, a tie to the even code."""
     to = FORMATS[name]
     codes = np.arange(1 << to.bits - 1, dtype=np.uint8)
     codes = codes[np.isfinite(to.decode(codes))]
@@ -87,7 +87,7 @@ def test_every_tie_and_its_neighbors(name):
 
 @given(name=names, seed=st.integers(0, 2**32 - 1), exponent=st.integers(-30, 30))
 def test_rounding_is_that_of_ml_dtypes(name, seed, exponent):
-    """ml_dtypes also rounds float32 once, but does not saturate: numbers are clipped first."""
+    """Codes equal those of ml_dtypes, which rounds float32 once but does not saturate, so we clip first."""
     to = FORMATS[name]
     x = Weights("normal", seed, exponent)(64)
     clipped = np.clip(x, -to.largest, to.largest).astype(np.float32)
@@ -123,7 +123,7 @@ def test_the_error_is_bounded_for_every_small_denormal(to):
 
 @given(to=formats, weights=weights, block=blocks)
 def test_laws_of_scaled_blocks(to, weights, block):
-    w = weights(4, 64) / np.float32(2)  # the rounding of s may take the largest weight beyond float32
+    w = weights(4, 64) / np.float32(2)  # otherwise the rounding of s may make the largest weight exceed float32
     q = minifloat.quantize(w, to=to, block=block)
     minus = minifloat.quantize(-w, to=to, block=block)
     np.testing.assert_array_equal(minus.codes, q.codes ^ np.uint8(1 << to.bits - 1))
@@ -188,7 +188,7 @@ def test_powers_of_two_pass_into_the_scale(to, exponent, seed, power):
 @pytest.mark.parametrize("to", FORMATS.values())
 @pytest.mark.parametrize("power", [-100, 0, 100])
 def test_exponents_at_the_ends_of_a_format(to, power):
-    """Try the exponents where the largest number fits exactly, and a little beyond."""
+    """Exponents are right if the block's largest number just fits the format, or just exceeds it."""
     top = np.array([np.ldexp(to.largest, power)])
     beyond = np.nextafter(top, np.inf)
     np.testing.assert_array_equal([mx.ceil_exponent(a, to)[0] for a in (top, beyond)], [power, power + 1])
@@ -216,7 +216,7 @@ def test_mx_is_torchaos(name, mode, case):
 
 @pytest.mark.parametrize("case", sorted(GOLDENS["tensors"]))
 def test_nvfp4_is_torchaos(case):
-    """Blocks with a scale below 2^-6 differ, since torchao goes no lower."""
+    """NVFP4 equals torchao's, except for blocks with a scale below 2^-6, torchao's smallest."""
     w = golden_weights(case)
     golden = GOLDENS["tensors"][case]["nvfp4"]
     q = nvfp4.quantize(w)
@@ -227,7 +227,7 @@ def test_nvfp4_is_torchaos(case):
     values = E2M1.decode(read(golden["codes"]).reshape(w.shape))
     exact = w / np.where(spread(compared, w.shape), spread(E4M3.decode(q.scales), w.shape) * np.float64(q.scale), 1)
     halves = np.abs(exact) * np.where(np.abs(exact) < 2, 4, np.where(np.abs(exact) < 4, 2, 1))
-    odd = np.rint(halves) % 2 == 1  # in halves of a step, where ties are
+    odd = np.rint(halves) % 2 == 1  # in units of half a step, where ties are odd
     tie = odd & (np.abs(halves - np.rint(halves)) < 4 * U32 * halves)
     comparable = spread(compared, w.shape) & ~tie
     assert np.mean(comparable) > 0.9 or case.startswith("lonely")

@@ -1,14 +1,14 @@
-"""More bits are never worse on average: what that means of each family, such that it is true.
+"""More bits are never worse on average. This module says, for each family, for which average that is true.
 
-Of one weight it is not: 3 bits hold the weights of a grid of 3 bits exactly, 4 bits do not. It is true
+For a single weight it is false: 3 bits represent a 3-bit grid exactly, 4 bits do not. It is true
 
--   of a weight at random, if its distribution does not rise away from zero (`symmetric`, `affine`), or is uniform
+-   for a random weight, if its density does not rise away from zero (`symmetric`, `affine`), or is uniform
     over the whole range (`hqq`, Q4_1 and Q5_1);
--   of every weight, where the coarser grid is a part of the finer (`mx`, Q4_0 and Q5_0, masks);
--   of the sum over a row, where it is the least that there is (`kmeans`).
+-   for every weight, if the coarser grid is part of the finer one (`mx`, Q4_0 and Q5_0, masks);
+-   for the sum over a row, if that sum is the minimum (`kmeans`).
 
-A distribution that falls away from zero is a mixture of uniform ones that begin there (Khinchine). Here they are
-lattices with enough points that the sum over them is closer to the integral than the two sides are to each other.
+A density that falls away from zero is a mixture of uniform densities that begin at zero (Khinchine). Here they are
+lattices with so many points that a sum over them is closer to the integral than the two sides are to each other.
 """
 
 import itertools
@@ -26,17 +26,17 @@ from tests.support.strategies import U
 POINTS = 2048
 seeds = st.integers(0, 2**32 - 1)
 weights = st.builds(Weights, kind=st.sampled_from(KINDS), seed=seeds, exponent=st.integers(-20, 20))
-halves = st.floats(1e-3, 1)  # of an interval, next to the largest weight
+halves = st.floats(1e-3, 1)  # half widths of an interval, relative to the largest weight
 tops = st.floats(2.0**-60, 2.0**60, width=32)
 
 
 def lattice(lo: float, hi: float, points: int = POINTS) -> np.ndarray:
-    """The middles of equal parts of an interval."""
+    """Return the middles of equal parts of an interval."""
     return lo + (hi - lo) * (np.arange(points) + 0.5) / points
 
 
 def falls(errors: list[float], *, ends: float = 0.0) -> None:
-    """Assert that no error exceeds the one before, up to roundings of sums and of scales at the ends of the range."""
+    """Assert that no error exceeds the previous one, up to roundings of sums, and of scales at ends of the range."""
     slack = 2 * (2.0**-23 * ends) ** 2
     for before, after in itertools.pairwise(errors):
         assert after <= before * (1 + 4 * POINTS * U) + slack
@@ -44,7 +44,7 @@ def falls(errors: list[float], *, ends: float = 0.0) -> None:
 
 @given(top=tops, reaches=st.lists(halves, min_size=1, max_size=3), negative=st.booleans())
 def test_symmetric_integers(top, reaches, negative):
-    r"""Weights other than the largest, m, that are uniform on [-a, a], for one or more a <= m.
+    r"""Take the largest weight, m, and others uniform on [-a, a], for one or more a <= m.
 
     G_s(a), the integral of the squared error from 0 to a, is a^3 / 3 for a <= s / 2, and then within s^3 / (36 sqrt 3)
     of a s^2 / 12. With s' <= s / 2 for a bit more, G_s(a) - G_s'(a) >= 0.026 a s^2 if a >= s / 2. A sum over parts of
@@ -60,10 +60,10 @@ def test_symmetric_integers(top, reaches, negative):
 @example(top=1.0, below=1.0, reaches=[(1.0, False), (1.0, True)])
 @given(top=tops, below=st.floats(0, 1), reaches=st.lists(st.tuples(halves, st.booleans()), min_size=1, max_size=4))
 def test_affine_integers(top, below, reaches):
-    """Weights other than the smallest and the largest, uniform from zero to somewhere between these.
+    """Take the smallest and the largest weight, and others uniform from zero to a point between these two.
 
-    As above, on either side of zero: z is an integer, so zero is on the grid, and what a rounded z leaves out at an
-    end is within half a step of it. s' < s / 2 again.
+    As for symmetric integers, on either side of zero: z is an integer, so zero is on the grid, and a rounded z leaves
+    out at most half a step at an end. s' < s / 2 again.
     """
     ends = -top * below, top
     pieces = [lattice(0, ends[up] * part) for part, up in reaches]
@@ -74,11 +74,11 @@ def test_affine_integers(top, below, reaches):
 
 @given(lo=st.floats(-4, 4), width=st.floats(0.1, 8))
 def test_hqq(lo, width):
-    """The sum of |w - w^|^p, of weights from end to end of the range.
+    """Compare the sum of |w - w^|^p, for weights uniform over the whole range.
 
-    Over whole steps it is the same wherever the grid begins, and what a grid leaves out at an end only adds to it: so
-    that no z gains, while a bit more takes a factor of at least (1/2)^p off. A sum over parts of width h is off by
-    (h / 2)^p / (1 + p) a weight, for both together less than half of the difference.
+    Over whole steps, this sum does not depend on where the grid begins, and parts beyond the grid's ends only increase
+    it. So no z decreases it, while one more bit multiplies it by at most (1/2)^p. A sum over parts of width h is off by
+    (h / 2)^p / (1 + p) per weight, for both sides together less than half of the difference.
     """
     w = np.concatenate([[lo, lo + width], lattice(lo, lo + width)])[None]
     read = [hqq.dequantize(hqq.quantize(w, bits=bits, group=w.shape[1])) for bits in range(1, 8)]
@@ -87,7 +87,7 @@ def test_hqq(lo, width):
 
 @given(lo=st.floats(-4, 4), width=st.floats(1, 8))
 def test_q4_1_and_q5_1(lo, width):
-    """Blocks that share both ends, and have all of the range between them."""
+    """Blocks have the same smallest and largest weight, and together cover the range between these."""
     w = np.concatenate(
         [np.full((64, 1), lo), np.full((64, 1), lo + width), lattice(lo, lo + width, 1920).reshape(30, 64).T], axis=1
     )
@@ -96,9 +96,9 @@ def test_q4_1_and_q5_1(lo, width):
 
 @given(weights=weights)
 def test_q4_0_and_q5_0(weights):
-    """Each weight: Q4_0's levels are every second one of Q5_0's, d being the same power of two times w*.
+    """For each weight, Q5_0 is no worse: Q4_0's levels are every second level of Q5_0 (d is w* times a power of two).
 
-    Up to what float16 takes from or gives to d, for a code of at most 16, and float32's roundings of w / d.
+    The slack is the rounding of d to float16, for a code up to 16, and float32's roundings of w / d.
     """
     w = weights(4, 64) * np.float32(2.0 ** -max(weights.exponent - 6, 0))
     four, five = (np.abs(ggml.decode(ggml.encode(w, name), name) - w) for name in ("Q4_0", "Q5_0"))
@@ -113,7 +113,7 @@ CHAINS = [(E2M1, E2M3), (E2M1, E3M2), (E3M2, E4M3), (E3M2, E5M2)]
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: f"{chain[0].bits} to {chain[1].bits} bits")
 @given(weights=st.builds(Weights, kind=st.sampled_from(KINDS), seed=seeds, exponent=st.integers(-140, 127)))
 def test_microscaling(chain, weights):
-    """Each weight: the numbers of the smaller format are some of the larger one's, both over 2^emax."""
+    """For each weight, the larger format is no worse: it has all numbers of the smaller one, both divided by 2^emax."""
     w = weights(2, 64)
     small, large = (np.abs(mx.dequantize(mx.quantize(w, to=to), to=to) - w) for to in chain)
     assert np.all(large <= small)
@@ -122,9 +122,10 @@ def test_microscaling(chain, weights):
 @given(weights=weights, bits=st.integers(1, 4))
 @example(weights=Weights("halves", seed=0), bits=4)
 def test_codebooks(weights, bits):
-    """The least sum with 2^b levels is one that 2^(b + 1) have, too.
+    """The minimum with 2^(b + 1) levels is no larger than with 2^b levels, since the extra levels need not be used.
 
-    `test_quantizers_kmeans` says how far float64 is from the least; rounding a level to float32 adds its square.
+    `test_quantizers_kmeans` bounds how far float64 is from the minimum; rounding a level to float32 adds the square of
+    the rounding.
     """
     w = weights(2, 64)
     rows = w.astype(np.float64)
@@ -139,7 +140,7 @@ def test_codebooks(weights, bits):
 
 @given(weights=weights)
 def test_masks(weights):
-    """A weight that is kept stays kept when more weights are."""
+    """A weight that a mask keeps is also kept by a mask that keeps more weights."""
     w = weights(4, 16)
     for keep in range(16):
         for few, more in (

@@ -1,4 +1,4 @@
-"""NF4, FP4 and scales that are quantized again: against bitsandbytes (goldens/quantizers), and the laws they obey."""
+"""NF4, FP4 and double quantization: against bitsandbytes (goldens/quantizers), and their laws."""
 
 import base64
 from statistics import NormalDist
@@ -34,7 +34,7 @@ def golden_weights(key: str) -> np.ndarray:
 
 
 def test_levels_of_nf4_are_quantiles():
-    """The table, the paper's appendix E, was computed in float32."""
+    """NF4's levels, the table in the paper's appendix E, are normal quantiles computed in float32."""
     quantile = NormalDist().inv_cdf
     outermost = 1 - (1 / 32 + 1 / 30) / 2
     below = [-quantile(p) for p in np.linspace(outermost, 0.5, 8)]
@@ -59,7 +59,7 @@ def test_tensors_are_those_of_bitsandbytes(name, codebook, case):
 
 
 def gaps(codebook: nf4.Codebook, x: np.ndarray) -> np.ndarray:
-    """The distance between the levels on both sides of `x`."""
+    """Return the distance between the two levels around each `x`."""
     levels = np.unique(codebook.levels.astype(np.float64))
     above = np.clip(np.searchsorted(levels, x), 1, len(levels) - 1)
     return levels[above] - levels[above - 1]
@@ -70,13 +70,13 @@ def test_the_error_is_bounded(codebook, weights, group):
     w = weights(2, 64)
     q = codebook.quantize(w, group=group)
     tops = spread(q.scales.astype(np.float64), w.shape)
-    # A weight that float32 moves across a level is as near to that as the three roundings are large.
+    # If float32's roundings move a weight across the midpoint of two levels, it is within three roundings of it.
     bound = tops * gaps(codebook, w / np.where(tops == 0, 1, tops)) / 2 + 3 * 2 * U32 * tops
     assert_within(codebook.dequantize(q), w, np.where(tops < 1e-38, tops, bound))
 
 
 def test_the_widest_gaps_are_those_of_the_docstrings():
-    """Between levels, which twice the error is, over the largest weight; of scales the half, over the largest b."""
+    """Check the widest gap between levels, relative to the largest weight, and half the widest gap of scale levels."""
     assert np.max(np.diff(NF4.levels.astype(np.float64))).round(3) == 0.304
     assert_within(np.max(np.diff(np.unique(FP4.levels.astype(np.float64)))), 1 / 3, 2 * U32)
     levels = double_quantization.dynamic_levels().astype(np.float64)
@@ -107,7 +107,7 @@ def test_powers_of_two_pass_into_the_scale(codebook, seed, power):
 
 
 def test_of_two_levels_the_lower():
-    """Try the levels with a midpoint that float32 can hold."""
+    """A weight halfway between two levels gets the lower level, for all midpoints that float32 can hold."""
     for codebook in (NF4, FP4):
         levels = np.unique(codebook.levels)
         middle = (levels[1:] + levels[:-1]) / np.float32(2)
@@ -141,7 +141,7 @@ def test_refusals(codebook):
 
 
 def test_levels_of_scales_are_those_of_bitsandbytes():
-    """bitsandbytes rounds in float32: the ends of an interval, their mean, and its product."""
+    """Levels of scales equal those of bitsandbytes, which rounds in float32: interval ends, means and products."""
     levels = double_quantization.dynamic_levels()
     assert_within(read(GOLDENS["scales"]["levels"]), levels, 4 * U32 * np.abs(levels))
     assert len(levels) == 256
@@ -151,7 +151,7 @@ def test_scales_are_those_of_bitsandbytes():
     golden = GOLDENS["scales"]
     scales = np.abs(Weights("student", seed=7)(*golden["shape"]))
     q = double_quantization.quantize(scales)
-    # The mean of n numbers, summed in float32 in any order: n roundings of at most their sum, then the quotient.
+    # The mean of n numbers, summed in float32 in any order: n roundings of at most their sum, and one of the quotient.
     offset = read(golden["offset"])
     assert_within(offset, q.offset[None], len(scales) * U32 * np.mean(scales))
     moved = np.abs(offset - q.offset)
@@ -172,7 +172,7 @@ def test_the_error_of_scales_is_bounded(weights, count):
     x = (scales.astype(np.float64) - q.offset) / np.where(tops == 0, 1, tops)
     levels = double_quantization.dynamic_levels().astype(np.float64)
     above = np.clip(np.searchsorted(levels, x), 1, 255)
-    # -1 is no level: a scale as far below the mean goes to -0.993.
+    # -1 is not a level: a scale that far below the mean is rounded to -0.993.
     gap = np.maximum((levels[above] - levels[above - 1]) / 2, levels[0] - x)
     bound = tops * gap + 2.0**-22 * (scales.astype(np.float64) + np.abs(q.offset) + tops) + 2.0**-149
     bound = np.where(tops < 1e-38, tops + 2.0**-149, bound)

@@ -1,9 +1,8 @@
-"""Quantizers against the node tests of ONNX: other people computed the expected outputs.
+"""Quantizers against the node tests of ONNX, an independent computation of expected outputs.
 
-An adapter per operator says what `reference` makes of a case. ONNX gives a scale to a tensor, to each
-index of an axis, or to blocks along one: the grids of `blocks.spread`. Codes must be equal, but where
-ONNX's quotient in float32 may have met a tie; a weight that is read may be off by the roundings of its
-dtype, which are counted.
+An adapter per operator calls `reference` with the inputs of a case. ONNX has one scale per tensor, per index of an
+axis, or per block along an axis: the grids of `blocks.spread`. Codes must be equal unless ONNX's float32 quotient may
+have hit a tie; a dequantized weight may be off by the roundings of its dtype, which we count.
 """
 
 from collections.abc import Callable
@@ -29,7 +28,7 @@ MINIFLOATS = {
 
 
 def array(value: Any) -> np.ndarray:
-    """Types that NumPy lacks come as protocol buffers."""
+    """Convert to NumPy; ONNX passes dtypes that NumPy lacks as protocol buffers."""
     return np.asarray(onnx.numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value)
 
 
@@ -55,7 +54,7 @@ def ends(dtype: np.dtype) -> tuple[int, int]:
 
 
 def everywhere(case: Case, parameter: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """A scale or zero point of each element."""
+    """Expand scales or zero points to one per element."""
     if parameter.ndim < len(shape):
         grid = [1] * len(shape)
         if parameter.size > 1:
@@ -73,7 +72,7 @@ def quantize_linear(case: Case) -> None:
     x, expected = needed(case, 0), output(case)
     scales = everywhere(case, needed(case, 1), x.shape).astype(np.float64)
     if expected.dtype in MINIFLOATS:
-        to = MINIFLOATS[expected.dtype]  # ONNX adds a zero point of 0, which makes 0 of -0
+        to = MINIFLOATS[expected.dtype]  # ONNX adds a zero point of 0, which turns -0 into 0
         np.testing.assert_array_equal(to.decode(to.encode(x / scales)), to.decode(codes_of(expected)))
         return
     lowest, highest = ends(expected.dtype)
@@ -88,7 +87,7 @@ def dequantize_linear(case: Case) -> None:
         exact = MINIFLOATS[x.dtype].decode(codes_of(x)) * scales
     else:
         zeros = zeros_of(case, 2, x.shape)
-        exact = affine.dequantize(affine.Affine(x.astype(np.int64), scales, zeros))  # codes wider than in files
+        exact = affine.dequantize(affine.Affine(x.astype(np.int64), scales, zeros))  # codes wider than those of files
     assert_within(expected, exact, roundoff(expected.dtype) * np.abs(exact))
 
 
@@ -119,7 +118,7 @@ def quantized_product(case: Case) -> None:
 
 
 def cast(case: Case) -> None:
-    """Compare saturating casts of numbers that are not NaN."""
+    """Compare saturating casts, for numbers that are not NaN."""
     x, expected = needed(case, 0), output(case)
     if expected.dtype in MINIFLOATS:
         number = ~np.isnan(x)
@@ -130,7 +129,7 @@ def cast(case: Case) -> None:
 
 
 def casts() -> list[Case]:
-    """List casts to or from a minifloat that is defined here; all but three of ONNX's tests of saturation."""
+    """List saturating casts to or from a minifloat that `reference` defines."""
     cases = []
     for case in node_cases("Cast"):
         dtypes = {needed(case, 0).dtype, output(case).dtype}

@@ -1,4 +1,4 @@
-"""Any bytes of a file are codes that are written as the same bytes: every byte, at every place."""
+"""Unpacking and packing give back the same bytes, for every byte value at every place."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -32,7 +32,7 @@ from llamaspec.reference.quantizers.schemes import SCHEMES
 
 
 class Layout(NamedTuple):
-    """Functions between codes and [..., bytes] of uint8, and how many bytes they take at a time."""
+    """Functions that convert [..., bytes] of uint8 to codes and back, for a fixed number of bytes."""
 
     unpack: Callable[[np.ndarray], Any]
     pack: Callable[..., np.ndarray]
@@ -40,18 +40,18 @@ class Layout(NamedTuple):
 
 
 def of_words(words: np.ndarray) -> np.ndarray:
-    """int32 [rows, words] to bytes."""
+    """Convert int32 [rows, words] to bytes."""
     return np.ascontiguousarray(words).view(np.uint8)
 
 
 def awq_words(raw: np.ndarray) -> awq.Affine:
-    """A group each for as many columns as there are rows of bytes; scales do not matter here."""
+    """Unpack AWQ words, with as many columns per group as rows of bytes; the scales do not matter here."""
     words = raw.view("<i4").astype(np.int32)
     return awq.unpack(awq.Packed(words, words, np.ones((len(words), 8 * words.shape[1]), np.float16)))
 
 
 def gptq_words(raw: np.ndarray, *, bits: int, version: int, part: str) -> gptq.Affine:
-    """`raw` [..., 4 bits] as rows of 32 codes in one group, or as the zero points of 32 rows in groups of 32 codes."""
+    """Unpack `raw` [..., 4 bits] as rows of 32 codes in one group, or as zero points of 32 rows in groups of 32."""
     words = raw.view("<i4").astype(np.int32)
     rows = len(words)
     if part == "codes":
@@ -83,7 +83,7 @@ LAYOUTS: dict[str, Layout] = {
             lambda raw, kind=kind: kind.unpack(raw[:, None]), lambda q, kind=kind: kind.pack(q)[:, 0], kind.bytes
         )
         for name, kind in ggml.TYPES.items()
-        if name != "TQ1_0"  # 13 of 256 bytes are no five trits: `test_quantizers_ggml` has the 243 that are
+        if name != "TQ1_0"  # 13 of 256 byte values are not five trits: `test_quantizers_ggml` checks the other 243
     },
     "signs": Layout(binary.unpack, binary.pack, 1),
     "BitNet": Layout(bitnet.unpack, bitnet.pack, 1),
@@ -112,7 +112,7 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def every_byte(count: int) -> np.ndarray:
-    """[256, count]: at each place each byte once, and in each row next to another byte."""
+    """Make bytes [256, count] with every value at every place, and different neighbors in every row."""
     return (np.arange(256)[:, None] + np.arange(count) * 37).astype(np.uint8)
 
 
@@ -126,7 +126,7 @@ def test_every_byte_comes_back(name):
 @pytest.mark.parametrize("name", LAYOUTS)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_codes_come_back(name, seed):
-    """Random bytes cover all combinations. Compare bit for bit, since some are a scale that is NaN."""
+    """Codes survive packing and unpacking, bit for bit, since some scales are NaN. Random bytes combine all values."""
     unpack, pack, count = LAYOUTS[name]
     codes = unpack(np.random.RandomState(seed).randint(0, 256, (32, count)).astype(np.uint8))
     again = unpack(pack(codes))

@@ -22,7 +22,7 @@ def draws(smallest: int, largest: int) -> st.SearchStrategy[Weights]:
 
 
 weights = draws(-100, 100)
-WORST = {  # the largest error, in units of the largest weight of a group
+WORST = {  # largest error, divided by the largest weight of a group
     "q8": 1 / 254,
     "q8_row": 1 / 254,
     "q4": 1 / 14,
@@ -57,7 +57,7 @@ def test_a_row_of_any_length(name, weights, rows, cols):
     tops = np.repeat(np.maximum.reduceat(np.abs(w), np.arange(0, cols, group), axis=-1), group, axis=-1)[:, :cols]
     assert_within(s.dequantize(q), w, WORST[name] * tops * (1 + 2.0**-20) + 2.0**-128)
 
-    for start in range(0, cols, group):  # a group depends neither on other groups nor on the padding of a short one
+    for start in range(0, cols, group):  # a group does not depend on other groups, or on the padding of a short one
         part = s.quantize(w[:, start : start + group])
         np.testing.assert_array_equal(part.codes, q.codes[:, start : start + group])
         np.testing.assert_array_equal(part.scales[:, 0], q.scales[:, start // group])
@@ -118,7 +118,7 @@ def test_an_unknown_scheme():
 
 
 def step(q: Quantized) -> float:
-    """The largest half of a step, and what denormal scales add."""
+    """Return half of the largest step, plus the error of denormal scales."""
     return float(np.max(q.scales.astype(np.float64))) / 2 + 127 * 2.0**-150
 
 
@@ -140,7 +140,7 @@ def test_attention_over_a_quantized_cache(query, key, value, keys):
 
 @given(query=draws(-10, 10), key=draws(-100, 100), keys=st.integers(1, 9))
 def test_scores_over_a_quantized_cache(query, key, keys):
-    """(k - k^) q is at most the sum of |q|, times half a step of k."""
+    """A score changes by at most |(k - k^) q|, half a step of k times the sum of |q|."""
     head_dim = 8
     q, k = query(1, head_dim).astype(np.float64)[0], key(keys, head_dim)
     stored = kv_cache.quantize(k)

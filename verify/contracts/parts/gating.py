@@ -21,7 +21,7 @@ def gating_contract(
 ) -> Contract:
     """Make the contract of `definition(gate, up)`, which is 0 if the gate is 0.
 
-    It is odd in `up`, or has other `laws`.
+    Unless other `laws` are given, its law is that it is odd in `up`.
 
     `running` computes it with its error. `low` is a gate for which the function is near 0, but not 0.
     """

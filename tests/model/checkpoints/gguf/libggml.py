@@ -1,15 +1,17 @@
-"""libggml in a process of its own, of a Python that has llama-cpp-python and gguf: what it makes of weights and files.
+"""Run libggml in another process, to quantize and dequantize weights and to run GGUF files.
+
+The process needs a Python that has llama-cpp-python and gguf. It is started in the root of the repository with
 
     python -m tests.model.checkpoints.gguf.libggml
 
-from the root of the repository answers requests, a line of JSON each, with {"data": ...}:
+It reads one JSON request per line and answers {"data": ...}; bytes are in base64 (BASE64, and float32 in answers):
 
-    {"quantize": TYPE, "cols": COLS, "data": BASE64}    of float32: blocks, in base64 as all bytes here
-    {"dequantize": TYPE, "data": BASE64}                of blocks: float32
-    {"logits": FILE, "ids": [...]}                      float32
-    {"products": FILE, "ids": [...]}                    for each matrix, what it multiplies and what it gets: float32
+    {"quantize": TYPE, "cols": COLS, "data": BASE64}    blocks of the float32 numbers in data
+    {"dequantize": TYPE, "data": BASE64}                float32 numbers of the blocks in data
+    {"logits": FILE, "ids": [...]}                      logits in float32
+    {"products": FILE, "ids": [...]}                    for each matrix, its inputs and its products in float32
     {"greedy": FILE, "text": TEXT, "count": COUNT}      ids of the text, and COUNT more
-    {"quantize_file": FILE, "to": FILE, "type": TYPE}  nothing; the second file is the first, all matrices of that type
+    {"quantize_file": FILE, "to": FILE, "type": TYPE}   null; writes the first file to the second, matrices in TYPE
 """
 
 import base64
@@ -27,7 +29,7 @@ ROOT = Path(__file__).parents[4]
 
 
 class Libggml:
-    """The process, from the side of who asks it."""
+    """Client of the libggml process."""
 
     def __init__(self, process: "subprocess.Popen[str]"):
         assert process.stdin and process.stdout
@@ -39,7 +41,7 @@ class Libggml:
         return np.frombuffer(base64.b64decode(blocks), np.uint8).reshape(len(w), -1)
 
     def dequantize(self, blocks: np.ndarray, type: str) -> np.ndarray:
-        """The float32 that bytes of whole blocks stand for, one after the other."""
+        """Dequantize whole blocks, given as bytes, to float32."""
         return _floats(self._ask(dequantize=type, data=_text(blocks.tobytes())))
 
     def logits(self, file: Path, ids: list[int]) -> np.ndarray:
@@ -47,16 +49,16 @@ class Libggml:
         return _floats(self._ask(logits=str(file), ids=ids)).reshape(len(ids), -1)
 
     def products(self, file: Path, ids: list[int]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Return, by matrix, the vectors that llama.cpp multiplies it by and the products, float32 [seq, features]."""
+        """Return for each matrix its inputs and its products in llama.cpp, float32 [seq, features] each."""
         products, seq = self._ask(products=str(file), ids=ids), len(ids)
         return {name: (_floats(x).reshape(seq, -1), _floats(y).reshape(seq, -1)) for name, (x, y) in products.items()}
 
     def greedy(self, file: Path, text: str, count: int) -> list[int]:
-        """The tokens of the text, and as many more, each the likeliest."""
+        """Return the tokens of `text` and `count` more, each the most likely one."""
         return self._ask(greedy=str(file), text=text, count=count)
 
     def quantize_file(self, file: Path, to: Path, type: str) -> None:
-        """Write a file with all matrices in one type, as llama.cpp's own quantizer makes them."""
+        """Write `file` to `to` with all matrices in one type, by llama.cpp's own quantizer."""
         self._ask(quantize_file=str(file), to=str(to), type=type)
 
     def _ask(self, **request: Any) -> Any:
@@ -67,7 +69,7 @@ class Libggml:
 
 @contextmanager
 def libggml(python: str) -> Iterator[Libggml]:
-    """Start the Python that has libggml."""
+    """Start the libggml process with the given Python."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(
         [python, "-m", "tests.model.checkpoints.gguf.libggml"], text=True, cwd=ROOT, **pipes

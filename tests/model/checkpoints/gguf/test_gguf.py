@@ -1,4 +1,4 @@
-"""GGUF files of Llamas: tensors and configurations are read as an independent writer wrote them."""
+"""GGUF files of Llamas: we read the tensors and configurations that an independent writer wrote."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,7 @@ def turns(config: Config) -> np.ndarray:
 
 
 def written(path: Path, family: str, *, type: str = "F32", seed: int = 0) -> dict[str, np.ndarray]:
-    """Write a model as GGUF, and return its tensors by our names."""
+    """Write a model as GGUF, and return its tensors under our names."""
     config = families.FAMILIES[family]
     tensors = families.random_tensors(config, seed=seed)
     gguf_files.file_of(config, tensors, type=type).write(path)
@@ -59,7 +59,7 @@ def test_floats_are_read_as_they_are_stored(tmp_path, family, type):
 
 @pytest.mark.parametrize("type", sorted(ggml.TYPES))
 def test_quantized_weights_are_read_as_ggml_reads_them(tmp_path, type):
-    """Permuted matrices are among them."""
+    """We read ggml's blocks as ggml does, also in matrices with rows that llama.cpp permutes."""
     config = {**families.FAMILIES["llama-2"], "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
     kind, random = ggml.TYPES[type], np.random.default_rng(0)
     file = gguf_files.file_of(config, families.random_tensors(config))
@@ -81,7 +81,7 @@ def test_quantized_weights_are_read_as_ggml_reads_them(tmp_path, type):
 @pytest.mark.parametrize("at_once", [1500, 1 << 20])
 @pytest.mark.parametrize("type", ["Q8_0", "Q4_0", "MXFP4"])
 def test_codes_stand_for_the_weights(tmp_path, monkeypatch, type, at_once):
-    """Parts come in order, with pairs as halves, as in the weights."""
+    """A tensor's codes decode to its weights; parts come in order, and RoPE pairs are in halves."""
     monkeypatch.setattr("llamaspec.model.checkpoints.gguf.blocks.AT_ONCE", at_once)
     checkpoint = random_checkpoint(replace(SMALL, dim=64, heads=4, kv_heads=2, head_dim=16, ffn=96), seed=0)
     write_gguf(checkpoint, tmp_path / "x.gguf", to=type.lower())
@@ -131,7 +131,7 @@ scalings = st.builds(
 
 @given(scaling=scalings, head_dim=st.sampled_from([4, 6, 64, 128]), theta=st.floats(1e3, 1e6))
 def test_rope_factors_go_there_and_back(scaling, head_dim, theta):
-    """Factors are refused if no pair is fully scaled: then nothing gives the full factor."""
+    """RoPE scaling survives a conversion to factors and back; the factors are refused if no pair is fully scaled."""
     factors = to_factors(scaling, head_dim=head_dim, theta=theta)
     exact = frequencies(head_dim, theta=theta, scaling=scaling)
     slowest = frequencies(head_dim, theta=theta)[-1] * scaling.original_context / (2 * np.pi)
@@ -146,7 +146,7 @@ def test_rope_factors_go_there_and_back(scaling, head_dim, theta):
 
 @pytest.mark.parametrize(("factor", "head_dim"), [(8.0, 128), (32.0, 64)])
 def test_the_published_llamas_are_recognized(factor, head_dim):
-    """Llama 3.1 8B and 3.2 1B are found from factors as llama.cpp's converter computes them."""
+    """The scaling of Llama 3.1 8B and 3.2 1B is recovered from the factors that llama.cpp's converter writes."""
     stated = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     rope = {**stated, "original_max_position_embeddings": 8192, "rope_theta": 500_000.0}
     factors = gguf_files.rope_factors({"rope_parameters": rope, "head_dim": head_dim})

@@ -1,7 +1,7 @@
-"""Files that llama.cpp's own quantizer makes, all matrices of one type (goldens/eval_gguf.json).
+"""GGUF files by llama.cpp's own quantizer, all matrices of one type (goldens/eval_gguf.json).
 
-We read the codes that llama.cpp wrote, JAX agrees with the reference, and with activations rounded as in llama.cpp the
-logits agree with its own.
+We read the codes that llama.cpp wrote; JAX agrees with the reference; with activations rounded as llama.cpp rounds
+them, our logits agree with llama.cpp's.
 """
 
 import base64
@@ -27,8 +27,8 @@ from tests.support.goldens import read_golden
 GOLDENS = read_golden("eval_gguf")
 FILES = [(model, type) for model, types in make_eval_gguf.TYPES.items() for type in types]
 
-# Positions that differ, where a number is within float32's noise of a tie (see test_eval_emulation.py), and the
-# limit of their differences, one step. float16 has ties every 2^-11, so every position has some.
+# These positions differ, because a number is within float32's noise of a tie (see test_eval_emulation.py); they differ
+# by at most one step. float16 has ties every 2^-11, so all of its positions do.
 APART = {
     ("random", "F16"): (range(len(IDS)), 2.0**-11), ("random", "BF16"): ([5], 2.0**-8),
     ("random", "Q4_1"): ([4], 2.0**-6), ("random", "Q5_1"): ([7], 2.0**-6),
@@ -39,7 +39,7 @@ Made = Callable[[str, str], Path]
 
 @pytest.fixture(scope="module")
 def model_file(request, tmp_path_factory) -> Made:
-    """Make the file of a model and a type once, with the codes that llama.cpp found."""
+    """Return a function that makes the file of a model and a type once, with the codes that llama.cpp chose."""
     folder = tmp_path_factory.mktemp("gguf")
 
     def path(model: str, type: str) -> Path:
@@ -71,7 +71,10 @@ def test_every_type_that_is_read_is_there():
 @pytest.mark.sampled(6)  # 23 cases, 6 s
 @pytest.mark.parametrize(("model", "type"), FILES)
 def test_logits_are_those_of_llama_cpp(model_file, model, type):
-    """Logits agree at every position. Without rounded activations they are a hundredth apart, except for floats."""
+    """With emulated activations, logits agree at every position.
+
+    Without emulation they differ by about a hundredth, except for floats.
+    """
     rows = load_backend(
         open_checkpoint(model_file(model, type)), RunOptions(backend="reference", emulate_activations="ggml")
     ).logits(IDS)
@@ -82,7 +85,7 @@ def test_logits_are_those_of_llama_cpp(model_file, model, type):
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, Any]:
-    """Keep backends by the arrays that they take."""
+    """Backends by the shapes of their arrays."""
     return {}
 
 
@@ -91,7 +94,7 @@ def unused(*arguments: Any) -> Any:
 
 
 def in_jax(checkpoint: Checkpoint, compiled: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
-    """Compute logits by `load_backend`; files with the same shapes share compiled programs."""
+    """Compute logits in JAX; files with the same shapes share compiled programs."""
     arrays = abstract_params(checkpoint.config, dtype=np.dtype(np.float32), positions=1, tensors=checkpoint.tensors)
     if (shapes := repr(jax.tree.flatten(arrays))) in compiled:
         return compiled[shapes].with_weights(checkpoint).logits(IDS)
@@ -105,7 +108,7 @@ def in_jax(checkpoint: Checkpoint, compiled: dict[str, Any], monkeypatch: pytest
 @pytest.mark.sampled(1)  # 4 s each
 @pytest.mark.parametrize(("model", "type"), FILES)
 def test_jax_computes_what_the_reference_does(model_file, compiled, monkeypatch, model, type):
-    """Both agree at every position, in float32 on the decoded weights."""
+    """JAX and the reference agree at every position, in float32 with the decoded weights."""
     checkpoint = open_checkpoint(model_file(model, type))
     expected = load_backend(checkpoint, RunOptions(backend="reference")).logits(IDS)
     actual = in_jax(checkpoint, compiled, monkeypatch).astype(np.float64)
@@ -128,7 +131,7 @@ def test_the_command_line_has_the_logits_of_llama_cpp(run, model_file, tmp_path,
 @pytest.mark.sampled(1)  # 1 s each
 @pytest.mark.parametrize("type", MULTIPLIED)
 def test_the_command_line_evaluates_as_llama_cpp_predicts(run, tmp_path, type):
-    """Perplexity and divergence from the float32 model agree, on a text in llama.cpp's tokens."""
+    """`eval` gives llama.cpp's perplexity and divergence from the float32 model, on a text in llama.cpp's tokens."""
     golden, text = GOLDENS["text"], tmp_path / "text"
     expected = golden["types"][type]
     text.write_text(golden["text"])

@@ -52,7 +52,7 @@ def theirs(name: str) -> np.ndarray:
 @pytest.mark.sampled(4)  # 17 cases, 8 s
 @pytest.mark.parametrize("name", GOLDENS["logits"])
 def test_logits_are_near_those_of_llama_cpp(tmp_path, name):
-    """A wrong weight, permutation or factor of RoPE changes them far more than llama.cpp's rounded activations do.
+    """Logits are within 0.06 of llama.cpp's, which rounds activations; a wrong weight or RoPE would change far more.
 
     With the same rounding the logits agree: tests/model/insight/test_eval_emulation.py.
     """
@@ -85,7 +85,10 @@ def test_llama_cpp_tells_the_story_of_stories260k(tmp_path, data):
 @pytest.mark.sampled(1)  # 2 to 7 s each
 @pytest.mark.parametrize(("type", "backend"), [*((type, "reference") for type in make_gguf.WRITTEN), ("q8_0", "jax")])
 def test_the_story_is_that_of_llama_cpp(tmp_path, type, backend):
-    """Every type that we write is tried; in JAX one is enough, since each compiles for seconds."""
+    """The story equals llama.cpp's for every type that we write.
+
+    JAX runs only one type, since each type compiles for seconds.
+    """
     golden, path = STORIES[type], tmp_path / "x.gguf"
     assert write_story(path, type) == golden["sha256"]
     llama, greedy = load(path, backend=backend, greedy=True), SamplingOptions(temperature=0.0)

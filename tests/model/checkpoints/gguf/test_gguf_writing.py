@@ -1,4 +1,4 @@
-"""Written GGUF files: read again they are the same model, and another writer makes the same file."""
+"""Written GGUF files read back as the same model, and equal the files of an independent writer."""
 
 import json
 from dataclasses import replace
@@ -65,13 +65,16 @@ def test_the_tensors_are_those_of_another_writer(tmp_path, family):
     tensors = {name: tensor.read() for name, tensor in checkpoint.tensors.items()}
     gguf_files.file_of(families.FAMILIES[family], tensors).write(tmp_path / "theirs.gguf")
     actual, expected = raw_tensors(tmp_path / "ours.gguf"), raw_tensors(tmp_path / "theirs.gguf")
-    for raw in (actual, expected):  # computed in float64 here, in float32 there
+    for raw in (actual, expected):  # we compute these in float64, the other writer in float32
         raw.pop("rope_freqs.weight", None)
     assert actual == expected
 
 
 def written(checkpoint: Checkpoint, path: Path, to: str) -> dict[str, str]:
-    """Write a file as `to`, and return its tensors' types; `left` names tensors that `to` cannot divide into blocks."""
+    """Write a GGUF file as `to`, and return the types of its tensors by name.
+
+    The entry `left` names the matrices that `to` cannot divide into blocks.
+    """
     leftover = write_gguf(checkpoint, path, to=to)
     types = {name: kind for name, (_, kind, _) in raw_tensors(path).items()}
     return types | {"left": " ".join(leftover)}
@@ -171,7 +174,7 @@ def test_a_type_that_there_is_not(tmp_path):
 
 
 def with_tokenizer(path: Path, tokenizer: Tokenizer, *, more: int = 0, **changes) -> Path:
-    """Make a small model with the tokenizer's vocabulary and `more` rows without a token."""
+    """Write a small model with the tokenizer's vocabulary, and `more` rows without a token."""
     config: Config = replace(SMALL, dim=8, layers=1, heads=1, kv_heads=1, ffn=4, vocab=tokenizer.vocab + more)
     checkpoint = replace(random_checkpoint(config, seed=0), **changes)
     templates = {"default": "{{ messages }}", "tool-use": "{{ tools }}"}
@@ -192,7 +195,7 @@ def tokenizer_pair(request, folder, tmp_path_factory) -> tuple[Tokenizer, Tokeni
 @given(text=texts, start=st.booleans())
 def test_a_tokenizer_goes_there_and_back(tokenizer_pair, text, start):
     before, after = tokenizer_pair
-    if start and before.encode(" a") == before.encode("a"):  # as Metaspace has it, which GGUF cannot say
+    if start and before.encode(" a") == before.encode("a"):  # Metaspace merges these spaces, which GGUF cannot express
         text = text.lstrip(" ")
     assert after.encode(text, start=start) == before.encode(text, start=start)
 
@@ -202,9 +205,9 @@ def test_its_tokens_do_too(tokenizer_pair):
     assert (after.vocab, after.special, after.bos) == (before.vocab + 3, before.special, before.bos)
     assert after.dummy_prefix == before.dummy_prefix
     for token in range(before.vocab):
-        if before.piece(token) == "<unk>":  # which SentencePiece shows, and the tokenizers library does not
+        if before.piece(token) == "<unk>":  # SentencePiece prints it, the tokenizers library does not
             continue
-        assert after.bytes_of(token) == before.bytes_of(token)  # pieces may be spelled in other characters
+        assert after.bytes_of(token) == before.bytes_of(token)  # `piece` may spell the token in other characters
 
 
 def stored_ids(path: Path) -> dict[str, int]:
@@ -221,7 +224,7 @@ def test_what_ends_a_text_keeps_its_name(tmp_path, folder):  # noqa: F811
     assert stored_ids(path) == expected
     path = with_tokenizer(tmp_path / "chat.gguf", llama3, stops=frozenset({ends["eot_id"]}))
     assert stored_ids(path) == {"bos": 450, "eos": ends["eot_id"]}
-    # BOS ends a text of llama2.c's, too.
+    # In a llama2.c text, BOS is also an end.
     path = with_tokenizer(tmp_path / "2.gguf", llama2, stops=frozenset({1, 2}))
     assert stored_ids(path) == {"bos": 1, "eos": 2, "eot": 1}
     with pytest.raises(CheckpointError, match="4 tokens end a text, and GGUF can name 3"):

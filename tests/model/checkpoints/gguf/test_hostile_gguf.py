@@ -1,7 +1,7 @@
-"""False GGUF files, each with one change to a good one: all are refused in one line, soon, in little memory.
+"""Invalid GGUF files, each one change away from a valid file: refused in one line, quickly and in little memory.
 
-The classes come from reports about other readers: lengths and counts without end, arithmetic that overflows,
-offsets that leave the file, types that do not exist, keys of another type, tensors that are not the model's.
+The kinds come from bug reports about other readers: huge lengths and counts, overflowing arithmetic, offsets outside of
+the file, unknown types, keys of a wrong type, and tensors that are not the model's.
 """
 
 import struct
@@ -25,7 +25,7 @@ def good(family: str = "llama-2") -> File:
 
 
 def keyed(key: str, kind: int, value: object) -> Callable[[File], None]:
-    """Set a key."""
+    """Return a change that sets a key."""
     return lambda file: file.keys.__setitem__(key, (kind, value))
 
 
@@ -58,7 +58,7 @@ def filled(name: str, value: float) -> Callable[[File], None]:
 
 
 def scaled(name: str, code: int, size: int, scale: bytes, at: int) -> Callable[[File], None]:
-    """Make blocks of zeros, the last with a scale that is not finite."""
+    """Return a change that makes blocks of zeros, the last one with a scale that is not finite."""
 
     def change(file: File):
         shape = file.tensors[name].shape
@@ -73,7 +73,7 @@ def scaled(name: str, code: int, size: int, scale: bytes, at: int) -> Callable[[
 
 L = "llama."
 CASES: dict[str, tuple[Callable[[File], object], str]] = {
-    # what it says it is
+    # magic and version
     "version 0": (lambda f: setattr(f, "version", 0), "GGUF version 0 is not read"),
     "version 1": (lambda f: setattr(f, "version", 1), "GGUF version 1 is not read"),
     "version 4": (lambda f: setattr(f, "version", 4), "GGUF version 4 is not read"),
@@ -192,7 +192,7 @@ CASES: dict[str, tuple[Callable[[File], object], str]] = {
     # weights
     "a weight that is NaN": (filled(UP, np.nan), "up_proj.weight[87, 31] is nan"),
     "a weight that is infinite": (filled(NORM, -np.inf), "model.norm.weight[31] is -inf"),
-    # the end
+    # the end of the file
     "bytes after the last tensor": (lambda f: setattr(f, "tail", bytes(32)), "32 bytes after the last tensor"),
 }
 
@@ -217,7 +217,7 @@ def test_tensors_of_another_family(tmp_path, kind):
     refusal(file.write(tmp_path / "x.gguf"))
 
 
-BLOCKS = {  # code, bytes of 32 weights, a scale that is not finite, and where it is
+BLOCKS = {  # code, bytes per 32 weights, a non-finite scale, and its offset
     "Q8_0": (8, 34, b"\x00\x7c", 0), "Q4_0": (2, 18, b"\x00\x7e", 0), "Q4_1": (3, 20, b"\x00\xfc", 2),
     "Q5_0": (6, 22, b"\x00\x7c", 0), "Q5_1": (7, 24, b"\x01\x7c", 0), "IQ4_NL": (20, 18, b"\x00\x7c", 0),
     "MXFP4": (39, 17, b"\xff", 0),
@@ -232,7 +232,7 @@ def test_scales_that_are_not_finite(tmp_path, type):
     assert "up_proj.weight[95, " in refusal(file.write(tmp_path / "x.gguf"))
 
 
-# Headers that are given as bytes, since no File can be so wrong.
+# Headers as bytes: too wrong for a `File`.
 
 START = b"GGUF" + struct.pack("<I", 3)
 KEY = struct.pack("<Q", 1) + b"k"
@@ -290,12 +290,12 @@ RAW = {
 @pytest.mark.parametrize("kind", RAW)
 def test_headers_that_lie(tmp_path, kind):
     raw, what = RAW[kind]
-    (tmp_path / "x.gguf").write_bytes(raw() if callable(raw) else raw)  # large ones are made when they are needed
+    (tmp_path / "x.gguf").write_bytes(raw() if callable(raw) else raw)  # large ones are made on demand
     assert what in refusal(tmp_path / "x.gguf")
 
 
 def test_a_sparse_file_that_is_all_header(tmp_path):
-    """The file is long enough for the list in its header."""
+    """A sparse file, long enough for the 2^40 entries of its array, is refused."""
     with open(tmp_path / "x.gguf", "wb") as file:
         file.write(head(0, 1, array(U8, 2**40)))
         file.truncate(2**40 + 100)
@@ -312,7 +312,7 @@ def test_a_file_cut_short(tmp_path, cut):
 
 
 def test_padding_at_the_end_may_lack(tmp_path):
-    """llama.cpp reads such a file, and some writers leave it out."""
+    """A file without the padding at its end loads, as in llama.cpp; some writers omit the padding."""
     file = good()
     data = len(list(file.tensors.values())[-1].data)
     file.alignment = 4096

@@ -1,4 +1,4 @@
-"""libggml itself, and llama.cpp on it, against their definition here, on weights and files that no golden has.
+"""libggml and llama.cpp against the reference's definition of them, on weights and files without goldens.
 
 libggml runs in the first Python with llama_cpp and gguf that LLAMASPEC_OTHER_PYTHON names.
 """
@@ -33,7 +33,7 @@ from tests.support.strategies import assert_within
 from tests.verify.test_verify_others import python_with
 
 QUANTIZED = [*make_eval_gguf.TYPES["random"], *make_eval_gguf.SUPERBLOCKS]
-FROM_ZERO = {"TQ1_0": 1, "TQ2_0": 1, "Q3_K": 4, "Q6_K": 32}  # by how much codes are shifted in products
+FROM_ZERO = {"TQ1_0": 1, "TQ2_0": 1, "Q3_K": 4, "Q6_K": 32}  # offset that is subtracted from a stored code in products
 
 weights = st.builds(Weights, kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32 - 1), exponent=st.integers(-40, 20))
 
@@ -49,7 +49,7 @@ def live() -> Iterator[Libggml]:
 
 @given(name=st.sampled_from(EXACT), weights=weights, rows=st.integers(1, 2), blocks=st.integers(1, 2))
 def test_bytes_are_those_of_ggml(live, name, weights, rows, blocks):
-    """Scales beyond float16 are the exception: C leaves them infinite, and the definition refuses them."""
+    """Our encoder gives ggml's bytes, except that we refuse a scale beyond float16, which C stores as infinity."""
     if (name, weights.kind) in UNDEFINED:
         return
     w = weights(rows, 256 * blocks)
@@ -66,17 +66,17 @@ def test_bytes_are_those_of_ggml(live, name, weights, rows, blocks):
 
 @given(name=st.sampled_from([*EXACT, *SUPERBLOCKS, *BYTES]), seed=st.integers(0, 2**32 - 1))
 def test_weights_are_those_of_ggml(live, name, seed):
-    """ggml reads in float32: the exact number, rounded once."""
+    """ggml decodes to the exact weight, rounded once to float32."""
     kind = READABLE[name]
     blocks = random_blocks(name, kind.bytes, 256 // kind.weights, seed=seed)
     exact = ggml.decode(blocks.reshape(1, -1), name)[0]
-    with np.errstate(over="ignore"):  # MXFP4's powers of two go further
+    with np.errstate(over="ignore"):  # MXFP4's powers of two exceed float32
         np.testing.assert_array_equal(live.dequantize(blocks, name), exact.astype(np.float32))
 
 
 @pytest.mark.parametrize("form", ["float32", "q8_0"])
 def test_the_built_in_model_computes_the_same_in_llama_cpp(live, tmp_path, form):
-    """Compare the first position where activations are rounded: later ones see numbers at a tie."""
+    """Our logits equal llama.cpp's; with rounded activations, check only the first position: later ones meet ties."""
     path, ids = tmp_path / "stories.gguf", [1, *range(300, 324)]
     quantize, dtype, emulate = (None, form, None) if form == "float32" else (form, None, "ggml")
     convert(open_checkpoint("stories"), path, to="gguf", quantize=quantize, dtype=dtype)
@@ -89,7 +89,7 @@ def test_the_built_in_model_computes_the_same_in_llama_cpp(live, tmp_path, form)
 
 @pytest.mark.parametrize("type", make_gguf.WRITTEN)
 def test_a_file_of_ours_tells_the_same_story_in_llama_cpp(live, tmp_path, type):
-    """Each type that is written, from places where no rounding changes what is likeliest."""
+    """llama.cpp continues our files of each type as we do, where no rounding changes the most likely token."""
     write_story(path := tmp_path / "stories.gguf", type)
     llama, greedy = load(path, backend="reference"), SamplingOptions(temperature=0.0)
     for prompt in prompts():
@@ -99,9 +99,9 @@ def test_a_file_of_ours_tells_the_same_story_in_llama_cpp(live, tmp_path, type):
 
 @pytest.mark.parametrize("type", QUANTIZED)
 def test_every_product_is_that_of_llama_cpp(live, tmp_path, type):
-    """Compare products of llama.cpp's own vectors and matrices, rounded here: no number is at a tie.
+    """From llama.cpp's own inputs and matrices, our products equal llama.cpp's, since no number is at a tie.
 
-    Float32 sums of exact sums of integers: no more roundings than there are products, and a few of the scales.
+    The bound allows for float32 sums of exact integer sums: one rounding per product, and a few of the scales.
     """
     make_eval_gguf.model("random").write(tmp_path / "float32.gguf")
     live.quantize_file(tmp_path / "float32.gguf", path := tmp_path / "x.gguf", type)
@@ -127,7 +127,7 @@ def weights_of(raw: bytes, type: str, *, rows: int) -> np.ndarray:
 
 
 def shifts_of(raw: bytes, type: str, *, rows: int) -> np.ndarray:
-    """How far each weight is below what its code, counted from 0, stands for: that much is subtracted afterwards."""
+    """Return how much the product must subtract from each weight, because its code is counted from 0."""
     if type not in TYPES:
         return np.zeros(())
     q = TYPES[type].unpack(np.frombuffer(raw, np.uint8).reshape(rows, -1, TYPES[type].bytes))
