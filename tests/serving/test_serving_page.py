@@ -192,7 +192,7 @@ def test_what_no_room_helps_forgets_nothing(browser, engine, site):
         ask(page, "Who sang?")
         finished(page)
         ask(page, "fox " * 300)
-        page.get_by_text("more than the context").wait_for()
+        page.get_by_text("do not fit in the context").wait_for()
         assert page.get_by_text("was forgotten").count() == 0
         page.get_by_role("button", name="Edit").last.click()
         ask(page, "And who slept?")
@@ -204,7 +204,7 @@ def test_an_error_is_shown_in_place_of_an_answer(browser, site):
     with opened_page(browser, site.url) as page:  # its console names the failed request
         page.get_by_role("heading", name="stories").wait_for()
         ask(page, "fox " * 300)
-        page.get_by_text("more than the context").wait_for()
+        page.get_by_text("do not fit in the context").wait_for()
 
 
 @pytest.mark.sampled(1)  # 3 s each

@@ -196,7 +196,7 @@ PATTERNS = [
     ("writes_to_its_input", "inputs", "an input overwritten, so that both sides see the same"),
     ("narrower", "value", "computed in a narrower dtype"),
     ("narrower_result", "dtype", "returned in a narrower dtype"),
-    ("one_shape", "value", "right for the shapes of the benchmark alone"),
+    ("one_shape", "value", "right only for the shapes of the benchmark"),
     ("later", "value", "a result that a thread writes after the call"),
     ("lazy_subclass", "value", "a subclass that computes when it is read"),
     ("equal_to_everything", "raised", "an object that is equal to everything"),
@@ -280,12 +280,10 @@ def test_the_page_names_every_pattern_and_what_shows_it():
 
 def test_every_pattern_of_timing_is_shown_or_out_of_scope():
     """Each row of the page's second table names a function or a test elsewhere, or says "out of scope"."""
-    *_, table = PAGE.read_text(encoding="utf-8").partition(
-        "| pattern | shown by | what becomes of it |\n|---|---|---|\n"
-    )
+    *_, table = PAGE.read_text(encoding="utf-8").partition("| pattern | test | outcome |\n|---|---|---|\n")
     rows = [[cell.strip(" `") for cell in row.split("|")[1:4]] for row in table.partition("\n\n")[0].splitlines()]
     outcomes = {name: outcome for _, name, outcome in rows if name}
-    assert all(outcome.startswith("out of scope: not seen") for _, name, outcome in rows if not name)
+    assert all(outcome.startswith("out of scope: not noticed") for _, name, outcome in rows if not name)
     assert {name for name, outcome in outcomes.items() if outcome.startswith("no time")} == {
         name for name, why in test_verify_timing.UNTIMED if name != "raises_if_large"
     }

@@ -49,15 +49,15 @@ def assert_accepted(job: Job, dtype: str, candidate: Candidate, *, examples: int
 
 
 @pytest.fixture
-def other(monkeypatch):
+def library(monkeypatch):
     """Start candidates in another Python."""
     workers = []
     monkeypatch.chdir(ROOT)  # the other Python finds the candidates there
 
     def start(function: str, arrays: str) -> Worker:
-        library, _ = library_of(function)
-        if not (python := python_with({"quanto": "optimum.quanto"}.get(library, library))):
-            pytest.skip(f"needs a Python with {library}: set LLAMASPEC_OTHER_PYTHON")
+        name, _ = library_of(function)
+        if not (python := python_with({"quanto": "optimum.quanto"}.get(name, name))):
+            pytest.skip(f"needs a Python with {name}: set LLAMASPEC_OTHER_PYTHON")
         workers.append(Worker(function, arrays=arrays, python=python))
         return workers[-1]
 

@@ -153,7 +153,7 @@ changes = st.builds(
     Change,
     how=st.sampled_from(["flip", "number", "number", "cut", "longer", "drop", "repeat", "swap", "float"]),
     place=st.integers(0, 1 << 16),
-    other=st.integers(0, 1 << 16),
+    second_place=st.integers(0, 1 << 16),
     size=st.sampled_from([1, 2, 4, 8, 33]),
     number=st.sampled_from(EXTREMES),
 )
