@@ -220,9 +220,9 @@ def cut_for(rows: int, cols: int, *, width: int, bits: int, group: int | None) -
 
 
 @partial(jax.jit, static_argnames=("geometry", "target"))
-def _coded_gemm(codes, scales, x, minima, sums, low_bits, *, geometry: Geometry, target: Target):
+def _coded_gemm(codes, scales, x, minima, sums, low_codes, *, geometry: Geometry, target: Target):
     cut, group = geometry.cut, geometry.group
-    optional = [array for array in (minima, sums, low_bits) if array is not None]
+    optional = [array for array in (minima, sums, low_codes) if array is not None]
 
     def coded_gemm(codes_ref, scales_ref, x_ref, *refs, staged):
         *refs, y_ref = refs
