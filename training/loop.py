@@ -1,11 +1,11 @@
-"""The training loop: starts anew or from the last checkpoint, and writes a directory with the model.
+"""The training loop. It starts anew or from the last checkpoint, and writes a directory with the model.
 
-    DIR/tokenizer.model, chat_template.jinja …   the model's files
-    DIR/step-00001200.safetensors              the last two checkpoints: weights and optimizer
+    DIR/tokenizer.model, chat_template.jinja …   files that the model needs besides its weights
+    DIR/step-00001200.safetensors              the last two checkpoints: weights and optimizer state
     DIR/model/                                 at the end: the model in bfloat16, for `load`
 
-The documents of a step depend only on the seed and the step's number. So a run that was killed and resumed ends with
-the same weights as an uninterrupted one.
+The documents of a step depend only on the seed and on the number of the step. So a run that was killed and resumed ends
+with the same weights as an uninterrupted one.
 """
 
 import time
@@ -33,14 +33,14 @@ from llamaspec.training.parallel import even, spread
 from llamaspec.training.recipe import Recipe, check_at_least_one, check_recipe
 from llamaspec.training.saving import checkpoints, load_state, save_state, write_model
 
-STREAMS = 2  # batches computed in parallel: a single batch leaves two cores partly idle
+STREAMS = 2  # batches computed in parallel, because one batch cannot keep two cores busy
 
 
 def steps_ahead(platform: str) -> int:
-    """Choose how many steps to submit to the device before we read the loss of an earlier one.
+    """Return how many steps we submit to the device before we read the loss of an earlier step.
 
     If we read each loss at once, a GPU would wait in every step while the host makes batches and starts programs. On a
-    CPU the host is the device, so nothing is gained.
+    CPU the host is the device, so submitting early gains nothing.
     """
     return 0 if platform == "cpu" else 1
 
@@ -51,15 +51,15 @@ class StepReport(NamedTuple):
     step: int  # completed steps
     loss: float  # nats per counted token of this step
     rate: float  # tokens per second, without padding
-    seconds: float  # from the start of the training, without evaluations, checkpoints and interruptions
+    seconds: float  # time spent in steps, without evaluations, checkpoints and interruptions
     evaluation: Evaluation | None = None
 
 
 class _Begun(NamedTuple):
-    """A step that was submitted to the device and may still be running."""
+    """A step that we have submitted to the device and that may still be running."""
 
     step: int
-    nats: jax.Array  # the sum over all predictions of the step
+    nats: jax.Array  # the sum of the losses of all predictions of the step
     predictions: int
     tokens: int
 
@@ -76,13 +76,13 @@ def train(
     fsdp: bool = False,
     report: Callable[[StepReport], object] = lambda step: None,
 ) -> Path:
-    """Train, and return the directory of the model.
+    """Train a model, and return its directory.
 
-    `resume` continues from the last checkpoint in `out`. `devices` share the documents of a step. With `fsdp` they also
-    share weights and optimizer state, otherwise each device has a copy. With several processes, all read `out` and only
-    the first writes there. We call `report` after each step (on a GPU, once the next one has started) and after each
-    evaluation. Raises CheckpointError for an unusable file, ValueError for an invalid recipe, and FloatingPointError
-    for a loss that is not finite, each with a one-line message.
+    With `resume`, training continues from the last checkpoint in `out`. `devices` share the documents of a step. With
+    `fsdp`, they also share weights and optimizer state; otherwise each device has a copy. With several processes, all
+    of them read `out`, and only the first writes there. We call `report` after each step (on a GPU, once the next step
+    has started) and after each evaluation. Raises CheckpointError for an unusable file, ValueError for an invalid
+    recipe, and FloatingPointError for a loss that is not finite, each with a one-line message.
     """
     out = Path(out)
     check_recipe(recipe, bos=source.bos, stops=stops(source))
@@ -94,16 +94,18 @@ def train(
     state, begun, seconds = transform.init(tensors), 0, 0.0
     saved = checkpoints(out)
     if saved and not resume:
-        raise refused(out, "contains a training already: --resume continues it")
+        raise refused(out, "already contains a training run: continue it with --resume, or choose another --out")
     if resume and not saved:
-        raise refused(out, "contains no checkpoint to resume from")
+        raise refused(out, "contains no checkpoint that --resume could continue")
     if (out / "model").exists():
-        raise refused(out / "model", "exists already: this training is done")
+        raise refused(out / "model", "already exists: this training run is complete")
     if saved:
         tensors, state, begun, seconds = load_state(saved[-1], recipe, tensors, state)
         if jax.process_count() > 1 and (first := agreed(begun)) != begun:
             raise refused(
-                out, f"ends with step {begun}, but process 0 has step {first}: all processes need the same folder"
+                out,
+                f"has checkpoints up to step {begun}, but process 0 sees step {first}: all processes need the same "
+                "--out folder",
             )
     else:
         with os_errors(out):
@@ -122,24 +124,24 @@ def train(
     if over:
         tensors, state = over.place((tensors, state))
         zeros = jax.jit(zeros, out_shardings=over.shardings((tensors, np.float32(0))))
-        streams_at_once = 1  # devices could run two programs in different orders, and wait for each other forever
+        streams_at_once = 1  # otherwise two devices might run two programs in different orders, and deadlock
     ahead = steps_ahead(platform)
     pool, writer = ThreadPoolExecutor(streams_at_once), ThreadPoolExecutor(1)
-    side_by_side: Any = map if ahead else pool.map  # if the host runs ahead, the device runs programs in order
+    side_by_side: Any = map if ahead else pool.map  # on a GPU, the device runs programs one after the other
 
     def add_up(parts: list[Batch]) -> tuple[Tensors, Any]:
-        """Sum the gradients and the nats of all predictions of `parts`."""
+        """Sum the gradients and the losses, in nats, of all predictions of `parts`."""
         sums = zeros()
         for part in parts:
             sums = step.add_gradient(*sums, tensors, *map(on_devices, (part.ids, part.weights)))
         return sums if ahead else jax.block_until_ready(sums)
 
     def finished(step_begun: _Begun) -> StepReport:
-        """Wait for a step, and report it."""
+        """Wait for the end of a step, and report it."""
         nonlocal seconds, since
         loss = float(step_begun.nats) / step_begun.predictions
         if not np.isfinite(loss):
-            raise FloatingPointError(f"the loss of step {step_begun.step} is {loss}: try a smaller --lr")
+            raise FloatingPointError(f"step {step_begun.step}: expected a finite loss, got {loss}: try a smaller --lr")
         now = time.perf_counter()
         took, since = now - since, now
         seconds += took
@@ -147,7 +149,7 @@ def train(
         report(finished_steps)
         return finished_steps
 
-    # We make the next step's documents during this step; on a GPU both take equally long.
+    # A thread makes the documents of the next step during this step. On a GPU both take equally long.
     following = writer.submit(source.training, begun, recipe)
     waiting: deque[_Begun] = deque()
     since = time.perf_counter()
@@ -157,7 +159,10 @@ def train(
         parts = list(batches(chosen, rows=even(min(recipe.batch, rows), devices), context=context))
         count = sum(int(part.counted.sum()) for part in parts)
         if not count:
-            raise ValueError(f"step {number + 1} has nothing to learn within {context} tokens: try a larger context")
+            raise ValueError(
+                f"step {number + 1}: no document has a token to learn within the context of {context} tokens: try a "
+                "larger --context"
+            )
         streams = side_by_side(add_up, (parts[first::streams_at_once] for first in range(streams_at_once)))
         gradient, nats = total(*streams)
         tensors, state = step.update(tensors, state, gradient, np.float32(count))
@@ -175,7 +180,7 @@ def train(
             if writes:
                 save_state(out, done, seconds, recipe, *complete)
         if evaluates or saves:
-            since = time.perf_counter()  # evaluations and checkpoints do not count as time of a step
+            since = time.perf_counter()  # the time of a step does not include evaluations and checkpoints
     weights = over.whole(tensors) if over else tensors
     if writes:
         write_model(out, recipe, source, weights)
@@ -187,5 +192,5 @@ def _score(score: Callable, on_devices: Callable, tensors: Tensors, ids: np.ndar
 
 
 def parameters(config: Config) -> int:
-    """Count the weights of a model."""
+    """Count the weights of a model with this configuration."""
     return sum(int(np.prod(shape)) for shape in tensor_shapes(config).values())

@@ -32,11 +32,11 @@ from llamaspec.training.parallel import Spread
 
 EMBEDDING_STD = 0.02
 
-Tensors = dict[str, Array]  # weights or gradients by name
+Tensors = dict[str, Array]  # name: weight or gradient
 
 
 def initial_tensors(config: Config, *, seed: int) -> Tensors:
-    """Make norms of one, biases of zero, and random matrices that preserve the scale of their inputs.
+    """Make initial weights: norms of one, biases of zero, and random matrices that preserve the scale of their inputs.
 
     The matrices that write to the residual stream are smaller, so that all layers together add as much as one layer.
     """
@@ -59,7 +59,7 @@ def initial_tensors(config: Config, *, seed: int) -> Tensors:
 def optimizer(*, lr: float, steps: int, warm_up: int, decay: float) -> optax.GradientTransformation:
     """Make AdamW with gradient clipping. Weight decay applies only to matrices.
 
-    The learning rate rises to `lr` during `warm_up` steps, then falls along a cosine to 0 at `steps`.
+    The learning rate rises to `lr` during the first `warm_up` steps, and then falls along a cosine to 0 at `steps`.
     """
     rate = optax.warmup_cosine_decay_schedule(0.0, lr, warm_up, max(steps, warm_up + 1))
     return optax.chain(
@@ -77,10 +77,10 @@ def summed_loss(
     ops: Ops,
     dtype: np.dtype,
 ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Int[Array, "batch predicted"]]]:
-    """Sum the nats of all predictions, each times its importance. Computes in `dtype`, with sums in float32.
+    """Sum the losses of all predictions in nats, each times its importance. Computes in `dtype`, with sums in float32.
 
-    The second result has the unweighted sum over predictions with importance above 0, and the likeliest ids. The
-    first id of a row has no prediction, so `predicted` is seq - 1.
+    The second result is the unweighted sum over predictions with an importance above 0, and the likeliest ids. The
+    first id of a row is not predicted, so `predicted` is seq - 1.
     """
     batch, seq = ids.shape
     params = params_of(config, {name: a.astype(dtype) for name, a in tensors.items()}, rope_table(config, seq))
@@ -97,7 +97,7 @@ class Step(NamedTuple):
 
     add_gradient: Callable[..., tuple[Tensors, Array]]
     update: Callable[..., tuple[Tensors, optax.OptState]]
-    score: Callable[..., tuple[Array, tuple[Array, Array]]]  # `summed_loss`
+    score: Callable[..., tuple[Array, tuple[Array, Array]]]  # `summed_loss`, compiled
 
 
 def compile_step(
@@ -109,7 +109,7 @@ def compile_step(
     platform: str,
     over: Spread | None = None,
 ) -> Step:
-    """Compile the functions of a training that computes in `dtype` with `ops`, on a CPU or a GPU.
+    """Compile the functions of a training that computes in `dtype` with `ops`, for the `platform` cpu or gpu.
 
     `over` describes the devices, if there are several.
     """
@@ -117,16 +117,17 @@ def compile_step(
     loss = over.loss(summed_loss, **static) if over else partial(summed_loss, **static)
 
     def add_gradient(gradient: Tensors, nats: Array, tensors: Tensors, ids: Array, importance: Array):
-        """Add the gradient and the nats of this batch to the sums of the batches before."""
+        """Add the gradient and the loss of this batch to the sums over previous batches."""
         (_, (more, _)), slopes = jax.value_and_grad(loss, has_aux=True)(tensors, ids, importance)
         return jax.tree.map(jnp.add, gradient, slopes), nats + more
 
     def update(tensors: Tensors, state: optax.OptState, gradient: Tensors, count: Array):
-        """Take an optimizer step for the mean loss of `count` predictions. Returns weights and optimizer state."""
+        """Take an optimizer step for the mean loss over `count` predictions. Returns weights and optimizer state."""
         changes, state = transform.update(jax.tree.map(lambda g: g / count, gradient), state, tensors)
         return optax.apply_updates(tensors, changes), state
 
-    # Each length compiles a program, and autotuning a dozen programs took nine minutes, so we switch autotuning off.
+    # Each sequence length needs its own programs, and autotuning a dozen programs took nine minutes, so we turn
+    # autotuning off.
     options: Any = untuned_options(platform)
     return Step(
         add_gradient=jax.jit(add_gradient, donate_argnums=0, compiler_options=options),
@@ -145,8 +146,8 @@ def attend_whole(
 ) -> Float[Array, "batch seq width"]:
     """Attend like `ops.attend`, for a cache with exactly these sequences, from their first token.
 
-    Queries that share a kv head become the rows of one product, without a transpose. On a CPU, this and its gradient
-    are twice as fast.
+    Queries that share a kv head become the rows of one product, without a transpose. On a CPU, this function and its
+    gradient are twice as fast as `ops.attend`.
     """
     batch, seq, heads, head_dim = q.shape
     shared = heads // config.kv_heads
@@ -165,7 +166,9 @@ WHOLE = XLA._replace(attend=attend_whole)
 
 
 def remat(ops: Ops) -> Ops:
-    """Make ops that recompute their intermediate results for the gradient: less memory, a third more work."""
+    """Make ops that recompute their intermediate results for the gradient. They use less memory and do a third more
+    work.
+    """
 
     def again(op: Callable) -> Callable:
         return lambda *arrays, **static: jax.checkpoint(partial(op, **static))(*arrays)

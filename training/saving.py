@@ -1,4 +1,4 @@
-"""Checkpoints of a training, and the model at its end."""
+"""Checkpoints of a training, and the model that it writes at its end."""
 
 import json
 import os
@@ -24,35 +24,37 @@ from llamaspec.training.data import Source, stops
 from llamaspec.training.objective import Tensors
 from llamaspec.training.recipe import Recipe
 
-KEPT = 2  # checkpoints
+KEPT = 2  # number of checkpoints that we keep
 CHECKPOINT = re.compile(r"step-(\d{8})\.safetensors")
 
 
 def checkpoints(out: Path) -> list[Path]:
-    """List the checkpoints in a directory, from the first to the last."""
+    """Return the checkpoints in a directory, from the first to the last. Returns an empty list for a missing
+    directory.
+    """
     with os_errors(out):
         names = os.listdir(out) if out.exists() else []
     return [out / name for name in sorted(names) if CHECKPOINT.fullmatch(name)]
 
 
 def save_state(out: Path, step: int, seconds: float, recipe: Recipe, tensors: Tensors, state: optax.OptState) -> None:
-    """Write a checkpoint, then remove all but the last two."""
+    """Write a checkpoint, and then remove all checkpoints except the last two."""
     about = {"recipe": json.dumps(asdict(recipe)), "step": str(step), "seconds": f"{seconds:.3f}"}
     arrays = {name: np.asarray(leaf) for name, leaf in _named(tensors, state).items()}
     with new_file(out / f"step-{step:08}.safetensors", replace=True) as staged:
         try:
             save_file(arrays, staged, metadata=about)
-        except SafetensorError as error:  # the library's own exception for an OSError
+        except SafetensorError as error:  # safetensors raises its own exception for an OSError
             raise refused(out, " ".join(str(error).split())) from error
     for old in checkpoints(out)[:-KEPT]:
         old.unlink(missing_ok=True)
 
 
 def load_state(path: Path, recipe: Recipe, tensors: Tensors, state: Any) -> tuple[Tensors, Any, int, float]:
-    """Read the weights, optimizer state, completed steps and elapsed seconds that `save_state` wrote.
+    """Read the weights, optimizer state, number of completed steps and elapsed seconds that `save_state` wrote.
 
-    `tensors` and `state` give the expected names and shapes. Raises CheckpointError for a damaged file, or one with
-    another recipe.
+    `tensors` and `state` give the expected names and shapes. Raises CheckpointError for a damaged file, or for a
+    checkpoint with a different recipe.
     """
     try:
         with os_errors(path), safe_open(path, "np") as file:
@@ -60,13 +62,15 @@ def load_state(path: Path, recipe: Recipe, tensors: Tensors, state: Any) -> tupl
             arrays = {name: file.get_tensor(name) for name in file.keys()}
         step, seconds, written = int(about["step"]), float(about["seconds"]), json.loads(about["recipe"])
     except (SafetensorError, KeyError, ValueError) as error:
-        raise refused(path, "is not a training checkpoint, or is damaged: try the one before it") from error
+        raise refused(
+            path, "is not a training checkpoint, or is damaged: delete it to resume from the checkpoint before it"
+        ) from error
     expected_recipe = json.loads(json.dumps(asdict(recipe)))
     if differing := [name for name in expected_recipe if expected_recipe[name] != written.get(name)]:
-        raise refused(path, f"was made with another {', '.join(differing)}")
+        raise refused(path, f"was made with different options, so --resume cannot continue it: {', '.join(differing)}")
     expected = _named(tensors, state)
     if {name: a.shape for name, a in arrays.items()} != {name: np.shape(a) for name, a in expected.items()}:
-        raise refused(path, "contains other tensors than this training")
+        raise refused(path, "does not have the names and shapes of tensors that this training needs")
     leaves = [jnp.asarray(arrays[name]) for name in expected]
     tensors, state = jax.tree.unflatten(jax.tree.structure((tensors, state)), leaves)
     return tensors, state, step, seconds
@@ -78,7 +82,7 @@ def _named(tensors: Tensors, state: Any) -> dict[str, Any]:
 
 
 def write_model(out: Path, recipe: Recipe, source: Source, tensors: Tensors) -> None:
-    """Write OUT/model, with weights in bfloat16."""
+    """Write the model to `out`/model, with its weights in bfloat16."""
     narrow = np.dtype(ml_dtypes.bfloat16)
 
     def read(name: str) -> Callable[[], np.ndarray]:

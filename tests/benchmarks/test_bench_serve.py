@@ -222,10 +222,10 @@ def test_the_command_reports_draws_and_keeps(site, monkeypatch, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--suite", "serve", "--shape", "stories-15m"], "--shape is not for the suite serve"),
-        (["--suite", "serve", "--devices", "2"], "--devices is not for the suite serve"),
-        (["--rate", "2"], "--rate is not for the suite decode"),
-        (["--suite", "growth", "--requests", "2"], "--requests is not for the suite growth"),
+        (["--suite", "serve", "--shape", "stories-15m"], "--shape does not apply to --suite serve"),
+        (["--suite", "serve", "--devices", "2"], "--devices does not apply to --suite serve"),
+        (["--rate", "2"], "--rate does not apply to --suite decode"),
+        (["--suite", "growth", "--requests", "2"], "--requests does not apply to --suite growth"),
         (["--suite", "serve", "--rate", "0"], "0.0 is not in the range x>0"),
     ],
 )

@@ -78,8 +78,8 @@ def test_ids_and_texts_are_told_apart(tmp_path):
                 print(error)
     """)
     done = python("-c", script, cwd=tmp_path)
-    ids = "expected ids, got a text: `Llama.encode` turns a text into ids"
-    text = "expected a text, got list; for ids use `logits`, `decode` or `continue_ids`"
+    ids = "expected token ids, got a str: `Llama.encode` turns a text into ids"
+    text = "expected a str, got list; pass token ids to `logits`, `decode` or `continue_ids`"
     assert done.stdout.splitlines() == [ids, ids, text], done.stderr
 
 

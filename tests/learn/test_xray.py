@@ -219,7 +219,7 @@ def test_what_a_killed_process_left_is_replaced_and_what_only_has_its_name_is_ke
     for name in page.DATA:
         own = tmp_path / "own" / name
         own.mkdir(parents=True)
-        with pytest.raises(FileExistsError, match="something else"):
+        with pytest.raises(FileExistsError, match="files that xray did not write"):
             page.check_folder(own.parent)
         own.rmdir()
 
@@ -292,7 +292,7 @@ def test_inputs_are_what_the_matrices_were_given(walked):
     ("arguments", "message"),
     [
         (["Once", "--out", "{x}/new", "--layer", "10"], "--layer 10: the model has layers 0 to 9"),
-        (["Once", "--out", "{x}/full"], "full holds something else than a page of xray: name another folder"),
+        (["Once", "--out", "{x}/full"], "full contains files that xray did not write: name another folder"),
     ],
 )
 def test_the_command_refuses_what_it_cannot_do(arguments, message, tmp_path):

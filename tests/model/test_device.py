@@ -22,8 +22,8 @@ def test_a_platform_that_jax_lacks_is_one_line(command, platform):
 @pytest.mark.parametrize(
     ("memory", "words"),
     [
-        ((3 << 30, 80 << 30), "the GPU has no room to start: 77.0 GiB are held by other processes"),
-        (None, "the GPU has no room to start"),
+        ((3 << 30, 80 << 30), "the GPU has too little free memory to start: other processes hold 77.0 GiB"),
+        (None, "the GPU has too little free memory to start"),
     ],
 )
 def test_a_full_card_is_no_fault_of_ours(monkeypatch, memory, words):

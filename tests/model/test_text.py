@@ -24,7 +24,7 @@ def test_what_is_read_are_the_characters_that_are_whole(tmp_path_factory, text, 
     if expected.strip():
         assert read_text(path, most=most) == expected
     else:
-        with pytest.raises(CheckpointError, match="holds no text"):
+        with pytest.raises(CheckpointError, match="contains no text"):
             read_text(path, most=most)
 
 
@@ -76,5 +76,5 @@ def test_models_that_cut_the_text_differently_are_refused(tmp_path, monkeypatch)
     second.write_text(json.dumps(swapped(json.loads(spec))))
     models = [replace(checkpoint, path=str(file)) for file in (first, second)]
     monkeypatch.setattr("llamaspec.model.insight.evaluation.tokenizer_of", lambda model, _: load_tokenizer(model.path))
-    with pytest.raises(ValueError, match=r"other tokens, from token 0 on: .*--tokenizer names one for both"):
+    with pytest.raises(ValueError, match=r"differently, from token 0 on, .*--tokenizer sets one tokenizer for both"):
         text_for(models, path)

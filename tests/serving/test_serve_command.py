@@ -219,8 +219,8 @@ def asked(server: Server) -> float:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--host", "0.0.0.0"], 2, "0.0.0.0 is reachable from other machines: give --api-key"),
-        (["--api-key", ""], 2, "an API key cannot be empty"),
+        (["--host", "0.0.0.0"], 2, "--host 0.0.0.0 can be reached from other machines: give --api-key"),
+        (["--api-key", ""], 2, "--api-key is empty"),
         (["nowhere.gguf"], 1, "nowhere.gguf"),
         (["--max-batch", "0"], 2, "--max-batch"),
         (["--context", "4096"], 1, "context must be between 1 and the model's 1024"),

@@ -247,7 +247,9 @@ def test_processes_that_would_go_on_from_other_steps_are_refused(stopped, alphab
     source = Text(alphabet[0], load_tokenizer(alphabet[1]), {}, context=32)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(loop, "agreed", lambda step: step - 5)
-    with pytest.raises(CheckpointError, match="ends with step 25, but process 0 has step 20: all processes"):
+    with pytest.raises(
+        CheckpointError, match="has checkpoints up to step 25, but process 0 sees step 20: all processes"
+    ):
         loop.train(RECIPE, source, stopped, eval_every=10, save_every=5, resume=True)
 
 
@@ -308,9 +310,13 @@ def test_a_full_disk_loses_no_checkpoint(full_run, stopped, command):
 
 def test_a_started_training_is_not_overwritten(full_run, stopped, command):
     for out, arguments, words in (
-        (stopped, (), "contains a training already: --resume continues it"),
-        (stopped, ("--resume", "--lr=0.5", "--seed=2"), "was made with another lr, seed"),
-        (full_run[0], ("--resume",), "model: exists already: this training is done"),
+        (stopped, (), "already contains a training run: continue it with --resume"),
+        (
+            stopped,
+            ("--resume", "--lr=0.5", "--seed=2"),
+            "was made with different options, so --resume cannot continue it: lr, seed",
+        ),
+        (full_run[0], ("--resume",), "model: already exists: this training run is complete"),
     ):
         before = files(out)
         assert words in refusal(*command, *arguments, "--out", str(out))
@@ -321,7 +327,7 @@ def test_a_started_training_is_not_overwritten(full_run, stopped, command):
     ("arguments", "words"),
     [
         (["--out=OUT", "--text=NONE"], "No such file"),
-        (["--out=OUT", "--text=EMPTY"], "holds no text"),
+        (["--out=OUT", "--text=EMPTY"], "contains no text"),
         (["--out=OUT", "--text=BINARY"], "is not UTF-8: its byte"),
         (["--out=OUT", "--text=EMPTY", "--context=1"], "'--context': 1 is not in the range"),
         (["--out=OUT", "--heads=3", "--kv-heads=2"], "3 heads do not share 2 kv heads"),
@@ -336,7 +342,7 @@ def test_a_started_training_is_not_overwritten(full_run, stopped, command):
         (["--out=OUT", "--answers=-1"], "'--answers': -1.0 is not in the range"),
         (["--out=OUT", "--resume"], "contains no checkpoint"),
         (["--out=EMPTY"], "Not a directory"),
-        (["--out=OUT", "--tokenizer=NONE"], "--tokenizer goes with --text"),
+        (["--out=OUT", "--tokenizer=NONE"], "--tokenizer needs --text"),
         (["--evaluate=NONE"], "No such file"),
         ([], "give either"),
     ],
@@ -359,7 +365,7 @@ def test_documents_cut_before_anything_to_learn_are_one_line(stories, monkeypatc
 def test_a_loss_that_is_no_number_ends_the_run(full_run, command, monkeypatch, tmp_path, ahead):
     monkeypatch.setattr(loop, "steps_ahead", lambda platform: ahead)
     message = refusal(*command, "--lr=1e30", "--out", str(tmp_path / "out"))
-    assert re.search(r"the loss of step \d+ is (nan|inf): try a smaller --lr", message)
+    assert re.search(r"step \d+: expected a finite loss, got (nan|inf): try a smaller --lr", message)
 
 
 @pytest.mark.slow  # 4 s

@@ -128,7 +128,7 @@ def test_what_no_contract_knows_is_no_verdict(run):
 
 
 def test_wrong_usage(run, tmp_path, monkeypatch):
-    with pytest.raises(click.UsageError, match="takes a FILE with Model and ModelNew, and no other candidate"):
+    with pytest.raises(click.UsageError, match="takes one FILE with classes Model and ModelNew"):
         run(PRODUCT, "--candidate", "problem.py:f")
     with pytest.raises(click.UsageError, match=r"there is no file none\.py"):
         llamaspec.main(["verify", "kernelbench", "none.py", *FEW], standalone_mode=False)

@@ -42,7 +42,7 @@ GOLDEN = read_golden("chat")
 WHAT_ERRORS_SAY = {
     "TemplateError": "refuses this conversation: ",
     "UndefinedError": "fails: UndefinedError: ",
-    "SecurityError": "does what no template may: a namespace has no '_hidden'",
+    "SecurityError": "uses a forbidden operation: a namespace cannot have the name '_hidden'",
 }
 HELLO = [{"role": "user", "content": "Hello"}]
 DIALOGUE = [
@@ -79,23 +79,23 @@ def test_what_is_none_is_not_there():
 
 
 HOSTILE = {
-    "{{ 'a' * 10**10 }}": "takes more than 512 MB of memory",
-    "{% set s = namespace(l=[1]) %}{% for i in range(99) %}{% set s.l = s.l + s.l %}{% endfor %}": "takes more than",
+    "{{ 'a' * 10**10 }}": "uses more than 512 MB of memory",
+    "{% set s = namespace(l=[1]) %}{% for i in range(99) %}{% set s.l = s.l + s.l %}{% endfor %}": " more than",
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}": "takes more than 2 seconds",
     "{{ 7 ** (10 ** 9) }}": "takes more than 2 seconds",  # within a single instruction of Python
-    "{% for a in range(99999) %}{{ 'aaaaaaaaaa' * 10 }}{% endfor %}": f"makes more than {LONGEST:,} characters",
+    "{% for a in range(99999) %}{{ 'aaaaaaaaaa' * 10 }}{% endfor %}": f"as more than {LONGEST:,} characters",
     "{% for a in range(10**6) %}{% endfor %}": "fails: OverflowError: Range too big",
-    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "is nested or calls itself too deeply",
-    "{{ " + "(" * 9999 + "1" + ")" * 9999 + " }}": "is nested or calls itself too deeply",
-    "{{ ''.__class__.__mro__[1].__subclasses__() }}": "does what no template may: access to attribute '__class__'",
-    "{{ '{0.__class__.__mro__}'.format('') }}": "does what no template may: access to attribute '__class__'",
-    "{{ (messages | attr('__class__')).mro() }}": "does what no template may: access to attribute '__class__'",
-    "{{ raise_exception.__globals__.keys() }}": "does what no template may: access to attribute '__globals__'",
-    "{{ messages.append(1) }}": "does what no template may: access to attribute 'append'",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "is nested too deeply, or calls itself too deeply",
+    "{{ " + "(" * 9999 + "1" + ")" * 9999 + " }}": "is nested too deeply, or calls itself too deeply",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}": "uses a forbidden operation: access to attribute '__class__'",
+    "{{ '{0.__class__.__mro__}'.format('') }}": "uses a forbidden operation: access to attribute '__class__'",
+    "{{ (messages | attr('__class__')).mro() }}": "uses a forbidden operation: access to attribute '__class__'",
+    "{{ raise_exception.__globals__.keys() }}": "uses a forbidden operation: access to attribute '__globals__'",
+    "{{ messages.append(1) }}": "uses a forbidden operation: access to attribute 'append'",
     "{% include '/etc/passwd' %}": "fails: TypeError: no loader",
     "{{ nothing.at.all }}": "fails: UndefinedError: 'nothing' is undefined",
-    "{% if %}": "is not a template: line 1: Expected an expression",
-    "\n{{ 'a'": "is not a template: line 2: unexpected end of template",
+    "{% if %}": "is not a valid template: line 1: Expected an expression",
+    "\n{{ 'a'": "is not a valid template: line 2: unexpected end of template",
     "{{ raise_exception('two\\nlines \\x1b[31m') }}": r"refuses this conversation: two\nlines \x1b[31m",
     "{{ raise_exception('long ' * 1000) }}": "refuses this conversation: long long",
 }
@@ -198,7 +198,7 @@ def test_workers_render_side_by_side_and_two_are_kept(started):
 def test_a_template_that_cannot_be_compiled_is_told_each_time(started):
     with closing(Workers()) as workers:
         for _ in range(2):
-            with pytest.raises(CheckpointError, match=r"^t: is not a template: line 1: Expected"):
+            with pytest.raises(CheckpointError, match=r"^t: is not a valid template: line 1: Expected"):
                 say(ChatTemplate("t", "{% if %}", workers=workers), "a")
     assert len(started) == 1
 
@@ -244,9 +244,9 @@ def test_the_built_in_formats_that_are_chosen():
 def test_an_option_that_no_template_reads_is_refused():
     template = ChatTemplate("t", "{{ enable_thinking }}", named={"tool_use": "{{ effort }}"})
     check_options(template, ["enable_thinking", "effort"])
-    with pytest.raises(ValueError, match=r'^t: reads no option "thinking"'):
+    with pytest.raises(ValueError, match=r'^t: this chat template does not read an option "thinking"'):
         check_options(template, ["effort", "thinking"])
-    with pytest.raises(ValueError, match="messages is given by the conversation"):
+    with pytest.raises(ValueError, match="messages comes from the conversation"):
         check_options(template, ["messages"])
 
 
@@ -335,7 +335,7 @@ def test_errors_of_templates_show_what_was_said():
 
 
 def test_halves_of_a_character_that_a_template_puts_together_are_refused():
-    with pytest.raises(CheckpointError, match=r"^t: makes text that is not valid Unicode"):
+    with pytest.raises(CheckpointError, match=r"^t: renders this conversation as text that is not valid Unicode"):
         ChatTemplate("t", r"{{ '\ud83d' ~ '\udc4b' }}").render([])
 
 
@@ -378,7 +378,7 @@ def test_a_template_that_fills_no_context_is_refused_before_it_is_encoded():
     """A rendered prompt of 2.8 million characters is refused before it is encoded; encoding took 1.8 GB."""
     chat = Chat(Model(), ChatTemplate("t", "{{ 'x' * 2_800_000 }}"))
     with pytest.raises(
-        ValueError, match=r"^t: makes 2,800,000 characters of this conversation, more than 25,600, which"
+        ValueError, match=r"^t: renders this conversation as 2,800,000 characters, but .* allows at most 25,600"
     ):
         chat.reply("a")
     assert chat.messages == []

@@ -161,12 +161,12 @@ def test_a_plan_for_several_devices_is_that_of_a_share_and_of_the_sums_between_t
 def test_a_plan_over_the_memory_at_hand_says_so(run):
     code, out, err = run("inspect", "--plan", "--shape", "llama-3.1-70b", "--device", "rtx-4090")
     assert code == 0, err
-    assert "MORE THAN THERE IS" in out
+    assert "MORE THAN THE DEVICE HAS" in out
     assert json.loads(run("inspect", "--plan", "--shape", "llama-3.1-70b", "--device", "rtx-4090", "--json")[1])[
         "memory"
     ]["fits"] is False  # fmt: skip
     code, out, _ = run("inspect", "--plan", "--shape", "llama-3.1-70b", "--device", "h200", "--quantize", "q4")
-    assert code == 0 and "MORE THAN THERE IS" not in out
+    assert code == 0 and "MORE THAN THE DEVICE HAS" not in out
 
 
 def test_several_sequences_share_the_weights_and_nothing_else():
@@ -302,12 +302,12 @@ def test_what_is_timed_and_planned_is_of_the_dtype_that_runs(scheme, on_a_gpu, m
     [
         (
             Memory(weights=4_400_000_000, cache=180_000_000, activations=10**7, logits=0, process=10**9, compiling=0),
-            "4.40 GB of weights, 0.18 GB of cache for a context of 64 tokens and 0.83 GB to compute do not fit in the "
-            "0.10 GB of memory that are free",
+            "4.40 GB of weights, 0.18 GB of KV cache for a context of 64 tokens and 0.83 GB for computing do not fit "
+            "in 0.10 GB of free memory",
         ),
         (
             Memory(weights=6_000_000, cache=1_000_000, activations=0, logits=0, process=10**8, compiling=460_000_000),
-            "compiling takes up to 0.28 GB and does not fit in the 0.10 GB of memory that are free",
+            "compiling needs up to 0.28 GB, which does not fit in 0.10 GB of free memory",
         ),
     ],
 )
@@ -349,7 +349,7 @@ def test_what_other_programs_hold_of_a_gpu_is_not_free(monkeypatch):
         (["--plan", "--context", "5000", "--device", "h200"], 1, "context must be between 1 and the model's "),
         (["nowhere.bin", "--plan", "--device", "h200"], 1, "nowhere.bin"),
         (["stories", "--plan", "--shape", "llama-2-7b"], 2, "either MODEL or --shape"),
-        (["--device", "h200"], 2, "--device goes with --plan"),
+        (["--device", "h200"], 2, "--device needs --plan"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(arguments: list[str], status: int, words: str, run):

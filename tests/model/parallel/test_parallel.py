@@ -55,7 +55,7 @@ def test_a_story_does_not_depend_on_the_number_of_devices():
     for (way, devices), story in zip(SHARED_BY[1:], shared, strict=True):
         assert (story["drawn"], story["greedy"]) == (single["drawn"], single["greedy"])
         assert np.allclose(story["logits"], single["logits"], rtol=0, atol=1e-4)
-        dealt = ", each with every n-th position" * (way == "context")
+        dealt = ", the cache sharded by positions" * (way == "context")
         assert story["run"] == f"{single['run']}, {devices} devices{dealt}"
     assert len(single["drawn"]) > 40 and single["drawn"] != single["greedy"]
 
@@ -109,8 +109,8 @@ def test_shares_are_the_rows_and_columns_of_the_whole(name, devices):
             2,
             "3 heads cannot be cut into 2 equal parts: this model runs on one device only",
         ),
-        ({"experts": 2, "experts_per_token": 1, "shared_ffn": 6}, 4, "6 columns of the expert that every token passes"),
-        ({}, 0, "0 devices are none"),
+        ({"experts": 2, "experts_per_token": 1, "shared_ffn": 6}, 4, "6 columns of the shared expert"),
+        ({}, 0, "expected at least 1 device, got 0"),
     ],
 )
 def test_a_number_that_cannot_share_a_model_is_refused_with_those_that_can(sizes, devices, words):

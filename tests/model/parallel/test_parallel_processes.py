@@ -179,7 +179,7 @@ def test_the_end_of_one_process_ends_the_other_with_one_line(started, victim):
     assert processes[0].stdout.read(6) == "Once u"  # the text has begun
     processes[victim].kill()
     lines = errors(processes[1 - victim])  # at once, without waiting for a timeout
-    gone = f"error: process {victim} of 2 is gone"
+    gone = f"error: process {victim} of 2 has ended"
     if victim == 0 and len(lines) > 1:  # a busy machine's JAX may report its lost coordinator before we do
         own_lines = [line for line in lines if not re.match(r"[IWEF]\d{4} ", line)]  # without JAX's log
         assert own_lines == [gone] or any("detected fatal errors" in line for line in lines), lines
@@ -294,11 +294,14 @@ def test_a_process_that_never_comes_is_named_by_its_place(started):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--processes", "2"), "--coordinator, --processes and --process go together"),
-        (("--coordinator", "h:1", "--processes", "2", "--process", "2"), "--process 2 is not below 2"),
+        (("--processes", "2"), "give all three of --coordinator, --processes and --process"),
+        (
+            ("--coordinator", "h:1", "--processes", "2", "--process", "2"),
+            "--process: expected a number from 0 to 1, got 2",
+        ),
         (
             ("--coordinator", "h:1", "--processes", "2", "--process", "0", "--devices", "3"),
-            "3 devices cannot be divided evenly between 2 processes",
+            "--devices 3 is not a multiple of --processes 2",
         ),
     ],
 )

@@ -408,8 +408,8 @@ def test_requests_that_mean_nothing_are_refused(options, what, run, tmp_path):
     ("content", "what"),
     [
         (None, "No such file"),
-        (b"", "holds no text"),
-        (b" \n\n", "holds no text"),
+        (b"", "contains no text"),
+        (b" \n\n", "contains no text"),
         (b"Once upon a time", "tokens, fewer than the 511 of one window to calibrate with"),
         (b"Once \xff upon", "is not UTF-8: its byte 5 is 0xff"),
     ],
