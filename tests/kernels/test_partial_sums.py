@@ -1,4 +1,6 @@
-"""Products split by columns over two devices: kernels return float32 partial sums; all other work follows the sum."""
+"""Products with columns split over two devices: kernels return float32 partial sums; bias and residual are added after
+the sum.
+"""
 
 import jax.numpy as jnp
 import numpy as np

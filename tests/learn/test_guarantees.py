@@ -1,4 +1,6 @@
-"""Each scheme of the gallery: errors stay within `learn.quantizers.guarantees`; the largest exceeds half of them."""
+"""Errors of each quantization scheme stay within `learn.quantizers.guarantees`, and the largest error exceeds half the
+guarantee.
+"""
 
 import numpy as np
 import pytest

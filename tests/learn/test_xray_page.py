@@ -1,4 +1,4 @@
-"""The X-ray page of the built-in model in a browser, opened from a file: its numbers equal the definition's."""
+"""The built-in model's X-ray page in a browser, opened from a file: its numbers equal the reference's."""
 
 import re
 
