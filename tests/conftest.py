@@ -1,6 +1,4 @@
-"""Common test setup: JAX runs on the CPU, Hypothesis's profiles are set, and external data comes only from
-LLAMASPEC_DATA.
-"""
+"""Common test setup: JAX on the CPU, Hypothesis's profiles, and external data from LLAMASPEC_DATA only."""
 
 import gc
 import importlib.util
@@ -74,8 +72,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases that `sampled` leaves out as slow. A comment next to such a mark states the processor time in
-    seconds.
+    """Mark the cases that `sampled` leaves out as slow.
+
+    A comment next to such a mark states the processor time in seconds.
     """
     names = [item.nodeid.partition("[")[0] for item in items]
     totals, places = Counter(names), Counter()
@@ -169,9 +168,7 @@ def browser():
 
 @pytest.fixture(scope="session")
 def data() -> Path:
-    """Return the folder LLAMASPEC_DATA, with models and tokenizers that we may not redistribute; skip the test without
-    it.
-    """
+    """Return the folder LLAMASPEC_DATA with models that we may not redistribute; skip the test if it is unset."""
     if not os.environ.get("LLAMASPEC_DATA"):
         pytest.skip(NEEDS_DATA)
     folder = Path(os.environ["LLAMASPEC_DATA"]).resolve()

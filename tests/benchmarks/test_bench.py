@@ -306,8 +306,9 @@ class Measured(Exception):
 
 @pytest.mark.parametrize("suite", ["decode", "growth"])
 def test_how_a_model_runs_is_told(suite: str, tiny, capsys, monkeypatch: pytest.MonkeyPatch):
-    """`bench` prints how a model runs, as `generate` does, but nothing if it runs with a CPU's defaults. The GPU is
-    simulated.
+    """`bench` prints how a model runs, as `generate` does, but nothing if it runs with a CPU's defaults.
+
+    The GPU is simulated.
     """
 
     def stop(suite: str, **_: object):

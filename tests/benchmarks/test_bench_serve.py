@@ -1,4 +1,7 @@
-"""Benchmarks of concurrent requests run to the end. Their figures are not checked, because they need an idle machine."""
+"""Benchmarks of concurrent requests run to the end.
+
+Their figures are not checked, because they need an idle machine.
+"""
 
 import doctest
 import json
@@ -121,8 +124,9 @@ def test_every_answer_is_read_as_the_server_gave_it(site):
 
 
 def test_nobody_waits_for_the_answer_before(site, monkeypatch):
-    """The load generator sends the second request before the first answer ends; the server holds that answer until
-    then.
+    """The load generator sends a second request before the first answer ends.
+
+    The server holds the first answer until then.
     """
     monkeypatch.setattr(load, "HOPELESS", 20.0)
     asks, ended = [Ask((5,), 9, 0), Ask((5,), 3, 1)], []
@@ -185,7 +189,7 @@ def stand_in(folder: Path) -> str:
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, url: str) -> list[list[str]]:
-    """Replace the servers that a benchmark would start by the one at `url`; return the list of commands it would run."""
+    """Replace the servers that a benchmark would start by the one at `url`; return the list of their commands."""
     started: list[list[str]] = []
 
     class Kept:
@@ -263,8 +267,9 @@ def test_a_server_that_is_not_there_is_refused_in_a_line():
 
 @pytest.mark.slow  # 10 s
 def test_the_built_in_model_is_loaded_by_a_server_of_its_own():
-    """A benchmark starts its own server with the built-in model; requests reuse cached prefixes, and texts are the same
-    at every request rate.
+    """The benchmark starts its own server with the built-in model.
+
+    Requests reuse cached prefixes, and the texts are the same at every request rate.
     """
     report = serve_suite.run_suite(model="stories", rates=[50.0], requests=8, context=None, width=4)
     assert serve_suite.wrong(report) == [] and len(report["rows"]) == 2

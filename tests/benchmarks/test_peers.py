@@ -1,5 +1,6 @@
-"""`benchmarks/audits/peers.py` times several engines in turn, and compares times of the same round. Only our engine
-runs here.
+"""`benchmarks/audits/peers.py` times several engines in turn, and compares times of the same round.
+
+Only our engine runs here.
 """
 
 import doctest
@@ -118,9 +119,7 @@ def llama_cpp(tmp_path):
 
 
 def test_a_gpu_is_compared_file_by_file(llama_cpp, tmp_path, monkeypatch):
-    """The next model file is written before our engine runs, and each measured file is deleted, except for the BF16
-    file.
-    """
+    """The next model file is written before our engine runs. Measured files are deleted, except for the BF16 file."""
 
     def ours(model: Path, form: str, context: int, *, wait, **options):
         wait()

@@ -30,8 +30,9 @@ llamaspec.main()
 
 
 class Terminal:
-    """A command that runs in a pseudo-terminal, and its output. Methods raise TimeoutError with the output if the
-    command does not answer in time.
+    """A command that runs in a pseudo-terminal, and its output.
+
+    Methods raise TimeoutError with the output if the command does not answer in time.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], end: int):

@@ -29,7 +29,7 @@ def stories(data) -> list[str]:
 
 
 def assert_refused(result: tuple | Done, *words: str, status: int = 1):
-    """Assert that a command failed with `status`, empty stdout, and one line `error: ...` on stderr with all `words`."""
+    """Assert that a command exited with `status`, printed nothing on stdout, and one `error:` line with all `words`."""
     code, out, err = result[:3]
     lines = err.strip().splitlines()
     assert (code, out, len(lines)) == (status, "", 1), err
@@ -294,8 +294,9 @@ def test_the_shell_completes_models_as_files(arguments, word):
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 @pytest.mark.parametrize(("word", "completion"), [("--hel", "--help"), ("--mod", "--model"), ("--cache i", "int8")])
 def test_the_shell_completes_options_and_their_choices(shell, word, completion, monkeypatch):
-    """Shell completion lists options and their values. The test sets the variable that the script in docs/models.md
-    sets.
+    """Shell completion lists options and their values.
+
+    The test sets the variable that the script in docs/models.md sets.
     """
     monkeypatch.setenv("COMP_WORDS", words := f"llamaspec generate {word}")
     monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
@@ -441,8 +442,9 @@ cli.main()
 
 
 def test_bad_files_cost_a_line_and_little_memory(data, tmp_path):
-    """Each command refuses each bad file with a one-line error and little memory. It runs in its own process, where
-    memory can be measured.
+    """Each command refuses each bad file with a one-line error and little memory.
+
+    It runs in its own process, where memory can be measured.
     """
     tokenizer = str(data / "stories260K" / "tok512.model")
     page = tmp_path / "page.bin"
@@ -463,7 +465,7 @@ def test_bad_files_cost_a_line_and_little_memory(data, tmp_path):
 
 
 def test_a_context_that_does_not_fit_is_refused_before_it_is_allocated(tmp_path):
-    """A tiny model whose config claims 2^30 positions is refused before its KV cache, several terabytes, is allocated."""
+    """A tiny model with 2^30 positions in its config is refused before its KV cache of several TB is allocated."""
     config = FAMILIES["llama-2"] | {"max_position_embeddings": 2**30}
     write_checkpoint(tmp_path, config)
     result = run_llamaspec(

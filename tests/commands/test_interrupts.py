@@ -223,7 +223,7 @@ TIMED = 1013  # rows to time; no draw has this number
 
 @pytest.mark.parametrize("phase", ["lab", "verify", "timed"])
 def test_ctrl_c_ends_a_judge_whose_kernel_never_answers(tmp_path, phase):
-    """Ctrl-C ends `verify` and `lab check` while the judged kernel hangs, and leaves no verdict, page or replay file."""
+    """Ctrl-C ends `verify` and `lab check` while a judged kernel hangs. No verdict, page or replay file is left."""
     if phase == "lab":
         write_exercise(ALL[1], tmp_path / "lab-01")
         file, arguments = tmp_path / "lab-01" / KERNEL, ["lab", "check", "1"]
@@ -249,7 +249,10 @@ def test_ctrl_c_ends_a_judge_whose_kernel_never_answers(tmp_path, phase):
 
 
 def test_what_is_typed_during_an_answer_is_not_shown_within_it(monkeypatch):
-    """Keys typed during an answer are not echoed. The terminal's modes are restored even if a signal ends the process."""
+    """Keys typed during an answer are not echoed.
+
+    The terminal's modes are restored even if a signal ends the process.
+    """
     master, terminal_end = pty.openpty()
     with open(terminal_end) as stdin, open(master, "rb", buffering=0):
         monkeypatch.setattr(sys, "stdin", stdin)
@@ -300,9 +303,7 @@ sys.exit(99 if os.WIFSTOPPED(status) else os.waitstatus_to_exitcode(status))
 
 
 def test_a_chat_that_ctrl_z_has_stopped_within_an_answer_can_be_told_to_end():
-    """SIGTERM ends a chat that Ctrl-Z stopped during an answer, although restoring terminal modes could stop the chat
-    again.
-    """
+    """SIGTERM ends a chat that Ctrl-Z stopped during an answer, though restoring terminal modes could stop it again."""
     master, terminal_end = pty.openpty()
     with open(terminal_end) as stdin, open(master, "rb", buffering=0):
         done = subprocess.run(
@@ -328,8 +329,9 @@ chat._Pressed.__call__ = held
 
 
 def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
-    """In a chat, Ctrl-C cancels a half-typed line or stops an answer, but does not end the chat. Line breaks cut no
-    word.
+    """In a chat, Ctrl-C cancels a half-typed line or stops an answer, but does not end the chat.
+
+    Line breaks cut no word.
     """
     arguments = ("chat", "--temperature=0", "--backend=reference")
     with at_terminal(*arguments, cwd=tmp_path, columns=30, first=WAITS_IN_ITS_ANSWER) as terminal:
@@ -373,7 +375,10 @@ def test_ctrl_c_ends_a_process_that_waits_for_the_questions_of_another():
 
 
 def test_signals_are_still_watched_for_after_a_prompt(monkeypatch, tmp_path):
-    """After a prompt, the watcher thread handles signals again: only that thread can answer SIGTERM while XLA compiles."""
+    """After a prompt, the watcher thread handles signals again.
+
+    Only this thread can answer SIGTERM while XLA compiles.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     pipe, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -394,8 +399,9 @@ def test_signals_are_still_watched_for_after_a_prompt(monkeypatch, tmp_path):
 
 
 def test_a_signal_that_comes_twice_at_once_is_acted_on_once(monkeypatch):
-    """Two signals at the same moment run the handler once. Earlier, `serve` began its shutdown twice and printed a
-    traceback.
+    """Two signals at the same moment run the handler once.
+
+    Earlier, `serve` began its shutdown twice and printed a traceback.
     """
     acted, handle = [], signal.signal
 
@@ -411,7 +417,10 @@ def test_a_signal_that_comes_twice_at_once_is_acted_on_once(monkeypatch):
 
 
 def test_ctrl_z_stops_a_chat_and_is_no_character_of_its_line(monkeypatch, tmp_path):
-    """Ctrl-Z suspends a chat and adds no character to the typed line. The test replaces the suspension by a recorder."""
+    """Ctrl-Z suspends a chat and adds no character to the typed line.
+
+    The test replaces the suspension by a recorder.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     stopped = []
     monkeypatch.setattr(Application, "suspend_to_background", lambda self: stopped.append(self.current_buffer.text))

@@ -67,8 +67,9 @@ def test_ids_and_texts_go_into_each_other():
 
 
 def test_ids_and_texts_are_told_apart(tmp_path):
-    """Methods that expect token ids refuse a string, and methods that expect a string refuse ids. The test uses a
-    separate process, because beartype would refuse the arguments first.
+    """Methods that expect token ids refuse a string, and methods that expect a string refuse ids.
+
+    The test uses a separate process, because beartype would refuse the arguments first.
     """
     script = textwrap.dedent("""
         from llamaspec import load

@@ -49,8 +49,9 @@ DISTINCT = 16  # distinct superblocks of 256 weights
 
 
 def model(name: str, data: Path | None = None) -> Any:
-    """Build the float32 model `name` with `tests.support.gguf_files`; the model stories260K comes from the folder
-    `data`.
+    """Build the float32 model `name` with `tests.support.gguf_files`.
+
+    The model stories260K comes from the folder `data`.
     """
     from tests.support import families, gguf_files
 

@@ -46,7 +46,7 @@ CONFIG = {
 
 
 def write_model(path: Path, type: str) -> None:
-    """Write a random model with matrices of `type`: all matrices if our writer supports the type, else those in layers."""
+    """Write a random model with matrices of `type`: all matrices if our writer supports it, else those in layers."""
     from llamaspec.model.checkpoints import open_checkpoint
     from llamaspec.model.checkpoints.gguf.write import write_gguf
     from llamaspec.model.tokenizers.gguf_writer import vocabulary_keys
@@ -148,8 +148,9 @@ class Model:
         self.size = self.c.llama_vocab_n_tokens(self.vocabulary)
 
     def logits(self, ids: list[int], seen: dict[str, np.ndarray] | None = None) -> np.ndarray:
-        """Compute logits [seq, vocab]. Append every tensor of llama.cpp's graph to `seen` by name, as flat float32
-        arrays.
+        """Compute logits [seq, vocab].
+
+        Append every tensor of llama.cpp's graph to `seen` by name, as flat float32 arrays.
         """
         options = self.c.llama_context_default_params()
         options.n_ctx = options.n_batch = options.n_ubatch = 512
@@ -175,8 +176,9 @@ class Model:
         return rows
 
     def greedy(self, text: str, count: int) -> tuple[list[int], float]:
-        """Continue a text greedily. Return all tokens, and the smallest difference between the largest two logits of a
-        step.
+        """Continue a text greedily.
+
+        Return all tokens, and the smallest difference between the largest two logits of a step.
         """
         ids, margin = self.tokens(text), math.inf
         for _ in range(count):

@@ -251,8 +251,9 @@ def test_the_rooms_of_verify_are_all_in_order():
 
 
 def test_everything_of_ours_is_imported_by_one_name():
-    """Imports use the prefix `llamaspec`. Without the prefix, Python would load a module twice, as `reference.rope`
-    too.
+    """Imports use the prefix `llamaspec`.
+
+    Without the prefix, Python would load a module twice, as `reference.rope` too.
     """
     short = {*OURS} - {"tests"}
     for path in (

@@ -65,8 +65,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(line: str, folder: Path) -> str:
-    """Run a command from a document and return its stdout. The exit status must be 0, or 1 if `verify` finds a
-    violation.
+    """Run a command from a document and return its stdout.
+
+    The exit status must be 0, or 1 if `verify` finds a violation.
     """
     if line.startswith("make "):
         line = made(line)

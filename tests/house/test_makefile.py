@@ -153,7 +153,10 @@ class Checkout:
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
 
     def setup(self, at_once: int = 1, target: str = "setup") -> list[str]:
-        """Run the target in `at_once` parallel makes. Return the recorded calls: created environments, pip and Python."""
+        """Run the target in `at_once` parallel makes.
+
+        Return the recorded calls: created environments, pip and Python.
+        """
         self.calls.write_text("")
         command = [str(MAKE), "-s", target, f"PYTHON={self.python}"]
         makes = [

@@ -96,8 +96,9 @@ def test_every_shape_around_a_tile(shape):
 @pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[7]])
 @pytest.mark.parametrize("lengths", [[1, 63, 64, 65], [0, 2**31 - 1, -(2**31), 1]])
 def test_every_length_that_is_an_edge(shape, lengths):
-    """A length beyond the capacity attends to all keys of its own sequence and reads no NaN of the next; length 0 gives
-    0.
+    """A length beyond the capacity attends to all keys of its own sequence, and reads no NaN of the next.
+
+    Length 0 gives 0.
     """
     attend(Noise(seed=3), shape, lengths)
 

@@ -91,9 +91,7 @@ def test_the_edge_of_what_needs_no_mask(shape, offsets, edge):
 @pytest.mark.sampled(1)  # 2 s each
 @pytest.mark.parametrize("seq", [1, 7, ROWS - 1, ROWS + 1])
 def test_sequences_that_no_worker_is_full_of(seq):
-    """Prefill attention stays within its bound if the last thread block has unused query rows (3 query heads per key
-    head).
-    """
+    """Prefill attention stays within its bound if a thread block has unused rows, with 3 query heads per key head."""
     attend(Noise(seed=3), Shape(seq, 1, 3, 64, TILE + ROWS + 8), [TILE - seq])
 
 
@@ -113,7 +111,10 @@ def test_extremes(noise, scores):
 
 
 def test_large_scores():
-    """With scores up to 2e4, attention stays within its bound; the largest score is at the newest key or at the first."""
+    """With scores up to 2e4, attention stays within its bound.
+
+    The largest score is at the newest or at the first key.
+    """
     seq, keys, head_dim = 9, 70, 64
     query, k = pointed(2, keys, head_dim)
     q = np.repeat(query[None], seq, axis=0)

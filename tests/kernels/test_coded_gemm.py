@@ -76,8 +76,9 @@ def check(w: ScaledCodes, x: np.ndarray, y: np.ndarray) -> None:
 @example(noise=Noise(7), form="q5_32_min", batch=3, cut=CUTS[0])
 @example(noise=Noise(3), form="q8_row", batch=3, cut=CUTS[1])
 def test_product(noise, form, batch, cut):
-    """The product is within its error bound. The pipeline's rings wrap at least twice, and the last step may be
-    partial.
+    """The product is within its error bound.
+
+    The pipeline's rings wrap at least twice, and the last step may be partial.
     """
     bits, group, *_ = EVERY_FORM[form]
     wide = cut.parts if group != 128 else 2 * cut.parts
@@ -200,9 +201,7 @@ PRODUCTS = ("norm_qkv", "project_add", "norm_gate_up", "down_add", "norm_logits"
 )
 @pytest.mark.parametrize("pages", [None, Pages(number=20, size=8)])
 def test_a_step_of_several_sequences_multiplies_by_codes_at_once(scheme, dtype, batch, at_once, pages):
-    """A decode step of several sequences uses the coded GEMM exactly for the codes that it supports, also with a paged
-    cache.
-    """
+    """A decode step of several sequences uses the coded GEMM for all codes that it supports, also with paged caches."""
     programs, _ = programs_of(WIDE, scheme, batch, dtype=dtype, pages=pages)
     assert uses_coded_gemm(programs) == dict.fromkeys(PRODUCTS, at_once)
     by_kernels = scheme is not None and batch <= MOST_VECTORS

@@ -184,7 +184,10 @@ def test_norm_qkv(dtype, batch, heads, head_dim, steps, biased, blocks, outlier,
     [(16, (-(2**31), 7)), (16, (-1, 8)), (16, (3, 2**31 - 1)), (8, (8, -1)), (4, (2**31 - 1, -(2**31)))],
 )
 def test_a_position_outside_of_the_cache_is_taken_for_the_nearest(bits, at):
-    """A position outside the cache is clamped to the nearest row. All other rows, heads and sequences stay unchanged."""
+    """A position outside the cache is clamped to the nearest row.
+
+    All other rows, heads and sequences stay unchanged.
+    """
     heads, kv_heads, capacity, head_dim = 1, 2, 8, 16
     cols, rows = 256 if bits == 16 else 1024, (heads + 2 * kv_heads) * head_dim
     w: Any = jnp.ones((rows, cols), jnp.bfloat16)

@@ -168,7 +168,7 @@ def test_norm_bias_and_residual(noise, scheme, dtype, eps):
 @pytest.mark.sampled(1)  # 2 to 3 s each
 @pytest.mark.parametrize(("bits", "group", "form"), FORMS)
 def test_a_unit_vector_gives_a_column_and_its_scales(bits, group, form):
-    """One-hot vectors select columns of the weights: rounded once, or within a bound for forms with minima or levels."""
+    """One-hot vectors select columns of the weights, rounded once. Forms with minima or levels have a small bound."""
     w = draw(Noise(0), 8, 2560, bits=bits, group=group, form=form)
     columns = np.array([5, 31, 1024, 2559])
     x = np.zeros((4, 2560), np.float32)

@@ -205,8 +205,9 @@ def test_threads_multiply_what_belongs_together(threads, bits, group, form, runs
     [(4, 2, 1, 8), (4, 2, 2, 8), (4, 2, 3, 16), (4, 2, 4, 16), (4, 1, 2, 8), (4, 3, 2, 24), (8, 2, 2, 16)],
 )
 def test_two_vectors_by_codes_of_four_bits_share_products(threads, monkeypatch, bits, octets, batch, products):
-    """Two vectors share mma instructions if there is an even number of octets of rows; otherwise each vector needs four
-    per octet.
+    """Two vectors share mma instructions if the number of row octets is even.
+
+    Otherwise each vector needs four per octet.
     """
     instructions = []
     monkeypatch.setattr(

@@ -1,4 +1,7 @@
-"""Every kernel case of the table lowers for an H200. Lowering checks layouts, copies and shared memory without a GPU."""
+"""Every kernel case of the table lowers for an H200.
+
+Lowering checks layouts, copies and shared memory without a GPU.
+"""
 
 import os
 

@@ -1,6 +1,4 @@
-"""Products with columns split over two devices: kernels return float32 partial sums; bias and residual are added after
-the sum.
-"""
+"""Products with columns split over two devices: bias and residual are added once, after the float32 partial sums."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -96,8 +96,9 @@ def test_every_form_is_drawn():
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize(("form", "group"), FORM_GROUPS)
 def test_kernels_multiply_by_the_weights_of_the_file(form, group, zeros):
-    """The operand of the kernels has the same float32 weights as the file; NF4 and FP4 differ by at most 2^-23 of a
-    scale.
+    """The kernels' operand has the float32 weights of the file.
+
+    NF4 and FP4 weights differ by at most 2^-23 of a scale.
     """
     if zeros and form not in ("int4", "int8"):
         return
@@ -140,9 +141,7 @@ def test_int4_of_columns_that_no_kernel_takes_stays_as_it_is():
 
 @pytest.mark.slow  # 24 s
 def test_every_op_of_a_step_is_within_its_bound_by_kernels_and_plain():
-    """With two float32 sequences, every op of a step is within its bound: by kernels and by XLA, in a contiguous and in
-    a paged cache.
-    """
+    """Every op of a step is within its bound, by kernels and by XLA, with a contiguous and with a paged cache."""
     params = load("q8_row", seed=1)
     layer, config, rng = params.layers[0], NARROW, np.random.default_rng(1)
     assert isinstance(layer.ffn, FeedForward)
@@ -205,8 +204,9 @@ def within(actual, expected: Approx) -> None:
 
 @pytest.mark.slow  # 5 s
 def test_q_k_and_v_of_two_forms_are_one_kernel():
-    """A qkv matrix in two quantized forms, as in a Q5_K_M file, runs as one kernel; a prompt multiplies all rows at
-    once.
+    """A qkv matrix in two quantized forms, as in a Q5_K_M file, runs as one kernel.
+
+    A prompt multiplies all rows at once.
     """
     params = load("q8", seed=4)
     rows = [NARROW.heads * NARROW.head_dim + NARROW.kv_heads * NARROW.head_dim, NARROW.kv_heads * NARROW.head_dim]
@@ -287,8 +287,9 @@ def test_products_of_codes_are_kernels_for_as_many_sequences_as_those_take(batch
 
 
 def test_codes_that_kernels_do_not_read_are_multiplied_by_the_plain_form_and_the_reason_names_them():
-    """The kernels support e4m3 weights only with one scale per row: groups of 32 columns run as XLA ops, and the reason
-    says so.
+    """Kernels support e4m3 weights only with one scale per row.
+
+    Groups of 32 columns run as XLA ops, with this reason.
     """
     params, x = load("q8", seed=0), jnp.ones((1, 1, NARROW.dim))
     layer = params.layers[0]

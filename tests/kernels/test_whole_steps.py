@@ -92,9 +92,7 @@ def plain(dtype: str) -> tuple[Story, np.ndarray, Cache]:
 @pytest.mark.slow  # Return the story for `dtype`, and XLA's logits and KV cache for its prompts.
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 def test_a_chunk_and_greedy_steps_after_it(dtype):
-    """Logits of a prompt chunk and two greedy steps are within the bound, by XLA and by kernels; the tokens are the
-    same.
-    """
+    """Logits of a prompt chunk and two greedy steps are within the bound, by XLA and by kernels, with equal tokens."""
     story, chunk, kv_cache = plain(dtype)
     tokens, after = story.decode(XLA, chunk, kv_cache)
     story.check(chunk, tokens, after)

@@ -1,6 +1,4 @@
-"""Errors of each quantization scheme stay within `learn.quantizers.guarantees`, and the largest error exceeds half the
-guarantee.
-"""
+"""Errors of each quantization scheme stay within `learn.quantizers.guarantees`, and the largest exceeds half of it."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,6 @@
-"""The judge refuses every broken kernel of the lab and accepts the repaired one. The same holds for the layers to
-write.
+"""The judge refuses every broken kernel of the lab and accepts the repaired one.
+
+The same holds for the layers to write.
 """
 
 import inspect

@@ -85,7 +85,7 @@ def test_what_ops_read_and_compute_adds_up_to_the_cost_of_a_token(name):
 
 
 def test_an_op_reads_the_weights_of_its_own_layer():
-    """`trace` counts each op's bytes from its own layer's weights, since a GGUF file may use more bits in some layers."""
+    """`trace` counts an op's bytes from the weights of its own layer: a GGUF file may use more bits in some layers."""
     config, _, model = model_of("biases, scaled RoPE")
     recording = record(model, TOKENS, config=config, dtype="float32")
     first, *later_layers = model.params.layers

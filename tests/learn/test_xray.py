@@ -1,6 +1,4 @@
-"""Data of the X-ray page: rerunning the reference definitions reproduces the walk's expected values, without loss of
-digits.
-"""
+"""Data of the X-ray page: the reference definitions reproduce the walk's expected values without loss of digits."""
 
 import base64
 import json
@@ -176,9 +174,7 @@ def shown(index: Path) -> dict[str, bytes]:
 
 
 def test_a_page_that_a_newer_one_replaces_is_whole_until_then(tmp_path, monkeypatch):
-    """If the writer of a page is killed at any step, the older or the newer page is complete, and another writer can
-    continue.
-    """
+    """If a writer is killed at any step, the older or the newer page is complete, and another writer can continue."""
     index = tmp_path / "index.html"
     pages = [{"model": name} for name in "abcdefg"]
     page._fill(tmp_path, pages[0])

@@ -113,7 +113,10 @@ def smoothquant() -> dict[str, Any]:
 
 
 def awq() -> dict[str, Any]:
-    """Quantize with autoawq's rounding, and unpack the words of an AWQ checkpoint. `make_awq_search` covers the search."""
+    """Quantize with autoawq's rounding, and unpack the words of an AWQ checkpoint.
+
+    `make_awq_search` covers the search.
+    """
     import torch  # pyright: ignore[reportMissingImports]
     from awq.quantize.quantizer import AwqQuantizer  # pyright: ignore[reportMissingImports]
     from awq.utils.packing_utils import dequantize_gemm  # pyright: ignore[reportMissingImports]
