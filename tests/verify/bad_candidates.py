@@ -1,4 +1,4 @@
-"""Source code of a module with functions that misbehave in every way that a candidate can."""
+"""Source code of a module whose functions misbehave in every way that a candidate can."""
 
 from pathlib import Path
 
@@ -129,6 +129,6 @@ number = 3
 
 
 def daemons(folder: Path) -> list[int]:
-    """List the process ids of daemons that candidates have left; they outlive every test."""
+    """List the process ids of daemons that candidates started; the daemons survive the tests."""
     pid_file = folder / "daemons"
     return [int(line) for line in pid_file.read_text().split()] if pid_file.exists() else []

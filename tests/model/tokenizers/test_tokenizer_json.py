@@ -1,4 +1,4 @@
-"""tokenizer.json against the `tokenizers` library: ids and text are equal, or the error names the unsupported part."""
+"""tokenizer.json: ids and text equal those of the `tokenizers` library, or the error names the unsupported part."""
 
 import base64
 import copy
@@ -86,7 +86,7 @@ def file_of(
     before: list[dict[str, Any]] | None = None,
     **parts: Any,
 ) -> bytes:
-    """Build a tokenizer.json of 450 pieces and `ADDED`."""
+    """Build a tokenizer.json with 450 trained pieces, the added tokens `ADDED`, and the given parts."""
     spec = trained() | {
         "normalizer": sequence(normalizer, "normalizers"),
         "pre_tokenizer": sequence(before, "pretokenizers"),
@@ -138,7 +138,7 @@ STRANGE = [
 
 
 def places(value: Any) -> list[tuple[dict[str, Any] | list[Any], Any]]:
-    """List all values of an object and of nested ones as (owner, key), without the vocabulary's values."""
+    """List (owner, key) for all values of a JSON object and its nested objects, except for the vocabulary's values."""
     items = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else [])
     inside = [place for key, inner in items if key not in ("vocab", "merges") for place in places(inner)]
     return [*((value, key) for key, _ in items), *inside]
@@ -177,7 +177,7 @@ CHANGED = ["she saw", " she", "  two", "a_b▁c\n", "é👋 <tool>x"]
 @example(file_of(before=[METASPACES[1]]), [" Hello", " Hi"], ["<s>"])
 @example(file_of(), ["a", "\n b"], ["<end>"])
 def test_conversations_equal_the_librarys(data, parts, ends):
-    """Chat text gives the library's ids; the library finds control tokens on its own."""
+    """Chat text with control tokens gets the ids of the `tokenizers` library, which finds control tokens itself."""
     rendered = "".join(part + end for part, end in zip(parts, [*ends, *["</s>"] * 4], strict=False))
     library = Tokenizer.from_buffer(data)
     assert SpecialTokens(read(data)).encode(rendered) == library.encode(rendered, add_special_tokens=False).ids
@@ -201,7 +201,7 @@ def test_dropout_is_ignored():
 
 
 def test_eos_after_a_text_is_left_out():
-    """EOS after a text is left out, since the model continues the text."""
+    """EOS after a text is left out, because the model shall continue the text."""
     plain, bos_and_eos = read(file_of()), read(file_of(post_processor=template("<s>", after=("</s>",))))
     after = read(file_of(post_processor=template(after=("</s>",))))
     assert (bos_and_eos.bos, after.bos) == (1, None)
@@ -298,7 +298,7 @@ def load(path: str) -> None:
 @pytest.mark.sampled(4)  # 12 cases, 9 s
 @pytest.mark.parametrize("kind", BAD)
 def test_a_part_that_cannot_be_followed_is_refused(kind, tmp_path):
-    """Unsupported parts are refused in one line, within the limits of time and memory of `tests.support.bounded`."""
+    """Unsupported parts of a tokenizer.json are refused in one line, within the limits of `tests.support.bounded`."""
     data, what = BAD[kind]
     path = tmp_path / "tokenizer.json"
     path.write_bytes(data)
@@ -309,7 +309,7 @@ def test_a_part_that_cannot_be_followed_is_refused(kind, tmp_path):
 
 
 def test_a_panic_of_the_library_is_one_line():
-    """An expression that our check accepts but that makes the library panic gives one line."""
+    """A regular expression that passes our check, but makes the library panic, gives a one-line error."""
     pattern = {"Regex": "(a|aa)+$"}
     tokenizer = read(file_of(normalizer=[{"type": "Replace", "pattern": pattern, "content": ""}]))
     with pytest.raises(CheckpointError, match="cannot encode this text: Onig"):
