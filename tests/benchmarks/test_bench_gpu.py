@@ -263,7 +263,7 @@ def test_a_case_that_cannot_be_timed_is_named_and_the_others_are_timed(prepared:
 
 
 class EndingClock(Clock):
-    """A clock whose time is over once `over` was read `looks` times."""
+    """A clock that runs out of time once `over` was read `looks` times."""
 
     def __init__(self, looks: int):
         self._looks = looks

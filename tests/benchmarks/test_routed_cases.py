@@ -108,7 +108,7 @@ def known(calls: Record) -> set[tuple[Any, ...]]:
 
 
 def launch(cases: dict[str, Case]) -> None:
-    """Launch each case whose kernel is recorded and supports the case's shapes."""
+    """Launch each case if its kernel is recorded and supports the case's shapes."""
     for name, case in cases.items():
         if f"_{case.op.split()[0]}" in LAUNCHES.values() and refusal(name) is None:
             with pytest.raises(Unsupported, match="no further"):

@@ -136,7 +136,7 @@ llamaspec.main()
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_command_that_is_in_c_for_ever(number):
-    """A signal ends a command whose C code does not return. XLA's compiler is such code: Python handlers cannot run."""
+    """A signal ends a command while C code runs, as in XLA's compiler, although no Python handler can run then."""
     with subprocess.Popen(
         [sys.executable, "-c", IN_C, "tokens", "Once"],
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},

@@ -32,7 +32,7 @@ VOCABULARY: dict[str, Any] = {
 
 
 def write(folder: Path) -> None:
-    """Write a GGUF file for every golden config whose architecture llama.cpp supports."""
+    """Write a GGUF file for every golden config with an architecture that llama.cpp supports."""
     from llamaspec.model.checkpoints.checkpoint import CheckpointError
     from llamaspec.model.checkpoints.gguf.write import write_gguf
     from llamaspec.model.checkpoints.open import open_checkpoint

@@ -55,7 +55,7 @@ class Row(NamedTuple):
 
 
 def releases() -> list[dict[str, Any]]:
-    """Read releases.json, whose entries have `names` and `config`.
+    """Read the entries of releases.json, which have `names` and `config`.
 
     An entry with `of` names another release; it gets that release's config and keeps its own quantization_config.
     """

@@ -270,7 +270,7 @@ def empty(*shape: int, dtype: Any) -> Any:
     ],
 )
 def test_a_processor_has_room_for_its_part_of_the_blocks_and_no_more(op, rows, cols, dtype, runs):
-    """Thread blocks use so much shared memory that a multiprocessor can hold only its even share of the blocks.
+    """Thread blocks use enough shared memory that a multiprocessor holds only its even share of the blocks.
 
     Otherwise the first blocks would fill a few multiprocessors and slow them down (docs/lessons-gpu.md).
     """

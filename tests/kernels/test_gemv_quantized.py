@@ -236,7 +236,7 @@ def refused(codes=(8, 1024), scales=(8, 16), x=(1, 1024), *, kind="int8", dtype=
 
 
 def in_parts(low_bits: tuple[int, int], *, kind="int32", codes="int32", groups=64):
-    """Return a gemv call with six-bit codes whose low bits have the given shape."""
+    """Return a gemv call with six-bit codes and low bits of the given shape."""
 
     def call() -> jax.Array:
         words = jnp.zeros((8, 128 if codes == "int32" else 1024), codes)

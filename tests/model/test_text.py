@@ -67,7 +67,7 @@ def swapped(spec: dict) -> dict:
 
 
 def test_models_that_cut_the_text_differently_are_refused(tmp_path, monkeypatch):
-    """Two models whose tokenizers give different ids for a text cannot be compared, so `eval` refuses them."""
+    """`eval` refuses two models if their tokenizers give different ids for the text."""
     checkpoint = random_checkpoint(replace(SMALL, vocab=256), seed=0)
     path, (first, second) = tmp_path / "text", (tmp_path / "one.json", tmp_path / "other.json")
     path.write_text("ab")

@@ -194,7 +194,7 @@ def test_draws_are_as_frequent_as_probable(ns):
 
 @given(p=sixteenths)
 def test_draw_is_the_inverse_of_the_cumulative_distribution(p):
-    """The drawn token is the first whose cumulative sum exceeds u, for u at each step and next to it."""
+    """The drawn token is the first with a cumulative sum above u, for u at each step and next to it."""
     upto = [sum(map(Fraction, p[: i + 1].tolist())) for i in range(len(p))]
     for step in np.arange(16) / 16:
         for u in (float(np.nextafter(step, 0)), float(step), float(np.nextafter(step, 1))):

@@ -27,7 +27,7 @@ def next_token(text: Sequence[int], seed: int) -> int:
 
 
 def alone(request: Request, context: int) -> tuple[list[int], FinishReason]:
-    """Compute the answer that a request gets if it runs alone, and why the answer ends."""
+    """Compute a request's answer without other requests, and why the answer ends."""
     text: list[int] = []
     while True:
         if len(text) == request.max_tokens:
@@ -237,7 +237,7 @@ def bound(limits: Limits, priority: int) -> int:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """A state machine in which random requests arrive, are cancelled and expire, with few pages."""
+    """A state machine with few pages; random requests arrive, are cancelled, and expire."""
 
     scheduler: ClassVar[type[Scheduler]] = Scheduler
     pool: ClassVar[type[PagePool]] = PagePool

@@ -58,7 +58,7 @@ def spelling(text: str) -> Script:
 
 
 def obedient(request: Request) -> list[int]:
-    """Draw tokens uniformly among those that the request's grammar allows, until EOS."""
+    """Draw tokens uniformly from the ones that the request's grammar allows, until EOS."""
     draw, drawn = random.Random(request.seed), []
     while not drawn or drawn[-1] != EOS:
         assert request.allowed is not None and len(drawn) < 3000

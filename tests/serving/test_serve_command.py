@@ -211,7 +211,7 @@ def turns_away(server: Server) -> bool:
 
 
 def asked(server: Server) -> float:
-    """Count the requests that the engine has received, including those that have ended."""
+    """Count the requests that the engine has received, including ended requests."""
     with urllib.request.urlopen(f"{server.url}/metrics", timeout=PATIENCE) as reply:
         values = re.findall(
             r"^llamaspec_(?:running|waiting|finished_total{.*}) (\S+)", reply.read().decode(), re.MULTILINE

@@ -190,7 +190,7 @@ def test_a_line_that_begins_with_ctrl_c_is_ended_and_no_other(number, monkeypatc
 
 @pytest.fixture
 def hung(monkeypatch) -> Iterator[Any]:
-    """An engine whose second step hangs until the end of the test."""
+    """An engine that hangs in its second step until the end of the test."""
     monkeypatch.setattr("llamaspec.serving.engine.LOOK", 0.01)
     hanging = Dying()
     yield BatchingEngine(hanging, LIMITS, vocab=1024, eos=frozenset([EOS]))

@@ -20,7 +20,7 @@ ADD = {"type": "function", "function": {"name": "add"}}
 
 @pytest.fixture(scope="module", params=FORMS)
 def served(request):
-    """Run a site that draws random texts among those that the grammar allows; yield the form's name and the site."""
+    """Run a site that draws random texts within the grammar; yield the form's name and the site."""
     with running(FakeEngine(obedient, context=4000), template=TEMPLATES[request.param]) as site:
         yield request.param, site
 

@@ -134,7 +134,7 @@ def company(server: Server, request: Request) -> Answer:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", [np.dtype(np.float32), BFLOAT16], ids=str)
 def test_in_company_as_alone(name, dtype):
-    """A request gets the same answer alone and among others, even if others preempt it."""
+    """A request gets the same answer by itself and among others, even if others preempt it."""
     model = served(name, dtype)
     preempted = 0
     for seed in range(6):
@@ -167,7 +167,7 @@ def test_a_rule_is_not_asked_about_tokens_that_are_fed_again():
 
 
 def test_a_prompt_that_is_found_gives_the_same_answer():
-    """A request whose prompt is partly cached gets the same answer bit for bit, for every length of the prompt."""
+    """A request with a partly cached prompt gets the same answer bit for bit, for every length of the prompt."""
     model = served(MODELS[0])
     text = (1, 2, 5, 6, 7, 8, 9, 10, 11, 12, 13, 5, 7, 9, 20, 21, 22)
     for length in range(2, len(text)):
@@ -182,7 +182,7 @@ def test_a_prompt_that_is_found_gives_the_same_answer():
 
 
 def test_a_poisoned_request_fails_alone():
-    """A request whose embedding is NaN fails, and no other request does; its pages later serve others correctly."""
+    """A request fails if it has a NaN embedding; no other request fails, and its pages later serve others correctly."""
     model = served(MODELS[0])
     request = Request((1, 5, 6), 6, temperature=0.0, logprobs=2)
     single, together = Server(model), Server(model)

@@ -499,7 +499,7 @@ def is_matrix(name: str) -> bool:
 
 
 def by_our_names(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Rename tensors to the names that a `Checkpoint` uses, in which experts and routers are named as in Mixtral."""
+    """Rename tensors to the names that a `Checkpoint` uses; experts and routers get Mixtral's names."""
     own_parts = {"mlp.experts.": "block_sparse_moe.experts.", "mlp.gate.": "block_sparse_moe.gate."}
     matrices = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 

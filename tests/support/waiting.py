@@ -56,7 +56,7 @@ def session_lives(leader: int) -> bool:
 
 
 def processes_in(folder: Path) -> list[int]:
-    """List the processes whose current folder is `folder`."""
+    """List the processes that have `folder` as their current folder."""
     ids = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):  # the process has ended, or belongs to another user

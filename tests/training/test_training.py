@@ -246,7 +246,7 @@ def test_the_host_is_ahead_of_a_gpu_by_a_step_and_reports_each_in_its_turn(
 
 
 def test_processes_that_would_go_on_from_other_steps_are_refused(stopped, alphabet, monkeypatch):
-    """Processes whose saved checkpoints are at different steps refuse to resume together."""
+    """Processes refuse to resume together if their saved checkpoints are at different steps."""
     source = Text(alphabet[0], load_tokenizer(alphabet[1]), {}, context=32)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(loop, "agreed", lambda step: step - 5)

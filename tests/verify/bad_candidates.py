@@ -1,4 +1,4 @@
-"""Source code of a module whose functions misbehave in every way that a candidate can."""
+"""Source code of a module with functions that misbehave in every way that a candidate can."""
 
 from pathlib import Path
 

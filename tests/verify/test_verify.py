@@ -179,7 +179,7 @@ def test_the_same_seed_draws_the_same():
 
 
 def test_a_seed_draws_the_same_whatever_is_imported(tmp_path, monkeypatch):
-    """A seed draws the same inputs whatever modules are imported.
+    """A seed draws the same inputs for any set of imported modules.
 
     Hypothesis itself draws constants from imported modules.
     """

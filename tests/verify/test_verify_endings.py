@@ -73,7 +73,7 @@ def run(op: str, candidate: Callable[..., Any], **options: Any):
 
 
 def at_the_fifth(op: str, change: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Return a right function whose fifth result is changed by `change`."""
+    """Return a right function, but let `change` change its fifth result."""
     right, calls = IMPLEMENTATIONS[op].function, []
 
     def candidate(*arguments: Any, **named: Any) -> Any:

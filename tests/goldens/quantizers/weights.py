@@ -19,7 +19,7 @@ class Weights:
     exponent: int = 0  # typical magnitude is 2**exponent, except for denormals and zeros
 
     def __call__(self, *shape: int) -> np.ndarray:
-        """Draw float32 weights [rows, cols] from RandomState, whose streams are the same on every machine.
+        """Draw float32 weights [rows, cols] from RandomState, which gives the same numbers on every machine.
 
         >>> Weights("lonely", seed=1)(1, 4)
         array([[ 0.       , -0.6117564,  0.       ,  0.       ]], dtype=float32)

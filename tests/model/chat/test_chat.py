@@ -84,7 +84,7 @@ class Script:
 
 
 class Talk:
-    """A chat whose backend is a `Script`."""
+    """A chat with a `Script` as its backend."""
 
     def __init__(self, kind: str, template: ChatTemplate | None = None, *, system=None, capacity: int = 1000):
         self.tokenizer: Any = HARMONY if kind == "harmony" else TOKENIZERS[kind]

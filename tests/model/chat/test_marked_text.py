@@ -80,7 +80,7 @@ EXACT = {
     ),
     "{{ m.role }}{{ '<s>'.join(['a', 'b']) }}": "usera<s>b",
 }
-# Templates whose whole result counts as text from a message.
+# Templates with a result that counts as text from a message as a whole.
 WHOLE = [
     "{{ m.content | center(80) }}{{ m.content.center(80) }}{{ m.content.ljust(80) }}{{ m.content.zfill(80) }}",
     "{{ m.content | wordwrap(5) }}{{ m.content | truncate(8) }}{{ m.content | urlencode }}",

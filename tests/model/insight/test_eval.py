@@ -59,7 +59,7 @@ def test_windows_score_every_token_but_the_first_once(tokens, context, data):
 
 @given(seed=st.integers(0, 2**32 - 1), tokens=st.integers(2, 40), context=st.integers(2, 12), data=st.data())
 def test_where_only_the_last_token_counts_windows_do_not(seed, tokens, context, data):
-    """If logits depend only on the last token, loss and divergence equal sums over a table, whatever the windows."""
+    """If logits depend only on the last token, loss and divergence equal sums over a table, for any windows."""
     stride = data.draw(st.integers(1, context - 1))
     rng = np.random.default_rng(seed)
     p, q = (rng.normal(size=(7, 7)) for _ in range(2))
@@ -86,7 +86,7 @@ def test_where_only_the_last_token_counts_windows_do_not(seed, tokens, context, 
 
 
 class Counting:
-    """A model whose logits depend only on the position."""
+    """A model with logits that depend only on the position."""
 
     def __init__(self, logits: np.ndarray):
         self.table = logits

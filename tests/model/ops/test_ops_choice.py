@@ -152,7 +152,7 @@ UNSEEN = (
 
 @pytest.fixture(scope="module")
 def unchanged() -> dict[str, str]:
-    """XLA's lowered ops of the unchanged model, to compare with those of a changed config."""
+    """XLA's lowered ops of the unchanged model, to compare with the ops of a changed config."""
     return {call.name: lowered(call) for call in calls(TINY, shapes(TINY), batch=1, capacity=CAPACITY)}
 
 

@@ -162,7 +162,7 @@ def results(*arguments: str, module: str = "on_devices") -> list[dict[str, Any]]
 
 
 def configs() -> Mapping[str, Any]:
-    """Return models with shapes in which sharding mistakes show."""
+    """Return models with shapes that make sharding mistakes visible."""
     from llamaspec.verify.judging.walk import BEYOND, CONFIGS
 
     small = replace(CONFIGS["biases, scaled RoPE"], layers=1)

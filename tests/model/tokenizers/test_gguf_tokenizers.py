@@ -149,7 +149,7 @@ def test_what_a_gguf_file_cannot_say_of_a_tokenizer_is_told():
 
 
 def model_with(tmp_path: Path, keys: Keys) -> Path:
-    """Write a GGUF model whose vocabulary is as large as the tokenizer's."""
+    """Write a GGUF model with a vocabulary as large as the tokenizer's."""
     vocab = len(keys["tokenizer.ggml.tokens"][1][1])
     config = {**families.FAMILIES["llama-2"], "vocab_size": vocab}
     file = gguf_files.file_of(config, families.random_tensors(config))

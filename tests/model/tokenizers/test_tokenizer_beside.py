@@ -42,7 +42,7 @@ def token(content: str, **flags: bool) -> dict[str, Any]:
 
 
 def ids_of(folder: Path, text: str) -> list[int]:
-    """Encode text from a template, in which names of control tokens become these tokens."""
+    """Encode text from a template: names of control tokens in it become these tokens."""
     return SpecialTokens(load_tokenizer(folder)).encode(text)
 
 

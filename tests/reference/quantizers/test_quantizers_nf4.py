@@ -76,7 +76,7 @@ def test_the_error_is_bounded(codebook, weights, group):
 
 
 def test_the_widest_gaps_are_those_of_the_docstrings():
-    """The widest gaps between weight levels and between scale levels are those that the docstrings state."""
+    """The docstrings state the widest gaps between weight levels and between scale levels."""
     assert np.max(np.diff(NF4.levels.astype(np.float64))).round(3) == 0.304
     assert_within(np.max(np.diff(np.unique(FP4.levels.astype(np.float64)))), 1 / 3, 2 * U32)
     levels = double_quantization.dynamic_levels().astype(np.float64)

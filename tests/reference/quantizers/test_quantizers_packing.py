@@ -45,7 +45,7 @@ def of_words(words: np.ndarray) -> np.ndarray:
 
 
 def awq_words(raw: np.ndarray) -> awq.Affine:
-    """Unpack AWQ words whose groups have as many columns as there are rows of bytes; scales do not matter here."""
+    """Unpack AWQ words with as many columns per group as rows of bytes; scales do not matter here."""
     words = raw.view("<i4").astype(np.int32)
     return awq.unpack(awq.Packed(words, words, np.ones((len(words), 8 * words.shape[1]), np.float16)))
 

@@ -94,7 +94,7 @@ def unused(*arguments: Any) -> Any:
 
 
 def in_jax(checkpoint: Checkpoint, compiled: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
-    """Compute logits in JAX. Files whose arrays have the same shapes share one compiled program."""
+    """Compute logits in JAX. Files with arrays of the same shapes share one compiled program."""
     arrays = abstract_params(checkpoint.config, dtype=np.dtype(np.float32), positions=1, tensors=checkpoint.tensors)
     if (shapes := repr(jax.tree.flatten(arrays))) in compiled:
         return compiled[shapes].with_weights(checkpoint).logits(IDS)

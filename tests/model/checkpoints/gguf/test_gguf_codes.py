@@ -68,7 +68,7 @@ def random_blocks(type: str, shape: tuple[int, ...], *, seed: int) -> bytes:
 
 
 def normal_blocks(type: str, shape: tuple[int, ...], *, seed: int) -> bytes:
-    """Quantize random weights whose size keeps activations near 1."""
+    """Quantize random weights that are small enough to keep activations near 1."""
     weights = np.random.default_rng(seed).normal(size=shape) * shape[-1] ** -0.5
     return ggml.encode(weights.astype(np.float32), type).tobytes()
 
