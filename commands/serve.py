@@ -138,7 +138,7 @@ def serve(model: str | None, **options: Any):
 def _serve(model: str, options: dict[str, Any], bound: socket.socket, limits: ClientLimits, access: Access) -> None:
     """Load the model, then serve it until a signal."""
     from llamaspec.model.checkpoints.open import open_checkpoint
-    from llamaspec.model.options import choose_context
+    from llamaspec.model.options import RunOptions, choose_context
     from llamaspec.model.tokenizers.of_model import tokenizer_of
 
     checkpoint = open_checkpoint(model)
@@ -150,7 +150,9 @@ def _serve(model: str, options: dict[str, Any], bound: socket.socket, limits: Cl
 
         engine = load_engine(
             checkpoint,
-            **{name: options[name] for name in ("context", "dtype", "quantize", "cache", "kernels", "devices")},
+            RunOptions(
+                **{name: options[name] for name in ("context", "dtype", "quantize", "cache", "kernels", "devices")}
+            ),
             width=options["max_batch"],
             cached_tokens=options["cache_tokens"],
             waiting=options["max_queue"],
@@ -233,7 +235,7 @@ def _site(
     from llamaspec.serving.connections import allow_files
     from llamaspec.serving.http import Site
     from llamaspec.serving.metrics import Metrics
-    from llamaspec.serving.openai_answers import Model
+    from llamaspec.serving.openai_answers import ModelCard
     from llamaspec.serving.prompts import Prompts
 
     places = [place for place in (options["tokenizer"], place_of(model)) if place]
@@ -249,7 +251,7 @@ def _site(
     prompts = Prompts(tokenizer, template=template, stops=checkpoint.stops, context=engine.context, vocab=engine.vocab)
     name = _name(model)
     owner = name.split("/")[0] if "/" in name else "llamaspec"
-    about = Model(name, int(time.time()), owner, engine.context)
+    about = ModelCard(name, int(time.time()), owner, engine.context)
     api = Api(
         *(engine, prompts, about, Metrics(engine)),
         fingerprint=_fingerprint(name, options, tokenizer, template),

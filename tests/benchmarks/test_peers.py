@@ -12,8 +12,17 @@ import pytest
 
 from llamaspec.benchmarks.audits import gpu_peers as beside
 from llamaspec.benchmarks.audits import peers
-from llamaspec.benchmarks.audits.peer_workers.our_engine import Engine as OurEngine
-from llamaspec.benchmarks.audits.peers import TINY, Engine, commands, engine, markdown, matching_tokens, measure, ratios
+from llamaspec.benchmarks.audits.peer_workers.our_engine import LlamaspecEngine as OurEngine
+from llamaspec.benchmarks.audits.peers import (
+    TINY,
+    EngineProcess,
+    commands,
+    engine,
+    markdown,
+    matching_tokens,
+    measure,
+    ratios,
+)
 from llamaspec.benchmarks.common.random_model import random_checkpoint
 
 ANSWERS = """
@@ -39,12 +48,12 @@ def test_engines_are_asked_in_turn_and_the_first_round_only_warms(monkeypatch: p
     monkeypatch.setattr(peers, "PAUSE", 0)
     requests = []
 
-    def stub(name: str, seconds: float) -> Engine:
+    def stub(name: str, seconds: float) -> EngineProcess:
         def ask(request: str, count: int):
             requests.append((name, request))
             return {"read": 12.0, "bytes": 2.0} if request == "read" else {"seconds": seconds, "ids": [1, 2]}
 
-        return Engine(ask, {})
+        return EngineProcess(ask, {})
 
     engines = {"ours float32": stub("ours float32", 1.0), "llama.cpp F32": stub("llama.cpp F32", 2.0)}
     rates, drawn = measure(engines, rounds=2, tell=lambda line: None)

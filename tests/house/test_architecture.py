@@ -31,6 +31,8 @@ class Rule(NamedTuple):
     at_once: bool = False  # True: the rule ignores imports inside functions
 
 
+BENCHMARKS = ("benchmarks",)
+
 # The parts of verify/, in order. Each imports only earlier ones: a contract never imports code that judges.
 VERIFY = (
     *("bounds", "contract", "draws", "candidates", "mutant", "contracts", "mutants", "declare", "loose"),
@@ -83,7 +85,26 @@ RULES = [
     Rule("model/checkpoints/", never=("jax", "jaxlib")),  # files are read into NumPy arrays for any backend
     Rule("model/tokenizers/", never=("jax", "jaxlib")),
     Rule("benchmarks/", never=("cli", "commands", "tests")),
+    # common <- suites <- audits, and common <- gates. `benchmarks.summary` reads the results of all.
+    Rule("benchmarks/common/", never=BENCHMARKS, but=("benchmarks.common",)),
+    Rule("benchmarks/suites/", never=BENCHMARKS, but=("benchmarks.common", "benchmarks.suites")),
+    Rule("benchmarks/gates/", never=BENCHMARKS, but=("benchmarks.common", "benchmarks.gates")),
+    Rule(
+        "benchmarks/audits/",
+        never=BENCHMARKS,
+        but=("benchmarks.common", "benchmarks.suites", "benchmarks.audits"),
+    ),
     Rule("commands/", never=("cli", "tests")),
+    # The package itself: users' names from two packages, and the command line.
+    Rule(
+        "llamaspec/",
+        only=(
+            *("main", "start", "cli", "model.chat.chat", "model.llama", "model.options", "verify.pytest"),
+            *sys.stdlib_module_names,
+        ),
+    ),
+    Rule("llamaspec/", only=("main", "start", *sys.stdlib_module_names), at_once=True),
+    Rule("llamaspec/start.py", only=tuple(sys.stdlib_module_names)),
     # `llamaspec --help` and `llamaspec VERB --help` answer at once.
     Rule(
         "commands/",
@@ -159,10 +180,16 @@ def violations(path: str, source: str) -> list[str]:
     )
 
 
-def test_imports_run_one_way():
+def own_files() -> list[str]:
+    """List every Python file of the project, without the links in llamaspec/."""
     files = [path.relative_to(ROOT).as_posix() for name in OURS for path in (ROOT / name).rglob("*.py")]
-    assert {"reference/rope.py", "tests/house/test_architecture.py"} <= set(files)
-    files += ["cli.py"] * (ROOT / "cli.py").exists()
+    package = [path.relative_to(ROOT).as_posix() for path in (ROOT / "llamaspec").glob("*.py") if not path.is_symlink()]
+    return [*files, "cli.py", *package]
+
+
+def test_imports_run_one_way():
+    files = own_files()
+    assert {"reference/rope.py", "tests/house/test_architecture.py", "cli.py", "llamaspec/start.py"} <= set(files)
     assert [wrong for file in files for wrong in violations(file, (ROOT / file).read_text(encoding="utf-8"))] == []
 
 
@@ -199,10 +226,7 @@ def circle(sources: Mapping[str, str]) -> list[str]:
 
 
 def test_no_modules_import_each_other():
-    files = [path.relative_to(ROOT).as_posix() for name in OURS for path in (ROOT / name).rglob("*.py")]
-    own = [path.relative_to(ROOT).as_posix() for path in (ROOT / "llamaspec").glob("*.py") if not path.is_symlink()]
-    files += ["cli.py", *own]
-    sources = {module_name(file): (ROOT / file).read_text(encoding="utf-8") for file in files}
+    sources = {module_name(file): (ROOT / file).read_text(encoding="utf-8") for file in own_files()}
     assert {"llamaspec.cli", "llamaspec", "llamaspec.model.ops.gpu", "llamaspec.start"} <= set(sources)
     assert circle(sources) == []
 
@@ -293,6 +317,14 @@ def test_everything_of_ours_is_imported_by_one_name():
         ("model/llama.py", "from llamaspec.serving.request import Request"),
         ("serving/engine.py", "from llamaspec.pallas_kernels.attention_paged import attention_paged"),
         ("serving/scheduler.py", "import jax.numpy as jnp"),
+        ("benchmarks/common/report.py", "from llamaspec.benchmarks.suites.gpu.suite import Suite"),
+        ("benchmarks/suites/model_bench.py", "from llamaspec.benchmarks.audits.peers import markdown"),
+        ("benchmarks/suites/model_bench.py", "def f():\n    from llamaspec.benchmarks.gates.sass import Listing"),
+        ("benchmarks/gates/checks.py", "from llamaspec.benchmarks.suites.gpu.suite import Suite"),
+        ("benchmarks/audits/peers.py", "from llamaspec.benchmarks.gates.sass import Listing"),
+        ("benchmarks/common/report.py", "from llamaspec.benchmarks import summary"),
+        ("llamaspec/__init__.py", "def main():\n    from llamaspec.serving.engine import BatchingEngine"),
+        ("llamaspec/__init__.py", "from llamaspec.model.llama import load"),
         ("cli.py", "import numpy as np"),
         ("cli.py", "try:\n    from llamaspec.model.llama import load\nexcept ImportError:\n    pass"),
         ("cli.py", "class Command:\n    import jax"),

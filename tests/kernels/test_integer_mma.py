@@ -14,7 +14,7 @@ import pytest
 
 from llamaspec.pallas_kernels.parts import decoded_codes, fixed_point, inline, int4, integer_mma, low_bits
 from llamaspec.pallas_kernels.parts.compat import THREADS
-from llamaspec.pallas_kernels.parts.integer_mma import CHUNK, DIGITS, WARPS, Lane, Step
+from llamaspec.pallas_kernels.parts.integer_mma import CHUNK, DIGITS, WARPS, Lane, StepMemory
 from llamaspec.pallas_kernels.parts.levels import Levels
 
 ARITH = SimpleNamespace(
@@ -156,7 +156,7 @@ def test_threads_multiply_what_belongs_together(threads, bits, group, form, runs
     units = rng.uniform(1, 2, (batch, 1 + minima, columns // width)).astype(np.float32)
     scales = rng.uniform(1, 2, (1 + minima, runs * rows, CHUNK // width)).astype(np.float32) if group else None
     first = turn * (CHUNK // width)
-    step = Step(
+    step = StepMemory(
         bits=bits,
         rows=runs * rows,
         group=width,
@@ -213,7 +213,7 @@ def test_two_vectors_by_codes_of_four_bits_share_products(threads, monkeypatch, 
     codes = np.zeros(octets * 8 * CHUNK * bits // 8, np.uint8)
     numbers = np.zeros(batch * CHUNK, np.float32)
     digits = np.zeros(batch * DIGITS * CHUNK, np.uint8)
-    step = Step(bits, 8 * octets, 64, CHUNK, codes, None, digits, numbers.view(np.uint8))
+    step = StepMemory(bits, 8 * octets, 64, CHUNK, codes, None, digits, numbers.view(np.uint8))
     integer_mma._accumulate([[np.zeros(THREADS, np.float32)] * octets for _ in range(batch)], step, Lane.mine())
     assert len(instructions) == products
 

@@ -22,7 +22,7 @@ from llamaspec.serving.api import Api
 from llamaspec.serving.connections import Access, ClientLimits
 from llamaspec.serving.http import Site
 from llamaspec.serving.metrics import Metrics
-from llamaspec.serving.openai_answers import Model
+from llamaspec.serving.openai_answers import ModelCard
 from llamaspec.serving.prompts import Prompts
 from llamaspec.serving.request import (
     Deliver,
@@ -258,7 +258,7 @@ def make_site(
     chosen = ChatTemplate("t", template) if template else template_of(TOKENIZER, STORIES)
     stops = frozenset({EOS}) if tokenizer is TOKENIZER else frozenset()
     prompts = Prompts(tokenizer, template=chosen, stops=stops, context=engine.context, vocab=engine.vocab)
-    model = Model("stories", 0, "llamaspec", engine.context)
+    model = ModelCard("stories", 0, "llamaspec", engine.context)
     limits = limits or ClientLimits()
     about = {"fingerprint": "fp_test", "request_seconds": limits.request_seconds}
     return Site(Api(engine, prompts, model, Metrics(engine), **about), limits=limits, access=access or Access())

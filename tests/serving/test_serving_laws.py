@@ -200,7 +200,7 @@ def test_a_poisoned_request_fails_alone():
 @pytest.fixture(scope="module")
 def stories() -> Iterator[BatchingEngine]:
     """Run the built-in model with three rows, and pages for less than two contexts."""
-    engine = load_engine(open_checkpoint("stories"), context=128, width=3, cached_tokens=200)
+    engine = load_engine(open_checkpoint("stories"), RunOptions(context=128), width=3, cached_tokens=200)
     yield engine
     engine.close()
 

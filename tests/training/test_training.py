@@ -43,7 +43,7 @@ from llamaspec.training.evaluation import evaluate
 from llamaspec.training.loop import StepReport, train
 from llamaspec.training.objective import (
     WHOLE,
-    Step,
+    TrainingFunctions,
     attend_whole,
     compile_step,
     initial_tensors,
@@ -217,7 +217,7 @@ def test_the_host_is_ahead_of_a_gpu_by_a_step_and_reports_each_in_its_turn(
 ):
     seen: list[tuple[str, int]] = []
 
-    def counted(config: Config, transform: optax.GradientTransformation, **where: Any) -> Step:
+    def counted(config: Config, transform: optax.GradientTransformation, **where: Any) -> TrainingFunctions:
         step = compile_step(config, transform, **where)
 
         def update(*arrays: Any) -> Any:
@@ -374,7 +374,7 @@ def test_bfloat16_learns_too(alphabet, monkeypatch, tmp_path):
 
     def seen(
         config: Config, transform: optax.GradientTransformation, *, ops: Ops, dtype: np.dtype, **where: Any
-    ) -> Step:
+    ) -> TrainingFunctions:
         compiled.append((ops, dtype))
         return compile_step(config, transform, ops=ops, dtype=dtype, **where)
 

@@ -371,6 +371,7 @@ def served(devices: int) -> dict[str, Any]:
     import threading
 
     from llamaspec.model.candidates.walking import random_checkpoint
+    from llamaspec.model.options import RunOptions
     from llamaspec.model.tensors import tensor_shapes
     from llamaspec.serving.loading import load_engine
     from llamaspec.serving.request import Finished, Request
@@ -378,7 +379,7 @@ def served(devices: int) -> dict[str, Any]:
 
     config = replace(configs()["broad"], tied=False, context=128)
     checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=0))
-    engine = load_engine(checkpoint, context=128, width=3, cached_tokens=128, devices=devices)
+    engine = load_engine(checkpoint, RunOptions(context=128, devices=devices), width=3, cached_tokens=128)
     requests = [
         Request(
             tuple(at % 49 + 1 for at in range(length)),
