@@ -98,13 +98,13 @@ that's a lovely story, tell me one more!""",
 
 
 def story(llama: Llama, seed: int, *, temperature: float = 0.8) -> str:
-    """Return the story of `llamaspec story --seed N`."""
+    """Return the text that `llamaspec story --seed N` prints."""
     sampling = SamplingOptions(temperature=temperature)
     return "".join(token.text for token in llama.generate("", seed=seed, sampling=sampling, max_new_tokens=LONGEST))
 
 
 def reply(chat: Chat, text: str, seed: int) -> str:
-    """Answer as `llamaspec chat` does, which drops the oldest turns if the context is nearly full."""
+    """Answer as `llamaspec chat` does: drop the oldest turns if the context is nearly full."""
     chat.make_room(text, answer=LONGEST)
     return "".join(token.text for token in chat.reply(text, seed=seed, max_new_tokens=LONGEST)).strip()
 

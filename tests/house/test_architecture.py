@@ -1,6 +1,6 @@
 """Imports go one way: reference <- verify; pallas_kernels <- model <- serving, training, learn <- commands <- cli.
 
-The tests read the source and run nothing.
+The tests parse the source files, and run no code of the project.
 """
 
 import ast
@@ -21,7 +21,7 @@ HEAVY = ("jax", "jaxlib", "numpy", "ml_dtypes", "hypothesis", "rich", "prompt_to
 
 
 class Rule(NamedTuple):
-    """Imports allowed in the files at or under `place`. A name includes the modules under it."""
+    """A rule about imports in the files at or under `place`. A module name in the rule includes all its submodules."""
 
     place: str
     only: tuple[str, ...] = ()  # the only allowed imports; empty: any
@@ -129,13 +129,12 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def for_typing(node: ast.AST) -> bool:
-    """Return whether only a type checker reads this statement: `if TYPE_CHECKING:` without an else."""
+    """Return whether a statement is `if TYPE_CHECKING:` without an else, which only a type checker reads."""
     return isinstance(node, ast.If) and not node.orelse and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
 def imports(tree: ast.AST, skip: Callable[[ast.AST], bool] = lambda node: False) -> Iterator[tuple[int, str]]:
-    """Yield the line and full name of each import, also inside functions, but not inside nodes for which `skip` is
-    true.
+    """Yield the line and full name of each import, also inside functions. Skip nodes for which `skip` returns True.
 
     The name of a relative import begins with its dots.
     """
@@ -151,7 +150,7 @@ def imports(tree: ast.AST, skip: Callable[[ast.AST], bool] = lambda node: False)
 
 
 def runs_later(node: ast.AST) -> bool:
-    """Return whether the imports in this statement do not run when the module is imported."""
+    """Return whether a statement's imports run later than the import of its module, as in a function."""
     return isinstance(node, FUNCTIONS) or for_typing(node)
 
 
@@ -160,13 +159,13 @@ def among(name: str, modules: tuple[str, ...]) -> bool:
 
 
 def short_imports(source: str, rule: Rule) -> Iterator[tuple[int, str]]:
-    """Yield the imports that a rule concerns; names of ours are without `llamaspec.`."""
+    """Yield the imports that a rule applies to; our own modules appear without the prefix `llamaspec.`."""
     for line, name in imports(ast.parse(source), runs_later if rule.at_once else lambda node: False):
         yield line, name.removeprefix("llamaspec.")
 
 
 def violations(path: str, source: str) -> list[str]:
-    """List the imports of the file at `path` (from the root, with slashes) that a rule forbids.
+    """List the forbidden imports of a file; `path` is relative to the repository's root, with slashes.
 
     >>> violations("model/forward.py", "from llamaspec import cli")
     ['model/forward.py:1 imports cli']
@@ -194,7 +193,7 @@ def test_imports_run_one_way():
 
 
 def module_name(path: str) -> str:
-    """Give the import name of a file.
+    """Return the import name of a file.
 
     >>> module_name("model/ops/__init__.py"), module_name("llamaspec/__init__.py"), module_name("cli.py")
     ('llamaspec.model.ops', 'llamaspec', 'llamaspec.cli')
@@ -276,7 +275,10 @@ def test_the_rooms_of_verify_are_all_in_order():
 
 
 def test_everything_of_ours_is_imported_by_one_name():
-    """Imports use the prefix `llamaspec`: imported as `reference.rope` too, a module is loaded twice."""
+    """Imports use the prefix `llamaspec`.
+
+    Without the prefix, Python would load a module twice, as `reference.rope` too.
+    """
     short = {*OURS} - {"tests"}
     for path in (
         path for name in OURS for path in (*(ROOT / name).rglob("*.py"), ROOT / f"{name}.py") if path.is_file()

@@ -1,4 +1,4 @@
-"""The Makefile: how it finds Python and makes .venv, with stand-ins for interpreters and pip."""
+"""The Makefile finds a Python and creates .venv. Shell scripts stand in for interpreters and pip."""
 
 import os
 import shlex
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(MAKE is None, reason="needs make")
 
 
 class Machine:
-    """A machine that has only what a test puts into PATH and HOME."""
+    """A machine with only the programs that a test puts into PATH and HOME."""
 
     def __init__(self, folder: Path):
         self.home = folder
@@ -31,7 +31,7 @@ class Machine:
     def interpreter(
         self, path: str, version: tuple[int, int, int], without: str = "nothing", venv: str = "exit 1"
     ) -> Path:
-        """Make a stand-in Python with this path and version that cannot import `without`; its `-m venv` runs `venv`."""
+        """Write a stand-in Python with this path and version. It cannot import `without`; its `-m venv` runs `venv`."""
         claim = f"""
 import sys
 sys.version_info, sys.executable = {(*version, "final", 0)}, {str(self.home / path)!r}
@@ -52,7 +52,7 @@ exec(sys.argv[2])
         return run.stdout
 
     def error(self, *arguments: str, **environment: str) -> str:
-        """Run make, which must fail with one line before make's own line; return that line."""
+        """Run make, which must fail. Return the one line on stderr before make's own message."""
         run = self.make(*arguments, **environment)
         assert run.returncode != 0
         assert run.stdout == ""
@@ -132,7 +132,7 @@ def test_a_story_is_told_by_the_model_that_is_given_or_the_one_that_is_built_in(
 
 
 class Checkout:
-    """A copy of the files that `make setup` reads, with a stand-in for Python that only records pip's calls."""
+    """A copy of the files that `make setup` reads, and a stand-in for Python that only records calls of pip."""
 
     def __init__(self, folder: Path):
         self.folder = folder / "checkout"
@@ -153,7 +153,10 @@ class Checkout:
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
 
     def setup(self, at_once: int = 1, target: str = "setup") -> list[str]:
-        """Run the target `at_once` times in parallel; returns the created venvs and the calls of pip and Python."""
+        """Run the target in `at_once` parallel makes.
+
+        Return the recorded calls: created environments, pip and Python.
+        """
         self.calls.write_text("")
         command = [str(MAKE), "-s", target, f"PYTHON={self.python}"]
         makes = [

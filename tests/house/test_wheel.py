@@ -1,4 +1,4 @@
-"""The published wheel works outside this repository: its contents, and a text that it generates."""
+"""The published wheel works outside this repository: its list of files, and a text that its command generates."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ NOT_PACKED = (*(f"benchmarks/{name}" for name in ("results/", "gates/", "audits/
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """Run a command without this repository or its environment on any path; return its stdout."""
+    """Run a command with neither this repository nor its environment on any path; return its stdout."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     done = subprocess.run([str(word) for word in command], cwd=cwd, env=env, capture_output=True, text=True)
     assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}"
@@ -25,7 +25,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel from a copy of the source, since setuptools leaves a build folder and packs old files in it."""
+    """Build the wheel from a copy of the source: setuptools would pack old files from an existing build folder."""
     folder = tmp_path_factory.mktemp("wheel")
     litter = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info")
     shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=litter)
@@ -54,7 +54,7 @@ def test_the_wheel_holds_the_packages_and_the_command_and_nothing_else(wheel: Pa
 
 
 def write_wheel(folder: Path, packages: Iterable[str]) -> Path:
-    """Write the wheel of a user's project with `packages`; each package names its owner."""
+    """Write the wheel of a user's project with the given top-level packages; each package names its owner."""
     path = folder / "users-1.0-py3-none-any.whl"
     files = {f"{package}/__init__.py": 'OWNER = "user"\n' for package in packages}
     files["users-1.0.dist-info/METADATA"] = "Metadata-Version: 2.1\nName: users\nVersion: 1.0\n"

@@ -1,4 +1,4 @@
-"""Contracts on other projects' code: it passes, or docs/found.md describes the difference.
+"""Contracts on other projects' code: the code passes, or docs/found.md describes the difference.
 
 jax's functions and its Triton kernels run in this Python. Other libraries run in the first Python of
 LLAMASPEC_OTHER_PYTHON (separated as in PATH) that has them; a clone is found through PYTHONPATH.
@@ -50,7 +50,7 @@ def assert_accepted(job: Job, dtype: str, candidate: Candidate, *, examples: int
 
 @pytest.fixture
 def library(monkeypatch):
-    """Start candidates in another Python."""
+    """Return a function that starts candidates in another Python."""
     workers = []
     monkeypatch.chdir(ROOT)  # the other Python finds the candidates there
 
@@ -85,7 +85,7 @@ def test_other_libraries(library, job, dtype):
 
 
 def test_an_op_whose_result_is_one_number_is_judged_in_this_process():
-    """An op with a single number as its result is judged in this process: its bound is an array, as types say."""
+    """An op with a single number as its result can be judged in this process, where types require an array bound."""
     candidate = Direct(lambda *arguments: np.float32(cross_entropy(*arguments)), arrays="numpy")
     report = verify(contract_for("cross_entropy"), candidate, precision=precision("float32"), examples=3, seed=1)
     assert report.outcome == "within bounds"
@@ -93,7 +93,7 @@ def test_an_op_whose_result_is_one_number_is_judged_in_this_process():
 
 @pytest.mark.parametrize("path", FOUND, ids=[path.stem for path in FOUND])
 def test_what_was_found_is_found_again(path, library):
-    """Each replay file named in docs/found.md finds its fault again. Numbers may differ a little between machines."""
+    """Each replay file that docs/found.md names finds its fault again. Numbers may differ a little between machines."""
     saved = replays.load(path)
     contract = contract_for(saved.op)
     assert replays.digest(contract, saved.dtype, saved.draw) == saved.inputs
@@ -114,7 +114,7 @@ def test_everything_found_is_told_of():
 
 
 def test_every_function_that_was_judged_has_a_row_and_every_refusal_a_replay():
-    """docs/found/kernels.md has a row for every judged function, and a replay file or reason for each refusal."""
+    """docs/found/kernels.md has a row for every judged function, and a replay file or a reason for each refusal."""
     text = (ROOT / "docs" / "found" / "kernels.md").read_text(encoding="utf-8")
     there = {":".join(library_of(job.candidate)) for job in OTHERS}
     assert set(REFUSED) <= there

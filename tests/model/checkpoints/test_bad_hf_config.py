@@ -1,4 +1,4 @@
-"""Wrong, impossible or unsupported values in config.json: refused in one line that names the key."""
+"""Wrong, impossible or unsupported values in config.json are refused in one line that names the key."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ CONFIG = families.FAMILIES["llama-3.1"]
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """Write a valid checkpoint."""
+    """Write a valid checkpoint in a temporary folder."""
     families.write_checkpoint(tmp_path, CONFIG)
     load(tmp_path)
     return tmp_path

@@ -1,4 +1,4 @@
-"""Hugging Face folders with a wrong index or header: each is refused in one line that names the file."""
+"""Hugging Face folders with a wrong index or header are refused in one line that names the file."""
 
 import json
 import re
@@ -16,7 +16,7 @@ CONFIG = families.FAMILIES["llama-3.1"]
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """Write a valid checkpoint."""
+    """Write a valid checkpoint in a temporary folder."""
     families.write_checkpoint(tmp_path, CONFIG)
     load(tmp_path)
     return tmp_path
@@ -192,7 +192,7 @@ def sharded(tmp_path) -> Path:
 
 
 def change_index(folder: Path, **changes: Any) -> str:
-    """Map tensors to other shards in the index, and return the index's path."""
+    """Return a function that maps tensors to other shards in the index; it returns the path of the index."""
     path = folder / "model.safetensors.index.json"
     index = json.loads(path.read_text())
     index["weight_map"] |= changes

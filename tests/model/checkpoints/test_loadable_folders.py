@@ -1,4 +1,4 @@
-"""Odd folders that transformers loads, and hints in the errors about other folders."""
+"""Unusual folders that transformers loads, and the hints in errors about folders that do not load."""
 
 import json
 from pathlib import Path

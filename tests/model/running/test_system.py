@@ -1,4 +1,4 @@
-"""Operating systems with fewer sources of information than Linux: no /proc, no /sys and no glibc, as on macOS."""
+"""Operating systems with fewer sources of information than Linux: without /proc, /sys and glibc, as on macOS."""
 
 import os
 import re
@@ -21,7 +21,7 @@ FILES = ("MEMORY", "PROCESSORS", "DRIVER", "MAPPINGS")
 
 @pytest.fixture
 def hidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Hide everything that Linux and glibc have and other systems lack."""
+    """Hide what only Linux and glibc have: files, control groups, CPU affinity and functions of libc."""
     for name in FILES:
         monkeypatch.setattr(system, name, tmp_path / name)
     monkeypatch.setattr(system, "CGROUPS", ((tmp_path / "max", tmp_path / "current"),))

@@ -1,4 +1,4 @@
-"""tokenizer.json against the `tokenizers` library: ids and text are equal, or the error names the unsupported part."""
+"""tokenizer.json: ids and text equal those of the `tokenizers` library, or the error names the unsupported part."""
 
 import base64
 import copy
@@ -88,7 +88,7 @@ def file_of(
     before: list[dict[str, Any]] | None = None,
     **parts: Any,
 ) -> bytes:
-    """Build a tokenizer.json of 450 pieces and `ADDED`."""
+    """Build a tokenizer.json with 450 trained pieces, the added tokens `ADDED`, and the given parts."""
     spec = trained() | {
         "normalizer": sequence(normalizer, "normalizers"),
         "pre_tokenizer": sequence(before, "pretokenizers"),
@@ -140,7 +140,7 @@ STRANGE = [
 
 
 def places(value: Any) -> list[tuple[dict[str, Any] | list[Any], Any]]:
-    """List all values of an object and of nested ones as (owner, key), without the vocabulary's values."""
+    """List (owner, key) for all values of a JSON object and its nested objects, except for the vocabulary's values."""
     items = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else [])
     inside = [place for key, inner in items if key not in ("vocab", "merges") for place in places(inner)]
     return [*((value, key) for key, _ in items), *inside]
@@ -209,7 +209,7 @@ def test_a_byte_level_prefix_is_the_librarys(cuts, parts, names):
 @example(file_of(before=[METASPACES[1]]), [" Hello", " Hi"], ["<s>"])
 @example(file_of(), ["a", "\n b"], ["<end>"])
 def test_conversations_equal_the_librarys(data, parts, ends):
-    """Chat text gives the library's ids; the library finds control tokens on its own."""
+    """Chat text with control tokens gets the ids of the `tokenizers` library, which finds control tokens itself."""
     rendered = "".join(part + end for part, end in zip(parts, [*ends, *["</s>"] * 4], strict=False))
     library = Tokenizer.from_buffer(data)
     assert SpecialTokens(read(data)).encode(rendered) == library.encode(rendered, add_special_tokens=False).ids
@@ -233,7 +233,7 @@ def test_dropout_is_ignored():
 
 
 def test_eos_after_a_text_is_left_out():
-    """EOS after a text is left out, since the model continues the text."""
+    """EOS after a text is left out, because the model shall continue the text."""
     plain, bos_and_eos = read(file_of()), read(file_of(post_processor=template("<s>", after=("</s>",))))
     after = read(file_of(post_processor=template(after=("</s>",))))
     assert (bos_and_eos.bos, after.bos) == (1, None)
@@ -330,7 +330,7 @@ def load(path: str) -> None:
 @pytest.mark.sampled(4)  # 12 cases, 9 s
 @pytest.mark.parametrize("kind", BAD)
 def test_a_part_that_cannot_be_followed_is_refused(kind, tmp_path):
-    """Unsupported parts are refused in one line, within the limits of time and memory of `tests.support.bounded`."""
+    """Unsupported parts of a tokenizer.json are refused in one line, within the limits of `tests.support.bounded`."""
     data, what = BAD[kind]
     path = tmp_path / "tokenizer.json"
     path.write_bytes(data)
@@ -340,15 +340,12 @@ def test_a_part_that_cannot_be_followed_is_refused(kind, tmp_path):
         raise CheckpointError(message)
 
 
-PANICKING = {
-    "an expression that backtracks": {"Regex": "(a|aa)+$"},
-    "an empty string": {"String": ""},
-}
+PANICKING = {"an expression that backtracks": {"Regex": "(a|aa)+$"}, "an empty string": {"String": ""}}
 
 
 @pytest.mark.parametrize("kind", PANICKING)
 def test_a_panic_of_the_library_is_one_line(kind, tmp_path, capfd):
-    """A part that our check accepts but that makes the library panic gives one line, and Rust prints nothing."""
+    """A part that passes our check, but makes the library panic, gives a one-line error, and Rust prints nothing."""
     replace = {"type": "Replace", "pattern": PANICKING[kind], "content": "x"}
     spec = json.loads(tiny_tokenizers.chatml()) | {"normalizer": replace}
     with pytest.raises(CheckpointError, match=r"(cannot encode this text|not a usable tokenizer.json): \S") as caught:

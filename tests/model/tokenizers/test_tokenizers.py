@@ -1,4 +1,4 @@
-"""`model.tokenizers`: one interface for four kinds of files, small ones made here and Llama 2's own."""
+"""`model.tokenizers` has one interface for four kinds of files: small files made here, and Llama 2's own files."""
 
 import base64
 import json
@@ -64,7 +64,7 @@ def halves(piece: str, pieces) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory) -> Path:
-    """Write a folder for each kind of tokenizer."""
+    """Write a folder for each kind of tokenizer, and return their parent folder."""
     folder = tmp_path_factory.mktemp("tokenizers")
 
     def write(name: str, data: bytes):
@@ -110,7 +110,7 @@ def tokenizer(request, folder):
 
 
 def kept(tokenizer, text: str) -> str:
-    """Return the text that decoding gives back: Metaspace treats a leading space as the one that it adds."""
+    """Return the text that decoding gives back: Metaspace takes a leading space for the space that it adds itself."""
     metaspace = tokenizer.encode(" a") == tokenizer.encode("a")
     return text.removeprefix(" ") if metaspace else text
 
@@ -132,7 +132,7 @@ def test_nothing_is_lost(tokenizer, text, start):
 @example("", "\udc80")
 @example("", "\udcff")
 def test_what_is_not_unicode_is_refused(tokenizer, text, lone):
-    """Text with a lone surrogate is refused; Python makes one from a byte of stdin that is not UTF-8."""
+    """Text with a lone surrogate is refused. Python creates one from a byte of stdin that is not UTF-8."""
     with pytest.raises(ValueError, match=f"character {len(text)} is a lone surrogate, U\\+{ord(lone):X}") as caught:
         tokenizer.encode(text + lone)
     hint = f" (the byte {ord(lone) - 0xDC00:02X}, which is not UTF-8)" if "\udc80" <= lone <= "\udcff" else ""
@@ -307,7 +307,7 @@ def test_tok512s_two_files_agree(data, text):
 
 
 def refused(path: Path) -> str:
-    """Return the one-line message with which a file is refused."""
+    """Return the one-line error message that refuses a tokenizer file."""
     with pytest.raises(CheckpointError) as caught:
         load_tokenizer(path)
     message = str(caught.value)
