@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -28,10 +27,10 @@ from llamaspec.training.stories.lexicon import Character
 from llamaspec.training.stories.talk import Message, conversation, request, tells_of
 from llamaspec.training.stories.world import World, unnamed
 from tests.goldens import make_story
+from tests.support.processes import REPOSITORY
 
 pytestmark = pytest.mark.slow  # 40 s; the corpus rarely changes
 
-ROOT = Path(__file__).parents[2]
 WORD = re.compile(r"[A-Za-z]+")
 TEMPLATE = ChatTemplate(
     "chat_template.jinja",
@@ -245,7 +244,7 @@ def test_no_two_stories_of_many_are_the_same():
     tell = "import random; from llamaspec.training.stories.corpus import story"
     count = "print(len({story(random.Random(seed)).text for seed in range(20_000)}))"
     process = subprocess.run(
-        [sys.executable, "-c", f"{tell}; {count}"], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", f"{tell}; {count}"], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )
     assert process.stdout == "20000\n"
 

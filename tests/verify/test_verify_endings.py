@@ -28,6 +28,7 @@ from llamaspec.verify.draws.drawing import uniform
 from llamaspec.verify.judging import examination, runner
 from llamaspec.verify.judging.examination import Unjudged, takes
 from llamaspec.verify.judging.runner import verify
+from tests.support.processes import REPOSITORY
 from tests.support.waiting import PATIENCE, session_lives, session_seconds, until
 
 CANDIDATES = """
@@ -199,7 +200,7 @@ def test_what_ends_the_program_passes_through_hypothesis(monkeypatch, ending):
 @contextmanager
 def started(folder: Path, *arguments: str, line: str) -> Iterator[subprocess.Popen[str]]:
     """Run a command; yield its process once it has written `line` to stderr. Kill it and its children at the end."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         # Start with the default handlers, as a shell does; a background job ignores SIGINT, and nohup ignores SIGHUP.
         [sys.executable, "-c", "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"

@@ -30,7 +30,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-REPOSITORY = Path(__file__).parents[3]
+from tests.support.processes import REPOSITORY
+
 DEVICES = 8
 # These processes spend nearly all of their time on compilation; the compiled programs are small.
 COMPILED_FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"

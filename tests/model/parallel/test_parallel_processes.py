@@ -27,11 +27,10 @@ from llamaspec.model.parallel.processes import Group, Watch
 from llamaspec.model.parallel.reading import share_of
 from tests.model.parallel.on_devices import COMPILED_FAST
 from tests.support import tiny_tokenizers
-from tests.support.processes import MEASURED, run_llamaspec
+from tests.support.processes import MEASURED, REPOSITORY, run_llamaspec
 from tests.support.random_models import SMALL, random_checkpoint
 from tests.support.waiting import PATIENCE, held_port, listens, until
 
-REPOSITORY = Path(__file__).parents[3]
 STORY = ("generate", "Once", "--seed", "7", "--context", "128")
 
 
