@@ -346,7 +346,7 @@ RECORD = struct.pack("<fI", 0, 5) + b"<unk>"
         ((JSON % ('{"a": -1}', LEVEL % "false", LEVEL % "false")).encode(), "not a usable tokenizer.json"),
         ((JSON % ('{"a": 0, "b": 0}', LEVEL % "false", LEVEL % "false")).encode(), "same id"),
         ((JSON % ("{}", LEVEL % "false", LEVEL % "false")).encode(), "the vocabulary is empty"),
-        ((JSON % ('{"a": 0}', LEVEL % "true", LEVEL % "true")).encode(), "adds spaces"),
+        ((JSON % ('{"a": 0}', LEVEL % "true", "null")).encode(), "no byte-level pre-tokenizer"),
         ((JSON % ('{"a": 0}', "null", "null")).encode(), "neither a byte-level nor .* no decoder"),
         ((JSON % ('{"a": 0}', '{"type": "Fuse"}', "null")).encode(), "neither a byte-level nor .* Fuse"),
         (b'{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}', "of type .WordLevel. is not"),
