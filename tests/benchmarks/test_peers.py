@@ -1,4 +1,7 @@
-"""`benchmarks/audits/peers.py` runs engines in turn; a ratio compares runs of one round. Only our engine runs here."""
+"""`benchmarks/audits/peers.py` times several engines in turn, and compares times of the same round.
+
+Only our engine runs here.
+"""
 
 import doctest
 import json
@@ -109,7 +112,7 @@ def test_examples():
 
 @pytest.fixture
 def llama_cpp(tmp_path):
-    """Make stand-ins for the programs of a llama.cpp build."""
+    """Create executable stand-ins for the programs of a llama.cpp build."""
     rows = {"0": [{"n_prompt": 0, "n_gen": 4, "samples_ts": [3.0, 5.0]}]}
     rows["16"] = [{"n_prompt": 16, "n_gen": 0, "samples_ts": [7.0]}]
     choose = "\n".join(
@@ -125,7 +128,7 @@ def llama_cpp(tmp_path):
 
 
 def test_a_gpu_is_compared_file_by_file(llama_cpp, tmp_path, monkeypatch):
-    """The next model file exists before our engine runs, and measured files are deleted, except for the BF16 file."""
+    """The next model file is written before our engine runs. Measured files are deleted, except for the BF16 file."""
 
     def ours(model: Path, form: str, context: int, *, wait, **options):
         wait()

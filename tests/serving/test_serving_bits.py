@@ -1,4 +1,4 @@
-"""Equal fingerprints mean equal bits: servers that start together with empty caches compute the same numbers."""
+"""Servers with equal fingerprints that start together with empty caches compute the same bits."""
 
 import subprocess
 import sys
@@ -90,7 +90,7 @@ def test_servers_that_compile_at_once_under_load_give_equal_bits():
 
 
 class Recorded(Exception):
-    """Raised to end `load_engine` once the programs are compiled."""
+    """Raised to stop `load_engine` once the programs are compiled."""
 
 
 @pytest.mark.parametrize("options", [{"backend": "reference"}, {"parallel": "context"}, {"emulate_activations": "fp8"}])
@@ -102,7 +102,7 @@ def test_an_engine_refuses_options_that_it_cannot_follow(options):
 
 @pytest.mark.parametrize(("model", "scheme"), [("2 to 1, wide, tied", "q8"), ("experts", None)])
 def test_no_program_of_the_server_is_tuned(monkeypatch, model, scheme):
-    """No program is tuned: with tuning, four servers on one GPU had one fingerprint but three sets of logprobs."""
+    """No program of the server is autotuned. With autotuning, four servers on one GPU gave three sets of logprobs."""
     compiled: dict[str, dict[str, Any]] = {}
     real_compile = jax.stages.Lowered.compile
 
