@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.processes import REPOSITORY
+
 OURS = (
     *("reference", "verify", "pallas_kernels", "model", "serving", "training", "learn"),
     *("commands", "cli", "tests", "benchmarks"),
@@ -41,7 +42,7 @@ VERIFY = (
 
 
 def _room(name: str) -> str:
-    return f"verify/{name}.py" if (ROOT / f"verify/{name}.py").is_file() else f"verify/{name}/"
+    return f"verify/{name}.py" if (REPOSITORY / f"verify/{name}.py").is_file() else f"verify/{name}/"
 
 
 RULES = [
@@ -181,15 +182,21 @@ def violations(path: str, source: str) -> list[str]:
 
 def own_files() -> list[str]:
     """List every Python file of the project, without the links in llamaspec/."""
-    files = [path.relative_to(ROOT).as_posix() for name in OURS for path in (ROOT / name).rglob("*.py")]
-    package = [path.relative_to(ROOT).as_posix() for path in (ROOT / "llamaspec").glob("*.py") if not path.is_symlink()]
+    files = [path.relative_to(REPOSITORY).as_posix() for name in OURS for path in (REPOSITORY / name).rglob("*.py")]
+    package = [
+        path.relative_to(REPOSITORY).as_posix()
+        for path in (REPOSITORY / "llamaspec").glob("*.py")
+        if not path.is_symlink()
+    ]
     return [*files, "cli.py", *package]
 
 
 def test_imports_run_one_way():
     files = own_files()
     assert {"reference/rope.py", "tests/house/test_architecture.py", "cli.py", "llamaspec/start.py"} <= set(files)
-    assert [wrong for file in files for wrong in violations(file, (ROOT / file).read_text(encoding="utf-8"))] == []
+    assert [
+        wrong for file in files for wrong in violations(file, (REPOSITORY / file).read_text(encoding="utf-8"))
+    ] == []
 
 
 def module_name(path: str) -> str:
@@ -225,7 +232,7 @@ def circle(sources: Mapping[str, str]) -> list[str]:
 
 
 def test_no_modules_import_each_other():
-    sources = {module_name(file): (ROOT / file).read_text(encoding="utf-8") for file in own_files()}
+    sources = {module_name(file): (REPOSITORY / file).read_text(encoding="utf-8") for file in own_files()}
     assert {"llamaspec.cli", "llamaspec", "llamaspec.model.ops.gpu", "llamaspec.start"} <= set(sources)
     assert circle(sources) == []
 
@@ -256,11 +263,11 @@ def test_no_circle_is_made_up(sources):
 
 
 def test_only_the_command_that_trains_it_knows_the_corpus_of_the_built_in_model():
-    files = [path for name in OURS if name != "tests" for path in (ROOT / name).rglob("*.py")]
+    files = [path for name in OURS if name != "tests" for path in (REPOSITORY / name).rglob("*.py")]
     importing = {
-        path.relative_to(ROOT).as_posix()
+        path.relative_to(REPOSITORY).as_posix()
         for path in files
-        if path.parent != ROOT / "training" / "stories"
+        if path.parent != REPOSITORY / "training" / "stories"
         for _, name in imports(ast.parse(path.read_text(encoding="utf-8")))
         if among(name, ("llamaspec.training.stories",))
     }
@@ -269,7 +276,9 @@ def test_only_the_command_that_trains_it_knows_the_corpus_of_the_built_in_model(
 
 def test_the_rooms_of_verify_are_all_in_order():
     rooms = {
-        path.stem for path in (ROOT / "verify").iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()
+        path.stem
+        for path in (REPOSITORY / "verify").iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").is_file()
     }
     assert rooms - {"__init__"} == {*VERIFY}
 
@@ -281,7 +290,10 @@ def test_everything_of_ours_is_imported_by_one_name():
     """
     short = {*OURS} - {"tests"}
     for path in (
-        path for name in OURS for path in (*(ROOT / name).rglob("*.py"), ROOT / f"{name}.py") if path.is_file()
+        path
+        for name in OURS
+        for path in (*(REPOSITORY / name).rglob("*.py"), REPOSITORY / f"{name}.py")
+        if path.is_file()
     ):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

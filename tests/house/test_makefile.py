@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.processes import REPOSITORY
+
 MAKE = shutil.which("make")
 pytestmark = pytest.mark.skipif(MAKE is None, reason="needs make")
 
@@ -43,7 +44,7 @@ exec(sys.argv[2])
 
     def make(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         env = {"PATH": str(self.bin), "HOME": str(self.home), "PYTHON_PLACES": "", **environment}
-        return subprocess.run([str(MAKE), "-s", *arguments], cwd=ROOT, env=env, capture_output=True, text=True)
+        return subprocess.run([str(MAKE), "-s", *arguments], cwd=REPOSITORY, env=env, capture_output=True, text=True)
 
     def chosen(self, *arguments: str, **environment: str) -> str:
         run = self.make("python", *arguments, **environment)
@@ -138,9 +139,9 @@ class Checkout:
         self.folder = folder / "checkout"
         self.calls = folder / "calls"
         self.broken = folder / "broken"  # if it exists, pip fails to install the package that it names (empty: any)
-        shutil.copytree(ROOT / ".ci", self.folder / ".ci")
+        shutil.copytree(REPOSITORY / ".ci", self.folder / ".ci")
         for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-            shutil.copy(ROOT / name, self.folder)
+            shutil.copy(REPOSITORY / name, self.folder)
         machine = Machine(folder)
         pip = machine.script(
             "pip",
@@ -219,7 +220,7 @@ def test_the_kernels_tests_have_an_environment_with_the_oldest_jax(checkout: Che
     assert tests.startswith("-m pytest") and "tests/kernels" in tests
     default, newest, oldest = (
         {line for line in path.read_text().splitlines() if "==" in line}
-        for path in (checkout.folder / pins, ROOT / "constraints.txt", ROOT / ".ci/jax011.txt")
+        for path in (checkout.folder / pins, REPOSITORY / "constraints.txt", REPOSITORY / ".ci/jax011.txt")
     )
     assert oldest <= default
     assert {line.split("==")[0] for line in newest ^ default} == {"jax", "jaxlib"}
@@ -239,7 +240,7 @@ def test_the_site_is_built_in_an_environment_without_the_project(checkout: Check
 @pytest.mark.parametrize(("target", "pins"), [("", "constraints.txt"), ("-jax011", ".ci/jax011.txt")])
 def test_the_plugin_that_compiles_has_the_version_of_jax(checkout: Checkout, target: str, pins: str):
     *_, plugin, compiled = checkout.setup(target=f"test-gpu-compile{target}")
-    (jax,) = (line for line in (ROOT / pins).read_text().splitlines() if line.startswith("jax=="))
+    (jax,) = (line for line in (REPOSITORY / pins).read_text().splitlines() if line.startswith("jax=="))
     version = jax.removeprefix("jax==")
     assert plugin.startswith(f"install --no-deps jax-cuda13-plugin=={version} jax-cuda13-pjrt=={version}")
     assert compiled.startswith("-m llamaspec.benchmarks.gates")
@@ -275,6 +276,6 @@ def test_ci_brings_a_browser_where_it_can(machine: Machine, user, chromium, apt_
     if chromium:
         machine.script("bin/chromium", "")
     env = {"PATH": str(machine.bin), "LLAMASPEC_DATA": ""}
-    done = subprocess.run([str(shutil.which("bash")), ROOT / ".ci/run"], env=env, capture_output=True, text=True)
+    done = subprocess.run([str(shutil.which("bash")), REPOSITORY / ".ci/run"], env=env, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "make ci\n", message)
     assert len(log.read_text().splitlines() if log.exists() else []) == calls

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.processes import REPOSITORY
+
 PACKAGES = ("reference", "verify", "pallas_kernels", "model", "serving", "training", "learn", "commands", "benchmarks")
 NOT_PACKED = (*(f"benchmarks/{name}" for name in ("results/", "gates/", "audits/")), "learn/site/")
 
@@ -28,14 +29,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the wheel from a copy of the source: setuptools would pack old files from an existing build folder."""
     folder = tmp_path_factory.mktemp("wheel")
     litter = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info")
-    shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=litter)
+    shutil.copytree(REPOSITORY, folder / "source", symlinks=True, ignore=litter)
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, folder / "source", cwd=folder)
     (built,) = folder.glob("*.whl")
     return built
 
 
 def test_the_wheel_holds_the_packages_and_the_command_and_nothing_else(wheel: Path):
-    files = [path.relative_to(ROOT) for name in PACKAGES for path in (ROOT / name).rglob("*") if path.is_file()]
+    files = [
+        path.relative_to(REPOSITORY) for name in PACKAGES for path in (REPOSITORY / name).rglob("*") if path.is_file()
+    ]
     expected = {path.as_posix() for path in files if "__pycache__" not in path.parts} | {
         "cli.py",
         "__init__.py",
@@ -100,7 +103,7 @@ def test_the_command_works_from_an_empty_environment(wheel: Path, tmp_path: Path
     # the dev extra installs.
     run(sys.executable, "-m", "venv", "--without-pip", "venv", cwd=tmp_path)
     pip = (sys.executable, "-m", "pip", "--python", tmp_path / "venv", "--no-input")
-    run(*pip, "install", "--constraint", ROOT / "constraints.txt", wheel, cwd=tmp_path)
+    run(*pip, "install", "--constraint", REPOSITORY / "constraints.txt", wheel, cwd=tmp_path)
     llamaspec = tmp_path / "venv/bin/llamaspec"
 
     version = wheel.name.split("-")[1]

@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from llamaspec.model.checkpoints import CheckpointError
+from tests.support.processes import REPOSITORY
 
 SECONDS = 2.0
 BYTES = 500_000_000
 LEFT = 30_000_000  # bytes that earlier calls may leave behind before a new process starts
 PATIENCE = 300.0  # seconds by the clock for a call that waits without using the processor
 
-REPOSITORY = Path(__file__).parents[2]
 STATUS = Path("/proc/self/status")
 
 

@@ -18,10 +18,11 @@ from llamaspec.verify.catalogue import CONTRACTS
 from llamaspec.verify.judging import judge
 from llamaspec.verify.judging.examination import Examination
 from llamaspec.verify.judging.runner import _Search, verify
+from tests.support.processes import REPOSITORY
 from tests.support.waiting import PATIENCE
 from tests.verify import test_verify_timing
 
-PAGE = Path(__file__).parents[2] / "docs" / "cheats.md"
+PAGE = REPOSITORY / "docs" / "cheats.md"
 CHEATS = r"""
 import os, sys, threading, time
 

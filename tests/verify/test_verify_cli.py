@@ -15,6 +15,7 @@ import pytest
 
 from llamaspec.cli import llamaspec
 from llamaspec.verify.catalogue import CONTRACTS
+from tests.support.processes import REPOSITORY
 
 CANDIDATES = """
 import numpy as np
@@ -57,7 +58,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def verify(tmp_path, folder):
     def run(*arguments: str, status: int = 0, patient: bool = False) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         start = ["-c", PATIENT] if patient else ["-m", "llamaspec.cli"]
         command = [sys.executable, *start, "verify", *arguments, *(["--time-budget=inf"] if patient else [])]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -359,7 +360,7 @@ def test_a_closed_pipe_is_no_verdict(tmp_path):
     reader, pipe = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "llamaspec.cli", "verify", "--list"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=pipe, stderr=subprocess.PIPE, text=True)
     os.close(pipe)
     assert (done.returncode, done.stderr) == (2, "")
@@ -440,7 +441,7 @@ def test_a_model_is_walked_through(verify, data):
     )
 
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "verify-your-kernel.md").read_text(encoding="utf-8")
+GUIDE = (REPOSITORY / "docs" / "verify-your-kernel.md").read_text(encoding="utf-8")
 TRANSCRIPTS = re.findall(r"```\n\$ llamaspec verify (.*)\n((?:.+\n)+)```", GUIDE)
 
 

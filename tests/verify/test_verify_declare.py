@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
@@ -19,8 +18,9 @@ from llamaspec.verify.contract import Expected, with_rounding
 from llamaspec.verify.declare import declare, derived, sizes
 from llamaspec.verify.judging.mutation import trials
 from llamaspec.verify.judging.runner import verify
+from tests.support.processes import REPOSITORY
 
-FOLDER = Path(__file__).parents[2] / "docs" / "contracts"
+FOLDER = REPOSITORY / "docs" / "contracts"
 EXAMPLES = ("layernorm", "gelu_gated_linear", "fused_cross_entropy")
 
 

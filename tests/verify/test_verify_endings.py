@@ -20,7 +20,7 @@ import pytest
 from llamaspec import cli
 from llamaspec.commands.interrupt import remove_what_is_unfinished
 from llamaspec.verify.bounds.precision import precision
-from llamaspec.verify.campaign import Campaign, Job, _exit_on_sigterm, _run_all
+from llamaspec.verify.campaign import Campaign, CandidateJob, _exit_on_sigterm, _run_all
 from llamaspec.verify.candidates.candidate import Direct, Failure, Worker
 from llamaspec.verify.candidates.worker import load_file
 from llamaspec.verify.catalogue import CONTRACTS, IMPLEMENTATIONS
@@ -28,6 +28,7 @@ from llamaspec.verify.draws.drawing import uniform
 from llamaspec.verify.judging import examination, runner
 from llamaspec.verify.judging.examination import Unjudged, takes
 from llamaspec.verify.judging.runner import verify
+from tests.support.processes import REPOSITORY
 from tests.support.waiting import PATIENCE, session_lives, session_seconds, until
 
 CANDIDATES = """
@@ -199,7 +200,7 @@ def test_what_ends_the_program_passes_through_hypothesis(monkeypatch, ending):
 @contextmanager
 def started(folder: Path, *arguments: str, line: str) -> Iterator[subprocess.Popen[str]]:
     """Run a command; yield its process once it has written `line` to stderr. Kill it and its children at the end."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         # Start with the default handlers, as a shell does; a background job ignores SIGINT, and nohup ignores SIGHUP.
         [sys.executable, "-c", "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
@@ -260,7 +261,7 @@ def test_a_judge_that_ends_at_once_leaves_no_candidate_of_a_process_of_its_own(f
     campaign = Campaign(seed=1, arrays="numpy", dtypes=("float32",), examples=5, seconds=np.inf, timeout=np.inf)
     try:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_exit_on_sigterm) as pool:
-            pool.submit(_run_all, Job("add", "candidates:hangs"), campaign)
+            pool.submit(_run_all, CandidateJob("add", "candidates:hangs"), campaign)
             until(lambda: pid_file.exists() and pid_file.read_text().endswith("\n"))
             pid = int(pid_file.read_text())
             remove_what_is_unfinished()

@@ -15,6 +15,7 @@ from llamaspec.model.checkpoints.staging import new_directory, new_file
 from llamaspec.model.convert import convert
 from tests.support import families
 from tests.support.gguf_files import file_of
+from tests.support.processes import REPOSITORY
 
 CONFIG = families.FAMILIES["llama-3.1"]
 
@@ -161,9 +162,7 @@ def test_what_a_kill_left_is_removed_at_the_next_write(maker, written, tmp_path)
     """Writing to a path removes leftovers of killed writers to the same path, but no other unfinished files."""
     code = WRITER.format(maker=maker, written=written)
     command = [sys.executable, "-c", code, str(tmp_path / "there")]
-    killed, living = (
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]) for _ in range(2)
-    )
+    killed, living = (subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) for _ in range(2))
     try:
         for process in (killed, living):
             assert process.stdout and process.stdout.readline() == "ready\n"

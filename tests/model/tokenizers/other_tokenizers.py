@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[3]
+from tests.support.processes import REPOSITORY
 
 
 class OtherTokenizers:
@@ -48,7 +48,7 @@ def other_tokenizers(python: str) -> Iterator[OtherTokenizers]:
     """Start the tokenizer process with a Python that has llama-cpp-python, transformers, or both."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(
-        [python, "-m", "tests.model.tokenizers.other_tokenizers"], text=True, cwd=ROOT, **pipes
+        [python, "-m", "tests.model.tokenizers.other_tokenizers"], text=True, cwd=REPOSITORY, **pipes
     ) as process:
         try:
             yield OtherTokenizers(process)

@@ -22,6 +22,7 @@ from llamaspec.reference.byte_bpe import LLAMA3
 from tests.reference import test_byte_bpe as byte_level
 from tests.reference import test_sentencepiece_bpe as sentencepiece
 from tests.support import tiny_tokenizers
+from tests.support.processes import REPOSITORY
 
 NAMES = ["<s>", "</s>", "<unk>", "[INST]", "<|eot_id|>", "<|begin_of_text|>", "<0x41>"]
 fragments = [*sentencepiece.fragments, *byte_level.fragments, *NAMES, "👩‍👩‍👧", "\0", "\ufeff"]
@@ -451,4 +452,4 @@ def test_jax_is_not_needed(folder):
     code = "import sys; from llamaspec.model.tokenizers.load import load_tokenizer\n"
     code += "for path in sys.argv[1:]: load_tokenizer(path)\nassert 'jax' not in sys.modules"
     command = [sys.executable, "-W", "error", "-c", code, *(str(folder / kind) for kind in KINDS)]
-    subprocess.run(command, check=True, cwd=Path(__file__).parents[3])
+    subprocess.run(command, check=True, cwd=REPOSITORY)

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).parents[4]
+from tests.support.processes import REPOSITORY
 
 
 class Libggml:
@@ -72,7 +72,7 @@ def libggml(python: str) -> Iterator[Libggml]:
     """Start the libggml process with the interpreter `python`."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(
-        [python, "-m", "tests.model.checkpoints.gguf.libggml"], text=True, cwd=ROOT, **pipes
+        [python, "-m", "tests.model.checkpoints.gguf.libggml"], text=True, cwd=REPOSITORY, **pipes
     ) as process:
         try:
             yield Libggml(process)
