@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from llamaspec.commands.loading import cache_folder
+from llamaspec.commands.loading import cache_folder, opened
 from llamaspec.commands.options import COUNT, MODEL, SCHEME_NAMES, Verb, default_model, devices_option, json_option
 from llamaspec.commands.output import write, write_json
 from llamaspec.commands.progress import progress_bar
@@ -53,10 +53,9 @@ def inspect(invocation: click.Context, model: str | None, plan: bool, as_json: b
     for name in planned:
         if invocation.get_parameter_source(name) != click.core.ParameterSource.DEFAULT:
             raise click.UsageError(f"--{name} needs --plan")
-    from llamaspec.model.checkpoints.open import open_checkpoint
     from llamaspec.model.insight.describe import describe
 
-    description = describe(open_checkpoint(model or default_model()))
+    description = describe(opened(model or default_model()))
     if as_json:
         write_json(description)
         return
@@ -64,8 +63,9 @@ def inspect(invocation: click.Context, model: str | None, plan: bool, as_json: b
 
 
 def _tensor_lines(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the lines of a table of tensors. On a narrow terminal, shape, dtype and size are on a line below the
-    name.
+    """Return the lines of a table of tensors.
+
+    On a narrow terminal, shape, dtype and size are on a line below the name.
     """
     rows = [("tensor", "shape", "dtype", "size")]
     for name, shape, dtype, size, count in folded(tensors):
@@ -92,7 +92,7 @@ def _summary_lines(description: Mapping[str, Any]) -> list[str]:
 
 
 def folded(tensors: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[int], str, int, int]]:
-    """Fold tensors into one row if their names differ only in one number, such as that of the layer or of the expert.
+    """Fold tensors into one row if their names differ only in one number, such as the number of the layer or of the expert.
 
     Returns name, shape, dtype, bytes per tensor, and the number of tensors. Rows keep the order of their first tensors.
 

@@ -51,8 +51,9 @@ class Interrupts:
         sys.exit(self.status)
 
     def watch(self, pipe: int) -> None:
-        """Read signal numbers from `pipe`. Shortly after a signal, end the process, unless a command handles the
-        signal.
+        """Read signal numbers from `pipe`.
+
+        Shortly after a signal, end the process, unless a command handles the signal.
         """
         while number := os.read(pipe, 1):
             time.sleep(PATIENCE)

@@ -78,8 +78,9 @@ class Verb(click.Command):
         self.params.append(click.Option(["--debug"], is_flag=True, expose_value=False, help="Show tracebacks."))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse like click. If the model is an argument, but the user wrote `--model`, the error shows the right
-        usage.
+        """Parse like click.
+
+        If the model is an argument, but the user wrote `--model`, the error shows the right usage.
         """
         try:
             return super().parse_args(ctx, args)

@@ -59,11 +59,13 @@ def taking_part(params: dict[str, Any], command: click.Command) -> Iterator[Watc
         raise click.UsageError(
             "several processes cannot share one standard input: give the text itself as PROMPT, not -"
         )
-    from llamaspec.model.parallel.processes import Group, agreed, joined
+    from llamaspec.model.parallel.processes import ProcessGroup, agreed, joined
 
     if number:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    with joined(Group(processes["coordinator"], several, number, peer_timeout, described(stated, command))) as watch:
+    with joined(
+        ProcessGroup(processes["coordinator"], several, number, peer_timeout, described(stated, command))
+    ) as watch:
         import jax
 
         params["devices"] = params["devices"] or jax.device_count()

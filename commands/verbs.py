@@ -21,7 +21,7 @@ class Entry(NamedTuple):
     section: str  # the heading in the help
     file: str  # the module in `commands` with the verb's function
     summary: str  # the first line of its help
-    name: str = ""  # the name of the function, if it is not that of the verb
+    name: str = ""  # the name of the function, if it differs from the verb
 
 
 class Verbs(click.Group):
@@ -54,8 +54,9 @@ class Verbs(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a verb. Raises ReaderGone for a closed pipe. click would exit with 1, which has another meaning for
-        `verify`.
+        """Run a verb.
+
+        Raises ReaderGone for a closed pipe. click would exit with 1, which has another meaning for `verify`.
         """
         try:
             return super().invoke(ctx)

@@ -20,7 +20,7 @@ from llamaspec.commands.verify_model import verify_model, walk_random_models
 from llamaspec.commands.verifying import for_terminal, interruptible, verify_progress
 
 if TYPE_CHECKING:
-    from llamaspec.verify.campaign import Campaign, Job
+    from llamaspec.verify.campaign import Campaign, CandidateJob
     from llamaspec.verify.contract import Contract
     from llamaspec.verify.mutant import Implementation
 
@@ -251,8 +251,9 @@ def _verify_mutants(
 def _verify_problem(
     path: str, check_signals: Callable[[], None], contracts: Mapping[str, Contract], options: dict[str, Any]
 ):
-    """Check ModelNew against the contract of the op that Model computes. With --time, compare the times of the two
-    classes.
+    """Check ModelNew against the contract of the op that Model computes.
+
+    With --time, compare the times of the two classes.
     """
     from llamaspec.verify.kernelbench import adapter_for
 
@@ -279,7 +280,7 @@ def _verify(
     *,
     contracts: Mapping[str, Contract],
     named: bool,
-    jobs: list[Job] | None = None,
+    jobs: list[CandidateJob] | None = None,
     **options: Any,
 ):
     from llamaspec.commands.verify_page import page
@@ -351,7 +352,7 @@ def _library() -> str:
     return "numpy" if find_spec("jax") is None else "jax"
 
 
-def _at_once(jobs: list[Job]) -> int:
+def _at_once(jobs: list[CandidateJob]) -> int:
     from llamaspec.model.system import usable_cpus
 
     return min(len(jobs), len(usable_cpus()), 4)
@@ -383,7 +384,7 @@ def _campaign(options: dict[str, Any], contracts: Mapping[str, Contract]) -> Cam
     )
 
 
-def _jobs(ops: list[str], candidate: str | None, *, contract_file: str | None, named: bool) -> list[Job]:
+def _jobs(ops: list[str], candidate: str | None, *, contract_file: str | None, named: bool) -> list[CandidateJob]:
     """Make a job for each op that the candidate implements, or without a candidate for each op of this package.
 
     Prints on stderr which of `ops` this package does not implement.

@@ -98,8 +98,9 @@ def _shares(points: Sequence[Point], numbers: Sequence[int]) -> dict[str, list[t
 
 
 def _drawn(report: Report, contract: Contract | None) -> Iterator[str]:
-    """Describe the counterexample's draw, or without a counterexample the draw nearest to its bound. Explains each
-    name.
+    """Describe the counterexample's draw, or without a counterexample the draw nearest to its bound.
+
+    Explains each name.
     """
     from llamaspec.verify.reports.report import legend, short
 

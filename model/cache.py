@@ -147,8 +147,9 @@ def append(rows: Rows, new: Float[Array, "batch seq kv_heads head_dim"], starts:
 
 
 def to_int8(x: Float[Array, "*batch head_dim"]) -> Int8[Array, "*batch bytes"]:
-    """Quantize as `reference.quantizers.kv_cache` does, in float32. Returns the codes, followed by the bytes of their
-    scale.
+    """Quantize as `reference.quantizers.kv_cache` does, in float32.
+
+    Returns the codes, followed by the bytes of their scale.
     """
     x = x.astype(jnp.float32)
     scales = jnp.max(jnp.abs(x), axis=-1, keepdims=True) / LARGEST

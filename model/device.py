@@ -40,16 +40,15 @@ def devices() -> list[Any]:
     """
     try:
         return jax.devices()
-    except (
-        RuntimeError,
-        AssertionError,
-    ) as error:  # an AssertionError without a message means that JAX found no backend
+    # With JAX_PLATFORMS=cuda and no NVIDIA GPU, JAX skips the platform and then asserts, without a message, that it has
+    # found a backend. For every other platform that is missing it raises RuntimeError.
+    except (RuntimeError, AssertionError) as error:
         if is_full(str(error)):
             raise MemoryError(no_room_to_start()) from error
         if platforms := os.environ.get("JAX_PLATFORMS"):
             reason = (str(error).split(" (set JAX_PLATFORMS")[0] or "JAX finds no such device").split("\n")[0][:300]
             raise ValueError(
-                f"JAX_PLATFORMS is {platforms}, but {reason}; unset the variable to let JAX choose a device"
+                f"JAX_PLATFORMS is {platforms}: {reason}; unset the variable to let JAX choose a device"
             ) from error
         raise
 

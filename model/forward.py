@@ -115,8 +115,9 @@ class DecodeState(NamedTuple):
 
 
 def state_after(tokens: Int[np.ndarray, " batch"], seen: Bool[np.ndarray, "batch vocab"]) -> DecodeState:
-    """Make the state before the first call of `decode`, on the default device. `tokens` has the newest token of each
-    row.
+    """Make the state before the first call of `decode`, on the default device.
+
+    `tokens` has the newest token of each row.
     """
     return DecodeState(*jax.device_put((tokens.astype(np.int32), seen, np.zeros(len(tokens), bool))))
 

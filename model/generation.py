@@ -31,8 +31,9 @@ class Timings(NamedTuple):
 
 
 class Generation(Iterator[Token]):
-    """A completion in progress. Iterate over it to get tokens as they are drawn. `completion` contains the text so
-    far.
+    """A completion in progress.
+
+    Iterate over it to get tokens as they are drawn. `completion` contains the text so far.
     """
 
     def __init__(
@@ -73,8 +74,9 @@ class Generation(Iterator[Token]):
 
     @property
     def first_at(self) -> float:
-        """The time of the first token on the clock `time.perf_counter`. Before the first token, the time of the
-        request.
+        """The time of the first token on the clock `time.perf_counter`.
+
+        Before the first token, the time of the request.
         """
         return self._first
 

@@ -79,8 +79,9 @@ ParallelName = Literal["tensor", "context"]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options for running a model; `model.llama.load` explains most of them. Raises ValueError for a value out of
-    range.
+    """Options for running a model; `model.llama.load` explains most of them.
+
+    Raises ValueError for a value out of range.
     """
 
     context: int | None = None
@@ -139,16 +140,18 @@ def check_seed(seed: int | None) -> int:
 
 
 def check_max_new_tokens(count: int) -> int:
-    """Return `count`, the largest number of tokens to generate. Raises ValueError if it is negative or not an
-    integer.
+    """Return `count`, the largest number of tokens to generate.
+
+    Raises ValueError if it is negative or not an integer.
     """
     _check("max-new-tokens", count, isinstance(count, int) and count >= 0, "a whole number, 0 or more")
     return count
 
 
 def choose_context(context: int | None, trained: int) -> int:
-    """Return `context`, or by default the smaller of `trained` and 4096 tokens. Raises ValueError if it is out of
-    range.
+    """Return `context`, or by default the smaller of `trained` and 4096 tokens.
+
+    Raises ValueError if it is out of range.
     """
     if context is None:
         return min(trained, LONGEST_DEFAULT_CONTEXT)

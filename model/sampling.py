@@ -33,9 +33,10 @@ class Sampling(NamedTuple):
 
 
 def as_arrays(options: SamplingOptions) -> Sampling:
-    """Turn the options into scalar arguments of a compiled program."""
+    """Turn the options into scalar arguments of a compiled program. A temperature beyond float32 becomes infinite."""
     kinds = {int: np.int32, float: np.float32}
-    return Sampling(**{name: kinds[option.kind](getattr(options, name)) for name, option in SAMPLING.items()})
+    with np.errstate(over="ignore"):
+        return Sampling(**{name: kinds[option.kind](getattr(options, name)) for name, option in SAMPLING.items()})
 
 
 @jax.named_scope("sample")
@@ -62,8 +63,9 @@ def sample(
 def penalize(
     logits: Float[Array, "batch vocab"], seen: Bool[Array, "batch vocab"], penalty: Any
 ) -> Float[Array, "batch vocab"]:
-    """Make the tokens that were `seen` less likely, as `reference.sampling.penalize` does. `penalty` is a scalar or
-    [batch, 1].
+    """Make the tokens that were `seen` less likely, as `reference.sampling.penalize` does.
+
+    `penalty` is a scalar or [batch, 1].
     """
     return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 

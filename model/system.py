@@ -212,8 +212,9 @@ def at_bus_error(act: Callable[[], bool]) -> Iterator[None]:
 
 
 def _set_bus_handler(handler: Any) -> int | None:
-    """Set the C library's handler of SIGBUS. Returns the address of the old handler, or None if the library cannot set
-    one.
+    """Set the C library's handler of SIGBUS.
+
+    Returns the address of the old handler, or None if the library cannot set one.
     """
     if not (set_handler := _libc("signal")):
         return None
@@ -239,8 +240,9 @@ def _libc(function: str) -> Any:
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the lines of a file, or [] if it cannot be read. Paths in the lines may contain any byte except a
-    newline.
+    """Return the lines of a file, or [] if it cannot be read.
+
+    Paths in the lines may contain any byte except a newline.
     """
     try:
         return os.fsdecode(path.read_bytes()).split("\n")

@@ -35,8 +35,9 @@ SPACING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separ
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer. `vocab` is the number of logits, and `stops` are the ids that end an
-    answer.
+    """Compiles grammars for one tokenizer.
+
+    `vocab` is the number of logits, and `stops` are the ids that end an answer.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, vocab: int, stops: frozenset[int]):
@@ -84,11 +85,12 @@ class Grammars:
         self._compiled[key] = matcher
         while len(self._compiled) > MOST_COMPILED:
             self._compiled.pop(next(iter(self._compiled)), None)
-        return lambda: Rule(matcher.deep_copy(), self._escapes())
+        return lambda: AnswerGrammar(matcher.deep_copy(), self._escapes())
 
     def _compile(self, schema: dict[str, Any], most: int, separator: str) -> "LLMatcher":
-        """Compile and test a schema. Raises ValueError if the schema is invalid, or if a test answer reaches a dead
-        end.
+        """Compile and test a schema.
+
+        Raises ValueError if the schema is invalid, or if a test answer reaches a dead end.
         """
         from llguidance import LLMatcher
 
@@ -106,10 +108,10 @@ class Grammars:
         if matcher.is_error():
             raise ValueError(matcher.get_error())
         for seed in range(TRIALS):
-            self._try(Rule(matcher.deep_copy(), self._escapes()), random.Random(seed), closing=seed == 0)
+            self._try(AnswerGrammar(matcher.deep_copy(), self._escapes()), random.Random(seed), closing=seed == 0)
         return matcher
 
-    def _try(self, rule: "Rule", draw: random.Random, *, closing: bool) -> None:
+    def _try(self, rule: "AnswerGrammar", draw: random.Random, *, closing: bool) -> None:
         """Draw a random answer of up to `TRIAL_TOKENS` tokens, to test the schema. Raises ValueError at a dead end.
 
         Half of the steps choose among the tokens that open or close a value, because dead ends occur there. If
@@ -148,12 +150,12 @@ class Grammars:
         if self._learned is None:
             from llguidance import LLTokenizer, TokenizerWrapper
 
-            words = TokenizerWrapper(Vocabulary(self._tokenizer, self._vocab, min(self._stops)))
+            words = TokenizerWrapper(GrammarTokenizer(self._tokenizer, self._vocab, min(self._stops)))
             self._learned = LLTokenizer(words, n_vocab=self._vocab, eos_token=sorted(self._stops))
         return self._learned
 
 
-class Vocabulary:
+class GrammarTokenizer:
     """A tokenizer with the interface that llguidance expects."""
 
     def __init__(self, tokenizer: Tokenizer, vocab: int, eos: int):
@@ -193,14 +195,15 @@ class Escapes:
         return self._allowed[begun]
 
     def begun(self, begun: bytes, token: int) -> bytes:
-        """Append `token` to the incomplete escape `begun`. Returns the incomplete escape at the end of the result, or
-        b"".
+        """Append `token` to the incomplete escape `begun`.
+
+        Returns the incomplete escape at the end of the result, or b"".
         """
         match = ONE_SPELLING.fullmatch(begun + self.spelled[token])
         return match[1] or b"" if match else b""
 
 
-class Rule:
+class AnswerGrammar:
     """The grammar of one answer. A call returns the mask of tokens that may follow."""
 
     def __init__(self, matcher: "LLMatcher", escapes: Escapes):
@@ -266,10 +269,10 @@ def _bytes_as_tokens() -> Any:
     """Make a llguidance tokenizer with one token per byte."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
-    return LLTokenizer(TokenizerWrapper(Bytes()), n_vocab=END + 1, eos_token=[END])
+    return LLTokenizer(TokenizerWrapper(ByteTokenizer()), n_vocab=END + 1, eos_token=[END])
 
 
-class Bytes:
+class ByteTokenizer:
     """A tokenizer of bytes, with the interface that llguidance expects."""
 
     def __init__(self):

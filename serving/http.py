@@ -141,8 +141,9 @@ class Site:
             raise
 
     async def _outcome(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
-        """Answer a request, and turn exceptions into error responses. Raises ConnectionError if the client has
-        disconnected.
+        """Answer a request, and turn exceptions into error responses.
+
+        Raises ConnectionError if the client has disconnected.
         """
         try:
             return await self._answer(request)

@@ -67,18 +67,18 @@ class Refusal(Exception):
 Seed = Annotated[int, Meta(ge=-(2**63))]  # a negative seed s means s + 2^64
 
 
-class Fields(Struct, forbid_unknown_fields=True):
+class RequestObject(Struct, forbid_unknown_fields=True):
     """Base class of the objects in requests. Unknown fields are refused."""
 
 
-class StreamOptions(Fields, kw_only=True):
+class StreamOptions(RequestObject, kw_only=True):
     """The field `stream_options`, which says whether the last chunk has token counts."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None  # ignored
 
 
-class TextPart(Fields, kw_only=True, tag_field="type", tag="text"):
+class TextPart(RequestObject, kw_only=True, tag_field="type", tag="text"):
     """A text part of a message's content."""
 
     text: str
@@ -87,7 +87,7 @@ class TextPart(Fields, kw_only=True, tag_field="type", tag="text"):
     annotations: Any = None  # ignored
 
 
-class RefusalPart(Fields, kw_only=True, tag_field="type", tag="refusal"):
+class RefusalPart(RequestObject, kw_only=True, tag_field="type", tag="refusal"):
     """A part of an assistant message that says why it refuses to answer."""
 
     refusal: str
@@ -112,7 +112,7 @@ class ToolCall(Struct, kw_only=True):
     function: CalledFunction
 
 
-class Message(Fields, kw_only=True, tag_field="role"):
+class Message(RequestObject, kw_only=True, tag_field="role"):
     """One message of a conversation. Each role has its own subclass."""
 
     content: str | list[TextPart | RefusalPart] | None = None
@@ -155,15 +155,15 @@ class AssistantTurn(Message, tag="assistant", forbid_unknown_fields=False):
 AnyMessage = SystemMessage | DeveloperMessage | UserMessage | ToolMessage | AssistantTurn
 
 
-class TextFormat(Fields, tag_field="type", tag="text"):
+class TextFormat(RequestObject, tag_field="type", tag="text"):
     """A `response_format` that asks for plain text."""
 
 
-class JsonFormat(Fields, tag_field="type", tag="json_object"):
+class JsonFormat(RequestObject, tag_field="type", tag="json_object"):
     """A `response_format` that asks for any JSON object."""
 
 
-class Schema(Fields, kw_only=True):
+class Schema(RequestObject, kw_only=True):
     """A named JSON schema."""
 
     schema: dict[str, Any]
@@ -172,13 +172,13 @@ class Schema(Fields, kw_only=True):
     strict: bool | None = None  # ignored: answers always match the schema
 
 
-class SchemaFormat(Fields, tag_field="type", tag="json_schema"):
+class SchemaFormat(RequestObject, tag_field="type", tag="json_schema"):
     """A `response_format` that asks for JSON that matches a schema."""
 
     json_schema: Schema
 
 
-class Function(Fields, kw_only=True, omit_defaults=True):
+class Function(RequestObject, kw_only=True, omit_defaults=True):
     """A function that an answer may call. `parameters` is the JSON schema of an object."""
 
     name: FunctionName
@@ -187,7 +187,7 @@ class Function(Fields, kw_only=True, omit_defaults=True):
     strict: bool | None = None  # ignored: forced calls always match the schema
 
 
-class Tool(Fields, kw_only=True):
+class Tool(RequestObject, kw_only=True):
     """A tool. The only kind of tool is a function."""
 
     type: Literal["function"]
@@ -195,13 +195,13 @@ class Tool(Fields, kw_only=True):
     cache_control: Any = None  # a field of Anthropic's API, ignored
 
 
-class FunctionChoice(Fields, kw_only=True):
+class FunctionChoice(RequestObject, kw_only=True):
     """The name of the function that an answer must call."""
 
     name: str
 
 
-class ToolChoice(Fields, kw_only=True):
+class ToolChoice(RequestObject, kw_only=True):
     """A `tool_choice` that names the function to call."""
 
     type: Literal["function"]
@@ -217,9 +217,9 @@ def _field(option: SamplingOption) -> tuple[str, Any, None]:
 
 
 if TYPE_CHECKING:
-    SamplingFields = Fields  # we make the fields at run time, so a type checker cannot know them
+    SamplingFields = RequestObject  # we make the fields at run time, so a type checker cannot know them
 else:
-    SamplingFields = defstruct("SamplingFields", map(_field, SAMPLING.values()), bases=(Fields,), kw_only=True)
+    SamplingFields = defstruct("SamplingFields", map(_field, SAMPLING.values()), bases=(RequestObject,), kw_only=True)
 
 
 class SampledRequest(SamplingFields, kw_only=True):
@@ -288,7 +288,7 @@ class ChatRequest(SampledRequest, kw_only=True):
     web_search_options: None = None
 
 
-class TokenizeRequest(Fields, kw_only=True):
+class TokenizeRequest(RequestObject, kw_only=True):
     """The body of `POST /tokenize`: a text, or a conversation to render with the chat template."""
 
     prompt: str | None = None
@@ -301,7 +301,7 @@ class TokenizeRequest(Fields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class DetokenizeRequest(Fields, kw_only=True):
+class DetokenizeRequest(RequestObject, kw_only=True):
     """The body of `POST /detokenize`."""
 
     tokens: Ids

@@ -16,7 +16,7 @@ class Usage(Struct):
     total_tokens: int
 
 
-class Candidate(Struct):
+class TopLogprob(Struct):
     """A token and its log-probability before temperature and filters."""
 
     token: str
@@ -25,10 +25,10 @@ class Candidate(Struct):
     id: int  # an extension, because two tokens can have the same text
 
 
-class TokenLogprob(Candidate):
+class TokenLogprob(TopLogprob):
     """A drawn token, and the likeliest tokens at its position."""
 
-    top_logprobs: list[Candidate]
+    top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(Struct):
@@ -60,15 +60,16 @@ class CompletionChoice(Struct):
 
 
 class CallPart(Struct):
-    """The function of a tool call. `arguments` is a JSON string, or a piece of one; the first piece also has the
-    name.
+    """The function of a tool call.
+
+    `arguments` is a JSON string, or a piece of one; the first piece also has the name.
     """
 
     arguments: str
     name: str | UnsetType = UNSET
 
 
-class Call(Struct):
+class AnswerCall(Struct):
     """A complete tool call."""
 
     id: str
@@ -92,7 +93,7 @@ class AssistantMessage(Struct):
     role: Literal["assistant"] = "assistant"
     reasoning_content: str | UnsetType = UNSET  # an extension: the model's reasoning, if the model marks it
     refusal: None = None
-    tool_calls: list[Call] | UnsetType = UNSET
+    tool_calls: list[AnswerCall] | UnsetType = UNSET
 
 
 class Delta(Struct, omit_defaults=True):
@@ -158,7 +159,7 @@ class ChatChunk(Struct):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 
-class Model(Struct):
+class ModelCard(Struct):
     """The description of the server's model."""
 
     id: str

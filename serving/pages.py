@@ -1,7 +1,7 @@
 """The pages of a KV cache, with reference counts and a prefix cache.
 
 A page stores the keys and values of `size` consecutive tokens in all layers. A request holds the pages of its tokens,
-in order. Several requests may hold the same page once nobody writes to it any more.
+in order. Several requests may hold the same page once no request writes to it any more.
 
 The prefix cache is a tree. Its key for a full page of a prompt is the page before it, the tenant and the page's tokens.
 We compare all three, so two prompts cannot be confused as they could with a hash. A page without holders stays in the
@@ -51,8 +51,9 @@ class PagePool:
             self.holders[page] = self.holders.get(page, 0) + 1
 
     def take(self) -> int:
-        """Return a page for new tokens, with one holder. Evicts a page if needed. Raises IndexError if all pages are
-        held.
+        """Return a page for new tokens, with one holder.
+
+        Evicts a page if needed. Raises IndexError if all pages are held.
         """
         if not self.free:
             if not self.idle:
@@ -78,8 +79,9 @@ class PagePool:
         self.nodes[page] = node
 
     def release(self, pages: Sequence[int]) -> None:
-        """Remove one holder from each page of a request. `pages` are in order, and the last page will be evicted
-        first.
+        """Remove one holder from each page of a request.
+
+        `pages` are in order, and the last page will be evicted first.
         """
         for page in reversed(pages):
             self.holders[page] -= 1

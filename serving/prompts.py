@@ -195,8 +195,9 @@ class Prompts:
             raise Refusal(f"messages: {reason}", param="messages") from None
 
     def _calls(self) -> CallForm:
-        """Return the form in which the template writes tool calls. Raises Refusal if the template has no form that we
-        can read.
+        """Return the form that the template uses for tool calls.
+
+        Raises Refusal if the template has no form that we can read.
         """
         if self._call_form is None:
             probe = [{"role": "user", "content": "a"}]
@@ -211,8 +212,9 @@ class Prompts:
         return self._call_form
 
     def _writes_two_calls(self, offered: Any) -> bool:
-        """Return whether the template writes a message's second call. Llama's template refuses it; other templates drop
-        it.
+        """Return whether the template writes a message's second call.
+
+        Llama's template refuses it; other templates drop it.
         """
         with_tools = offered is not None
         if with_tools not in self._two_calls:

@@ -162,8 +162,9 @@ class Engine(Protocol):
 
     @property
     def failed(self) -> BaseException | None:
-        """The exception that made the engine fail, or None while it works. A failed engine has ended all open
-        requests.
+        """The exception that made the engine fail, or None while it works.
+
+        A failed engine has ended all open requests.
         """
         ...
 
@@ -180,7 +181,7 @@ class Engine(Protocol):
         ...
 
     def drain(self, seconds: float) -> bool:
-        """Accept no more requests, wait up to `seconds` for the open ones, and then cancel those that are unfinished.
+        """Accept no more requests, wait up to `seconds` for the open ones, and then cancel the unfinished ones.
 
         Returns True if no request had to be cancelled.
         """

@@ -113,9 +113,10 @@ class Chunk(NamedTuple):
     pages: tuple[int, ...]
 
 
-class Row(NamedTuple):
-    """Decoding steps of one row. Feeds the tokens `fed` from position `start` on, and then each token that was just
-    drawn.
+class RowPlan(NamedTuple):
+    """Decoding steps of one row.
+
+    Feeds the tokens `fed` from position `start` on, and then each token that was just drawn.
     """
 
     number: int
@@ -131,11 +132,11 @@ class Plan(NamedTuple):
     """Work for the device, and the requests that have ended since the last plan. The chunk runs before the rows."""
 
     chunk: Chunk | None
-    rows: tuple[Row, ...]
-    ended: tuple["Ended", ...]
+    rows: tuple[RowPlan, ...]
+    ended: tuple["RequestEnd", ...]
 
 
-class Ended(NamedTuple):
+class RequestEnd(NamedTuple):
     """A request that has ended, and why."""
 
     number: int
@@ -158,7 +159,7 @@ class News(NamedTuple):
     number: int
     tokens: tuple[int, ...]
     skipped: int
-    ended: Ended | None
+    ended: RequestEnd | None
 
 
 class Scheduler:
@@ -172,7 +173,7 @@ class Scheduler:
         self.plans = self.preemptions = 0
         self.prompt_tokens = self.cached_tokens = 0  # counters over all requests that began
         self._arrivals = 0
-        self._ended: list[Ended] = []
+        self._ended: list[RequestEnd] = []
         self._planned: Plan | None = None
 
     @property
@@ -193,8 +194,9 @@ class Scheduler:
         self.waiting[number] = Job(number, request, rank, request.deadline and now + request.deadline)
 
     def cancel(self, number: int, reason: FinishReason = "cancelled") -> None:
-        """End a request, at any time. If the current plan contains the request, its results for the request are
-        discarded.
+        """End a request, at any time.
+
+        If the current plan contains the request, its results for the request are discarded.
         """
         job = self.waiting.pop(number, None)
         if job is None and (job := self.running.pop(number, None)):
@@ -202,7 +204,7 @@ class Scheduler:
         if job is not None:
             self._ended.append(_end(job, reason))
 
-    def ended(self) -> tuple[Ended, ...]:
+    def ended(self) -> tuple[RequestEnd, ...]:
         """Return the requests that have ended since the last report in a plan or by this method."""
         ended, self._ended = tuple(self._ended), []
         return ended
@@ -308,8 +310,9 @@ class Scheduler:
         self.preemptions += 1
 
     def _grow(self, job: Job, tokens: int) -> None:
-        """Take pages until `job` has room for `tokens`. If needed, preempts the last running requests, perhaps `job`
-        itself.
+        """Take pages until `job` has room for `tokens`.
+
+        If needed, preempts the last running requests, perhaps `job` itself.
         """
         while len(job.pages) * self.limits.page < tokens:
             if self.pool.available:
@@ -350,17 +353,17 @@ class Scheduler:
             self.cancel(job.number, "length")
 
     def _steps(self, job: Job, burst: int) -> int:
-        """Count the steps of a burst in which the job feeds a known token or draws a new one."""
+        """Count the steps of a burst that feed a known token of the job or draw a new one."""
         remaining = job.request.max_tokens - len(job.drawn)
         again = job.known - 1 - job.computed  # known tokens to feed before the newest one
         return min(burst, again + remaining, self.limits.context - job.computed)
 
-    def _row(self, job: Job, steps: int) -> Row:
+    def _row(self, job: Job, steps: int) -> RowPlan:
         assert job.row is not None
         fed = job.tokens(job.computed, job.computed + steps)
         after = job.tokens(job.computed + steps, job.computed + steps + 1)
-        return Row(job.number, job.row, job.computed, fed, steps, tuple(job.pages), *after)
+        return RowPlan(job.number, job.row, job.computed, fed, steps, tuple(job.pages), *after)
 
 
-def _end(job: Job, reason: FinishReason) -> Ended:
-    return Ended(job.number, reason, len(job.request.prompt), len(job.drawn), job.cached or 0)
+def _end(job: Job, reason: FinishReason) -> RequestEnd:
+    return RequestEnd(job.number, reason, len(job.request.prompt), len(job.drawn), job.cached or 0)

@@ -120,8 +120,9 @@ def _pointer(reference: str, base: str, targets: dict[str, Place]) -> str:
 
 
 def _joined(base: str, reference: str) -> str:
-    """Resolve a reference against a base. Handles a fragment itself, because `urljoin` does not support URNs as a
-    base.
+    """Resolve a reference against a base.
+
+    Handles a fragment itself, because `urljoin` does not support URNs as a base.
     """
     return base + reference if reference.startswith("#") else urljoin(base, reference)
 
@@ -131,8 +132,9 @@ def _written(place: Place) -> str:
 
 
 def _target(root: dict[str, Any], pointer: str) -> Schema:
-    """Return the target of a JSON pointer. If the target is missing, returns True, because llguidance reports that
-    error.
+    """Return the target of a JSON pointer.
+
+    If the target is missing, returns True, because llguidance reports that error.
     """
     value: Any = root
     for key in unquote(pointer.removeprefix("#")).split("/")[1:]:

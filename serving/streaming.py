@@ -40,7 +40,7 @@ class CallPiece(NamedTuple):
     arguments: str
 
 
-class Piece(NamedTuple):
+class AnswerPiece(NamedTuple):
     """A piece of an answer: text with its tokens, reasoning, and pieces of tool calls."""
 
     text: str
@@ -94,7 +94,7 @@ class TextReader:
         self._thoughts: list[str] = []
         self._calls: list[CallPiece] = []
         self._called = 0  # number of tool calls so far
-        self._undecided: list[Placed] = []  # tokens of which we do not know yet if they are text or a channel's header
+        self._undecided: list[Placed] = []  # tokens that belong to text or to a channel's header; later tokens decide
         for token in begun:
             self._hear(token)
         self._thoughts = []
@@ -134,9 +134,9 @@ class TextReader:
         if self._shows_end and self._end and not self.stopped:  # placed after the text of an incomplete character
             self._tokens.append(Placed(self._end, self._decoded, self._first))
 
-    def piece(self) -> Piece:
+    def piece(self) -> AnswerPiece:
         """Return the text and tokens that were released since the last call."""
-        piece = Piece("".join(self._text), self._tokens, "".join(self._thoughts), self._calls)
+        piece = AnswerPiece("".join(self._text), self._tokens, "".join(self._thoughts), self._calls)
         self._text, self._tokens, self._thoughts, self._calls = [], [], [], []
         return piece
 
@@ -149,8 +149,9 @@ class TextReader:
         return self._store(self._channels.feed(token, "" if token in self._stops else self._decode(token)))
 
     def _decide(self, text: str) -> None:
-        """Count the decoded `text`. If it is not empty, the undecided tokens belong to it; otherwise to a channel's
-        header.
+        """Count the decoded `text`.
+
+        If it is not empty, the undecided tokens belong to it; otherwise to a channel's header.
         """
         self._decoded += len(text)
         if text:

@@ -6,7 +6,7 @@ r"""Finds tool calls in a model's text. Each family of models writes tool calls 
 - Llama 3.1 and later: the whole answer is `{"name": ..., "parameters": {...}}`, or several with semicolons between,
   or the same after `<|python_tag|>`. A model with built-in tools sometimes writes "arguments".
 
-A model uses the form in which its chat template writes earlier calls. A call must name one of the request's tools.
+A model uses the same form as its chat template uses for earlier calls. A call must name one of the request's tools.
 Everything else is text.
 
 Sources: https://github.com/NousResearch/Hermes-Function-Calling, https://docs.mistral.ai/capabilities/function_calling,
@@ -31,7 +31,7 @@ SIGNS = re.compile(r'\\.|\\\Z|["{}\[\]]', re.DOTALL)  # the characters that deci
 
 @dataclass(frozen=True)
 class CallForm:
-    """The form in which a family of models writes tool calls."""
+    """How a family of models writes tool calls."""
 
     opens: str  # text before the calls; "": the answer begins with a call
     closes: str  # text after a call; "": its closing brace ends it
@@ -42,8 +42,9 @@ class CallForm:
     on_channel: bool = False  # whether a call is a separate message that contains only the arguments
 
     def beginning(self, tools: Sequence[Tool]) -> str:
-        """Return the text before a forced call. Raises Refusal if that text contains a tool's name and there are
-        several tools.
+        """Return the text before a forced call.
+
+        Raises Refusal if that text contains a tool's name and there are several tools.
         """
         if not self.on_channel:
             return self.opens + "\n" if self.closes else self.opens
@@ -87,8 +88,9 @@ HARMONY = CallForm("", "", "", (), on_channel=True)
 
 
 def form_of(template: str) -> CallForm | None:
-    """Recognize the form of tool calls from the source of a chat template. Returns None for a form that we cannot
-    read.
+    """Recognize the form of tool calls from the source of a chat template.
+
+    Returns None for a form that we cannot read.
     """
     if CHANNEL in template:
         return HARMONY if f'"{FUNCTIONS}"' in template or f"{TO_TOOL.strip()}{FUNCTIONS}" in template else None
@@ -185,8 +187,9 @@ class Balance:
 
 
 class CallReader:
-    """Separates tool calls from text in one answer, piece by piece. The result does not depend on how the text is
-    cut.
+    """Separates tool calls from text in one answer, piece by piece.
+
+    The result does not depend on how the text is cut.
     """
 
     def __init__(self, form: CallForm, names: frozenset[str], *, begun: bool = False, most: int | None = None):

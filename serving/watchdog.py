@@ -33,8 +33,9 @@ class Watchdog:
     _looked: float = 0.0
 
     def look(self, *, step: int | None, now: float) -> bool:
-        """Take the number of the current step (None: no step runs) and the time. Returns whether the step takes too
-        long.
+        """Take the number of the current step (None: no step runs) and the time.
+
+        Returns whether the step takes too long.
         """
         is_same = step is not None and step == self._step
         # A late check counts as one interval, because a busy machine delays checks and steps equally.

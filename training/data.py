@@ -63,8 +63,9 @@ class Source(Protocol):
 
     @property
     def floor(self) -> float | None:
-        """A lower bound on the mean loss: the entropy of held-out documents in nats per counted token. None if
-        unknown.
+        """A lower bound on the mean loss: the entropy of held-out documents in nats per counted token.
+
+        None if unknown.
         """
         ...
 

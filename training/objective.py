@@ -92,7 +92,7 @@ def summed_loss(
     return jnp.sum(nats * importance), (plain, jnp.argmax(logits, axis=-1))
 
 
-class Step(NamedTuple):
+class TrainingFunctions(NamedTuple):
     """The compiled functions of a training. `add_gradient` and `score` compile once per sequence length."""
 
     add_gradient: Callable[..., tuple[Tensors, Array]]
@@ -108,7 +108,7 @@ def compile_step(
     dtype: np.dtype,
     platform: str,
     over: Spread | None = None,
-) -> Step:
+) -> TrainingFunctions:
     """Compile the functions of a training that computes in `dtype` with `ops`, for the `platform` cpu or gpu.
 
     `over` describes the devices, if there are several.
@@ -129,7 +129,7 @@ def compile_step(
     # Each sequence length needs its own programs, and autotuning a dozen programs took nine minutes, so we turn
     # autotuning off.
     options: Any = untuned_options(platform)
-    return Step(
+    return TrainingFunctions(
         add_gradient=jax.jit(add_gradient, donate_argnums=0, compiler_options=options),
         update=jax.jit(update, donate_argnums=(0, 1), compiler_options=options),
         score=jax.jit(loss, compiler_options=options),
@@ -166,8 +166,9 @@ WHOLE = XLA._replace(attend=attend_whole)
 
 
 def remat(ops: Ops) -> Ops:
-    """Make ops that recompute their intermediate results for the gradient. They use less memory and do a third more
-    work.
+    """Make ops that recompute their intermediate results for the gradient.
+
+    They use less memory and do a third more work.
     """
 
     def again(op: Callable) -> Callable:

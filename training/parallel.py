@@ -38,8 +38,9 @@ class Spread(NamedTuple):
         return self.mesh.size
 
     def shardings(self, tree: Any) -> Any:
-        """Return the shardings of tensors, gradients or optimizer state. Arrays without a name in `layout` are
-        replicated.
+        """Return the shardings of tensors, gradients or optimizer state.
+
+        Arrays without a name in `layout` are replicated.
         """
 
         def sharding(path: tuple[Any, ...], _: Any) -> NamedSharding:
@@ -49,7 +50,7 @@ class Spread(NamedTuple):
         return jax.tree_util.tree_map_with_path(sharding, tree)
 
     def place(self, tree: Any) -> Any:
-        """Put arrays, of which each process has a complete copy, on the devices according to `shardings`."""
+        """Put complete arrays, which every process has, on the devices according to `shardings`."""
         return jax.tree.map(_placed, tree, self.shardings(tree))
 
     def documents(self, array: np.ndarray) -> jax.Array:

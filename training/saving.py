@@ -29,8 +29,9 @@ CHECKPOINT = re.compile(r"step-(\d{8})\.safetensors")
 
 
 def checkpoints(out: Path) -> list[Path]:
-    """Return the checkpoints in a directory, from the first to the last. Returns an empty list for a missing
-    directory.
+    """Return the checkpoints in a directory, from the first to the last.
+
+    Returns an empty list for a missing directory.
     """
     with os_errors(out):
         names = os.listdir(out) if out.exists() else []

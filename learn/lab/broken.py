@@ -29,7 +29,7 @@ _TABLE = [
         NORMS, "softmax", "a row of -inf gives NaN",
         "One padded sequence turns a whole batch into NaN.",
         "Which weights should a row get if it may attend to nothing, and what is 0/0?",
-        "burn's attention gave NaN for rows in which the mask hides every key.",
+        "burn's attention gave NaN for rows with a mask that hides every key.",
         "tracel-ai/burn/issues/4694",
     ),
     (

@@ -45,7 +45,7 @@ class Own:
     hint: str
     file: str  # the file in reference/ with the definition, which serves as the solution
     skeleton: str
-    op: str = ""  # the op whose contract judges the layer; "": `judge` judges it
+    op: str = ""  # the contract of this op judges the layer; "": `judge` judges it
     only: tuple[tuple[str, tuple[str, ...]], ...] = ()  # the only values that the contract draws for some arguments
     judge: Callable[[Callable], str | None] | None = None  # returns what is wrong with a function, or None
 

@@ -1,4 +1,4 @@
-"""Exercises in which the user writes layers, from small ones to a complete Llama that tells a story."""
+"""Exercises of writing layers, from small ones to a complete Llama that tells a story."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -21,8 +21,9 @@ TEXTS = ("", "a", "Once upon a time", "  two  spaces ", "\n", "héé 狐 🦊", 
 
 
 def _judge_bpe(candidate: Callable) -> str | None:
-    """Compare the candidate's ids with the definition's ids. Tries vocabularies with and without bytes, and with
-    ties.
+    """Compare the candidate's ids with the definition's ids.
+
+    Tries vocabularies with and without bytes, and with ties.
     """
     spelt = "▁ a b n d ▁a an na nd ana ban ▁ban band".split()
     pieces = {
@@ -149,7 +150,7 @@ _JUDGES = {"encode": _judge_bpe, "forward": _judge_llama}
 
 
 def exercises(first: int) -> list[Own]:
-    """Return the exercises in which the user writes a layer, numbered from `first`."""
+    """Return the exercises of writing a layer, numbered from `first`."""
     return [
         Own(
             number,

@@ -12,8 +12,9 @@ from typing import Any
 
 
 def printed(notebook: dict[str, Any]) -> list[str]:
-    """Run the code cells in one namespace, and return the output of each cell. Raises the exception of a cell that
-    fails.
+    """Run the code cells in one namespace, and return the output of each cell.
+
+    Raises the exception of a cell that fails.
     """
     names: dict[str, Any] = {"__name__": "__main__"}
     outputs = []

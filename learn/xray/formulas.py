@@ -1,6 +1,6 @@
 """The equation of each definition in MathML, which browsers typeset and screen readers read aloud.
 
-The letters are those of the definition's docstring. `row` reads words that are separated by spaces, and the functions
+The letters are the same as in the definition's docstring. `row` reads words that are separated by spaces, and the functions
 below it build all other elements.
 """
 

@@ -110,7 +110,7 @@ def _definition(source: list[str]) -> ast.FunctionDef:
 
 
 def _without_docstring(source: list[str]) -> list[int]:
-    """Return the indices of the lines of a function, without those of its docstring."""
+    """Return the indices of the lines of a function, without its docstring."""
     node = _definition(source)
     left_out = range(0)
     if ast.get_docstring(node):

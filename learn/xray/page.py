@@ -66,8 +66,9 @@ def write_page(
 
 
 def data_of(index: Path) -> Path:
-    """Return the data folder that index.html names. Without a page, returns the second one, so a new page uses the
-    first.
+    """Return the data folder that index.html names.
+
+    Without a page, returns the second one, so a new page uses the first.
     """
     page = index.read_text(encoding="utf-8", errors="replace") if index.exists() else ""
     return index.parent / next((name for name in DATA if f'"{name}/' in page), DATA[-1])
@@ -79,8 +80,9 @@ def _is_left(file: Path) -> bool:
 
 
 def _fill(folder: Path, scripts: dict[str, str]) -> None:
-    """Write a page into a folder that is empty or contains an older page. The older page works until the new one is
-    complete.
+    """Write a page into a folder that is empty or contains an older page.
+
+    The older page works until the new one is complete.
     """
     index = folder / "index.html"
     older = data_of(index)

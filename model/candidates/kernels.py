@@ -39,8 +39,9 @@ jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 @contextmanager
 def runnable() -> Iterator[None]:
-    """Make kernels callable in the body of the `with`. Raises RuntimeError after the body if the interpreter found a
-    race.
+    """Make kernels callable in the body of the `with`.
+
+    Raises RuntimeError after the body if the interpreter found a race.
     """
     with nullcontext() if default_device().has_kernels else interpreter():
         yield

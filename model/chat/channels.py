@@ -33,8 +33,9 @@ class Channels:
     """Sorts the tokens of an answer, one at a time, into the answer's text, reasoning and tool calls."""
 
     def __init__(self, tokenizer: Tokenizer, *, tools: frozenset[str] = frozenset()):
-        """Begin an answer. Text before any channel belongs to the answer's text, and so do calls of tools that are not
-        in `tools`.
+        """Begin an answer.
+
+        Text before any channel belongs to the answer's text, and so do calls of tools that are not in `tools`.
         """
         names = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
         self._controls = {tokenizer.special[name]: name for name in names if name in tokenizer.special}
@@ -48,8 +49,9 @@ class Channels:
         return token in self._controls
 
     def feed(self, token: int, text: str) -> Heard:
-        """Process a token and its text. For a control token, `text` is the unfinished character before the token, or
-        "".
+        """Process a token and its text.
+
+        For a control token, `text` is the unfinished character before the token, or "".
         """
         control = self._controls.get(token)
         if control is None:

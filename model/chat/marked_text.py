@@ -101,8 +101,9 @@ class MarkedText(str):
         return self._parts(plain(self).rsplit(sep, maxsplit), sep)
 
     def _parts(self, parts: Sequence[str], sep: str | None) -> list[Any]:
-        """Give consecutive parts of this string its marks. Between the parts is `sep`, or white space if `sep` is
-        None.
+        """Give consecutive parts of this string its marks.
+
+        Between the parts is `sep`, or white space if `sep` is None.
         """
         text, at, marked = plain(self), 0, []
         for part in parts:

@@ -224,8 +224,9 @@ class SpecialTokens:
         return ids
 
     def _parts(self, text: str) -> list[str]:
-        """Split a rendered string into texts and special tokens, which alternate. The first and the last part are
-        texts.
+        """Split a rendered string into texts and special tokens, which alternate.
+
+        The first and the last part are texts.
         """
         characters, parts, at, end = plain(text), [], 0, 0
         for i, length in enumerate(lengths_of(marks_of(text))):

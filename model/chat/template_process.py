@@ -24,7 +24,7 @@ START = (
 )
 
 
-class Ended(Exception):
+class WorkerEnd(Exception):
     """Raised when a worker ends instead of answering. Contains the exit status of the worker."""
 
     def __init__(self, status: int):
@@ -32,9 +32,10 @@ class Ended(Exception):
         self.status = status
 
 
-class Worker:
-    """A process that renders one template. Starting it takes a tenth of a second, and a rendering a hundredth of
-    that.
+class TemplateWorker:
+    """A process that renders one template.
+
+    Starting it takes a tenth of a second, and a rendering a hundredth of that.
     """
 
     def __init__(self, source: str):
@@ -55,14 +56,14 @@ class Worker:
         try:
             self._within(SECONDS_TO_START, "start", lambda: self._read(1))
             self._within(SECONDS, "end", lambda: self._send(source.encode(errors="surrogatepass")))
-        except (OSError, Ended):
+        except (OSError, WorkerEnd):
             self.stop()
             raise
 
     def ask(self, variables: bytes) -> tuple[bytes, int]:
         """Ask for a rendering. Returns the answer, which may be cut short, and the exit status of the worker's child.
 
-        Raises Ended if the worker itself has ended, and TimeoutError if the worker took too long and was killed.
+        Raises WorkerEnd if the worker itself has ended, and TimeoutError if the worker took too long and was killed.
         """
 
         def exchange() -> tuple[bytes, int]:
@@ -70,7 +71,7 @@ class Worker:
             status = int.from_bytes(self._read(8), signed=True)
             length = int.from_bytes(self._read(8))
             if length > LONGEST_ANSWER:
-                raise Ended(self.stop())
+                raise WorkerEnd(self.stop())
             return self._read(length), status
 
         return self._within(SECONDS, "end", exchange)
@@ -89,14 +90,14 @@ class Worker:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _send(self, message: bytes) -> None:
-        with suppress(BrokenPipeError):  # the worker has ended, so the next read raises Ended
+        with suppress(BrokenPipeError):  # the worker has ended, so the next read raises WorkerEnd
             self._requests.write(len(message).to_bytes(8) + message)
             self._requests.flush()
 
     def _read(self, size: int) -> bytes:
         read = self._answers.read(size)
         if len(read) < size:
-            raise Ended(self.stop())
+            raise WorkerEnd(self.stop())
         return read
 
     def _within[T](self, seconds: float, what: str, action: Callable[[], T]) -> T:
@@ -115,7 +116,7 @@ class Worker:
         timer.start()
         try:
             return action()
-        except Ended:
+        except WorkerEnd:
             if late.is_set():
                 message = f"the machine is busy: the process that renders it did not {what} within {seconds:g} seconds"
                 raise TimeoutError(message) from None
@@ -129,7 +130,7 @@ class Workers:
 
     def __init__(self):
         """Start no process yet. The first rendering of each template starts one."""
-        self._idle: defaultdict[str, list[Worker]] = defaultdict(list)  # source of a template: its idle workers
+        self._idle: defaultdict[str, list[TemplateWorker]] = defaultdict(list)  # source of a template: its idle workers
         self._closed = False
         self._lock = Lock()
 
@@ -143,11 +144,11 @@ class Workers:
             waiting = self._idle[source]
             worker = waiting.pop() if waiting else None
         if worker:
-            with suppress(Ended):  # if an idle worker was killed in the meantime, we start another one
+            with suppress(WorkerEnd):  # if an idle worker was killed in the meantime, we start another one
                 return self._asked(worker, source, variables)
         try:
-            return self._asked(Worker(source), source, variables)
-        except Ended as ended:
+            return self._asked(TemplateWorker(source), source, variables)
+        except WorkerEnd as ended:
             if ended.status == os.EX_TEMPFAIL:
                 raise OSError("the system cannot start more processes") from None
             return b"", ended.status
@@ -161,7 +162,7 @@ class Workers:
         for worker in workers:
             worker.stop()
 
-    def _asked(self, worker: Worker, source: str, variables: bytes) -> tuple[bytes, int]:
+    def _asked(self, worker: TemplateWorker, source: str, variables: bytes) -> tuple[bytes, int]:
         try:
             answer = worker.ask(variables)
         except BaseException:

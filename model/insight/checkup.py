@@ -80,8 +80,9 @@ def check_up(
 
 
 def _opened(model: str | Path) -> tuple[Checkpoint, list[Fault]]:
-    """Open a checkpoint. If tie_word_embeddings causes an error, open it with the other value, and return that as a
-    fault.
+    """Open a checkpoint.
+
+    If tie_word_embeddings causes an error, open it with the other value, and return that as a fault.
     """
     try:
         checkpoint = open_checkpoint(model)

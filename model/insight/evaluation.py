@@ -244,8 +244,9 @@ def compare(
 def comparison(
     logits: Iterable[Rows], base_logits: Iterable[Rows], targets: Sequence[int], *, bytes: int
 ) -> Comparison:
-    """Compare a model and its base by the logits that predict `targets`. Both logits come in parts of the same
-    lengths.
+    """Compare a model and its base by the logits that predict `targets`.
+
+    Both logits come in parts of the same lengths.
     """
     losses, base_losses, kl, same_best = [], [], [], []
     ids, base_ids = iter(targets), iter(targets)

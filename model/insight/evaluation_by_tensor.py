@@ -23,7 +23,7 @@ from llamaspec.model.insight.evaluation import (
 from llamaspec.model.weights.loading import Progress, no_progress
 
 
-class Cost(NamedTuple):
+class TensorCost(NamedTuple):
     """How much one tensor changes the model when it replaces that tensor of the base."""
 
     name: str
@@ -57,7 +57,7 @@ def compare_by_tensor(
     context: int,
     stride: int | None = None,
     progress: Progress = no_progress,
-) -> tuple[Comparison, list[Cost]]:
+) -> tuple[Comparison, list[TensorCost]]:
     """Compare the whole `model` with its base. Then compare each tensor that differs, one at a time in the order of
     use.
 
@@ -81,7 +81,7 @@ def compare_by_tensor(
                     progress(name, (i + part) / len(model.tensors))
 
                 compared = compare(single, base_rows, text, progress=report, **window)
-                costs.append(Cost(name, error, compared.divergence))
+                costs.append(TensorCost(name, error, compared.divergence))
     return total, costs
 
 

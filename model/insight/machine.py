@@ -33,7 +33,7 @@ VERSIONS = ("llamaspec", "jax", "jaxlib", "numpy", "jax-cuda13-plugin", "nvidia-
 KEPT = "machine.json"  # the file of measured rates in a user's cache folder
 
 
-class Sizes(NamedTuple):
+class ArraySizes(NamedTuple):
     """The sizes of the arrays for measuring: larger than caches, and large enough to keep the device busy."""
 
     bytes: int
@@ -41,7 +41,7 @@ class Sizes(NamedTuple):
     effort: Effort
 
 
-SIZES = {"cpu": Sizes(256 << 20, 2048, Effort(7)), "gpu": Sizes(2 << 30, 8192, Effort(9, in_flight=10))}
+SIZES = {"cpu": ArraySizes(256 << 20, 2048, Effort(7)), "gpu": ArraySizes(2 << 30, 8192, Effort(9, in_flight=10))}
 BEYOND_CACHE = (
     4  # an array has this many times the size of the last-level cache; part of a smaller one would stay in it
 )
@@ -129,8 +129,9 @@ def keep_link(folder: Path, devices: int, link: Link) -> None:
 
 
 def kept_link(folder: Path, devices: int) -> Link | None:
-    """Return the link that `keep_link` wrote for `devices` devices. None without one, or if another machine wrote the
-    file.
+    """Return the link that `keep_link` wrote for `devices` devices.
+
+    None without one, or if another machine wrote the file.
     """
     links = _kept(folder).get("links", {}).get(str(devices))
     return links and Link(**links)
@@ -163,7 +164,7 @@ def reading_in_words(folder: Path | None, *, bytes: int | float, seconds: int | 
     return f"{words}, {100 * rate / read:.0f} % of the bandwidth that bench measured" if read else words
 
 
-def measure_ceilings(dtypes: Sequence[str], sizes: Sizes | None = None) -> Ceilings:
+def measure_ceilings(dtypes: Sequence[str], sizes: ArraySizes | None = None) -> Ceilings:
     """Measure the rates of the default device. Raises KeyError for a device that is neither a CPU nor a GPU."""
     sizes = sizes or _sizes()
     buffers = [jnp.tile(_drawn(sizes), (COPIES, 1)) for _ in range(2)]
@@ -189,7 +190,7 @@ class Reader:
     copies in parallel.
     """
 
-    def __init__(self, sizes: Sizes | None = None):
+    def __init__(self, sizes: ArraySizes | None = None):
         sizes = sizes or _sizes()
         drawn = _drawn(sizes)
         if jax.default_backend() == "cpu":
@@ -214,7 +215,7 @@ class Reader:
         return self._sums
 
 
-def _sizes() -> Sizes:
+def _sizes() -> ArraySizes:
     """Choose array sizes for the default device.
 
     Large servers have caches of hundreds of megabytes, but a process may have little memory on them. So beyond their
@@ -225,7 +226,7 @@ def _sizes() -> Sizes:
     return sizes._replace(bytes=max(sizes.bytes, min(BEYOND_CACHE * (last_level_cache() or 0), most)))
 
 
-def _drawn(sizes: Sizes) -> jax.Array:
+def _drawn(sizes: ArraySizes) -> jax.Array:
     return random_numbers(0, 1, sizes.bytes // (4 * COPIES), dtype="float32")
 
 
@@ -239,7 +240,7 @@ def random_numbers(seed: int, *shape: int, dtype: Any) -> jax.Array:
     return _normal(jax.random.key(seed, impl="rbg"), shape, np.dtype(dtype))
 
 
-def _matrix_rate(dtype: str, sizes: Sizes) -> float:
+def _matrix_rate(dtype: str, sizes: ArraySizes) -> float:
     a, b = (random_numbers(seed, sizes.side, sizes.side, dtype=dtype) for seed in (1, 2))
     product = jax.jit(dot)
     return 2 * sizes.side**3 / measure(lambda: product(a, b), sizes.effort).median

@@ -13,9 +13,15 @@ CONVERSATION = [{"role": "user", "content": "Which color is the sky?"}, {"role":
 
 
 def open_tokenizer(checkpoint: Checkpoint, tokenizer: str | Path | None) -> tuple[Tokenizer | None, list[Fault]]:
-    """Open the tokenizer of a checkpoint. Returns None if there is none, or None and a fault if it cannot be used."""
+    """Open the tokenizer of a checkpoint. Returns None and a fault if the tokenizer is missing or cannot be used."""
     try:
-        return tokenizer_if_any(checkpoint, tokenizer), []
+        if chosen := tokenizer_if_any(checkpoint, tokenizer):
+            return chosen, []
+        measured = f"{checkpoint.path}: no tokenizer in the model's file, and none next to it"
+        mend = "copy the tokenizer's files, such as tokenizer.json, into the model's folder; --tokenizer names others"
+        return None, [
+            Fault("tokenizer", "the model has no tokenizer, so it can neither read nor write", measured, mend)
+        ]
     except OtherVocabulary as error:
         mend = "use the tokenizer that the model was trained with: --tokenizer PATH"
         return None, [Fault("tokenizer", "the tokenizer does not belong to this model", str(error), mend)]

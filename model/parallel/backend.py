@@ -13,7 +13,7 @@ from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.device import Device
 from llamaspec.model.forward import forward
 from llamaspec.model.insight.cost import decode_cost
-from llamaspec.model.ops.choice import Choice
+from llamaspec.model.ops.choice import OpsChoice
 from llamaspec.model.parallel.partition import Partition
 from llamaspec.model.parallel.sharding import TENSOR, Parts, Sharding
 from llamaspec.model.running.jax_backend import Drawing, JaxBackend
@@ -35,7 +35,7 @@ class ParallelBackend(JaxBackend):
         *,
         local: Params,
         partition: Partition,
-        choice: Choice,
+        choice: OpsChoice,
         layout: Layout,
         device: Device,
         sharding: Sharding = TENSOR,
@@ -76,8 +76,9 @@ class ParallelBackend(JaxBackend):
             return self._partition.zeros(self._partition.cache, cache_shapes(layout, self._config))
 
     def decode(self, cache: Cache, drawing: Drawing, *, steps: int) -> tuple[Callable[[], list[int]], Drawing, Cache]:
-        """Start to draw up to `steps` tokens, at most `burst`. The first result is a function that waits for the
-        tokens.
+        """Start to draw up to `steps` tokens, at most `burst`.
+
+        The first result is a function that waits for the tokens.
         """
         step_count = self._put(np.int32(steps)) if jax.process_count() > 1 else np.int32(steps)
         drawn, steps_taken, text, cache = self._programs.decode(drawing.greedy)(

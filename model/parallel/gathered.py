@@ -87,8 +87,9 @@ def gathered(ops: Ops, config: Config) -> Ops:
 
 
 def gathered_rows(part: Float[Array, "part cols"], rows: Sequence[int]) -> Float[Array, "rows cols"]:
-    """Gather a stack of matrices. `part` has this device's rows of each matrix, and `rows` the number of rows of each
-    matrix.
+    """Gather a stack of matrices.
+
+    `part` has this device's rows of each matrix, and `rows` the number of rows of each matrix.
     """
     if part.shape[0] == sum(rows):
         return part

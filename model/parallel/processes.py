@@ -29,7 +29,7 @@ BEAT = 0.5  # seconds between two heartbeats
 GRACE = 2.0  # seconds to wait after an error, so that the watch can report a process that has ended
 
 
-class Group(NamedTuple):
+class ProcessGroup(NamedTuple):
     """The processes that run a model together, and the number of this process."""
 
     coordinator: str  # HOST:PORT of process 0
@@ -40,7 +40,7 @@ class Group(NamedTuple):
 
 
 @contextmanager
-def joined(group: Group) -> Iterator["Watch"]:
+def joined(group: ProcessGroup) -> Iterator["Watch"]:
     """Join the processes of `group` while the body runs. In the body, JAX lists the devices of all processes.
 
     Yields the `Watch`, which has the connections to the other processes. Raises ConnectionError if a process does not
@@ -93,7 +93,7 @@ def all_min(number: int) -> int:
 class Watch:
     """A thread with connections to other processes: process 0 is connected to all, every other process to process 0."""
 
-    def __init__(self, group: Group):
+    def __init__(self, group: ProcessGroup):
         """Connect, and start to send heartbeats. Raises the errors of `joined`."""
         self._group = group
         self._left = False

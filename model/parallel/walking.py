@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from llamaspec.model.cache import Cache, LayerCache
-from llamaspec.model.candidates.walking import Walkable
+from llamaspec.model.candidates.walking import WalkableModel
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.checkpoints.codes import quantized
 from llamaspec.model.ops.table import Ops, Positions
@@ -35,8 +35,9 @@ OpsFor = Callable[
 
 @dataclass(frozen=True)
 class ShardedCache:
-    """The cache of a layer on several devices. Iterating over it gives keys and values with each kv head once, in
-    order.
+    """The cache of a layer on several devices.
+
+    Iterating over it gives keys and values with each kv head once, in order.
     """
 
     cache: LayerCache
@@ -59,7 +60,7 @@ def walkable_on(
     rows: int,
     quantize: str | None = None,
     sharding: Sharding = TENSOR,
-) -> Walkable:
+) -> WalkableModel:
     """Make the model of `checkpoint` in `dtype`, shared by `devices`, for a sequence of `rows` tokens.
 
     The ops of `table` compute on one share. `sharding` adds the communication between devices.
@@ -132,4 +133,4 @@ def walkable_on(
         for name, tensor in run.tensors.items()
     }
     exact = load_reference_params(replace(run, tensors=rounded_tensors), lazily=True)
-    return Walkable(params, exact, walked, cache, positions, partition.replicated)
+    return WalkableModel(params, exact, walked, cache, positions, partition.replicated)

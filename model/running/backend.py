@@ -56,8 +56,9 @@ class Backend[Cache, Drawing](Protocol):
         ...
 
     def decode(self, cache: Cache, drawing: Drawing, *, steps: int) -> tuple[Callable[[], list[int]], Drawing, Cache]:
-        """Start to draw `steps` tokens, at most `burst`. The first result waits for the tokens; a stop token is the
-        last one.
+        """Start to draw `steps` tokens, at most `burst`.
+
+        The first result waits for the tokens; a stop token is the last one.
         """
         ...
 
@@ -66,8 +67,9 @@ class Backend[Cache, Drawing](Protocol):
         ...
 
     def bytes_read(self, position: float) -> float | None:
-        """Count the bytes that decoding must read for one token after `position` tokens. None if we do not count
-        them.
+        """Count the bytes that decoding must read for one token after `position` tokens.
+
+        None if we do not count them.
         """
         ...
 

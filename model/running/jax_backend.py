@@ -14,7 +14,7 @@ from llamaspec.model.checkpoints.checkpoint import Checkpoint
 from llamaspec.model.device import Device
 from llamaspec.model.forward import DecodeState, forward, state_after
 from llamaspec.model.insight.cost import decode_cost
-from llamaspec.model.ops.choice import Choice, summarize
+from llamaspec.model.ops.choice import OpsChoice, summarize
 from llamaspec.model.options import SamplingOptions
 from llamaspec.model.running.backend import check_logits
 from llamaspec.model.running.memory import gigabytes, shortage_named
@@ -33,7 +33,7 @@ class Drawing(NamedTuple):
     greedy: bool
 
 
-def describe_run(dtype: np.dtype, device: Device, choice: Choice) -> str:
+def describe_run(dtype: np.dtype, device: Device, choice: OpsChoice) -> str:
     """Describe in one line how a model runs: its dtype, the device, and on a GPU how many ops run without a kernel."""
     running = f"{dtype} on {device}"
     return running if device.platform == "cpu" else f"{running}; {summarize(choice)}"
@@ -43,7 +43,7 @@ class JaxBackend:
     """A `Backend` that runs compiled programs, for a batch of one sequence."""
 
     def __init__(
-        self, params: Params, programs: Programs, config: Config, *, choice: Choice, layout: Layout, device: Device
+        self, params: Params, programs: Programs, config: Config, *, choice: OpsChoice, layout: Layout, device: Device
     ):
         """Run `programs`, compiled for `layout` with the ops of `choice` for `device`, with the weights `params`.
 
@@ -106,8 +106,9 @@ class JaxBackend:
         return Drawing(self._put(state_after(np.array([token]), seen[None])), fixed, options.greedy)
 
     def decode(self, cache: Cache, drawing: Drawing, *, steps: int) -> tuple[Callable[[], list[int]], Drawing, Cache]:
-        """Start to draw up to `steps` tokens, at most `burst`. The first result is a function that waits for the
-        tokens.
+        """Start to draw up to `steps` tokens, at most `burst`.
+
+        The first result is a function that waits for the tokens.
         """
         drawn, steps_taken, text, cache = self._programs.decode(drawing.greedy)(
             self._params, drawing.text, cache, *drawing.fixed, np.int32(steps)

@@ -31,7 +31,9 @@ BROKEN = re.compile(r"Error (?:reading|writing) persistent compilation cache ent
 
 
 def prepare_process(*, debug: bool = False) -> None:
-    """Make JAX allocate GPU memory on demand, and keep XLA's messages off stderr unless `debug` is set.
+    """Make JAX allocate GPU memory on demand. Unless `debug` is set, hide XLA's messages and NumPy's warnings.
+
+    NumPy warns about numbers that are not finite. We check such numbers ourselves, and refuse them in one line.
 
     Importing JAX sets a log level, so a command must call this function before it imports JAX. Environment variables
     that the user has set take precedence; an empty variable for memory counts as not set. If the user lets JAX allocate
@@ -43,6 +45,7 @@ def prepare_process(*, debug: bool = False) -> None:
     if not debug:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # print fatal errors only
         os.environ.setdefault("TF_CPP_MAX_VLOG_LEVEL", "0")
+        warnings.filterwarnings("ignore", category=RuntimeWarning)
 
 
 def keep_compiled(folder: Path) -> None:
@@ -94,8 +97,9 @@ def keep_heaps_small(config: Config, *, platform: str) -> None:
 
 
 def give_back_compilers_memory(config: Config, *, platform: str) -> None:
-    """Return the compiler's memory to the system. For a large model on a CPU, also drop the compiler's code from
-    memory.
+    """Return the compiler's memory to the system.
+
+    For a large model on a CPU, also drop the compiler's code from memory.
     """
     return_freed_memory()
     if _counts_its_memory(config, platform):

@@ -127,8 +127,9 @@ def longest_burst(platform: str) -> int:
 
 
 class Programs(NamedTuple):
-    """The compiled programs of one layout. Each field is a function that returns a program, and compiles it if
-    needed.
+    """The compiled programs of one layout.
+
+    Each field is a function that returns a program, and compiles it if needed.
     """
 
     prefill: Callable[[int], Callable[..., Cache]]  # takes the width of a chunk: `Layout.chunk` or one of `wide`

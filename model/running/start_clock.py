@@ -41,8 +41,9 @@ class StartClock:
         self._now = phase
 
     def end(self, at: float | None = None) -> None:
-        """End the current phase at the time `at` of `perf_counter`, by default now. Without a phase, only notes the
-        time.
+        """End the current phase at the time `at` of `perf_counter`, by default now.
+
+        Without a phase, only notes the time.
         """
         at = perf_counter() if at is None else at
         if self._now is not None:
@@ -75,8 +76,9 @@ class StartClock:
         return dict(self._beside)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the seconds of the phases, their sum, and the parallel seconds. Names have underscores instead of
-        spaces.
+        """Return the seconds of the phases, their sum, and the parallel seconds.
+
+        Names have underscores instead of spaces.
         """
         phases = {phase.replace(" ", "_"): seconds for phase, seconds in self._seconds.items()}
         parallel = {phase.replace(" ", "_"): seconds for phase, seconds in self._beside.items()}

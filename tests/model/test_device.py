@@ -1,4 +1,4 @@
-"""Devices that JAX cannot open: one line gives the reason and a fix."""
+"""If JAX cannot open a device, the error is one line with the reason and a fix."""
 
 import jax
 import pytest
@@ -16,7 +16,7 @@ def test_a_platform_that_jax_lacks_is_one_line(command, platform):
     script = f"import os; os.environ['JAX_PLATFORMS'] = {platform!r}\nfrom llamaspec import cli; cli.main()"
     done = run_python(script, *command)
     assert done.code == 1 and done.err.count("\n") == 1, done.err
-    assert done.err.startswith(f"error: JAX_PLATFORMS is {platform}: ") and "fault of llamaspec" not in done.err
+    assert done.err.startswith(f"error: JAX_PLATFORMS is {platform}: ") and "bug of llamaspec" not in done.err
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_platform_that_jax_lacks_is_one_line(command, platform):
 def test_a_full_card_is_no_fault_of_ours(monkeypatch, memory, words):
     monkeypatch.setattr(device, "nvidia_memory", lambda: memory)
     assert one_line(jax.errors.JaxRuntimeError(FULL_CARD)) == words
-    assert "fault of llamaspec" in one_line(jax.errors.JaxRuntimeError("INTERNAL: something else"))
+    assert "bug of llamaspec" in one_line(jax.errors.JaxRuntimeError("INTERNAL: something else"))
 
     def full():
         raise RuntimeError(f"Unable to initialize backend 'cuda': {FULL_CARD}")

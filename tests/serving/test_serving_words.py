@@ -1,4 +1,4 @@
-"""Error messages, as a new user reads them after a mistake."""
+"""Error messages of the server, as a new user reads them after a mistake."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def chat(**message):
         (
             "/v1/chat/completions",
             chat(content="a fox " * 70),
-            "messages: the prompt has 143 tokens, which do not fit in",
+            "messages: the prompt has 143 tokens, which do not fit in the context of",
         ),
         ("/v1/chat/completions", chat(role="robot"), "messages[0].role: 'robot' is not supported"),
         ("/v1/chat/completions", chat(role="x" * 9999), f"messages[0].role: '{'x' * 99}... is not supported"),

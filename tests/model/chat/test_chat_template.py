@@ -1,4 +1,4 @@
-"""`model.chat.template` against transformers' rendering, and against hostile templates."""
+"""`model.chat.template` renders as transformers does, and survives hostile templates."""
 
 import os
 import resource
@@ -26,7 +26,7 @@ from llamaspec.model.chat.template import (
     find_template,
     turn_stops,
 )
-from llamaspec.model.chat.template_process import CPU_SECONDS, KEPT, Worker, Workers
+from llamaspec.model.chat.template_process import CPU_SECONDS, KEPT, TemplateWorker, Workers
 from llamaspec.model.chat.template_worker import LONGEST
 from llamaspec.model.checkpoints.checkpoint import CheckpointError
 from llamaspec.model.llama import Llama
@@ -78,12 +78,13 @@ def test_what_is_none_is_not_there():
     assert template.render(messages) == "FalseaTrueb"
 
 
+TOO_LONG = f"renders this conversation as more than {LONGEST:,} characters"
 HOSTILE = {
-    "{{ 'a' * 10**10 }}": "uses more than 512 MB of memory",
-    "{% set s = namespace(l=[1]) %}{% for i in range(99) %}{% set s.l = s.l + s.l %}{% endfor %}": " more than",
+    "{{ 'a' * 10**10 }}": "takes more than 512 MB of memory",
+    "{% set s = namespace(l=[1]) %}{% for i in range(99) %}{% set s.l = s.l + s.l %}{% endfor %}": "takes more than",
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}": "takes more than 2 seconds",
     "{{ 7 ** (10 ** 9) }}": "takes more than 2 seconds",  # within a single instruction of Python
-    "{% for a in range(99999) %}{{ 'aaaaaaaaaa' * 10 }}{% endfor %}": f"as more than {LONGEST:,} characters",
+    "{% for a in range(99999) %}{{ 'aaaaaaaaaa' * 10 }}{% endfor %}": TOO_LONG,
     "{% for a in range(10**6) %}{% endfor %}": "fails: OverflowError: Range too big",
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "is nested too deeply, or calls itself too deeply",
     "{{ " + "(" * 9999 + "1" + ")" * 9999 + " }}": "is nested too deeply, or calls itself too deeply",
@@ -103,7 +104,7 @@ HOSTILE = {
 
 @pytest.fixture(autouse=True, scope="module")
 def limits_of_the_clock() -> Iterator[None]:
-    """Raise the limits by the clock, so that a template on a busy machine still reaches its processor limit."""
+    """Raise the wall-clock limits, so that a hostile template on a busy machine exceeds the processor limit first."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(template_process, "SECONDS", PATIENCE)
         patch.setattr(template_process, "SECONDS_TO_START", PATIENCE + 1)
@@ -149,15 +150,15 @@ AS_TOLD = (
 
 @pytest.fixture
 def started(monkeypatch):
-    """Record the process ids of all workers that a test starts."""
+    """Record the process ids of all template workers that a test starts."""
     ids: list[int] = []
 
-    class Listed(Worker):
+    class Listed(TemplateWorker):
         def __init__(self, source: str):
             super().__init__(source)
             ids.append(self._process.pid)
 
-    monkeypatch.setattr("llamaspec.model.chat.template_process.Worker", Listed)
+    monkeypatch.setattr("llamaspec.model.chat.template_process.TemplateWorker", Listed)
     return ids
 
 
@@ -364,7 +365,7 @@ def test_a_tokenizer_without_special_tokens(tmp_path):
 
 
 class Model(Llama):
-    """Model with only the parts that a conversation needs before it computes."""
+    """A model with only the attributes that a chat reads before it computes."""
 
     context = 100  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 
@@ -375,7 +376,7 @@ class Model(Llama):
 
 
 def test_a_template_that_fills_no_context_is_refused_before_it_is_encoded():
-    """A rendered prompt of 2.8 million characters is refused before it is encoded; encoding took 1.8 GB."""
+    """A rendered prompt of 2.8 million characters is refused before it is encoded; encoding it would take 1.8 GB."""
     chat = Chat(Model(), ChatTemplate("t", "{{ 'x' * 2_800_000 }}"))
     with pytest.raises(
         ValueError, match=r"^t: renders this conversation as 2,800,000 characters, but .* allows at most 25,600"

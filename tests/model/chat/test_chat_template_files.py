@@ -1,4 +1,4 @@
-"""Chat templates in files next to a model, found as transformers finds them, and built-in templates."""
+"""Chat templates in files next to a model are found as transformers finds them; else a built-in template is used."""
 
 import json
 
@@ -95,8 +95,12 @@ def test_without_one_that_of_the_family_is_taken(tmp_path):
     ("name", "text", "message"),
     [
         ("tokenizer_config.json", '{"chat_template": 7}', "expected a string as chat_template, got 7"),
-        ("tokenizer_config.json", '{"chat_template": [7, {"name": "rag", "template": "x"}]}', "is the default"),
-        ("tokenizer_config.json", '{"chat_template": [{"name": {}, "template": "x"}]}', "is the default"),
+        (
+            "tokenizer_config.json",
+            '{"chat_template": [7, {"name": "rag", "template": "x"}]}',
+            "none has the name default",
+        ),
+        ("tokenizer_config.json", '{"chat_template": [{"name": {}, "template": "x"}]}', "none has the name default"),
         ("tokenizer_config.json", '{"chat_template": {"default": 7}}', "expected a string as chat_template, got 7"),
         ("tokenizer_config.json", '{"chat_template": "x", "bos_token": 7}', "bos_token is 7, not a text"),
         ("tokenizer_config.json", "{", "is not JSON"),
@@ -122,7 +126,7 @@ def test_a_model_without_one_says_so(tmp_path):
 
 def test_a_template_that_nobody_named_is_said_to_be_taken(tmp_path):
     note = find_template(LLAMA2, tmp_path).note
-    assert note and note.startswith(f"{tmp_path}: no chat template")
+    assert note and note.startswith(f"{tmp_path}: comes without a chat template")
     assert "llama2" in note and "--template" in note and "llama3, chatml" in note
     (tmp_path / "chat_template.jinja").write_text("its own")
     assert find_template(LLAMA2, tmp_path).note is None
