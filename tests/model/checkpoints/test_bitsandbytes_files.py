@@ -228,10 +228,8 @@ def test_a_configuration_that_is_not_read_is_refused(changes, what, tmp_path):
 
 def test_rows_that_are_no_whole_blocks_are_refused(tmp_path):
     narrow = replace(CONFIGS["2 to 1, wide, tied"], ffn=96)
-    with pytest.raises(
-        CheckpointError, match="rows of 96 weights, which are no whole groups of 64: bitsandbytes cannot"
-    ):
+    with pytest.raises(CheckpointError, match=r"\b96\b.*\b64\b.*bitsandbytes"):
         write_huggingface(quantized(random_checkpoint(narrow, seed=0), "nf4"), tmp_path / "x")
     assert not (tmp_path / "x").exists()
-    with pytest.raises(ValueError, match="rows of 96 weights are no whole blocks of 64"):
+    with pytest.raises(ValueError, match=r"\b96\b.*\b64\b"):
         BitsAndBytes().check({}, 64, 96)

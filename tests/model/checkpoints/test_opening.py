@@ -142,9 +142,9 @@ def test_a_file_cut_short_while_it_is_read_is_an_error(kind, tmp_path):
     checkpoint = open_checkpoint(place)
     os.truncate(path, 100)
     for tensor in checkpoint.tensors.values():
-        with pytest.raises(CheckpointError, match=r"was cut short while it was read: 100 bytes are left of [\d,]+$"):
+        with pytest.raises(CheckpointError, match=r"cut short.*\b100 bytes"):
             tensor.read()
-    with pytest.raises(CheckpointError, match="was cut short while it was read"):
+    with pytest.raises(CheckpointError, match="cut short"):
         checkpoint.release()
 
 

@@ -178,7 +178,7 @@ def test_without_one_inside_the_one_beside_it_is_read(tmp_path):
         )
         file.keys |= unread
         file.write(path)
-        with pytest.raises(CheckpointError, match=r"x\.gguf: has no tokenizer inside"):
+        with pytest.raises(CheckpointError, match=r"x\.gguf: .*tokenizer"):
             load_tokenizer(path)
         (tmp_path / "tokenizer.model").write_bytes(raw)
         assert tokenizer_of(open_checkpoint(path), None).vocab == 450
@@ -194,7 +194,7 @@ def test_a_template_inside_goes_before_the_one_beside_it(tmp_path):
     template = find_template(tokenizer, model_with(tmp_path, keys))
     assert template.render([{"role": "user", "content": "hi"}]) == "<s>hi</s>"
     keys |= {"tokenizer.chat_templates": (ARRAY, (STRING, ["../rag"])), "tokenizer.chat_template.../rag": (STRING, "")}
-    with pytest.raises(CheckpointError, match=r"chat template, '\.\./rag', is not of letters and digits"):
+    with pytest.raises(CheckpointError, match=r"'\.\./rag'"):
         find_template(tokenizer, model_with(tmp_path, keys))
 
 
