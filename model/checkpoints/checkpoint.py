@@ -104,6 +104,7 @@ class Checkpoint:
     tensors: Mapping[str, Tensor] = field(repr=False)
     bos: int | None  # the id that begins a text, if the checkpoint has one
     stops: frozenset[int]  # ids that end a generated text
+    notes: tuple[str, ...] = ()  # lines for the user, such as a list of tensors that were left out
     release: Callable[[], None] = field(default=lambda: None, repr=False)  # drops file pages read so far from memory
     # In this context, the system reads nothing ahead. Its value is a function that reads a view of the file at once.
     scattered: Callable[[], AbstractContextManager[Callable[[np.ndarray], object]]] = field(
