@@ -22,7 +22,7 @@ from llamaspec.reference.config import Config, for_sequences
 from llamaspec.serving.engine import BatchingEngine
 from llamaspec.serving.executor import JaxExecutor
 from llamaspec.serving.multi_device import EngineDevices
-from llamaspec.serving.programs import Sizes, compile_serving
+from llamaspec.serving.programs import ProgramSizes, compile_serving
 from llamaspec.serving.scheduler import Limits
 from llamaspec.serving.watchdog import STEP_SECONDS
 
@@ -93,7 +93,7 @@ def load_engine(
     tokens = min(width * capacity, room // position)
     tokens = max(capacity, tokens if cached_tokens is None else cached_tokens) + burst
     limits = Limits(1 - (-tokens // PAGE), PAGE, width, chunk, burst, capacity, waiting=waiting)
-    sizes = Sizes(width, chunk, burst, limits.pages, PAGE, limits.blocks, cache_dtype)
+    sizes = ProgramSizes(width, chunk, burst, limits.pages, PAGE, limits.blocks, cache_dtype)
     choice = ops_for(
         options.kernels,
         config,

@@ -45,7 +45,7 @@ def quoted(name: str) -> str:
 Form = str  # a key of `model.weights.forms.table.CLASS_OF_FORM`
 
 
-class Shifted(NamedTuple):
+class CodesWithMinima(NamedTuple):
     """Codes in groups with a scale and a minimum: weights are code x scale + minimum.
 
     float32 holds code x scale exactly, so a weight is rounded only once, in the sum.
@@ -56,7 +56,7 @@ class Shifted(NamedTuple):
     minima: Float32[np.ndarray, "rows groups"]
 
 
-Part = Quantized | Affine | Shifted
+Part = Quantized | Affine | CodesWithMinima
 
 
 class Codes(NamedTuple):

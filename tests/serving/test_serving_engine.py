@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from llamaspec.serving.engine import FAILED, NO_RULE, BatchingEngine
-from llamaspec.serving.executor import Outcome, Reports
+from llamaspec.serving.executor import PlanResult, Reports
 from llamaspec.serving.request import (
     Engine,
     Event,
@@ -35,7 +35,7 @@ class Fake:
         self.texts: dict[int, list[int]] = {}
         self.goes_on.set()
 
-    def run(self, plan, requests, masks) -> Outcome:
+    def run(self, plan, requests, masks) -> PlanResult:
         self.goes_on.wait(PATIENCE)
         if self.error:
             raise self.error
@@ -60,7 +60,7 @@ class Fake:
         prompt = None
         if plan.chunk and requests[plan.chunk.number].prompt_logprobs is not None:
             prompt = report(plan.chunk.tokens)
-        return Outcome(draws, reports, prompt)
+        return PlanResult(draws, reports, prompt)
 
 
 def report(tokens) -> Reports:

@@ -14,7 +14,7 @@ from llamaspec.benchmarks.audits.others.rows import called, library_of, replay_o
 from llamaspec.benchmarks.audits.others.table import ACCEPTED, GGUF, JAX, ONNXRUNTIME, OTHERS, TRITON
 from llamaspec.reference.losses import cross_entropy
 from llamaspec.verify.bounds.precision import precision
-from llamaspec.verify.campaign import Job
+from llamaspec.verify.campaign import CandidateJob
 from llamaspec.verify.candidates.candidate import Candidate, Direct, Worker
 from llamaspec.verify.candidates.worker import load
 from llamaspec.verify.catalogue import contract_for
@@ -28,11 +28,11 @@ from tests.verify.other_pythons import python_with
 FOUND = sorted((REPOSITORY / "docs" / "found").glob("*.json"))
 
 
-def each(jobs: list[Job]) -> list[tuple[Job, str]]:
+def each(jobs: list[CandidateJob]) -> list[tuple[CandidateJob, str]]:
     return [(job, dtype) for job in jobs for dtype in job.dtypes]
 
 
-def assert_accepted(job: Job, dtype: str, candidate: Candidate, *, examples: int, shapes: int | None) -> None:
+def assert_accepted(job: CandidateJob, dtype: str, candidate: Candidate, *, examples: int, shapes: int | None) -> None:
     contract = contract_for(job.op)
     report = verify(
         contract,

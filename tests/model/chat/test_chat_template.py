@@ -26,7 +26,7 @@ from llamaspec.model.chat.template import (
     find_template,
     turn_stops,
 )
-from llamaspec.model.chat.template_process import CPU_SECONDS, KEPT, Worker, Workers
+from llamaspec.model.chat.template_process import CPU_SECONDS, KEPT, TemplateWorker, Workers
 from llamaspec.model.chat.template_worker import LONGEST
 from llamaspec.model.checkpoints.checkpoint import CheckpointError
 from llamaspec.model.llama import Llama
@@ -152,12 +152,12 @@ def started(monkeypatch):
     """Record the process ids of all template workers that a test starts."""
     ids: list[int] = []
 
-    class Listed(Worker):
+    class Listed(TemplateWorker):
         def __init__(self, source: str):
             super().__init__(source)
             ids.append(self._process.pid)
 
-    monkeypatch.setattr("llamaspec.model.chat.template_process.Worker", Listed)
+    monkeypatch.setattr("llamaspec.model.chat.template_process.TemplateWorker", Listed)
     return ids
 
 

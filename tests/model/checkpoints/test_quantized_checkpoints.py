@@ -75,7 +75,7 @@ def test_words_are_those_of_autoawq():
     words = {name: np.array(GOLDENS["awq"]["words"][name], dtype) for name, dtype in dtypes.items()}
     rows, cols = GOLDENS["awq"]["shape"]
     part = AWQ(GOLDENS["awq"]["group"]).part(words, 0, rows, cols)
-    for actual, expected in zip(part, awq.unpack(awq.Packed(**words)), strict=True):
+    for actual, expected in zip(part, awq.unpack(awq.PackedTensors(**words)), strict=True):
         np.testing.assert_array_equal(actual, expected)
 
 
@@ -378,7 +378,7 @@ def test_gptq_in_another_order_of_columns_runs_in_float32(bits, version, tmp_pat
     def store(w: np.ndarray) -> Layout:
         order = np.random.RandomState(w.shape[1]).permutation(w.shape[1])
         stored, _ = _gptq(w[:, np.argsort(order)], bits=bits, version=version)
-        q = gptq.unpack(gptq.Packed(**stored), bits=bits, version=version)
+        q = gptq.unpack(gptq.PackedTensors(**stored), bits=bits, version=version)
         g_idx = stored["g_idx"][order]
         moved = q._replace(codes=q.codes[:, order])
         steps, zeros = q.scales.astype(np.float64)[:, g_idx], q.zeros.astype(np.float64)[:, g_idx]

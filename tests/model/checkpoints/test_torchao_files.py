@@ -59,7 +59,7 @@ def test_what_torchao_stores_is_read_as_it_reads(case):
     check_bound(original, q, t=2.0**-8)
 
 
-def check_bound(w: np.ndarray, q: torchao_int4.Int4, *, t: float) -> None:
+def check_bound(w: np.ndarray, q: torchao_int4.TorchaoInt4, *, t: float) -> None:
     """Check that decoded weights are near `w`; `t` is the unit roundoff of the scales and zero points."""
     scale, zero = (np.repeat(np.abs(a.astype(np.float64)), 32, axis=1) for a in (q.scales, q.zeros))
     bound = scale * (0.5 + 8 * t) + t * zero + 2.0**-24 * (100 * scale + 2 * zero)

@@ -13,7 +13,7 @@ import pytest
 
 from llamaspec.learn.trace import trace
 from llamaspec.model.cache import LayerCache, LayerPages, empty_cache
-from llamaspec.model.candidates.walking import Walkable
+from llamaspec.model.candidates.walking import WalkableModel
 from llamaspec.model.checkpoints.checkpoint import CheckpointError
 from llamaspec.model.checkpoints.codes import quantized
 from llamaspec.model.checkpoints.huggingface.write import write_huggingface
@@ -166,4 +166,4 @@ def test_kernels_and_traces_refuse_sinks():
         assert logits.shape == (1, seq, config.vocab)
     never = cast(Any, lambda _: pytest.fail("nothing is computed"))
     with pytest.raises(ValueError, match=r"^traces do not know sinks, expert bias yet$"):
-        trace(Walkable(None, None, XLA, never, never, never), [1], config=config, dtype="float32")
+        trace(WalkableModel(None, None, XLA, never, never, never), [1], config=config, dtype="float32")

@@ -21,7 +21,7 @@ from llamaspec.model.ops.cpu import CPU
 from llamaspec.model.ops.emulated import (
     EMULATED,
     ROUNDINGS,
-    Rounding,
+    RoundedMatrix,
     RoundingArray,
     emulated_ops,
     emulating,
@@ -213,7 +213,7 @@ def test_a_product_is_that_of_the_reference(noise):
         rounded = np.asarray(ROUNDINGS[to](jnp.asarray(x)), np.float64)
         bound = running_error.gamma(257) * np.abs(rounded) @ np.abs(w.astype(np.float64)).T
         for product in (dot, cpu_product):
-            actual = emulating(product)(jnp.asarray(x), Rounding(jnp.asarray(w), to))
+            actual = emulating(product)(jnp.asarray(x), RoundedMatrix(jnp.asarray(w), to))
             assert_within(actual, linear(rounded, w.astype(np.float64)), bound)
 
 

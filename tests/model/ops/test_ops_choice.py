@@ -16,9 +16,9 @@ from llamaspec.model.checkpoints.checkpoint import Codes
 from llamaspec.model.checkpoints.codes import quantized
 from llamaspec.model.checkpoints.gguf.blocks import FORMS
 from llamaspec.model.forward import decode, forward, prefill
-from llamaspec.model.ops.choice import HOPPER, Choice, Device, default_device, describe, ops_for
+from llamaspec.model.ops.choice import HOPPER, Device, OpsChoice, default_device, describe, ops_for
 from llamaspec.model.ops.cpu import CPU
-from llamaspec.model.ops.gpu import KERNELS, PROMPT, Call, calls, pallas_ops
+from llamaspec.model.ops.gpu import KERNELS, PROMPT, OpCall, calls, pallas_ops
 from llamaspec.model.ops.gpu_config import FIELDS, check_config
 from llamaspec.model.ops.routed import Routed
 from llamaspec.model.ops.table import Ops
@@ -103,12 +103,12 @@ def test_a_bug_that_comes_later_is_loud_too(untraced, monkeypatch, error):
                 program(ops, call)
 
 
-def program(ops: Ops, call: Call) -> str:
+def program(ops: Ops, call: OpCall) -> str:
     op = getattr(ops, call.op)
     return str(jax.make_jaxpr(lambda *arguments: op(*arguments, **call.fixed))(*call.arguments))
 
 
-def lowered(call: Call) -> str:
+def lowered(call: OpCall) -> str:
     """Lower XLA's op of a call.
 
     A lambda wraps it, so that the name of the op's function does not appear in the result.
@@ -273,7 +273,7 @@ def test_a_prompt_s_products_are_xla_s_and_its_attention_a_kernel_of_any_length(
             jax.tree.map(lambda a, seq=seq: jax.ShapeDtypeStruct((1, seq, *a.shape[2:]), a.dtype), tree)
             for tree in (q, positions)
         )
-        call = Call(PROMPT, (q, cache, positions), attending.fixed)
+        call = OpCall(PROMPT, (q, cache, positions), attending.fixed)
         assert "Ref<gmem>" in program(ops, call)
 
 
@@ -388,5 +388,5 @@ def test_experts_are_plain_with_a_reason_and_no_obstacle():
 
 
 def test_the_device_here():
-    assert isinstance(ops_for("auto", TINY, shapes(TINY), **SIZES), Choice)
+    assert isinstance(ops_for("auto", TINY, shapes(TINY), **SIZES), OpsChoice)
     assert default_device().platform == jax.default_backend()

@@ -706,7 +706,7 @@ def commands(typed: Iterable[tuple[str, ...]]) -> Iterator[Callable[[], dict[str
 
     SHAPES["tiny"] = Config(128, 2, 4, 2, 32, 256, vocab=96, context=128, eps=1e-5, theta=1e4)
     several.SIZES, several.LOOP, several.ROUNDS = (4096, 1 << 20), 2, 1
-    machine.SIZES["cpu"] = machine.Sizes(1 << 18, 32, Effort(2))
+    machine.SIZES["cpu"] = machine.ArraySizes(1 << 18, 32, Effort(2))
     machine.last_level_cache = lambda: 1
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder

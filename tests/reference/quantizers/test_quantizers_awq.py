@@ -59,7 +59,7 @@ def test_the_search_ends_where_autoawqs_does(case):
 
 def test_words_are_read_as_autoawq_does():
     words = {name: np.array(array) for name, array in GOLDENS["words"].items()}
-    packed = awq.Packed(
+    packed = awq.PackedTensors(
         words["qweight"].astype(np.int32), words["qzeros"].astype(np.int32), words["scales"].astype(np.float16)
     )
     q = awq.unpack(packed)
