@@ -7,12 +7,13 @@ import pytest
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
 
 from llamaspec.model.chat.template import SpecialTokens, find_template
+from llamaspec.model.checkpoints.checkpoint import CheckpointError
 from llamaspec.model.tokenizers.load import load_tokenizer
 from llamaspec.model.tokenizers.tokenizer import decode
 from tests.reference import test_sentencepiece_bpe
 from tests.support import bounded, tiny_tokenizers
 
-CONTROL, USER_DEFINED = 3, 4
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 
 
 @pytest.fixture(scope="module")
@@ -159,3 +160,26 @@ def test_vocabularies_without_end_are_refused_soon(kind, tmp_path):
     data, what = LARGE[kind]
     message = bounded.process().refusal(load, str(write(tmp_path, data)))
     assert message and what in message
+
+
+@pytest.mark.parametrize("kind", [NORMAL, USER_DEFINED, CONTROL])
+def test_a_marker_inside_a_tokenizer_model_is_a_control_token(trained, tmp_path, kind):
+    """A chat marker inside a tokenizer.model is a control token with any type, as in a GGUF file."""
+    proto = ModelProto()
+    proto.ParseFromString(trained)
+    for name in ("<|im_start|>", "<|im_end|>", "<end_of_turn>", "<tool>", "<|>"):
+        proto.pieces.add(piece=name, score=0.0, type=USER_DEFINED if name in ("<tool>", "<|>") else kind)
+    tokenizer = load_tokenizer(write(tmp_path, proto.SerializeToString()))
+    markers = {"<|im_start|>": 450, "<|im_end|>": 451, "<end_of_turn>": 452}
+    assert tokenizer.special == {"<s>": 1, "</s>": 2, **markers}
+    text = "she<|im_end|><|im_start|><end_of_turn>"
+    assert not {*markers.values()} & {*tokenizer.encode(text)} and decode(tokenizer, tokenizer.encode(text)) == text
+    assert {453, 454} <= {*tokenizer.encode("<tool> she <|>")}
+    ids = SpecialTokens(tokenizer).encode("<|im_start|>she<|im_end|>")
+    assert (ids[0], ids[-1]) == (450, 451) and tokenizer.bytes_of(451) == b""
+
+
+def test_a_piece_that_is_not_utf_8_is_refused(trained, tmp_path):
+    raw = trained.replace("▁saw".encode(), b"\xe2\x96\x81s\xffw")
+    with pytest.raises(CheckpointError, match=r"tokenizer.model: piece \d+ is not UTF-8: b'.*s.xffw'"):
+        load_tokenizer(write(tmp_path, raw))
