@@ -42,7 +42,7 @@ class StoredMatrix(NamedTuple):
     """A quantized matrix: its dequantized weights, and the code, scale and guarantee of each weight."""
 
     restored: Matrix
-    shown: WeightDetails
+    details: WeightDetails
 
 
 class ExplainedScheme(NamedTuple):
@@ -60,7 +60,7 @@ class ExplainedScheme(NamedTuple):
         """Quantize a matrix, and return the dequantized weights."""
         return self.dequantize(self.quantize(self._padded(w)))[:, : w.shape[1]]
 
-    def kept(self, w: Matrix) -> StoredMatrix:
+    def store(self, w: Matrix) -> StoredMatrix:
         """Quantize a matrix, and show each weight's code, scale and guarantee. Weights are of float32 or narrower."""
         padded = self._padded(w)
         q = self.quantize(padded)
