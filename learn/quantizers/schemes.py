@@ -201,7 +201,7 @@ SCHEMES = {
         ),
         *(guarantees.torchao_int4, GROUP),
     ),
-    "MLX, 4 bits": Scheme(
+    "MLX, 4 bits": ExplainedScheme(
         *("mlx.py", 4 + 32 / GROUP, "half a step, a whole one opposite the largest weight"),
         *(partial(mlx.quantize, bits=4, group=GROUP), mlx.dequantize, partial(guarantees.mlx, bits=4), GROUP),
     ),

@@ -23,7 +23,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from llamaspec.model.checkpoints.checkpoint import Part, Shifted, refused
+from llamaspec.model.checkpoints.checkpoint import CodesWithMinima, Part, refused
 from llamaspec.model.checkpoints.huggingface.config import Fields
 from llamaspec.model.checkpoints.huggingface.nvfp4 import TWICE
 from llamaspec.model.checkpoints.huggingface.rule import FLOATS, Arrays, Rule, StoredArray, nibbles
@@ -81,13 +81,13 @@ class Affine(_Layout):
         stored = super().stored(rows, cols)
         return {**stored, "biases": stored["scales"]}
 
-    def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> Shifted:
+    def part(self, arrays: Arrays, start: int, stop: int, cols: int) -> CodesWithMinima:
         codes = mlx.unpack(arrays["weight"][start:stop], bits=self.bits)[:, :cols]
         scales, biases = (arrays[name][start:stop].astype(np.float32) for name in ("scales", "biases"))
         if not self.middle:
-            return Shifted(codes.view(np.int8) if self.bits > 5 else codes, scales, biases)
+            return CodesWithMinima(codes.view(np.int8) if self.bits > 5 else codes, scales, biases)
         with np.errstate(over="ignore", invalid="ignore"):  # readers refuse what is not finite
-            return Shifted((codes ^ np.uint8(self.middle)).view(np.int8), scales, biases + self.middle * scales)
+            return CodesWithMinima((codes ^ np.uint8(self.middle)).view(np.int8), scales, biases + self.middle * scales)
 
 
 class MXFP4(_Layout):
