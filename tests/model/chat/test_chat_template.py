@@ -26,7 +26,7 @@ from llamaspec.model.chat.template import (
     find_template,
     turn_stops,
 )
-from llamaspec.model.chat.template_process import CPU_SECONDS, KEPT, TemplateWorker, Workers
+from llamaspec.model.chat.template_process import CPU_SECONDS, IDLE_WORKERS, TemplateWorker, Workers
 from llamaspec.model.chat.template_worker import LONGEST
 from llamaspec.model.checkpoints.checkpoint import CheckpointError
 from llamaspec.model.llama import Llama
@@ -192,7 +192,7 @@ def test_workers_render_side_by_side_and_two_are_kept(started):
         texts = [str(i) for i in range(30)]
         assert list(threads.map(partial(say, template), texts)) == texts
         assert len(list(threads.map(partial(say, template), texts))) == 30
-        assert len([pid for pid in started if Path(f"/proc/{pid}").exists()]) <= KEPT
+        assert len([pid for pid in started if Path(f"/proc/{pid}").exists()]) <= IDLE_WORKERS
 
 
 def test_a_template_that_cannot_be_compiled_is_told_each_time(started):

@@ -146,7 +146,7 @@ def test_a_config_json_without_rope_has_that_of_the_release(tmp_path):
     config = {key: value for key, value in DENSE["config"].items() if key != "rope_scaling"}
     scaling = opened(tmp_path, DENSE | {"config": config}, {}).config.scaling
     assert isinstance(scaling, YarnScaling)
-    assert (scaling.factor, scaling.original_context, scaling.whole) == (32.0, 4096, False)
+    assert (scaling.factor, scaling.original_context, scaling.truncate) == (32.0, 4096, False)
 
 
 def model_of(config: Config):
