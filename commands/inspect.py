@@ -92,7 +92,7 @@ def _summary_lines(description: Mapping[str, Any]) -> list[str]:
 
 
 def folded(tensors: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[int], str, int, int]]:
-    """Fold tensors into one row if their names differ only in one number, such as the number of the layer or of the expert.
+    """Fold tensors into one row if their names differ only in one number, such as the layer or the expert.
 
     Returns name, shape, dtype, bytes per tensor, and the number of tensors. Rows keep the order of their first tensors.
 

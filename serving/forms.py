@@ -49,7 +49,7 @@ class Head:
 class WireFormat(Protocol):
     """A wire format for answers."""
 
-    def whole(self, choices: list[tuple[Choice, AnswerPiece]], usage: Usage) -> Struct:
+    def answer(self, choices: list[tuple[Choice, AnswerPiece]], usage: Usage) -> Struct:
         """Write a complete answer."""
         ...
 
@@ -72,7 +72,7 @@ class CompletionForm:
         self._logprobs = logprobs
         self._usage: UnsetType | None = None if usage else UNSET
 
-    def whole(self, choices: list[tuple[Choice, AnswerPiece]], usage: Usage) -> Completion:
+    def answer(self, choices: list[tuple[Choice, AnswerPiece]], usage: Usage) -> Completion:
         """Write a complete answer."""
         written = [
             CompletionChoice(choice.index, piece.text, choice.finish_reason, self._of(piece))
@@ -146,7 +146,7 @@ class ChatForm:
         self._logprobs = logprobs
         self._usage: UnsetType | None = None if usage else UNSET
 
-    def whole(self, choices: list[tuple[Choice, AnswerPiece]], usage: Usage) -> ChatCompletion:
+    def answer(self, choices: list[tuple[Choice, AnswerPiece]], usage: Usage) -> ChatCompletion:
         """Write a complete answer."""
         written = []
         for choice, piece in choices:
@@ -204,7 +204,7 @@ class ChatForm:
     def _reason(self, choice: Choice) -> FinishReason | None:
         """Return the finish reason. It is `tool_calls` if the answer stopped by itself after complete tool calls."""
         reader = self._readers.get(choice.index)
-        waits = reader.whole if reader else choice.index in self._called
+        waits = reader.is_complete if reader else choice.index in self._called
         return "tool_calls" if choice.finish_reason == "stop" and waits else choice.finish_reason
 
     def _chunk(self, choice: ChatChunkChoice) -> ChatChunk:

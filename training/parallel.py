@@ -57,7 +57,7 @@ class Spread(NamedTuple):
         """Distribute the rows of a batch evenly over the devices. Every process has a complete copy of the batch."""
         return _placed(array, NamedSharding(self.mesh, P(AXIS)))
 
-    def whole(self, tree: Any) -> Any:
+    def gather(self, tree: Any) -> Any:
         """Return complete copies of arrays that are sharded over several processes. Every process must call this."""
         if jax.process_count() == 1:
             return tree

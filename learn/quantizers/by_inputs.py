@@ -22,7 +22,7 @@ class CalibratedQuantizer(NamedTuple):
     page: str
     bits: float
     guarantee: str
-    kept: Callable[[Matrix, Inputs], StoredMatrix]
+    store: Callable[[Matrix, Inputs], StoredMatrix]
 
 
 def _scaled(w: Matrix, s: np.ndarray, name: str) -> StoredMatrix:
@@ -30,7 +30,7 @@ def _scaled(w: Matrix, s: np.ndarray, name: str) -> StoredMatrix:
 
     The product and the quotient are rounded to float64.
     """
-    restored, (codes, scales, within) = SCHEMES[name].kept(w * s)
+    restored, (codes, scales, within) = SCHEMES[name].store(w * s)
     assert scales is not None and within is not None
     return StoredMatrix(restored / s, WeightDetails(codes, scales / s, within / s + 4 * U64 * np.abs(w)))
 

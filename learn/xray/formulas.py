@@ -1,7 +1,7 @@
 """The equation of each definition in MathML, which browsers typeset and screen readers read aloud.
 
-The letters are the same as in the definition's docstring. `row` reads words that are separated by spaces, and the functions
-below it build all other elements.
+The letters are the same as in the definition's docstring. `row` reads words that are separated by spaces, and the
+functions below it build all other elements.
 """
 
 from html import escape

@@ -212,11 +212,11 @@ class Chat:
         if turn is None or not turn.messages:
             return
         self._messages += turn.messages
-        kept_ids, characters = self._kept(turn)
+        kept_ids, characters = self._reusable_ids(turn)
         self._text = turn.text + quoted(turn.generation.completion[:characters])
         self._ids = [*turn.ids, *kept_ids]
 
-    def _kept(self, turn: _Turn) -> tuple[list[int], int]:
+    def _reusable_ids(self, turn: _Turn) -> tuple[list[int], int]:
         """Return the ids of the answer that the conversation can keep, and the number of characters that they spell.
 
         Usually it keeps all ids except the one that stopped the answer. But a stop string may have cut the last token,

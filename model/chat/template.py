@@ -270,7 +270,7 @@ def _in_directory(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
     with os_errors(folder):
         config = read_config(folder)
         sources = {"default": _read(path)} if path.exists() else {}
-        sources |= {named.stem: _read(named) for named in _others(folder / "additional_chat_templates")}
+        sources |= {named.stem: _read(named) for named in _named_templates(folder / "additional_chat_templates")}
     if not sources:
         path, stated = folder / "tokenizer_config.json", config.get("chat_template")
         if stated is None:
@@ -279,7 +279,7 @@ def _in_directory(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
     return _checked(path, sources, stated_tokens(folder), tokenizer)
 
 
-def _others(folder: Path) -> list[Path]:
+def _named_templates(folder: Path) -> list[Path]:
     """Return the files with more templates in `folder`, where each file name is the name of a template.
 
     `convert` copies these files, and so publishes them. We therefore refuse a link to a file outside the folder.

@@ -15,7 +15,7 @@ CPU_SECONDS = 2  # CPU time of a rendering; usually it takes a hundredth of this
 SECONDS = 20.0  # real time of a rendering, even on a busy machine
 SECONDS_TO_START = 30.0  # time for Python and Jinja to start, perhaps from a slow disk
 LONGEST_ANSWER = 70_000_000  # bytes: 4 million characters of up to 12 bytes each, and up to 3 each for marks
-KEPT = 2  # largest number of idle workers per template
+IDLE_WORKERS = 2  # largest number of idle workers per template
 # The worker's Python ignores PYTHONPATH and the user's site-packages (-I), so we pass it the folders of packages. It
 # imports llamaspec from the same folder as this process, even if another llamaspec is installed.
 START = (
@@ -145,9 +145,9 @@ class Workers:
             worker = waiting.pop() if waiting else None
         if worker:
             with suppress(WorkerEnd):  # if an idle worker was killed in the meantime, we start another one
-                return self._asked(worker, source, variables)
+                return self._ask(worker, source, variables)
         try:
-            return self._asked(TemplateWorker(source), source, variables)
+            return self._ask(TemplateWorker(source), source, variables)
         except WorkerEnd as ended:
             if ended.status == os.EX_TEMPFAIL:
                 raise OSError("the system cannot start more processes") from None
@@ -162,14 +162,14 @@ class Workers:
         for worker in workers:
             worker.stop()
 
-    def _asked(self, worker: TemplateWorker, source: str, variables: bytes) -> tuple[bytes, int]:
+    def _ask(self, worker: TemplateWorker, source: str, variables: bytes) -> tuple[bytes, int]:
         try:
             answer = worker.ask(variables)
         except BaseException:
             worker.stop()
             raise
         with self._lock:
-            keeps = not self._closed and len(self._idle[source]) < KEPT
+            keeps = not self._closed and len(self._idle[source]) < IDLE_WORKERS
             if keeps:
                 self._idle[source].append(worker)
         if not keeps:

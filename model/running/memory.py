@@ -46,7 +46,7 @@ class Memory(NamedTuple):
         return max(self.running, self.compiling)
 
     @property
-    def held(self) -> int:
+    def process_bytes(self) -> int:
         """The bytes that the process uses before it loads a model. Free memory does not include them."""
         return PROCESS if self.process else 0
 
@@ -56,7 +56,7 @@ class Memory(NamedTuple):
         >>> Memory(60_000_000, 10_000_000, 0, 0, process=285_000_000, compiling=0).fits(175_000_000)
         True
         """
-        return self.peak - self.held <= free
+        return self.peak - self.process_bytes <= free
 
 
 def memory_of(
@@ -139,9 +139,9 @@ def check_fits(memory: Memory, *, context: int, available: int, other_programs: 
         free += f": other programs use {gigabytes(other_programs)} on this device"
     if memory.compiling > memory.running:
         raise MemoryError(
-            f"compiling needs up to {gigabytes(memory.compiling - memory.held)}, which does not fit in {free}"
+            f"compiling needs up to {gigabytes(memory.compiling - memory.process_bytes)}, which does not fit in {free}"
         )
-    remainder = memory.running - memory.held - memory.weights - memory.cache
+    remainder = memory.running - memory.process_bytes - memory.weights - memory.cache
     raise MemoryError(
         f"{gigabytes(memory.weights)} of weights, {gigabytes(memory.cache)} of KV cache for a context of {context} "
         "tokens "
