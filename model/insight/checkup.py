@@ -64,9 +64,9 @@ def check_up(
         faults += text_faults(checkpoint, vocabulary, Path(tokenizer) if tokenizer else place_of(model))
     trials, note = None, ""
     if any(fault.fault in ("nan", "overflow") for fault in faults):
-        note = "no text was tried, because some weights are infinite, not numbers or too large"
+        note = "no text was tried, because the weights, or values computed from them, are not finite"
     elif vocabulary is None:
-        note = "no text was tried, because no usable tokenizer was found for this model"
+        note = "no text was tried, because there is no tokenizer that fits this model"
     else:
         ids = encode_text(vocabulary, words)[: min(LONGEST, checkpoint.config.context)]
         trials = try_changes(checkpoint, EvalText(ids, len(words.encode())), progress=progress)
