@@ -183,12 +183,12 @@ def test_sigterm_under_load_lets_everybody_finish(server):
     """
     long: dict[str, Any] = {"max_tokens": 600, "ignore_eos": True}  # 20 of these take longer than sending the requests
     full_text = text(chat(server, 5, **long))
-    before = asked(server)
+    before = request_count(server)
     answers: list[str] = []
     threads = [threading.Thread(target=lambda: answers.append(text(chat(server, 5, **long)))) for _ in range(20)]
     for thread in threads:
         thread.start()
-    until(lambda: asked(server) >= before + 20)
+    until(lambda: request_count(server) >= before + 20)
     server.process.send_signal(signal.SIGTERM)
     until(lambda: turns_away(server))
     for thread in threads:
@@ -210,7 +210,7 @@ def turns_away(server: Server) -> bool:
     return False
 
 
-def asked(server: Server) -> float:
+def request_count(server: Server) -> float:
     """Count the requests that the engine has received, including ended requests."""
     with urllib.request.urlopen(f"{server.url}/metrics", timeout=PATIENCE) as reply:
         values = re.findall(
