@@ -55,8 +55,9 @@ def _broken_by_kernel(kernel: Kernel, limits: KernelLimits, *, bits: float) -> I
         yield "does not wait for the kernel before it"
     elif bits and limits.eager and not kernel.eager:
         yield "loads nothing before it waits for the kernel before it"
-    if kernel.kept and not limits.eager:
-        yield f"{kernel.kept} loads before it waits for the kernel before it, whose results the first cache keeps"
+    if kernel.cached_loads and not limits.eager:
+        count = kernel.cached_loads
+        yield f"{count} loads before it waits for the kernel before it, whose results the first cache keeps"
 
 
 def kernels_a_layer(short: ProgramFacts, full: ProgramFacts, layers: tuple[int, int]) -> int:
