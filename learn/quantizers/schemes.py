@@ -23,6 +23,7 @@ from llamaspec.reference.quantizers import (
     llama2c,
     llm_int8,
     minifloat,
+    mlx,
     mx,
     nvfp4,
     pruning,
@@ -199,6 +200,10 @@ SCHEMES = {
             torchao_int4.dequantize,
         ),
         *(guarantees.torchao_int4, GROUP),
+    ),
+    "MLX, 4 bits": ExplainedScheme(
+        *("mlx.py", 4 + 32 / GROUP, "half a step, a whole one opposite the largest weight"),
+        *(partial(mlx.quantize, bits=4, group=GROUP), mlx.dequantize, partial(guarantees.mlx, bits=4), GROUP),
     ),
     "nf4": _named("nf4.py", LEVEL, "nf4", guarantees.codebook, codebook=NF4, group=GROUP),
     "nf4, scales quantized": ExplainedScheme(
