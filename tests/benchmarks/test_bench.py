@@ -244,6 +244,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_suite, "last_level_cache", lambda: 1)  # one byte: it holds no model
     monkeypatch.setattr(model_suite, "GROWTH", (16, 64))
     monkeypatch.setattr(model_suite, "BATCHES", (1, 3))
+    monkeypatch.setattr(model_suite, "PATIENT", Effort(1, warm=0))
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
