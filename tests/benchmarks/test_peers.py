@@ -158,7 +158,7 @@ def test_a_gpu_is_compared_file_by_file(llama_cpp, tmp_path, monkeypatch):
 
 def test_decoding_alone_is_compared_without_prompts_and_without_what_only_others_read(llama_cpp, tmp_path, monkeypatch):
     (llama_cpp / "llama-quantize").write_text("#!/bin/sh\necho no such type >&2; exit 1\n")
-    monkeypatch.setattr(beside, "ours", lambda model, form, context, **options: {"context": context})
+    monkeypatch.setattr(beside, "ask_our_engine", lambda model, form, context, **options: {"context": context})
     sizes = {"prompts": [], "decoded": 4, "rounds": 1, "over": inf, "device": "cpu", "transformers": False}
     options = {"llama_cpp": llama_cpp, "types": ["BF16", "Q4_0"], "schemes": (), **sizes}
     folder = tmp_path / "models"
