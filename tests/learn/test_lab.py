@@ -142,7 +142,7 @@ def test_an_exercise_is_begun_checked_and_solved_in_a_terminal(tmp_path):
     listed = run_llamaspec("lab", "list").out.splitlines()
     assert len(listed) == 47 and listed[1].split()[0] == "2" and max(map(len, listed)) <= 80
     missing = lab("check", "2")
-    assert missing.code == 2 and "llamaspec lab start 2 makes it" in missing.err
+    assert missing.code == 2 and "make it with llamaspec lab start 2" in missing.err
     begun = lab("start", "2")
     assert begun.code == 0 and Path(begun.out.strip()) == tmp_path / "lab-02"
     assert f"llamaspec lab check 2 --into {tmp_path}" in begun.err

@@ -246,7 +246,7 @@ def test_a_template_without_stops(tmp_path):
     template = (folder / "chat_template.jinja").read_text()
     (folder / "chat_template.jinja").write_text(template.replace("{{- eos_token -}}", "{{- '\n' -}}"))
     [fault] = faults_of_text(folder)
-    assert (fault.fault, "ends no answer" in fault.what) == ("stops", True)
+    assert (fault.fault, "writes no token after an answer" in fault.what) == ("stops", True)
     (folder / "chat_template.jinja").write_text("{% nonsense %}")
     [fault] = faults_of_text(folder)
     assert fault.fault == "template"
