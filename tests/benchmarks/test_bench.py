@@ -43,6 +43,7 @@ from llamaspec.model.weights.codes import QuantizedMatrix
 from llamaspec.reference.attention import causal_mask
 from llamaspec.reference.config import Config
 from tests.benchmarks.charts import rectangles
+from tests.support.refusals import mentions
 
 SMALL = ArraySizes(1 << 18, 32, Effort(2))
 TINY = Config(dim=64, layers=2, heads=4, kv_heads=2, head_dim=16, ffn=128, vocab=96, context=128, eps=1e-5, theta=1e4)
@@ -362,32 +363,34 @@ def test_how_it_changes_as_the_work_grows(tiny, tmp_path: Path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--shape", "llama-9"], "no shape named llama-9: there are stories-15m, "),
-        (["--context", "5000"], "5000 tokens and 16 to decode: this model holds "),
-        (["--kernels", "pallas"], "kernels pallas run on a GPU of compute capability 9.0"),
+        (["--shape", "llama-9"], "llama-9 stories-15m"),
+        (["--context", "5000"], "5000 16"),
+        (["--kernels", "pallas"], "pallas 9.0"),
         (["nowhere.bin"], "nowhere.bin"),
         (["--json", "/nowhere/kept.json"], "/nowhere/kept.json"),
     ],
 )
 def test_what_cannot_be_timed_is_refused_at_once(arguments: list[str], words: str):
-    with pytest.raises((ValueError, OSError), match=words.replace(".", r"\.")):
+    with pytest.raises((ValueError, OSError)) as refused:
         llamaspec.main(["bench", *arguments], standalone_mode=False)
+    assert mentions(str(refused.value), words)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--suite", "gpu", "--batch", "2"], "--batch is not for the suite gpu"),
-        (["--suite", "kernels", "stories"], "model is not for the suite kernels"),
-        (["--dry-run"], "--dry-run is not for the suite decode"),
-        (["stories", "--shape", "tinyllama-1.1b"], "either MODEL or --shape"),
+        (["--suite", "gpu", "--batch", "2"], "--batch gpu"),
+        (["--suite", "kernels", "stories"], "model kernels"),
+        (["--dry-run"], "--dry-run decode"),
+        (["stories", "--shape", "tinyllama-1.1b"], "MODEL --shape"),
     ],
 )
 def test_options_of_other_suites_are_wrong_usage(arguments: list[str], words: str):
     from click import UsageError
 
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError) as refused:
         llamaspec.main(["bench", *arguments], standalone_mode=False)
+    assert mentions(refused.value.format_message(), words)
 
 
 @pytest.mark.parametrize("module", [growth, machine, model_suite, benchmarks_report, svg, timing])

@@ -229,11 +229,11 @@ def test_the_command_reports_draws_and_keeps(site, monkeypatch, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--suite", "serve", "--shape", "stories-15m"], "--shape is not for the suite serve"),
-        (["--suite", "serve", "--devices", "2"], "--devices is not for the suite serve"),
-        (["--rate", "2"], "--rate is not for the suite decode"),
-        (["--suite", "growth", "--requests", "2"], "--requests is not for the suite growth"),
-        (["--suite", "serve", "--rate", "0"], "0.0 is not in the range x>0"),
+        (["--suite", "serve", "--shape", "stories-15m"], "--shape.* serve"),
+        (["--suite", "serve", "--devices", "2"], "--devices.* serve"),
+        (["--rate", "2"], "--rate.* decode"),
+        (["--suite", "growth", "--requests", "2"], "--requests.* growth"),
+        (["--suite", "serve", "--rate", "0"], "0.0 .*x>0"),
     ],
 )
 def test_what_does_not_go_together_is_wrong_usage(arguments, words):

@@ -18,6 +18,7 @@ from llamaspec.benchmarks.gates.kernel import Kernel, copied, launch, read_kerne
 from llamaspec.benchmarks.gates.program import Launch, ProgramFacts, launches
 from llamaspec.benchmarks.gates.sass import read
 from llamaspec.benchmarks.gates.workers import CallFailure, call_each
+from tests.support.refusals import mentions
 
 # The kernel requests a tile, waits for the previous kernel, and loops over nine instructions around a barrier. A thread
 # that must try the barrier again does so in code after the exit.
@@ -314,20 +315,21 @@ def test_a_sound_kernel_breaks_no_gate():
 
 
 @pytest.mark.parametrize(
-    ("facts", "line"),
+    ("facts", "words"),
     [
-        ({"spilled": 4}, "gemv: spills 4 bytes a thread"),
-        ({"registers": 89}, "gemv: 89 registers where 88 are allowed"),
-        ({"loop": 38}, "gemv: 2.38 instructions a weight where 2.3 are allowed"),
-        ({"narrow": 1}, "gemv: 1 loads of less than 128 bits from global memory in the main loop"),
-        ({"hasty": True}, "gemv: asks for a copy into shared memory that may still be read"),
-        ({"unmet": True}, "gemv: reads from shared memory what another thread may not have stored yet"),
-        ({"waits": False}, "gemv: does not wait for the kernel before it"),
-        ({"eager": False}, "gemv: loads nothing before it waits for the kernel before it"),
+        ({"spilled": 4}, "gemv 4"),
+        ({"registers": 89}, "gemv 89 registers 88"),
+        ({"loop": 38}, "gemv 2.38 instructions 2.3"),
+        ({"narrow": 1}, "gemv 1 128 bits"),
+        ({"hasty": True}, "gemv copy shared memory"),
+        ({"unmet": True}, "gemv reads shared memory"),
+        ({"waits": False}, "gemv wait"),
+        ({"eager": False}, "gemv loads nothing"),
     ],
 )
-def test_a_kernel_that_is_worse_than_planned_is_named(facts: dict[str, int], line: str):
-    assert list(broken_by(CASE, PROGRAM, [replace(SOUND, **facts)])) == [line]
+def test_a_kernel_that_is_worse_than_planned_is_named(facts: dict[str, int], words: str):
+    [line] = broken_by(CASE, PROGRAM, [replace(SOUND, **facts)])
+    assert mentions(line, words)
 
 
 def test_a_kernel_that_does_other_than_planned_is_named():

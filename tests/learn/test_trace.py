@@ -16,6 +16,7 @@ from llamaspec.reference.llama import empty_cache, forward
 from llamaspec.reference.softmax import softmax
 from llamaspec.verify.judging.walk import BEYOND, CONFIGS, walk, weights
 from tests.support.processes import REPOSITORY
+from tests.support.refusals import mentions
 
 TOKENS = [3, 14, 15, 9, 26, 5, 35]
 
@@ -174,10 +175,10 @@ def test_the_command_shows_a_token_as_text_and_as_json(run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["Once", "--position", "9"], "--position 9: the text has tokens 0 to"),
-        (["Once", "--layer", "10"], "--layer 10: the model has layers 0 to 9"),
+        (["Once", "--position", "9"], "--position 9 0"),
+        (["Once", "--layer", "10"], "--layer 10 0 9"),
     ],
 )
 def test_the_command_refuses_what_is_not_there(run, arguments, message):
     code, out, err = run("trace", *arguments)
-    assert code == 2 and message in err and out == ""
+    assert code == 2 and mentions(err, message) and out == ""

@@ -38,6 +38,7 @@ from llamaspec.reference.rmsnorm import rmsnorm
 from llamaspec.reference.rope import LinearScaling, frequencies
 from llamaspec.verify.judging.walk import BEYOND, CONFIGS, weights
 from tests.support.processes import REPOSITORY, interrupt_within, run_llamaspec
+from tests.support.refusals import mentions
 
 TOKENS = [3, 14, 15, 9, 26]
 LAYER = 0  # this layer has a window, if the model has one
@@ -291,15 +292,15 @@ def test_inputs_are_what_the_matrices_were_given(walked):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["Once", "--out", "{x}/new", "--layer", "10"], "--layer 10: the model has layers 0 to 9"),
-        (["Once", "--out", "{x}/full"], "full holds something else than a page of xray: name another folder"),
+        (["Once", "--out", "{x}/new", "--layer", "10"], "--layer 10 0 9"),
+        (["Once", "--out", "{x}/full"], "full folder"),
     ],
 )
 def test_the_command_refuses_what_it_cannot_do(arguments, message, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "index.html").write_text("<p>mine")
     failed = run_llamaspec("xray", *(argument.format(x=tmp_path) for argument in arguments))
-    assert failed.code == 2 and message in failed.err and failed.out == ""
+    assert failed.code == 2 and mentions(failed.err, message) and failed.out == ""
     assert (tmp_path / "full" / "index.html").read_text() == "<p>mine"
 
 

@@ -97,19 +97,19 @@ def test_shares_are_the_rows_and_columns_of_the_whole(name, devices):
 @pytest.mark.parametrize(
     ("sizes", "devices", "words"),
     [
-        ({}, 3, "4 heads cannot be cut into 3 equal parts: this model runs on 1, 2 or 4 devices"),
-        ({"ffn": 42}, 4, "42 columns of the feed-forward layers cannot be cut into 4 equal parts"),
+        ({}, 3, "4 heads.* 3 .*1, 2 or 4 devices"),
+        ({"ffn": 42}, 4, "42 columns of the feed-forward layers.* 4 "),
         (
             {"heads": 12, "kv_heads": 6},
             4,
-            "6 kv heads cannot be shared evenly by 4 devices: this model runs on 1 or 2 devices",
+            "6 kv heads.* 4 devices.* 1 or 2 devices",
         ),
         (
             {"heads": 3, "kv_heads": 1},
             2,
-            "3 heads cannot be cut into 2 equal parts: this model runs on one device only",
+            "3 heads.* 2 .* one device",
         ),
-        ({"experts": 2, "experts_per_token": 1, "shared_ffn": 6}, 4, "6 columns of the expert that every token passes"),
+        ({"experts": 2, "experts_per_token": 1, "shared_ffn": 6}, 4, "6 columns.* expert"),
         ({}, 0, "0 devices are none"),
     ],
 )
