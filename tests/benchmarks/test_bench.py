@@ -132,7 +132,7 @@ def test_a_call_is_timed_as_often_as_was_said():
     assert 0 < seconds.least <= seconds.median <= seconds.most
 
 
-def test_so_many_turns_are_timed_that_they_take_a_while(monkeypatch):
+def test_enough_turns_are_timed_to_take_a_minimum_time(monkeypatch):
     now, turns_asked = [0.0], []
     late = {2: 0.03, 4: 30.0}  # additional seconds of the third and the fifth call
     monkeypatch.setattr("llamaspec.model.insight.timing.time.perf_counter", lambda: now[0])
@@ -153,7 +153,7 @@ def test_so_many_turns_are_timed_that_they_take_a_while(monkeypatch):
         measure_turns(lambda turns: call(0), 10.0, Effort(1, warm=0))
 
 
-def test_what_is_divided_is_measured_side_by_side():
+def test_compared_functions_are_timed_alternately():
     """Two functions are timed alternately; each time of one is paired with the mean of the other's times around it."""
     order, ticks = [], iter([8.0, 4.0, 2.0])
 
@@ -193,7 +193,7 @@ def test_random_weights_are_numbers_in_every_scheme(scheme: str | None):
         (1 << 40, r"\([\d.]+ GB/s, from a cache\)"),
     ],
 )
-def test_a_story_ends_with_what_it_read_a_second(cache: int, words: str, run, monkeypatch: pytest.MonkeyPatch):
+def test_a_story_ends_with_its_read_rate(cache: int, words: str, run, monkeypatch: pytest.MonkeyPatch):
     keep_read_rate(Path(os.environ["XDG_CACHE_HOME"]) / "llamaspec", CEILINGS._asdict())
     monkeypatch.setattr(machine, "last_level_cache", lambda: cache)
     code, _, err = run("story", "--seed", "1", "--max-new-tokens", "8")
@@ -201,7 +201,7 @@ def test_a_story_ends_with_what_it_read_a_second(cache: int, words: str, run, mo
     assert re.search(rf"then [\d.]+ tokens/s {words}; ", err)
 
 
-def test_what_a_machine_reads_a_second_is_kept_for_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_measured_read_rate_is_stored_per_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     keep_read_rate(tmp_path, CEILINGS._asdict())
     assert kept_read_rate(tmp_path) == CEILINGS.read
     # If the size of caches is unknown, a read that is faster than memory must have come from a cache.
@@ -284,7 +284,7 @@ def test_the_speed_of_a_model(tiny, tmp_path: Path, capsys):
 
 
 @pytest.mark.slow  # 7 s
-def test_what_a_cache_holds_has_no_share_of_what_memory_gives(
+def test_a_model_in_cache_has_no_share_of_memory_bandwidth(
     tiny, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(model_suite, "last_level_cache", lambda: 32 << 20)
@@ -306,7 +306,7 @@ class Measured(Exception):
 
 
 @pytest.mark.parametrize("suite", ["decode", "growth"])
-def test_how_a_model_runs_is_told(suite: str, tiny, capsys, monkeypatch: pytest.MonkeyPatch):
+def test_bench_prints_how_a_model_runs(suite: str, tiny, capsys, monkeypatch: pytest.MonkeyPatch):
     """`bench` prints how a model runs, as `generate` does, but nothing if it runs with a CPU's defaults.
 
     The GPU is simulated.
@@ -331,7 +331,7 @@ def test_how_a_model_runs_is_told(suite: str, tiny, capsys, monkeypatch: pytest.
     assert re.fullmatch(line, announced("--dtype", "bfloat16"))
 
 
-def test_the_reference_is_timed_beside(tiny, tmp_path: Path, capsys):
+def test_the_reference_is_timed_too(tiny, tmp_path: Path, capsys):
     report_file = tmp_path / "kept.json"
     run(capsys, "--shape", "tiny", "--backend", "reference", "--context", "20", "--json", report_file)
     prefill, decode = json.loads(report_file.read_text())["rows"]
@@ -343,7 +343,7 @@ def test_the_reference_is_timed_beside(tiny, tmp_path: Path, capsys):
 
 
 @pytest.mark.slow  # 8 s
-def test_how_it_changes_as_the_work_grows(tiny, tmp_path: Path, capsys):
+def test_the_growth_suite_runs(tiny, tmp_path: Path, capsys):
     report_file, chart = tmp_path / "kept.json", tmp_path / "chart.svg"
     text = run(capsys, "--shape", "tiny", "--suite", "growth", "--json", report_file, "--plot", chart)
     report = json.loads(report_file.read_text())

@@ -123,7 +123,7 @@ def test_a_token_holds_what_its_trace_holds(walked):
     assert [token["id"] for token in content_of_token["likely"][:5]] == [guess.id for guess in trace.next]
 
 
-def test_a_query_is_turned_back(walked):
+def test_rope_of_a_query_is_inverted(walked):
     recording, _ = walked
     config, layer = recording.config, recording.model.exact.layers[LAYER]
     n = rmsnorm(recording.results[LAYER, "norm_qkv"][0].input[[4]], layer.attention_norm, eps=config.eps)
@@ -210,7 +210,7 @@ def test_a_page_that_a_newer_one_replaces_is_whole_until_then(tmp_path, monkeypa
     assert {file.name for file in tmp_path.iterdir()} == {"index.html", page.data_of(index).name}
 
 
-def test_what_a_killed_process_left_is_replaced_and_what_only_has_its_name_is_kept(tmp_path):
+def test_leftovers_of_a_killed_process_are_replaced(tmp_path):
     page._fill(tmp_path, {"model": "a"})
     (tmp_path / "index.html").rename(tmp_path / ".index.html.01234567.partial")
     (tmp_path / ".data-1.89abcdef.partial").mkdir()
@@ -243,7 +243,7 @@ def test_formulas_are_mathml_and_name_what_the_definitions_name():
         assert {*re.findall(r"(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])", " ".join(layer.formula))} <= letters, layer.name
 
 
-def test_schemes_tell_and_diverge_as_the_models_do():
+def test_schemes_generate_and_diverge_as_quantized_models_do():
     config = replace(CONFIGS["7 heads to 1"], layers=1)
     checkpoint = random_checkpoint(config, weights(tensor_shapes(config), seed=1))
     few = {name: SCHEMES[name] for name in ("q8", "q4", "GGUF Q4_0")}

@@ -177,7 +177,7 @@ def test_lm_eval_finds_what_our_own_evaluation_finds(server, tmp_path):
 
 
 @pytest.mark.slow  # 25 s
-def test_sigterm_under_load_lets_everybody_finish(server):
+def test_sigterm_under_load_lets_running_requests_finish(server):
     """After SIGTERM, running requests finish and new requests are refused.
 
     This test runs last, since the server ends.

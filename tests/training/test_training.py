@@ -206,7 +206,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(full_run, stopped, command):
     assert weights(stopped) == weights(full_run[0])
 
 
-def test_a_host_that_is_ahead_of_its_device_trains_the_same_weights(full_run, command, monkeypatch, tmp_path):
+def test_training_with_a_host_ahead_of_its_device_gives_the_same_weights(full_run, command, monkeypatch, tmp_path):
     """Training gives the same weights if the host queues a step ahead of the device, as with a GPU."""
     monkeypatch.setattr(loop, "steps_ahead", lambda platform: 1)
     code, _, log = llamaspec(*command, "--eval-every=10", "--save-every=20", "--out", str(tmp_path / "out"))
@@ -348,7 +348,7 @@ def test_a_started_training_is_not_overwritten(full_run, stopped, command):
         ([], "give either"),
     ],
 )
-def test_what_cannot_be_is_one_line(stories, tmp_path, arguments, words):
+def test_impossible_trainings_are_refused_in_one_line(stories, tmp_path, arguments, words):
     (tmp_path / "EMPTY").write_text("\n \n\n")
     (tmp_path / "BINARY").write_bytes(b"\xff\xfe\x00")
     places = [re.sub("=(OUT|NONE|EMPTY|BINARY)$", rf"={tmp_path}/\1", argument) for argument in arguments]
@@ -626,7 +626,7 @@ def test_a_question_counts_its_answer_alone(stories):
         assert example.ids[-1] == EOS and EOS not in example.ids[start:-1]
 
 
-def test_a_text_comes_round_whole_and_in_another_order(alphabet, tmp_path):
+def test_each_epoch_has_the_whole_text_in_another_order(alphabet, tmp_path):
     (tmp_path / "text").write_text("\n\n".join(f"Number {i}.\n" for i in range(25)) + "\n\n\n")
     tokenizer = load_tokenizer(alphabet[1])
     text = Text(tmp_path / "text", tokenizer, {}, context=32)

@@ -142,7 +142,7 @@ def test_a_plan_for_a_device_reads_nothing_and_says_what_bounds_it(run):
     assert cached == full["after"] * 2 * 32 * 8 * 128 * 2  # keys and values, layers, heads, head_dim, bytes
 
 
-def test_a_plan_for_several_devices_is_that_of_a_share_and_of_the_sums_between_them(run):
+def test_a_plan_for_several_devices_counts_a_share_and_all_reduces(run):
     shape = ("inspect", "--plan", "--shape", "llama-3.1-70b", "--device", "h200", "--json")
     single, eight = (json.loads(run(*shape, "--devices", n)[1]) for n in ("1", "8"))
     assert (single["devices"], eight["devices"]) == (1, 8)
@@ -185,7 +185,7 @@ def test_several_sequences_share_the_weights_and_nothing_else():
         assert together.cost.intensity >= single_work.cost.intensity
 
 
-def test_experts_that_tokens_choose_are_read_and_how_many_is_told():
+def test_a_plan_counts_the_experts_that_tokens_choose():
     config = replace(SMALL, experts=8, experts_per_token=2)
     shapes = abstract_params(config, dtype=FLOAT32, positions=1)
     expert = config.layers * 3 * config.ffn * config.dim * 4
@@ -287,7 +287,7 @@ def test_the_matrices_decide_which_dtype_a_gpu_runs(matrices, vectors, scheme, o
 
 
 @pytest.mark.parametrize(("scheme", "on_a_gpu"), [("q8", "bfloat16"), (None, "float32")])
-def test_what_is_timed_and_planned_is_of_the_dtype_that_runs(scheme, on_a_gpu, monkeypatch: pytest.MonkeyPatch):
+def test_bench_and_plan_use_the_dtype_that_runs(scheme, on_a_gpu, monkeypatch: pytest.MonkeyPatch):
     plain = random_checkpoint(SMALL, seed=0, dtype=np.float32)
     checkpoint = quantized(plain, scheme) if scheme else plain
     monkeypatch.setattr(timed_model, "open_checkpoint", lambda path: checkpoint)
@@ -320,7 +320,7 @@ def test_what_does_not_fit_is_named_by_what_takes_most(memory: Memory, words: st
     assert mentions(str(refusal.value), words) and "70.0 GB" in str(refusal.value)
 
 
-def test_what_other_programs_hold_of_a_gpu_is_not_free(monkeypatch):
+def test_gpu_memory_of_other_programs_is_not_free(monkeypatch):
     """Memory that other programs hold on a GPU is not free.
 
     JAX may use 60 GB of an 80 GB GPU and holds 1 GB; other programs hold all but 5 GB of the rest.

@@ -61,7 +61,7 @@ def test_a_story_does_not_depend_on_the_number_of_devices():
 
 
 @pytest.mark.slow  # 8 s
-def test_an_answer_of_the_engine_is_the_same_alone_and_in_company_on_several_devices():
+def test_the_engine_on_several_devices_answers_as_on_one():
     """On several devices, the engine answers as on one device, whether requests come together or one by one."""
     single, *several = results("served")
     for devices, served in zip(SERVED[1:], several, strict=True):
@@ -113,7 +113,7 @@ def test_shares_are_the_rows_and_columns_of_the_whole(name, devices):
         ({}, 0, "0 devices are none"),
     ],
 )
-def test_a_number_that_cannot_share_a_model_is_refused_with_those_that_can(sizes, devices, words):
+def test_a_wrong_number_of_devices_is_refused_with_possible_numbers(sizes, devices, words):
     with pytest.raises(ValueError, match=f"^{words}"):
         share(replace(SMALL, **sizes), devices)
 

@@ -284,7 +284,7 @@ def test_a_command_is_told_from_others_by_its_options(run, monkeypatch, tmp_path
 
 
 @pytest.mark.slow  # 10 s
-def test_a_process_that_never_comes_is_named_by_its_place(started):
+def test_a_missing_process_is_named_by_its_number(started):
     (first,) = started(*STORY, timeout=5, which=[0])
     (line,) = errors(first)
     assert re.match(r"error: .*2 processes .*127\.0\.0\.1:", line)

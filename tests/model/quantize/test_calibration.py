@@ -139,7 +139,7 @@ def test_no_matrix_is_worse_than_the_nearest_codes(noise, seed, cols):
 
 @pytest.mark.slow  # 4 to 7 s each
 @pytest.mark.parametrize("name", FOUR_BITS)
-def test_in_a_model_no_error_is_above_that_of_rounding_to_nearest(name, monkeypatch):
+def test_calibrated_errors_are_at_most_those_of_rounding_to_nearest(name, monkeypatch):
     """On the calibration inputs, no matrix has a larger error than with rounding to nearest.
 
     Most have a smaller one.
@@ -204,7 +204,7 @@ def powers(w: np.ndarray, inputs: Inputs) -> np.ndarray:
 @pytest.mark.sampled(3)  # 10 cases, 7 s
 @pytest.mark.parametrize("into_matrices", [False, True])
 @pytest.mark.parametrize("config", sorted(CONFIGS))
-def test_what_is_multiplied_here_is_divided_there(config, into_matrices, monkeypatch):
+def test_calibration_factors_cancel(config, into_matrices, monkeypatch):
     """If calibration uses powers of 2 and no rounding, it changes tensors, but the model computes the same logits."""
     lossless = Method("int8", 8, 1, False, powers, exact_codes, into_matrices=into_matrices)
     monkeypatch.setitem(METHODS, "lossless", lossless)

@@ -71,7 +71,7 @@ def test_files_beside_a_tokenizer_add_tokens(files, tmp_path):
     assert (ids[0], ids[-1], len(ids)) == (A, B, 4)
 
 
-def test_an_added_tokens_decoder_keeps_the_other_files_from_being_read(tmp_path):
+def test_an_added_tokens_decoder_replaces_the_other_files(tmp_path):
     decoder = {"tokenizer_config": {"added_tokens_decoder": {"258": token("<a>")}, "eos_token": "</s>"}}
     more_files = {"added_tokens": {"<b>": 259}, "special_tokens_map": {"eos_token": "<b>"}}
     tokenizer = load_tokenizer(write(tmp_path, **decoder, **more_files))
