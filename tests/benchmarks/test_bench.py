@@ -157,11 +157,11 @@ def test_compared_functions_are_timed_alternately():
     """Two functions are timed alternately; each time of one is paired with the mean of the other's times around it."""
     order, ticks = [], iter([8.0, 4.0, 2.0])
 
-    def other() -> float:
+    def second_call() -> float:
         order.append("other")
         return next(ticks)
 
-    pairs = in_turn(lambda: order.append("call"), other, Effort(2, warm=1))
+    pairs = in_turn(lambda: order.append("call"), second_call, Effort(2, warm=1))
     assert order == ["call", "other", "call", "other", "call", "other"]
     assert [beside for _, beside in pairs] == [6.0, 3.0]
     assert all(seconds > 0 for seconds, _ in pairs)
@@ -245,6 +245,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_suite, "last_level_cache", lambda: 1)  # one byte: it holds no model
     monkeypatch.setattr(model_suite, "GROWTH", (16, 64))
     monkeypatch.setattr(model_suite, "BATCHES", (1, 3))
+    monkeypatch.setattr(model_suite, "PATIENT", Effort(1, warm=0))
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:

@@ -192,7 +192,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, url: str) -> list[list[str]]:
     """Replace the servers that a benchmark would start by the one at `url`; return the list of their commands."""
     started: list[list[str]] = []
 
-    class Kept:
+    class RunningServer:
         def __init__(self, command: list[str]):
             started.append(command)
 
@@ -204,7 +204,9 @@ def fake(monkeypatch: pytest.MonkeyPatch, url: str) -> list[list[str]]:
 
     real = serve_suite.served
     for module in (serve_suite, peers):
-        monkeypatch.setattr(module, "served", lambda command: Kept(command) if "serve" in command else real(command))
+        monkeypatch.setattr(
+            module, "served", lambda command: RunningServer(command) if "serve" in command else real(command)
+        )
     return started
 
 

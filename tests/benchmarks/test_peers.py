@@ -158,7 +158,7 @@ def test_gpu_comparisons_write_and_delete_model_files_in_turn(llama_cpp, tmp_pat
 
 def test_a_decode_only_comparison_needs_no_prompts(llama_cpp, tmp_path, monkeypatch):
     (llama_cpp / "llama-quantize").write_text("#!/bin/sh\necho no such type >&2; exit 1\n")
-    monkeypatch.setattr(beside, "ours", lambda model, form, context, **options: {"context": context})
+    monkeypatch.setattr(beside, "ask_our_engine", lambda model, form, context, **options: {"context": context})
     sizes = {"prompts": [], "decoded": 4, "rounds": 1, "over": inf, "device": "cpu", "transformers": False}
     options = {"llama_cpp": llama_cpp, "types": ["BF16", "Q4_0"], "schemes": (), **sizes}
     folder = tmp_path / "models"

@@ -182,12 +182,12 @@ WAITS_AT_ITS_END = """
 import click, signal
 invoke = click.Command.invoke
 
-def held(self, context):
+def pause_at_end(self, context):
     invoke(self, context)
     if not isinstance(self, click.Group):
         signal.pause()
 
-click.Command.invoke = held
+click.Command.invoke = pause_at_end
 """
 
 
@@ -318,13 +318,13 @@ import time
 from llamaspec.commands import chat
 polled, asked = [], chat._Pressed.__call__
 
-def held(self):
+def wait_until_pressed(self):
     polled.append(1)
     while len(polled) > 60 and not self._pressed:
         time.sleep(0.01)
     return asked(self)
 
-chat._Pressed.__call__ = held
+chat._Pressed.__call__ = wait_until_pressed
 """
 
 
@@ -452,7 +452,7 @@ def test_an_interrupt_that_is_ignored_stays_ignored(tmp_path):
     assert status == 0
 
 
-HELD = """
+WAITING_MODULE = """
 import sys
 print("held", flush=True)
 sys.stdin.read()
@@ -473,9 +473,9 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 @contextmanager
-def held(start: str, module: str, folder: Path, handler: str = "SIG_DFL") -> Iterator[subprocess.Popen[str]]:
+def waiting_command(start: str, module: str, folder: Path, handler: str = "SIG_DFL") -> Iterator[subprocess.Popen[str]]:
     """Start a command that blocks while it imports `module`. SIGINT has the handler `handler` before Python starts."""
-    (folder / f"{module}.py").write_text(HELD)
+    (folder / f"{module}.py").write_text(WAITING_MODULE)
     with subprocess.Popen(
         [
             sys.executable,
@@ -503,7 +503,7 @@ def held(start: str, module: str, folder: Path, handler: str = "SIG_DFL") -> Ite
 @pytest.mark.parametrize("module", ["signal", "click"])  # the first module that `main` imports, and the next large one
 @pytest.mark.parametrize("start", STARTS)
 def test_an_interrupt_within_the_first_imports_is_silent(tmp_path, start, module):
-    with held(start, module, tmp_path) as process:
+    with waiting_command(start, module, tmp_path) as process:
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 130
         assert process.stderr and process.stderr.read() == ""
@@ -511,7 +511,7 @@ def test_an_interrupt_within_the_first_imports_is_silent(tmp_path, start, module
 
 @pytest.mark.parametrize("start", STARTS)
 def test_ignored_sigint_stays_ignored_during_the_first_imports(tmp_path, start):
-    with held(start, "click", tmp_path, handler="SIG_IGN") as process:
+    with waiting_command(start, "click", tmp_path, handler="SIG_IGN") as process:
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=PATIENCE) == ("", "")
         assert process.returncode == 7

@@ -164,7 +164,7 @@ class Checkout:
             subprocess.Popen(command, cwd=self.folder, env=self.env, stderr=subprocess.PIPE, text=True)
             for _ in range(at_once)
         ]
-        self.said = [make.communicate()[1] for make in makes]
+        self.outputs = [make.communicate()[1] for make in makes]
         self.worked = all(make.returncode == 0 for make in makes)
         return [line.split(" --no-input ")[-1] for line in self.calls.read_text().splitlines()]
 
@@ -181,7 +181,7 @@ def test_setup_runs_once(checkout: Checkout):
     assert checkout.setup() == ["venv", *INSTALL]
     assert checkout.worked
     assert checkout.setup() == []
-    assert checkout.said == [""]
+    assert checkout.outputs == [""]
 
 
 def test_new_pins_are_installed_into_what_is_there(checkout: Checkout):
@@ -195,7 +195,7 @@ def test_an_interrupted_setup_is_repeated(checkout: Checkout):
     checkout.broken.touch()
     assert checkout.setup() == ["venv", INSTALL[0]]
     assert not checkout.worked
-    assert "no such pin" in checkout.said[0]
+    assert "no such pin" in checkout.outputs[0]
 
     checkout.broken.unlink()
     assert checkout.setup() == ["venv", *INSTALL]
@@ -251,7 +251,7 @@ def test_without_the_plugin_gates_are_skipped_with_one_line(checkout: Checkout):
     checkout.broken.write_text("jax-cuda13-plugin")
     assert checkout.setup(target="test-gpu-compile")[-1].startswith("install --no-deps jax-cuda13-plugin")
     assert checkout.worked
-    assert checkout.said[0].splitlines()[-1].startswith("test-gpu-compile: skipped")
+    assert checkout.outputs[0].splitlines()[-1].startswith("test-gpu-compile: skipped")
 
     checkout.broken.write_text("setuptools")
     checkout.setup(target="test-gpu-compile")

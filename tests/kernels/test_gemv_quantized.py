@@ -299,7 +299,7 @@ def test_int4_packing_is_a_bijection(seed, rows, blocks):
 
 @given(seed=st.integers(0, 2**32 - 1), bits=st.sampled_from([5, 6]), order=st.sampled_from(["bytes", "halves"]))
 def test_codes_with_a_rest_are_those_that_were_packed(seed, bits, order):
-    codes = np.random.default_rng(seed).integers(0, 1 << bits, (3, 2 * int4.WHOLE)).astype(np.uint8)
+    codes = np.random.default_rng(seed).integers(0, 1 << bits, (3, 2 * int4.WIDE_BLOCK)).astype(np.uint8)
     words, low_bits = (part.view(np.int32) for part in int4.packed_apart(codes, order, bits=bits))
     assert (words.shape, low_bits.shape) == ((3, 64), (3, 512 * (bits - 4) // 32))
     np.testing.assert_array_equal(int4.unpacked(words, order, low_bits), codes)

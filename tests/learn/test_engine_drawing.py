@@ -18,7 +18,7 @@ def steps():
     return record()
 
 
-def shown(drawing: ElementTree.Element, plan: int) -> list[ElementTree.Element]:
+def visible_parts(drawing: ElementTree.Element, plan: int) -> list[ElementTree.Element]:
     """Return the elements of the drawing that are visible at step `plan`; the names of their animations tell when."""
     parts = []
     for part in drawing.iter(f"{SVG}g"):
@@ -63,10 +63,10 @@ def test_waiting_requests_hold_no_pages_and_limits_are_respected(steps):
 def test_every_plan_shows_the_state_at_that_time(steps):
     drawing = ElementTree.parse(OUT).getroot()
     for plan, step in enumerate(steps):
-        labels = texts(shown(drawing, plan))
+        labels = texts(visible_parts(drawing, plan))
         used_pages = [page for page in step.pages if page not in ("", IDLE_PAGE)]
         assert sorted(labels) == sorted([f"plan {plan + 1} of {len(steps)}", *step.sentences, *used_pages])
-        rings = [part for part in shown(drawing, plan) if part.find(f"{SVG}circle") is not None]
+        rings = [part for part in visible_parts(drawing, plan) if part.find(f"{SVG}circle") is not None]
         assert len(rings) == step.pages.count(IDLE_PAGE)
 
 

@@ -169,7 +169,7 @@ def test_infinities_and_markup_come_through(tmp_path, walked, monkeypatch):
     assert script(page.data_of(index) / "model.js")["tokens"][0]["text"] == "</script>\u2028\ud7ff"
 
 
-def shown(index: Path) -> dict[str, bytes]:
+def page_files(index: Path) -> dict[str, bytes]:
     """Read all files that a browser may load for a page, by name."""
     return {file.name: file.read_bytes() for file in page.data_of(index).iterdir()}
 
@@ -179,7 +179,7 @@ def test_a_page_that_a_newer_one_replaces_is_whole_until_then(tmp_path, monkeypa
     index = tmp_path / "index.html"
     pages = [{"model": name} for name in "abcdefg"]
     page._fill(tmp_path, pages[0])
-    older, killed = shown(index), 0
+    older, killed = page_files(index), 0
     assert older["model.js"] == b"a\n" and set(re.findall('"data-1/(.*?)"', index.read_text())) <= set(older)
 
     for step, scripts in enumerate(pages[1:-1], 1):
@@ -201,12 +201,12 @@ def test_a_page_that_a_newer_one_replaces_is_whole_until_then(tmp_path, monkeypa
                 break
         killed += 1
         newer = older | {"model.js": scripts["model"].encode() + b"\n"}
-        assert shown(index) in (older, newer)
+        assert page_files(index) in (older, newer)
         page.check_folder(tmp_path)
-        older = shown(index)
+        older = page_files(index)
     assert killed >= 3
     page._fill(tmp_path, pages[-1])
-    assert shown(index) == older | {"model.js": b"g\n"}
+    assert page_files(index) == older | {"model.js": b"g\n"}
     assert {file.name for file in tmp_path.iterdir()} == {"index.html", page.data_of(index).name}
 
 

@@ -208,5 +208,5 @@ def test_the_weights_are_given_back(queries, kv_heads, group, seed):
     assert not p[:, np.isinf(mask)].any()
     mean = np.einsum("hij,jhd->ihd", p, k.repeat(group, axis=1))
     np.testing.assert_allclose(attention(q, k, k, mask), mean, atol=1e-14)
-    nothing = attention_weights(q, k, np.full((queries, queries + 2), -np.inf))
-    assert not nothing.any()
+    zeros = attention_weights(q, k, np.full((queries, queries + 2), -np.inf))
+    assert not zeros.any()

@@ -19,6 +19,7 @@ import pytest
 
 from llamaspec.commands.serve import _fingerprint
 from llamaspec.model.chat.template import ChatTemplate
+from llamaspec.model.options import SamplingOptions
 from llamaspec.model.tokenizers.load import load_tokenizer
 from tests.serving.serving_site import TOKENIZER
 from tests.support import tiny_tokenizers
@@ -184,12 +185,12 @@ def test_sigterm_under_load_lets_running_requests_finish(server):
     """
     long: dict[str, Any] = {"max_tokens": 600, "ignore_eos": True}  # 20 of these take longer than sending the requests
     full_text = text(chat(server, 5, **long))
-    before = asked(server)
+    before = request_count(server)
     answers: list[str] = []
     threads = [threading.Thread(target=lambda: answers.append(text(chat(server, 5, **long)))) for _ in range(20)]
     for thread in threads:
         thread.start()
-    until(lambda: asked(server) >= before + 20)
+    until(lambda: request_count(server) >= before + 20)
     server.process.send_signal(signal.SIGTERM)
     until(lambda: turns_away(server))
     for thread in threads:
@@ -211,7 +212,7 @@ def turns_away(server: Server) -> bool:
     return False
 
 
-def asked(server: Server) -> float:
+def request_count(server: Server) -> float:
     """Count the requests that the engine has received, including ended requests."""
     with urllib.request.urlopen(f"{server.url}/metrics", timeout=PATIENCE) as reply:
         values = re.findall(
@@ -252,16 +253,17 @@ def test_a_fingerprint_changes_with_whatever_a_text_depends_on(tmp_path):
     template = ChatTemplate("t", "a")
     (tmp_path / "tokenizer.json").write_text(tiny_tokenizers.chatml(special=("<x>",)))
     prints = [
-        _fingerprint("stories", options, TOKENIZER, template),
-        _fingerprint("other", options, TOKENIZER, template),
-        _fingerprint("stories", options | {"max_batch": 2}, TOKENIZER, template),
-        _fingerprint("stories", options | {"devices": 2}, TOKENIZER, template),
-        _fingerprint("stories", options, load_tokenizer(tmp_path), template),
-        _fingerprint("stories", options, TOKENIZER, None),
-        _fingerprint("stories", options, TOKENIZER, ChatTemplate("t", "b")),
-        _fingerprint("stories", options, TOKENIZER, ChatTemplate("t", "a", named={"tool_use": "b"})),
-        _fingerprint("stories", options, TOKENIZER, ChatTemplate("t", "a", {"bos_token": "<s>"})),
+        _fingerprint("stories", options, TOKENIZER, template, None),
+        _fingerprint("other", options, TOKENIZER, template, None),
+        _fingerprint("stories", options | {"max_batch": 2}, TOKENIZER, template, None),
+        _fingerprint("stories", options | {"devices": 2}, TOKENIZER, template, None),
+        _fingerprint("stories", options, load_tokenizer(tmp_path), template, None),
+        _fingerprint("stories", options, TOKENIZER, None, None),
+        _fingerprint("stories", options, TOKENIZER, template, SamplingOptions()),
+        _fingerprint("stories", options, TOKENIZER, ChatTemplate("t", "b"), None),
+        _fingerprint("stories", options, TOKENIZER, ChatTemplate("t", "a", named={"tool_use": "b"}), None),
+        _fingerprint("stories", options, TOKENIZER, ChatTemplate("t", "a", {"bos_token": "<s>"}), None),
     ]
     assert len({*prints}) == len(prints)
     # The fingerprint depends on the template's content, not on the name of its file.
-    assert _fingerprint("stories", options, TOKENIZER, ChatTemplate("u", "a")) == prints[0]
+    assert _fingerprint("stories", options, TOKENIZER, ChatTemplate("u", "a"), None) == prints[0]

@@ -268,9 +268,9 @@ def test_a_wrong_field_of_a_chat_is_named(site, change, param):
 
 def test_a_field_of_openai_that_is_null_says_nothing(site):
     """A field of OpenAI's API may be null, even a field that the server refuses with any other value."""
-    nothing = dict.fromkeys(["functions", "function_call", "prediction", "verbosity", "web_search_options", "audio"])
+    nulls = dict.fromkeys(["functions", "function_call", "prediction", "verbosity", "web_search_options", "audio"])
     ignored = {"prompt_cache_retention": "24h", "prompt_cache_options": {}}
-    assert site.ask("/v1/chat/completions", {"messages": ASK, "max_tokens": 1} | nothing | ignored).status == 200
+    assert site.ask("/v1/chat/completions", {"messages": ASK, "max_tokens": 1} | nulls | ignored).status == 200
 
 
 def test_another_model_is_not_found(client):

@@ -133,7 +133,7 @@ def test_an_answer_reads_the_same_wherever_it_is_cut(parts, cuts, lost):
     assert len(text) + len(thoughts) + sum(map(len, (call[1] for call in calls))) <= written
 
 
-class Said:
+class Script:
     """A script for the site's engine that answers with the text that a test sets."""
 
     text = ANSWER
@@ -144,7 +144,7 @@ class Said:
 
 @pytest.fixture(scope="module")
 def site():
-    with running(FakeEngine(Said(), context=4000), template=TEMPLATE, tokenizer=TOKENIZER) as site:
+    with running(FakeEngine(Script(), context=4000), template=TEMPLATE, tokenizer=TOKENIZER) as site:
         yield site
 
 

@@ -62,7 +62,7 @@ def site() -> Iterator[Running]:
         yield site
 
 
-def asked(site: Running, **options: Any) -> socket.socket:
+def send_request(site: Running, **options: Any) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE)
     connection.sendall(request_bytes("/v1/completions", FOX | options))
     return connection
@@ -70,9 +70,9 @@ def asked(site: Running, **options: Any) -> socket.socket:
 
 def test_a_failed_engine_sends_errors_and_ends_the_server(site):
     """When the engine fails, a begun stream ends with an error event, other requests get a 500, and the server ends."""
-    began = asked(site, stream=True)
+    began = send_request(site, stream=True)
     first = began.recv(1 << 16)
-    connections = [asked(site, stream=stream) for stream in (True, False) for _ in range(3)]
+    connections = [send_request(site, stream=stream) for stream in (True, False) for _ in range(3)]
     until(lambda: site.engine.stats().waiting == len(connections))
     site.engine._executor.dies.set()
     assert b"200 OK" in first
@@ -104,7 +104,7 @@ def staying(monkeypatch, request) -> Running:
 def test_probes_and_later_requests_learn_of_it(staying):
     for path in ("/health", "/ready"):
         assert staying.ask(path).status == 200
-    with asked(staying) as connection:
+    with send_request(staying) as connection:
         staying.engine._executor.dies.set()
         assert read_reply(connection).status == 500
     for path, body in (("/health", None), ("/ready", None), ("/v1/completions", FOX)):
@@ -122,13 +122,13 @@ def test_the_command_ends_with_one_line_and_1(monkeypatch, caplog):
             connection.sendall(request_bytes("/v1/completions", FOX))
             replies.append(read_reply(connection))
 
-    def said(line: str) -> None:
+    def say(line: str) -> None:
         dying.dies.set()
         threads.append(threading.Thread(target=ask, args=[int(line.rpartition(":")[2])]))
         threads[0].start()
 
     threads: list[threading.Thread] = []
-    monkeypatch.setattr("llamaspec.commands.serve.say", said)
+    monkeypatch.setattr("llamaspec.commands.serve.say", say)
     monkeypatch.setattr("llamaspec.serving.loading.load_engine", lambda *_, **__: engine)
     ended = click.testing.CliRunner().invoke(serve, ["stories", "--port", "0"])
     threads[0].join(PATIENCE)
@@ -215,8 +215,8 @@ def test_a_device_that_hangs_is_noticed(hung, monkeypatch, caplog):
 
     monkeypatch.setattr("llamaspec.serving.http.Site._until", until_asked)
     with running(hung) as site:
-        began = asked(site, stream=True)
-        waiting = asked(site)
+        began = send_request(site, stream=True)
+        waiting = send_request(site)
         until(lambda: hung.stats().waiting == 1)
         take_too_long(hung)
         reply = read_reply(waiting)

@@ -91,9 +91,9 @@ class LawMachine(RuleBasedStateMachine):
         for number, answer in self.server.answers.items():
             if answer.reason and answer.reason != "cancelled" and number not in self.judged:
                 self.judged.add(number)
-                assert repr(answer) == repr(self.alone(number))  # NaN is not equal to itself
+                assert repr(answer) == repr(self.single_answer(number))  # NaN is not equal to itself
 
-    def alone(self, number: int) -> Answer:
+    def single_answer(self, number: int) -> Answer:
         server = Server(self.model)
         server.submit(replace(self.server.requests[number], priority=0))
         return server.finish()[0]
@@ -293,11 +293,11 @@ def first_token(request: Request) -> Answer:
 def test_bias_penalties_and_masks():
     """Bias, penalties and masks change the likeliest token as their formulas say."""
     prompt = (1, 5, 6, 7)
-    everything = first_token(Request(prompt, 1, logprobs=20))
-    ids, values = everything.reports[0][1]
+    unrestricted = first_token(Request(prompt, 1, logprobs=20))
+    ids, values = unrestricted.reports[0][1]
     best, second = ids[:2]
     gap = values[0] - values[1]
-    assert everything.tokens == [best] and everything.reports[0][0] == values[0]
+    assert unrestricted.tokens == [best] and unrestricted.reports[0][0] == values[0]
     assert first_token(Request(prompt, 1, logit_bias={second: gap * 0.99})).tokens == [best]
     assert first_token(Request(prompt, 1, logit_bias={second: gap * 1.01})).tokens == [second]
     even = next(token for token in ids if token % 2 == 0 and token != POISON)

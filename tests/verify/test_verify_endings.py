@@ -246,6 +246,7 @@ def test_a_signal_ends_mutants_without_a_score(folder, number, status):
     assert "mutants killed" not in err and "| all |" not in out
 
 
+@pytest.mark.slow  # 35 s
 def test_a_signal_ends_what_runs_side_by_side(folder):
     with started(folder, "add", "rmsnorm", "softmax", "--examples", "100000", line="seed") as process:
         until(lambda: session_seconds(process.pid) > 6)  # by then all processes judge

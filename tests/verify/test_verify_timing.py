@@ -109,7 +109,7 @@ def run(*arguments: str) -> None:
 
 
 @pytest.fixture(autouse=True)
-def mine(tmp_path, monkeypatch):
+def candidate_file(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("llamaspec.verify.judging.timing.ROUNDS", 3)

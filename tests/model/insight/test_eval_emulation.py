@@ -39,7 +39,7 @@ from llamaspec.reference.quantizers import ggml_activations, smoothquant
 from llamaspec.verify.bounds import running_error
 from tests.commands.test_cli import assert_refused
 from tests.goldens import make_gguf
-from tests.model.checkpoints.gguf.test_gguf_goldens import GOLDENS, IDS, distance, made, theirs
+from tests.model.checkpoints.gguf.test_gguf_goldens import GOLDENS, IDS, distance, llama_cpp_logits, make_file
 from tests.support.random_models import CONFIGS, random_checkpoint
 from tests.support.strategies import assert_within, noises
 
@@ -61,7 +61,7 @@ def file(tmp_path_factory) -> Callable[[str], Path]:
 
     def path(name: str) -> Path:
         if name not in paths:
-            paths[name] = made(folder, name, GOLDENS["logits"][name]["sha256"])
+            paths[name] = make_file(folder, name, GOLDENS["logits"][name]["sha256"])
         return paths[name]
 
     return path
@@ -79,7 +79,7 @@ def test_logits_are_those_of_llama_cpp(file, name):
     actual = emulated_logits(file(name), IDS)
     apart = CHANGED.get(name, [FLIPPED.get(name)])
     compared = [position for position in range(len(IDS)) if position not in apart]
-    assert distance(actual[compared], theirs(name)[compared]) < 1e-5
+    assert distance(actual[compared], llama_cpp_logits(name)[compared]) < 1e-5
 
 
 def ties(x: np.ndarray, to: str) -> tuple[np.ndarray, np.ndarray]:
@@ -114,7 +114,7 @@ def test_remaining_differences_come_from_one_rounding_tie(file, monkeypatch, nam
         return rounded + np.where(np.isin(x, chosen), np.where(x < rounded, -step, step), 0)
 
     monkeypatch.setitem(ggml_activations.ROUNDINGS, to, rounding)
-    ids, expected = IDS[: position + 1], theirs(name)
+    ids, expected = IDS[: position + 1], llama_cpp_logits(name)
     assert distance(emulated_logits(path, ids)[position], expected[position]) > 1e-5
     nearest = sorted(set(seen))[: 8 if name == "float16" else 1]
 

@@ -25,6 +25,7 @@ from tests.support.random_models import CONFIGS, SMALL, random_checkpoint
 # One process computes all cases of a kind, so one test checks them all; two workers would compute them twice.
 
 
+@pytest.mark.slow  # 14 s
 def test_every_op_is_within_the_bound_of_one_device():
     for case, walked in zip(WALKS, results("walk"), strict=True):
         assert (walked["wrong"], walked["ratio"] < 1) == (None, True), case

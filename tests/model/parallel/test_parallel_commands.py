@@ -7,14 +7,14 @@ import pytest
 
 from llamaspec.model.insight.machine import keep_link, keep_read_rate, kept_link, kept_read_rate
 from llamaspec.model.insight.plan import Link
-from tests.model.parallel.on_devices import COMMANDS, EARLY, results, shown
+from tests.model.parallel.on_devices import COMMANDS, EARLY, documented_commands, results
 
 # One process runs all commands of a test; two workers would run them twice.
 
 
 @pytest.mark.slow  # 24 s
 def test_the_commands_of_the_page_do_what_it_says(run):
-    ran = dict(zip(shown(), results("shown"), strict=True))
+    ran = dict(zip(documented_commands(), results("shown"), strict=True))
     assert {verb: result["code"] for verb, result in ran.items()} == dict.fromkeys(ran, 0), ran
     code, out, _ = run("generate", "Once upon a time", "--seed", "7", *EARLY)
     assert (code, ran["generate"]["out"]) == (0, out)

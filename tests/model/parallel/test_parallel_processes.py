@@ -153,7 +153,7 @@ def test_two_processes_train_the_weights_that_two_devices_train(started, tmp_pat
         ), name
 
 
-def held(process: int) -> str:
+def stop_process(process: int) -> str:
     """Return Python code that makes one process wait in the middle of a text, without limit."""
     return f"""
 import sys, threading
@@ -173,7 +173,7 @@ session.perf_counter = held
 @pytest.mark.sampled(1)  # 15 s each
 @pytest.mark.parametrize("victim", [1, 0])
 def test_the_end_of_one_process_ends_the_other_with_one_line(started, victim):
-    processes = started(*STORY, "--max-new-tokens", "100", first=held(victim))
+    processes = started(*STORY, "--max-new-tokens", "100", first=stop_process(victim))
     assert processes[0].stdout.read(6) == "Once u"  # the text has begun
     processes[victim].kill()
     lines = errors(processes[1 - victim])  # at once, without waiting for a timeout
@@ -206,7 +206,7 @@ processes.Watch = Told
 @pytest.mark.slow  # 20 s each
 @pytest.mark.parametrize("victim", [1, 0])
 def test_a_process_that_hangs_is_noticed(started, victim):
-    processes = started(*STORY, "--max-new-tokens", "100", first=held(victim) + TIMEOUT_IS_TOLD)
+    processes = started(*STORY, "--max-new-tokens", "100", first=stop_process(victim) + TIMEOUT_IS_TOLD)
     assert processes[0].stdout.read(6) == "Once u"
     processes[victim].send_signal(signal.SIGSTOP)
     processes[1 - victim].stdin.write("4\n")

@@ -17,8 +17,6 @@ from llamaspec.reference.config import Config
 from tests.support.processes import run_python
 from tests.support.random_models import SMALL, random_checkpoint
 
-pytestmark = pytest.mark.usefixtures("compiled_fast")
-
 # We free every other block after a larger one, so that glibc keeps the smaller blocks.
 BLOCKS = """
 import numpy as np

@@ -9,7 +9,6 @@ from jaxlib.xla_client import generate_pjrt_gpu_plugin_options
 from llamaspec.model.running.process import FRACTIONS, MEMORY, prepare_process
 from tests.support.processes import run_python
 
-pytestmark = pytest.mark.usefixtures("compiled_fast")
 SETTINGS = (*MEMORY, "TF_CPP_MIN_LOG_LEVEL", "TF_CPP_MAX_VLOG_LEVEL")
 
 

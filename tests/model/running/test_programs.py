@@ -27,7 +27,6 @@ from tests.model.test_generation import VOCAB, Alphabet
 from tests.support.processes import run_python
 from tests.support.random_models import SMALL, random_checkpoint
 
-pytestmark = pytest.mark.usefixtures("compiled_fast")
 CONFIG = replace(SMALL, vocab=VOCAB, context=700)
 
 

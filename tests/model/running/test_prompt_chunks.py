@@ -24,7 +24,6 @@ from llamaspec.model.weights import quantizing
 from llamaspec.model.weights.loading import abstract_params, load_params, no_progress
 from tests.support.random_models import SMALL, random_checkpoint
 
-pytestmark = pytest.mark.usefixtures("compiled_fast")
 CONFIG = replace(SMALL, context=200)
 GREEDY = SamplingOptions(temperature=0.0)
 

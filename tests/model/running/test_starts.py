@@ -19,7 +19,6 @@ from llamaspec.model.system import process_age
 from tests.support.processes import run_llamaspec, run_python
 from tests.support.random_models import SMALL, random_checkpoint
 
-pytestmark = pytest.mark.usefixtures("compiled_fast")
 PHASES = ["import", "device", "read", "compile", "upload", "first_token"]
 
 

@@ -293,15 +293,15 @@ def test_laws_of_affine_grids_but_for_ties(kind, seed, bits):
 MODULES = [module.name for module in pkgutil.iter_modules(llamaspec.reference.quantizers.__path__)]
 # These modules have no scheme, or take a grid as an argument, or only read what other programs quantized.
 WITHOUT = ("blocks", "fixed_point", "ggml", "ggml_grids", "ggml_lattices", "ops", "packing", "qat", "schemes")
-SAID = {
+PHRASES = {
     "powers of two": r"[Pp]owers? of two|[Ss]cales? with w",
     "the sign": r"Q\(-[aWwx]\)|\bodd\b",
     "fixed points": r"[Ff]ixed point",
 }
 
 
-@pytest.mark.parametrize("law", SAID)
+@pytest.mark.parametrize("law", PHRASES)
 @pytest.mark.parametrize("name", sorted(set(MODULES) - set(WITHOUT)))
 def test_every_docstring_says_which_laws_hold(name, law):
     text = importlib.import_module(f"llamaspec.reference.quantizers.{name}").__doc__
-    assert text and re.search(SAID[law], text.replace("\n", " "))
+    assert text and re.search(PHRASES[law], text.replace("\n", " "))
