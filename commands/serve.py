@@ -122,7 +122,7 @@ def serve(model: str | None, **options: Any):
         raise click.ClickException(f"{error.name} is missing: pip install 'llamaspec[serve]'") from None
     host, keys = options["host"], options["api_key"]
     if not all(keys):
-        raise click.UsageError("--api-key is empty: give a key, or leave the option out")
+        raise click.UsageError("--api-key: an API key must not be empty")
     if not _is_loopback(host) and not keys and not options["no_api_key"]:
         raise click.UsageError(
             f"--host {host} can be reached from other machines: give --api-key KEY, or --no-api-key to serve without "

@@ -86,7 +86,7 @@ def test_help_fits_a_narrow_terminal(name: str):
     assert max(map(len, lines)) <= 42
 
 
-def test_an_option_that_there_is_not_would_be_seen():
+def test_an_unknown_option_in_an_example_is_detected():
     with pytest.raises(click.UsageError, match="No such option"):
         test_an_example_can_be_typed("llamaspec inspect --shapes llama-2-7b  # memory")
 

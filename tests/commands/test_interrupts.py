@@ -302,7 +302,7 @@ sys.exit(99 if os.WIFSTOPPED(status) else os.waitstatus_to_exitcode(status))
 """
 
 
-def test_a_chat_that_ctrl_z_has_stopped_within_an_answer_can_be_told_to_end():
+def test_sigterm_ends_a_chat_that_ctrl_z_stopped():
     """SIGTERM ends a chat that Ctrl-Z stopped during an answer, though restoring terminal modes could stop it again."""
     master, terminal_end = pty.openpty()
     with open(terminal_end) as stdin, open(master, "rb", buffering=0):
@@ -328,7 +328,7 @@ chat._Pressed.__call__ = wait_until_pressed
 """
 
 
-def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
+def test_ctrl_c_cancels_a_line_or_an_answer_but_never_the_chat(tmp_path):
     """In a chat, Ctrl-C cancels a half-typed line or stops an answer, but does not end the chat.
 
     Line breaks cut no word.
@@ -353,7 +353,7 @@ def test_ctrl_c_leaves_a_line_then_an_answer_and_never_the_chat(tmp_path):
     assert "Who was the story about?" in screen
 
 
-def test_ctrl_c_between_two_prompts_or_as_an_answer_ends_does_not_leave_the_chat():
+def test_ctrl_c_between_prompts_does_not_end_the_chat():
     pressed = chat._Pressed(bool, prompts=True)
     pressed.press()
     with pressed.allowed():
@@ -365,7 +365,7 @@ def test_ctrl_c_between_two_prompts_or_as_an_answer_ends_does_not_leave_the_chat
     pressed.press()
 
 
-def test_ctrl_c_ends_a_process_that_waits_for_the_questions_of_another():
+def test_ctrl_c_ends_a_process_that_waits_for_questions():
     pressed = chat._Pressed(bool, prompts=False)
     with pressed.allowed():
         pressed.press()
@@ -510,7 +510,7 @@ def test_an_interrupt_within_the_first_imports_is_silent(tmp_path, start, module
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_an_interrupt_that_is_ignored_stays_so_within_the_first_imports(tmp_path, start):
+def test_ignored_sigint_stays_ignored_during_the_first_imports(tmp_path, start):
     with waiting_command(start, "click", tmp_path, handler="SIG_IGN") as process:
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=PATIENCE) == ("", "")

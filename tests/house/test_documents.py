@@ -112,7 +112,7 @@ def test_python_runs_and_prints_prompt_and_text(text: str, folder: Path):
     assert out.startswith("Once upon a time") and len(out) > 100
 
 
-def test_every_block_of_readme_has_a_language_that_says_how_it_is_held():
+def test_every_block_of_readme_has_a_language_that_is_checked():
     assert {block.language for block in blocks(README)} == {"console", "sh", "python", "text"}
     assert README.read_text().count("\n") <= 107
 
@@ -163,7 +163,7 @@ def test_a_model_that_nobody_tells_how_to_get_would_be_seen():
     assert made_by(shlex.split("hf download a/b c.bin --local-dir d")) == ["d", "d/c.bin"]
 
 
-def test_every_download_of_readme_is_told_in_full_by_the_page_of_models():
+def test_docs_models_has_the_full_command_of_every_download():
     downloads = [words for block in blocks(README) for words in commands_of(block) if words[0] == "hf"]
     page = [words for block in blocks(REPOSITORY / "docs/models.md") for words in commands_of(block)]
     assert downloads and all(words in page for words in downloads)

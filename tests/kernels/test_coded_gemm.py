@@ -229,7 +229,7 @@ def test_a_step_of_several_sequences_multiplies_by_codes_at_once(scheme, dtype, 
         (None, 3, False, False),
     ],
 )
-def test_an_op_whose_kernel_refuses_a_model_multiplies_as_kernels_do(
+def test_an_op_without_a_fused_kernel_still_multiplies_by_a_kernel(
     switches, cache_dtype, refused, scheme, batch, at_once, one_by_one
 ):
     """An op that no fused kernel supports runs as XLA ops, but its matrix product still uses a kernel if one fits."""

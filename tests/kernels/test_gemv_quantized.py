@@ -181,7 +181,7 @@ def test_a_unit_vector_gives_a_column_and_its_scales(bits, group, form):
         assert_within(y, weights, 4 * 2.0**-24 * size)
 
 
-def test_a_group_without_scale_counts_nothing_whatever_its_codes():
+def test_a_group_with_scale_0_contributes_0():
     w = draw(Noise(0), 8, 1024, bits=4, group=128)
     w.scales[:, 1] = 0
     x = np.zeros((1, 1024), np.float32)
@@ -320,7 +320,7 @@ def test_int4_codes_are_bytes_in_place():
     ("codes", "words"),
     [(np.zeros((1, 96), np.int8), "128 columns at a time, got 96"), (np.full((1, 128), 8, np.int8), "-8 to 7, got 8")],
 )
-def test_int4_packs_only_what_it_can_unpack(codes, words):
+def test_int4_packing_refuses_invalid_codes(codes, words):
     with pytest.raises(ValueError, match=words):
         int4.pack(codes)
 

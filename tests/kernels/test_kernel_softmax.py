@@ -72,7 +72,7 @@ def test_softmax(noise, dtype, length, hidden):
     np.testing.assert_array_equal(np.asarray(p)[np.isneginf(x)], 0)
 
 
-def test_rows_do_not_know_of_each_other():
+def test_rows_are_independent():
     x = Noise(0)(3, 9001)
     x[0] = np.nan
     with interpreter():

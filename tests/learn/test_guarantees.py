@@ -13,7 +13,7 @@ UNGUARANTEED = {"binary"}  # no guarantee for a single weight
 
 
 @given(noise=noises, name=st.sampled_from(list(SCHEMES)), cols=st.integers(1, 200))
-def test_no_weight_is_further_off_than_is_guaranteed(noise, name, cols):
+def test_errors_stay_within_the_guarantee(noise, name, cols):
     w = noise(2, cols).astype(np.float32).astype(np.float64)
     result = SCHEMES[name].store(w)
     np.testing.assert_array_equal(result.restored, SCHEMES[name].rounded(w))
@@ -24,7 +24,7 @@ def test_no_weight_is_further_off_than_is_guaranteed(noise, name, cols):
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEMES if name not in UNGUARANTEED])
-def test_a_guarantee_is_nearly_reached(name):
+def test_the_largest_error_exceeds_half_of_the_guarantee(name):
     w = np.random.default_rng(7).standard_normal((16, 1024)).astype(np.float32).astype(np.float64)
     result = SCHEMES[name].store(w)
     assert result.details.within is not None
@@ -41,7 +41,7 @@ WITH_STEPS = [
 
 
 @pytest.mark.parametrize("name", WITH_STEPS)
-def test_a_code_times_its_scale_is_the_weight_but_for_a_number_of_the_block(name):
+def test_decoded_weights_have_constant_offsets_within_a_block(name):
     w = np.random.default_rng(7).standard_normal((2, 512)).astype(np.float32).astype(np.float64)
     restored, (codes, scales, _) = SCHEMES[name].store(w)
     assert codes is not None and scales is not None

@@ -321,7 +321,7 @@ def test_the_openapi_document_names_every_field(site):
     assert document["paths"]["/v1/completions"]["post"]["responses"]["4XX"]
 
 
-def test_a_machine_without_time_for_a_template_is_no_fault_of_the_request(site, monkeypatch):
+def test_a_template_timeout_on_a_busy_machine_is_a_server_error(site, monkeypatch):
     def busy(workers, source, variables):
         raise TimeoutError("the machine is busy")
 

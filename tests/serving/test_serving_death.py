@@ -68,7 +68,7 @@ def send_request(site: Running, **options: Any) -> socket.socket:
     return connection
 
 
-def test_everybody_is_told_and_the_server_ends(site):
+def test_a_failed_engine_sends_errors_and_ends_the_server(site):
     """When the engine fails, a begun stream ends with an error event, other requests get a 500, and the server ends."""
     began = send_request(site, stream=True)
     first = began.recv(1 << 16)
@@ -138,7 +138,7 @@ def test_the_command_ends_with_one_line_and_1(monkeypatch, caplog):
     assert "for 5 GB" in caplog.text  # the log has the whole message
 
 
-def test_a_command_that_is_told_to_end_does_not_wait_for_a_device_for_ever(monkeypatch):
+def test_sigterm_does_not_wait_forever_for_a_device(monkeypatch):
     hanging, lines, statuses = Dying(), [], []
     engine = BatchingEngine(hanging, LIMITS, vocab=1024, eos=frozenset([EOS]))
 
@@ -171,7 +171,7 @@ def test_a_command_that_is_told_to_end_does_not_wait_for_a_device_for_ever(monke
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_line_that_begins_with_ctrl_c_is_ended_and_no_other(number, monkeypatch):
+def test_only_sigint_prints_a_newline(number, monkeypatch):
     """A newline follows ^C, which a terminal prints for SIGINT; other signals print nothing, so no newline follows."""
     lines: list[str] = []
 
@@ -267,7 +267,7 @@ def test_a_command_whose_device_hangs_ends_with_one_line_and_1(hung, monkeypatch
     assert asked_for["step_seconds"] == 7
 
 
-def test_a_step_that_ends_late_is_nobodys(hung):
+def test_a_late_step_delivers_no_token(hung):
     """A step that ends after its engine failed delivers no token, and the engine stays failed."""
     events = []
     hung.submit(Request((1, 2), 50), events.append)
@@ -307,7 +307,7 @@ def test_a_step_does_not_end_while_it_is_judged(hung, monkeypatch):
     assert isinstance(events[-1], Finished)
 
 
-def test_everybody_is_told_once_where_the_step_fails_after_all(hung):
+def test_clients_get_one_error_if_the_hanging_step_fails(hung):
     events = []
 
     def deliver(event) -> None:

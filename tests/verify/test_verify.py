@@ -134,7 +134,7 @@ def test_one_rounding_on_the_way_out_is_allowed():
     assert judge((near.astype(np.float32),), expected_exactly([1 + 2**-9]), precision("bfloat16")).finding is not None
 
 
-def test_conditioning_is_told():
+def test_bad_conditioning_is_reported():
     value = np.array([1e-6])
     expected = (Expected(value, value, value, np.array([1.0])),)
     finding = judge((array([1], np.float32),), expected, FLOAT32).finding
@@ -310,7 +310,7 @@ def test_what_is_no_replay_is_refused(text, tmp_path):
         replay.load(path)
 
 
-def test_programs_are_told_too():
+def test_reports_are_written_as_json_and_junit():
     reports = [run(right), run(eps_outside)]
     summary = json.loads(json.dumps(as_json(reports), allow_nan=False))
     assert summary["outcome"] == "violated"

@@ -91,7 +91,7 @@ def test_an_op_whose_result_is_one_number_is_judged_in_this_process():
 
 
 @pytest.mark.parametrize("path", REPLAYS, ids=[path.stem for path in REPLAYS])
-def test_what_was_found_is_found_again(path, library):
+def test_every_replay_finds_its_fault_again(path, library):
     """Each replay file that docs/found.md names finds its fault again. Numbers may differ a little between machines."""
     saved = replays.load(path)
     contract = contract_for(saved.op)
@@ -106,7 +106,7 @@ def test_what_was_found_is_found_again(path, library):
     assert finding is not None and finding.kind == saved.finding.partition(":")[0]
 
 
-def test_everything_found_is_told_of():
+def test_every_replay_is_documented():
     text = (REPOSITORY / "docs" / "found.md").read_text(encoding="utf-8")
     text += (REPOSITORY / "docs" / "found" / "kernels.md").read_text(encoding="utf-8")
     assert REPLAYS and [path.name for path in REPLAYS if path.name not in text] == []

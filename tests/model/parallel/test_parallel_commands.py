@@ -57,7 +57,7 @@ def test_what_is_measured_is_planned_with_and_what_cannot_be_is_refused():
         assert ran[name]["err"].count("\n") == 1 and not ran[name]["out"], name
 
 
-def test_links_are_kept_by_the_number_of_devices_beside_the_rate_of_reading(tmp_path):
+def test_link_speeds_are_stored_by_the_number_of_devices(tmp_path):
     assert kept_link(tmp_path, 2) is None
     two, four = Link(1e-6, 1e-9), Link(2e-6, 1e-9)
     keep_link(tmp_path, 2, two)

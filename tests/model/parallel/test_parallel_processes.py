@@ -29,6 +29,7 @@ from tests.model.parallel.on_devices import COMPILED_FAST
 from tests.support import tiny_tokenizers
 from tests.support.processes import MEASURED, REPOSITORY, run_llamaspec
 from tests.support.random_models import SMALL, random_checkpoint
+from tests.support.refusals import mentions
 from tests.support.waiting import PATIENCE, held_port, listens, until
 
 STORY = ("generate", "Once", "--seed", "7", "--context", "128")
@@ -283,7 +284,7 @@ def test_a_command_is_told_from_others_by_its_options(run, monkeypatch, tmp_path
 
 
 @pytest.mark.slow  # 10 s
-def test_a_process_that_never_comes_is_named_by_its_place(started):
+def test_a_missing_process_is_named_by_its_number(started):
     (first,) = started(*STORY, timeout=5, which=[0])
     (line,) = errors(first)
     assert re.match(r"error: .*2 processes .*127\.0\.0\.1:", line)
@@ -293,20 +294,17 @@ def test_a_process_that_never_comes_is_named_by_its_place(started):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--processes", "2"), "give all three of --coordinator, --processes and --process"),
-        (
-            ("--coordinator", "h:1", "--processes", "2", "--process", "2"),
-            "--process: expected a number from 0 to 1, got 2",
-        ),
+        (("--processes", "2"), "--coordinator --processes --process"),
+        (("--coordinator", "h:1", "--processes", "2", "--process", "2"), "--process 2"),
         (
             ("--coordinator", "h:1", "--processes", "2", "--process", "0", "--devices", "3"),
-            "--devices 3 is not a multiple of --processes 2",
+            "3 devices 2 processes",
         ),
     ],
 )
 def test_options_that_do_not_fit_are_refused(run, options, words):
     code, _, err = run("generate", "Once", *options)
-    assert (code, words in err) == (2, True)
+    assert code == 2 and mentions(err, words)
 
 
 READS = """

@@ -69,7 +69,7 @@ def test_a_process_knows_its_age():
 OLD = "from llamaspec import cli; from llamaspec.model import system; system.process_age = lambda: 1000.0; cli.main()"
 
 
-def test_a_command_says_its_phases_and_the_second_start_compiles_nothing(tmp_path: Path, monkeypatch):
+def test_a_command_prints_its_phases_and_a_second_start_compiles_nothing(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     request = ["story", "--seed", "7", "--max-new-tokens", "12", "--timings"]
     starts, texts = [], []

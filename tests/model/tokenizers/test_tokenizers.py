@@ -122,7 +122,7 @@ def round_trip(tokenizer, text: str) -> str:
 @example("  a", True)
 @example("\0\0", True)
 @example("".join(NAMES), True)
-def test_nothing_is_lost(tokenizer, text, start):
+def test_decoding_inverts_encoding(tokenizer, text, start):
     ids = tokenizer.encode(text, start=start)
     assert decode(tokenizer, ids, start=start) == (round_trip(tokenizer, text) if start else text)
     assert all(0 <= token < tokenizer.vocab for token in ids)

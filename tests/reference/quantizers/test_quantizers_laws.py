@@ -222,7 +222,7 @@ def test_powers_of_two_pass_through(name, kind, seed, part):
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.odd])
 @few
 @given(kind=st.sampled_from(KINDS), seed=seeds)
-def test_minus_passes_through(name, kind, seed):
+def test_quantizers_are_odd_where_stated(name, kind, seed):
     family = FAMILIES[name]
     w = Weights(kind, seed)(ROWS, family.cols)
     np.testing.assert_array_equal(family.read(-w), -family.read(w))
@@ -231,7 +231,7 @@ def test_minus_passes_through(name, kind, seed):
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.fixed])
 @few
 @given(kind=kinds, seed=seeds)
-def test_what_was_quantized_stays(name, kind, seed):
+def test_quantizing_twice_changes_nothing(name, kind, seed):
     family = FAMILIES[name]
     q = family.read(draw(kind, seed, family.cols))
     np.testing.assert_array_equal(family.read(q), q)
