@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llamaspec.commands.interrupt import SIGNALS, first_handled_by, remove_what_is_unfinished
-from llamaspec.commands.loading import prepare_jax
+from llamaspec.commands.loading import opened_with_tokenizer, prepare_jax
 from llamaspec.commands.options import (
     COUNT,
     MODEL,
@@ -137,12 +137,9 @@ def serve(model: str | None, **options: Any):
 
 def _serve(model: str, options: dict[str, Any], bound: socket.socket, limits: ClientLimits, access: Access) -> None:
     """Load the model, then serve it until a signal."""
-    from llamaspec.model.checkpoints.open import open_checkpoint
     from llamaspec.model.options import RunOptions, choose_context
-    from llamaspec.model.tokenizers.of_model import tokenizer_of
 
-    checkpoint = open_checkpoint(model)
-    tokenizer = tokenizer_of(checkpoint, options["tokenizer"])
+    checkpoint, tokenizer = opened_with_tokenizer(model, options["tokenizer"])
     choose_context(options["context"], checkpoint.config.context)
     with progress_bar() as progress:
         prepare_jax()

@@ -120,7 +120,7 @@ def run(
             loop.save(out, done)
         if evaluates or saves:
             loop.since = time.perf_counter()  # evaluations and checkpoints do not count as time of a step
-    return task.over.whole(loop.tensors) if task.over else loop.tensors
+    return task.over.gather(loop.tensors) if task.over else loop.tensors
 
 
 def _start(task: Task, out: Path, *, resume: bool) -> tuple[Tensors, Any, int, float]:
@@ -218,6 +218,6 @@ class _Loop:
     def save(self, out: Path, step: int) -> None:
         """Write a checkpoint. Raises FloatingPointError, and keeps the checkpoints before, for NaN or infinity."""
         over = self._task.over
-        tensors, state = over.whole((self.tensors, self._state)) if over else (self.tensors, self._state)
+        tensors, state = over.gather((self.tensors, self._state)) if over else (self.tensors, self._state)
         if jax.process_index() == 0:
             save_state(out, step, self._seconds, self._task.identity, tensors, state)

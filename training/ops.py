@@ -70,7 +70,7 @@ def _attend(
     return h.reshape(batch, heads, seq, head_dim).swapaxes(1, 2).reshape(batch, seq, -1).astype(cache.k.dtype)
 
 
-WHOLE = XLA._replace(attend=attend_whole)
+WHOLE_ATTENTION = XLA._replace(attend=attend_whole)
 PACKED = XLA._replace(attend=attend_packed)  # for rows of several documents, given their positions
 
 

@@ -24,7 +24,7 @@ from llamaspec.training.data import Source, batches, stops
 from llamaspec.training.evaluation import evaluate, rows_at_once
 from llamaspec.training.loop import StepReport, Task, Work, run
 from llamaspec.training.objectives.supervised import of_documents, summed_loss
-from llamaspec.training.ops import WHOLE, remat
+from llamaspec.training.ops import WHOLE_ATTENTION, remat
 from llamaspec.training.optimizers import optimizer
 from llamaspec.training.parallel import even, spread
 from llamaspec.training.recipe import Recipe, check_recipe
@@ -78,7 +78,7 @@ def train(
     over = spread(recipe.config, devices=devices, fsdp=fsdp) if devices > 1 else None
     if (out / "model").exists():
         raise refused(out / "model", "exists already: this training is done")
-    ops = remat(WHOLE) if recipe.remat else WHOLE
+    ops = remat(WHOLE_ATTENTION) if recipe.remat else WHOLE_ATTENTION
     static: dict[str, Any] = {"config": recipe.config, "ops": ops, "dtype": np.dtype(recipe.dtype)}
     loss = over.loss(summed_loss, **static) if over else partial(summed_loss, **static)
 

@@ -1,4 +1,4 @@
-"""Users' text files: read byte for byte, cut only between characters, or refused in one line with the reason."""
+"""Users' text files are read byte for byte, cut only between characters, or refused in one line with a reason."""
 
 import json
 import os
@@ -30,13 +30,13 @@ def test_what_is_read_are_the_characters_that_are_whole(tmp_path_factory, text, 
 
 @pytest.mark.parametrize("most", [None, 3, 5, 6])
 def test_a_file_that_ends_within_a_character_is_refused(tmp_path, most):
-    """A file that ends inside a character is refused, unless `most` leaves out that character."""
+    """A file that ends inside a character is refused, unless only its first `most` bytes are read."""
     path = tmp_path / "text"
     path.write_bytes(b"abc\xe2\x82")
     if most in (3, 5):
         assert read_text(path, most=most) == "abc"
     else:
-        with pytest.raises(CheckpointError, match=r"text: is not UTF-8: its byte 3 is 0xe2$"):
+        with pytest.raises(CheckpointError, match=r"text: .*UTF-8.*byte 3.*0xe2"):
             read_text(path, most=most)
 
 
@@ -54,20 +54,20 @@ def test_a_file_that_is_too_large_is_refused_unless_its_beginning_is_enough(tmp_
     with open(path, "wb") as file:
         file.write(b"abc")
         file.truncate(LARGEST + 1)
-    with pytest.raises(CheckpointError, match=r"text: has 1,073,741,825 bytes, expected at most 1,073,741,824"):
+    with pytest.raises(CheckpointError, match=r"text: .*1,073,741,825.*1,073,741,824"):
         read_text(path)
     assert read_text(path, most=3) == "abc"
 
 
 def swapped(spec: dict) -> dict:
-    """Exchange the ids of two letters in a tokenizer.json."""
+    """Swap the ids of two letters in a tokenizer.json."""
     vocab = spec["model"]["vocab"]
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
     return spec
 
 
 def test_models_that_cut_the_text_differently_are_refused(tmp_path, monkeypatch):
-    """Models with tokenizers that give different ids are refused: their predictions are not comparable."""
+    """`eval` refuses two models if their tokenizers give different ids for the text."""
     checkpoint = random_checkpoint(replace(SMALL, vocab=256), seed=0)
     path, (first, second) = tmp_path / "text", (tmp_path / "one.json", tmp_path / "other.json")
     path.write_text("ab")
@@ -76,5 +76,5 @@ def test_models_that_cut_the_text_differently_are_refused(tmp_path, monkeypatch)
     second.write_text(json.dumps(swapped(json.loads(spec))))
     models = [replace(checkpoint, path=str(file)) for file in (first, second)]
     monkeypatch.setattr("llamaspec.model.insight.evaluation.tokenizer_of", lambda model, _: load_tokenizer(model.path))
-    with pytest.raises(ValueError, match=r"other tokens, from token 0 on: .*--tokenizer names one for both"):
+    with pytest.raises(ValueError, match=r"token 0\b.*--tokenizer"):
         text_for(models, path)

@@ -267,7 +267,7 @@ def test_a_wrong_field_of_a_chat_is_named(site, change, param):
 
 
 def test_a_field_of_openai_that_is_null_says_nothing(site):
-    """A field of OpenAI's API may be null, even one that the server refuses with a value."""
+    """A field of OpenAI's API may be null, even a field that the server refuses with any other value."""
     nothing = dict.fromkeys(["functions", "function_call", "prediction", "verbosity", "web_search_options", "audio"])
     ignored = {"prompt_cache_retention": "24h", "prompt_cache_options": {}}
     assert site.ask("/v1/chat/completions", {"messages": ASK, "max_tokens": 1} | nothing | ignored).status == 200
@@ -275,7 +275,7 @@ def test_a_field_of_openai_that_is_null_says_nothing(site):
 
 def test_another_model_is_not_found(client):
     for ask in (partial(client.completions.create, prompt="a"), client.models.retrieve):
-        with pytest.raises(openai.NotFoundError, match="no model named gpt-4: this server has stories") as raised:
+        with pytest.raises(openai.NotFoundError, match=r"gpt-4.*stories") as raised:
             ask(model="gpt-4")
         assert raised.value.code == "model_not_found"
 

@@ -1,4 +1,4 @@
-"""Equal fingerprints mean equal bits: servers that start together with empty caches compute the same numbers."""
+"""Servers with equal fingerprints that start together with empty caches compute the same bits."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from llamaspec.model.options import RunOptions
 from llamaspec.model.running.compile import UNTUNED, compiler_options
 from llamaspec.model.weights.loading import abstract_params
 from llamaspec.serving import loading
-from llamaspec.serving.programs import Sizes, compile_serving
+from llamaspec.serving.programs import ProgramSizes, compile_serving
 from tests.support.processes import REPOSITORY
 from tests.support.random_models import CONFIGS, random_checkpoint
 
@@ -90,7 +90,7 @@ def test_servers_that_compile_at_once_under_load_give_equal_bits():
 
 
 class Recorded(Exception):
-    """Raised to end `load_engine` once the programs are compiled."""
+    """Raised to stop `load_engine` once the programs are compiled."""
 
 
 @pytest.mark.parametrize("options", [{"backend": "reference"}, {"parallel": "context"}, {"emulate_activations": "fp8"}])
@@ -102,7 +102,7 @@ def test_an_engine_refuses_options_that_it_cannot_follow(options):
 
 @pytest.mark.parametrize(("model", "scheme"), [("2 to 1, wide, tied", "q8"), ("experts", None)])
 def test_no_program_of_the_server_is_tuned(monkeypatch, model, scheme):
-    """No program is tuned: with tuning, four servers on one GPU had one fingerprint but three sets of logprobs."""
+    """No program of the server is autotuned. With autotuning, four servers on one GPU gave three sets of logprobs."""
     compiled: dict[str, dict[str, Any]] = {}
     real_compile = jax.stages.Lowered.compile
 
@@ -126,7 +126,7 @@ def test_a_program_for_several_devices_is_not_tuned(monkeypatch):
     passed: list[dict[str, Any]] = []
     monkeypatch.setattr(jax.stages.Lowered, "compile", lambda self, options: passed.append(options))
     config = CONFIGS["2 to 1, wide, tied"]
-    sizes = Sizes(2, 8, 4, 4, 8, 3, np.dtype(np.float32))
+    sizes = ProgramSizes(2, 8, 4, 4, 8, 3, np.dtype(np.float32))
     spread: list[Callable[..., Any]] = []
 
     def over_devices(run: Callable[..., Any], arguments: Any) -> Any:

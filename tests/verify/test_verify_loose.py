@@ -22,14 +22,14 @@ from llamaspec.verify.pytest import contract
 
 @pytest.fixture(autouse=True)
 def definitions_take_other_arrays() -> Iterator[None]:
-    """Turn off type checks: definitions get arrays that carry errors, which their annotations exclude."""
+    """Turn off type checks: definitions get arrays with error bounds, which are of another type than annotated."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def added(x):
-    """Sum the last axis in float32, and round once."""
+    """Sum the last axis in float32, and round the sum once."""
     return np.sum(x.astype(np.float32), axis=-1, keepdims=True).astype(x.dtype)
 
 
@@ -109,7 +109,7 @@ def test_a_right_function_is_right_by_the_weaker_contract_too(op):
 
 
 def test_a_wrong_function_is_wrong_by_the_weaker_contract_too():
-    """The weaker contract rejects errors that no rounding explains: a wrong term, row or sign."""
+    """The weaker contract rejects errors that no rounding explains: a wrong sign and a wrong eps."""
     assert judged("softmax", lambda x: plain_softmax(-x), "bfloat16", weaker=True).outcome == "violated"
     halved = judged("rmsnorm", lambda x, weight, *, eps: plain_rmsnorm(x, weight, eps=4 * eps), "bfloat16", weaker=True)
     assert halved.outcome == "violated"
@@ -180,9 +180,9 @@ def test_what_is_no_weaker_contract_is_refused(own_file, arguments, error):
 
 
 def test_an_op_that_no_weaker_contract_is_derived_for(own_file):
-    with pytest.raises(click.UsageError, match=r"can be derived for argmax: cannot derive a bound for np\.argmax"):
+    with pytest.raises(click.UsageError, match=r"argmax.*np\.argmax"):
         run("argmax", "--candidate", "mine.py:softmax", "--loose", "u=float16")
-    with pytest.raises(click.UsageError, match="--loose is for your own function"):
+    with pytest.raises(click.UsageError, match="--loose"):
         run("softmax", "--loose", "u=float16")
 
 
@@ -190,5 +190,5 @@ def test_in_pytest():
     contract("softmax", arrays="numpy", loose="u=float16", examples=20, seed=0)(plain_softmax)()
     with pytest.raises(AssertionError, match="a weaker contract: each intermediate"):
         contract("softmax", arrays="numpy", loose="u=float16", examples=20, seed=0)(lambda x: plain_softmax(-x))()
-    with pytest.raises(ValueError, match="expected arrays of float16 for a weaker contract in float16, got bfloat16"):
+    with pytest.raises(ValueError, match=r"float16.*bfloat16"):
         contract("softmax", loose="u=float16", dtype=["bfloat16"])

@@ -1,4 +1,4 @@
-"""Candidates that misbehave in every possible way, in a separate process."""
+"""Candidates that misbehave in every possible way run in a separate process."""
 
 import os
 import signal
@@ -89,7 +89,10 @@ def test_what_hangs_is_killed(worker):
 
 
 def test_a_judge_that_ends_at_once_leaves_no_process(worker):
-    """A judge that ends at once kills its candidate, which would not notice the end if it hangs."""
+    """If a judge ends at once, it kills its candidate's process.
+
+    A hanging candidate would not notice that the judge ended.
+    """
     candidate = worker("hangs")
     candidate.start()
     remove_what_is_unfinished()
@@ -103,7 +106,7 @@ def test_a_signal_within_the_import_of_what_ends_processes_is_acted_on(monkeypat
 
 
 def test_a_daemon_that_is_left_behind_delays_nothing(worker, tmp_path):
-    """A daemon that a candidate leaves behind, and that keeps the pipes open, delays nothing."""
+    """A daemon that a candidate leaves behind delays nothing, although it keeps the pipes open."""
     candidate = worker("leaves_a_daemon")
     assert isinstance(call(candidate), Outputs)
     candidate.stop()
@@ -148,7 +151,7 @@ def test_a_library_that_the_candidate_lacks_is_no_verdict(worker):
 
 
 def test_a_device_that_is_not_here_is_no_verdict(worker):
-    with pytest.raises(NoVerdict, match=r"no arrays of jax on tpu: RuntimeError: "):
+    with pytest.raises(NoVerdict, match=r"jax.*tpu.*RuntimeError"):
         worker("right", arrays="jax", device="tpu").start()
 
 
@@ -171,7 +174,7 @@ def test_a_candidate_in_a_file(tmp_path, monkeypatch):
     for name in ("some kernels/mine.py:f", f"{folder}/mine.py:f"):
         with Worker(name, arrays="numpy") as candidate:
             np.testing.assert_array_equal(call(candidate).arrays[0], 3 * X)
-    with pytest.raises(ImportError, match=r"none.py:f cannot be imported: FileNotFoundError: there is no file none.py"):
+    with pytest.raises(ImportError, match=r"none\.py:f.*FileNotFoundError"):
         Worker("none.py:f", arrays="numpy").start()
 
 
@@ -197,22 +200,22 @@ def test_what_cannot_be_imported(worker, name, message):
 def test_a_module_that_ends_the_process(worker, tmp_path):
     worker("right")
     (tmp_path / "ends.py").write_text("import os\nos._exit(7)")
-    with pytest.raises(ImportError, match="ends:right: importing it ended the process: exit status 7"):
+    with pytest.raises(ImportError, match=r"ends:right.*exit status 7"):
         Worker("ends:right", arrays="numpy").start()
 
 
 def test_another_python_that_is_none(worker):
-    with pytest.raises(ImportError, match="/nowhere/python cannot be run: No such file or directory"):
+    with pytest.raises(ImportError, match=r"/nowhere/python.*No such file or directory"):
         worker("right", python="/nowhere/python").start()
 
 
 def test_a_library_that_is_unknown():
-    with pytest.raises(ValueError, match="expected arrays of jax, numpy, torch, cupy; got tensorflow"):
+    with pytest.raises(ValueError, match=r"jax, numpy, torch, cupy.*tensorflow"):
         check_library("tensorflow")
 
 
 def test_a_worker_needs_nothing_of_this_project(worker, tmp_path):
-    """A worker imports only NumPy and the candidate, not this project, so it runs in other Pythons."""
+    """A worker process imports only NumPy and the candidate, not this project, so that other Pythons can run it."""
     (tmp_path / "spies.py").write_text(
         "import sys\nimport numpy as np\n"
         "def spy(x, *, factor):\n"

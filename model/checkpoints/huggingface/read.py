@@ -1,10 +1,16 @@
 """Read Hugging Face's directories: config.json, generation_config.json, and weights in .safetensors files.
 
+Tensors that the model does not have, such as a value head or more layers than config.json, are left out, as in
+transformers 5.24 (modeling_utils.py, unexpected keys). A line in `Checkpoint.notes` names them. We refuse tensors that
+lie in a layer or module that we compute, such as a bias that config.json does not mention: without such a tensor, the
+logits would not be those of the model that was trained.
+
 Files that the user names, and config.json, may be symbolic links. The index, which is not trusted, names the shards:
 each must lie in the directory or, in snapshots/<revision> of a hub cache, link into its blobs.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +21,7 @@ import numpy as np
 from llamaspec.model.checkpoints.checkpoint import Checkpoint, Tensor, os_errors, quoted, refused
 from llamaspec.model.checkpoints.fused import taken_apart
 from llamaspec.model.checkpoints.huggingface.config import Fields, family_of, read_config, read_tokens
+from llamaspec.model.checkpoints.huggingface.mlx import expert_names, has_joined_experts, with_experts_apart
 from llamaspec.model.checkpoints.huggingface.quantized import Located, read_rule, read_rule_beside, take_quantized
 from llamaspec.model.checkpoints.huggingface.rule import FLOATS
 from llamaspec.model.checkpoints.huggingface.stacked_experts import check_experts, take_experts
@@ -29,6 +36,10 @@ from llamaspec.reference.config import Config
 from llamaspec.reference.rope import interleaved_to_halves
 
 WRAPPERS = {"_orig_mod.": "torch.compile", "module.": "DistributedDataParallel"}  # that put a prefix before names
+LAYER = re.compile(r"(?:.*\.)?layers\.\d+(?=\.)")  # at the start of a tensor's name
+# Buffers that some programs store with the weights, and that every reader computes: RoPE's frequencies, causal masks.
+BUFFER = re.compile(r"(?:.*\.)?(?:rotary_emb\..+|masked_bias|attn\.bias)")
+MOST_NAMED = 3  # tensors that the note about tensors left out names
 COMPARED = 4 << 20  # bytes of two tensors compared at a time
 
 
@@ -75,24 +86,34 @@ def open_described(directory: Path, weights: MappedFile | None, description: Des
     files = {file.path: file for file, _ in located.values()}
     path = weights.path if weights else str(directory)
     located = {name: place for name, place in located.items() if not name.startswith(family.beside)}
+    joined: dict[str, str] = {}  # modules, and the module of the file that holds the matrix of each
+    if has_joined_experts(config, family, located):
+        located = with_experts_apart(path, config, family, located)
+        for layer in range(config.layers):
+            for joint, own_names in expert_names(config, family, layer).items():
+                joined |= dict.fromkeys(own_names, joint)
+        family = replace(family, stacked_experts="")
     _check_number(path, replace(config, experts=0) if family.stacked_experts else config, located)
     if family.stacked_experts:
         check_experts(path, config, family, located)
     names = family.names
-    located = _apart(path, config, family, located)
+    for fused, parts, _ in fused_rows(config, family.fused, names):
+        joined |= dict.fromkeys(parts, fused)
+    located = _apart(path, config, family, located, ("weight", *(rule.row_parts if rule else ())))
     expected = {weight.named(names): weight for weight in weights_of(config)}
     every = list(expected.items())
     stacked = take_experts(expected, located, config, family, path) if family.stacked_experts else {}
-    quantized = stacked | (take_quantized(rule, expected, located, path) if rule else {})
+    quantized = stacked | (take_quantized(rule, expected, located, path, joined) if rule else {})
     plain = {name: weight.shape for name, weight in expected.items() if name not in quantized}
     _check_tensors(path, config, plain, located, names, by=config_path.name)
+    notes = _notes_on_extra(path, located, expected, names["head"], by=config_path.name)
     tensors = {
         weight.name: quantized[name] if name in quantized else _tensor(located[name], weight, family, config)
         for name, weight in every
     }
     mapped = list(files.values())
     reading = {"release": partial(release_all, mapped), "scattered": partial(scattered_in_all, mapped)}
-    return Checkpoint(path, form, config, tensors, bos=bos, stops=stops, **reading)
+    return Checkpoint(path, form, config, tensors, bos=bos, stops=stops, notes=notes, **reading)
 
 
 def _tensor(place: tuple[MappedFile, HeaderEntry], weight: Weight, family: Family, config: Config) -> Tensor:
@@ -114,14 +135,18 @@ def _in_float32(read: Callable[[], np.ndarray]) -> np.ndarray:
         return read().astype(np.float32)
 
 
-def _apart(path: str, config: Config, family: Family, located: Located) -> Located:
-    """Replace each fused matrix by its parts, which are consecutive rows of it."""
+def _apart(path: str, config: Config, family: Family, located: Located, kinds: Sequence[str]) -> Located:
+    """Replace each fused matrix by its parts, which are consecutive rows of it.
+
+    `kinds` are the endings of the names of tensors that have these rows.
+    """
     apart = dict(located)
     for name, parts, rows in fused_rows(config, family.fused, family.names):
-        if place := apart.pop(f"{name}.weight", None):  # `_check_tensors` names it.
-            file, entry = place
-            pieces = taken_apart(path, f"{name}.weight", entry, rows, by="config.json makes")
-            apart |= {f"{part}.weight": (file, piece) for part, piece in zip(parts, pieces, strict=True)}
+        for kind in kinds:
+            if place := apart.pop(f"{name}.{kind}", None):  # `_check_tensors` names it.
+                file, entry = place
+                pieces = taken_apart(path, f"{name}.{kind}", entry, rows, by="config.json makes")
+                apart |= {f"{part}.{kind}": (file, piece) for part, piece in zip(parts, pieces, strict=True)}
     return apart
 
 
@@ -196,7 +221,7 @@ def _check_tensors(
     *,
     by: str,
 ) -> None:
-    """Raise `CheckpointError` unless `located` has exactly the `expected` tensors, with their shapes.
+    """Raise `CheckpointError` unless `located` has the `expected` tensors, with their shapes.
 
     `by` is the name of the file that prescribes them, for messages.
     """
@@ -208,13 +233,30 @@ def _check_tensors(
             raise refused(path, f"{name} has shape {list(located[name][1].shape)}, but {by} makes it {list(shape)}")
         if (dtype := located[name][1].dtype.name) not in FLOATS:
             raise refused(path, f"{name} holds {dtype}, which {by} has no quantization_config for")
-    for name in located:
-        # The first conversions of Llama 2 hold each layer's RoPE frequencies, which every reader computes itself.
-        if name not in expected and name != head and not name.endswith(".rotary_emb.inv_freq"):
-            raise refused(path, f"tensor {quoted(name)} is not part of a model with this {by}")
-    if config.tied and head in located and not _equal(located[head], located[embedding]):
+    if config.tied and head in located and not (embedding in located and _equal(located[head], located[embedding])):
         # transformers 4 would take the embedding, transformers 5 the head.
         raise refused(path, f"tie_word_embeddings is true, but {head} differs from {embedding}")
+
+
+def _notes_on_extra(path: str, located: Located, expected: Collection[str], head: str, *, by: str) -> tuple[str, ...]:
+    """Name the tensors that are left out in one line; return no line if the files have only tensors of the model.
+
+    `expected` are the tensors of the model that `by` describes, and `head` is the module of its head. Raises
+    `CheckpointError` for an extra tensor in a layer or module that we compute.
+    """
+    computed = {name.rpartition(".")[0] for name in expected} | {head}
+    computed |= {match[0] for name in expected if (match := LAYER.match(name))}
+    extra = [name for name in located if name not in expected and name != f"{head}.weight"]
+    for name in extra:
+        owners = {name[: dot.start()] for dot in re.finditer(r"\.", name)}
+        if computed & owners and not BUFFER.fullmatch(name):
+            raise refused(path, f"tensor {quoted(name)} is not part of a model with this {by}")
+    if not extra:
+        return ()
+    more = f" and {len(extra) - MOST_NAMED} more" if len(extra) > MOST_NAMED else ""
+    names = ", ".join(map(quoted, extra[:MOST_NAMED]))
+    count = f"{len(extra)} tensor{'s are' if len(extra) > 1 else ' is'}"
+    return (str(refused(path, f"{count} left out, since the model of {by} has no place for them: {names}{more}")),)
 
 
 def _hint(missing: str, head: str, located: Located) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from llamaspec.model.checkpoints.checkpoint import Checkpoint, Shifted, Tensor, refused
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, CodesWithMinima, Tensor, refused
 from llamaspec.model.checkpoints.checks import check_finite
 from llamaspec.model.checkpoints.codes import WITH_MINIMA, in_whole_bytes
 from llamaspec.model.checkpoints.huggingface.bitsandbytes import CODEBOOKS, BitsAndBytes, format_bitsandbytes
@@ -55,7 +55,7 @@ def write_huggingface(
     Raises `CheckpointError`, and leaves nothing behind, if the directory exists, the disk is full, a weight is not
     finite, or no family of transformers or no layout fits the model.
     """
-    checkpoint = _held(checkpoint)
+    checkpoint = _storable(checkpoint)
     family, in_mxfp4 = nearest_family(checkpoint.config), False
     if family.stacked_experts:
         tensors, in_mxfp4 = with_stacked_experts(checkpoint, family)
@@ -135,7 +135,7 @@ def _dtype(checkpoint: Checkpoint, rule: Written | None) -> str:
     return checkpoint.tensors[EMBEDDING].dtype.name
 
 
-def _held(checkpoint: Checkpoint) -> Checkpoint:
+def _storable(checkpoint: Checkpoint) -> Checkpoint:
     """Drop the codes that no layout can hold, so that these weights are written as floats.
 
     These are the codes of embeddings, codes with minima, groups of one column, and GGUF files of several types.
@@ -226,7 +226,7 @@ def _arrays(name: str, tensor: Tensor, rule: Written | None, *, path: str) -> It
         return
     module, zeros = name.removesuffix(".weight"), []
     for part in tensor.codes.parts():
-        assert not isinstance(part, Shifted)  # no format holds them
+        assert not isinstance(part, CodesWithMinima)  # no format holds them
         if part.scales.dtype == np.float32:
             check_finite(f"{module}'s scales", part.scales, path=path)
         if isinstance(part, Affine):

@@ -15,25 +15,27 @@ from llamaspec.model.checkpoints.staging import new_directory, new_file
 from llamaspec.model.convert import convert
 from tests.support import families
 from tests.support.gguf_files import file_of
+from tests.support.processes import REPOSITORY
+from tests.support.refusals import mentions
 
 CONFIG = families.FAMILIES["llama-3.1"]
 
 FOLDERS: dict[str, tuple[dict[str, str], str]] = {
-    "nothing": ({}, "no config.json is there"),
-    "a llama2.c file": ({"stories.bin": "", "tok512.bin": ""}, "is there, but stories.bin: a .bin of llama2.c is"),
-    "Meta's": ({"consolidated.00.pth": "", "params.json": "{}"}, "convert it by convert_llama_weights_to_hf.py"),
-    "Mistral's": ({"consolidated.00.pth": "", "params.json": "{}"}, "or convert_mistral_weights_to_hf.py"),
-    "Mistral's without weights": ({"params.json": "{}"}, "but no consolidated.safetensors, which belongs to it"),
+    "nothing": ({}, "config.json"),
+    "a llama2.c file": ({"stories.bin": "", "tok512.bin": ""}, "stories.bin .bin llama2.c"),
+    "Meta's": ({"consolidated.00.pth": "", "params.json": "{}"}, "convert convert_llama_weights_to_hf.py"),
+    "Mistral's": ({"consolidated.00.pth": "", "params.json": "{}"}, "convert_mistral_weights_to_hf.py"),
+    "Mistral's without weights": ({"params.json": "{}"}, "consolidated.safetensors belongs"),
     "GGUF files": (
-        {"b-Q8_0.gguf": "", "a-Q4_K_M.gguf": ""}, "is a folder of GGUF files: name one of them, a-Q4_K_M.gguf, b-Q8_0",
+        {"b-Q8_0.gguf": "", "a-Q4_K_M.gguf": ""}, "folder GGUF files name one a-Q4_K_M.gguf b-Q8_0",
     ),
     "an adapter": (
         {"adapter_config.json": '{"base_model_name_or_path": "meta/llama"}', "adapter_model.safetensors": ""},
-        "is an adapter (LoRA), not a whole model: merge it into its base model, 'meta/llama', first",
+        "adapter (LoRA) whole model merge base model 'meta/llama' first",
     ),
     "a cache of two": (
         {"snapshots/aa/config.json": "{}", "snapshots/bb/config.json": "{}"},
-        "name a snapshot, snapshots/aa, snapshots/bb",
+        "name snapshot snapshots/aa snapshots/bb",
     ),
 }  # fmt: skip
 
@@ -46,7 +48,7 @@ def test_a_folder_that_is_no_model_is_refused_by_what_it_is(kind, tmp_path):
         (tmp_path / name).write_text(text)
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(tmp_path)
-    assert str(caught.value).startswith(f"{tmp_path}: ") and what in str(caught.value)
+    assert str(caught.value).startswith(f"{tmp_path}: ") and mentions(str(caught.value), what)
     assert str(caught.value).isprintable()
 
 
@@ -70,7 +72,7 @@ def test_a_misspelt_name_is_answered_by_the_one_that_it_may_mean(tmp_path, monke
 
 
 def cached(folder: Path) -> tuple[Path, Path]:
-    """Write a model in Hugging Face's cache; return its folder, and the snapshot with links to blobs."""
+    """Write a model in the layout of Hugging Face's cache; return its folder, and the snapshot with links to blobs."""
     model = folder / "models--owner--name"
     snapshot, blobs = model / "snapshots" / "abc", model / "blobs"
     snapshot.mkdir(parents=True)
@@ -131,7 +133,7 @@ def test_no_template_from_outside_gets_into_a_gguf_file(tmp_path):
 
 @pytest.mark.parametrize("kind", ["safetensors", "gguf"])
 def test_a_file_cut_short_while_it_is_read_is_an_error(kind, tmp_path):
-    """A file cut short while it is read gives an error, not the SIGBUS of a page beyond the end."""
+    """If a file is truncated while it is read, reading raises an error, and SIGBUS does not end the process."""
     if kind == "gguf":
         path = place = file_of(CONFIG, families.random_tensors(CONFIG)).write(tmp_path / "x.gguf")
     else:
@@ -140,9 +142,9 @@ def test_a_file_cut_short_while_it_is_read_is_an_error(kind, tmp_path):
     checkpoint = open_checkpoint(place)
     os.truncate(path, 100)
     for tensor in checkpoint.tensors.values():
-        with pytest.raises(CheckpointError, match=r"was cut short while it was read: 100 bytes are left of [\d,]+$"):
+        with pytest.raises(CheckpointError, match=r"cut short.*\b100 bytes"):
             tensor.read()
-    with pytest.raises(CheckpointError, match="was cut short while it was read"):
+    with pytest.raises(CheckpointError, match="cut short"):
         checkpoint.release()
 
 
@@ -158,12 +160,10 @@ with {maker}(sys.argv[1]) as staged:
 
 @pytest.mark.parametrize(("maker", "written"), [("new_file", "staged"), ("new_directory", "staged / 'x'")])
 def test_what_a_kill_left_is_removed_at_the_next_write(maker, written, tmp_path):
-    """The next write to a place removes only the leftovers of killed writers to this place."""
+    """Writing to a path removes leftovers of killed writers to the same path, but no other unfinished files."""
     code = WRITER.format(maker=maker, written=written)
     command = [sys.executable, "-c", code, str(tmp_path / "there")]
-    killed, living = (
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]) for _ in range(2)
-    )
+    killed, living = (subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) for _ in range(2))
     try:
         for process in (killed, living):
             assert process.stdout and process.stdout.readline() == "ready\n"

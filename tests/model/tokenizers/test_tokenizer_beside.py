@@ -1,4 +1,4 @@
-"""Files next to a tokenizer.json: which tokens they add, and which file wins."""
+"""Files next to a tokenizer.json: which tokens they add, and which file takes precedence."""
 
 import json
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ FIRST = 256  # the first id after the bytes
 
 
 def write(folder: Path, listed: tuple[str, ...] = ("<s>", "</s>"), **files: Any) -> Path:
-    """Write a tokenizer.json of the 256 bytes and the special tokens `listed`, with files next to it."""
+    """Write a tokenizer.json with the 256 bytes and the special tokens `listed`, and the other files next to it."""
     (folder / "tokenizer.json").write_text(tiny_tokenizers.chatml(special=listed))
     (folder / "config.json").write_text('{"model_type": "llama"}')
     files.setdefault("tokenizer_config", {})
@@ -42,7 +42,7 @@ def token(content: str, **flags: bool) -> dict[str, Any]:
 
 
 def ids_of(folder: Path, text: str) -> list[int]:
-    """Encode a text of a template, where names of control tokens become these tokens."""
+    """Encode text from a template: names of control tokens in it become these tokens."""
     return SpecialTokens(load_tokenizer(folder)).encode(text)
 
 
@@ -110,7 +110,7 @@ def test_a_named_token_that_is_listed_as_not_special_is_a_control_token(tmp_path
 
 def test_an_id_that_the_next_token_would_not_have_is_refused(tmp_path):
     write(tmp_path, added_tokens={"<a>": 300})
-    with pytest.raises(CheckpointError, match='token "<a>" is stated to have id 300, but the next free id is 258'):
+    with pytest.raises(CheckpointError, match=r'"<a>".*\b300\b.*\b258\b'):
         load_tokenizer(tmp_path)
 
 
@@ -142,7 +142,7 @@ texts = st.lists(st.sampled_from([*NAMES, "<s>", "a", " ", "\n", "word", "<"]), 
 
 @st.composite
 def folders(draw) -> dict[str, Any]:
-    """Draw the contents of the files next to a tokenizer.json, by name."""
+    """Draw the contents of the files next to a tokenizer.json, by file name."""
     config: dict[str, Any] = {}
     files: dict[str, Any] = {"tokenizer_config": config}
     new = [name for name in draw(names) if name != "</s>"]
@@ -190,7 +190,7 @@ SOURCES = {
 
 
 def spaced(folder: Path, source: str, **config: Any) -> Path:
-    """Write a tokenizer.json of SentencePiece's kind and a tokenizer_config.json."""
+    """Write a SentencePiece-style tokenizer.json and a tokenizer_config.json."""
     (folder / "tokenizer.json").write_bytes(SOURCES[source])
     named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(named | config))
@@ -246,7 +246,7 @@ def test_a_byte_level_tokenizer_loses_its_prefix(tmp_path):
 
 def test_a_prefix_that_is_not_true_or_false_is_refused(tmp_path):
     config = {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": "no"}
-    with pytest.raises(CheckpointError, match='add_prefix_space is "no", not true or false'):
+    with pytest.raises(CheckpointError, match=r'add_prefix_space.*"no"'):
         load_tokenizer(spaced(tmp_path, "metaspace", **config))
 
 

@@ -1,4 +1,4 @@
-"""Written GGUF files read back as the same model, and equal the files of an independent writer."""
+"""GGUF files that we write are read back as the same model, and equal the files of an independent writer."""
 
 import json
 from dataclasses import replace
@@ -71,9 +71,9 @@ def test_the_tensors_are_those_of_another_writer(tmp_path, family):
 
 
 def written(checkpoint: Checkpoint, path: Path, to: str) -> dict[str, str]:
-    """Write a GGUF file as `to`, and return the types of its tensors by name.
+    """Write a GGUF file with matrices in the format `to`; return the types of the written tensors by name.
 
-    The entry `left` names the matrices that `to` cannot divide into blocks.
+    The entry `left` lists the matrices that do not divide into blocks of `to`.
     """
     leftover = write_gguf(checkpoint, path, to=to)
     types = {name: kind for name, (_, kind, _) in raw_tensors(path).items()}
@@ -169,12 +169,12 @@ def test_weights_beyond_a_type_are_refused(tmp_path, to, value, what):
 
 
 def test_a_type_that_there_is_not(tmp_path):
-    with pytest.raises(ValueError, match="'q3' is none of the types float32"):
+    with pytest.raises(ValueError, match=r"'q3'.*float32"):
         write_gguf(random_checkpoint(SMALL, seed=0), tmp_path / "x.gguf", to="q3")
 
 
 def with_tokenizer(path: Path, tokenizer: Tokenizer, *, more: int = 0, **changes) -> Path:
-    """Write a small model with the tokenizer's vocabulary, and `more` rows without a token."""
+    """Write a small model with the tokenizer's vocabulary, and with `more` rows that have no token."""
     config: Config = replace(SMALL, dim=8, layers=1, heads=1, kv_heads=1, ffn=4, vocab=tokenizer.vocab + more)
     checkpoint = replace(random_checkpoint(config, seed=0), **changes)
     templates = {"default": "{{ messages }}", "tool-use": "{{ tools }}"}
@@ -228,7 +228,7 @@ def test_what_ends_a_text_keeps_its_name(tmp_path, folder):  # noqa: F811
     path = with_tokenizer(tmp_path / "2.gguf", llama2, stops=frozenset({1, 2}))
     assert stored_ids(path) == {"bos": 1, "eos": 2, "eot": 1}
     # llama.cpp knows no end of a text by the names of 3 to 6, so the keys would have to name all four.
-    with pytest.raises(CheckpointError, match="4 tokens end a text, and GGUF can name 3"):
+    with pytest.raises(CheckpointError, match=r"\b4 tokens.*GGUF.*\b3\b"):
         with_tokenizer(tmp_path / "4.gguf", llama2, stops=frozenset({3, 4, 5, 6}))
 
 
