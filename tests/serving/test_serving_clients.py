@@ -169,7 +169,7 @@ def test_a_client_that_waits_for_leave_to_send_its_body_gets_it(site, value):
         assert read_reply(connection).status == 200
 
 
-def test_who_may_not_send_a_body_is_not_asked_for_it():
+def test_unauthorized_clients_get_no_100_continue():
     with running(FakeEngine(), access=Access(keys=("k",))) as site:
         raw = request_bytes(CHAT, {"messages": USER}, headers="Expect: 100-continue\r\n").partition(b"\r\n\r\n")[0]
         with socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE) as connection:

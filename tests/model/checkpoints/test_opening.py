@@ -159,7 +159,7 @@ with {maker}(sys.argv[1]) as staged:
 
 
 @pytest.mark.parametrize(("maker", "written"), [("new_file", "staged"), ("new_directory", "staged / 'x'")])
-def test_what_a_kill_left_is_removed_at_the_next_write(maker, written, tmp_path):
+def test_leftovers_of_a_killed_writer_are_removed(maker, written, tmp_path):
     """Writing to a path removes leftovers of killed writers to the same path, but no other unfinished files."""
     code = WRITER.format(maker=maker, written=written)
     command = [sys.executable, "-c", code, str(tmp_path / "there")]
