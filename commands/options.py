@@ -181,7 +181,7 @@ tokenizer_option = click.option(
     type=FILE,
     metavar="PATH",
     help="Use this tokenizer: a file, or a directory that has one.  [default: the one in the model's file, or "
-    "tokenizer.json, tekken.json, tokenizer.model or tokenizer.bin next to it]",
+    "tokenizer.json, tekken.json, tokenizer.model, tokenizer.bin, or vocab.json with merges.txt next to it]",
 )
 template_option = click.option(
     "--template",
