@@ -523,7 +523,11 @@ def targeted(targets: list[Any]) -> dict[str, Any]:
         ),
         ("awq", {"quant_method": ["awq"]}, "quant_method a list is not read"),
         ("awq", {"bits": 3}, "AWQ with 3 bits"),
-        ("awq", {"version": "gemv"}, 'version "gemv"'),
+        (
+            "awq",
+            {"version": "marlin"},
+            'version "marlin", zero_point true is not read (only 4 bits, the versions gemm, gemv,',
+        ),
         ("awq", {"group_size": 16}, "qzeros is int32 [2, 8], but config.json makes it int32 [4, 8]"),
         ("gptq 4", {"bits": 5}, "GPTQ with 5 bits"),
         ("gptq 4", {"bits": "4"}, 'bits is "4", not an integer'),
