@@ -9,8 +9,8 @@ QuantizedModelForCausalLM.save_pretrained() writes quanto_qmap.json: the type of
     qint4, qint2      _data._data bytes, _scale, _shift [rows * groups, 1]    code * scale - shift
 
 Codes of qint4 and qint2 are a table with a row for each group. The table is cut into 2 or 4 equal parts, and a byte
-holds a code of each part, the first part in the lowest bits. A group has 128 columns, or 96, 64 or 32 if these divide a row
-and larger sizes do not. A row that no size divides, or that has at most 128 columns, is one group.
+holds a code of each part, the first part in the lowest bits. A group has 128, 96, 64 or 32 columns: the largest size
+that divides a row. A row that no size divides, or that has at most 128 columns, is one group.
 """
 
 import numpy as np
