@@ -85,7 +85,7 @@ def test_scores_depend_on_the_distance_alone(rope, noise, head_dim, theta, m, n,
 
 
 @given(rope=ropes, noise=noises, head_dim=head_dims, m=positions, n=positions)
-def test_turns_add_up(rope, noise, head_dim, m, n):
+def test_rotations_add_up(rope, noise, head_dim, m, n):
     x = noise(1, 2, head_dim)
     turns = frequencies(head_dim, theta=10_000.0)
     once = rope(x, np.array([m + n]), turns)
@@ -110,7 +110,7 @@ def test_every_token_turns_to_its_own_position(rope, noise, at):
 
 @given(noise=noises, head_dim=head_dims, heads=st.integers(1, 3), position=positions)
 def test_both_pairings_agree_after_the_permutation(noise, head_dim, heads, position):
-    """Both pairings (halves, interleaved) agree if the rows of a projection are permuted."""
+    """RoPE in halves and interleaved RoPE give the same result if the rows of a projection are permuted."""
     weight, x = noise(heads * head_dim, 5), noise(5)
     turns = frequencies(head_dim, theta=10_000.0)
     rows = interleaved_to_halves(weight @ x, heads=heads)  # a vector [heads * head_dim], such as a bias

@@ -228,7 +228,7 @@ def test_an_interrupted_answer_is_kept(kind):
     assert talk.script.fed == talk.cached
 
 
-def test_a_question_without_any_answer_was_not_put(kind):
+def test_a_question_without_an_answer_is_dropped(kind):
     talk = Talk(kind)
     generation = talk.chat.reply("Hi", interrupted=lambda: True)
     assert list(generation) == [] and generation.finish_reason == "interrupted"
@@ -242,7 +242,7 @@ def test_a_question_without_any_answer_was_not_put(kind):
 
 
 @pytest.mark.parametrize("length", range(1, 6))
-def test_an_answer_cut_within_a_character_is_kept_as_it_was_shown(kind, length):
+def test_an_answer_cut_inside_a_character_stays_as_shown(kind, length):
     talk = Talk(kind)
     begin, end = text("a", kind), "\ufffd" if 1 < length < 5 else ""
     drawn = talk.tokenizer.encode(f"{begin}🦙", start=False)
@@ -254,7 +254,7 @@ def test_an_answer_cut_within_a_character_is_kept_as_it_was_shown(kind, length):
     assert talk.chat.messages[1]["content"] == generation.completion
 
 
-def test_what_is_shown_for_half_a_character_is_not_taken_for_its_bytes(kind):
+def test_half_a_character_keeps_its_bytes(kind):
     talk = Talk(kind)
     begin, *later_bytes = talk.tokenizer.encode(text("！", kind), start=False)[-3:]
     assert talk.tokenizer.bytes_of(begin) == "\ufffd".encode()[:1] and len(later_bytes) == 2
@@ -323,7 +323,7 @@ def test_a_conversation_that_no_longer_fits_says_so_and_loses_nothing(kind):
     talk = Talk(kind, capacity=200)
     talk.ask("Hi", talk.answer(text("Yes.", kind)))
     messages, cached = talk.chat.messages, talk.cached
-    with pytest.raises(ValueError, match=r"is \d+ tokens, more than the context of 200: .*make_room") as caught:
+    with pytest.raises(ValueError, match=r"\d+ tokens.*\b200\b.*make_room") as caught:
         talk.chat.reply("abcd " * 60)
     assert "\n" not in str(caught.value)
     assert (talk.chat.messages, talk.cached) == (messages, cached)
@@ -335,7 +335,7 @@ def test_a_conversation_that_no_longer_fits_says_so_and_loses_nothing(kind):
     assert talk.script.fed == talk.cached
     talk.chat.reset()
     assert talk.chat.messages == []
-    with pytest.raises(ValueError, match=r"^this is \d+ tokens, more than the context of 200$"):
+    with pytest.raises(ValueError, match=r"^(?!.*make_room).*\d+ tokens.*\b200\b"):
         talk.chat.reply("abcd " * 60)  # no message is left to drop
     talk.ask("Hi", talk.answer(text("Yes.", kind)))
     assert talk.script.fed != talk.cached  # the new answer starts in another sequence
@@ -360,7 +360,7 @@ def test_old_turns_make_room(kind):
     )
 
 
-def test_room_that_cannot_be_made_is_not_made(kind):
+def test_old_turns_stay_if_dropping_them_does_not_help(kind):
     talk = Talk(kind, capacity=200)
     talk.ask("Hi", talk.answer(text("Yes.", kind)))
     messages = talk.chat.messages
@@ -382,7 +382,7 @@ def test_a_context_that_fills_up_ends_the_answer(kind):
     generation = talk.ask("Hi", [65] * 300, max_new_tokens=300)
     assert generation.finish_reason == "context"
     assert len(talk.chat.messages) == 2
-    with pytest.raises(ValueError, match=r"forget what was said \(reset, make_room\)"):
+    with pytest.raises(ValueError, match=r"reset.*make_room"):
         talk.chat.reply("Hi")
     assert len(talk.chat.messages) == 2
 
@@ -411,7 +411,7 @@ THOUGHTLESS = """\
 """
 
 
-def test_a_template_that_rewrites_the_past_has_the_rest_computed_anew():
+def test_a_template_that_changes_earlier_turns_recomputes_the_rest():
     talk = Talk("llama3", ChatTemplate("thoughtless", THOUGHTLESS, {"bos_token": "<|begin_of_text|>"}))
     first = talk.ask("Hi", talk.answer("<think>Hm.</think>Yes"))
     before = len(talk.script.fed)
@@ -427,10 +427,10 @@ def test_a_template_that_refuses_or_makes_nothing_loses_nothing():
     source = "{% if messages | length > 2 %}{{ raise_exception('enough') }}{% endif %}{{ messages[0].content }}"
     talk = Talk("llama3", ChatTemplate("short", source))
     talk.ask("Hi", talk.answer("a"))
-    with pytest.raises(ValueError, match="short: refuses this conversation: enough"):
+    with pytest.raises(ValueError, match=r"short: .*: enough"):
         talk.chat.reply("more")
     assert len(talk.chat.messages) == 2
-    with pytest.raises(ValueError, match="nothing: makes nothing of this conversation"):
+    with pytest.raises(ValueError, match="nothing: "):
         Talk("llama3", ChatTemplate("nothing", "")).chat.reply("Hi")
     with pytest.raises(ValueError, match="not valid Unicode"):
         talk.chat.reply("\ud800")

@@ -36,14 +36,11 @@ from llamaspec.model.tokenizers.tiktoken_ranks import read_tiktoken
 from llamaspec.model.tokenizers.tokenizer import decode
 from tests.support import tiny_tokenizers
 from tests.support.goldens import read_golden
+from tests.support.refusals import mentions
 from tests.support.waiting import PATIENCE
 
 GOLDEN = read_golden("chat")
-WHAT_ERRORS_SAY = {
-    "TemplateError": "refuses this conversation: ",
-    "UndefinedError": "fails: UndefinedError: ",
-    "SecurityError": "does what no template may: a namespace has no '_hidden'",
-}
+WORDS_OF_ERRORS = {"TemplateError": "refuses", "UndefinedError": "UndefinedError", "SecurityError": "'_hidden'"}
 HELLO = [{"role": "user", "content": "Hello"}]
 DIALOGUE = [
     {"role": "system", "content": "Be brief."},
@@ -64,13 +61,13 @@ def test_templates_render_as_in_transformers(case):
         with pytest.raises(ValueError) as caught:
             template.render(case["messages"], **case["variables"])
         message = str(caught.value)
-        assert message.startswith(f"{case['template']}: {WHAT_ERRORS_SAY[case['kind']]}")
+        assert message.startswith(f"{case['template']}: ") and mentions(message, WORDS_OF_ERRORS[case["kind"]])
         assert case["kind"] == "SecurityError" or message.endswith(case["error"])
     else:
         assert template.render(case["messages"], **case["variables"]) == case["rendered"]
 
 
-def test_what_is_none_is_not_there():
+def test_none_values_are_undefined_in_templates():
     template = ChatTemplate(
         "t", "{% for m in messages %}{{ m.name is defined }}{{ m.content }}{% endfor %}{{ bos_token }}"
     )
@@ -79,25 +76,25 @@ def test_what_is_none_is_not_there():
 
 
 HOSTILE = {
-    "{{ 'a' * 10**10 }}": "takes more than 512 MB of memory",
+    "{{ 'a' * 10**10 }}": "512 MB",
     "{% set s = namespace(l=[1]) %}{% for i in range(99) %}{% set s.l = s.l + s.l %}{% endfor %}": "takes more than",
-    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}": "takes more than 2 seconds",
-    "{{ 7 ** (10 ** 9) }}": "takes more than 2 seconds",  # within a single instruction of Python
-    "{% for a in range(99999) %}{{ 'aaaaaaaaaa' * 10 }}{% endfor %}": f"makes more than {LONGEST:,} characters",
-    "{% for a in range(10**6) %}{% endfor %}": "fails: OverflowError: Range too big",
-    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "is nested or calls itself too deeply",
-    "{{ " + "(" * 9999 + "1" + ")" * 9999 + " }}": "is nested or calls itself too deeply",
-    "{{ ''.__class__.__mro__[1].__subclasses__() }}": "does what no template may: access to attribute '__class__'",
-    "{{ '{0.__class__.__mro__}'.format('') }}": "does what no template may: access to attribute '__class__'",
-    "{{ (messages | attr('__class__')).mro() }}": "does what no template may: access to attribute '__class__'",
-    "{{ raise_exception.__globals__.keys() }}": "does what no template may: access to attribute '__globals__'",
-    "{{ messages.append(1) }}": "does what no template may: access to attribute 'append'",
-    "{% include '/etc/passwd' %}": "fails: TypeError: no loader",
-    "{{ nothing.at.all }}": "fails: UndefinedError: 'nothing' is undefined",
-    "{% if %}": "is not a template: line 1: Expected an expression",
-    "\n{{ 'a'": "is not a template: line 2: unexpected end of template",
-    "{{ raise_exception('two\\nlines \\x1b[31m') }}": r"refuses this conversation: two\nlines \x1b[31m",
-    "{{ raise_exception('long ' * 1000) }}": "refuses this conversation: long long",
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}": "2 seconds",
+    "{{ 7 ** (10 ** 9) }}": "2 seconds",  # within a single instruction of Python
+    "{% for a in range(99999) %}{{ 'aaaaaaaaaa' * 10 }}{% endfor %}": f"{LONGEST:,} characters",
+    "{% for a in range(10**6) %}{% endfor %}": "OverflowError",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "nested deeply",
+    "{{ " + "(" * 9999 + "1" + ")" * 9999 + " }}": "nested deeply",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}": "'__class__'",
+    "{{ '{0.__class__.__mro__}'.format('') }}": "'__class__'",
+    "{{ (messages | attr('__class__')).mro() }}": "'__class__'",
+    "{{ raise_exception.__globals__.keys() }}": "'__globals__'",
+    "{{ messages.append(1) }}": "'append'",
+    "{% include '/etc/passwd' %}": "TypeError loader",
+    "{{ nothing.at.all }}": "UndefinedError 'nothing'",
+    "{% if %}": "line 1",
+    "\n{{ 'a'": "line 2",
+    "{{ raise_exception('two\\nlines \\x1b[31m') }}": r"refuses two\nlines \x1b[31m",
+    "{{ raise_exception('long ' * 1000) }}": "refuses long",
 }
 
 
@@ -117,7 +114,7 @@ def test_a_harmful_template_is_one_line_and_soon(source):
     with pytest.raises(CheckpointError) as caught:
         ChatTemplate("folder/chat_template.jinja", source).render(HELLO)
     message = str(caught.value)
-    assert message.startswith(f"folder/chat_template.jinja: {HOSTILE[source]}")
+    assert message.startswith("folder/chat_template.jinja: ") and mentions(message, HOSTILE[source])
     assert message.isprintable() and len(message) < 400
     assert seconds_of_children() - began < CPU_SECONDS + 1  # the kernel checks the limit only now and then
 
@@ -165,7 +162,7 @@ def say(template: ChatTemplate, text: str) -> str:
     return template.render([{"role": "user", "content": text}])
 
 
-def test_one_worker_renders_again_and_again_whatever_a_rendering_does(monkeypatch, started):
+def test_one_worker_renders_many_templates_even_after_failures(monkeypatch, started):
     monkeypatch.setattr("llamaspec.model.chat.template_process.CPU_SECONDS", 1)
     with closing(Workers()) as workers:
         template = ChatTemplate("t", AS_TOLD, workers=workers)
@@ -198,7 +195,7 @@ def test_workers_render_side_by_side_and_two_are_kept(started):
 def test_a_template_that_cannot_be_compiled_is_told_each_time(started):
     with closing(Workers()) as workers:
         for _ in range(2):
-            with pytest.raises(CheckpointError, match=r"^t: is not a template: line 1: Expected"):
+            with pytest.raises(CheckpointError, match=r"^t: .*line 1: Expected"):
                 say(ChatTemplate("t", "{% if %}", workers=workers), "a")
     assert len(started) == 1
 
@@ -246,7 +243,7 @@ def test_an_option_that_no_template_reads_is_refused():
     check_options(template, ["enable_thinking", "effort"])
     with pytest.raises(ValueError, match=r'^t: reads no option "thinking"'):
         check_options(template, ["effort", "thinking"])
-    with pytest.raises(ValueError, match="messages is given by the conversation"):
+    with pytest.raises(ValueError, match="messages"):
         check_options(template, ["messages"])
 
 
@@ -276,7 +273,7 @@ contents = st.lists(st.sampled_from([*names, "<", "|", "s>", "</", "\n", " ", "a
 @example("<|eot_id|>")
 @example("</s>")
 @example("<<s>s>")
-def test_what_was_said_is_text(name, text):
+def test_message_text_is_never_a_special_token(name, text):
     tokenizer = TOKENIZERS[name]
     special = SpecialTokens(tokenizer)
     begin, end = list(tokenizer.special)[:2]
@@ -288,7 +285,7 @@ def test_what_was_said_is_text(name, text):
 
 
 @given(parts=st.lists(st.text("<|eot_id>/s", max_size=4) | st.sampled_from(["<|", "eot_id", "|>"])))
-def test_nor_do_parts_of_it_make_a_special_token(parts):
+def test_message_parts_cannot_form_a_special_token(parts):
     together = marked("").join(map(quoted, parts))
     assert SpecialTokens(LLAMA3).encode(together) == LLAMA3.encode("".join(parts))
 
@@ -296,7 +293,7 @@ def test_nor_do_parts_of_it_make_a_special_token(parts):
 @pytest.mark.parametrize(
     ("before", "content", "after"), [("<|", "eot_id|>", ""), ("", "<|eot_id", "|>"), ("<|eot", "_", "id|>")]
 )
-def test_nor_does_a_part_of_it_within_a_name(before, content, after):
+def test_message_text_inside_a_name_is_no_special_token(before, content, after):
     text = marked(before) + quoted(content) + after
     assert text == "<|eot_id|>" and SpecialTokens(LLAMA3).encode(text) == LLAMA3.encode("<|eot_id|>")
 
@@ -334,8 +331,8 @@ def test_errors_of_templates_show_what_was_said():
         template.render([{"role": "user", "content": "<|eot_id|> \U0001f999"}])
 
 
-def test_halves_of_a_character_that_a_template_puts_together_are_refused():
-    with pytest.raises(CheckpointError, match=r"^t: makes text that is not valid Unicode"):
+def test_joined_halves_of_a_character_are_refused():
+    with pytest.raises(CheckpointError, match=r"^t: .*Unicode"):
         ChatTemplate("t", r"{{ '\ud83d' ~ '\udc4b' }}").render([])
 
 
@@ -374,11 +371,9 @@ class Model(Llama):
     def session(self) -> Any: ...
 
 
-def test_a_template_that_fills_no_context_is_refused_before_it_is_encoded():
+def test_a_prompt_far_beyond_the_context_is_refused_before_it_is_encoded():
     """A rendered prompt of 2.8 million characters is refused before it is encoded; encoding it would take 1.8 GB."""
     chat = Chat(Model(), ChatTemplate("t", "{{ 'x' * 2_800_000 }}"))
-    with pytest.raises(
-        ValueError, match=r"^t: makes 2,800,000 characters of this conversation, more than 25,600, which"
-    ):
+    with pytest.raises(ValueError, match=r"^t: .*2,800,000.*25,600"):
         chat.reply("a")
     assert chat.messages == []

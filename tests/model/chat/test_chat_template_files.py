@@ -24,7 +24,7 @@ def test_a_folders_template_is_found_rendered_and_encoded_as_in_transformers(cas
     assert SpecialTokens(tokenizer).encode(rendered) == [int(id) for id in case["ids"].split()]
 
 
-def test_a_file_of_its_own_comes_first(tmp_path):
+def test_a_template_file_takes_precedence(tmp_path):
     config = {"chat_template": "not this", "bos_token": {"content": "<x>"}, "eos_token": None}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     (tmp_path / "chat_template.jinja").write_text("[{{ bos_token }}|{{ eos_token }}]")
@@ -33,13 +33,13 @@ def test_a_file_of_its_own_comes_first(tmp_path):
     assert template.render(HELLO) == "[<x>|]"
 
 
-def test_it_is_beside_a_file(tmp_path):
+def test_a_template_next_to_a_model_file_is_found(tmp_path):
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token ~ eos_token }}")
     assert find_template(LLAMA3, tmp_path / "tokenizer.model").render(HELLO) == "<|begin_of_text|><|eot_id|>"
     assert find_template(LLAMA2, tmp_path / "none.bin").render(HELLO) == "<s></s>"
 
 
-def test_places_are_asked_in_turn(tmp_path):
+def test_template_locations_have_an_order(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "chat_template.jinja").write_text("found")
     assert find_template(LLAMA3, tmp_path / "a", tmp_path).source == "found"
@@ -54,7 +54,7 @@ def test_in_the_tokenizers_configuration(tmp_path, stated):
 def test_a_name_that_leads_out_of_a_folder_is_refused(tmp_path):
     stated = [{"name": "default", "template": "T"}, {"name": "../../evil", "template": "U"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": stated}))
-    with pytest.raises(CheckpointError, match=r'name of a chat template, "../../evil", is not of letters and digits'):
+    with pytest.raises(CheckpointError, match=r'"\.\./\.\./evil"'):
         find_template(LLAMA3, tmp_path)
 
 
@@ -63,11 +63,11 @@ def test_links_out_of_the_folder_and_too_many_others_are_refused(tmp_path):
     more_templates.mkdir(parents=True)
     (tmp_path / "secret").write_text("not to be published")
     (more_templates / "a.jinja").symlink_to(tmp_path / "secret")
-    with pytest.raises(CheckpointError, match=r"a.jinja: is a link to .*secret, outside the model's folder"):
+    with pytest.raises(CheckpointError, match=r"a\.jinja: .*link.*secret"):
         find_template(LLAMA3, tmp_path / "model")
     (more_templates / "a.jinja").unlink()
     (more_templates / "a.jinja").write_text("T")
-    with pytest.raises(CheckpointError, match="none of its chat templates is the default"):
+    with pytest.raises(CheckpointError, match="default"):
         find_template(LLAMA3, tmp_path / "model")
     for i in range(MOST_NAMED):
         (more_templates / f"{i}.jinja").write_text("T")
@@ -81,7 +81,7 @@ def test_one_of_the_models_own_can_be_chosen(tmp_path):
     chosen = find_template(LLAMA3, tmp_path, template="rag")
     assert chosen.name.endswith("tokenizer_config.json (rag)")
     assert chosen.render(HELLO, tools=[]) == "R<|begin_of_text|>"
-    with pytest.raises(CheckpointError, match=r"no built-in chat template: llama3, .*, vicuna, rag"):
+    with pytest.raises(CheckpointError, match=r"llama3, .*, vicuna, rag"):
         find_template(LLAMA3, tmp_path, template="tool_use")
 
 
@@ -116,11 +116,11 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path, name, text, message):
 
 def test_a_model_without_one_says_so(tmp_path):
     (tmp_path / "tokenizer.json").write_text(tiny_tokenizers.chatml(special=("<x>",)))
-    with pytest.raises(CheckpointError, match=r"has no chat template.*--template chooses one: llama3, chatml"):
+    with pytest.raises(CheckpointError, match=r"--template.*llama3, chatml"):
         find_template(load_tokenizer(tmp_path), tmp_path)
 
 
-def test_a_template_that_nobody_named_is_said_to_be_taken(tmp_path):
+def test_a_default_template_is_announced(tmp_path):
     note = find_template(LLAMA2, tmp_path).note
     assert note and note.startswith(f"{tmp_path}: no chat template")
     assert "llama2" in note and "--template" in note and "llama3, chatml" in note
@@ -139,5 +139,5 @@ def test_a_file_can_be_chosen(tmp_path):
     (tmp_path / "other.txt").write_text("{{ bos_token }}{{ messages[0].content }}")
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<x>"}')
     assert find_template(LLAMA2, tmp_path, template=tmp_path / "other.txt").render(HELLO) == "<x>Hello"
-    with pytest.raises(CheckpointError, match="no such file, and no built-in chat template: llama3, chatml"):
+    with pytest.raises(CheckpointError, match="llama3, chatml"):
         find_template(LLAMA2, tmp_path, template="alpaca")

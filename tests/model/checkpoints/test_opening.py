@@ -13,28 +13,29 @@ from llamaspec.model.checkpoints import CheckpointError, open_checkpoint
 from llamaspec.model.checkpoints.open import place_of
 from llamaspec.model.checkpoints.staging import new_directory, new_file
 from llamaspec.model.convert import convert
-from tests.support import families
+from tests.support import families, llama2c_files
 from tests.support.gguf_files import file_of
 from tests.support.processes import REPOSITORY
+from tests.support.refusals import mentions
 
 CONFIG = families.FAMILIES["llama-3.1"]
 
 FOLDERS: dict[str, tuple[dict[str, str], str]] = {
-    "nothing": ({}, "no config.json is there"),
-    "a llama2.c file": ({"stories.bin": "", "tok512.bin": ""}, "is there, but stories.bin: a .bin of llama2.c is"),
-    "Meta's": ({"consolidated.00.pth": "", "params.json": "{}"}, "convert it by convert_llama_weights_to_hf.py"),
-    "Mistral's": ({"consolidated.00.pth": "", "params.json": "{}"}, "or convert_mistral_weights_to_hf.py"),
-    "Mistral's without weights": ({"params.json": "{}"}, "but no consolidated.safetensors, which belongs to it"),
+    "nothing": ({}, "config.json"),
+    "a llama2.c file": ({"stories.bin": "", "tok512.bin": ""}, "stories.bin .bin llama2.c"),
+    "Meta's": ({"consolidated.00.pth": "", "params.json": "{}"}, "convert convert_llama_weights_to_hf.py"),
+    "Mistral's": ({"consolidated.00.pth": "", "params.json": "{}"}, "convert_mistral_weights_to_hf.py"),
+    "Mistral's without weights": ({"params.json": "{}"}, "consolidated.safetensors belongs"),
     "GGUF files": (
-        {"b-Q8_0.gguf": "", "a-Q4_K_M.gguf": ""}, "is a folder of GGUF files: name one of them, a-Q4_K_M.gguf, b-Q8_0",
+        {"b-Q8_0.gguf": "", "a-Q4_K_M.gguf": ""}, "folder GGUF files name one a-Q4_K_M.gguf b-Q8_0",
     ),
     "an adapter": (
         {"adapter_config.json": '{"base_model_name_or_path": "meta/llama"}', "adapter_model.safetensors": ""},
-        "is an adapter (LoRA), not a whole model: merge it into its base model, 'meta/llama', first",
+        "adapter (LoRA) whole model merge base model 'meta/llama' first",
     ),
     "a cache of two": (
         {"snapshots/aa/config.json": "{}", "snapshots/bb/config.json": "{}"},
-        "name a snapshot, snapshots/aa, snapshots/bb",
+        "name snapshot snapshots/aa snapshots/bb",
     ),
 }  # fmt: skip
 
@@ -47,7 +48,7 @@ def test_a_folder_that_is_no_model_is_refused_by_what_it_is(kind, tmp_path):
         (tmp_path / name).write_text(text)
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(tmp_path)
-    assert str(caught.value).startswith(f"{tmp_path}: ") and what in str(caught.value)
+    assert str(caught.value).startswith(f"{tmp_path}: ") and mentions(str(caught.value), what)
     assert str(caught.value).isprintable()
 
 
@@ -141,9 +142,9 @@ def test_a_file_cut_short_while_it_is_read_is_an_error(kind, tmp_path):
     checkpoint = open_checkpoint(place)
     os.truncate(path, 100)
     for tensor in checkpoint.tensors.values():
-        with pytest.raises(CheckpointError, match=r"was cut short while it was read: 100 bytes are left of [\d,]+$"):
+        with pytest.raises(CheckpointError, match=r"cut short.*\b100 bytes"):
             tensor.read()
-    with pytest.raises(CheckpointError, match="was cut short while it was read"):
+    with pytest.raises(CheckpointError, match="cut short"):
         checkpoint.release()
 
 
@@ -158,7 +159,7 @@ with {maker}(sys.argv[1]) as staged:
 
 
 @pytest.mark.parametrize(("maker", "written"), [("new_file", "staged"), ("new_directory", "staged / 'x'")])
-def test_what_a_kill_left_is_removed_at_the_next_write(maker, written, tmp_path):
+def test_leftovers_of_a_killed_writer_are_removed(maker, written, tmp_path):
     """Writing to a path removes leftovers of killed writers to the same path, but no other unfinished files."""
     code = WRITER.format(maker=maker, written=written)
     command = [sys.executable, "-c", code, str(tmp_path / "there")]
@@ -195,3 +196,18 @@ def test_a_link_named_like_an_unfinished_file_is_left_alone(tmp_path):
     with new_file(tmp_path / "there") as staged:
         staged.write_text(json.dumps({}))
     assert (tmp_path / "precious").read_text() == "keep"
+
+
+@pytest.mark.parametrize("layers", [123, 379])
+def test_a_number_of_layers_that_begins_with_a_brace(tmp_path, layers):
+    """A llama2.c file has the number of layers where a safetensors file has JSON, and 379 begins with the byte "{"."""
+    sizes = llama2c_files.Sizes(dim=8, ffn=4, layers=layers)
+    assert open_checkpoint(llama2c_files.write(tmp_path / "x.bin", 0, sizes=sizes)).config.layers == layers
+
+
+@pytest.mark.parametrize("dim", [379, 0x407B])
+def test_a_width_that_begins_with_a_brace(tmp_path, dim):
+    path = tmp_path / "x.bin"
+    path.write_bytes(llama2c_files.header(llama2c_files.Sizes(dim=dim), version=1, tied=True))
+    with pytest.raises(CheckpointError, match=f"not a checkpoint: dim {dim} and 4 heads"):
+        open_checkpoint(path)

@@ -87,14 +87,14 @@ def test_a_scheme_takes_a_tensor_that_is_quantized_already():
 
 
 def test_an_unknown_scheme_is_refused():
-    with pytest.raises(ValueError, match="no scheme q5: expected one of q8, "):
+    with pytest.raises(ValueError, match=r"q5.*q8,"):
         load("stories", quantize="q5")
     assert SCHEME_NAMES == tuple(SCHEMES)
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("scheme", "form"), [("q4", "int4"), ("nf4", "nf4")])
-def test_a_model_that_is_written_quantized_runs_as_one_that_is_quantized_at_load(run, tmp_path, scheme, form):
+def test_converting_quantized_equals_quantizing_at_load(run, tmp_path, scheme, form):
     request = ("--temperature", "0", "--max-new-tokens", "12", "--context", "64", "--json", "--backend", "reference")
     written = str(tmp_path / scheme)
     code, out, err = run("convert", "stories", written, "--to", "safetensors", "--quantize", scheme)

@@ -155,7 +155,7 @@ def test_the_last_group_may_be_short(bits):
 
 
 @pytest.mark.parametrize("case", GOLDENS["gptq_words"]["cases"], ids=lambda case: str(case["bits"]))
-def test_words_are_those_of_auto_gptq(case):
+def test_packed_words_equal_auto_gptq(case):
     golden, bits = GOLDENS["gptq_words"], case["bits"]
     random = np.random.RandomState(bits)
     codes = random.randint(0, 2**bits, (golden["rows"], golden["cols"])).astype(np.uint8)
@@ -174,10 +174,10 @@ def test_refusals():
     with pytest.raises(ValueError, match="weights must be finite"):
         gptq.quantize(np.ones((2, 8)) * np.nan, x, bits=4, group=8)
     q = affine.quantize(np.ones((8, 4)), bits=4, block=(1, 4))
-    with pytest.raises(ValueError, match="4 codes of 4 bits do not fill words of 32"):
+    with pytest.raises(ValueError, match=r"\b4 codes.*\b4 bits.*\b32\b"):
         gptq.pack(q, bits=4, version=1)
     packed = gptq.pack(affine.quantize(np.ones((8, 8)), bits=4, block=(1, 4)), bits=4, version=1)
-    with pytest.raises(ValueError, match="g_idx names groups from 0 to 2, but there are 2"):
+    with pytest.raises(ValueError, match=r"g_idx.*\b0\b.*\b2\b.*\b2\b"):
         gptq.unpack(packed._replace(g_idx=packed.g_idx * 2), bits=4, version=1)
-    with pytest.raises(ValueError, match="g_idx names groups from -1 to 0, but there are 2"):
+    with pytest.raises(ValueError, match=r"g_idx.*-1\b.*\b0\b.*\b2\b"):
         gptq.unpack(packed._replace(g_idx=-packed.g_idx), bits=4, version=1)
