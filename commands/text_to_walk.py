@@ -24,7 +24,7 @@ def layers_option(default: str) -> Callable:
     return click.option("--layer", "layers", type=click.IntRange(0), multiple=True, help=text)
 
 
-class Read(NamedTuple):
+class ModelAndTokens(NamedTuple):
     """An open model, and a text as its tokens."""
 
     checkpoint: Checkpoint
@@ -32,7 +32,7 @@ class Read(NamedTuple):
     text_of: Callable[[int], str]  # the text of a token
 
 
-def read(text: str, *, model: str, tokenizer: str | None, layers: Sequence[int]) -> Read:
+def read(text: str, *, model: str, tokenizer: str | None, layers: Sequence[int]) -> ModelAndTokens:
     """Open a model and tokenize a text. Raises UsageError for a text without tokens or a missing layer."""
     from llamaspec.model.options import check_length, choose_context
     from llamaspec.model.tokenizers.tokenizer import encode_text
@@ -50,4 +50,4 @@ def read(text: str, *, model: str, tokenizer: str | None, layers: Sequence[int])
         spelling = vocabulary.bytes_of(token).decode(errors="replace")
         return spelling or vocabulary.piece(token)
 
-    return Read(checkpoint, tokens, text_of)
+    return ModelAndTokens(checkpoint, tokens, text_of)

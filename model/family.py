@@ -129,7 +129,7 @@ class Architecture:
 
     def lacks(self, config: Config) -> str | None:
         """Name a feature of `config` that llama.cpp does not compute for this architecture; None if it computes all."""
-        derived = self.read(_Written(self.write(config)), vars(config)) if self.derived else {}
+        derived = self.read(_WrittenKeys(self.write(config)), vars(config)) if self.derived else {}
         reasons = []
         for name in (switch.name for switch in fields(Config)):
             value, plain = getattr(config, name), _plain(name)
@@ -163,7 +163,7 @@ class Architecture:
         return reasons[0] if reasons else None
 
 
-class _Written:
+class _WrittenKeys:
     """A wrapper of the keys that `write` returned, so that `read` can read them back."""
 
     def __init__(self, values: Mapping[str, Any]):
@@ -216,7 +216,7 @@ class Family:
 
     def differences(self, config: Config) -> list[str]:
         """List the fields of `config` with values that a config.json of this family cannot express."""
-        written = self.written(config)
+        written = self.write_fields(config)
         names = []
         for name in (switch.name for switch in fields(Config)):
             value = getattr(config, name)
@@ -240,14 +240,14 @@ class Family:
             names.append("experts")
         return names
 
-    def written(self, config: Config) -> dict[str, Any]:
+    def write_fields(self, config: Config) -> dict[str, Any]:
         """Return the keys of config.json that each hold one field. If two fields share a key, the later one wins."""
         return {keys[0]: getattr(config, name) for name, keys in self.keys.items()}
 
     def _reads(self, config: Config) -> Mapping[str, Any]:
         """Compute the derived fields again from the keys that `write` returns for `config`."""
-        written = self.written(config) | dict(self.write(config))
-        return self.read(_Written(written), vars(config))
+        written = self.write_fields(config) | dict(self.write(config))
+        return self.read(_WrittenKeys(written), vars(config))
 
     def _has_windows(self, windows: tuple[int | None, ...] | None) -> bool:
         sizes = set(windows or ())

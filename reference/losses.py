@@ -48,7 +48,7 @@ def cross_entropy(
     >>> round(cross_entropy(np.log([[1.0, 3.0]]), np.array([1]), np.array([2.0])), 6)  # 2 log(4 / 3)
     0.575364
     """
-    return -float(np.sum(weights * _at(log_softmax(logits), targets)))
+    return -float(np.sum(weights * _at_targets(log_softmax(logits), targets)))
 
 
 def cross_entropy_backward(
@@ -160,7 +160,7 @@ def _reverse_kl(logits: np.ndarray, teacher: np.ndarray) -> tuple[np.ndarray, np
     return np.sum(softmax(logits) * ratio, axis=-1), ratio
 
 
-def _at(values: np.ndarray, targets: np.ndarray) -> np.ndarray:
+def _at_targets(values: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return np.take_along_axis(values, targets[..., None].astype(np.int64), axis=-1)[..., 0]
 
 

@@ -29,7 +29,7 @@ from llamaspec.reference.config import Config
 from llamaspec.training.data import Batch, Source, batches, stops
 from llamaspec.training.evaluation import HeldOutLoss, evaluate, rows_at_once
 from llamaspec.training.objective import WHOLE_ATTENTION, Tensors, compile_step, initial_tensors, optimizer, remat
-from llamaspec.training.parallel import even, spread
+from llamaspec.training.parallel import round_up, spread
 from llamaspec.training.recipe import Recipe, check_at_least_one, check_recipe
 from llamaspec.training.saving import checkpoints, load_state, save_state, write_model
 
@@ -154,7 +154,7 @@ def train(
     for number in range(begun, recipe.steps):
         chosen = following.result()
         following = writer.submit(source.training, number + 1, recipe)
-        parts = list(batches(chosen, rows=even(min(recipe.batch, rows), devices), context=context))
+        parts = list(batches(chosen, rows=round_up(min(recipe.batch, rows), devices), context=context))
         count = sum(int(part.counted.sum()) for part in parts)
         if not count:
             raise ValueError(f"step {number + 1} has nothing to learn within {context} tokens: try a larger context")

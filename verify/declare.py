@@ -130,14 +130,14 @@ def declare(
         values={**numbers, **draws, **{name: st.sampled_from(list(choices)) for name, choices in options.items()}},
         arguments=arguments,
         expect=expect or derived(definition),
-        domain=domain or "; ".join(f"{name} [{_written(shape)}]" for name, shape in arrays.items()),
+        domain=domain or "; ".join(f"{name} [{_shape_text(shape)}]" for name, shape in arrays.items()),
         bound=bound or ("given by expect" if expect else "hard and alarm: derived from the definition, step by step"),
         laws=laws,
         large=_beyond(sizes, arrays, large),
     )
 
 
-def _written(shape: str | Ids) -> str:
+def _shape_text(shape: str | Ids) -> str:
     return f"{shape.shape}] ids [0, {shape.below}" if isinstance(shape, Ids) else shape
 
 
@@ -154,7 +154,7 @@ def _beyond(
                 for shape in arrays.values()
                 if isinstance(shape, str) and name in shape.split()
             ]
-            most = min(_most(sizes[name]), MOST // max(counts, default=1))
+            most = min(_upper_end(sizes[name]), MOST // max(counts, default=1))
             large[name] = [size for size in BEYOND if size <= most]
     return Large(large, beside={name: choice for name, choice in beside.items()})
 
@@ -170,7 +170,7 @@ def _small(size: Sequence[int] | st.SearchStrategy) -> int:
     return min(values.drawn or range(low, high + 1), key=lambda value: (abs(value - SMALL), value))
 
 
-def _most(size: Sequence[int] | st.SearchStrategy) -> int:
+def _upper_end(size: Sequence[int] | st.SearchStrategy) -> int:
     """Return the end of a range. A size that is drawn from a list may be any number."""
     values = None if isinstance(size, Sequence) else domain_of(size)
     return values.integers[1] if values and values.integers else MOST

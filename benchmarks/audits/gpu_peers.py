@@ -89,7 +89,7 @@ def ask_our_engine(
         return {"ready": ready, **ask_ours(worker, **requests)}
 
 
-def written(config: Config, stored: Path, first: Path) -> None:
+def write_models(config: Config, stored: Path, first: Path) -> None:
     """Write a random model into the folder `stored`, and as the GGUF file `first` in bfloat16."""
     write_random_model(config, stored)
     checkpoint = open_checkpoint(stored)
@@ -104,7 +104,7 @@ def compared(
     context = max(prompts, default=BEFORE) + decoded
     requests: dict[str, Any] = {"prompts": prompts, "decoded": decoded, "rounds": rounds}
     stored, first = folder / "hf", folder / "BF16.gguf"
-    written(config, stored, first)
+    write_models(config, stored, first)
     if not transformers and not schemes:
         shutil.rmtree(stored)  # a large model and its files fill a disk
 

@@ -144,7 +144,7 @@ def memory_watched() -> Iterator[dict[str, float]]:
     gigabytes: dict[str, float] = {}
     stop = Event()
 
-    def used() -> float:
+    def memory_used() -> float:
         output = subprocess.run(
             ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], capture_output=True, text=True
         )
@@ -152,12 +152,12 @@ def memory_watched() -> Iterator[dict[str, float]]:
 
     def watch() -> None:
         while not stop.wait(0.2):
-            gigabytes["most"] = max(gigabytes["most"], used())
+            gigabytes["most"] = max(gigabytes["most"], memory_used())
 
     if which("nvidia-smi") is None:
         yield gigabytes
         return
-    gigabytes["before"] = gigabytes["most"] = used()
+    gigabytes["before"] = gigabytes["most"] = memory_used()
     thread = Thread(target=watch)
     thread.start()
     try:

@@ -18,7 +18,7 @@ TO_TOOL = " to="  # in a header, before the name of the tool that the message ca
 FUNCTIONS = "functions."  # before the name of a tool that the conversation has
 
 
-class Heard(NamedTuple):
+class ChannelText(NamedTuple):
     """The text that one token adds to the answer, to the thoughts or to the call of a tool."""
 
     text: str
@@ -45,7 +45,7 @@ class Channels:
         """Tell whether `token` is a control token: an unfinished character before it cannot continue."""
         return token in self._controls
 
-    def feed(self, token: int, text: str) -> Heard:
+    def feed(self, token: int, text: str) -> ChannelText:
         """Process a token and its text. For a control token, `text` is the unfinished character before it, if any."""
         control = self._controls.get(token)
         if control is None:
@@ -64,19 +64,19 @@ class Channels:
         else:
             heard, self._header, self._kind = self.hear(text), "", "answer"
             return heard._replace(is_answer=False)
-        return Heard("", is_answer=False)
+        return ChannelText("", is_answer=False)
 
-    def hear(self, text: str) -> Heard:
+    def hear(self, text: str) -> ChannelText:
         """Add `text` to the current message: to the answer, the thoughts or the call's arguments."""
         first, self._first = self._first or "", None
         match self._kind:
             case "thought":
-                return Heard("", text, is_answer=False)
+                return ChannelText("", text, is_answer=False)
             case "call":
-                return Heard("", arguments=text, is_answer=False)
-        return Heard(first + text)
+                return ChannelText("", arguments=text, is_answer=False)
+        return ChannelText(first + text)
 
-    def _begin(self, text: str) -> Heard:
+    def _begin(self, text: str) -> ChannelText:
         """Process text at the start of the answer, before any control token.
 
         While the text may be ` to=` and the name of a tool, it is held back until later tokens decide.
@@ -84,9 +84,9 @@ class Channels:
         assert self._first is not None
         self._first += text
         is_open = TO_TOOL.startswith(self._first) or self._first.startswith(TO_TOOL)
-        return Heard("", waits=True) if is_open else self.hear("")
+        return ChannelText("", waits=True) if is_open else self.hear("")
 
-    def _open(self, text: str) -> Heard:
+    def _open(self, text: str) -> ChannelText:
         """Begin a message. Its header decides whether it is an answer, a thought or a call."""
         header, self._header, self._first = self._header or self._first or "", None, None
         # The header may have " to=" and a name in the role, before the channel, or after the channel.
@@ -94,10 +94,10 @@ class Channels:
         name = recipient[1].removeprefix(FUNCTIONS) if recipient else None
         if name in self._tools:
             self._kind = "call"
-            return Heard("", called=name, is_answer=False)
+            return ChannelText("", called=name, is_answer=False)
         self._kind = "thought" if HIDDEN in header.split(" ") else "answer"
         visible = header if recipient and self._kind == "answer" else ""
-        return Heard(visible.removeprefix("assistant ") + text, is_answer=False)
+        return ChannelText(visible.removeprefix("assistant ") + text, is_answer=False)
 
 
 def channels_of(tokenizer: Tokenizer, *, tools: frozenset[str] = frozenset()) -> Channels | None:

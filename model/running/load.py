@@ -160,7 +160,7 @@ def _in_parallel(
     """Compile programs, or load them from the store, in another thread while weights are read."""
 
     def compiled() -> Programs:
-        with clock.beside("compile"):
+        with clock.parallel_work("compile"):
             return compiling()
 
     with ThreadPoolExecutor(1) as pool:

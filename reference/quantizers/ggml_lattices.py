@@ -105,10 +105,10 @@ def _signed(magnitudes: np.ndarray, minus: UInt8[np.ndarray, "*batch weights"]) 
     return magnitudes.reshape(minus.shape) * (1 - 2 * minus.astype(np.int8))
 
 
-def _even(sevens: Integer[np.ndarray, "*batch eights"]) -> UInt8[np.ndarray, "*batch weights"]:
+def _even_signs(sevens: Integer[np.ndarray, "*batch eights"]) -> UInt8[np.ndarray, "*batch weights"]:
     """Return eight signs from seven bits each. The last sign makes the number of minus signs even.
 
-    >>> _even(np.array([0b0000001]))
+    >>> _even_signs(np.array([0b0000001]))
     array([1, 0, 0, 0, 0, 0, 0, 1], dtype=uint8)
     """
     bits = (sevens[..., None] >> np.arange(7) & 1).astype(np.uint8)  # [*batch, eights, 7]
@@ -138,14 +138,14 @@ def _iq2_xxs_scales(packed: Bytes) -> np.ndarray:
 def _iq2_xxs_levels(packed: Bytes) -> np.ndarray:
     """Read pairs of words: four one-byte codes, then four times seven signs and the scale."""
     codes = np.ascontiguousarray(packed[..., 2:]).reshape(*packed.shape[:-1], 8, 8)[..., :4]
-    signs = _even(_fields(_words(packed[..., 2:], "u4")[..., 1::2], _SEVENS, 0x7F))
+    signs = _even_signs(_fields(_words(packed[..., 2:], "u4")[..., 1::2], _SEVENS, 0x7F))
     return _signed(_IQ2_XXS_GRID[codes], signs)
 
 
 def _iq2_xs_levels(packed: Bytes) -> np.ndarray:
     """Read 16-bit words: a nine-bit code and seven signs."""
     words = _words(packed[..., 2:66], "u2")
-    return _signed(_IQ2_XS_GRID[words & 511], _even(words >> 9))
+    return _signed(_IQ2_XS_GRID[words & 511], _even_signs(words >> 9))
 
 
 def _halves_of_scales(packed: Bytes, start: int, divisor: int) -> np.ndarray:
@@ -166,7 +166,7 @@ def _iq3_xxs_scales(packed: Bytes) -> np.ndarray:
 
 def _iq3_xxs_levels(packed: Bytes) -> np.ndarray:
     """Read 64 one-byte codes, then words with four times seven signs and a scale."""
-    signs = _even(_fields(_words(packed[..., 66:], "u4"), _SEVENS, 0x7F))
+    signs = _even_signs(_fields(_words(packed[..., 66:], "u4"), _SEVENS, 0x7F))
     return _signed(_IQ3_XXS_GRID[packed[..., 2:66]], signs)
 
 

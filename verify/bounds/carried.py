@@ -63,7 +63,7 @@ class Carried(NDArrayOperatorsMixin):
     T = property(lambda self: self.moved(np.transpose))
 
     @property
-    def most(self) -> np.ndarray:
+    def magnitude(self) -> np.ndarray:
         """Bound the magnitude of the computed value."""
         return np.asarray(np.abs(self.value) + self.error)
 
@@ -109,7 +109,7 @@ class Carried(NDArrayOperatorsMixin):
         """Make another array with the same rounding."""
         return Carried(value, error, size, rounding=self.rounding)
 
-    def beside(self, value: Any) -> "Carried":
+    def operand(self, value: Any) -> "Carried":
         """Convert `value` to an operand of this array. A constant may be rounded like every other number."""
         if isinstance(value, Carried):
             return value
@@ -148,7 +148,7 @@ class Carried(NDArrayOperatorsMixin):
                 f"cannot derive a bound for np.{ufunc.__name__}{'' if method == '__call__' else f'.{method}'}"
             )
         with np.errstate(all="ignore"):
-            return UFUNCS[ufunc](*map(self.beside, inputs))
+            return UFUNCS[ufunc](*map(self.operand, inputs))
 
     def __array_function__(self, function: Callable[..., Any], types: Any, arguments: Any, options: Any) -> Any:
         if function not in FUNCTIONS:
@@ -169,8 +169,8 @@ def _subtract(a: Carried, b: Carried) -> Carried:
 
 def _multiply(a: Carried, b: Carried) -> Carried:
     value = a.value * b.value
-    error = a.most * b.error + np.abs(b.value) * a.error
-    flushed = a.smallest * (a.most + b.most)
+    error = a.magnitude * b.error + np.abs(b.value) * a.error
+    flushed = a.smallest * (a.magnitude + b.magnitude)
     return a.rounded(value, error + flushed, np.maximum(a.size * np.abs(b.value), b.size * np.abs(a.value)))
 
 
@@ -178,13 +178,13 @@ def _divide(a: Carried, b: Carried) -> Carried:
     value = a.value / b.value
     least = np.abs(b.value) - b.error
     error = np.where(least > 0, (a.error + np.abs(value) * b.error + a.smallest) / least, np.inf)
-    error = np.where((a.most == 0) & (least > 0), 0.0, error)
+    error = np.where((a.magnitude == 0) & (least > 0), 0.0, error)
     # If a divisor overflows, it is infinite, or at least the largest float32.
     error = np.where(
-        np.isposinf(b.error) & (np.abs(b.value) >= a.largest / 2), np.abs(value) + 2 * a.most / a.largest, error
+        np.isposinf(b.error) & (np.abs(b.value) >= a.largest / 2), np.abs(value) + 2 * a.magnitude / a.largest, error
     )
     # Code may divide by multiplying by 1 / b, which rounds once more.
-    error = error + a.unit * (np.abs(value) + error) + a.smallest * a.most
+    error = error + a.unit * (np.abs(value) + error) + a.smallest * a.magnitude
     return a.rounded(value, error, a.size / np.abs(b.value))
 
 
@@ -246,13 +246,13 @@ def _larger(choose: Callable[..., np.ndarray]) -> Callable[[Carried, Carried], C
 
 def _matmul(a: Carried, b: Carried) -> Carried:
     terms = a.value.shape[-1]
-    value, sums = a.value @ b.value, a.most @ b.most
+    value, sums = a.value @ b.value, a.magnitude @ b.magnitude
     size = np.abs(a.value) @ np.abs(b.value)
     error = (
         sums
         - size
         + gamma(terms) * sums
-        + TINY * (terms + np.sum(a.most, axis=-1, keepdims=True)) * (2 + np.max(b.most, initial=0))
+        + TINY * (terms + np.sum(a.magnitude, axis=-1, keepdims=True)) * (2 + np.max(b.magnitude, initial=0))
     )
     return _added_up(a, value, np.maximum(error, 0), size)
 
@@ -266,7 +266,7 @@ def _added_up(x: Carried, value: Any, error: Any, size: Any) -> Carried:
 def _sum(x: Carried, axis: Any = None, *, keepdims: bool = False, **_: Any) -> Carried:
     value = np.sum(x.value, axis=axis, keepdims=keepdims)
     terms = max(x.value.size // max(value.size, 1), 1)
-    sums = np.sum(x.most, axis=axis, keepdims=keepdims)
+    sums = np.sum(x.magnitude, axis=axis, keepdims=keepdims)
     own = np.where(sums == 0, 0.0, gamma(terms) * sums + terms * TINY)
     error = np.sum(x.error, axis=axis, keepdims=keepdims) + own
     return _added_up(x, value, error, np.sum(x.size, axis=axis, keepdims=keepdims))
@@ -307,7 +307,7 @@ def _where(condition: Any, a: Any, b: Any) -> Carried:
         raise TypeError("a rounding could decide np.where: no bound is derived for a condition that is rounded")
     carried = [branch for branch in (a, b) if isinstance(branch, Carried)]
     known = carried[0] if carried else Carried(0, rounding=condition.rounding)
-    a, b = known.beside(a), known.beside(b)
+    a, b = known.operand(a), known.operand(b)
     outcome = condition.outcome if isinstance(condition, Undecided) else condition
     parts = ((a.value, b.value), (a.error, b.error), (a.size, b.size))
     value, error, size = (np.where(outcome, branch, branch_b) for branch, branch_b in parts)
@@ -336,7 +336,7 @@ def _split(x: Carried, sections: Any, axis: int = 0) -> list[Carried]:
 def _joining(join: Callable[..., np.ndarray]) -> Callable[..., Carried]:
     def apply(arrays: Any, axis: int = 0) -> Carried:
         known = next(array for array in arrays if isinstance(array, Carried))
-        all_of_them = [known.beside(array) for array in arrays]
+        all_of_them = [known.operand(array) for array in arrays]
         return known.like(
             *(join([getattr(array, part) for array in all_of_them], axis) for part in ("value", "error", "size"))
         )

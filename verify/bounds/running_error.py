@@ -131,7 +131,7 @@ def layer_normalized(x: Approx, weight: np.ndarray, bias: np.ndarray | None, *, 
     return y if bias is None else added(y, exactly(bias))
 
 
-def normed(x: Approx, weight: np.ndarray, bias: np.ndarray | None, *, config: Config) -> Approx:
+def apply_norm(x: Approx, weight: np.ndarray, bias: np.ndarray | None, *, config: Config) -> Approx:
     """Apply the model's kind of norm."""
     if config.layer_norm:
         return layer_normalized(x, weight, bias, eps=config.eps)
@@ -381,7 +381,7 @@ def norm_qkv(
 ) -> tuple[Approx, Approx, Approx]:
     """The norm; q, k and v; their norms; RoPE. Here and below, every output is rounded by `unit`."""
     assert layer.attention_norm is not None
-    n = rounded(normed(x, layer.attention_norm, layer.attention_norm_bias, config=config), unit)
+    n = rounded(apply_norm(x, layer.attention_norm, layer.attention_norm_bias, config=config), unit)
     q, k, v = (
         projected(n, *weights).map(lambda part: part.reshape(len(part), -1, config.head_dim))
         for weights in (layer.q, layer.k, layer.v)
@@ -428,7 +428,7 @@ def project_add(h: Approx, layer: Layer, x: Approx, *, unit: float) -> Approx:
 def norm_gate_up(x: Approx, layer: Layer, *, config: Config, unit: float) -> Approx:
     """The norm; gate and up, or only up; the activation."""
     assert isinstance(layer.ffn, FeedForward) and layer.ffn_norm is not None
-    n = rounded(normed(x, layer.ffn_norm, layer.ffn_norm_bias, config=config), unit)
+    n = rounded(apply_norm(x, layer.ffn_norm, layer.ffn_norm_bias, config=config), unit)
     up = projected(n, *layer.ffn.up)
     if layer.ffn.gate is None:
         return rounded(UNGATED[config.activation](up), unit)
@@ -518,4 +518,4 @@ def clear_choice(p: np.ndarray, p_error: np.ndarray, chosen: np.ndarray) -> Bool
 
 def norm_logits(x: Approx, params: Params, *, config: Config, unit: float) -> Approx:
     """The last norm and the logits, which stay float32."""
-    return projected(rounded(normed(x, params.norm, params.norm_bias, config=config), unit), params.head)
+    return projected(rounded(apply_norm(x, params.norm, params.norm_bias, config=config), unit), params.head)

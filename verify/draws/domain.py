@@ -56,7 +56,7 @@ class Domain:
     lists: tuple[int, int] | None = None  # entries of a list of whole numbers are in this inclusive range
 
     def __str__(self) -> str:
-        parts = [", ".join(map(written, self.drawn))] if self.drawn else []
+        parts = [", ".join(map(as_text, self.drawn))] if self.drawn else []
         if self.integers:
             parts.append("any whole number from {} to {}".format(*self.integers))
         if self.real:
@@ -78,7 +78,7 @@ class Domain:
             value = read(choice.strip() if isinstance(choice, str) else choice)
             if value is not _MISSING:
                 return value
-        got = written(choice) or "an empty text"
+        got = as_text(choice) or "an empty text"
         if len(got) > PRINTED:
             got = f"{got[:PRINTED]}..."
         if isinstance(choice, list | tuple):
@@ -143,7 +143,7 @@ def did_you_mean(text: str, known: Iterable[str]) -> str:
     return f": did you mean {lowered[near[0]]}?" if near else ""
 
 
-def written(value: Any) -> str:
+def as_text(value: Any) -> str:
     """Write `value` as `--set` reads it."""
     if value is None:
         return "null"
@@ -168,7 +168,7 @@ def domain(strategy: st.SearchStrategy) -> Domain:
     """Read the domain of a draw from its strategy."""
     strategy = unwrapped(strategy)
     if (alternatives := getattr(strategy, "original_strategies", None)) is not None:
-        return _either([domain(alternative) for alternative in alternatives])
+        return _union([domain(alternative) for alternative in alternatives])
     if getattr(strategy, "target", None) is Values:
         fields = {name: domain(field) for name, field in strategy.kwargs.items()}  # type: ignore
         seeds, exponents = fields["seed"].integers, fields["exponent"].integers
@@ -204,7 +204,7 @@ def _of_values(values: Sequence[Any]) -> Domain:
     )
 
 
-def _either(domains: Sequence[Domain]) -> Domain:
+def _union(domains: Sequence[Domain]) -> Domain:
     """Unite domains. If two have a range of the same kind, the first one counts."""
 
     def first(name: str) -> Any:

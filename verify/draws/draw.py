@@ -47,7 +47,7 @@ def _outlier(words: np.ndarray, width: int) -> np.ndarray:
     return np.where(where, 1024.0, 1.0) * _normal(words, width)
 
 
-def _last(words: np.ndarray, width: int) -> np.ndarray:
+def _last_column(words: np.ndarray, width: int) -> np.ndarray:
     return np.where(np.arange(len(words)) % width == width - 1, 8.0, _normal(words, width))
 
 
@@ -70,7 +70,7 @@ KINDS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "positive": _positive,  # sums that never do: the sharp probe for a narrow accumulator
     "equal": _equal,
     "outlier": _outlier,  # one feature a thousand times the others, as activations have (arXiv:2208.07339)
-    "last": _last,  # the largest number of a row is its last: a running maximum rises there
+    "last": _last_column,  # the largest number of a row is its last: a running maximum rises there
     "wide": _wide,  # magnitudes from 2^-12 to 2^13 in one row
     "halves": _halves,  # ties, for ops that round to whole numbers
     "zeros": lambda words, width: np.where(words & np.uint64(1), -0.0, 0.0),  # zeros of both signs

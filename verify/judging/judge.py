@@ -86,13 +86,13 @@ def _judge_one(actual: np.ndarray, expected: Expected, precision: Precision, whi
     over, near = (_ratio(error, bound) for bound in (hard, alarm))
     at = _worst(over)
     finding = None
-    place = _off(which, at, actual, value, hard, "bound") if error[at] else ""
+    place = _difference(which, at, actual, value, hard, "bound") if error[at] else ""
     if not over[at] <= 1:
         kind = "value" if np.isfinite(got[at]) else "not finite"
-        finding = Finding(kind, _off(which, at, actual, value, hard, "bound"), _condition(expected, at))
+        finding = Finding(kind, _difference(which, at, actual, value, hard, "bound"), _condition(expected, at))
     elif near[_worst(near)] > 1:
         at = _worst(near)
-        finding = Finding("suspicious", _off(which, at, actual, value, alarm, "alarm"), _condition(expected, at))
+        finding = Finding("suspicious", _difference(which, at, actual, value, alarm, "alarm"), _condition(expected, at))
     compared = int(np.count_nonzero(hard < SAYS_NOTHING))
     return Verdict(_largest(over), _largest(near), finding, compared, place, _points(exact, error, hard, over))
 
@@ -163,7 +163,7 @@ def _index(at: tuple[int, ...]) -> str:
     return f"[{', '.join(map(str, at))}]"
 
 
-def _off(which: str, at: tuple[int, ...], actual, value, bound, word: str) -> str:
+def _difference(which: str, at: tuple[int, ...], actual, value, bound, word: str) -> str:
     got, exact = float(actual[at]), float(value[at])
     if value.dtype.kind != "f":
         return f"{which}at {_index(at)}: expected {int(exact)}, got {int(got)}"

@@ -72,7 +72,7 @@ class _Wrong(Exception):
     """A signal to Hypothesis that a draw is a counterexample."""
 
 
-class _Enough(BaseException):
+class _StopDrawing(BaseException):
     """A way out of Hypothesis, which would treat an Exception as a counterexample."""
 
 
@@ -179,7 +179,7 @@ class _Search:
             warnings.simplefilter("ignore", errors.HypothesisWarning)
             try:
                 _run(test)
-            except (_Wrong, _Enough):
+            except (_Wrong, _StopDrawing):
                 pass
             except errors.Flaky:
                 if self.smallest is None:  # otherwise `settled` reports it as not the same twice
@@ -196,7 +196,7 @@ class _Search:
         except _Wrong:
             while self.shrink and self._simplified(strategies):
                 pass
-        except _Enough:
+        except _StopDrawing:
             pass
         self._raise_fault()
 
@@ -210,7 +210,7 @@ class _Search:
             except _Wrong:
                 if self.smallest is not before:
                     return True
-            except _Enough:
+            except _StopDrawing:
                 return False
         return False
 
@@ -235,17 +235,17 @@ class _Search:
         """Judge a draw. Exceptions that end the program or the search bypass Hypothesis."""
         try:
             self._examine(draw)
-        except (_Wrong, _Enough):
+        except (_Wrong, _StopDrawing):
             raise
         except BaseException as error:
             self.fault = error
-            raise _Enough from error
+            raise _StopDrawing from error
 
     def _examine(self, draw: Draw) -> None:
         shrinking = self.smallest is not None
         if self.examples and monotonic() > self.end:  # always judge at least one draw
             self.cut_short = not shrinking
-            raise _Enough
+            raise _StopDrawing
         examination = self._judge(draw)
         if not shrinking:
             self.examples += 1
@@ -260,7 +260,7 @@ class _Search:
             return
         self.prefer(examination)
         if not self.may_shrink:
-            raise _Enough
+            raise _StopDrawing
         if not shrinking:
             self.end = min(self.end, monotonic() + SHRINKING)
         raise _Wrong
@@ -307,7 +307,7 @@ def _run(test: Callable[[], object]) -> None:
     """
     try:
         test()
-    except (_Wrong, _Enough):
+    except (_Wrong, _StopDrawing):
         raise
     except BaseException as error:
         if ending := _ending(error, set()):

@@ -86,7 +86,7 @@ def load(path: Path) -> Replay:
         if fields["format"] != FORMAT:
             raise ValueError(f"{path}: expected a replay of format {FORMAT}, got {fields['format']}")
         names = ("op", "candidate", "arrays", "dtype", "inputs", "finding")
-        draw = {name: _drawn(value) for name, value in fields["draw"].items()}
+        draw = {name: _parse_value(value) for name, value in fields["draw"].items()}
         return Replay(draw=draw, **{name: str(fields[name]) for name in names})
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{path} is not a replay file") from None
@@ -121,7 +121,7 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
-def _drawn(value: Any) -> Any:
+def _parse_value(value: Any) -> Any:
     if isinstance(value, dict):
         return Values.parse(value["values"])
-    return tuple(_drawn(item) for item in value) if isinstance(value, list) else value
+    return tuple(_parse_value(item) for item in value) if isinstance(value, list) else value

@@ -27,7 +27,7 @@ from llamaspec.verify.reports.replay import Replay, digest, save
 from llamaspec.verify.reports.report import counterexample
 
 
-def chosen(names: Sequence[str]) -> list[CandidateJob]:
+def choose_jobs(names: Sequence[str]) -> list[CandidateJob]:
     """Choose the jobs with a candidate that has one of the `names` in its own."""
     return [job for job in FOREIGN_JOBS if any(name in job.candidate for name in names)]
 
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.table:
         print(table(options.table))
         return
-    jobs = chosen(options.names)
+    jobs = choose_jobs(options.names)
     if not jobs:
         parser.error("name a candidate of benchmarks/audits/others/table.py, such as torch_ops:softmax")
     warnings.simplefilter("ignore")

@@ -41,7 +41,7 @@ class LlamaspecEngine:
         self.params = abstract_params(self.config, dtype=chosen, positions=1, tensors=run.tensors)
         self.reader: Reader | None = None
 
-    def drawn(self, prompt: int, count: int) -> tuple[list[float], list[int]]:
+    def draw(self, prompt: int, count: int) -> tuple[list[float], list[int]]:
         """Draw `count` tokens after a prompt. Returns the start time and the end time of each burst, and the tokens."""
         ids = [i % self.vocab for i in range(prompt)]
         session = Session[Any, Any](self.backend, vocab=self.vocab)
@@ -52,11 +52,11 @@ class LlamaspecEngine:
         return times, drawn
 
     def prefill(self, count: int) -> dict:
-        (began, ended), _ = self.drawn(count, 1)
+        (began, ended), _ = self.draw(count, 1)
         return {"seconds": ended - began}
 
     def decode(self, count: int) -> dict:
-        (_, first, *_, last), ids = self.drawn(PROMPT, count + 1)
+        (_, first, *_, last), ids = self.draw(PROMPT, count + 1)
         return {"seconds": last - first, "ids": ids}
 
     def read(self, count: int) -> dict:

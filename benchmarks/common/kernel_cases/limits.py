@@ -75,7 +75,7 @@ def _of_floats(product: RowProduct, *, normed: bool) -> KernelLimits:
         limits = PLAIN.get((dtype.name, rows), KernelLimits())
     if limits.instructions is not None:
         shared = TURN * (1 - 1 / product.chunks)
-        limits = limits._replace(instructions=_up(limits.instructions + (FENCE - shared) / (share * widest)))
+        limits = limits._replace(instructions=_round_up(limits.instructions + (FENCE - shared) / (share * widest)))
     if product.chunks > 1:
         limits = limits._replace(registers=min(limits.registers + LOADED, MOST_REGISTERS))
     if not normed:  # a thread reads these words of a vector before it stores any
@@ -98,7 +98,7 @@ def _of_floats(product: RowProduct, *, normed: bool) -> KernelLimits:
     turn = share + 1 if pair else 0  # registers for its position, cosines and sines
     registers = limits.registers + more * (width * (share + 1) + share + turn + 4)
     return KernelLimits(
-        min(registers, MOST_REGISTERS), _up((limits.instructions - flat) * halved + flat + more * per_vector)
+        min(registers, MOST_REGISTERS), _round_up((limits.instructions - flat) * halved + flat + more * per_vector)
     )
 
 
@@ -168,9 +168,9 @@ def _of_codes(product: QuantizedProduct) -> KernelLimits:
     total = codes + turn + pairs * two + single * per_octet
     many_scales = product.batch > 1 and product.columns < SIDE
     registers = MOST_REGISTERS if product.batch > 2 else 168 if octets > 4 or planes > 1 or many_scales else 128
-    return KernelLimits(registers, _up(total * LANES / (8 * octets * QUARTER)))
+    return KernelLimits(registers, _round_up(total * LANES / (8 * octets * QUARTER)))
 
 
-def _up(instructions: float) -> float:
+def _round_up(instructions: float) -> float:
     """Round up to one decimal, like all limits."""
     return ceil(instructions * 10) / 10

@@ -111,11 +111,11 @@ def _differ(a: jax.Array, b: jax.Array) -> jax.Array:
 def _norm_qkv(w, x, norm, k, v, positions, cos, sin, *bias):
     """Fill the caches with NaN, and draw different positions."""
     k[:], v[:] = np.nan, np.nan
-    return [w, x, norm, k, v, _some(len(positions), k.shape[2] - 1), cos, sin, *bias]
+    return [w, x, norm, k, v, _choose_numbers(len(positions), k.shape[2] - 1), cos, sin, *bias]
 
 
 def _attention_decode(q, k, v, lengths):
-    lengths = _some(len(lengths), k.shape[2])
+    lengths = _choose_numbers(len(lengths), k.shape[2])
     for b, length in enumerate(lengths):
         k[b, :, length:] = v[b, :, length:] = np.nan
     return [q, k, v, lengths]
@@ -123,7 +123,7 @@ def _attention_decode(q, k, v, lengths):
 
 def _attention_paged(q, k, v, table, lengths):
     page = k.shape[2]
-    lengths = _some(len(lengths), table.shape[1] * page)
+    lengths = _choose_numbers(len(lengths), table.shape[1] * page)
     for b, length in enumerate(lengths):
         first_page, first_row = divmod(int(length), page)
         for i, number in enumerate(table[b, first_page:]):
@@ -167,7 +167,7 @@ def _masked(scores):
     return [scores]
 
 
-def _some(count: int, largest: int) -> np.ndarray:
+def _choose_numbers(count: int, largest: int) -> np.ndarray:
     """Choose numbers from 1 to `largest`: both ends, numbers near the size of a tile, and random ones."""
     rng = np.random.default_rng(0)
     numbers = [largest - 5, 1, largest, 63, 64, 65, *rng.integers(1, largest + 1, max(count - 6, 0))]
