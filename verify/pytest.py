@@ -1,4 +1,4 @@
-"""Contracts as tests: three lines for a kernel.
+"""Contracts as pytest tests: three lines per kernel.
 
     from llamaspec.verify.pytest import contract
 
@@ -13,7 +13,7 @@ Pass a contract of your own as an object, or by its name and file:
         return my_kernels.layernorm(x, weight, bias, eps)
 
 The function is the candidate: it takes the arguments of the definition (`llamaspec verify --list`), and returns the
-result. Further parameters are pytest's fixtures and parameters; a method takes `self` first.
+result. All other parameters are pytest's fixtures and parameters. The first parameter of a method is `self`.
 """
 
 import inspect

@@ -180,7 +180,7 @@ _TABLE = [
         "flashinfer-ai/flashinfer/pull/58",
     ),
     (
-        ATTENTION, "attention_paged", "last page left out where it is full",
+        ATTENTION, "attention_paged", "last page left out if it is full",
         "The text is strange whenever its length is a multiple of the page.",
         "How many pages hold 32 keys, and how many 33?",
         "A vLLM kernel read beyond the block table where the last block had few pages.",
@@ -271,7 +271,7 @@ _TABLE = [
         "google/gemma.cpp/pull/981",
     ),
     (
-        SAMPLING, "draw", "sum of 1 taken for granted",
+        SAMPLING, "draw", "sum assumed to be 1",
         "Very rarely, the last token of the vocabulary is drawn.",
         "What does a float32 sum of 100,000 probabilities give?",
         "PsyNeuLink's choice failed where the sum of float probabilities ended just below 1.",

@@ -217,7 +217,9 @@ def test_what_is_wrong_only_once_is_not_the_same_twice():
 
     finding = run(races).worst.finding
     assert finding and finding.kind == "not the same twice"
-    assert finding.message.startswith("right when called again with the same inputs; the first time: value: at [0, 7]")
+    assert finding.message.startswith(
+        "right in a second call with the same inputs; in the first call: value: at [0, 7]"
+    )
 
 
 def test_draws_can_be_narrowed():
@@ -229,7 +231,7 @@ def test_draws_can_be_narrowed():
 
     run(watched, only={"rows": [2], "dim": [128], "eps": [1e-6]})
     assert {shape for shape, _ in seen if shape[0] == 2} == {(2, 128)}
-    with pytest.raises(ValueError, match="rmsnorm draws rows, dim, x, weight, eps; got width"):
+    with pytest.raises(ValueError, match="rmsnorm has no draw width"):
         run(right, only={"width": [3]})
 
 
@@ -330,7 +332,7 @@ def test_an_op_without_a_contract():
         contract_for("rope")
     with pytest.raises(ValueError, match=r"is it rmsnorm or rmsnorm_backward\?"):
         contract_for("RMS_norm")
-    with pytest.raises(ValueError, match=r"no contract is called softmx: is it softmax\? `--list` has all"):
+    with pytest.raises(ValueError, match=r"no contract has the name softmx: did you mean softmax\?"):
         contract_for("softmx")
-    with pytest.raises(ValueError, match="no contract is called conv: there are"):
+    with pytest.raises(ValueError, match="no contract has the name conv: expected one of"):
         contract_for("conv")

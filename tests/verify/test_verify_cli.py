@@ -218,7 +218,7 @@ def test_verdicts_outlive_a_candidate_that_is_missing(verify):
 
 def test_a_candidate_in_a_file_that_prints(verify):
     out = verify("softmax", "--candidate", "mine.py:prints", *NUMPY, "--examples", "20").stdout
-    assert out.splitlines()[-11:] == ["  last lines that it printed:", *["    \\x1b[1mhere"] * 10]
+    assert out.splitlines()[-11:] == ["  the last lines that the candidate printed:", *["    \\x1b[1mhere"] * 10]
 
 
 @pytest.mark.parametrize("text", ["nan", "0", "-1", "soon"])
@@ -368,13 +368,13 @@ def test_a_closed_pipe_is_no_verdict(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["conv"], "no contract is called conv"),
+        (["conv"], "no contract has the name conv"),
         (["softmax", "--candidate", "mine:missing"], "mine:missing cannot be imported: AttributeError"),
         (
             ["softmax", "--candidate", "mine:right", "--dtype", "int8"],
             "expected a dtype of float32, bfloat16, float16; got int8",
         ),
-        (["softmax", "--candidate", "mine:right", "--set", "m=3"], "softmax draws rows, n, x, around, hidden; got m"),
+        (["softmax", "--candidate", "mine:right", "--set", "m=3"], "softmax has no draw m"),
         (["softmax", "add", "--candidate", "mine:right"], "--candidate names one function: name one op"),
         (["--candidate", "mine"], "--candidate is a module: name the ops to verify"),
         (["softmax", "--candidate", "mine"], "mine:softmax cannot be imported: AttributeError"),
@@ -386,7 +386,7 @@ def test_a_closed_pipe_is_no_verdict(tmp_path):
         (["pack"], "this package has no function for pack: name yours with --candidate"),
         (["softmax", "--candidate", "mine:right", "--set", "hidden=All"], "got All: did you mean all?"),
         (["softmax", "--candidate", "mine:right", "--set", "rows=0"], "any whole number from 1 to 1048576; got 0"),
-        (["softmax", "add", "--candidate", "mine", "--set", "n=3"], "add draws rows, dim, x, y; got n"),
+        (["softmax", "add", "--candidate", "mine", "--set", "n=3"], "add has no draw n"),
         (["softmax", "--candidate", ""], "--candidate is empty"),
         (["softmax", "--candidate", "mine:right", "--contract", ""], "--contract is empty"),
         (["softmax", "--candidate", "mine:right", "--loose", ""], "--loose is empty"),

@@ -88,7 +88,7 @@ def test_every_dtype_that_is_violated_is_shown():
         contract("softmax", dtype=[])
     with pytest.raises(ValueError, match="expected a dtype of float32, bfloat16, float16; got float8"):
         contract("softmax", dtype=["float32", "float8"])
-    with pytest.raises(ValueError, match="no contract is called softmax: there are layernorm"):
+    with pytest.raises(ValueError, match="no contract has the name softmax: expected one of layernorm"):
         contract("softmax", file=LAYERNORM)
 
 
@@ -179,7 +179,7 @@ def test_what_is_only_suspicious_fails_where_strict():
 
 
 def test_an_op_without_a_contract():
-    with pytest.raises(ValueError, match="no contract is called conv"):
+    with pytest.raises(ValueError, match="no contract has the name conv"):
         contract("conv")
 
 
@@ -241,5 +241,5 @@ def test_another_layout():
 
 
 def test_an_argument_that_the_reference_has_not():
-    with pytest.raises(ValueError, match="rmsnorm has the arguments x, weight, eps; got gamma"):
+    with pytest.raises(ValueError, match="rmsnorm has no argument gamma"):
         adapt("rmsnorm", "x", "gamma")

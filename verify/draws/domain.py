@@ -32,7 +32,7 @@ class Arrays:
     exponents: tuple[int, int]
 
     def __str__(self) -> str:
-        return "KIND(SEED) * 2**EXPONENT, a kind being {}, a seed from {} to {}, an exponent from {} to {}".format(
+        return "KIND(SEED) * 2**EXPONENT, with KIND one of {}, SEED from {} to {} and EXPONENT from {} to {}".format(
             ", ".join(self.kinds), *self.seeds, *self.exponents
         )
 
@@ -69,16 +69,19 @@ class Domain:
 
     @property
     def count(self) -> int:
-        """The number of different values or kinds of array; 0 for ranges and lists."""
+        """Return the number of different values or kinds of array; 0 for ranges and lists."""
         return len(self.drawn) + (len(self.arrays.kinds) if self.arrays else 0)
 
     def value(self, choice: Any) -> Any:
-        """Convert `choice`, from Python or typed, to a value of the draw. Raises ValueError for any other."""
+        """Convert `choice`, a Python value or a typed string, to a value of the draw.
+
+        Raises ValueError if not allowed.
+        """
         for read in (self._listed, self._array, self._list, self._number):
             value = read(choice.strip() if isinstance(choice, str) else choice)
             if value is not _NOTHING:
                 return value
-        got = written(choice) or "an empty text"
+        got = written(choice) or "an empty string"
         if len(got) > SHOWN:
             got = f"{got[:SHOWN]}..."
         if isinstance(choice, list | tuple):
@@ -245,7 +248,8 @@ def narrowed(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str,
     for name, choices in only.items():
         if name not in contract.draws:
             raise ValueError(
-                f"{contract.name} draws {', '.join(contract.draws)}; got {name}{did_you_mean(name, contract.draws)}"
+                f"{contract.name} has no draw {name}: expected {', '.join(contract.draws)}"
+                f"{did_you_mean(name, contract.draws)}"
             )
         allowed = domain(contract.draws[name])
         if isinstance(choices, str) or not isinstance(choices, Sequence) or not len(choices):
@@ -269,7 +273,7 @@ def choices(texts: Sequence[str]) -> dict[str, list[Any]]:
         if not name or not listed:
             raise ValueError(f"expected NAME=VALUE,VALUE, got {text}")
         if name in chosen:
-            raise ValueError(f"{name} is narrowed twice: list all of its values in one --set")
+            raise ValueError(f"--set gives {name} twice: list all of its values in one --set")
         try:
             values = json.loads(f"[{listed}]")
         except (json.JSONDecodeError, RecursionError):

@@ -204,7 +204,7 @@ def hide(which: str, rows: int, n: int) -> Bool[np.ndarray, "rows n"]:
 
 
 def sizes(*borders: int, most: int) -> st.SearchStrategy[int]:
-    """Draw lengths at which a loop over blocks may go wrong: 1, small primes, and near each border and twice that.
+    """Draw lengths at which loops over blocks may go wrong: 1, small primes, and near each border and its double.
 
     >>> sizes(8, most=20)
     sampled_from([1, 2, 3, 5, 7, 8, 9, 15, 16, 17])

@@ -248,12 +248,12 @@ def first_wrong(steps: list[OpError]) -> OpError | None:
 
 
 def report(steps: list[OpError], *, candidate: str, dtype: str, seed: int, seconds: float) -> Report:
-    """Report a walk like a contract: an example is one result of one op."""
+    """Make a report of a walk, in the form of a contract's report. An example is one result of one op."""
     wrong = first_wrong(steps)
     finding = None
     if wrong:
         times = f"{wrong.ratio:.3g} times its bound" if np.isfinite(wrong.ratio) else "not finite"
-        finding = Finding("value", f"{wrong.name} is the first out of bounds: off by {wrong.error:.3g}, {times}")
+        finding = Finding("value", f"{wrong.name} is the first op out of bounds: off by {wrong.error:.3g}, {times}")
     worst = max(step.ratio for step in steps)
     examination = Examination({}, worst, worst, finding)
     compared = sum(step.compared for step in steps)
