@@ -47,7 +47,7 @@ def as_text(report: Mapping[str, Any]) -> str:
             lines += ["", tables(row["parts"], context=row["context"])]
     lines += ["", *sentences(report["slopes"])] if report["slopes"] else []
     lines += ["", f"at most {report['peak_bytes'] / 1e9:.2f} GB of memory in use by the model's process"]
-    lines += [f"left out: {row['skipped']} ({row['why']})" for row in report["skipped"]]
+    lines += [f"skipped: {row['skipped']} ({row['why']})" for row in report["skipped"]]
     return "\n".join(lines) + "\n"
 
 
@@ -68,7 +68,7 @@ def as_svg(report: Mapping[str, Any]) -> str:
             for row in rows
             if "of_floor" in row
         }
-        return svg.bars("Share of the fastest that bandwidth and matrix rate would allow", remark, shares)
+        return svg.bars("Share of the speed that bandwidth and matrix rate would allow", remark, shares)
     lines: dict[str, list[tuple[float, float]]] = {}
     names = {"prefill": "prefill, by tokens", "context": "decode, by context", "batch": "decode, by sequences"}
     for row in rows:
@@ -76,10 +76,10 @@ def as_svg(report: Mapping[str, Any]) -> str:
         lines.setdefault(names[row["series"]], []).append((row[grows], row["tokens_a_second"]))
         if "planned_memory" in row:
             lines.setdefault("MB of memory, by context", []).append((row[grows], row["planned_memory"] / 1e6))
-    title = f"Tokens a second as the work grows; {rows[0]['batch']} at once but where sequences do"
+    title = f"Tokens per second as the work grows, with {rows[0]['batch']} sequences except in the series of sequences"
     return svg.lines(title, remark, lines, x="tokens, or sequences", y="tokens/s, MB")
 
 
 def wrong(report: Mapping[str, Any]) -> list[str]:
-    """Return no complaints: these suites judge nothing."""
+    """Return an empty list: these suites judge no results."""
     return []

@@ -58,8 +58,8 @@ def test_without_a_gpu_the_suite_says_so_in_one_line(tmp_path: Path):
     done = command("bench", "--suite", "gpu", "--json", tmp_path / "kept.json")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines() == [
-        "error: the suites of a GPU run on one of compute capability 9.0 (H100, H200), and JAX has here a cpu: "
-        "--dry-run shows on a CPU that it works"
+        "error: the suites of a GPU need a GPU of compute capability 9.0 (H100, H200), but JAX has here a cpu: "
+        "use --dry-run to test a suite on a CPU"
     ]
     assert not list(tmp_path.iterdir())
 
@@ -97,7 +97,7 @@ def test_all_parts_together_fit_into_nine_minutes():
 @pytest.mark.parametrize(
     ("part", "seconds", "why"),
     [
-        (Part("memory", 1), 0.2 - GRACE, "it took too long, and was ended"),
+        (Part("memory", 1), 0.2 - GRACE, "it took too long and was killed"),
         (Part("starting", 1, {"unknown": 1}), 60.0, "it ended with 1: TypeError"),
     ],
 )
@@ -313,7 +313,7 @@ def test_a_model_draws_as_many_tokens_a_call_as_a_session_would(monkeypatch):
     decoding(model, params, programs, scale, context=context)
     assert results == [1, 3, 5] and len(queue) == 6  # results of earlier calls; one more call is queued
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="5 tokens are more than the 4 that a call draws"):
+    with pytest.raises(ValueError, match="expected at most 4 tokens per call, got 5"):
         model_speed.decoding(programs, params, context=context)(5)
 
 
@@ -388,7 +388,7 @@ def test_a_report_says_what_was_found_and_what_was_left_out():
     ]
     report = gpu_report.as_report(results, suite="gpu", dry=False)
     text = gpu_report.as_text(report)
-    assert "gemv 9x9 bfloat16 (no time was left)" in text and gpu_report.NOTHING_MEANT not in text
+    assert "gemv 9x9 bfloat16 (there was no time left)" in text and gpu_report.NOTHING_MEANT not in text
     (kernel,), (decode,) = report["sections"]["kernels"], report["sections"]["models"]
     assert kernel["share"] == pytest.approx(0.5)
     assert decode["tokens_a_second"] == 50
@@ -425,7 +425,7 @@ def test_of_a_run_that_is_interrupted_what_was_measured_is_kept(end, status, run
     report = json.loads((tmp_path / "kept.json.interrupted").read_text())
     assert [row["case"] for row in report["sections"]["kernels"]] == ["add 8 float32"]
     assert report["interrupted"] == status
-    assert "variants: what was to come (interrupted)" in out
+    assert "variants: the remaining cases (interrupted)" in out
 
 
 def test_processes_of_a_part_that_is_interrupted_are_ended_and_what_they_found_is_kept(monkeypatch):

@@ -316,14 +316,14 @@ def test_a_sound_kernel_breaks_no_gate():
 @pytest.mark.parametrize(
     ("facts", "line"),
     [
-        ({"spilled": 4}, "gemv: spills 4 bytes a thread"),
-        ({"registers": 89}, "gemv: 89 registers where 88 are allowed"),
-        ({"loop": 38}, "gemv: 2.38 instructions a weight where 2.3 are allowed"),
-        ({"narrow": 1}, "gemv: 1 loads of less than 128 bits from global memory in the main loop"),
-        ({"hasty": True}, "gemv: asks for a copy into shared memory that may still be read"),
-        ({"unmet": True}, "gemv: reads from shared memory what another thread may not have stored yet"),
-        ({"waits": False}, "gemv: does not wait for the kernel before it"),
-        ({"eager": False}, "gemv: loads nothing before it waits for the kernel before it"),
+        ({"spilled": 4}, "gemv: expected no register spills, got 4 bytes per thread"),
+        ({"registers": 89}, "gemv: expected at most 88 registers, got 89"),
+        ({"loop": 38}, "gemv: expected at most 2.3 instructions per weight, got 2.38"),
+        ({"narrow": 1}, "gemv: expected global loads of 128 bits in the main loop, got 1 narrower ones"),
+        ({"hasty": True}, "gemv: requests a copy into shared memory that threads may still be reading"),
+        ({"unmet": True}, "gemv: reads shared memory after a store of another thread, without a barrier between"),
+        ({"waits": False}, "gemv: does not wait for the previous kernel"),
+        ({"eager": False}, "gemv: expected loads of weights before the wait for the previous kernel, got none"),
     ],
 )
 def test_a_kernel_that_is_worse_than_planned_is_named(facts: dict[str, int], line: str):
@@ -332,20 +332,26 @@ def test_a_kernel_that_is_worse_than_planned_is_named(facts: dict[str, int], lin
 
 def test_a_kernel_that_does_other_than_planned_is_named():
     tensor = replace(CASE, kernels={"gemv": Limits(wgmma=True)})
-    assert list(broken_by(tensor, PROGRAM, [SOUND])) == ["gemv: no wgmma in a loop"]
+    assert list(broken_by(tensor, PROGRAM, [SOUND])) == [
+        "gemv: expected tensor-core products (wgmma) in a loop, got none"
+    ]
     assert list(broken_by(tensor, PROGRAM, [replace(SOUND, wgmma=4)])) == []
     short = replace(CASE, kernels={"gemv": Limits(loop=35)})
-    assert list(broken_by(short, PROGRAM, [SOUND])) == ["gemv: 36 instructions in the main loop where 35 are allowed"]
+    assert list(broken_by(short, PROGRAM, [SOUND])) == [
+        "gemv: expected at most 35 instructions in the main loop, got 36"
+    ]
     assert list(broken_by(CASE, PROGRAM, [])) == ["expected gemv to be compiled, got nothing"]
     padded = replace(PROGRAM, launches=(*PROGRAM.launches, Launch("fusion", by_us=False, bytes=1 << 20)))
-    assert list(broken_by(CASE, padded, [SOUND])) == ["fusion writes 1048576 bytes beside our kernels"]
+    assert list(broken_by(CASE, padded, [SOUND])) == [
+        "fusion of the compiler writes 1048576 bytes; expected less than 1048576"
+    ]
 
 
 def test_only_a_kernel_of_weights_may_read_before_the_wait_what_the_first_cache_keeps():
     early, reads_none = replace(SOUND, kept=2), replace(CASE, kernels={"gemv": Limits(eager=False)})
     assert list(broken_by(CASE, PROGRAM, [early])) == []
     assert list(broken_by(reads_none, PROGRAM, [early])) == [
-        "gemv: 2 loads before it waits for the kernel before it, whose results the first cache keeps"
+        "gemv: 2 loads before the wait for the previous kernel stay in the first-level cache"
     ]
 
 
@@ -360,12 +366,12 @@ def test_a_step_of_six_kernels_a_layer_breaks_no_gate_and_one_of_more_does():
 
     assert broken() == []
     assert broken(a_layer=7, plain=1) == []
-    assert broken(a_layer=7) == ["7 kernels a layer where 6 are allowed"]
-    assert broken(cache=2 << 30) == ["1073741824 of 2147483648 bytes of the cache are updated in place"]
-    assert broken(temp=32 << 20) == ["33554432 bytes of temporary memory where less than 33554432 are allowed"]
+    assert broken(a_layer=7) == ["expected at most 6 kernels per layer, got 7"]
+    assert broken(cache=2 << 30) == ["expected 2147483648 bytes of the cache to be updated in place, got 1073741824"]
+    assert broken(temp=32 << 20) == ["expected less than 33554432 bytes of temporary memory, got 33554432"]
     split = broken(issued=("kCommandBuffer", "kWhile", "kCommandBuffer"))
-    assert split == ["the host issues 3 times (kCommandBuffer, kWhile) where a burst is one CUDA graph"]
-    assert broken(seconds=20.5) == ["20 s to lower and compile 32 layers where 20 s are allowed"]
+    assert split == ["expected the host to issue one CUDA graph, got 3 items (kCommandBuffer, kWhile)"]
+    assert broken(seconds=20.5) == ["expected at most 20 s to compile 32 layers, got 20 s"]
 
 
 @pytest.mark.parametrize(
@@ -375,7 +381,7 @@ def test_a_step_of_six_kernels_a_layer_breaks_no_gate_and_one_of_more_does():
         (len, 3, 60, Failure("TypeError: object of type 'int' has no len()")),
         (time.sleep, 600, 0.2, Failure("took longer than 0.2 s")),
         (os._exit, 3, 60, Failure("ended with exit code 3")),
-        (signal.raise_signal, signal.SIGKILL, 60, Failure("died of signal 9")),
+        (signal.raise_signal, signal.SIGKILL, 60, Failure("was killed by signal 9")),
     ],
 )
 def test_a_call_in_a_process_of_its_own_gives_its_result_or_why_there_is_none(function, argument, limit, answer):

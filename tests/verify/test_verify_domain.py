@@ -95,8 +95,8 @@ def test_all_candidates_are_made_for_values_of_the_domain():
         ("around=inf", "got inf"),
         ("x=foo", "with KIND one of integers, normal, .*; got foo"),
         ("x=norml(3)", "got norml.3.: did you mean normal?"),
-        ("x=normal(3) * 2**99", "an exponent from -6 to 6; got normal"),
-        ("x=normal(1000)", "a seed from 0 to 999"),
+        ("x=normal(3) * 2**99", "EXPONENT from -6 to 6; got normal"),
+        ("x=normal(1000)", "SEED from 0 to 999"),
     ],
 )
 def test_a_value_that_means_nothing_is_refused_in_one_line(text, message):
@@ -230,7 +230,7 @@ def test_a_definition_that_is_not_finite_is_no_verdict():
         return Expected(nan, nan, nan, nan)
 
     broken = replace(CONTRACTS["add"], expect=expect)
-    with pytest.raises(NoVerdict, match="ValueError: result of the definition is not finite, or its error bound"):
+    with pytest.raises(NoVerdict, match="ValueError: the result of the definition is not finite, or its error bound"):
         verify(broken, Direct(lambda x, y: x + y), precision=precision("float32"), examples=9, seed=0)
 
 

@@ -179,7 +179,7 @@ class Worker:
 def check_seconds(seconds: float) -> float:
     """Return `seconds` if it is positive; infinity is allowed. Raises ValueError otherwise."""
     if math.isnan(seconds) or seconds <= 0:
-        raise ValueError(f"expected seconds above 0, got {seconds:g}")
+        raise ValueError(f"expected a number of seconds above 0, got {seconds:g}")
     return float(seconds)
 
 

@@ -342,6 +342,7 @@ ATTENTION = Contract(
     expect=expect,
     domain="q [batch queries heads head_dim], k and v [batch keys kv_heads head_dim] of one dtype, mask [batch queries "
     "keys] float32 of 0 and -inf; head h reads key head h // (heads / kv_heads); a query that sees no key gives 0",
+    bound=BOUND,
     laws=[
         independent("a sequence", "q", "k", "v", "mask"),
         Law("values of 1 give 1 for every query that sees a key", _ones),

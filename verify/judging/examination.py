@@ -183,7 +183,8 @@ def _called_again(
         second = finding
     if second.kind in ("hung", "crashed", REUSED):
         return replace(examination, finding=second)
-    message = f"right in the first call; with the same inputs again, after a call with other inputs: {second.kind}: {second.message}"
+    message = "right in the first call; with the same inputs again, after a call with other inputs: "
+    message += f"{second.kind}: {second.message}"
     return replace(examination, finding=Finding(NOT_TWICE, message, second.condition))
 
 

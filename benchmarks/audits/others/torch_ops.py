@@ -5,7 +5,7 @@ import torch.nn.functional as F  # pyright: ignore[reportMissingImports]
 
 
 def gradients(function, *inputs, slope):
-    """Call `function` and return the gradients that autograd finds, of copies since some kernels overwrite theirs."""
+    """Call `function` on copies of `inputs`, and return the gradients. Some backward kernels overwrite their arrays."""
     copies = [a.clone().requires_grad_() for a in inputs]
     return torch.autograd.grad(function(*copies), copies, slope.clone())
 

@@ -103,7 +103,7 @@ class Meeting(NamedTuple):
 
 @dataclass(frozen=True)
 class Variant:
-    """Cases with a feature that no published Llama has: a function like a `Family`'s, and the models to call it for."""
+    """Cases with a feature that no published Llama has: a function as in `Family`, and the models to call it for."""
 
     cases: Callable[..., Iterator[Case]]
     meetings: tuple[Meeting, ...]
