@@ -45,7 +45,7 @@ class SplitAttention:
 
     @property
     def columns(self) -> int:
-        """The columns of the tensor cores' product: the queries, padded."""
+        """Return the columns of the tensor cores' product: the number of queries, padded to 8."""
         return -(-self.group // 8) * 8
 
     @property

@@ -46,7 +46,7 @@ class Trits(NamedTuple):
 
 
 def quantize(w: Float[np.ndarray, "*batch cols"]) -> Trits:
-    """Quantize. Raises ValueError for rows that are not complete blocks, and weights not finite or beyond 65504.
+    """Quantize weights. Raises ValueError for incomplete blocks, and for weights that are not finite or exceed 65504.
 
     >>> quantize(np.repeat([[1.0, -2.0, 0.5, 0.0]], 64, axis=1)).codes[0, 0, [0, 64, 128, 192]]
     array([ 1, -1,  0,  0], dtype=int8)

@@ -306,5 +306,5 @@ def test_the_command_refuses_what_it_cannot_do(arguments, message, tmp_path):
 def test_the_command_names_the_switches_that_pages_do_not_draw(tmp_path, monkeypatch):
     checkpoint = random_checkpoint(BEYOND["LayerNorm, GELU without a gate"], {})
     monkeypatch.setattr("llamaspec.commands.xray.read", lambda *_, **__: Read(checkpoint, [1], str))
-    with pytest.raises(ValueError, match=r"^X-ray pages do not know activation, gated, layer norm yet$"):
+    with pytest.raises(ValueError, match=r"^X-ray pages do not support activation, gated, layer norm yet$"):
         xray.main(["Once", "--out", str(tmp_path / "page")], standalone_mode=False)

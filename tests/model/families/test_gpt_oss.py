@@ -165,5 +165,5 @@ def test_kernels_and_traces_refuse_sinks():
         logits, _ = jax.eval_shape(partial(forward, config=config, ops=ops), params, tokens, cache)
         assert logits.shape == (1, seq, config.vocab)
     never = cast(Any, lambda _: pytest.fail("nothing is computed"))
-    with pytest.raises(ValueError, match=r"^traces do not know sinks, expert bias yet$"):
+    with pytest.raises(ValueError, match=r"^traces do not support sinks, expert bias yet$"):
         trace(Walkable(None, None, XLA, never, never, never), [1], config=config, dtype="float32")
