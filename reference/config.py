@@ -110,7 +110,7 @@ class Config:
         return self.pre_norms and not self.parallel_residual
 
     def check_llama(self, what: str, *, known: Collection[str] = ()) -> None:
-        """Raise ValueError if a switch beyond Llama is on and not `known`. `what`, a plural, is named in the message."""
+        """Raise ValueError if a switch beyond Llama is on and not `known`. `what` is a plural noun for the message."""
         if names := [name for name in self.beyond_llama() if name not in known]:
             raise ValueError(f"{what} do not support {', '.join(name.replace('_', ' ') for name in names)} yet")
 

@@ -128,7 +128,7 @@ def test_a_ring_that_wraps_twice(page):
         ({"lengths": (1,)}, r"lengths \[3\]"),
         ({"v": (5, 2, 16, 128)}, "one shape"),
         ({"q": (3, 4, 128)}, "one shape"),
-        ({"q": (3, 5, 64)}, "multiples of the key heads"),
+        ({"q": (3, 5, 64)}, "a multiple of the key heads"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
