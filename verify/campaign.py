@@ -36,7 +36,7 @@ LINES = 10  # most lines of a candidate's output that we show
 
 @runtime_checkable
 class Stage(Protocol):
-    """Starts a progress bar with `total` steps; None: as many as the whole run has examples or jobs."""
+    """Starts a progress bar with `total` steps; None: one step per example or job of the whole run."""
 
     def __call__(self, stage: str, total: int | None = None, /) -> Progress: ...
 

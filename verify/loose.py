@@ -2,7 +2,7 @@
 
 We derive the bound by calling the definition with arrays that carry their errors (`verify.bounds.carried`), with the
 rounding of that dtype in every operation. So a plain exp(x) / sum(exp(x)) in bfloat16 may have the rounding errors of
-bfloat16 in each step, but no larger ones.
+bfloat16 in each step, but no larger errors.
 """
 
 import itertools

@@ -54,8 +54,8 @@ def contract(
     """Make a test of a candidate for `op`, called in this process with the arrays of a library.
 
     `op` is a contract, or the name of one of ours or of one in `file`. The test judges every `dtype` (default: float32)
-    and fails with the counterexamples of all violated ones. `loose="u=bfloat16"` declares a weaker contract; see
-    `verify.loose`.
+    and fails with the counterexamples of all dtypes with a violation. `loose="u=bfloat16"` declares a weaker contract;
+    see `verify.loose`.
 
     Hypothesis's profile decides the number of `examples` and whether all runs draw the same values, unless you set
     `examples` or `seed`. `only` narrows draws: `contract("rmsnorm", dim=[128, 256])`. With `strict`, suspicious results

@@ -178,7 +178,7 @@ def main(
     llama_cpp: Path, transformers: bool, shapes: Sequence[str], types: Sequence[str], schemes: Sequence[str],
     decode_only: bool, rounds: int, seconds: float, folder: Path | None
 ):  # fmt: skip
-    """Compare all types and schemes, or the named ones."""
+    """Compare all types and schemes, or only the given types and schemes."""
     import jax
 
     from llamaspec.model.insight.machine import about

@@ -40,22 +40,20 @@ def as_text(report: Mapping[str, Any]) -> str:
         if row["what"] == "first token":
             lines += [
                 "",
-                f"programs compiled, or found in the cache, in {row['compiling']:.2f} s; first token of a prompt of "
-                f"{row['prompt']} after {row['cold']:.3f} s, the second time {row['warm']:.3f} s",
+                f"compiled programs, or loaded them from the cache, in {row['compiling']:.2f} s; first token of a prompt of "
+                f"{row['prompt']} tokens: {row['cold']:.3f} s, in a second run {row['warm']:.3f} s",
             ]
         if row["what"] == "breakdown":
             lines += ["", tables(row["parts"], context=row["context"])]
     lines += ["", *sentences(report["slopes"])] if report["slopes"] else []
-    lines += ["", f"at most {report['peak_bytes'] / 1e9:.2f} GB of memory in use by the model's process"]
+    lines += ["", f"peak memory of the model's process: {report['peak_bytes'] / 1e9:.2f} GB"]
     lines += [f"skipped: {row['skipped']} ({row['why']})" for row in report["skipped"]]
     return "\n".join(lines) + "\n"
 
 
 def _cached(cache: int | None) -> str:
-    reason = (
-        f"fits in the cache of {cache / 1e6:,.1f} MB" if cache else "came faster than memory gave it, so from a cache"
-    )
-    return f"cached: what is read {reason}; there memory's bandwidth is no bound, and the floor counts operations only"
+    reason = f"fits in the cache of {cache / 1e6:,.1f} MB" if cache else "arrives faster than from memory"
+    return f"cached: the data that a step reads {reason}, so the floor counts only operations, not memory bandwidth"
 
 
 def as_svg(report: Mapping[str, Any]) -> str:

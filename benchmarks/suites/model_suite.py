@@ -119,7 +119,7 @@ def run_suite(
 ) -> dict[str, Any]:
     """Measure the machine and then the model that `choose_model` chooses. Returns a report.
 
-    `context` is the number of tokens of the prompt, and of those before decoding; None is 512, or half of what the
+    `context` is the number of tokens of the prompt, and before decoding. None means 512, or half of the tokens that the
     model can hold. Raises ValueError for a context that the model cannot hold, MemoryError for arrays that do not fit.
     """
     if backend == "reference" and (suite != "decode" or batch != 1):

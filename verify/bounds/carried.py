@@ -1,6 +1,6 @@
 """Arrays that carry a bound on their error, so that NumPy code without branches computes its own error bound.
 
-We call a definition with `Carried` arrays in place of plain ones. Each operation computes the exact value in float64
+We call a definition with `Carried` arrays instead of NumPy arrays. Each operation computes the exact value in float64
 and bounds the error of a computation in float32, from the errors of its operands and one rounding of its own. Sums,
 means and products of matrices may be computed in any order, and elementary functions are within 4 u (tanh within 7 u),
 as in `verify.bounds.running_error`. The bound holds for code that computes the same formula; a kernel that computes

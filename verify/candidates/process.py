@@ -113,7 +113,10 @@ def _end_of(file: Any) -> bytes:
 
 
 class _Impatient:
-    """The pipes of a process, with one time limit for all reads and writes, after which they raise TimeoutError."""
+    """The pipes of a process, with a time limit for all reads and writes together.
+
+    After it, they raise TimeoutError.
+    """
 
     def __init__(self, process: subprocess.Popen, seconds: float):
         assert process.stdin is not None and process.stdout is not None

@@ -2,7 +2,7 @@
 
 `verify.candidates.process` runs this file as a program with only NumPy and the candidate's own libraries, so the file
 imports nothing of this project. Requests come on stdin, and replies go out on the original stdout. Both are frames: a
-JSON header, then the bytes of the arrays that the header names. What the candidate prints goes to a separate file.
+JSON header, then the bytes of the arrays that the header names. The candidate's output goes to a separate file.
 `hand_over`, `read_back` and `Caller` also serve candidates in the same process.
 """
 
@@ -247,7 +247,7 @@ def load_file(path: str) -> Any:
 
 
 def _module_in(path: str) -> Any:
-    """Import the file at `path`, which may import files of its own folder."""
+    """Import the file at `path`. The file may import other files of its folder."""
     folder, file = os.path.split(os.path.abspath(path))
     if not os.path.isfile(path):
         raise FileNotFoundError(f"there is no file {path}")
@@ -262,7 +262,7 @@ def _module_in(path: str) -> Any:
 
 
 class _AsWritten(SourceFileLoader):
-    """A loader that compiles the file as it is now.
+    """A loader that always compiles the current source of a file.
 
     Python reuses a .pyc if size and mtime (in seconds) match. A program may repair a kernel within that second, and
     then we would judge the old code.
@@ -367,7 +367,8 @@ def serve(candidate: str, library: str, device: str | None, prints: int) -> None
     """Answer requests until stdin ends.
 
     We first write a frame with None, or with a pair: why we cannot call it, and whether it was imported. What the
-    candidate writes to stdout goes to the file descriptor `prints`. Its stdin is empty, also for its children.
+    candidate writes to stdout goes to the file descriptor `prints`. The stdin of the candidate and its children is
+    empty.
     """
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -1,7 +1,7 @@
 """The product of quantized weights for implementations that convert x to fixed point, group by group of columns.
 
 The bound is the bound of `gemv_quantized` plus the error of fixed point. This error is relative to the largest number
-of a group, so for a small number among large ones it exceeds a rounding.
+of a group, so for a small number in a group of large numbers, it is larger than one rounding.
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
 """Values that each draw of a contract may take.
 
 A user narrows draws by hand, and a meaningless value would leave nothing to compare. So we check each value: a string
-must be one that the contract draws; a number may also lie between the drawn ones or, for a size, beyond them.
+must be one that the contract draws; a number may also lie between the drawn numbers, and a size beyond them.
 """
 
 import json
@@ -47,7 +47,7 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Domain:
-    """Values that a draw may take: the drawn ones, and similar ones."""
+    """Values that a draw may take: the values that the contract draws, and similar values."""
 
     drawn: tuple[Any, ...] = ()  # None, strings and numbers, in the order of the contract
     integers: tuple[int, int] | None = None  # any whole number in this inclusive range, too

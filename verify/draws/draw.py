@@ -80,16 +80,16 @@ KINDS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
 
 # Descriptions for a counterexample, before the multiplication by a power of two.
 MEANINGS = {
-    "integers": "whole numbers from -4 to 4",
+    "integers": "integers from -4 to 4",
     "normal": "nearly normal numbers",
     "positive": "numbers from 1 to 2",
-    "equal": "one number, everywhere",
+    "equal": "one number in all places",
     "outlier": "normal numbers, one feature 1,024 times larger",
     "last": "normal numbers, the last of each row 8",
     "wide": "numbers of both signs from 2^-12 to 2^13",
-    "halves": "numbers halfway between two whole ones",
+    "halves": "numbers halfway between two integers",
     "zeros": "zeros of both signs",
-    "denormal": "numbers below the smallest normal one",
+    "denormal": "numbers below the smallest normal number",
 }
 
 

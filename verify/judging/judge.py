@@ -36,7 +36,7 @@ class Point(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """How near a result came to its bounds (1 is at the bound), what is wrong, and how many numbers had a bound.
+    """The largest error relative to the bounds (1 is at the bound), a finding if any, and how many numbers had a bound.
 
     `place` describes the number nearest to its hard bound.
     """
@@ -50,7 +50,7 @@ class Verdict(NamedTuple):
 
 
 def judge(outputs: tuple[np.ndarray, ...], expected: tuple[Expected, ...], precision: Precision) -> Verdict:
-    """Compare the results of a candidate, for inputs of `precision`, with the expected ones."""
+    """Compare the results of a candidate, for inputs of `precision`, with the expected results."""
     if len(outputs) != len(expected):
         return Verdict(np.inf, np.inf, Finding("shape", f"expected {len(expected)} arrays, got {len(outputs)}"))
     worst = Verdict(0.0, 0.0, None)

@@ -306,7 +306,7 @@ def _run(test: Callable[[], object]) -> None:
     """Run a test of Hypothesis, and pass on a SystemExit or KeyboardInterrupt that a signal handler raises.
 
     If the signal arrives inside Hypothesis, it sees an example that fails only once, or draws that differ from earlier
-    ones, and raises its own error instead.
+    examples, and raises its own error instead.
     """
     try:
         test()

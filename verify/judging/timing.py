@@ -120,7 +120,7 @@ class _Turn:
         self._judged: dict[str, tuple[np.ndarray, ...]] = {}
 
     def check(self, results: Mapping[str, tuple[np.ndarray, ...]]) -> None:
-        """Judge results, unless their bits equal the last judged ones. Raises NoVerdict for a wrong result."""
+        """Judge results, unless their bits equal the last judged results. Raises NoVerdict for a wrong result."""
         unjudged = {name: arrays for name, arrays in results.items() if not _same(arrays, self._judged.get(name, ()))}
         expected = self.contract.expected(self.arguments) if unjudged else ()
         for name, arrays in unjudged.items():

@@ -22,7 +22,7 @@ from llamaspec.verify.judging.examination import Examination
 from llamaspec.verify.judging.judge import Finding
 from llamaspec.verify.judging.runner import Report
 
-# Switches beyond Llama: the ones that `trace` supports, and all that we have bounds for.
+# Switches beyond Llama: first the switches that `trace` supports, then all for which we have bounds.
 TRACED = ("activation", "gated", "layer_norm", "parallel_residual", "head_qk_norm", "rotary_dim")
 BOUNDED = (*TRACED, "sinks", "expert_bias")
 PROMPT = 24  # tokens of the first chunk, if the context has room

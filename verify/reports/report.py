@@ -23,7 +23,7 @@ MOST_KINDS = 6  # most kinds of input in a line
 
 
 def headline(report: Report) -> str:
-    """Write one line: the verdict, and what it is based on."""
+    """Write one line: the verdict, and the number of examples, the time and the seed behind it."""
     if report.not_taken:
         why = f"{report.not_taken}; --dtype {report.dtype} judges it nevertheless"
         return f"{report.outcome:14}{report.op} {report.dtype}  {report.candidate}  ({why})"

@@ -168,14 +168,17 @@ def _masked(scores):
 
 
 def _some(count: int, largest: int) -> np.ndarray:
-    """Choose numbers from 1 to `largest`: both ends, numbers near the size of a tile, and random ones."""
+    """Choose `count` numbers from 1 to `largest`: both ends, numbers near the size of a tile, and random numbers."""
     rng = np.random.default_rng(0)
     numbers = [largest - 5, 1, largest, 63, 64, 65, *rng.integers(1, largest + 1, max(count - 6, 0))]
     return np.array(numbers[:count], np.int32)
 
 
 def spoiled(case: Case, arguments: list[Any]) -> list[Any]:
-    """Replace the arguments of an op by harder ones from SPOILED, if any. All forms of weights get the same ones."""
+    """Replace the arguments of an op by harder arguments, if SPOILED has any.
+
+    They do not depend on the form of weights.
+    """
     spoil = SPOILED.get(case.op.split()[0])
     return spoil(*arguments) if spoil else arguments
 
