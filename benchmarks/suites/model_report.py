@@ -40,7 +40,7 @@ def as_text(report: Mapping[str, Any]) -> str:
         if row["what"] == "first token":
             lines += [
                 "",
-                f"compiled programs, or loaded them from the cache, in {row['compiling']:.2f} s; first token of a prompt of "
+                f"compiled or loaded programs in {row['compiling']:.2f} s; first token of a prompt of "
                 f"{row['prompt']} tokens: {row['cold']:.3f} s, in a second run {row['warm']:.3f} s",
             ]
         if row["what"] == "breakdown":

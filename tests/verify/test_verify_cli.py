@@ -175,7 +175,7 @@ def only_float32(x):
     assert verdicts == ["within bounds softmax float32", "violated", "violated"]
     out = verify("softmax", "--candidate", "narrow:only_float32", *arguments).stdout
     assert (
-        "(raised TypeError: float32 alone, not bfloat16 (narrow.py:12); --dtype bfloat16 judges it nevertheless)" in out
+        "(raised TypeError: float32 alone, not bfloat16 (narrow.py:12); use --dtype bfloat16 to judge it anyway)" in out
     )
     assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == ["within", "not", "not"]
     verify("softmax", "--candidate", "narrow:only_float32", *arguments, "--dtype", "bfloat16", status=1)

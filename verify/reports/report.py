@@ -25,7 +25,7 @@ MOST_KINDS = 6  # most kinds of input in a line
 def headline(report: Report) -> str:
     """Write one line: the verdict, and the number of examples, the time and the seed behind it."""
     if report.not_taken:
-        why = f"{report.not_taken}; --dtype {report.dtype} judges it nevertheless"
+        why = f"{report.not_taken}; use --dtype {report.dtype} to judge it anyway"
         return f"{report.outcome:14}{report.op} {report.dtype}  {report.candidate}  ({why})"
     number = "1 example" if report.examples == 1 else f"{report.examples} examples"
     if report.shapes and report.outcome != "violated":
