@@ -20,7 +20,7 @@ from llamaspec.commands.verify_model import verify_model, walk_random_models
 from llamaspec.commands.verifying import for_terminal, interruptible, verify_progress
 
 if TYPE_CHECKING:
-    from llamaspec.verify.campaign import Campaign, Job
+    from llamaspec.verify.campaign import Campaign, CandidateJob
     from llamaspec.verify.contract import Contract
     from llamaspec.verify.mutant import Implementation
 
@@ -249,7 +249,7 @@ def _verify(
     *,
     contracts: Mapping[str, Contract],
     named: bool,
-    jobs: list[Job] | None = None,
+    jobs: list[CandidateJob] | None = None,
     **options: Any,
 ):
     from llamaspec.commands.verify_page import page
@@ -321,7 +321,7 @@ def _library() -> str:
     return "numpy" if find_spec("jax") is None else "jax"
 
 
-def _at_once(jobs: list[Job]) -> int:
+def _at_once(jobs: list[CandidateJob]) -> int:
     from llamaspec.model.system import usable_cpus
 
     return min(len(jobs), len(usable_cpus()), 4)
@@ -353,7 +353,7 @@ def _campaign(options: dict[str, Any], contracts: Mapping[str, Contract]) -> Cam
     )
 
 
-def _jobs(ops: list[str], candidate: str | None, *, contract_file: str | None, named: bool) -> list[Job]:
+def _jobs(ops: list[str], candidate: str | None, *, contract_file: str | None, named: bool) -> list[CandidateJob]:
     """Make a job for each op of the candidate, or for each function of this package that is named like an op.
 
     A line on stderr lists the ops without such a function.

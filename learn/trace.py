@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from llamaspec.model.candidates.walking import Walkable
+from llamaspec.model.candidates.walking import WalkableModel
 from llamaspec.model.insight.cost import decode_bytes, positions_seen
 from llamaspec.model.ops.table import Ops
 from llamaspec.reference.add import add
@@ -96,7 +96,7 @@ class Trace:
 class Recording:
     """A recording of a text: every result of every op at every token, for the requested layers."""
 
-    model: Walkable
+    model: WalkableModel
     tokens: list[int]
     config: Config
     dtype: str
@@ -150,7 +150,7 @@ class Recording:
 
 
 def trace(
-    model: Walkable,
+    model: WalkableModel,
     tokens: Sequence[int],
     *,
     position: int = -1,
@@ -171,7 +171,7 @@ def trace(
 
 
 def record(
-    model: Walkable,
+    model: WalkableModel,
     tokens: Sequence[int],
     *,
     config: Config,
@@ -326,7 +326,7 @@ def _norm(x: np.ndarray) -> float:
     return float(np.linalg.norm(x.astype(np.float64)))
 
 
-def _ended(model: Walkable, x: np.ndarray, config: Config) -> np.ndarray:
+def _ended(model: WalkableModel, x: np.ndarray, config: Config) -> np.ndarray:
     """Compute the logits of a token as if the model ended with the hidden state `x` [dim]."""
     return np.asarray(model.ops.norm_logits(model.array(x[None, None]), model.params, config=config))[0, 0]
 

@@ -70,7 +70,7 @@ class Experts(NamedTuple):
     biases: Biases | None = None
 
 
-class Shared(NamedTuple):
+class SharedExpert(NamedTuple):
     """The expert that every token uses."""
 
     score: Float[np.ndarray, "one dim"]
@@ -91,7 +91,7 @@ class Layer(NamedTuple):
     ffn: FeedForward | Experts
     attention_post_norm: Float[np.ndarray, " dim"] | None = None
     ffn_post_norm: Float[np.ndarray, " dim"] | None = None
-    shared: Shared | None = None
+    shared: SharedExpert | None = None
     attention_norm_bias: Float[np.ndarray, " dim"] | None = None  # of a LayerNorm
     ffn_norm_bias: Float[np.ndarray, " dim"] | None = None
     sinks: Float[np.ndarray, " heads"] | None = None

@@ -14,7 +14,7 @@ from llamaspec.model.chat.channels import Channels, channels_of
 from llamaspec.model.options import MAX_SEED, SAMPLING, check_seed
 from llamaspec.model.tokenizers.tokenizer import named_tokens
 from llamaspec.serving.answers import Answering, Choice, queue_full, shutting_down
-from llamaspec.serving.forms import ChatForm, CompletionForm, Form, Head, spell
+from llamaspec.serving.forms import ChatForm, CompletionForm, Head, WireFormat, spell
 from llamaspec.serving.grammar import Grammars, Rules
 from llamaspec.serving.metrics import Metrics
 from llamaspec.serving.openai import (
@@ -27,7 +27,7 @@ from llamaspec.serving.openai import (
     TokenizeRequest,
     Tool,
 )
-from llamaspec.serving.openai_answers import Model
+from llamaspec.serving.openai_answers import ModelCard
 from llamaspec.serving.prompts import EFFORT, Prompt, Prompts
 from llamaspec.serving.request import Engine, Request
 from llamaspec.serving.streaming import TextReader
@@ -44,7 +44,7 @@ class Answer:
     """An accepted request: its texts, their wire format, and whether they are streamed."""
 
     answering: Answering
-    form: Form
+    form: WireFormat
     stream: bool
     usage: bool  # whether a stream ends with token counts
 
@@ -56,7 +56,7 @@ class Api:
         self,
         engine: Engine,
         prompts: Prompts,
-        model: Model,
+        model: ModelCard,
         metrics: Metrics,
         *,
         fingerprint: str,

@@ -16,7 +16,7 @@ class Usage(Struct):
     total_tokens: int
 
 
-class Candidate(Struct):
+class TopLogprob(Struct):
     """A token and its log-probability, before temperature and filters."""
 
     token: str
@@ -25,10 +25,10 @@ class Candidate(Struct):
     id: int  # an extension: two tokens can look the same
 
 
-class TokenLogprob(Candidate):
+class TokenLogprob(TopLogprob):
     """A drawn token and the likeliest tokens at its position."""
 
-    top_logprobs: list[Candidate]
+    top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(Struct):
@@ -66,7 +66,7 @@ class CallPart(Struct):
     name: str | UnsetType = UNSET
 
 
-class Call(Struct):
+class AnswerCall(Struct):
     """A tool call."""
 
     id: str
@@ -90,7 +90,7 @@ class AssistantMessage(Struct):
     role: Literal["assistant"] = "assistant"
     reasoning_content: str | UnsetType = UNSET  # an extension: the model's thoughts, if it marks them
     refusal: None = None
-    tool_calls: list[Call] | UnsetType = UNSET
+    tool_calls: list[AnswerCall] | UnsetType = UNSET
 
 
 class Delta(Struct, omit_defaults=True):
@@ -156,7 +156,7 @@ class ChatChunk(Struct):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 
-class Model(Struct):
+class ModelCard(Struct):
     """The served model."""
 
     id: str

@@ -27,7 +27,7 @@ from llamaspec.model.parallel.processes import agreed
 from llamaspec.model.tensors import tensor_shapes
 from llamaspec.reference.config import Config
 from llamaspec.training.data import Batch, Source, batches, stops
-from llamaspec.training.evaluation import Evaluation, evaluate, rows_at_once
+from llamaspec.training.evaluation import HeldOutLoss, evaluate, rows_at_once
 from llamaspec.training.objective import WHOLE, Tensors, compile_step, initial_tensors, optimizer, remat
 from llamaspec.training.parallel import even, spread
 from llamaspec.training.recipe import Recipe, check_at_least_one, check_recipe
@@ -52,7 +52,7 @@ class StepReport(NamedTuple):
     loss: float  # nats per counted token of this step
     rate: float  # tokens per second, without padding
     seconds: float  # from the start of the training, without evaluations, checkpoints and interruptions
-    evaluation: Evaluation | None = None
+    evaluation: HeldOutLoss | None = None
 
 
 class _Begun(NamedTuple):

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
-from llamaspec.benchmarks.audits.scheme_forms import GGML, SUPERBLOCKS, Form, bits, forms, weight_error
+from llamaspec.benchmarks.audits.scheme_forms import GGML, SUPERBLOCKS, SchemeForm, bits, forms, weight_error
 from llamaspec.benchmarks.common.model_speed import compile_programs, decode_seconds
 from llamaspec.benchmarks.common.random_model import random_params
 from llamaspec.benchmarks.common.report import RAW, write_report
@@ -98,7 +98,7 @@ def predictions(name: str, place: str | Path, tokenizer: Path | None, *, tokens:
     ]
     windows = in_windows(sample_stories(llama, WINDOWS * (WINDOW + 1), seed=OTHER_STORIES))
 
-    def backend_of(form: Form) -> Predictor:
+    def backend_of(form: SchemeForm) -> Predictor:
         if form.options:
             return load_backend(form.checkpoint, RunOptions(**form.options))
         plain = decoded(form.checkpoint)

@@ -133,7 +133,7 @@ def unmet(code: Sequence[sass.Instruction]) -> bool:
     return False
 
 
-def _runs(code: sass.Listing) -> Iterator[Sequence[sass.Instruction]]:
+def _runs(code: sass.SassListing) -> Iterator[Sequence[sass.Instruction]]:
     """Yield sequences of instructions: the whole kernel, and each loop twice, because its start follows its end."""
     yield code.instructions
     for loop in code.all_loops():

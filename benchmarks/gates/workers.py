@@ -7,12 +7,11 @@ from multiprocessing.connection import Connection
 from threading import Lock
 from typing import Any, NamedTuple
 
-_BOOKKEEPING = (
-    Lock()
-)  # starting a process reaps ended ones, and could take an exit code that another thread's join waits for
+# Starting a process also reaps ended processes, and could take an exit code that another thread's join waits for.
+_BOOKKEEPING = Lock()
 
 
-class Failure(NamedTuple):
+class CallFailure(NamedTuple):
     """The reason why a call has no result."""
 
     reason: str
@@ -26,7 +25,7 @@ def call_each(
     at_once: int = 1,
     preload: Sequence[str] = (),
 ) -> Iterator[Any]:
-    """Call `function` with each argument; yields results or `Failure`s in the order of the arguments.
+    """Call `function` with each argument; yields results or `CallFailure`s in the order of the arguments.
 
     Each call has `limit` seconds and a new process, forked from a process that has only imported the modules `preload`.
     """
@@ -43,7 +42,7 @@ def _call(context: Any, function: Callable[[Any], Any], argument: Any, limit: fl
         process.start()
     child_end.close()
     try:
-        answer = parent_end.recv() if parent_end.poll(limit) else Failure(f"took longer than {limit:g} s")
+        answer = parent_end.recv() if parent_end.poll(limit) else CallFailure(f"took longer than {limit:g} s")
     except (EOFError, ConnectionResetError):
         answer = None
     finally:
@@ -53,7 +52,7 @@ def _call(context: Any, function: Callable[[Any], Any], argument: Any, limit: fl
             process.join()
     if answer is None:
         code = process.exitcode
-        return Failure(f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}")
+        return CallFailure(f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}")
     return answer
 
 
@@ -62,5 +61,5 @@ def _answer(pipe: Connection, function: Callable[[Any], Any], argument: Any) -> 
         answer = function(argument)
     except Exception as error:
         # Some messages are pages long, and the beginning says what is wrong.
-        answer = Failure(f"{type(error).__name__}: {' '.join(str(error).split())}"[:500])
+        answer = CallFailure(f"{type(error).__name__}: {' '.join(str(error).split())}"[:500])
     pipe.send(answer)

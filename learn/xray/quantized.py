@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from llamaspec.learn.quantizers.by_inputs import METHODS
-from llamaspec.learn.quantizers.schemes import SCHEMES, Kept, Scheme, rounded
+from llamaspec.learn.quantizers.schemes import SCHEMES, ExplainedScheme, StoredMatrix, rounded
 from llamaspec.learn.trace import Recording
 from llamaspec.learn.xray.arrays import packed
 from llamaspec.model.checkpoints.checkpoint import Checkpoint
@@ -20,7 +20,7 @@ COLUMNS = 128  # weights of a row that are shown
 TOLD = 48  # tokens that a quantized model writes
 
 
-def described(w: np.ndarray, stored: Kept) -> dict[str, Any]:
+def described(w: np.ndarray, stored: StoredMatrix) -> dict[str, Any]:
     """Describe the first `COLUMNS` weights of a quantized row w [1, cols]."""
     codes, scales, within = stored.shown
     error = stored.restored - w
@@ -57,7 +57,11 @@ def inputs(recording: Recording, layer: int) -> dict[str, np.ndarray]:
 
 
 def tellings(
-    checkpoint: Checkpoint, prompt: list[int], *, stops: frozenset[int], schemes: Mapping[str, Scheme] = SCHEMES
+    checkpoint: Checkpoint,
+    prompt: list[int],
+    *,
+    stops: frozenset[int],
+    schemes: Mapping[str, ExplainedScheme] = SCHEMES,
 ) -> Iterator[tuple[str, list[int], float]]:
     """Yield greedy continuations of `prompt` in float64: first by the model itself, named "", then under each scheme.
 
@@ -95,7 +99,7 @@ def schemes(
     `x` has the inputs of each matrix. Without `x`, the methods that need these inputs are left out.
     """
     matrices = rows(layer, config)
-    stored: dict[str, dict[str, Kept]] = {
+    stored: dict[str, dict[str, StoredMatrix]] = {
         name: {matrix: scheme.kept(w) for matrix, w in matrices.items()} for name, scheme in SCHEMES.items()
     }
     if x is not None:

@@ -37,11 +37,11 @@ FIELD = re.compile(
 )
 
 
-class Refusal(jinja2.TemplateError):
+class TemplateRefusal(jinja2.TemplateError):
     """An error that a template raises about its conversation."""
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """The tag `{% generation %}...{% endgeneration %}`, which marks a model's text for training.
 
     We render the tag's content. Variables that are set inside the tag do not exist outside, as in transformers.
@@ -119,7 +119,7 @@ class Environment(ImmutableSandboxedEnvironment):
     concat = staticmethod(joined)  # pyright: ignore[reportAssignmentType]
 
     def __init__(self):
-        extensions = [Generation, "jinja2.ext.loopcontrols"]
+        extensions = [GenerationTag, "jinja2.ext.loopcontrols"]
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_finalized)
         self.filters = {name: _marking(name, function) for name, function in self.filters.items()}
         self.filters |= {"join": join, "format": format_percent, "indent": indent, "string": text_of, "tojson": tojson}
@@ -251,7 +251,7 @@ def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=Fa
 
 
 def raise_exception(message) -> NoReturn:
-    raise Refusal(str(message))
+    raise TemplateRefusal(str(message))
 
 
 def strftime_now(format: str) -> str:

@@ -45,7 +45,7 @@ def quoted(name: str) -> str:
 Form = str  # a key of `model.weights.forms.table.CLASS_OF_FORM`
 
 
-class Shifted(NamedTuple):
+class CodesWithMinima(NamedTuple):
     """Codes in groups with a scale and a minimum: weights are code x scale + minimum.
 
     float32 holds code x scale exactly, so a weight is rounded only once, in the sum.
@@ -56,7 +56,7 @@ class Shifted(NamedTuple):
     minima: Float32[np.ndarray, "rows groups"]
 
 
-Part = Quantized | Affine | Shifted
+Part = Quantized | Affine | CodesWithMinima
 
 
 class Codes(NamedTuple):
@@ -104,6 +104,7 @@ class Checkpoint:
     tensors: Mapping[str, Tensor] = field(repr=False)
     bos: int | None  # the id that begins a text, if the checkpoint has one
     stops: frozenset[int]  # ids that end a generated text
+    notes: tuple[str, ...] = ()  # lines for the user, such as a list of tensors that were left out
     release: Callable[[], None] = field(default=lambda: None, repr=False)  # drops file pages read so far from memory
     # In this context, the system reads nothing ahead. Its value is a function that reads a view of the file at once.
     scattered: Callable[[], AbstractContextManager[Callable[[np.ndarray], object]]] = field(

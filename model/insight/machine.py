@@ -31,7 +31,7 @@ VERSIONS = ("llamaspec", "jax", "jaxlib", "numpy", "jax-cuda13-plugin", "nvidia-
 KEPT = "machine.json"  # the file of measured rates in a user's cache folder
 
 
-class Sizes(NamedTuple):
+class ArraySizes(NamedTuple):
     """The sizes of the arrays to measure with: larger than caches, and large enough to keep the device busy."""
 
     bytes: int
@@ -39,7 +39,7 @@ class Sizes(NamedTuple):
     effort: Effort
 
 
-SIZES = {"cpu": Sizes(256 << 20, 2048, Effort(7)), "gpu": Sizes(2 << 30, 8192, Effort(9, in_flight=10))}
+SIZES = {"cpu": ArraySizes(256 << 20, 2048, Effort(7)), "gpu": ArraySizes(2 << 30, 8192, Effort(9, in_flight=10))}
 BEYOND_CACHE = 4  # times the last-level cache: a part of a smaller array would come from the cache
 
 
@@ -157,7 +157,7 @@ def reading_in_words(folder: Path | None, *, bytes: int | float, seconds: int | 
     return f"{words}, {100 * rate / read:.0f} % of what bench measured" if read else words
 
 
-def measure_ceilings(dtypes: Sequence[str], sizes: Sizes | None = None) -> Ceilings:
+def measure_ceilings(dtypes: Sequence[str], sizes: ArraySizes | None = None) -> Ceilings:
     """Measure the default device. Raises KeyError for a device that is neither a CPU nor a GPU."""
     sizes = sizes or _sizes()
     buffers = [jnp.tile(_drawn(sizes), (COPIES, 1)) for _ in range(2)]
@@ -182,7 +182,7 @@ class Reader:
     CPU reads the array from start to end, in huge pages, as it reads weights. A GPU reads all copies side by side.
     """
 
-    def __init__(self, sizes: Sizes | None = None):
+    def __init__(self, sizes: ArraySizes | None = None):
         sizes = sizes or _sizes()
         drawn = _drawn(sizes)
         if jax.default_backend() == "cpu":
@@ -207,7 +207,7 @@ class Reader:
         return self._sums
 
 
-def _sizes() -> Sizes:
+def _sizes() -> ArraySizes:
     """Choose sizes for the default device.
 
     Large servers have caches of hundreds of megabytes, but a process may have little memory there. So the two arrays
@@ -218,7 +218,7 @@ def _sizes() -> Sizes:
     return sizes._replace(bytes=max(sizes.bytes, min(BEYOND_CACHE * (last_level_cache() or 0), most)))
 
 
-def _drawn(sizes: Sizes) -> jax.Array:
+def _drawn(sizes: ArraySizes) -> jax.Array:
     return random_numbers(0, 1, sizes.bytes // (4 * COPIES), dtype="float32")
 
 
@@ -232,7 +232,7 @@ def random_numbers(seed: int, *shape: int, dtype: Any) -> jax.Array:
     return _normal(jax.random.key(seed, impl="rbg"), shape, np.dtype(dtype))
 
 
-def _matrix_rate(dtype: str, sizes: Sizes) -> float:
+def _matrix_rate(dtype: str, sizes: ArraySizes) -> float:
     a, b = (random_numbers(seed, sizes.side, sizes.side, dtype=dtype) for seed in (1, 2))
     product = jax.jit(dot)
     return 2 * sizes.side**3 / measure(lambda: product(a, b), sizes.effort).median

@@ -14,7 +14,7 @@ from llamaspec.model.ops.table import Positions
 from llamaspec.reference.config import Config
 
 
-class Spans(NamedTuple):
+class CacheSpans(NamedTuple):
     """Numbers of cache rows that attention may read. Each span costs a branch of the program, and memory to compile it.
 
     The time of one query is the time to read the rows, so spans for one query grow by a factor of 2. With many queries,
@@ -35,7 +35,7 @@ class Spans(NamedTuple):
 
 
 # A span of 4096 + 256 rows is a whole cache of the default context, with a prompt's last chunk.
-SPANS = Spans(smallest=64, longest=4096 + 256, growth=4)
+SPANS = CacheSpans(smallest=64, longest=4096 + 256, growth=4)
 
 
 @runtime_checkable
@@ -68,7 +68,7 @@ def attend(
     window: int | None,
     config: Config,
     sinks: Float[Array, " heads"] | None = None,
-    spans: Spans = SPANS,
+    spans: CacheSpans = SPANS,
     scores: Scores | None = None,
     weighted: Weighted | None = None,
 ) -> Float[Array, "batch seq width"]:

@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from llamaspec.model.cache import LayerPages, LayerStore
-from llamaspec.model.ops.attention import SPANS, Spans, attend, scores_by_dot, weighted_by_dot
+from llamaspec.model.ops.attention import SPANS, CacheSpans, attend, scores_by_dot, weighted_by_dot
 from llamaspec.model.ops.page_list import attend_listed_pages
 from llamaspec.model.ops.products import cpu_product, lane_sums, last_sum
 from llamaspec.model.ops.table import Positions
@@ -17,7 +17,7 @@ from llamaspec.model.weights.groups import LANES
 from llamaspec.reference.config import Config
 
 # The first chunk of a prompt has 128 tokens, and 512 rows of keys and values stay in a CPU's caches.
-PROMPT_SPANS = Spans(smallest=128, longest=512, growth=2)
+PROMPT_SPANS = CacheSpans(smallest=128, longest=512, growth=2)
 SUMMED = 16  # most values of the cache in a partial sum; each value is one more operation to compile
 SECOND_CORE = 1 << 19  # bytes that a loop must read and write before XLA gives it a second core
 

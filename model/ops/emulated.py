@@ -4,8 +4,8 @@ llama.cpp rounds activations in blocks (`reference.quantizers.ggml_activations`)
 (`reference.quantizers.smoothquant.activations`), so that a product multiplies int8 by int8.
 
 The rounding is stored with the matrix, so the code of the model is the same with and without rounding. In JAX,
-`Rounding` is a pytree around a matrix, and `emulating` makes a product that reads it. In NumPy, `RoundingArray` is a
-matrix that rounds the vectors of a product.
+`RoundedMatrix` is a pytree around a matrix, and `emulating` makes a product that reads it. In NumPy, `RoundingArray` is
+a matrix that rounds the vectors of a product.
 """
 
 from collections.abc import Callable
@@ -68,18 +68,18 @@ def roundings(checkpoint: Checkpoint, emulate: str) -> dict[str, str]:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Rounding:
+class RoundedMatrix:
     """A matrix, and the name of the rounding for the vectors of its products."""
 
     weight: Any  # a `Matrix`, or what a map over the tree puts there
     to: str = field(metadata={"static": True})
 
 
-def emulating(product: Product) -> Callable[[Array, Matrix | Rounding], Array]:
+def emulating(product: Product) -> Callable[[Array, Matrix | RoundedMatrix], Array]:
     """Extend `product` to matrices that carry a rounding."""
 
-    def rounded(x: Float[Array, "*batch cols"], weight: Matrix | Rounding) -> Float[Array, "*batch rows"]:
-        if not isinstance(weight, Rounding):
+    def rounded(x: Float[Array, "*batch cols"], weight: Matrix | RoundedMatrix) -> Float[Array, "*batch rows"]:
+        if not isinstance(weight, RoundedMatrix):
             return product(x, weight)
         cols = x.shape[-1]
         numbers = ROUNDINGS[weight.to](x.astype(jnp.float32))
@@ -104,11 +104,11 @@ def emulated_ops(ops: Ops) -> Ops:
 
 
 def with_roundings(params: Params, roundings_by_name: dict[str, str], *, config: Config) -> Params:
-    """Wrap each matrix of `params` that `roundings_by_name` names in a `Rounding`. `params` may be shapes."""
+    """Wrap each matrix of `params` that `roundings_by_name` names in a `RoundedMatrix`. `params` may be shapes."""
 
     def rounding(place: Any, array: Any) -> Any:
         if isinstance(place, Names) and place.names[0] in roundings_by_name:
-            return Rounding(array, roundings_by_name[place.names[0]])
+            return RoundedMatrix(array, roundings_by_name[place.names[0]])
         return array
 
     # No product uses the embedding, so the embedding is not wrapped. A tied head is wrapped, as a separate leaf.

@@ -29,7 +29,7 @@ BEAT = 0.5  # seconds
 GRACE = 2.0  # seconds to wait after an error, so that the watch can name a process that is gone
 
 
-class Group(NamedTuple):
+class ProcessGroup(NamedTuple):
     """The processes that run a model, and the number of this one among them."""
 
     coordinator: str  # HOST:PORT of process 0
@@ -40,7 +40,7 @@ class Group(NamedTuple):
 
 
 @contextmanager
-def joined(group: Group) -> Iterator["Watch"]:
+def joined(group: ProcessGroup) -> Iterator["Watch"]:
     """Join the processes of `group` while the body runs: JAX then lists the devices of all processes.
 
     Yields the `Watch`, which holds the connections to the other processes. Raises ConnectionError if some process does
@@ -93,7 +93,7 @@ def all_min(number: int) -> int:
 class Watch:
     """A thread that holds connections to the other processes: process 0 to all, every other one to process 0."""
 
-    def __init__(self, group: Group):
+    def __init__(self, group: ProcessGroup):
         """Connect, and start to send beats. Raises as `joined` does."""
         self._group = group
         self._left = False

@@ -33,7 +33,7 @@ END_OF_TURN, END_OF_MESSAGE = ("<|eot_id|>", "<|im_end|>"), ("<|eom_id|>",)
 LAST_SCORE = -1000.0  # the score of tokens that merges must not make
 
 
-class Token(NamedTuple):
+class VocabularyToken(NamedTuple):
     """A token of a GGUF file."""
 
     text: str
@@ -144,7 +144,7 @@ def _tokenizer_keys(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, V
             raise TypeError(f"{type(tokenizer).__name__} has no form in GGUF")
     # The embedding may have more rows than there are tokens, or fewer, and llama.cpp wants a token for each.
     del tokens[checkpoint.config.vocab :]
-    tokens += [Token(f"[PAD{id}]", UNUSED, LAST_SCORE) for id in range(len(tokens), checkpoint.config.vocab)]
+    tokens += [VocabularyToken(f"[PAD{id}]", UNUSED, LAST_SCORE) for id in range(len(tokens), checkpoint.config.vocab)]
     keys |= {
         "tokenizer.ggml.tokens": [token.text for token in tokens],
         "tokenizer.ggml.token_type": np.array([token.kind for token in tokens], np.int32),
@@ -161,7 +161,9 @@ def _tokenizer_keys(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, V
     return keys
 
 
-def _sentencepiece(checkpoint: Checkpoint, tokenizer: SentencePieceTokenizer) -> tuple[list[Token], dict[str, Value]]:
+def _sentencepiece(
+    checkpoint: Checkpoint, tokenizer: SentencePieceTokenizer
+) -> tuple[list[VocabularyToken], dict[str, Value]]:
     """Format the pieces of a model.
 
     User-defined pieces get spaces in place of "▁", since llama.cpp searches for them in the text as it is.
@@ -172,16 +174,16 @@ def _sentencepiece(checkpoint: Checkpoint, tokenizer: SentencePieceTokenizer) ->
     pieces = proto.pieces
     names = {piece.piece for piece in pieces}
 
-    def token(piece: Any) -> Token:
+    def token(piece: Any) -> VocabularyToken:
         if piece.piece not in added and piece.type != USER_DEFINED:
-            return Token(piece.piece, piece.type, piece.score)
+            return VocabularyToken(piece.piece, piece.type, piece.score)
         spaced = piece.piece if piece.piece in added else piece.piece.replace("▁", " ")
-        return Token(piece.piece if spaced in names else spaced, USER_DEFINED, piece.score)
+        return VocabularyToken(piece.piece if spaced in names else spaced, USER_DEFINED, piece.score)
 
     return [token(piece) for piece in pieces], {TYPE: "llama", "tokenizer.ggml.pre": "default"}
 
 
-def _ranks(checkpoint: Checkpoint, tokenizer: TiktokenTokenizer) -> tuple[list[Token], dict[str, Value]]:
+def _ranks(checkpoint: Checkpoint, tokenizer: TiktokenTokenizer) -> tuple[list[VocabularyToken], dict[str, Value]]:
     """Format the tokens of Llama 3 or Mistral. The merges follow from the ranks."""
     characters = {byte: character for character, byte in byte_characters().items()}
 
@@ -191,7 +193,7 @@ def _ranks(checkpoint: Checkpoint, tokenizer: TiktokenTokenizer) -> tuple[list[T
     names = {id: name for name, id in tokenizer.special.items()}
     ranks = {tokenizer.bytes_of(id): id for id in range(tokenizer.vocab) if id not in names}
     tokens = [
-        Token(names[id], CONTROL) if id in names else Token(spelled(tokenizer.bytes_of(id)))
+        VocabularyToken(names[id], CONTROL) if id in names else VocabularyToken(spelled(tokenizer.bytes_of(id)))
         for id in range(tokenizer.vocab)
     ]
     merges = [f"{spelled(first)} {spelled(second)}" for first, second in _merges(ranks)]
@@ -217,7 +219,9 @@ def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
             yield parts[0], parts[1]
 
 
-def _huggingface(checkpoint: Checkpoint, tokenizer: HuggingFaceTokenizer) -> tuple[list[Token], dict[str, Value]]:
+def _huggingface(
+    checkpoint: Checkpoint, tokenizer: HuggingFaceTokenizer
+) -> tuple[list[VocabularyToken], dict[str, Value]]:
     spec = tokenizer.spec()
     model = spec["model"]
     if model["type"] != "BPE":
@@ -228,20 +232,23 @@ def _huggingface(checkpoint: Checkpoint, tokenizer: HuggingFaceTokenizer) -> tup
         a + b: -float(i) for i, (a, b) in reversed(list(enumerate(merges)))
     }  # The first merge that makes a token counts.
 
-    def token(id: int) -> Token:
+    def token(id: int) -> VocabularyToken:
         piece = tokenizer.piece(id)
         if not piece:
-            return Token(f"[PAD{id}]", UNUSED, LAST_SCORE)
+            return VocabularyToken(f"[PAD{id}]", UNUSED, LAST_SCORE)
         if piece == model.get("unk_token"):
-            return Token(piece, UNKNOWN)
+            return VocabularyToken(piece, UNKNOWN)
         if id in added:
-            return Token(piece, CONTROL if added[id]["special"] else USER_DEFINED)
+            return VocabularyToken(piece, CONTROL if added[id]["special"] else USER_DEFINED)
         byte = not tokenizer.byte_level and is_byte(piece)
-        return Token(piece, BYTE if byte else NORMAL, 0.0 if byte else scores.get(piece, LAST_SCORE))
+        return VocabularyToken(piece, BYTE if byte else NORMAL, 0.0 if byte else scores.get(piece, LAST_SCORE))
 
     tokens = [token(id) for id in range(tokenizer.vocab)]
     if not tokenizer.byte_level:
         return tokens, {TYPE: "llama", "tokenizer.ggml.pre": "default"}
+    if tokenizer.dummy_prefix:
+        what = "its tokenizer puts a space in front of texts (add_prefix_space), and llama.cpp would put none"
+        raise refused(checkpoint.path, f"{what}; --to safetensors keeps it")
     name = _name_of_patterns(checkpoint, spec["pre_tokenizer"])
     pairs = [f"{a} {b}" for a, b in merges]
     return tokens, {TYPE: "gpt2", "tokenizer.ggml.pre": name, "tokenizer.ggml.merges": pairs}

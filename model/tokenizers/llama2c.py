@@ -22,7 +22,7 @@ FIRST_BYTE = 3  # the id of <0x00>
 FIRST_PIECE = FIRST_BYTE + 256
 
 
-class Piece(NamedTuple):
+class PieceRecord(NamedTuple):
     """A record of the file."""
 
     text: str
@@ -68,10 +68,10 @@ def read_llama2c(data: bytes, *, path: str) -> SentencePieceTokenizer:
     return from_proto(proto, path=path)
 
 
-def _parse(data: bytes, path: str) -> list[Piece]:
+def _parse(data: bytes, path: str) -> list[PieceRecord]:
     """Read the records, and check every length against the bytes that are left."""
     longest = int.from_bytes(data[:4], "little")
-    pieces: list[Piece] = []
+    pieces: list[PieceRecord] = []
     at = 4
     while at < len(data):
         check_count(i := len(pieces), path)
@@ -89,6 +89,6 @@ def _parse(data: bytes, path: str) -> list[Piece]:
             text = data[at : at + length].decode()
         except UnicodeDecodeError:
             raise refused(path, f"piece {i} is not UTF-8: {data[at : at + length][:40]!r}") from None
-        pieces.append(Piece(text, score))
+        pieces.append(PieceRecord(text, score))
         at += length
     return pieces

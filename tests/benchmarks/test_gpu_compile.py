@@ -1,4 +1,4 @@
-"""The readers of machine code and compiled programs, and the gates that judge it, on examples written by hand."""
+"""Parsers of SASS and of compiled programs, and the checks on their findings, with small examples written by hand."""
 
 import doctest
 import os
@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from llamaspec.benchmarks.common.kernel_cases.case import Case, Limits
+from llamaspec.benchmarks.common.kernel_cases.case import Case, KernelLimits
 from llamaspec.benchmarks.gates import kernel, program, report, sass
 from llamaspec.benchmarks.gates.checks import broken_by, broken_by_step, instructions_per_weight
 from llamaspec.benchmarks.gates.h200 import BANDWIDTH, LATENCY, MULTIPROCESSORS, resident_blocks, roofline
 from llamaspec.benchmarks.gates.kernel import Kernel, copied, launch, read_kernels
-from llamaspec.benchmarks.gates.program import Launch, Program, launches
+from llamaspec.benchmarks.gates.program import Launch, ProgramFacts, launches
 from llamaspec.benchmarks.gates.sass import read
-from llamaspec.benchmarks.gates.workers import Failure, call_each
+from llamaspec.benchmarks.gates.workers import CallFailure, call_each
 
 # The kernel requests a tile, waits for the previous kernel, and loops over nine instructions around a barrier. A thread
 # that must try the barrier again does so in code after the exit.
@@ -118,7 +118,7 @@ def test_code_without_a_loop_has_no_main_loop():
 
 
 def kernels_read(folder: Path, code: str = CODE, layouts: str = LAYOUTS) -> list[Kernel]:
-    """Read kernels from files as the compiler writes them."""
+    """Write the files that the compiler would write, and parse the kernels in these files."""
     for name, text in (("ptxas", PTXAS), ("sass_ctrl", code), ("after_layout_inference.txt", layouts)):
         (folder / f"gemv_0.{name}").write_text(text)
     return read_kernels(folder)
@@ -298,11 +298,11 @@ def test_a_program_launches_what_its_loops_and_branches_do(update):
 
 
 CASE = Case(
-    "gemv", "4096x4096", "bfloat16", lambda: None, (), {"gemv": Limits(88, 2.3)},
+    "gemv", "4096x4096", "bfloat16", lambda: None, (), {"gemv": KernelLimits(88, 2.3)},
     plain=lambda: None, exact=lambda: (), bits=16,
 )  # fmt: skip
 SOUND = replace(KERNEL, spilled=0, loop=36, refills=True)  # 2.25 instructions a weight
-PROGRAM = Program(
+PROGRAM = ProgramFacts(
     (Launch("gemv", by_us=True, bytes=1 << 24),), temp=0, aliased=0, seconds=0.1, issued=("kCommandBuffer",)
 )
 
@@ -331,12 +331,12 @@ def test_a_kernel_that_is_worse_than_planned_is_named(facts: dict[str, int], lin
 
 
 def test_a_kernel_that_does_other_than_planned_is_named():
-    tensor = replace(CASE, kernels={"gemv": Limits(wgmma=True)})
+    tensor = replace(CASE, kernels={"gemv": KernelLimits(wgmma=True)})
     assert list(broken_by(tensor, PROGRAM, [SOUND])) == [
         "gemv: expected tensor-core products (wgmma) in a loop, got none"
     ]
     assert list(broken_by(tensor, PROGRAM, [replace(SOUND, wgmma=4)])) == []
-    short = replace(CASE, kernels={"gemv": Limits(loop=35)})
+    short = replace(CASE, kernels={"gemv": KernelLimits(loop=35)})
     assert list(broken_by(short, PROGRAM, [SOUND])) == [
         "gemv: expected at most 35 instructions in the main loop, got 36"
     ]
@@ -348,7 +348,7 @@ def test_a_kernel_that_does_other_than_planned_is_named():
 
 
 def test_only_a_kernel_of_weights_may_read_before_the_wait_what_the_first_cache_keeps():
-    early, reads_none = replace(SOUND, kept=2), replace(CASE, kernels={"gemv": Limits(eager=False)})
+    early, reads_none = replace(SOUND, kept=2), replace(CASE, kernels={"gemv": KernelLimits(eager=False)})
     assert list(broken_by(CASE, PROGRAM, [early])) == []
     assert list(broken_by(reads_none, PROGRAM, [early])) == [
         "gemv: 2 loads before the wait for the previous kernel stay in the first-level cache"
@@ -356,7 +356,7 @@ def test_only_a_kernel_of_weights_may_read_before_the_wait_what_the_first_cache_
 
 
 def test_a_step_of_six_kernels_a_layer_breaks_no_gate_and_one_of_more_does():
-    def step(layers: int, a_layer: int, **facts: Any) -> Program:
+    def step(layers: int, a_layer: int, **facts: Any) -> ProgramFacts:
         done = tuple(Launch("gemv", by_us=True, bytes=8192) for _ in range(40 + layers * a_layer))
         return replace(PROGRAM, launches=done, aliased=1 << 30, **facts)
 
@@ -378,10 +378,10 @@ def test_a_step_of_six_kernels_a_layer_breaks_no_gate_and_one_of_more_does():
     ("function", "argument", "limit", "answer"),
     [
         (len, "abc", 60, 3),
-        (len, 3, 60, Failure("TypeError: object of type 'int' has no len()")),
-        (time.sleep, 600, 0.2, Failure("took longer than 0.2 s")),
-        (os._exit, 3, 60, Failure("ended with exit code 3")),
-        (signal.raise_signal, signal.SIGKILL, 60, Failure("was killed by signal 9")),
+        (len, 3, 60, CallFailure("TypeError: object of type 'int' has no len()")),
+        (time.sleep, 600, 0.2, CallFailure("took longer than 0.2 s")),
+        (os._exit, 3, 60, CallFailure("ended with exit code 3")),
+        (signal.raise_signal, signal.SIGKILL, 60, CallFailure("was killed by signal 9")),
     ],
 )
 def test_a_call_in_a_process_of_its_own_gives_its_result_or_why_there_is_none(function, argument, limit, answer):
@@ -390,4 +390,4 @@ def test_a_call_in_a_process_of_its_own_gives_its_result_or_why_there_is_none(fu
 
 def test_calls_are_answered_in_order_whatever_becomes_of_one():
     answers = call_each(os._exit, [1, 2, 3], limit=60, at_once=2)
-    assert list(answers) == [Failure(f"ended with exit code {code}") for code in (1, 2, 3)]
+    assert list(answers) == [CallFailure(f"ended with exit code {code}") for code in (1, 2, 3)]

@@ -12,7 +12,7 @@ from llamaspec.model.weights.loading import abstract_params, load_params
 from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 from llamaspec.serving.executor import JaxExecutor, Reports
-from llamaspec.serving.programs import ServingPrograms, Sizes, compile_serving
+from llamaspec.serving.programs import ProgramSizes, ServingPrograms, compile_serving
 from llamaspec.serving.request import FinishReason, Request
 from llamaspec.serving.scheduler import Limits, Scheduler
 from tests.support.random_models import CONFIGS, random_checkpoint
@@ -28,12 +28,12 @@ MODELS = CONFIGS | {OWN_KEYS: replace(CONFIGS["2 to 1, wide, tied"], kv_heads=4,
 
 @dataclass(frozen=True)
 class Served:
-    """A model and its programs, compiled once."""
+    """A small model and its compiled programs."""
 
     config: Config
     params: Params
     programs: ServingPrograms
-    sizes: Sizes
+    sizes: ProgramSizes
 
     def executor(self) -> JaxExecutor:
         """Create an executor with empty pages."""
@@ -47,7 +47,7 @@ def served(name: str, dtype: np.dtype = FLOAT32, width: int = WIDTH) -> Served:
     checkpoint = random_checkpoint(config, seed=0)
     params = load_params(checkpoint, dtype=dtype, positions=CONTEXT + CHUNK)
     params = params._replace(embedding=params.embedding.at[POISON].set(np.nan))  # type: ignore
-    sizes = Sizes(width, CHUNK, BURST, LIMITS.pages, PAGE, LIMITS.blocks, dtype)
+    sizes = ProgramSizes(width, CHUNK, BURST, LIMITS.pages, PAGE, LIMITS.blocks, dtype)
     shapes = abstract_params(config, dtype=dtype, positions=CONTEXT + CHUNK, tensors=checkpoint.tensors)
     programs = compile_serving(shapes, config, ops=CPU, sizes=sizes, platform="cpu")
     assert jax.tree.structure(shapes) == jax.tree.structure(params)
@@ -56,7 +56,7 @@ def served(name: str, dtype: np.dtype = FLOAT32, width: int = WIDTH) -> Served:
 
 @dataclass
 class Answer:
-    """Everything that a request received."""
+    """All tokens and reports that a request received."""
 
     tokens: list[int]
     reports: list[tuple]  # a log-probability and the likeliest tokens, for each token
@@ -65,7 +65,7 @@ class Answer:
 
 
 class Server:
-    """A scheduler with an executor that carries out its plans, one per `turn`."""
+    """A scheduler with an executor that carries out its plans, one plan per `turn`."""
 
     def __init__(self, model: Served, limits: Limits = LIMITS):
         self.executor, self.scheduler = model.executor(), Scheduler(limits)
@@ -79,7 +79,7 @@ class Server:
         return number
 
     def turn(self, cancelled: int | None = None, burst: int | None = None) -> None:
-        """Carry out one plan. If `cancelled` is given, that request is cancelled while the plan runs."""
+        """Carry out one plan. If `cancelled` is given, cancel the request of that number while the plan runs."""
         plan = self.scheduler.plan(now=0.0, burst=burst)
         for end in plan.ended:
             self.answers[end.number].reason = end.reason

@@ -47,7 +47,7 @@ class Choices:
         raise AssertionError("random() is below 1")
 
 
-class Replay(Choices):
+class ReplayedChoices(Choices):
     """Repeat the choices of a trail. Beyond its end, always take the first option."""
 
     def __init__(self, trail: Sequence[int]):

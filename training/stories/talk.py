@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from llamaspec.training.stories.choices import Choices
-from llamaspec.training.stories.corpus import SUBJECT_WEIGHTS, SUBJECTS, Plan, Story, Subject, tell_story
+from llamaspec.training.stories.corpus import SUBJECT_WEIGHTS, SUBJECTS, Story, StoryRequest, Subject, tell_story
 from llamaspec.training.stories.lexicon import (
     ANIMALS,
     BOYS,
@@ -29,7 +29,7 @@ from llamaspec.training.stories.lexicon import (
     capital,
     names,
 )
-from llamaspec.training.stories.outside import Words, unknown_noun, unknown_person, unknown_question
+from llamaspec.training.stories.outside import BraceWords, unknown_noun, unknown_person, unknown_question
 from llamaspec.training.stories.phrases import (
     ABILITIES,
     ABOUT_IT,
@@ -57,7 +57,7 @@ NAMES = (*GIRLS, *BOYS, *SHE_ANIMALS, *HE_ANIMALS)
 HELPERS = tuple(sorted({helper for spot in SPOTS.values() for helper in spot.helpers} - set(ANIMALS)))
 
 
-class Message(NamedTuple):
+class TalkMessage(NamedTuple):
     """A part of a conversation."""
 
     role: str  # user, assistant; "story" for a story by itself
@@ -70,16 +70,16 @@ class Talk:
     """A conversation under construction."""
 
     def __init__(self, choices: Choices):
-        self.messages: list[Message] = []
+        self.messages: list[TalkMessage] = []
         self.stories: list[Story] = []
         self._choices = choices
 
     def turn(self, question_text: str, answer: Callable[[], str], *, of_story: bool = False) -> None:
         """Add a person's message and the answer. Only choices in the answer count in its surprisal."""
-        self.messages.append(Message("user", casually(self._choices, question_text), 0.0))
+        self.messages.append(TalkMessage("user", casually(self._choices, question_text), 0.0))
         before = self._choices.nats
         content = answer()
-        self.messages.append(Message("assistant", content, self._choices.nats - before, of_story))
+        self.messages.append(TalkMessage("assistant", content, self._choices.nats - before, of_story))
 
     def social(self, turn: tuple[tuple[str, ...], tuple[str, ...]]) -> None:
         """Add a greeting, thanks or similar, and its answer."""
@@ -89,7 +89,7 @@ class Talk:
     def story(self) -> None:
         """Add a request, and the story."""
         pick = self._choices.pick
-        plan = Plan()
+        plan = StoryRequest()
         if self._offered and pick((True, False)):
             question_text = pick(AGREEMENTS)
         else:
@@ -165,7 +165,7 @@ class Talk:
 
     def nothing_told(self) -> None:
         """Add a question about a story before there is one."""
-        questions = tell_story(self._choices, Plan()).questions
+        questions = tell_story(self._choices, StoryRequest()).questions
         self.turn(self._choices.pick(self._choices.pick(questions).wordings), lambda: NOTHING_TOLD)
 
     @property
@@ -183,11 +183,11 @@ class Talk:
                 with_known = pick(("", f" and {a(pick(THINGS).noun)}", f" and {a(unknown)}"))
                 what = f"{what} about {hero}{with_known}"
             case "subject":
-                verb = f"{Words(self._choices)['verb']} {a(unknown)}"
+                verb = f"{BraceWords(self._choices)['verb']} {a(unknown)}"
                 subject = pick((f"and {a(unknown)}", f"and {pick(COLORS)} {unknown}s", f"who wants to {verb}"))
                 what = f"{what} about {a(known_hero)} {subject}"
             case _:
-                what = pick(UNKNOWN).format_map(Words(self._choices))
+                what = pick(UNKNOWN).format_map(BraceWords(self._choices))
         return capital(pick(REQUESTS).format(what))
 
     def _about_the_story(self, ways: tuple[str, ...]) -> str:
@@ -199,7 +199,7 @@ class Talk:
         )
         words = facts | {"someone": self._choices.pick(characters or [facts["m"]]), "own": f"the {own}"}
         words = {word: words[word] for word in ("n", "they", "them", "their", "kind", "someone", "own")}
-        return capital(self._choices.pick(ways).format_map(Words(self._choices, words)))
+        return capital(self._choices.pick(ways).format_map(BraceWords(self._choices, words)))
 
     def _not_told(self, ways: tuple[str, ...]) -> None:
         """Add a question that the last story does not answer."""
@@ -220,10 +220,10 @@ class Talk:
         if pick(("name", "thing")) == "name":
             absent = pick([name for name in NAMES if name not in told_text])
             kind = pick([kind for kind in KINDS if absent in names(kind)])
-            plan, ways = Plan(kind, absent), ASKED_OF_A_NAME
+            plan, ways = StoryRequest(kind, absent), ASKED_OF_A_NAME
         else:
             thing = pick([thing for thing in THINGS if thing.noun not in told_text])
-            absent, plan, ways = thing.noun, Plan(facts["kind"], facts["n"], thing), ASKED_OF_A_THING
+            absent, plan, ways = thing.noun, StoryRequest(facts["kind"], facts["n"], thing), ASKED_OF_A_THING
         absent_names = {name for name in NAMES if name not in told_text} - {absent}
         wordings = [way for question in tell_story(self._choices, plan).questions for way in question.wordings]
         wordings = [
@@ -235,7 +235,7 @@ class Talk:
         )
 
 
-def conversation(rng: random.Random) -> list[Message]:
+def conversation(rng: random.Random) -> list[TalkMessage]:
     """Make a conversation: mostly requests for stories, and questions about them.
 
     >>> for role, content, *_ in conversation(random.Random(11)):
@@ -277,14 +277,14 @@ def conversation(rng: random.Random) -> list[Message]:
     return talk.messages
 
 
-def request(choices: Choices) -> tuple[Plan, str]:
+def request(choices: Choices) -> tuple[StoryRequest, str]:
     """Choose a plan, and the words that request it after "a story": " about a fox and a red kite"."""
     named = choices.pick(("hero and subject", "hero", "subject", "nothing"), (4, 2, 1, 2))
-    plan, hero = Plan(), ""
+    plan, hero = StoryRequest(), ""
     if "hero" in named:
         kind = choices.pick(KINDS, KIND_WEIGHTS)
         name = choices.pick(names(kind)) if choices.pick((True, False)) else None
-        plan = Plan(kind=kind, name=name)
+        plan = StoryRequest(kind=kind, name=name)
         hero = f"{a(kind)} named {name}" if name else a(kind)
         if name and kind in CHILDREN:
             hero = choices.pick((hero, name))

@@ -19,7 +19,7 @@ from typing import Any
 from llamaspec.benchmarks.audits.others.rows import table
 from llamaspec.benchmarks.audits.others.table import OTHERS
 from llamaspec.verify.bounds.precision import precision
-from llamaspec.verify.campaign import Job
+from llamaspec.verify.campaign import CandidateJob
 from llamaspec.verify.candidates.candidate import Direct
 from llamaspec.verify.candidates.worker import load
 from llamaspec.verify.catalogue import contract_for
@@ -28,12 +28,12 @@ from llamaspec.verify.reports.replay import Replay, digest, save
 from llamaspec.verify.reports.report import counterexample
 
 
-def chosen(names: Sequence[str]) -> list[Job]:
+def chosen(names: Sequence[str]) -> list[CandidateJob]:
     """Choose the jobs whose candidate's name contains one of `names`."""
     return [job for job in OTHERS if any(name in job.candidate for name in names)]
 
 
-def judged(job: Job, *, examples: int, seed: int, replays: Path) -> Iterator[tuple[dict[str, Any], list[str]]]:
+def judged(job: CandidateJob, *, examples: int, seed: int, replays: Path) -> Iterator[tuple[dict[str, Any], list[str]]]:
     """Yield a row and the lines of the report for each dtype of a job. Writes a replay file for a violated contract."""
     contract, function = contract_for(job.op), load(job.candidate)
     for dtype in job.dtypes:

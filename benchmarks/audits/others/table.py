@@ -5,7 +5,7 @@ from typing import Any
 
 from llamaspec.benchmarks.audits.others.refused import REFUSED
 from llamaspec.benchmarks.audits.others.rows import library_of
-from llamaspec.verify.campaign import Job
+from llamaspec.verify.campaign import CandidateJob
 from llamaspec.verify.catalogue import contract_for
 
 SEEING = {
@@ -26,16 +26,20 @@ VISIBLE: dict[str, Any] = {"hidden": ["none"]}  # no row with nothing but -inf
 HEADS = {"kv_heads": [1, 2], "group": [1, 2, 3], "head_dim": [16, 64]}
 
 
-def _jax(op: str, function: str = "", **fields: Any) -> Job:
-    return Job(op, f"llamaspec.benchmarks.audits.others.jax_ops:{function or op}", arrays="jax", **fields)
+def _jax(op: str, function: str = "", **fields: Any) -> CandidateJob:
+    return CandidateJob(op, f"llamaspec.benchmarks.audits.others.jax_ops:{function or op}", arrays="jax", **fields)
 
 
-def _ort(op: str, **only: Any) -> Job:
-    return Job(op, f"llamaspec.benchmarks.audits.others.onnxruntime_ops:{op}", arrays="numpy", dtypes=ALONE, only=only)
+def _ort(op: str, **only: Any) -> CandidateJob:
+    return CandidateJob(
+        op, f"llamaspec.benchmarks.audits.others.onnxruntime_ops:{op}", arrays="numpy", dtypes=ALONE, only=only
+    )
 
 
-def _torch(op: str, function: str = "", *, library: str = "torch", dtypes: tuple[str, ...] = ALL, **only: Any) -> Job:
-    return Job(
+def _torch(
+    op: str, function: str = "", *, library: str = "torch", dtypes: tuple[str, ...] = ALL, **only: Any
+) -> CandidateJob:
+    return CandidateJob(
         op,
         f"llamaspec.benchmarks.audits.others.{library}_ops:{function or op}",
         arrays="torch",
@@ -44,7 +48,9 @@ def _torch(op: str, function: str = "", *, library: str = "torch", dtypes: tuple
     )
 
 
-def _interpreted(library: str, op: str, function: str = "", *, dtypes: tuple[str, ...] = ALL, **only: Any) -> Job:
+def _interpreted(
+    library: str, op: str, function: str = "", *, dtypes: tuple[str, ...] = ALL, **only: Any
+) -> CandidateJob:
     """Make the job of a Triton kernel, with few rows, because the interpreter takes a millisecond for each program."""
     few = {name: values for name, values in FEW.items() if name in contract_for(op).draws}
     return _torch(op, function, library=library, dtypes=dtypes, **{**few, **only})
@@ -262,7 +268,7 @@ SGLANG = [
     ),
 ]
 GGUF = [
-    Job(op, f"llamaspec.benchmarks.audits.others.gguf_ops:{op}", arrays="numpy", dtypes=ALONE)
+    CandidateJob(op, f"llamaspec.benchmarks.audits.others.gguf_ops:{op}", arrays="numpy", dtypes=ALONE)
     for op in ("ggml_decode", "ggml_encode")
 ]
 TRANSFORMERS = [
@@ -289,8 +295,10 @@ QUANTO = [
     _torch(op, library="quanto", dtypes=ALONE, scheme=["q8_row"]) for op in ("quantize", "dequantize", "gemv_quantized")
 ]
 SCIPY = [
-    Job("softmax", "llamaspec.benchmarks.audits.others.scipy_ops:softmax", arrays="numpy", dtypes=ALONE, only=VISIBLE),
-    Job("logsumexp", "llamaspec.benchmarks.audits.others.scipy_ops:logsumexp", arrays="numpy", dtypes=ALONE),
+    CandidateJob(
+        "softmax", "llamaspec.benchmarks.audits.others.scipy_ops:softmax", arrays="numpy", dtypes=ALONE, only=VISIBLE
+    ),
+    CandidateJob("logsumexp", "llamaspec.benchmarks.audits.others.scipy_ops:logsumexp", arrays="numpy", dtypes=ALONE),
 ]
 OTHERS = [
     *TORCH,
@@ -309,7 +317,7 @@ OTHERS = [
 ]
 
 
-def _accepted(job: Job) -> Job:
+def _accepted(job: CandidateJob) -> CandidateJob:
     refused, _ = REFUSED.get(":".join(library_of(job.candidate)), ((), ""))
     return replace(job, dtypes=tuple(dtype for dtype in job.dtypes if dtype not in refused))
 

@@ -27,7 +27,7 @@ added at the end, and some addresses.
 
 from math import ceil
 
-from llamaspec.benchmarks.common.kernel_cases.case import FLOAT32, Limits
+from llamaspec.benchmarks.common.kernel_cases.case import FLOAT32, KernelLimits
 from llamaspec.pallas_kernels.parts.compat import LANES, THREADS, WARPS
 from llamaspec.pallas_kernels.parts.integer_mma import QUARTER, SIDE, SIDES
 from llamaspec.pallas_kernels.parts.quantized_product import QuantizedProduct
@@ -43,11 +43,11 @@ TURN = 25  # instructions that a turn executes once, for any number of chunks
 # in 8 rows, because both halves of a word are widened together, and two more in 40 rows, because there are fewer
 # barriers. Two to four blocks share a processor, which leaves each thread 128 registers or more.
 PLAIN = {
-    ("float32", 8): Limits(58, 8.4),
-    ("float32", 16): Limits(58, 3.9),
-    ("bfloat16", 8): Limits(56, 5.3),
-    ("bfloat16", 16): Limits(94, 3.7),
-    ("bfloat16", 40): Limits(194, 2.8),
+    ("float32", 8): KernelLimits(58, 8.4),
+    ("float32", 16): KernelLimits(58, 3.9),
+    ("bfloat16", 8): KernelLimits(56, 5.3),
+    ("bfloat16", 16): KernelLimits(94, 3.7),
+    ("bfloat16", 40): KernelLimits(194, 2.8),
 }
 # The design multiplied by the norm in the loop. Now x is staged times its norm in float32, so it is not widened. The
 # design had a block for each tile. Now a block may have several tiles, and looks up the next one. A pair of rows copies
@@ -56,22 +56,22 @@ PLAIN = {
 # sines, which are read before the loop. In bfloat16 one more register holds a sum of squares, because threads stage 32
 # numbers at once. A tile of 32 rows also has this register; it takes no more registers than a tile of 40 rows without a
 # norm.
-NORMED = {"float32": Limits(96, 4.7), "bfloat16": Limits(96, 3.9)}
-NORMED_WIDE = Limits(152, 2.8)
-PAIRED = {"float32": Limits(100, 6.2), "bfloat16": Limits(101, 4.6)}
+NORMED = {"float32": KernelLimits(96, 4.7), "bfloat16": KernelLimits(96, 3.9)}
+NORMED_WIDE = KernelLimits(152, 2.8)
+PAIRED = {"float32": KernelLimits(100, 6.2), "bfloat16": KernelLimits(101, 4.6)}
 STAGING = 12  # registers of a thread that stages a vector, in addition to the numbers it has read
 LOADED = 6  # registers for the numbers of another chunk
 E4M3 = 1.5  # instructions that widen a weight of eight bits, in addition to the ones for bfloat16
 
 
-def product_limits(product: RowProduct | QuantizedProduct, *, normed: bool) -> Limits:
+def product_limits(product: RowProduct | QuantizedProduct, *, normed: bool) -> KernelLimits:
     """Return limits for the kernel of `product`."""
     if isinstance(product, QuantizedProduct):
         return _of_codes(product)
     return _of_floats(product, normed=normed)
 
 
-def _of_floats(product: RowProduct, *, normed: bool) -> Limits:
+def _of_floats(product: RowProduct, *, normed: bool) -> KernelLimits:
     dtype, rows = product.dtype, product.rows * product.runs
     pair, share = product.runs > 1, rows // WARPS
     widest = 16 // dtype.itemsize  # columns that a thread loads at once for one vector
@@ -80,7 +80,7 @@ def _of_floats(product: RowProduct, *, normed: bool) -> Limits:
     elif normed:
         limits = NORMED_WIDE if (dtype.name, rows) == ("bfloat16", 32) else NORMED[dtype.name]
     else:
-        limits = PLAIN.get((dtype.name, rows), Limits())
+        limits = PLAIN.get((dtype.name, rows), KernelLimits())
     if limits.instructions is not None:
         shared = TURN * (1 - 1 / product.chunks)
         limits = limits._replace(instructions=_up(limits.instructions + (FENCE - shared) / (share * widest)))
@@ -107,10 +107,12 @@ def _of_floats(product: RowProduct, *, normed: bool) -> Limits:
     flat = 1 if dtype == FLOAT32 else 2
     turn = share + 1 if pair else 0  # registers for its position, cosines and sines
     registers = limits.registers + more * (width * (share + 1) + share + turn + 4)
-    return Limits(min(registers, MOST_REGISTERS), _up((limits.instructions - flat) * halved + flat + more * per_vector))
+    return KernelLimits(
+        min(registers, MOST_REGISTERS), _up((limits.instructions - flat) * halved + flat + more * per_vector)
+    )
 
 
-def _of_codes(product: QuantizedProduct) -> Limits:
+def _of_codes(product: QuantizedProduct) -> KernelLimits:
     """Return limits from the instructions of a warp for a step of 256 columns, in which each 8 rows take four products.
 
         2 to 16 per 8 rows      to load codes, 16 bytes at a time (8 in groups of 32, 4 in groups of 16), and to load
@@ -176,7 +178,7 @@ def _of_codes(product: QuantizedProduct) -> Limits:
     total = codes + turn + pairs * two + single * per_octet
     many_scales = product.batch > 1 and product.columns < SIDE
     registers = MOST_REGISTERS if product.batch > 2 else 168 if octets > 4 or planes > 1 or many_scales else 128
-    return Limits(registers, _up(total * LANES / (8 * octets * QUARTER)))
+    return KernelLimits(registers, _up(total * LANES / (8 * octets * QUARTER)))
 
 
 def _up(instructions: float) -> float:

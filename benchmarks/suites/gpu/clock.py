@@ -3,7 +3,7 @@
 from time import monotonic
 
 
-class Clock:
+class Deadline:
     """A clock that starts when it is created, and is over after `seconds`."""
 
     def __init__(self, seconds: float):

@@ -12,7 +12,7 @@ from llamaspec.benchmarks.common.kernel_cases.attention import (
     attention_prefill_cases,
     window_cases,
 )
-from llamaspec.benchmarks.common.kernel_cases.case import BFLOAT16, FLOAT32, Case, Work
+from llamaspec.benchmarks.common.kernel_cases.case import BFLOAT16, FLOAT32, Case, KernelWork
 from llamaspec.benchmarks.common.kernel_cases.products import (
     bias_cases,
     gemv_cases,
@@ -22,7 +22,7 @@ from llamaspec.benchmarks.common.kernel_cases.products import (
 )
 from llamaspec.benchmarks.common.kernel_cases.rows import logit_cases, norm_cases
 from llamaspec.benchmarks.suites.gpu.varied import in_two_launches, routed_cases, varied_cases
-from llamaspec.model.insight.machine import SIZES, Sizes
+from llamaspec.model.insight.machine import SIZES, ArraySizes
 from llamaspec.model.insight.shapes import SHAPES
 from llamaspec.model.insight.timing import Effort
 from llamaspec.model.running.programs import longest_burst
@@ -31,7 +31,7 @@ from llamaspec.reference.config import Config
 
 
 @dataclass(frozen=True)
-class Model:
+class RandomModel:
     """A model with random weights."""
 
     name: str
@@ -44,7 +44,7 @@ class Model:
     def title(self) -> str:
         """The name in a report.
 
-        >>> Model("llama-3.1-8b", TINY, "bfloat16", "q4").title
+        >>> RandomModel("llama-3.1-8b", TINY, "bfloat16", "q4").title
         'llama-3.1-8b bfloat16 q4'
         """
         return " ".join(filter(None, (self.name, self.dtype, self.quantize)))
@@ -57,7 +57,7 @@ class Scale:
     name: str
     device: str  # JAX's name of the required device
     running: Callable[[], AbstractContextManager[Any]]  # makes the context for running kernels
-    memory: Sizes
+    memory: ArraySizes
     checked: tuple[Case, ...]  # compared with the exact numbers
     repeats: int  # of each case
     varied: tuple[Case, ...]  # the same for options that no published Llama uses
@@ -72,13 +72,13 @@ class Scale:
     model_effort: Effort
     chained: int  # calls of attention in a turn of a loop
     tiles: tuple[int, ...]  # rows of a tile to try
-    models: tuple[Model, ...]
+    models: tuple[RandomModel, ...]
     contexts: tuple[int, ...]
     prompts: tuple[int, ...]
     chunk: int
     burst: int
     attended: tuple[tuple[str, Config], ...]  # models for timing attention to a prompt against cuDNN's
-    launched: Model  # the model for the parts `launching` and `starting`
+    launched: RandomModel  # the model for the parts `launching` and `starting`
 
 
 # Rows are as long as in the largest models, so that rings wrap many times. There are few, because NumPy is slow.
@@ -93,7 +93,7 @@ TINY = Config(
 # Rows of codes have at least 1024 columns. This model has a few such rows, for products with a residual or a norm.
 SHORT = replace(TINY, dim=16, heads=16, ffn=1024, vocab=16)
 WIDE = replace(TINY, dim=1024, heads=1, kv_heads=1, ffn=16, vocab=16)
-TINY_WORK = Work(capacity=128, chunk=64, sequences=2)
+TINY_WORK = KernelWork(capacity=128, chunk=64, sequences=2)
 
 
 TIMED_FIRST = {"tinyllama-1.1b", "llama-3.1-8b"}
@@ -103,8 +103,8 @@ def checked_cases() -> Iterator[Case]:
     """Yield cases of every kernel in each of its dtypes, for one sequence and for several, with heads of 128 and 64."""
     for config, dtype, several in ((LONG, BFLOAT16, True), (LONG, FLOAT32, False), (NARROW_HEADS, BFLOAT16, False)):
         for op in OPS:
-            yield from op(config, dtype, Work(several=several, capacity=1024, chunk=333))
-    yield from attention_decode_cases(NARROW_HEADS, BFLOAT16, Work())  # tiles of 128 keys
+            yield from op(config, dtype, KernelWork(several=several, capacity=1024, chunk=333))
+    yield from attention_decode_cases(NARROW_HEADS, BFLOAT16, KernelWork())  # tiles of 128 keys
 
 
 def timed_cases() -> Iterator[Case]:
@@ -179,31 +179,31 @@ def full() -> Scale:
         chained=8,
         tiles=(8, 16, 40),
         models=(
-            Model("tinyllama-1.1b", tinyllama, "bfloat16"),
-            Model("llama-3.1-8b", large, "bfloat16"),
-            Model("llama-3.1-8b", large, "bfloat16", "q8"),
-            Model("llama-3.1-8b", large, "bfloat16", "q4"),
-            Model("tinyllama-1.1b", tinyllama, "bfloat16", "q8"),
-            Model("tinyllama-1.1b", tinyllama, "float32"),
-            Model("tinyllama-1.1b", tinyllama, "bfloat16", by=("XLA",)),
+            RandomModel("tinyllama-1.1b", tinyllama, "bfloat16"),
+            RandomModel("llama-3.1-8b", large, "bfloat16"),
+            RandomModel("llama-3.1-8b", large, "bfloat16", "q8"),
+            RandomModel("llama-3.1-8b", large, "bfloat16", "q4"),
+            RandomModel("tinyllama-1.1b", tinyllama, "bfloat16", "q8"),
+            RandomModel("tinyllama-1.1b", tinyllama, "float32"),
+            RandomModel("tinyllama-1.1b", tinyllama, "bfloat16", by=("XLA",)),
         ),
         contexts=(128, 8000),
         prompts=(512, 4096),
         chunk=256,
         burst=longest_burst("gpu"),
         attended=(("tinyllama-1.1b", tinyllama), ("llama-3.1-8b", large)),
-        launched=Model("tinyllama-1.1b", tinyllama, "bfloat16"),
+        launched=RandomModel("tinyllama-1.1b", tinyllama, "bfloat16"),
     )
 
 
 def dry() -> Scale:
     """Make the scale for a CPU: the same code on tiny cases, with interpreted kernels."""
-    tiny = Model("tiny", TINY, "bfloat16", by=("kernels", "XLA"))
+    tiny = RandomModel("tiny", TINY, "bfloat16", by=("kernels", "XLA"))
     return Scale(
         name="dry",
         device="cpu",
         running=interpreter,
-        memory=Sizes(1 << 20, 64, Effort(2)),
+        memory=ArraySizes(1 << 20, 64, Effort(2)),
         checked=once(tiny_cases()),
         repeats=1,
         varied=once(tiny_varied_cases()),

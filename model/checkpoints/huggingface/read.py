@@ -1,10 +1,16 @@
 """Read Hugging Face's directories: config.json, generation_config.json, and weights in .safetensors files.
 
+Tensors that the model does not have, such as a value head or more layers than config.json, are left out, as in
+transformers 5.24 (modeling_utils.py, unexpected keys). A line in `Checkpoint.notes` names them. We refuse tensors that
+lie in a layer or module that we compute, such as a bias that config.json does not mention: without such a tensor, the
+logits would not be those of the model that was trained.
+
 Files that the user names, and config.json, may be symbolic links. The index, which is not trusted, names the shards:
 each must lie in the directory or, in snapshots/<revision> of a hub cache, link into its blobs.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +35,10 @@ from llamaspec.reference.config import Config
 from llamaspec.reference.rope import interleaved_to_halves
 
 WRAPPERS = {"_orig_mod.": "torch.compile", "module.": "DistributedDataParallel"}  # that put a prefix before names
+LAYER = re.compile(r"(?:.*\.)?layers\.\d+(?=\.)")  # at the start of a tensor's name
+# Buffers that some programs store with the weights, and that every reader computes: RoPE's frequencies, causal masks.
+BUFFER = re.compile(r"(?:.*\.)?(?:rotary_emb\..+|masked_bias|attn\.bias)")
+MOST_NAMED = 3  # tensors that the note about tensors left out names
 COMPARED = 4 << 20  # bytes of two tensors compared at a time
 
 
@@ -86,13 +96,14 @@ def open_described(directory: Path, weights: MappedFile | None, description: Des
     quantized = stacked | (take_quantized(rule, expected, located, path) if rule else {})
     plain = {name: weight.shape for name, weight in expected.items() if name not in quantized}
     _check_tensors(path, config, plain, located, names, by=config_path.name)
+    notes = _notes_on_extra(path, located, expected, names["head"], by=config_path.name)
     tensors = {
         weight.name: quantized[name] if name in quantized else _tensor(located[name], weight, family, config)
         for name, weight in every
     }
     mapped = list(files.values())
     reading = {"release": partial(release_all, mapped), "scattered": partial(scattered_in_all, mapped)}
-    return Checkpoint(path, form, config, tensors, bos=bos, stops=stops, **reading)
+    return Checkpoint(path, form, config, tensors, bos=bos, stops=stops, notes=notes, **reading)
 
 
 def _tensor(place: tuple[MappedFile, HeaderEntry], weight: Weight, family: Family, config: Config) -> Tensor:
@@ -196,7 +207,7 @@ def _check_tensors(
     *,
     by: str,
 ) -> None:
-    """Raise `CheckpointError` unless `located` has exactly the `expected` tensors, with their shapes.
+    """Raise `CheckpointError` unless `located` has the `expected` tensors, with their shapes.
 
     `by` is the name of the file that prescribes them, for messages.
     """
@@ -208,13 +219,30 @@ def _check_tensors(
             raise refused(path, f"{name} has shape {list(located[name][1].shape)}, but {by} makes it {list(shape)}")
         if (dtype := located[name][1].dtype.name) not in FLOATS:
             raise refused(path, f"{name} holds {dtype}, which {by} has no quantization_config for")
-    for name in located:
-        # The first conversions of Llama 2 hold each layer's RoPE frequencies, which every reader computes itself.
-        if name not in expected and name != head and not name.endswith(".rotary_emb.inv_freq"):
-            raise refused(path, f"tensor {quoted(name)} is not part of a model with this {by}")
     if config.tied and head in located and not _equal(located[head], located[embedding]):
         # transformers 4 would take the embedding, transformers 5 the head.
         raise refused(path, f"tie_word_embeddings is true, but {head} differs from {embedding}")
+
+
+def _notes_on_extra(path: str, located: Located, expected: Collection[str], head: str, *, by: str) -> tuple[str, ...]:
+    """Name the tensors that are left out in one line; return no line if the files have only tensors of the model.
+
+    `expected` are the tensors of the model that `by` describes, and `head` is the module of its head. Raises
+    `CheckpointError` for an extra tensor in a layer or module that we compute.
+    """
+    computed = {name.rpartition(".")[0] for name in expected} | {head}
+    computed |= {match[0] for name in expected if (match := LAYER.match(name))}
+    extra = [name for name in located if name not in expected and name != f"{head}.weight"]
+    for name in extra:
+        owners = {name[: dot.start()] for dot in re.finditer(r"\.", name)}
+        if computed & owners and not BUFFER.fullmatch(name):
+            raise refused(path, f"tensor {quoted(name)} is not part of a model with this {by}")
+    if not extra:
+        return ()
+    more = f" and {len(extra) - MOST_NAMED} more" if len(extra) > MOST_NAMED else ""
+    names = ", ".join(map(quoted, extra[:MOST_NAMED]))
+    count = f"{len(extra)} tensor{'s are' if len(extra) > 1 else ' is'}"
+    return (str(refused(path, f"{count} left out, since the model of {by} has no place for them: {names}{more}")),)
 
 
 def _hint(missing: str, head: str, located: Located) -> str:

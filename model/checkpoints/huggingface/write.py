@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from llamaspec.model.checkpoints.checkpoint import Checkpoint, Shifted, Tensor, refused
+from llamaspec.model.checkpoints.checkpoint import Checkpoint, CodesWithMinima, Tensor, refused
 from llamaspec.model.checkpoints.checks import check_finite
 from llamaspec.model.checkpoints.codes import WITH_MINIMA, in_whole_bytes
 from llamaspec.model.checkpoints.huggingface.bitsandbytes import CODEBOOKS, BitsAndBytes, format_bitsandbytes
@@ -226,7 +226,7 @@ def _arrays(name: str, tensor: Tensor, rule: Written | None, *, path: str) -> It
         return
     module, zeros = name.removesuffix(".weight"), []
     for part in tensor.codes.parts():
-        assert not isinstance(part, Shifted)  # no format holds them
+        assert not isinstance(part, CodesWithMinima)  # no format holds them
         if part.scales.dtype == np.float32:
             check_finite(f"{module}'s scales", part.scales, path=path)
         if isinstance(part, Affine):
