@@ -94,7 +94,6 @@ def ring_reduce_scatter(arrays: Arrays) -> Exchange:
 
     In each step, every device adds its part to the sum from its left neighbor, and sends the result to the right.
 
-
     Part i is summed in the order of devices i + 1, i + 2, ..., i. The order differs between parts, but it is the same
     in every run, so every run gives the same bits. Sums are rounded to the dtype of the arrays.
 

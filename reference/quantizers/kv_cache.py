@@ -66,7 +66,7 @@ def pack(q: Quantized) -> Int8[np.ndarray, "*batch bytes"]:
 
 
 def unpack(rows: Int8[np.ndarray, "*batch bytes"]) -> Quantized:
-    """Undo `pack`. Raises ValueError for rows that are not longer than a scale.
+    """Undo `pack`. Raises ValueError for rows that have no room for codes and a scale.
 
     >>> unpack(pack(quantize(np.array([[127.0, -0.5]])))).codes
     array([[127,   0]], dtype=int8)

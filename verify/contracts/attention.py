@@ -111,7 +111,7 @@ MASKS = ("causal", "window", "ragged", *HIDDEN)
 
 
 def mask_named(which: str, batch: int, queries: int, keys: int) -> Float[np.ndarray, "batch queries keys"]:
-    """Make a mask of 0 and -inf. If there are more causal queries than keys, the first queries see nothing."""
+    """Make a mask of 0 and -inf. If there are more causal queries than keys, the first queries see no key."""
     if which in ("causal", "window"):
         window = 3 if which == "window" else None
         mask = causal_mask(queries, keys, offset=keys - queries, window=window)

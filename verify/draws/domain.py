@@ -136,7 +136,7 @@ _NOTHING = object()
 
 
 def did_you_mean(text: str, known: Iterable[str]) -> str:
-    """Suggest, for the end of an error line, a known name that `text` resembles.
+    """Return the end of an error line that suggests a known name similar to `text`, or an empty string.
 
     >>> did_you_mean("All", ["none", "all"]), did_you_mean("x", ["none", "all"])
     (': did you mean all?', '')
@@ -295,7 +295,7 @@ def parsed(only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
 
 
 def shares(contract: Contract, only: Mapping[str, Sequence[Any]]) -> dict[str, tuple[int, int]]:
-    """Count, for each draw in `only`, its remaining values or kinds of array, and all of them."""
+    """Return, for each draw in `only`, how many values or kinds of array remain, and how many the draw has."""
     counts = {}
     for name, choices in narrowed(contract, only).items():
         of = domain(contract.draws[name]).count

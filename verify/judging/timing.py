@@ -44,7 +44,7 @@ class Timing:
     rounds: int  # planned; fewer run if the time ran out
 
     def lines(self) -> list[str]:
-        """Write a line for each candidate: median and range over rounds, and the ratio to the first."""
+        """Write a line for each candidate: median and range over rounds, and the ratio to the first candidate."""
         first, *rivals = self.seconds
         drawn = " ".join(f"{name}={value}".replace(" ", "") for name, value in self.draw.items())
         lines = [f"time          {self.op} {self.dtype}  {first}  {self._spread(first)}  for {drawn}"]

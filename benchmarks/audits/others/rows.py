@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,11 @@ def library_of(candidate: str) -> tuple[str, str]:
 
 
 def called(library: str) -> dict[str, str]:
-    """Map each function of an adapter to the first line of its docstring, which names the library's function."""
+    """Map each function of an adapter to the library's function, which the first line of its docstring names."""
     tree = ast.parse((HERE / f"{library}_ops.py").read_text(encoding="utf-8"))
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    return {node.name: (ast.get_docstring(node) or "").partition("\n")[0] for node in functions}
+    lines = {node.name: (ast.get_docstring(node) or "").partition("\n")[0] for node in functions}
+    return {name: re.sub(r"^(Call|Return) (the )?|\.$", "", line) for name, line in lines.items()}
 
 
 def replay_of(library: str, function: str) -> str:
