@@ -47,7 +47,7 @@ class Trial(NamedTuple):
 
 
 class Law(NamedTuple):
-    """A property of all results. Its name completes the sentence "it does not hold that ..."."""
+    """A property of all results. Its name states the property in a sentence, for messages."""
 
     name: str
     check: Callable[[Trial], Claim | None]  # None: the law does not apply

@@ -73,7 +73,7 @@ def told(*command: str) -> str:
     """Run a program of llama.cpp, and return its output. Raises ValueError with the last line of stderr if it fails."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise ValueError(f"{Path(command[0]).name}: {(done.stderr.strip() or 'no words').splitlines()[-1]}")
+        raise ValueError(f"{Path(command[0]).name}: {(done.stderr.strip() or 'no message on stderr').splitlines()[-1]}")
     return done.stdout
 
 

@@ -23,7 +23,7 @@ def embedding_backward(
            [4.]])
     """
     if np.any(tokens < 0) or np.any(tokens >= vocab):
-        raise IndexError(f"token ids lie in 0..{vocab - 1}, got {tokens.min()}..{tokens.max()}")
+        raise IndexError(f"token ids must lie in 0..{vocab - 1}, got {tokens.min()}..{tokens.max()}")
     table = np.zeros((vocab, dx.shape[-1]))
     np.add.at(table, tokens.reshape(-1), dx.reshape(-1, dx.shape[-1]).astype(np.float64))
     return table

@@ -126,7 +126,7 @@ def unpack(packed: PackedTensors, *, bits: int, version: int) -> Affine:
     scales, g_idx = packed.scales.T.astype(np.float32), packed.g_idx
     groups = scales.shape[1]
     if g_idx.size and not 0 <= g_idx.min() <= g_idx.max() < groups:
-        raise ValueError(f"g_idx names groups from {g_idx.min()} to {g_idx.max()}, but there are {groups}")
+        raise ValueError(f"g_idx names groups from {g_idx.min()} to {g_idx.max()}, but there are {groups} groups")
     if not np.array_equal(g_idx, np.repeat(np.arange(groups), len(g_idx) // groups)):
         scales, zeros = scales[:, g_idx], zeros[:, g_idx]
     return Affine(_codes(packed.qweight.T, bits), scales, zeros)

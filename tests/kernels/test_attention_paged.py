@@ -122,8 +122,8 @@ def test_a_ring_that_wraps_twice(page):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"k": (5, 2, 24, 64), "v": (5, 2, 24, 64)}, "rows a page"),
-        ({"k": (5, 2, 0, 64), "v": (5, 2, 0, 64)}, "rows a page"),
+        ({"k": (5, 2, 24, 64), "v": (5, 2, 24, 64)}, "rows per page"),
+        ({"k": (5, 2, 0, 64), "v": (5, 2, 0, 64)}, "rows per page"),
         ({"table": (2, 4)}, r"table \[3, max_pages\]"),
         ({"table": (3, 0)}, r"table \[3, max_pages\]"),
         ({"lengths": (1,)}, r"lengths \[3\]"),

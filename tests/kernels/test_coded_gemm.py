@@ -167,7 +167,7 @@ def refused(codes=(64, 1024), scales=(64, 16), x=(3, 1024), *, kind="int8", dtyp
         (refused(x=(65, 1024)), "1 to 64 vectors, got 65"),
         (refused(x=(0, 1024)), "1 to 64 vectors, got 0"),
         (refused(codes=(96, 1024), scales=(96, 16)), "rows in multiples of 64"),
-        (refused(codes=(64, 1088), scales=(64, 17), x=(3, 1088)), "columns of 256"),
+        (refused(codes=(64, 1088), scales=(64, 17), x=(3, 1088)), "columns in multiples of 256"),
         (refused(cut=BlockGrid(blocks=2)), "cannot cut"),
         (refused(cut=BlockGrid(parts=3)), "cannot cut"),
         (refused(cut=BlockGrid(turn=96)), "cannot cut"),

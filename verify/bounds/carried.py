@@ -194,7 +194,7 @@ def _divide(a: Carried, b: Carried) -> Carried:
 def _power(a: Carried, b: Carried) -> Carried:
     power = int(b.value.flat[0]) if b.value.size == 1 and b.value.flat[0] in POWERS else 0
     if not power:
-        raise TypeError(f"no bound is derived for powers other than {', '.join(map(str, POWERS))}")
+        raise TypeError(f"cannot derive a bound for powers other than {', '.join(map(str, POWERS))}")
     product = a
     for _ in range(power - 1):
         product = _multiply(product, a)

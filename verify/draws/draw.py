@@ -143,7 +143,7 @@ def _words(seed: int, name: str, shape: tuple[int, ...]) -> UInt64[np.ndarray, "
     count = prod(shape)
     if count > LARGEST:
         sizes = " x ".join(map(str, shape))
-        raise ValueError(f"{name} would be {sizes}, {count} numbers; an array has at most {LARGEST}")
+        raise ValueError(f"{name}: an array has at most {LARGEST} numbers, got {sizes} = {count}")
     start = np.array([(seed << 32) + zlib.crc32(name.encode())], np.uint64)
     z = _mix(start) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return _mix(z)

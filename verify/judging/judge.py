@@ -124,7 +124,7 @@ def broken(law: Law, claim: Claim) -> Finding | None:
     """Return a finding if the law does not hold."""
     actual, expected = as_float64(claim.actual), as_float64(claim.expected)
     if actual.shape != expected.shape:
-        return Finding("law", f"it does not hold that {law.name}: the shapes are {actual.shape} and {expected.shape}")
+        return Finding("law", f"broken law ({law.name}): its sides have shapes {actual.shape} and {expected.shape}")
     if not actual.size:
         return None
     tolerance = np.broadcast_to(claim.tolerance, expected.shape)
@@ -139,7 +139,7 @@ def broken(law: Law, claim: Claim) -> Finding | None:
         return None
     return Finding(
         "law",
-        f"it does not hold that {law.name}: at {_index(at)} the two sides are {actual[at]:.7g} and {expected[at]:.7g}"
+        f"broken law ({law.name}): at {_index(at)} the two sides are {actual[at]:.7g} and {expected[at]:.7g}"
         + (f", {error[at]:.2g} apart, {tolerance[at]:.2g} allowed" if tolerance[at] else ", which must be equal"),
     )
 
