@@ -150,7 +150,10 @@ def verify(names: tuple[str, ...], listing: bool, mutants: bool, **options: Any)
         if listing:
             _list_contracts(
                 [contracts[op] for op in ops],
-                {name: [mutant.name for mutant in one.mutants] for name, one in implementations.items()},
+                {
+                    name: [mutant.name for mutant in implementation.mutants]
+                    for name, implementation in implementations.items()
+                },
                 in_full=bool(names or path),
                 as_json=options["as_json"],
             )

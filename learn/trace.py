@@ -116,7 +116,7 @@ class Recording:
     def at(self, position: int) -> Trace:
         """Extract the trace of the token at `position` of the text."""
         config, results = self.config, self.results
-        single_layers = {layer: _alone(self.model.params, config, layer) for layer, _ in results}
+        single_layers = {layer: _single_layer(self.model.params, config, layer) for layer, _ in results}
         read = {layer: _bytes_read(*layer_model, position) for layer, layer_model in single_layers.items()}
         work = {layer: _operations(layer_model, position) for layer, (_, layer_model) in single_layers.items()}
         visits = [
@@ -278,7 +278,7 @@ def _timed(op: Callable, note: Callable[[float], object]) -> Callable:
     return call
 
 
-def _alone(params: Any, config: Config, layer: int | None) -> tuple[Any, Config]:
+def _single_layer(params: Any, config: Config, layer: int | None) -> tuple[Any, Config]:
     """Return parameters and config of a model with only `layer`, as layers may differ in window and in stored bits."""
     at = layer or 0  # None: the weights outside the layers, for which any layer will do
     return params._replace(layers=params.layers[at : at + 1]), replace(config, layers=1, windows=(config.window(at),))

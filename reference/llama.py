@@ -132,8 +132,8 @@ def empty_cache(config: Config) -> Cache:
     >>> [layer.k.shape for layer in empty_cache(config)]
     [(0, 2, 2), (0, 2, 2)]
     """
-    nothing = np.zeros((0, config.kv_heads, config.head_dim))
-    return [LayerCache(nothing, nothing)] * config.layers
+    empty = np.zeros((0, config.kv_heads, config.head_dim))
+    return [LayerCache(empty, empty)] * config.layers
 
 
 def attend(

@@ -49,7 +49,7 @@ class Head:
 class WireFormat(Protocol):
     """A wire format of answers."""
 
-    def whole(self, choices: list[tuple[Choice, AnswerPiece]], usage: Usage) -> Struct:
+    def answer(self, choices: list[tuple[Choice, AnswerPiece]], usage: Usage) -> Struct:
         """Write an answer at once."""
         ...
 
@@ -72,7 +72,7 @@ class CompletionForm:
         self._logprobs = logprobs
         self._usage: UnsetType | None = None if usage else UNSET
 
-    def whole(self, choices: list[tuple[Choice, AnswerPiece]], usage: Usage) -> Completion:
+    def answer(self, choices: list[tuple[Choice, AnswerPiece]], usage: Usage) -> Completion:
         """Write an answer at once."""
         written = [
             CompletionChoice(choice.index, piece.text, choice.finish_reason, self._of(piece))
@@ -143,7 +143,7 @@ class ChatForm:
         self._logprobs = logprobs
         self._usage: UnsetType | None = None if usage else UNSET
 
-    def whole(self, choices: list[tuple[Choice, AnswerPiece]], usage: Usage) -> ChatCompletion:
+    def answer(self, choices: list[tuple[Choice, AnswerPiece]], usage: Usage) -> ChatCompletion:
         """Write an answer at once."""
         written = []
         for choice, piece in choices:
@@ -200,7 +200,7 @@ class ChatForm:
     def _reason(self, choice: Choice) -> FinishReason | None:
         """Return the finish reason: `tool_calls` if the answer stopped by itself after complete calls."""
         reader = self._readers.get(choice.index)
-        waits = reader.whole if reader else choice.index in self._called
+        waits = reader.is_complete if reader else choice.index in self._called
         return "tool_calls" if choice.finish_reason == "stop" and waits else choice.finish_reason
 
     def _chunk(self, choice: ChatChunkChoice) -> ChatChunk:

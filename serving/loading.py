@@ -88,7 +88,7 @@ def load_engine(
     )
     memory = in_one_memory(memory, devices, device)
     check_fits(memory, context=capacity, available=free_bytes())
-    room = int(SHARE * (free_bytes() - memory.peak + memory.held))
+    room = int(SHARE * (free_bytes() - memory.peak + memory.process_bytes))
     position = position_bytes(config, dtype=cache_dtype) * (devices if device.platform == "cpu" else 1)
     tokens = min(width * capacity, room // position)
     tokens = max(capacity, tokens if cached_tokens is None else cached_tokens) + burst

@@ -15,7 +15,7 @@ from llamaspec.model.device import default_device
 from llamaspec.model.weights.loading import Progress, check_weights, no_progress
 from llamaspec.reference.config import Config
 from llamaspec.training.data import Batch, Example, Source, batches
-from llamaspec.training.objective import WHOLE, Tensors, summed_loss
+from llamaspec.training.objective import WHOLE_ATTENTION, Tensors, summed_loss
 
 
 class HeldOutLoss(NamedTuple):
@@ -92,6 +92,6 @@ def evaluate_model(path: str | Path, source: Source, *, progress: Progress = no_
         raise refused(path, "has attention sinks, which training does not support")
     check_weights(checkpoint)
     tensors = {name: jnp.asarray(tensor.read(), jnp.float32) for name, tensor in checkpoint.tensors.items()}
-    score = jax.jit(partial(summed_loss, config=config, ops=WHOLE, dtype=np.dtype(np.float32)))
+    score = jax.jit(partial(summed_loss, config=config, ops=WHOLE_ATTENTION, dtype=np.dtype(np.float32)))
     rows = rows_at_once(default_device().platform)
     return evaluate(tensors, config, source, score=score, rows=rows, progress=progress)

@@ -69,8 +69,8 @@ def derived(definition: Callable[..., Any], *, rounding: Rounding = FLOAT32):
 
 def _expected(result: Any) -> Expected:
     if not isinstance(result, Carried):
-        nothing = np.zeros(np.shape(result))
-        return Expected(np.asarray(result), nothing, nothing, nothing)
+        zeros = np.zeros(np.shape(result))
+        return Expected(np.asarray(result), zeros, zeros, zeros)
     return Expected(result.value, result.error, result.error, np.maximum(result.size, np.abs(result.value)))
 
 

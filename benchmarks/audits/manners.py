@@ -167,7 +167,7 @@ def memory_watched() -> Iterator[dict[str, float]]:
         thread.join()
 
 
-def alone(runner: Runner, model: str, text: Path) -> Iterator[Row]:
+def isolated_commands(runner: Runner, model: str, text: Path) -> Iterator[Row]:
     """Run commands one at a time, and then two at once."""
     story = ("story", "--seed", "7", "--max-new-tokens", "32")
     with memory_watched() as memory:
@@ -239,7 +239,7 @@ def checks(shape: str, folder: Path) -> Iterator[Row]:
     text = folder / "text"
     text.write_text("Once upon a time there was a fox who lived in a wood. One day the fox met a bear.\n")
     runner = Runner(folder / "cache")
-    yield from alone(runner, model, text)
+    yield from isolated_commands(runner, model, text)
     yield from interrupted(runner, model, folder)
     if nvidia_driver():
         yield from beside_another(runner, model)

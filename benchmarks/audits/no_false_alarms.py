@@ -42,14 +42,14 @@ def jobs(group: str) -> list[CandidateJob]:
         case "numpy":
             return [CandidateJob(op, i.name, arrays="numpy", only=i.only) for op, i in IMPLEMENTATIONS.items()]
         case "xla":
-            return [*JAX, *_ours(kernel=False)]
+            return [*JAX, *_own_jobs(kernel=False)]
         case "onnxruntime":
             return [*ONNXRUNTIME, *GGUF]
         case _:
-            return _ours(kernel=True)
+            return _own_jobs(kernel=True)
 
 
-def _ours(*, kernel: bool) -> list[CandidateJob]:
+def _own_jobs(*, kernel: bool) -> list[CandidateJob]:
     shapes = KERNEL_SHAPES if kernel else None
     return [
         CandidateJob(c.op, c.function, dtypes=c.dtypes, only=c.only, shapes=shapes)

@@ -46,7 +46,7 @@ from llamaspec.model.weights.params import Params
 from llamaspec.reference.config import Config
 from llamaspec.reference.quantizers.schemes import SCHEMES
 
-KEPT = RAW / "schemes.json"
+RAW_FILE = RAW / "schemes.json"
 WINDOWS, WINDOW = 32, 256  # number of windows for calibration, and tokens in each
 OTHER_STORIES = 1_000_000  # seed of the first story of calibration
 AFTER = 128  # tokens in the cache before decoding
@@ -208,7 +208,7 @@ def _ratio(decoding: Mapping[str, list[float]], form: str) -> str:
     "--rounds", type=click.IntRange(0), default=5, show_default=True, help="Rounds of timed decoding; 0: do not time."
 )
 @click.option("--shape", type=click.Choice(sorted(SHAPES)), default="stories-110m", show_default=True)
-@click.option("--json", "file", type=click.Path(path_type=Path), default=KEPT, show_default=True)
+@click.option("--json", "file", type=click.Path(path_type=Path), default=RAW_FILE, show_default=True)
 def main(tokens: int, rounds: int, shape: str, file: Path):
     models: dict[str, tuple[str | Path, Path | None]] = {"stories": ("stories", None)}
     if data := os.environ.get("LLAMASPEC_DATA"):

@@ -55,8 +55,9 @@ def _broken_by_kernel(kernel: Kernel, limits: KernelLimits, *, bits: float) -> I
         yield "does not wait for the previous kernel"
     elif bits and limits.eager and not kernel.eager:
         yield "expected loads of weights before the wait for the previous kernel, got none"
-    if kernel.kept and not limits.eager:
-        yield f"{kernel.kept} loads before the wait for the previous kernel stay in the first-level cache"
+    if kernel.cached_loads and not limits.eager:
+        count = kernel.cached_loads
+        yield f"{count} loads before the wait for the previous kernel stay in the first-level cache"
 
 
 def kernels_a_layer(short: ProgramFacts, full: ProgramFacts, layers: tuple[int, int]) -> int:

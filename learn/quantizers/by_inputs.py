@@ -20,12 +20,12 @@ class CalibratedQuantizer(NamedTuple):
     page: str
     bits: float
     guarantee: str
-    kept: Callable[[Matrix, Inputs], StoredMatrix]
+    store: Callable[[Matrix, Inputs], StoredMatrix]
 
 
 def _scaled(w: Matrix, s: np.ndarray, name: str) -> StoredMatrix:
     """Quantize w diag(s) by a scheme, and divide by s. The product and the quotient are rounded in float64."""
-    restored, (codes, scales, within) = SCHEMES[name].kept(w * s)
+    restored, (codes, scales, within) = SCHEMES[name].store(w * s)
     assert scales is not None and within is not None
     return StoredMatrix(restored / s, WeightDetails(codes, scales / s, within / s + 4 * U64 * np.abs(w)))
 

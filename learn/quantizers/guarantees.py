@@ -18,6 +18,7 @@ from llamaspec.reference.quantizers.ggml_superblocks import Superblock
 from llamaspec.reference.quantizers.hqq import Hqq
 from llamaspec.reference.quantizers.kmeans import Codebooks
 from llamaspec.reference.quantizers.minifloat import E2M1, E4M3, Minifloat
+from llamaspec.reference.quantizers.mlx import Mlx
 from llamaspec.reference.quantizers.nf4 import NF4, SMALLEST, Codebook
 from llamaspec.reference.quantizers.nvfp4 import Nvfp4
 from llamaspec.reference.quantizers.symmetric import largest_code
@@ -93,6 +94,12 @@ def torchao_int4(w: Matrix, q: TorchaoInt4) -> WeightDetails:
     """Show integers that count steps from the smallest weight, with an error of about half a step."""
     s, z = of_weights(q.scales, w), of_weights(q.zeros, w)
     return WeightDetails(q.codes, s, s / 2 + U32 * (100 * s + 2 * np.abs(z)))
+
+
+def mlx(w: Matrix, q: Mlx, *, bits: int) -> WeightDetails:
+    """Show integers that count steps from the end of a group that is farther from zero, with an error of a step."""
+    s, b = of_weights(q.scales, w), of_weights(q.biases, w)
+    return WeightDetails(q.codes, s, np.abs(s) + U32 * (8 * (2**bits - 1) * np.abs(s) + 2 * np.abs(b)))
 
 
 def minifloat(w: Matrix, q: Quantized, *, to: Minifloat) -> WeightDetails:

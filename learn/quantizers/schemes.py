@@ -23,6 +23,7 @@ from llamaspec.reference.quantizers import (
     llama2c,
     llm_int8,
     minifloat,
+    mlx,
     mx,
     nvfp4,
     pruning,
@@ -41,7 +42,7 @@ class StoredMatrix(NamedTuple):
     """A quantized matrix: its dequantized weights, and the code, scale and guarantee of each weight."""
 
     restored: Matrix
-    shown: WeightDetails
+    details: WeightDetails
 
 
 class ExplainedScheme(NamedTuple):
@@ -59,7 +60,7 @@ class ExplainedScheme(NamedTuple):
         """Quantize a matrix, and return the dequantized weights."""
         return self.dequantize(self.quantize(self._padded(w)))[:, : w.shape[1]]
 
-    def kept(self, w: Matrix) -> StoredMatrix:
+    def store(self, w: Matrix) -> StoredMatrix:
         """Quantize a matrix, and show each weight's code, scale and guarantee. Weights are of float32 or narrower."""
         padded = self._padded(w)
         q = self.quantize(padded)
@@ -199,6 +200,10 @@ SCHEMES = {
             torchao_int4.dequantize,
         ),
         *(guarantees.torchao_int4, GROUP),
+    ),
+    "MLX, 4 bits": ExplainedScheme(
+        *("mlx.py", 4 + 32 / GROUP, "half a step, a whole one opposite the largest weight"),
+        *(partial(mlx.quantize, bits=4, group=GROUP), mlx.dequantize, partial(guarantees.mlx, bits=4), GROUP),
     ),
     "nf4": _named("nf4.py", LEVEL, "nf4", guarantees.codebook, codebook=NF4, group=GROUP),
     "nf4, scales quantized": ExplainedScheme(

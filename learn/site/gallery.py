@@ -88,7 +88,7 @@ class Judge:
         self.stories = calibration_ids[:stories]
         width = min(map(len, calibration_ids[stories:]))
         self.windows = np.array([ids[:width] for ids in calibration_ids[stories:]])
-        self.due = [_logits(self.base, ids) for ids in self.stories]
+        self.expected_logits = [_logits(self.base, ids) for ids in self.stories]
 
     def error(self, model: Checkpoint) -> float:
         """Compute the root mean square error of all matrices, relative to the root mean square of their weights."""
@@ -102,7 +102,7 @@ class Judge:
     def predictions(self, model: Checkpoint) -> tuple[float, float]:
         """Compute the mean KL divergence of a model from the base model, and how often their likeliest tokens agree."""
         divergences, agreed = [], []
-        for ids, expected in zip(self.stories, self.due, strict=True):
+        for ids, expected in zip(self.stories, self.expected_logits, strict=True):
             got = _logits(model, ids)
             p, q = (logits - logsumexp(logits)[:, None] for logits in (expected, got))
             divergences.append(np.sum(np.exp(p) * (p - q), axis=-1))

@@ -15,7 +15,7 @@ CPU_SECONDS = 2  # CPU time of a rendering; an ordinary one takes a hundredth of
 SECONDS = 20.0  # real time of a rendering, even on a busy machine
 SECONDS_TO_START = 30.0  # for Python and Jinja to start, perhaps from a slow disk
 LONGEST_ANSWER = 70_000_000  # bytes; the worker allows 4 million characters, each at most 12 bytes, and 3 for marks
-KEPT = 2  # idle workers of one template
+IDLE_WORKERS = 2  # idle workers of one template
 # The worker's Python ignores PYTHONPATH and the user's site-packages (-I), so we pass the folders of packages. It
 # imports llamaspec from the same folder as this process, even if another llamaspec is installed.
 START = (
@@ -141,9 +141,9 @@ class Workers:
             worker = waiting.pop() if waiting else None
         if worker:
             with suppress(WorkerEnd):  # If an idle worker was killed meanwhile, we start another.
-                return self._asked(worker, source, variables)
+                return self._ask(worker, source, variables)
         try:
-            return self._asked(TemplateWorker(source), source, variables)
+            return self._ask(TemplateWorker(source), source, variables)
         except WorkerEnd as ended:
             if ended.status == os.EX_TEMPFAIL:
                 raise OSError("the system starts no more processes") from None
@@ -158,14 +158,14 @@ class Workers:
         for worker in workers:
             worker.stop()
 
-    def _asked(self, worker: TemplateWorker, source: str, variables: bytes) -> tuple[bytes, int]:
+    def _ask(self, worker: TemplateWorker, source: str, variables: bytes) -> tuple[bytes, int]:
         try:
             answer = worker.ask(variables)
         except BaseException:
             worker.stop()
             raise
         with self._lock:
-            keeps = not self._closed and len(self._idle[source]) < KEPT
+            keeps = not self._closed and len(self._idle[source]) < IDLE_WORKERS
             if keeps:
                 self._idle[source].append(worker)
         if not keeps:

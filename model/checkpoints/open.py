@@ -16,7 +16,7 @@ from llamaspec.model.checkpoints.safetensors_header import read_header
 
 BUILT_IN = {"stories": Path(__file__).parents[1] / "stories"}  # models in this package, by name
 ENDINGS = {".gguf", ".bin", ".safetensors"}  # of files that are models
-ALIKE = 0.8  # the least similarity (by difflib, at most 1) of a name and a misspelling of it
+MIN_SIMILARITY = 0.8  # the least similarity (by difflib, at most 1) of a name and a misspelling of it
 
 
 def place_of(model: str | Path) -> Path:
@@ -43,7 +43,7 @@ def nearest(path: Path) -> Path | None:
         names += [
             entry.name for entry in os.scandir(path.parent) if entry.is_dir() or Path(entry.name).suffix in ENDINGS
         ]
-    return next((path.with_name(name) for name in get_close_matches(path.name, names, 1, ALIKE)), None)
+    return next((path.with_name(name) for name in get_close_matches(path.name, names, 1, MIN_SIMILARITY)), None)
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:

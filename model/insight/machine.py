@@ -28,7 +28,7 @@ COPIES = 16  # copies of the random numbers in an array: drawing the whole array
 PAGE = 4096  # bytes; the size of an array is a multiple of this, so that each copy has whole rows
 ROW = 1024  # numbers that a CPU reads for every `LANES` sums that it writes
 VERSIONS = ("llamaspec", "jax", "jaxlib", "numpy", "jax-cuda13-plugin", "nvidia-cudnn-cu13")
-KEPT = "machine.json"  # the file of measured rates in a user's cache folder
+RATES_FILE = "machine.json"  # the file of measured rates in a user's cache folder
 
 
 class ArraySizes(NamedTuple):
@@ -116,28 +116,28 @@ def keep_read_rate(folder: Path, ceilings: Mapping[str, Any]) -> None:
 
 def kept_read_rate(folder: Path) -> float | None:
     """Read the rate that `keep_read_rate` wrote. None without a file, or if another machine wrote the file."""
-    return _kept(folder).get("read")
+    return _stored_rates(folder).get("read")
 
 
 def keep_link(folder: Path, devices: int, link: Link) -> None:
     """Write the measured link between `devices` devices to the file of `keep_read_rate`."""
-    _keep(folder, links={**_kept(folder).get("links", {}), str(devices): link._asdict()})
+    _keep(folder, links={**_stored_rates(folder).get("links", {}), str(devices): link._asdict()})
 
 
 def kept_link(folder: Path, devices: int) -> Link | None:
     """Read the link that `keep_link` wrote for `devices` devices. Returns None as `kept_read_rate` does."""
-    links = _kept(folder).get("links", {}).get(str(devices))
+    links = _stored_rates(folder).get("links", {}).get(str(devices))
     return links and Link(**links)
 
 
 def _keep(folder: Path, **measured: Any) -> None:
-    (folder / KEPT).write_text(json.dumps({**_kept(folder), **_identity(), **measured}))
+    (folder / RATES_FILE).write_text(json.dumps({**_stored_rates(folder), **_identity(), **measured}))
 
 
-def _kept(folder: Path) -> dict[str, Any]:
+def _stored_rates(folder: Path) -> dict[str, Any]:
     """Read all measurements of this machine; {} without a file, or if another machine wrote the file."""
     try:
-        stored = json.loads((folder / KEPT).read_text())
+        stored = json.loads((folder / RATES_FILE).read_text())
     except (OSError, ValueError):
         return {}
     return stored if all(stored.get(name) == value for name, value in _identity().items()) else {}

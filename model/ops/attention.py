@@ -131,9 +131,9 @@ def _attend_in_blocks(
         p, rescale = jnp.exp(scores - shift), jnp.exp(maximum - shift)
         return larger, total * rescale + jnp.sum(p, axis=-1, keepdims=True), h * rescale + weighted_by_dot(p, values)
 
-    lowest, nothing = jnp.full((*rows, 1), -jnp.inf), jnp.zeros((*rows, 1))
-    lowest, nothing = (lowest, nothing) if z is None else (jnp.broadcast_to(z, lowest.shape), nothing + 1)
-    start = (lowest, nothing, jnp.zeros((*rows, head_dim)))
+    lowest, zeros = jnp.full((*rows, 1), -jnp.inf), jnp.zeros((*rows, 1))
+    lowest, zeros = (lowest, zeros) if z is None else (jnp.broadcast_to(z, lowest.shape), zeros + 1)
+    start = (lowest, zeros, jnp.zeros((*rows, head_dim)))
     blocks = jnp.max(at) // block + 1
     _, total, h = lax.fori_loop(0, blocks, step, start)
     return h / total

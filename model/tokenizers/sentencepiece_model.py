@@ -10,6 +10,7 @@ from sentencepiece import SentencePieceProcessor
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # pyright: ignore[reportAttributeAccessIssue]
 
 from llamaspec.model.checkpoints.checkpoint import refused
+from llamaspec.model.checkpoints.gguf.control_tokens import corrected_types
 from llamaspec.model.checkpoints.strict_json import short
 from llamaspec.model.tokenizers.added_tokens import Leftmost, LongestFirst
 from llamaspec.model.tokenizers.charsmap import check_charsmap
@@ -113,6 +114,10 @@ def read_sentencepiece(data: bytes, *, path: str) -> SentencePieceTokenizer:
        after an added token or a control token gets one, too, unless the text begins with a space.
     3. Tokens that the model itself has as user-defined are found by SentencePiece, after each space became "▁".
 
+    One rule is llama.cpp's, and the same as for GGUF (`model.checkpoints.gguf.control_tokens`): a piece with the name
+    of a control token, such as `<|im_start|>`, is a control token even if the model has it as normal or user-defined.
+    So a person's text cannot spell it.
+
     One thing differs: where the first text begins with a space, transformers 5 puts none in front. SentencePiece,
     llama.cpp and transformers 4 do, and so does this module.
     """
@@ -126,7 +131,11 @@ def read_sentencepiece(data: bytes, *, path: str) -> SentencePieceTokenizer:
     if not (proto.pieces and proto.HasField("trainer_spec") and proto.HasField("normalizer_spec")):
         # They are written in this order, so a file that was cut between two of them still parses.
         raise refused(path, "an incomplete SentencePiece model: it lacks pieces, trainer_spec or normalizer_spec")
+    for id, piece in enumerate(proto.pieces):
+        if isinstance(piece.piece, bytes):  # protobuf gives a text that is not UTF-8 as bytes
+            raise refused(path, f"piece {id} is not UTF-8: {piece.piece[:40]!r}")
     folder = Path(path).parent
+    _correct_types(proto)
     added = read_added(folder)
     _add(proto, added, path)
     if (prefix := stated_prefix(folder, byte_level=False)) is not None:
@@ -184,6 +193,15 @@ def from_proto(
         _first=first,
         _next=_processor(proto, path),
     )
+
+
+def _correct_types(proto) -> None:
+    """Make a control token of each normal or user-defined piece with the name of one."""
+    types = [piece.type for piece in proto.pieces]
+    ids = {piece.piece: id for id, piece in enumerate(proto.pieces)}
+    for piece, before, after in zip(proto.pieces, types, corrected_types(ids, types, named=()), strict=True):
+        if before in (NORMAL, USER_DEFINED) and after == CONTROL:
+            piece.type = after
 
 
 def _add(proto, added: Mapping[str, Added], path: str) -> None:

@@ -315,7 +315,7 @@ def test_a_model_draws_as_many_tokens_a_call_as_a_session_would(monkeypatch):
     decoding(model, params, programs, scale, context=context)
     assert results == [1, 3, 5] and len(queue) == 6  # results of earlier calls; one more call is queued
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="expected at most 4 tokens per call, got 5"):
+    with pytest.raises(ValueError, match=r"\b4\b.*\b5\b"):
         model_speed.decoding(programs, params, context=context)(5)
 
 
@@ -404,7 +404,7 @@ def test_a_report_says_what_was_found_and_what_was_left_out():
 def test_without_the_machine_s_figures_there_is_no_report(monkeypatch: pytest.MonkeyPatch):
     died = [SectionRow("memory", skipped("memory", "it ended with -6: out of memory"))]
     monkeypatch.setattr(suite, "run_part", lambda *_, **__: died)
-    with pytest.raises(ValueError, match="the machine could not be measured: it ended with -6: out of memory"):
+    with pytest.raises(ValueError, match="-6: out of memory"):
         list(suite.run_suite("gpu", dry=False))
 
 

@@ -85,7 +85,7 @@ KERNEL = Kernel(
     narrow=0,
     waits=True,
     eager=True,
-    kept=0,
+    cached_loads=0,
 )
 
 
@@ -138,7 +138,7 @@ def test_what_is_loaded_after_the_wait_is_not_eager_and_what_the_loop_loads_is_s
 def test_of_what_is_read_before_the_wait_the_first_cache_keeps_what_is_not_strong(tmp_path: Path):
     early = CODE.replace("LDC R1, c[0x0][0x28]", "LDG.E R1, desc[UR4][R4.64]")
     for code, cached in ((early, 1), (early.replace("LDG.E R1", "LDG.E.STRONG.GPU R1"), 0)):
-        assert kernels_read(tmp_path, code) == [replace(KERNEL, kept=cached)]
+        assert kernels_read(tmp_path, code) == [replace(KERNEL, cached_loads=cached)]
 
 
 def test_a_loop_of_which_the_compiler_made_one_of_two_turns_is_refilled_twice(tmp_path: Path):
@@ -348,7 +348,7 @@ def test_a_kernel_that_does_other_than_planned_is_named():
 
 
 def test_only_a_kernel_of_weights_may_read_before_the_wait_what_the_first_cache_keeps():
-    early, reads_none = replace(SOUND, kept=2), replace(CASE, kernels={"gemv": KernelLimits(eager=False)})
+    early, reads_none = replace(SOUND, cached_loads=2), replace(CASE, kernels={"gemv": KernelLimits(eager=False)})
     assert list(broken_by(CASE, PROGRAM, [early])) == []
     assert list(broken_by(reads_none, PROGRAM, [early])) == [
         "gemv: 2 loads before the wait for the previous kernel stay in the first-level cache"

@@ -145,7 +145,7 @@ def test_what_cannot_be_served_is_refused(engine, fake):
     with pytest.raises(PromptTooLong, match="41 tokens, the context 40"):
         engine.submit(Request((1,) * 41, 1), Client())
     for wrong in (Request((9,), 1), Request((1,), 1, stop_ids=frozenset([9])), Request((1,), 1, logit_bias={-1: 1.0})):
-        with pytest.raises(ValueError, match="a token id must be between 0 and 8"):
+        with pytest.raises(ValueError, match=r"token id.*\b0\b.*\b8\b"):
             engine.submit(wrong, Client())
     clients = [Client() for _ in range(40)]
     with pytest.raises(QueueFull, match="20 requests are already waiting"):

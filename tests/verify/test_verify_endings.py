@@ -130,7 +130,7 @@ def test_an_exception_of_the_judge_is_no_pass(monkeypatch, kind):
 
     monkeypatch.setattr(examination, "judge", judge)
     if kind == "always":
-        with pytest.raises(Unjudged, match=r"add: the result for .* cannot be judged: KeyError: 'no such thing'"):
+        with pytest.raises(Unjudged, match=r"add: .*KeyError: 'no such thing'"):
             run("add", lambda x, y: x + y)
         return
     report = run("add", lambda x, y: x + y)

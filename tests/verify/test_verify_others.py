@@ -11,7 +11,7 @@ import pytest
 
 from llamaspec.benchmarks.audits.others.refused import REFUSED
 from llamaspec.benchmarks.audits.others.rows import called, library_of, replay_of
-from llamaspec.benchmarks.audits.others.table import ACCEPTED, GGUF, JAX, ONNXRUNTIME, OTHERS, TRITON
+from llamaspec.benchmarks.audits.others.table import ACCEPTED, FOREIGN_JOBS, GGUF, JAX, ONNXRUNTIME, TRITON
 from llamaspec.reference.losses import cross_entropy
 from llamaspec.verify.bounds.precision import precision
 from llamaspec.verify.campaign import CandidateJob
@@ -115,7 +115,7 @@ def test_everything_found_is_told_of():
 def test_every_function_that_was_judged_has_a_row_and_every_refusal_a_replay():
     """docs/found/kernels.md has a row for every judged function, and a replay file or a reason for each refusal."""
     text = (REPOSITORY / "docs" / "found" / "kernels.md").read_text(encoding="utf-8")
-    there = {":".join(library_of(job.candidate)) for job in OTHERS}
+    there = {":".join(library_of(job.candidate)) for job in FOREIGN_JOBS}
     assert set(REFUSED) <= there
     for name in there:
         library, _, function = name.partition(":")

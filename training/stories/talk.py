@@ -112,9 +112,11 @@ class Talk:
         kinds = ("told", "not told", "other plot", "not in it", "more", "outside", "remark", "social")
         match self._choices.pick(kinds, (18, 4, 3, 2, 1, 3, 1, 1)):
             case "told":
-                open_questions = [question for question in self.stories[-1].questions if question not in self._asked]
+                open_questions = [
+                    question for question in self.stories[-1].questions if question not in self._questions
+                ]
                 question = self._choices.pick(open_questions)
-                self._asked.append(question)
+                self._questions.append(question)
                 self.turn(self._choices.pick(question.wordings), lambda: question.answer, of_story=True)
             case "not told":
                 self._not_told(NOT_TOLD)
@@ -137,7 +139,7 @@ class Talk:
 
     def questions(self, least: int, most: int) -> None:
         """Add `least` to `most` questions."""
-        self._asked = []
+        self._questions = []
         for _ in range(self._choices.pick(range(least, most + 1))):
             self.question()
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from llamaspec.benchmarks.audits.others.rows import table
-from llamaspec.benchmarks.audits.others.table import OTHERS
+from llamaspec.benchmarks.audits.others.table import FOREIGN_JOBS
 from llamaspec.verify.bounds.precision import precision
 from llamaspec.verify.campaign import CandidateJob
 from llamaspec.verify.candidates.candidate import Direct
@@ -30,7 +30,7 @@ from llamaspec.verify.reports.report import counterexample
 
 def chosen(names: Sequence[str]) -> list[CandidateJob]:
     """Choose the jobs whose candidate's name contains one of `names`."""
-    return [job for job in OTHERS if any(name in job.candidate for name in names)]
+    return [job for job in FOREIGN_JOBS if any(name in job.candidate for name in names)]
 
 
 def judged(job: CandidateJob, *, examples: int, seed: int, replays: Path) -> Iterator[tuple[dict[str, Any], list[str]]]:

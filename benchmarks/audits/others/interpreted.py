@@ -231,7 +231,7 @@ def package(name, **members):
     vars(module).update(members)
 
 
-def alone(name):
+def without_packages(name):
     """Import one module of kernels without the `__init__` of the packages around it."""
     *parents, _ = accumulate(name.split("."), "{}.{}".format)
     for parent in parents:

@@ -10,9 +10,9 @@ class Deadline:
         self._end = monotonic() + seconds
 
     @property
-    def left(self) -> float:
+    def remaining(self) -> float:
         return self._end - monotonic()
 
     @property
     def over(self) -> bool:
-        return self.left <= 0
+        return self.remaining <= 0

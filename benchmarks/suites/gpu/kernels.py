@@ -142,13 +142,13 @@ def again_and_again(
 ) -> tuple[list[Any], list[Any]]:
     """Run `in_turn` `turns` times. Returns the updated arrays and the results of the last turn."""
 
-    def one(_: Any, state: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
+    def body(_: Any, state: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
         # The barrier ties the arguments to the state. Without it XLA would make the calls once, before the loop.
         (updated, _), constants = lax.optimization_barrier((state, fixed))
         return in_turn(case, form, calls, updated, constants)
 
     results = jax.eval_shape(partial(in_turn, case, form, calls), updated, fixed)[1]
-    return lax.fori_loop(0, turns, one, (updated, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), results)))
+    return lax.fori_loop(0, turns, body, (updated, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), results)))
 
 
 def in_turn(

@@ -53,12 +53,12 @@ def _seconds(attention: Callable[..., Any], scale: Scale, q: jax.Array, *argumen
     """Time a call in a loop on the device. The result of a call is the q of the next call."""
 
     def chained(turns, q, *arguments):
-        def one(_, q):
+        def body(_, q):
             for _ in range(scale.chained):
                 q = attention(q, *arguments).reshape(q.shape)
             return q
 
-        return lax.fori_loop(0, turns, one, q)
+        return lax.fori_loop(0, turns, body, q)
 
     program = jax.jit(chained).lower(1, q, *arguments).compile(LOOPS_IN_GRAPHS)
     turn = measure_turns(lambda turns: program(turns, q, *arguments), scale.span, scale.effort)

@@ -116,7 +116,7 @@ def run_suite(
         for part in planned:
             progress(part.name, planned_seconds / total)
             planned_seconds += part.seconds
-            remaining = DRY_SECONDS if dry else clock.left + planned_seconds
+            remaining = DRY_SECONDS if dry else clock.remaining + planned_seconds
             if remaining < part.seconds / 2:
                 yield SectionRow(part.section, skipped(part.name))
                 continue

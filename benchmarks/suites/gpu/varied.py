@@ -37,7 +37,7 @@ NARROW = replace(BROAD, dim=1024, kv_heads=2, head_dim=64, ffn=5632, vocab=12_28
 DEEP = replace(BROAD, dim=256, ffn=14_336)  # its down projection fills its rings many times
 LONG = replace(BROAD, dim=1280, ffn=13_824)  # rows of down in Llama 2 13B
 LONGER = replace(BROAD, dim=1024, ffn=28_672)  # rows of down in 70B
-ALONE = replace(NARROW, kv_heads=16)  # one query head for each key head
+UNGROUPED = replace(NARROW, kv_heads=16)  # one query head for each key head
 WORK = KernelWork(several=True, capacity=1024, chunk=333)
 ROWS = (8_193, 50_257, 128_256, 2**20)  # scores in a row, which softmax reads twice
 
@@ -136,7 +136,7 @@ def attentions() -> Iterator[Case]:
     """Yield attention with heads of 64 and 128, one or more query heads per key head, windows, and refilled rings."""
     long = WORK._replace(several=False, capacity=8192)
     for dtype in (FLOAT32, BFLOAT16):
-        for config in (NARROW, BROAD, ALONE):
+        for config in (NARROW, BROAD, UNGROUPED):
             yield from window_cases(config, dtype, WORK._replace(capacity=2048, chunk=100, sequences=3))
             for cases in (attention_decode_cases, attention_paged_cases, attention_prefill_cases):
                 yield from cases(config, dtype, WORK)

@@ -43,7 +43,8 @@ def from_factors(
     >>> from_factors(factors, head_dim=128, theta=500_000.0, path="x.gguf") == llama3
     True
     """
-    factors = factors.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a signaling NaN
+        factors = factors.astype(np.float64)
     if factors.shape != (head_dim // 2,):
         raise refused(path, f"rope_freqs.weight has {factors.size} factors, but heads of {head_dim} have half as many")
     if not np.all(np.isfinite(factors) & (factors > 0)):

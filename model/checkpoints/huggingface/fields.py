@@ -19,7 +19,7 @@ class Fields:
             raise refused(self.path, f"lacks {key}")
         return self._typed(key, value, "an integer", type(value) is int)
 
-    def whole(self, key: str, default: int | None = None) -> int:
+    def integral(self, key: str, default: int | None = None) -> int:
         """Read an integer, also if it is written as 8192.0, as some tools write all numbers of a config.json."""
         value = self.values.get(key)
         if isinstance(value, float) and value.is_integer():

@@ -55,7 +55,7 @@ def write_huggingface(
     Raises `CheckpointError`, and leaves nothing behind, if the directory exists, the disk is full, a weight is not
     finite, or no family of transformers or no layout fits the model.
     """
-    checkpoint = _held(checkpoint)
+    checkpoint = _storable(checkpoint)
     family, in_mxfp4 = nearest_family(checkpoint.config), False
     if family.stacked_experts:
         tensors, in_mxfp4 = with_stacked_experts(checkpoint, family)
@@ -135,7 +135,7 @@ def _dtype(checkpoint: Checkpoint, rule: Written | None) -> str:
     return checkpoint.tensors[EMBEDDING].dtype.name
 
 
-def _held(checkpoint: Checkpoint) -> Checkpoint:
+def _storable(checkpoint: Checkpoint) -> Checkpoint:
     """Drop the codes that no layout can hold, so that these weights are written as floats.
 
     These are the codes of embeddings, codes with minima, groups of one column, and GGUF files of several types.

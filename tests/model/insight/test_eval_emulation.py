@@ -265,7 +265,7 @@ def test_int8_is_for_what_is_in_int8():
         load_backend(checkpoint, RunOptions(backend="reference")).logits([1, 2, 3]),
     ]
     assert distance(rows[0].astype(np.float64), rows[1]) < 1e-5 < 1e-3 < distance(rows[1], rows[2])
-    with pytest.raises(ValueError, match="no matrix with activations for int8 to round"):
+    with pytest.raises(ValueError, match="int8"):
         roundings(quantized(checkpoint, "q4"), "int8")
 
 

@@ -110,7 +110,7 @@ def test_a_named_token_that_is_listed_as_not_special_is_a_control_token(tmp_path
 
 def test_an_id_that_the_next_token_would_not_have_is_refused(tmp_path):
     write(tmp_path, added_tokens={"<a>": 300})
-    with pytest.raises(CheckpointError, match='token "<a>" is stated to have id 300, but the next free id is 258'):
+    with pytest.raises(CheckpointError, match=r'"<a>".*\b300\b.*\b258\b'):
         load_tokenizer(tmp_path)
 
 
@@ -246,7 +246,7 @@ def test_a_byte_level_tokenizer_loses_its_prefix(tmp_path):
 
 def test_a_prefix_that_is_not_true_or_false_is_refused(tmp_path):
     config = {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": "no"}
-    with pytest.raises(CheckpointError, match='add_prefix_space is "no", not true or false'):
+    with pytest.raises(CheckpointError, match=r'add_prefix_space.*"no"'):
         load_tokenizer(spaced(tmp_path, "metaspace", **config))
 
 
