@@ -363,7 +363,7 @@ def test_how_it_changes_as_the_work_grows(tiny, tmp_path: Path, capsys):
     ("arguments", "words"),
     [
         (["--shape", "llama-9"], "unknown shape llama-9: expected one of stories-15m, "),
-        (["--context", "5000"], "5000 + 16 decoded tokens exceed the context of "),
+        (["--context", "5000"], r"5000 \+ 16 decoded tokens exceed the context of "),
         (["--kernels", "pallas"], "kernels pallas run on a GPU of compute capability 9.0"),
         (["nowhere.bin"], "nowhere.bin"),
         (["--json", "/nowhere/kept.json"], "/nowhere/kept.json"),

@@ -344,8 +344,8 @@ def test_what_other_programs_hold_of_a_gpu_is_not_free(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["--plan", "--device", "abacus"], 1, "no device named abacus: there are h200, "),
-        (["--plan", "--shape", "llama-9", "--device", "h200"], 1, "no shape named llama-9"),
+        (["--plan", "--device", "abacus"], 1, "unknown device abacus: expected one of h200, "),
+        (["--plan", "--shape", "llama-9", "--device", "h200"], 1, "unknown shape llama-9"),
         (["--plan", "--context", "5000", "--device", "h200"], 1, "context must be between 1 and the model's "),
         (["nowhere.bin", "--plan", "--device", "h200"], 1, "nowhere.bin"),
         (["stories", "--plan", "--shape", "llama-2-7b"], 2, "either MODEL or --shape"),
