@@ -46,6 +46,16 @@ def nearest(path: Path) -> Path | None:
     return next((path.with_name(name) for name in get_close_matches(path.name, names, 1, MIN_SIMILARITY)), None)
 
 
+def is_safetensors(file: MappedFile) -> bool:
+    """Tell a safetensors file from a llama2.c file.
+
+    At byte 8, a safetensors file has JSON, and a llama2.c file has a number of four bytes: the layers or the width. The
+    number may begin with the byte "{", as 123 and 379 do, but its last byte is 0, and JSON has no such byte.
+    """
+    start = file.bytes(8, 12)
+    return start.startswith(b"{") and b"\0" not in start
+
+
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """Open a GGUF or llama2.c file, Hugging Face's or Mistral's directory, or a .safetensors file next to its config.
 
@@ -82,10 +92,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
         return open_gguf(file)
     file = weights_file(path)
-    # A safetensors header begins at byte 8. If a llama2.c file has "{" (123) there, it has 123 layers, and byte 9 is 0.
-    brace, after = file.bytes(8, 10).ljust(2, b"\0")
-    is_safetensors = brace == ord("{") and after != 0
-    if not is_safetensors:
+    if not is_safetensors(file):
         return open_llama2c(file)
     named = f"{EMBEDDING}.weight" in read_header(file)
     return open_mistral(path.parent, file) if named else open_huggingface(path.parent, file)
