@@ -49,9 +49,9 @@ def test_what_is_measured_is_planned_with_and_what_cannot_be_is_refused():
 
     for name, words in {
         "bench of three": "4 heads cannot be cut into 3 equal parts: this model runs on 1, 2 or 4 devices",
-        "bench of many sequences": "--batch is not for several devices",
-        "alone": "--parallel context goes with --devices",
-        "growth": "--devices goes with the suites decode and collectives",
+        "bench of many sequences": "--batch does not work with --devices 2 or more",
+        "alone": "--parallel context needs --devices",
+        "growth": "--devices needs --suite decode or --suite collectives",
     }.items():
         assert ran[name]["code"] in (1, 2) and words in ran[name]["err"], name
         assert ran[name]["err"].count("\n") == 1 and not ran[name]["out"], name
