@@ -1,7 +1,7 @@
-"""The equation of each definition in MathML, which browsers typeset and screen readers read.
+"""The equation of each definition in MathML, which browsers typeset and screen readers read aloud.
 
-The letters are the ones in the definition's docstring. `row` reads words separated by spaces, and the functions below
-it build all other elements.
+The letters are the same as in the definition's docstring. `row` reads words that are separated by spaces, and the
+functions below it build all other elements.
 """
 
 from html import escape
@@ -12,7 +12,7 @@ SPACE = '<mspace width="0.2em"/>'
 
 
 def row(*parts: str) -> str:
-    """Put parts in a row. A part is a MathML element, or words with spaces between them; `a_b` is a with the index b.
+    """Put parts in a row. A part is a MathML element, or words with spaces between them. `a_b` is a with the index b.
 
     >>> row("y_i = 2")
     '<mrow><msub><mi>y</mi><mi>i</mi></msub><mo>=</mo><mn>2</mn></mrow>'
@@ -37,27 +37,27 @@ def _word(word: str) -> str:
 
 
 def fraction(top: str, bottom: str) -> str:
-    """Make a fraction."""
+    """Return the fraction `top` / `bottom`."""
     return f"<mfrac>{row(top)}{row(bottom)}</mfrac>"
 
 
 def root(*parts: str) -> str:
-    """Make a square root."""
+    """Return the square root of `parts`."""
     return f"<msqrt>{row(*parts)}</msqrt>"
 
 
 def power(base: str, exponent: str) -> str:
-    """Make a power."""
+    """Return `base` to the power `exponent`."""
     return f"<msup>{row(base)}{row(exponent)}</msup>"
 
 
 def under(operator: str, index: str) -> str:
-    """Make an operator such as a sum or a maximum, with its index below."""
+    """Return an operator such as a sum or a maximum, with its index below it."""
     return f'<munder><mo lspace="0.2em" rspace="0.2em">{operator}</mo>{row(index)}</munder>'
 
 
 def lines(*rows: str) -> str:
-    """Put formulas below each other."""
+    """Return formulas below each other."""
     return "".join(f'<math display="block">{equation}</math>' for equation in rows)
 
 

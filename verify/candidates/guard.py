@@ -73,9 +73,9 @@ class Guarded:
         return self.candidate.name
 
     def call(self, positional: dict[str, Any], keyword: dict[str, Any]) -> Outputs | Failure:
-        """Call the candidate, then check whether the candidate, or code before it, changed anything."""
+        """Call the candidate, then check whether it, or code that ran earlier, changed a definition or a bound."""
         outcome = self.candidate.call(positional, keyword)
         changed = changes(self.before)
         if not changed:
             return outcome
-        return Failure("definition", f"{', '.join(changed[:3])} was changed, but it judges the candidate")
+        return Failure("definition", f"{', '.join(changed[:3])} was changed, but it judges the candidate's results")

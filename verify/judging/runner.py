@@ -1,4 +1,7 @@
-"""The runner: draw, call, judge, and after a wrong result, search for the smallest draw that shows it."""
+"""Draw inputs, call a candidate and judge its results.
+
+After a wrong result, search for the smallest draw that shows it.
+"""
 
 import itertools
 import warnings
@@ -69,11 +72,11 @@ class Report:
 
 
 class _Wrong(Exception):
-    """A signal to Hypothesis that a draw is a counterexample."""
+    """Signals to Hypothesis that a draw is a counterexample."""
 
 
 class _StopDrawing(BaseException):
-    """A way out of Hypothesis, which would treat an Exception as a counterexample."""
+    """Ends a run of Hypothesis. It is not an Exception, because Hypothesis treats an Exception as a counterexample."""
 
 
 def verify(
@@ -201,7 +204,7 @@ class _Search:
         self._raise_fault()
 
     def _simplified(self, strategies: Mapping[str, st.SearchStrategy]) -> bool:
-        """Return whether a draw with one simpler value is wrong too; if so, it becomes the counterexample."""
+        """Replace the counterexample by a wrong draw with one simpler value. Return whether there is one."""
         before = self.smallest
         assert before is not None
         for draw in simpler(strategies, before.draw):
@@ -295,7 +298,7 @@ class _Search:
             return again
         kind, message, condition = smallest.finding
         if kind != NOT_TWICE:
-            message = f"right when called again with the same inputs; the first time: {kind}: {message}"
+            message = f"right in a second call with the same inputs; in the first call: {kind}: {message}"
         return replace(smallest, finding=Finding(NOT_TWICE, message, condition))
 
 
@@ -303,7 +306,7 @@ def _run(test: Callable[[], object]) -> None:
     """Run a test of Hypothesis, and pass on a SystemExit or KeyboardInterrupt that a signal handler raises.
 
     If the signal arrives inside Hypothesis, it sees an example that fails only once, or draws that differ from earlier
-    ones, and raises its own error instead.
+    examples, and raises its own error instead.
     """
     try:
         test()
@@ -328,6 +331,6 @@ def _ending(error: BaseException | None, seen: set[int]) -> BaseException | None
 
 
 def _weight(examination: Examination, contract: Contract) -> tuple[int, int]:
-    """Measure how much there is to read in a counterexample."""
+    """Measure how long a counterexample is to read."""
     numbers = [leaves(examination.draw[name]) for name in contract.shapes if name in examination.draw]
     return sum(sum(leaves) + len(leaves) for leaves in numbers), len(str(examination.draw))

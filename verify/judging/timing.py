@@ -44,7 +44,7 @@ class Timing:
     rounds: int  # planned; fewer run if the time ran out
 
     def lines(self) -> list[str]:
-        """Write a line for each candidate: median and range over rounds, and the ratio to the first."""
+        """Write a line for each candidate: median and range over rounds, and the ratio to the first candidate."""
         first, *rivals = self.seconds
         drawn = " ".join(f"{name}={value}".replace(" ", "") for name, value in self.draw.items())
         lines = [f"time          {self.op} {self.dtype}  {first}  {self._spread(first)}  for {drawn}"]
@@ -121,7 +121,7 @@ class _Turn:
         self._judged: dict[str, tuple[np.ndarray, ...]] = {}
 
     def check(self, results: Mapping[str, tuple[np.ndarray, ...]]) -> None:
-        """Judge results, unless their bits equal the last judged ones. Raises NoVerdict for a wrong result."""
+        """Judge results, unless their bits equal the last judged results. Raises NoVerdict for a wrong result."""
         unjudged = {
             name: arrays for name, arrays in results.items() if not _bits_equal(arrays, self._judged.get(name, ()))
         }

@@ -22,7 +22,7 @@ from llamaspec.verify.judging.examination import Examination
 from llamaspec.verify.judging.judge import Finding
 from llamaspec.verify.judging.runner import Report
 
-# Switches beyond Llama: the ones that `trace` supports, and all that we have bounds for.
+# Switches beyond Llama: first the switches that `trace` supports, then all for which we have bounds.
 TRACED = ("activation", "gated", "layer_norm", "parallel_residual", "head_qk_norm", "rotary_dim")
 BOUNDED = (*TRACED, "sinks", "expert_bias")
 PROMPT = 24  # tokens of the first chunk, if the context has room
@@ -248,12 +248,12 @@ def first_wrong(steps: list[OpError]) -> OpError | None:
 
 
 def report(steps: list[OpError], *, candidate: str, dtype: str, seed: int, seconds: float) -> Report:
-    """Report a walk like a contract: an example is one result of one op."""
+    """Make a report of a walk, in the form of a contract's report. An example is one result of one op."""
     wrong = first_wrong(steps)
     finding = None
     if wrong:
         times = f"{wrong.ratio:.3g} times its bound" if np.isfinite(wrong.ratio) else "not finite"
-        finding = Finding("value", f"{wrong.name} is the first out of bounds: off by {wrong.error:.3g}, {times}")
+        finding = Finding("value", f"{wrong.name} is the first op out of bounds: off by {wrong.error:.3g}, {times}")
     worst = max(step.ratio for step in steps)
     examination = Examination({}, worst, worst, finding)
     compared = sum(step.compared for step in steps)

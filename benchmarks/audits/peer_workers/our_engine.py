@@ -1,10 +1,10 @@
-"""llamaspec as `generate` runs it: the same session, with its bursts and the work of the host between them.
+"""Times llamaspec as `generate` runs it: with its session, its bursts, and the work of the host between bursts.
 
 python -m llamaspec.benchmarks.audits.peer_workers.our_engine MODEL float32|bfloat16|SCHEME|stored [CONTEXT]
 
-`stored` leaves weights as the file has them. Other dtypes are as `generate` would choose on the device.
-Answers requests on standard input (see the package). The answer to `{"read": tokens}` is the read bandwidth of this
-machine in bytes a second, and the bytes that a step reads after decoding `tokens` tokens.
+`stored` keeps weights in the dtypes of the file. All other dtypes are the ones that `generate` chooses on the device.
+The engine answers requests on standard input, as the package describes. It also answers `{"read": tokens}`, with the
+read bandwidth of this machine in bytes per second, and the bytes that a step reads after `tokens` decoded tokens.
 """
 
 import json

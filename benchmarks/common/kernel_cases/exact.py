@@ -32,8 +32,8 @@ from llamaspec.verify.bounds.running_error import (
 )
 from llamaspec.verify.bounds.running_error import rounded as rounded_by
 
-ROUNDING = 2.0**-8  # of bfloat16
-PARTS = 16  # the largest number of parts into which a product of several vectors cuts its columns, with a rounding
+ROUNDING = 2.0**-8  # relative rounding error of bfloat16
+PARTS = 16  # most parts into which a product of several vectors cuts its columns; each part adds one rounding
 KEYS = 64  # keys in a tile of attention, at least
 
 
