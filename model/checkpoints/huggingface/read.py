@@ -1,7 +1,8 @@
-"""Read Hugging Face's directories: config.json, generation_config.json, and weights in .safetensors files.
+"""Reads directories in Hugging Face's layout: config.json, generation_config.json, and weights in .safetensors files.
 
-Files that the user names, and config.json, may be symbolic links. The index, which is not trusted, names the shards:
-each must lie in the directory or, in snapshots/<revision> of a hub cache, link into its blobs.
+Files that the user names, and config.json, may be symbolic links. The index (model.safetensors.index.json) names the
+shards, but we do not trust the index: a shard must lie in the directory. In the Hub's cache, a shard in
+snapshots/<revision> may also be a link into the folder blobs.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,37 +29,38 @@ from llamaspec.model.tensors import weights as weights_of
 from llamaspec.reference.config import Config
 from llamaspec.reference.rope import interleaved_to_halves
 
-WRAPPERS = {"_orig_mod.": "torch.compile", "module.": "DistributedDataParallel"}  # that put a prefix before names
-COMPARED = 4 << 20  # bytes of two tensors compared at a time
+WRAPPERS = {"_orig_mod.": "torch.compile", "module.": "DistributedDataParallel"}  # prefix of names: who adds it
+COMPARED = 4 << 20  # number of bytes of two tensors that we compare at a time
 
 
 class Description(NamedTuple):
-    """A model as described by a file next to its weights."""
+    """The description of a model in the file `path` next to its weights, such as config.json."""
 
-    path: Path  # of the file
-    values: dict[str, Any]
+    path: Path
+    values: dict[str, Any]  # the keys and values of the file
     family: Family
-    stem: str = "model"  # of the names of the files of weights
+    stem: str = "model"  # files of weights have names that begin with this
     format: str = "safetensors"
 
 
 def open_huggingface(directory: Path, weights: MappedFile | None = None, *, tied: bool | None = None) -> Checkpoint:
-    """Open a directory, or only its file `weights`. Raises `CheckpointError`.
+    """Open a directory in Hugging Face's layout; with `weights`, read tensors only from this file of the directory.
 
-    `tied` replaces tie_word_embeddings of config.json.
+    `tied` overrides tie_word_embeddings of config.json. Raises `CheckpointError` if we cannot read the model.
     """
     path = directory / "config.json"
     with os_errors(directory):
         if not path.exists():
-            raise refused(weights.path if weights else directory, "no config.json is there")
+            what = "the folder of this file has no config.json" if weights else "has no config.json"
+            raise refused(weights.path if weights else directory, what)
     values = read_object(path) | ({} if tied is None else {"tie_word_embeddings": tied})
     return open_described(directory, weights, Description(path, values, family_of(Fields(values, path))))
 
 
 def open_described(directory: Path, weights: MappedFile | None, description: Description) -> Checkpoint:
-    """Open a directory, or only its file `weights`; `description` says which model these are.
+    """Open the model that `description` describes, with tensors from `weights`, or else from files of `directory`.
 
-    Raises `CheckpointError`.
+    Raises `CheckpointError` if we cannot read the model.
     """
     config_path, values, family, stem, form = description
     generation_path = directory / "generation_config.json"
@@ -109,18 +111,21 @@ def _tensor(place: tuple[MappedFile, HeaderEntry], weight: Weight, family: Famil
 
 
 def _in_float32(read: Callable[[], np.ndarray]) -> np.ndarray:
-    """Round a tensor that is stored in float64. A number that float32 cannot hold becomes infinite, and is refused."""
+    """Read a tensor in float64 and round it to float32.
+
+    A number that is too large for float32 becomes infinite, and readers refuse it later.
+    """
     with np.errstate(over="ignore"):
         return read().astype(np.float32)
 
 
 def _apart(path: str, config: Config, family: Family, located: Located) -> Located:
-    """Replace each fused matrix by its parts, which are consecutive rows of it."""
+    """Replace each fused matrix with its parts; each part has consecutive rows of the fused matrix."""
     apart = dict(located)
     for name, parts, rows in fused_rows(config, family.fused, family.names):
-        if place := apart.pop(f"{name}.weight", None):  # `_check_tensors` names it.
+        if place := apart.pop(f"{name}.weight", None):  # `_check_tensors` refuses a file that lacks the fused matrix.
             file, entry = place
-            pieces = taken_apart(path, f"{name}.weight", entry, rows, by="config.json makes")
+            pieces = taken_apart(path, f"{name}.weight", entry, rows, source="config.json")
             apart |= {f"{part}.weight": (file, piece) for part, piece in zip(parts, pieces, strict=True)}
     return apart
 
@@ -130,39 +135,41 @@ def _locate(file: MappedFile) -> Located:
 
 
 def _locate_all(directory: Path, stem: str) -> Located:
-    """Locate every tensor of a directory, in {stem}.safetensors if present, else in the shards of the index."""
+    """Locate the tensors of a directory: in {stem}.safetensors if it exists, else in the shards of the index."""
     single, index_path = directory / f"{stem}.safetensors", directory / f"{stem}.safetensors.index.json"
     with os_errors(directory):
         if single.is_symlink() or single.exists():
             return _locate(weights_file(single))
         if not index_path.exists():
             if shards := sorted(path.name for path in directory.glob(f"{stem}-*-of-*.safetensors"))[:2]:
-                here = f"shards are here, such as {shards[0]}, but not {index_path.name}, which says what is in them"
-                raise refused(directory, f"{here}: copy it from where the shards came from")
+                what = f"has shards, such as {shards[0]}, but not their index, {index_path.name}"
+                raise refused(directory, f"{what}: download the index from the place where you got the shards")
             has_pickles = any(directory.glob("*.bin")) or any(directory.glob("*.pth"))
-            hint = f"; .bin and .pth files, Python pickles, are never read: {TO_SAFETENSORS}" if has_pickles else ""
-            raise refused(directory, f"no {single.name} and no {index_path.name}{hint}")
+            hint = f"; we never read .bin and .pth files (Python pickles): {TO_SAFETENSORS}" if has_pickles else ""
+            raise refused(directory, f"has neither {single.name} nor {index_path.name}{hint}")
 
     weight_map = read_object(index_path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise refused(index_path, "lacks a weight_map")
+        raise refused(index_path, "lacks the key weight_map, or it is not an object with names of tensors")
     located: Located = {}
     shards = dict.fromkeys(_shard_name(index_path, *entry) for entry in weight_map.items())
-    paths = {shard: _shard_path(directory, index_path, shard) for shard in shards}  # before any is read
+    paths = {shard: _shard_path(directory, index_path, shard) for shard in shards}  # checked before we read any shard
     for shard, path in paths.items():
         for name, place in _locate(weights_file(path)).items():
-            if weight_map.get(name) != shard:  # no tensor is in two shards
-                raise refused(index_path, f"puts tensor {quoted(name)} in {short(weight_map.get(name))}, not {shard}")
+            if weight_map.get(name) != shard:  # so no tensor is in two shards
+                what = f"the index names {short(weight_map.get(name))} for it"
+                raise refused(index_path, f"tensor {quoted(name)} is in the shard {shard}, but {what}")
             located[name] = place
     for name, shard in weight_map.items():
         if name not in located:
-            raise refused(index_path, f"tensor {quoted(name)} is not in {shard}, where the index has it")
+            raise refused(index_path, f"tensor {quoted(name)} is not in the shard that the index names, {shard}")
     return located
 
 
 def _shard_name(index_path: Path, tensor: str, name: object) -> str:
     if not isinstance(name, str) or not name or name in (".", "..") or "/" in name or "\0" in name:
-        raise refused(index_path, f"puts tensor {quoted(tensor)} in {short(name)}, not in a file of this directory")
+        what = f"names {short(name)} as the shard of tensor {quoted(tensor)}"
+        raise refused(index_path, f"{what}, expected the name of a file in this directory")
     return name
 
 
@@ -170,21 +177,22 @@ def _shard_path(directory: Path, index_path: Path, name: str) -> Path:
     with os_errors(index_path):
         try:
             home, target = directory.resolve(), (directory / name).resolve()
-        except (RuntimeError, UnicodeError) as error:  # a loop of links; an invalid character
-            raise refused(index_path, f"names a shard {short(name)}, which is not a file of this directory") from error
+        except (RuntimeError, UnicodeError) as error:  # a loop of links, or an invalid character
+            raise refused(index_path, f"names the shard {short(name)}, which is no file of this directory") from error
         cached = home.parent.name == "snapshots" and target.parent == home.parent.parent / "blobs"
         if target.parent != home and not cached:
-            raise refused(index_path, f"names a shard {short(name)}, a link out of this directory")
+            raise refused(index_path, f"names the shard {short(name)}, which is a link out of this directory")
         if not target.exists():
-            raise refused(index_path, f"names a shard {short(name)}, which is missing")
+            raise refused(index_path, f"names the shard {short(name)}, which is missing")
     return directory / name
 
 
 def _check_number(path: str, config: Config, located: Located) -> None:
     heads = config.heads if config.head_qk_norm else 0  # each head has a norm
-    if config.layers * max(1, config.experts, heads) > len(located):  # checked before a name is made for each tensor
+    if config.layers * max(1, config.experts, heads) > len(located):  # checked before we make a name for each tensor
         per_layer = f"{heads} heads with norms" if heads else f"{config.experts} experts"
-        raise refused(path, f"{len(located)} tensors, too few for {config.layers} layers ({per_layer})")
+        what = f"too few for {config.layers} layers with {per_layer} each"
+        raise refused(path, f"has {len(located)} tensors, {what}")
 
 
 def _check_tensors(
@@ -198,34 +206,36 @@ def _check_tensors(
 ) -> None:
     """Raise `CheckpointError` unless `located` has exactly the `expected` tensors, with their shapes.
 
-    `by` is the name of the file that prescribes them, for messages.
+    `by` is the name of the file that determines the expected tensors, for error messages.
     """
     head, embedding = f"{names['head']}.weight", f"{names['embedding']}.weight"
     for name, shape in expected.items():
         if name not in located:
-            raise refused(path, f"lacks tensor {name}{_hint(name, head, located)}")
+            raise refused(path, f"lacks the tensor {name}{_hint(name, head, located)}")
         if located[name][1].shape != shape:
-            raise refused(path, f"{name} has shape {list(located[name][1].shape)}, but {by} makes it {list(shape)}")
+            what = f"expected {list(shape)} according to {by}"
+            raise refused(path, f"the tensor {name} has shape {list(located[name][1].shape)}, {what}")
         if (dtype := located[name][1].dtype.name) not in FLOATS:
-            raise refused(path, f"{name} holds {dtype}, which {by} has no quantization_config for")
+            what = f"expected floats, since {by} has no quantization_config for it"
+            raise refused(path, f"the tensor {name} has dtype {dtype}, {what}")
     for name in located:
-        # The first conversions of Llama 2 hold each layer's RoPE frequencies, which every reader computes itself.
+        # Early conversions of Llama 2 contain the RoPE frequencies of each layer; every reader computes them itself.
         if name not in expected and name != head and not name.endswith(".rotary_emb.inv_freq"):
-            raise refused(path, f"tensor {quoted(name)} is not part of a model with this {by}")
+            raise refused(path, f"tensor {quoted(name)} is unexpected: a model with this {by} does not have it")
     if config.tied and head in located and not _equal(located[head], located[embedding]):
-        # transformers 4 would take the embedding, transformers 5 the head.
+        # transformers 4 would use the embedding, transformers 5 the head.
         raise refused(path, f"tie_word_embeddings is true, but {head} differs from {embedding}")
 
 
 def _hint(missing: str, head: str, located: Located) -> str:
-    """Guess why a tensor is missing, for the end of an error message."""
+    """Return the end of an error message, which explains why the tensor `missing` may be missing; "" if unknown."""
     if missing == head:
-        return '; if the model shares it with the embedding, config.json needs "tie_word_embeddings": true'
+        return '; if the embedding is also the output matrix, config.json needs "tie_word_embeddings": true'
     for name in located:
         for prefix in WRAPPERS:
             if name.startswith(prefix):
-                by = f"the names begin with {prefix!r}, as {WRAPPERS[prefix]} saves them"
-                return f"; {by}: save the model without it"
+                what = f"the file's names have the prefix {prefix!r}, which {WRAPPERS[prefix]} adds"
+                return f"; {what}: save the model without {WRAPPERS[prefix]}"
     return ""
 
 
